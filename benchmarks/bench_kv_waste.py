@@ -23,8 +23,8 @@ from benchmarks.figures import report
 from benchmarks.workloads import mix1000
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, SamplingSpec, StopSpec
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.engine.request import EngineRequest, ModelLimits, SamplingSpec, StopSpec
+from headrace_backend.step.plan import StepPlan, StepResult
 
 CONTEXT = 4096
 

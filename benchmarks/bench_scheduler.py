@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import figures
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.requests import (
+from headrace_backend.engine.request import (
     AbortCause,
     EngineRequest,
     ModelLimits,
@@ -33,7 +33,7 @@ from headrace_backend.engine.requests import (
     Subscriber,
     TenantLimits,
 )
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 
 VOCAB_SIZE = 32_000
 PROMPT_TOKENS = 100

@@ -27,14 +27,14 @@ from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.load import load_model
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Schemes
-from headrace_backend.worker.device import choose_device, choose_dtype, prepare_torch
-from headrace_backend.worker.fitted_runner import make_runner
-from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
-from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, release_step
-from headrace_backend.worker.runner import CapturesGraphs, Runner
+from headrace_backend.worker.start_up.device import choose_device, choose_dtype, prepare_torch
+from headrace_backend.worker.start_up.fitted_runner import make_runner
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, Wish, make_step, release_step
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
+from headrace_backend.worker.step.runner import CapturesGraphs, Runner
 from headrace_kernels.attention.quantized_kv import is_quantized, scales_of
 from headrace_model_folder import ModelFolder
 

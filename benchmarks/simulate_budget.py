@@ -28,8 +28,8 @@ import numpy as np
 from benchmarks import figures, workloads
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, StopSpec, Subscriber
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.engine.request import EngineRequest, ModelLimits, StopSpec, Subscriber
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_kernels.attention.plan import gathering_pays
 
 _VOCAB_SIZE = 128_256

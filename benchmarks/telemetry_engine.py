@@ -21,10 +21,10 @@ import numpy as np
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.outbox import Outbox, RequestDone
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, Recording, StopSpec, Subscriber
+from headrace_backend.engine.request import EngineRequest, ModelLimits, Recording, StopSpec, Subscriber
+from headrace_backend.engine.requests.outbox import Outbox, RequestDone
 from headrace_backend.engine.step_log import StepLog
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_facts import facts
 
 VOCAB_SIZE = 32_000

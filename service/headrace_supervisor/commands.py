@@ -19,7 +19,7 @@ import pydantic
 from headrace_supervisor import config as configs
 from headrace_supervisor import doctor as health
 from headrace_supervisor import logs, supervisor
-from headrace_supervisor.bench_command import bench
+from headrace_supervisor.bench.command import bench
 from headrace_supervisor.options import GroupedCommand, given, settings_options
 from headrace_supervisor.quantize_command import quantize
 from headrace_supervisor.settings import ConfigError

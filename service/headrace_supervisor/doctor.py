@@ -27,10 +27,10 @@ import rich.table
 
 from headrace_model_folder.errors import InvalidModelFolder
 from headrace_model_folder.folder import ModelFolder
-from headrace_service.default_sampling import not_followed
+from headrace_service.text.default_sampling import not_followed
 from headrace_supervisor import config as configs
-from headrace_supervisor.address import AddressError, claimed
-from headrace_supervisor.model_launches import ModelLaunches
+from headrace_supervisor.models.model_launches import ModelLaunches
+from headrace_supervisor.processes.address import AddressError, claimed
 from headrace_supervisor.refusals import Refused
 from headrace_supervisor.repository import ModelRepository
 from headrace_supervisor.settings import ConfigError

@@ -20,11 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from headrace_backend.rank_board import RankBoard
-from headrace_backend.ring import RingDescriptors, RingReader, RingWriter
-from headrace_backend.step_plan import StepPlan, StepResult
-from headrace_backend.worker.lifetime import die_with_parent
-from headrace_backend.worker_messages import (
+from headrace_backend.step.messages import (
     LoadProgress,
     MemoryPlan,
     Notice,
@@ -35,6 +31,10 @@ from headrace_backend.worker_messages import (
     WorkerReady,
     encode_message,
 )
+from headrace_backend.step.plan import StepPlan, StepResult
+from headrace_backend.step.rank_board import RankBoard
+from headrace_backend.step.ring import RingDescriptors, RingReader, RingWriter
+from headrace_backend.worker.lifetime import die_with_parent
 
 VOCABULARY = 300
 # Ids from here on are ordinary; the rule never draws one below.

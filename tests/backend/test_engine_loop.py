@@ -17,11 +17,11 @@ import uvloop
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.outbox import Outbox, RequestDone
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, StopSpec, Subscriber
+from headrace_backend.engine.request import EngineRequest, ModelLimits, StopSpec, Subscriber
+from headrace_backend.engine.requests.outbox import Outbox, RequestDone
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.precise_timer import PreciseTimer
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 
 MS = 1_000_000
 STEP_NS = 8 * MS

@@ -11,10 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_backend.engine.answers import AttachSnapshot, OutputSnapshot
-from headrace_backend.engine.outbox import LogprobColumns, Outbox, OutputEnd, PromptLogprobs, RequestDone, Started
-from headrace_backend.engine.requests import EndReason
-from headrace_backend.server.log_replay import write_attached
-from headrace_backend.server.outgoing import merge_outbox, split_outbox, write_outbox
+from headrace_backend.engine.request import EndReason
+from headrace_backend.engine.requests.outbox import (
+    LogprobColumns,
+    Outbox,
+    OutputEnd,
+    PromptLogprobs,
+    RequestDone,
+    Started,
+)
+from headrace_backend.server.streams.log_replay import write_attached
+from headrace_backend.server.streams.outgoing import merge_outbox, split_outbox, write_outbox
 from headrace_protos.engine.v1 import engine_pb2
 
 # (handle, output, token, top entries or None for a token without log probabilities)

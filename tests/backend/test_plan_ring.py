@@ -12,10 +12,10 @@ from tests.backend.backend_harness import add_message, connected, running_backen
 from tests.backend.fake_worker import VOCABULARY, expected_tokens
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.plan_bytes import max_plan_bytes
-from headrace_backend.ring import RingWriter, create_ring
-from headrace_backend.server.worker_group import WorkerLaunch, plan_ring_bytes, result_ring_bytes
-from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS, StepResult
+from headrace_backend.server.workers.worker_group import WorkerLaunch, plan_ring_bytes, result_ring_bytes
+from headrace_backend.step.plan import MAX_PROMPT_LOGPROBS, StepResult
+from headrace_backend.step.plan_bytes import max_plan_bytes
+from headrace_backend.step.ring import RingWriter, create_ring
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request import limits
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from tests.backend.test_outgoing import add_logprobs, outbox_of, read_rows
 
-from headrace_backend.engine.outbox import LogprobColumns, Outbox, OutputEnd, PromptLogprobs, RequestDone
-from headrace_backend.engine.requests import EndReason
+from headrace_backend.engine.request import EndReason
+from headrace_backend.engine.requests.outbox import LogprobColumns, Outbox, OutputEnd, PromptLogprobs, RequestDone
 from headrace_backend.engine.step_log import RECORDS_EVERY_NS, StepLog
-from headrace_backend.server.outgoing import write_outbox
-from headrace_backend.server.service_stream import ServiceStream
-from headrace_backend.server.statuses import StreamEnded, ended, status_code
+from headrace_backend.server.streams.outgoing import write_outbox
+from headrace_backend.server.streams.service_stream import ServiceStream
+from headrace_backend.server.streams.statuses import StreamEnded, ended, status_code
 from headrace_protos.engine.v1 import engine_pb2
 
 

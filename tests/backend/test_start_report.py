@@ -13,10 +13,10 @@ import pytest
 import structlog
 from tests.backend.fake_worker import gpu_plan
 
-from headrace_backend.server import start_report
 from headrace_backend.server.logs import configure_logs, format_bytes, get_logger
-from headrace_backend.server.start_report import StartReport
-from headrace_backend.worker_messages import LoadProgress, MemoryPlan
+from headrace_backend.server.workers import start_report
+from headrace_backend.server.workers.start_report import StartReport
+from headrace_backend.step.messages import LoadProgress, MemoryPlan
 
 PLAN = gpu_plan(0, 40960, 16, is_measured=False)
 

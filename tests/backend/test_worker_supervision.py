@@ -17,12 +17,12 @@ from tests.support.descriptors import open_descriptors, settled_descriptors
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.answers import LossOutcome
-from headrace_backend.ring import create_ring
-from headrace_backend.server import worker_losses, worker_supervision
-from headrace_backend.server.worker_group import WorkerGroup, WorkerLaunch, WorkersLost
-from headrace_backend.server.worker_losses import WorkerLosses
-from headrace_backend.server.worker_process import RankDescriptors
-from headrace_backend.server.worker_supervision import WorkersGivenUp, WorkerSupervision, _Watchdog
+from headrace_backend.server.workers import worker_losses, worker_supervision
+from headrace_backend.server.workers.worker_group import WorkerGroup, WorkerLaunch, WorkersLost
+from headrace_backend.server.workers.worker_losses import WorkerLosses
+from headrace_backend.server.workers.worker_process import RankDescriptors
+from headrace_backend.server.workers.worker_supervision import WorkersGivenUp, WorkerSupervision, _Watchdog
+from headrace_backend.step.ring import create_ring
 
 # Does nothing with a worker's arguments.
 SLEEPS = ("/bin/sh", "-c", "exec sleep 60")

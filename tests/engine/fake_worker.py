@@ -18,9 +18,9 @@ from collections import deque
 
 import numpy as np
 
-from headrace_backend.engine.requests import EngineRequest
-from headrace_backend.plan_bytes import table_bytes
-from headrace_backend.step_plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS, RowAdmission, StepPlan, StepResult
+from headrace_backend.engine.request import EngineRequest
+from headrace_backend.step.plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS, RowAdmission, StepPlan, StepResult
+from headrace_backend.step.plan_bytes import table_bytes
 
 VOCAB_SIZE = 24
 _EMPTY_SLOT = -1

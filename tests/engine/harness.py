@@ -13,7 +13,8 @@ from tests.engine.fake_worker import VOCAB_SIZE, FakeWorker
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.outbox import (
+from headrace_backend.engine.request import EngineRequest, ModelLimits, SamplingSpec, StopSpec, Subscriber
+from headrace_backend.engine.requests.outbox import (
     Event,
     LogprobColumns,
     OutputEnd,
@@ -22,8 +23,7 @@ from headrace_backend.engine.outbox import (
     Resumed,
     Started,
 )
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, SamplingSpec, StopSpec, Subscriber
-from headrace_backend.plan_bytes import columns_bytes, max_plan_bytes
+from headrace_backend.step.plan_bytes import columns_bytes, max_plan_bytes
 
 # Events that come before the tokens of their outbox.
 PRECEDING = (Started, PromptLogprobs)

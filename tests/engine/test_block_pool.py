@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_backend.engine.block_pool import BlockPool
+from headrace_backend.engine.cache.block_pool import BlockPool
 
 
 def key(number: int) -> bytes:

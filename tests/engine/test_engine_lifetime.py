@@ -8,8 +8,8 @@ from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, request
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.requests import AbortCause, EndReason, RequestState
-from headrace_backend.step_plan import StepResult
+from headrace_backend.engine.request import AbortCause, EndReason, RequestState
+from headrace_backend.step.plan import StepResult
 
 
 def refused(harness: Harness, code: RefusalCode, **changes: object) -> RequestRefused:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
 
-from headrace_backend.engine.requests import AbortCause, EngineRequest
+from headrace_backend.engine.request import AbortCause, EngineRequest
 
 MS = 1_000_000
 STEP_NS = 5 * MS

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
 
-from headrace_backend.engine.isolation import GUILTY
-from headrace_backend.engine.requests import AbortCause, EndReason, EngineRequest
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.engine.request import AbortCause, EndReason, EngineRequest
+from headrace_backend.engine.scheduling.isolation import GUILTY
+from headrace_backend.step.plan import StepPlan
 
 
 @dataclasses.dataclass(frozen=True)

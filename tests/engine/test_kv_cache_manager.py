@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.engine.harness import request
 
-from headrace_backend.engine.kv_cache_manager import KVCacheManager
-from headrace_backend.engine.ledger import Ledger
-from headrace_backend.engine.prefix_keys import PrefixKeys
-from headrace_backend.engine.requests import EngineRequest
-from headrace_backend.engine.sequence import LiveRequest, Sequence
-from headrace_backend.engine.tenant_account import TenantAccount
-from headrace_backend.engine.token_log import OutputLog
+from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager
+from headrace_backend.engine.cache.prefix_keys import PrefixKeys
+from headrace_backend.engine.limits.tenant_account import TenantAccount
+from headrace_backend.engine.request import EngineRequest
+from headrace_backend.engine.requests.ledger import Ledger
+from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.requests.token_log import OutputLog
 
 
 def sequences(spec: EngineRequest) -> list[Sequence]:

@@ -13,8 +13,8 @@ from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.requests import EndReason, EngineRequest, TenantLimits
-from headrace_backend.engine.tenant_account import TenantAccount
+from headrace_backend.engine.limits.tenant_account import TenantAccount
+from headrace_backend.engine.request import EndReason, EngineRequest, TenantLimits
 
 HALF = TenantLimits(kv_cache_share=0.5)
 

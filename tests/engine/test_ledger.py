@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_backend.engine.ledger import Ledger, Phase
+from headrace_backend.engine.requests.ledger import Ledger, Phase
 
 
 def test_ordinary_way() -> None:

@@ -14,10 +14,10 @@ from tests.engine.harness import Harness, config, request
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.plan_builder import most_admission_bytes
-from headrace_backend.engine.requests import EndReason, EngineRequest, ModelLimits, Subscriber
-from headrace_backend.plan_bytes import columns_bytes, largest_admission_bytes, max_plan_bytes
-from headrace_backend.step_plan import StepPlan, StepResult, admission_bytes
+from headrace_backend.engine.request import EndReason, EngineRequest, ModelLimits, Subscriber
+from headrace_backend.engine.scheduling.plan_builder import most_admission_bytes
+from headrace_backend.step.plan import StepPlan, StepResult, admission_bytes
+from headrace_backend.step.plan_bytes import columns_bytes, largest_admission_bytes, max_plan_bytes
 from headrace_request import limits
 
 MIB = 1 << 20

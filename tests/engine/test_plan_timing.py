@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from headrace_backend.engine.plan_timing import PlanTiming, RecentLimit
+from headrace_backend.engine.scheduling.plan_timing import PlanTiming, RecentLimit
 
 US, MS = 1_000, 1_000_000
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace_backend.engine.prefix_keys import PrefixKeys
+from headrace_backend.engine.cache.prefix_keys import PrefixKeys
 
 
 def test_keys_depend_on_tenant_salt_parent_and_tokens() -> None:

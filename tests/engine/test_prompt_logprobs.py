@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_prompt, expected_tokens
 from tests.engine.harness import Harness, Reader, logprob_entries, request
 
-from headrace_backend.engine import plan_builder
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.outbox import PromptLogprobs, Started
-from headrace_backend.engine.requests import EndReason, Subscriber
+from headrace_backend.engine.request import EndReason, Subscriber
+from headrace_backend.engine.requests.outbox import PromptLogprobs, Started
+from headrace_backend.engine.scheduling import plan_builder
 
 asked = st.tuples(
     st.integers(1, 70),  # prompt tokens

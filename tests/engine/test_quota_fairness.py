@@ -17,8 +17,8 @@ import numpy as np
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.errors import RequestRefused
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, StopSpec, Subscriber, TenantLimits
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.engine.request import EngineRequest, ModelLimits, StopSpec, Subscriber, TenantLimits
+from headrace_backend.step.plan import StepPlan, StepResult
 
 NO_LIMITS = TenantLimits()
 # A step of 32 decodes takes 6 ms, one of 512 tokens 15 ms: 5,700 output tokens a second at most.

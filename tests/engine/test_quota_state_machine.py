@@ -14,8 +14,8 @@ from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.requests import AbortCause, EngineRequest, Subscriber, TenantLimits
-from headrace_backend.engine.tenant_account import MINUTE_NS
+from headrace_backend.engine.limits.tenant_account import MINUTE_NS
+from headrace_backend.engine.request import AbortCause, EngineRequest, Subscriber, TenantLimits
 
 NUM_BLOCKS = 16
 # Of the last one the limits change; the books that the test keeps are those of the others.

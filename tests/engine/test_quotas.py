@@ -8,8 +8,8 @@ import pytest
 from tests.engine.harness import Harness, Reader, request
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.requests import AbortCause, EngineRequest, Subscriber, TenantLimits
-from headrace_backend.engine.tenant_account import MINUTE_NS, TenantAccount
+from headrace_backend.engine.limits.tenant_account import MINUTE_NS, TenantAccount
+from headrace_backend.engine.request import AbortCause, EngineRequest, Subscriber, TenantLimits
 
 SECOND_NS = 1_000_000_000
 OTHER_STREAM = 2

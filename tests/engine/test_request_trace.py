@@ -13,9 +13,9 @@ import pytest
 from hypothesis import strategies as st
 from tests.engine.harness import Harness, Reader, request
 
-from headrace_backend.engine.requests import AbortCause, EngineRequest, Recording
+from headrace_backend.engine.request import AbortCause, EngineRequest, Recording
 from headrace_backend.engine.step_log import MAX_RECORDS, StepLog
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_facts import facts, step_records, token_steps
 from headrace_facts.step_records import StepFlag
 

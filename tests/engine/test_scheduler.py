@@ -6,8 +6,8 @@ import pytest
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, request
 
-from headrace_backend.engine.requests import AbortCause
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.engine.request import AbortCause
+from headrace_backend.step.plan import StepPlan
 
 
 def next_plan(harness: Harness) -> StepPlan:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
 
-from headrace_backend.engine import prefix_followers
-from headrace_backend.engine.requests import AbortCause, EndReason, EngineRequest
+from headrace_backend.engine.request import AbortCause, EndReason, EngineRequest
+from headrace_backend.engine.scheduling import prefix_followers
 
 
 def prompt(shared: int, own: int, number: int = 0) -> list[int]:

@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from headrace_backend.engine.step_time import StepLoad, StepTimeModel
+from headrace_backend.engine.scheduling.step_time import StepLoad, StepTimeModel
 
 Device = Callable[[StepLoad], float]
 

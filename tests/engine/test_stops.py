@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_backend.engine.stops import StopAutomaton, StopWatch
+from headrace_backend.engine.requests.stops import StopAutomaton, StopWatch
 
 
 def first_end(text: bytes, strings: tuple[bytes, ...]) -> tuple[int, int] | None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, request
 
-from headrace_backend.engine import token_budget
-from headrace_backend.engine.step_time import StepLoad, StepTimeModel
-from headrace_backend.engine.token_budget import StepLimits, TokenBudget
+from headrace_backend.engine.scheduling import token_budget
+from headrace_backend.engine.scheduling.step_time import StepLoad, StepTimeModel
+from headrace_backend.engine.scheduling.token_budget import StepLimits, TokenBudget
 
 MODEL = StepTimeModel()
 MAX_TOKENS = 8192

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.harness import request
 
-from headrace_backend.engine.ledger import Ledger
-from headrace_backend.engine.sequence import LiveRequest, Sequence
-from headrace_backend.engine.tenant_account import TenantAccount
-from headrace_backend.engine.token_log import OutputLog
-from headrace_backend.engine.waiting_queue import WaitingQueue
+from headrace_backend.engine.limits.tenant_account import TenantAccount
+from headrace_backend.engine.requests.ledger import Ledger
+from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.requests.token_log import OutputLog
+from headrace_backend.engine.scheduling.waiting_queue import WaitingQueue
 
 ACCOUNT = TenantAccount("")
 

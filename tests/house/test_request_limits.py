@@ -17,9 +17,9 @@ import pytest
 from headrace.v1.generation_pb2 import GenerationSpec
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.errors import RequestRefused
-from headrace_backend.engine.requests import ModelLimits
-from headrace_backend.engine.validation import RequestValidator
-from headrace_backend.server.incoming import read_add
+from headrace_backend.engine.limits.validation import RequestValidator
+from headrace_backend.engine.request import ModelLimits
+from headrace_backend.server.streams.incoming import read_add
 from headrace_protos.engine.v1.engine_pb2 import AddRequest, EmittedTokens
 from headrace_request import limits
 from headrace_service import validation

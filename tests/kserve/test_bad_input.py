@@ -18,7 +18,7 @@ from tests.kserve.wire import Wire, add, numbers_of, raw_strings, request, strea
 from tests.service.harness import ANSWER, Running, running_service
 
 from headrace_protos.inference import grpc_service_pb2 as pb
-from headrace_service.kserve import strict_json
+from headrace_service.kserve.language_models import strict_json
 
 ONE = [1, 1]
 

@@ -24,12 +24,12 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.rendezvous import Seat
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
-from headrace_backend.worker.fitted_runner import make_runner
-from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
-from headrace_backend.worker.runner import CapturesGraphs, Runner
+from headrace_backend.worker.start_up.fitted_runner import make_runner
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
+from headrace_backend.worker.step.runner import CapturesGraphs, Runner
 from headrace_model_folder import ModelFolder
 
 MAX_MODEL_LEN = 256

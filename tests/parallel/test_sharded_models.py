@@ -17,7 +17,7 @@ from tests.support.rank_threads import ThreadCollectives, on_ranks
 from tests.worker.driver import BLOCK_SIZE, Entry, admission, execute, id_bytes, make_runner, step
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Scheme
 from headrace_kernels.low_bit.block_weight import BlockKind

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from headrace_model_folder.token_table import parse_token_table
-from headrace_service.detokenizer import MAX_HELD_BYTE_TOKENS, IncrementalDetokenizer, PieceTable, StandingText
-from headrace_service.text_model import piece_table
+from headrace_service.text.detokenizer import MAX_HELD_BYTE_TOKENS, IncrementalDetokenizer, PieceTable, StandingText
+from headrace_service.text.text_model import piece_table
 
 _SPACE_BACK = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
 _FALLBACK, _FUSE = {"type": "ByteFallback"}, {"type": "Fuse"}

@@ -16,10 +16,11 @@ import pytest
 import pytest_asyncio
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from headrace_service import chat_template, errors
-from headrace_service.chat_template import ChatTemplateRenderer
+from headrace_service import errors
 from headrace_service.errors import ServiceError
-from headrace_service.template_worker import compile_template
+from headrace_service.text import chat_template
+from headrace_service.text.chat_template import ChatTemplateRenderer
+from headrace_service.text.template_worker import compile_template
 
 PLAIN = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": " yes "}]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_service.detokenizer import IncrementalDetokenizer, PieceTable
+from headrace_service.text.detokenizer import IncrementalDetokenizer, PieceTable
 
 # Every byte by itself, whole characters, halves of characters, bytes that no UTF-8 has, nothing at
 # all.

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.v1 import generation_pb2, inference_pb2
-from headrace_service import event_wire
-from headrace_service.wires import TokenLogprobs
+from headrace_service.api import event_wire
+from headrace_service.streams.wires import TokenLogprobs
 
 _UINT32 = st.integers(0, (1 << 32) - 1)
 

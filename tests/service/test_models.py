@@ -32,9 +32,9 @@ from tests.service.harness import (
 
 from headrace.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_protos.control.v1 import control_pb2
-from headrace_service import text_loader
 from headrace_service.config import ServiceConfig
 from headrace_service.server import Service
+from headrace_service.text import text_loader
 
 READY, LOADING = control_pb2.BACKEND_STATE_READY, control_pb2.BACKEND_STATE_LOADING
 UNLOADING, UNLOADED = control_pb2.BACKEND_STATE_UNLOADING, control_pb2.BACKEND_STATE_UNLOADED

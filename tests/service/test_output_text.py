@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service.detokenizer import PieceTable
-from headrace_service.output_text import OutputText
-from headrace_service.render_state import RenderState
-from headrace_service.wires import EventWire
+from headrace_service.streams.output_text import OutputText
+from headrace_service.streams.render_state import RenderState
+from headrace_service.streams.wires import EventWire
+from headrace_service.text.detokenizer import PieceTable
 
 # A word, and byte tokens of which the last is in no character.
 _TABLE = PieceTable([b" word", b"A", b"B", b"\xff"], (), False, 4, fallback_ids={1, 2, 3})

@@ -25,9 +25,9 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_nothing_of_the_service_imports_torch() -> None:
-    modules = sorted(
-        path.stem for path in (_ROOT / "service" / "headrace_service").glob("*.py") if path.stem != "__main__"
-    )
+    folder = _ROOT / "service" / "headrace_service"
+    paths = (path.relative_to(folder) for path in folder.rglob("*.py") if not path.stem.startswith("__"))
+    modules = sorted(".".join(path.with_suffix("").parts) for path in paths)
     code = f"""
 import importlib, sys
 for name in {modules!r}: importlib.import_module("headrace_service." + name)

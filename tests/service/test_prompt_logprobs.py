@@ -15,7 +15,7 @@ from tests.service.harness import ANSWER, Running, events_of, kinds_of, running_
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service.session_batch import SessionBatch, SessionWire
+from headrace_service.api.session_batch import SessionBatch, SessionWire
 
 Spec = generation_pb2.GenerationSpec
 TEXT = "the quick brown fox jumps over the lazy dog"

@@ -25,8 +25,8 @@ from tests.service.harness import engine_model, events_of, heap_left_alone, ids_
 
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_protos.control.v1 import control_pb2
-from headrace_service import replicas
 from headrace_service.config import ServiceConfig
+from headrace_service.engines import replicas
 from headrace_service.server import Service
 
 TOKENS = [10, 11, 12]

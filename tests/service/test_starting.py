@@ -22,7 +22,7 @@ from headrace.v1 import inference_pb2, inference_pb2_grpc
 from headrace_protos.inference import grpc_service_pb2 as kserve
 from headrace_service.config import ServiceConfig
 from headrace_service.server import Service
-from headrace_service.text_loader import TextLoader
+from headrace_service.text.text_loader import TextLoader
 
 NOT_SERVING, SERVING = health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING
 

@@ -13,7 +13,7 @@ import pytest_asyncio
 from tests.service.fake_engine import FakeEngine
 
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_supervisor import engine_probe
+from headrace_supervisor.processes import engine_probe
 
 CONNECT = "/headrace_engine.v1.EngineService/Connect"
 

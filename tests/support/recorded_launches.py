@@ -36,14 +36,14 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import Collectives, PieceRule
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
-from headrace_backend.worker.gpu_runner import GpuRunner
-from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
-from headrace_backend.worker.made_up_steps import BlockPool
-from headrace_backend.worker.profile_step import run_steps
-from headrace_backend.worker.sampler import Sampler
-from headrace_backend.worker.step_buffers import StepLimits
-from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
-from headrace_backend.worker.warm_up import gpu_steps, warm_up
+from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.start_up.profile_step import run_steps
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool
+from headrace_backend.worker.start_up.warm_up import gpu_steps, warm_up
+from headrace_backend.worker.step.buffers import StepLimits
+from headrace_backend.worker.step.gpu_runner import GpuRunner
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
+from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 from headrace_kernels import card, triton_runtime
 from headrace_kernels.attention import paged
 from headrace_kernels.low_bit import fp8_activations

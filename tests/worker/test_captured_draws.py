@@ -27,13 +27,13 @@ from tests.worker.test_gpu_runner import PROMPTS, cpu_runner, wishful_plans
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.weights.placement import ALONE, Shard
-from headrace_backend.worker.gpu_runner import GpuRunner
-from headrace_backend.worker.kv_caches import allocate_kv_caches
-from headrace_backend.worker.sampler import Sampler
-from headrace_backend.worker.step_buffers import StepLimits
-from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
+from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.step.buffers import StepLimits
+from headrace_backend.worker.step.gpu_runner import GpuRunner
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches
+from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 from headrace_model_folder import ModelFolder
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tests.worker.driver import BLOCK_SIZE, Entry, admission, step
 
 from headrace_backend.layers.step_metadata import StepMetadata
-from headrace_backend.worker.gpu_runner import GpuRunner
-from headrace_backend.worker.kv_caches import allocate_kv_caches
-from headrace_backend.worker.launch_times import DeviceClock, least_times_ms
-from headrace_backend.worker.sampler import Sampler
-from headrace_backend.worker.step_buffers import StepLimits
-from headrace_backend.worker.step_graphs import StepGraphs
-from headrace_backend.worker.step_shape import AttentionSizes, StepShape, captured_shapes, undominated
+from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.step.buffers import StepLimits
+from headrace_backend.worker.step.gpu_runner import GpuRunner
+from headrace_backend.worker.step.graphs import StepGraphs
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches
+from headrace_backend.worker.step.launch_times import DeviceClock, least_times_ms
+from headrace_backend.worker.step.shape import AttentionSizes, StepShape, captured_shapes, undominated
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
 SIZES = AttentionSizes(num_heads=8, num_kv_heads=2, tile_tokens=32)

@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
-from headrace_backend.worker import ceilings
-from headrace_backend.worker.ceilings import Rates, measured_rates
+from headrace_backend.worker.start_up import ceilings
+from headrace_backend.worker.start_up.ceilings import Rates, measured_rates
 
 CPU = torch.device("cpu")
 

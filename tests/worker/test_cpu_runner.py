@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.worker.driver import BLOCK_SIZE, NUM_ROWS, Entry, admission, execute, id_bytes, make_runner, step
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.step_plan import StepPlan
-from headrace_backend.worker.cpu_runner import CpuRunner
+from headrace_backend.step.plan import StepPlan
+from headrace_backend.worker.step.cpu_runner import CpuRunner
 
 PROMPT = [int(x) for x in np.random.default_rng(0).integers(3, 97, 50)]
 OTHER = [int(x) for x in np.random.default_rng(1).integers(3, 97, 21)]

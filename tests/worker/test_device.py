@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace_backend.worker import device as devices
-from headrace_backend.worker.device import Card, NoCuda, choose_device, explain, unmeasured, why_too_old
 from headrace_backend.worker.errors import StartRefused
-from headrace_backend.worker.memory_plan import free_memory_bytes
+from headrace_backend.worker.start_up import device as devices
+from headrace_backend.worker.start_up.device import Card, NoCuda, choose_device, explain, unmeasured, why_too_old
+from headrace_backend.worker.start_up.memory_plan import free_memory_bytes
 
 
 @pytest.mark.parametrize(

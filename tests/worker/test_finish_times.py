@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace_backend.worker.finish_times import FinishTimes
-from headrace_backend.worker.host_copy import HostCopy
+from headrace_backend.worker.step.finish_times import FinishTimes
+from headrace_backend.worker.step.host_copy import HostCopy
 
 MS = 1_000_000
 

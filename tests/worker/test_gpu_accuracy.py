@@ -13,11 +13,11 @@ import torch
 from tests.support.model_builds import load_model
 from tests.worker.driver import BLOCK_SIZE, Entry, admission, execute, step
 
-from headrace_backend.worker.gpu_runner import GpuRunner
-from headrace_backend.worker.kv_caches import allocate_kv_caches
-from headrace_backend.worker.sampler import Sampler
-from headrace_backend.worker.step_buffers import StepLimits
-from headrace_backend.worker.step_shape import AttentionSizes
+from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.step.buffers import StepLimits
+from headrace_backend.worker.step.gpu_runner import GpuRunner
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches
+from headrace_backend.worker.step.shape import AttentionSizes
 from headrace_model_folder import ModelFolder
 
 pytestmark = [

@@ -26,14 +26,14 @@ from tests.worker.driver import (
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import Collectives, PendingSum, PieceRule
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.placement import Shard
-from headrace_backend.worker.cpu_runner import CpuRunner
-from headrace_backend.worker.gpu_runner import GpuRunner
-from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
-from headrace_backend.worker.sampler import Sampler
-from headrace_backend.worker.step_buffers import StepLimits
-from headrace_backend.worker.step_shape import AttentionSizes, StepShape, captured_shapes
+from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.step.buffers import StepLimits
+from headrace_backend.worker.step.cpu_runner import CpuRunner
+from headrace_backend.worker.step.gpu_runner import GpuRunner
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
+from headrace_backend.worker.step.shape import AttentionSizes, StepShape, captured_shapes
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
 PROMPTS = [[int(x) for x in np.random.default_rng(row).integers(3, 97, 5 + 7 * row)] for row in range(5)]
@@ -170,7 +170,7 @@ def test_steps_in_two_pieces_draw_the_same(
 def test_a_last_layer_of_sampled_tokens_alone_draws_the_same(
     model: CausalLM, device: str, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace_backend.worker.gpu_runner._LAST_ROWS", 2)
+    monkeypatch.setattr("headrace_backend.worker.step.gpu_runner._LAST_ROWS", 2)
     asked: list[torch.Tensor | None] = []
     wanted = GpuRunner._wanted
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_backend import device_defaults
-from headrace_backend.step_plan import StepPlan
-from headrace_backend.worker import launch_bound
-from headrace_backend.worker.launch_bound import host_share, launch_bound_sizes, tried_sizes
-from headrace_backend.worker.made_up_steps import BlockPool
+from headrace_backend.step.plan import StepPlan
+from headrace_backend.worker.start_up import launch_bound
+from headrace_backend.worker.start_up.launch_bound import host_share, launch_bound_sizes, tried_sizes
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool
 
 SIZES = device_defaults.long_graph_sizes(8192)
 

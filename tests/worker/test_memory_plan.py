@@ -15,11 +15,10 @@ from tests.support.demo_config import demo_config
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.load import WeightMemory
-from headrace_backend.server.start_report import StartReport
-from headrace_backend.worker.device import choose_device, choose_dtype
+from headrace_backend.server.workers.start_report import StartReport
 from headrace_backend.worker.errors import DoesNotFit, StartRefused
-from headrace_backend.worker.kv_caches import allocate_kv_caches, cache_bytes, kv_type
-from headrace_backend.worker.memory_plan import (
+from headrace_backend.worker.start_up.device import choose_device, choose_dtype
+from headrace_backend.worker.start_up.memory_plan import (
     ModelMemory,
     Room,
     free_memory_bytes,
@@ -28,8 +27,9 @@ from headrace_backend.worker.memory_plan import (
     plan_estimate,
     plan_memory,
 )
-from headrace_backend.worker.profile_step import Profile
-from headrace_backend.worker.start_up import checked_max_model_len
+from headrace_backend.worker.start_up.profile_step import Profile
+from headrace_backend.worker.start_up.start import checked_max_model_len
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, cache_bytes, kv_type
 from headrace_model_folder import ModelFolder
 
 CPU = torch.device("cpu")

@@ -13,24 +13,24 @@ from hypothesis import strategies as st
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import Collectives
-from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS, StepPlan
+from headrace_backend.step.messages import LoadProgress, MemoryPlan
+from headrace_backend.step.plan import MAX_PROMPT_LOGPROBS, StepPlan
 from headrace_backend.weights.placement import Shard
-from headrace_backend.worker import fitted_runner
 from headrace_backend.worker.errors import DoesNotFit, StartRefused
-from headrace_backend.worker.fitted_runner import make_runner
-from headrace_backend.worker.gpu_runner import GpuRunner
-from headrace_backend.worker.kv_caches import allocate_kv_caches, cache_bytes, kv_type
-from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, next_step
-from headrace_backend.worker.memory_plan import ModelMemory, Room
-from headrace_backend.worker.phases import Phases
-from headrace_backend.worker.profile_step import largest_steps, measure_steps, run_steps
-from headrace_backend.worker.ranks import RankPlace
-from headrace_backend.worker.runner import Runner
-from headrace_backend.worker.sampler import Sampler
-from headrace_backend.worker.step_buffers import StepLimits
-from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
-from headrace_backend.worker.warm_up import gpu_steps, short_steps, warm_up
-from headrace_backend.worker_messages import LoadProgress, MemoryPlan
+from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.start_up import fitted_runner
+from headrace_backend.worker.start_up.fitted_runner import make_runner
+from headrace_backend.worker.start_up.memory_plan import ModelMemory, Room
+from headrace_backend.worker.start_up.phases import Phases
+from headrace_backend.worker.start_up.profile_step import largest_steps, measure_steps, run_steps
+from headrace_backend.worker.start_up.ranks import RankPlace
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, Wish, make_step, next_step
+from headrace_backend.worker.start_up.warm_up import gpu_steps, short_steps, warm_up
+from headrace_backend.worker.step.buffers import StepLimits
+from headrace_backend.worker.step.gpu_runner import GpuRunner
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, cache_bytes, kv_type
+from headrace_backend.worker.step.runner import Runner
+from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 from headrace_kernels import triton_runtime
 from headrace_kernels.attention.quantized_kv import restored_blocks, scales_of, tiles_of
 from headrace_kernels.low_bit.linear import WARM_ROWS

@@ -28,15 +28,16 @@ from tests.worker.driver import (
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.step_plan import StepPlan, StepResult
-from headrace_backend.worker import fitted_runner, prompt_logprobs
-from headrace_backend.worker.gpu_runner import GpuRunner
-from headrace_backend.worker.kv_caches import allocate_kv_caches
-from headrace_backend.worker.runner import Runner
-from headrace_backend.worker.sampler import Sampler
-from headrace_backend.worker.step_buffers import StepLimits
-from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
-from headrace_backend.worker.warm_up import warm_up
+from headrace_backend.step.plan import StepPlan, StepResult
+from headrace_backend.worker.sampling import prompt_logprobs
+from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.start_up import fitted_runner
+from headrace_backend.worker.start_up.warm_up import warm_up
+from headrace_backend.worker.step.buffers import StepLimits
+from headrace_backend.worker.step.gpu_runner import GpuRunner
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches
+from headrace_backend.worker.step.runner import Runner
+from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 from headrace_kernels.triton_runtime import INTERPRETED, compilation_count, forced
 
 # fp32 on both sides; sums in another order.

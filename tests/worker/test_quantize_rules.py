@@ -17,7 +17,7 @@ from tests.support.running_server import DEMO
 
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
-from headrace_backend.worker.quantized import without_products
+from headrace_backend.worker.start_up.quantized import without_products
 from headrace_kernels.low_bit.quantized_weight import QuantKind
 from headrace_model_folder import FolderQuantization, LayerFormat, Layout, ModelConfig, ModelFolder
 from headrace_model_folder.safetensors_header import Nf4State, TensorRecord

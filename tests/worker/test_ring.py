@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.descriptors import open_descriptors, settled_descriptors
 
-from headrace_backend.ring import RingCorrupt, RingDescriptors, RingFull, RingReader, RingWriter, create_ring
+from headrace_backend.step.ring import RingCorrupt, RingDescriptors, RingFull, RingReader, RingWriter, create_ring
 
 PAGE = 4096
 
@@ -23,7 +23,7 @@ PAGE = 4096
 # `sys.argv[2]`, ends at kind 0.
 ECHO = """
 import sys
-from headrace_backend.ring import RingDescriptors, RingReader, RingWriter
+from headrace_backend.step.ring import RingDescriptors, RingReader, RingWriter
 memory, data, space, index = map(int, sys.argv[1].split(","))
 reader = RingReader(memory, data, space, index)
 memory, data, space = map(int, sys.argv[2].split(","))

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worker.driver import NUM_ROWS, admission, column, id_bytes
 
-from headrace_backend.step_plan import RowAdmission, SamplePlan, StepResult
-from headrace_backend.worker.sampler import Sampler
+from headrace_backend.step.plan import RowAdmission, SamplePlan, StepResult
+from headrace_backend.worker.sampling.sampler import Sampler
 
 VOCAB = 30
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worker.driver import NUM_ROWS, admission, column, id_bytes
 
-from headrace_backend.step_plan import RowAdmission, SamplePlan, StepResult
-from headrace_backend.worker.sampler import SampledTokens, Sampler
+from headrace_backend.step.plan import RowAdmission, SamplePlan, StepResult
+from headrace_backend.worker.sampling.sampler import SampledTokens, Sampler
 from headrace_kernels import triton_runtime
 
 VOCAB = 30

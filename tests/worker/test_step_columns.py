@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worker.driver import Entry, step
 
-from headrace_backend.worker.step_columns import StepColumns, columns_size, fill_columns, fill_padding, split_columns
-from headrace_backend.worker.step_entries import Entries
-from headrace_backend.worker.step_shape import (
+from headrace_backend.worker.step.columns import StepColumns, columns_size, fill_columns, fill_padding, split_columns
+from headrace_backend.worker.step.shape import (
     AttentionSizes,
     StepShape,
     captured_shapes,
     smallest_holding,
 )
+from headrace_backend.worker.step_entries import Entries
 
 SIZES = AttentionSizes(num_heads=8, num_kv_heads=2, tile_tokens=32)
 SCRATCH = 99

@@ -12,18 +12,18 @@ import dataclasses
 import msgspec
 import numpy as np
 
-from headrace_backend.engine.admission import Admission
-from headrace_backend.engine.deadlines import Deadlines
-from headrace_backend.engine.ledger import Phase
-from headrace_backend.engine.outbox import OutputEnd, RequestDone
-from headrace_backend.engine.quotas import Quotas
+from headrace_backend.engine.limits.admission import Admission
+from headrace_backend.engine.limits.deadlines import Deadlines
+from headrace_backend.engine.limits.quotas import Quotas
 from headrace_backend.engine.rates import Rates
-from headrace_backend.engine.request_table import RequestTable
-from headrace_backend.engine.requests import EndReason
-from headrace_backend.engine.scheduler import Scheduler
-from headrace_backend.engine.sequence import LiveRequest, Sequence
+from headrace_backend.engine.request import EndReason
+from headrace_backend.engine.requests.ledger import Phase
+from headrace_backend.engine.requests.outbox import OutputEnd, RequestDone
+from headrace_backend.engine.requests.request_table import RequestTable
+from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.requests.subscriptions import Subscriptions
+from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.engine.step_log import StepLog
-from headrace_backend.engine.subscriptions import Subscriptions
 from headrace_facts import facts
 
 _NO_TOKENS = np.empty(0, np.int32)

@@ -23,7 +23,6 @@ from collections.abc import Sequence as AbstractSequence
 from collections.abc import Set as AbstractSet
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.engine.admission import Admission
 from headrace_backend.engine.answers import (
     AbortOutcome,
     AddOutcome,
@@ -32,20 +31,17 @@ from headrace_backend.engine.answers import (
     LossOutcome,
     RequestPage,
 )
-from headrace_backend.engine.deadlines import Deadlines
 from headrace_backend.engine.endings import Endings
 from headrace_backend.engine.errors import RequestRefused, Violation
-from headrace_backend.engine.intake import Intake
-from headrace_backend.engine.isolation import GUILTY, Isolation
+from headrace_backend.engine.limits.admission import Admission
+from headrace_backend.engine.limits.deadlines import Deadlines
+from headrace_backend.engine.limits.quotas import Quotas
+from headrace_backend.engine.limits.tenant_account import TenantAccount
+from headrace_backend.engine.limits.validation import RequestValidator
 from headrace_backend.engine.load_meter import LoadMeter
-from headrace_backend.engine.outbox import Outbox, Outboxes, Resumed, Started
-from headrace_backend.engine.plan_builder import InFlightStep, PlanBuilder
-from headrace_backend.engine.plan_timing import PlanTiming
-from headrace_backend.engine.quotas import Quotas
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.readers import Readers
-from headrace_backend.engine.request_table import RequestTable
-from headrace_backend.engine.requests import (
+from headrace_backend.engine.request import (
     NO_LIMITS,
     AbortCause,
     EndReason,
@@ -55,16 +51,20 @@ from headrace_backend.engine.requests import (
     Subscriber,
     TenantLimits,
 )
-from headrace_backend.engine.scheduler import Scheduler
-from headrace_backend.engine.sequence import LiveRequest
+from headrace_backend.engine.requests.intake import Intake
+from headrace_backend.engine.requests.outbox import Outbox, Outboxes, Resumed, Started
+from headrace_backend.engine.requests.request_table import RequestTable
+from headrace_backend.engine.requests.sequence import LiveRequest
+from headrace_backend.engine.requests.subscriptions import Subscriptions
+from headrace_backend.engine.scheduling.isolation import GUILTY, Isolation
+from headrace_backend.engine.scheduling.plan_builder import InFlightStep, PlanBuilder
+from headrace_backend.engine.scheduling.plan_timing import PlanTiming
+from headrace_backend.engine.scheduling.scheduler import Scheduler
+from headrace_backend.engine.scheduling.step_time import StepTimeModel
+from headrace_backend.engine.scheduling.token_budget import StepLimits, TokenBudget
 from headrace_backend.engine.settlement import Settlement
 from headrace_backend.engine.step_log import StepLog
-from headrace_backend.engine.step_time import StepTimeModel
-from headrace_backend.engine.subscriptions import Subscriptions
-from headrace_backend.engine.tenant_account import TenantAccount
-from headrace_backend.engine.token_budget import StepLimits, TokenBudget
-from headrace_backend.engine.validation import RequestValidator
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 
 MAX_STEPS_IN_FLIGHT = 2
 

@@ -8,14 +8,14 @@ Durations go on to `step_time` and `rates`, which plan and admit by them, and mo
 
 from __future__ import annotations
 
-from headrace_backend.engine.admission import Admission
 from headrace_backend.engine.answers import LoadSnapshot
-from headrace_backend.engine.plan_builder import InFlightStep
-from headrace_backend.engine.plan_timing import PlanTiming
+from headrace_backend.engine.limits.admission import Admission
 from headrace_backend.engine.rates import Rates
-from headrace_backend.engine.scheduler import Scheduler
-from headrace_backend.engine.step_time import StepTimeModel
-from headrace_backend.step_plan import StepResult
+from headrace_backend.engine.scheduling.plan_builder import InFlightStep
+from headrace_backend.engine.scheduling.plan_timing import PlanTiming
+from headrace_backend.engine.scheduling.scheduler import Scheduler
+from headrace_backend.engine.scheduling.step_time import StepTimeModel
+from headrace_backend.step.plan import StepResult
 
 
 class LoadMeter:

@@ -14,14 +14,14 @@ from collections.abc import Sequence as AbstractSequence
 import numpy as np
 
 from headrace_backend.engine.endings import Endings
-from headrace_backend.engine.outbox import OutputEnd
-from headrace_backend.engine.plan_builder import InFlightStep
-from headrace_backend.engine.request_table import RequestTable
-from headrace_backend.engine.requests import EndReason
-from headrace_backend.engine.scheduler import Scheduler
-from headrace_backend.engine.sequence import NO_ROW, LiveRequest, Sequence
-from headrace_backend.engine.token_log import TokenLogprobs
-from headrace_backend.step_plan import StepResult
+from headrace_backend.engine.request import EndReason
+from headrace_backend.engine.requests.outbox import OutputEnd
+from headrace_backend.engine.requests.request_table import RequestTable
+from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
+from headrace_backend.engine.requests.token_log import TokenLogprobs
+from headrace_backend.engine.scheduling.plan_builder import InFlightStep
+from headrace_backend.engine.scheduling.scheduler import Scheduler
+from headrace_backend.step.plan import StepResult
 
 _UNSOUND = "the model's output was not a number"
 

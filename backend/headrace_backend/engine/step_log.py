@@ -14,10 +14,10 @@ from array import array
 from collections import deque
 from typing import NamedTuple
 
-from headrace_backend.engine.plan_builder import InFlightStep
-from headrace_backend.engine.scheduler import Scheduler
-from headrace_backend.engine.sequence import LiveRequest, Sequence
-from headrace_backend.step_plan import StepResult
+from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.scheduling.plan_builder import InFlightStep
+from headrace_backend.engine.scheduling.scheduler import Scheduler
+from headrace_backend.step.plan import StepResult
 from headrace_facts import facts
 from headrace_facts.step_records import RECORD, StepFlag
 

@@ -22,10 +22,10 @@ from collections.abc import Callable
 
 from headrace_backend.engine.answers import LossOutcome
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.outbox import Outbox
+from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.precise_timer import PreciseTimer
-from headrace_backend.step_plan import StepResult
+from headrace_backend.step.plan import StepResult
 
 # Deadlines and the life of logs are looked at this often while there is work, and this often
 # otherwise.

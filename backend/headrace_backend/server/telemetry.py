@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.errors import RefusalReason
-from headrace_backend.engine.requests import EndReason, Recording
-from headrace_backend.engine.sequence import LiveRequest
+from headrace_backend.engine.request import EndReason, Recording
+from headrace_backend.engine.requests.sequence import LiveRequest
 from headrace_backend.engine.step_log import EndedRequest, StepLog
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.model_facts import ModelFacts
-from headrace_backend.worker_messages import WorkerReady
+from headrace_backend.step.messages import WorkerReady
 from headrace_facts import facts, log_output
 from headrace_facts.clocks import unix_offset_ns
 from headrace_facts.feed import Feed

@@ -1,17 +1,17 @@
 """The worker's ends of the two rings: plans in, results and messages out.
 
 Owns waiting: as long as the parent lives, however slow it is. Does not own what a plan means
-(`step_loop`).
+(`loop`).
 """
 
 from __future__ import annotations
 
 import time
 
-from headrace_backend.ring import RingFull, RingReader, RingWriter
-from headrace_backend.step_plan import StepResult
+from headrace_backend.step.messages import LoadProgress, Notice, RecordKind, WorkerMessage, encode_message
+from headrace_backend.step.plan import StepResult
+from headrace_backend.step.ring import RingFull, RingReader, RingWriter
 from headrace_backend.worker.lifetime import end_if_orphaned
-from headrace_backend.worker_messages import LoadProgress, Notice, RecordKind, WorkerMessage, encode_message
 
 # How often a waiting worker makes sure that it still has a parent.
 _PARENT_CHECK_S = 1.0

@@ -2,7 +2,7 @@
 
 Owns the arithmetic that both runners need on the host: numpy operations over the whole batch, never
 a loop over rows. Does not own where the results go (`cpu_batch` computes with them at once,
-`step_columns` and `device_rows` send them to a GPU).
+`columns` and `device_rows` send them to a GPU).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from headrace_backend.step_plan import ForwardPlan, Int32Column
+from headrace_backend.step.plan import ForwardPlan, Int32Column
 
 Int64Column = npt.NDArray[np.int64]
 

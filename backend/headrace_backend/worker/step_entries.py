@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace_backend.step_plan import ForwardPlan, Int32Column
+from headrace_backend.step.plan import ForwardPlan, Int32Column
 
 
 class Entries(NamedTuple):

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 
-from headrace_service.kserve import refusals
 from headrace_service.kserve.conformance_model import ConformanceModel, Outputs
-from headrace_service.kserve.infer_request import InferRequest
-from headrace_service.kserve.signature import Signature, tensor
-from headrace_service.kserve.tensors import Array, Tensor
+from headrace_service.kserve.messages import refusals
+from headrace_service.kserve.messages.infer_request import InferRequest
+from headrace_service.kserve.messages.signature import Signature, tensor
+from headrace_service.kserve.messages.tensors import Array, Tensor
 
 _MAX_BATCH = 8
 _WIDTH = 16

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from headrace_service.auth.caller import Caller
-from headrace_service.kserve import refusals, responses
+from headrace_service.calls.call import Call
 from headrace_service.kserve.accounting import Account
-from headrace_service.kserve.infer_request import InferRequest
+from headrace_service.kserve.messages import refusals, responses
+from headrace_service.kserve.messages.infer_request import InferRequest
+from headrace_service.kserve.messages.signature import Signature
+from headrace_service.kserve.messages.tensors import Tensor
 from headrace_service.kserve.models import Responder
-from headrace_service.kserve.signature import Signature
-from headrace_service.kserve.tensors import Tensor
-from headrace_service.rpc_boundary import Call
 
 Outputs = Mapping[str, Tensor]
 # Yields the outputs of each response, and whether it is the last.

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 
-from headrace_service.kserve import refusals
 from headrace_service.kserve.conformance_model import ConformanceModel, Outputs
-from headrace_service.kserve.infer_request import InferRequest
-from headrace_service.kserve.signature import Signature, tensor
-from headrace_service.kserve.tensors import Tensor
+from headrace_service.kserve.messages import refusals
+from headrace_service.kserve.messages.infer_request import InferRequest
+from headrace_service.kserve.messages.signature import Signature, tensor
+from headrace_service.kserve.messages.tensors import Tensor
 
 _IDENTITY_DELAY_S = 10.0
 _MAX_DELAY_MS = 600_000

@@ -12,13 +12,13 @@ from typing import Protocol
 
 from headrace_service import errors
 from headrace_service.auth.caller import Caller
-from headrace_service.generation_stream import GenerationStream
-from headrace_service.kserve import refusals
+from headrace_service.calls.call import Call
 from headrace_service.kserve.accounting import Account
-from headrace_service.kserve.generation_wire import GenerationWire
-from headrace_service.kserve.infer_request import InferRequest
-from headrace_service.kserve.signature import Signature
-from headrace_service.rpc_boundary import Call
+from headrace_service.kserve.messages import refusals
+from headrace_service.kserve.messages.generation_wire import GenerationWire
+from headrace_service.kserve.messages.infer_request import InferRequest
+from headrace_service.kserve.messages.signature import Signature
+from headrace_service.streams.generation_stream import GenerationStream
 
 
 class Responder(Protocol):

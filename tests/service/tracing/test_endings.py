@@ -27,7 +27,7 @@ from headrace.v1 import generation_pb2, inference_pb2
 from headrace_facts.facts import CallEnded, Generation
 from headrace_service import errors
 from headrace_service.auth import api_keys
-from headrace_service.generation_stream import GenerationStream
+from headrace_service.streams.generation_stream import GenerationStream
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
 from headrace_telemetry.metrics import Metrics, catalogue

@@ -17,8 +17,8 @@ from tests.service.tracing.test_told import generate, session
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_facts.facts import Generation
-from headrace_service.generation_stream import GenerationStream
-from headrace_service.output_text import OutputText
+from headrace_service.streams.generation_stream import GenerationStream
+from headrace_service.streams.output_text import OutputText
 
 Spec = generation_pb2.GenerationSpec
 

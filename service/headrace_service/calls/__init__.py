@@ -1,0 +1,1 @@
+"""What a handler knows of its call, and the boundary between grpc and the handlers."""

@@ -1,0 +1,1 @@
+"""How messages are read and written: parsing that guesses nothing, lengths, and descriptors for reflection."""
