@@ -105,12 +105,13 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
 
 def _family(values: dict[str, Any]) -> Family:
     names = values.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in FAMILIES:
+    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    if not isinstance(name, str) or name not in FAMILIES:
         found = names[0] if isinstance(names, list) and names else names
         known = ", ".join(FAMILIES)
         advice = "; code of the folder's own (auto_map) is never run" if _names_own_code(values) else ""
         raise InvalidModelFolder(f"{CONFIG_FILE}: architectures must name one of {known}, is {shown(found)}{advice}")
-    return FAMILIES[names[0]]
+    return FAMILIES[name]
 
 
 def _names_own_code(values: dict[str, Any]) -> bool:

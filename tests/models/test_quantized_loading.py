@@ -4,7 +4,7 @@ for ranks, and refused by name where they are not what was read.
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import math
 import pathlib
 from collections.abc import Callable
@@ -253,7 +253,7 @@ def test_a_product_that_differs_from_its_reference_is_refused_by_layer(
 
 
 def test_groups_that_do_not_divide_a_ranks_inputs_are_refused(path: pathlib.Path) -> None:
-    config = dataclasses.replace(ModelFolder.open(path).config, intermediate_size=96)
+    config = parse_config({**json.loads((path / "config.json").read_text()), "intermediate_size": 96})
     placement = Placement(torch.float32, CPU, Shard(0, 2), SCHEMES["int4"])
     with pytest.raises(QuantizationRefused, match="quantize_group is 32, which does not divide 48 inputs"):
         CausalLM(config.description, placement, 16)
