@@ -61,6 +61,8 @@ class Attention:
     # Tokens that a token sees, itself included; None: itself and all before it.
     window: int | None
     rope: RopeConfig
+    # Elements of a head that are rotated, from the first on.
+    rotary_dim: int
     query: Linear
     key: Linear
     value: Linear

@@ -53,7 +53,7 @@ class DecoderPass:
         self._folder = model
         self.dtype, self.device, self._length = dtype, device, length
         self._description = model.config.description
-        self._rotary = RotaryTable(self._description.rope, self._description.attention.head_dim, length, device)
+        self._rotary = RotaryTable(self._description.rope, self._description.attention.rotary_dim, length, device)
         self._steps: dict[int, tuple[AttentionMetadata, Tensor]] = {}
         self._cache: Tensor | None = None
 

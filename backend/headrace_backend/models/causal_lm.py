@@ -32,7 +32,7 @@ class Decoder(nn.Module):
     def __init__(self, model: ModelDescription, placement: Placement, max_position: int) -> None:
         super().__init__()
         self.embed_tokens = TokenEmbedding(model.embedding, placement)
-        self.rotary = RotaryTable(model.rope, model.attention.head_dim, max_position, placement.device)
+        self.rotary = RotaryTable(model.rope, model.attention.rotary_dim, max_position, placement.device)
         layers = [DecoderLayer(layer, placement) for layer in model.layers]
         self.layers = nn.ModuleList(layers)
         # The same, with their type; inside `representative_layers` some of them, by their places.

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from headrace_model_folder.description import Attention, Embedding, Head, Layer, Linear, Mlp, ModelDescription, Norm
 from headrace_model_folder.fields import Fields
-from headrace_model_folder.rope_config import RopeConfig, read_rope
+from headrace_model_folder.rope_config import RopeConfig, read_rope, read_rotary_dim, refuse_partial_rotation
 
 # Far above any model that exists; they keep a hostile file from making us build billions of names
 # or overflow a size.
@@ -35,6 +35,8 @@ class Sizes:
     vocab_size: int
     norm_eps: float
     rope: RopeConfig
+    # Of a head, from the first on: what is rotated.
+    rotary_dim: int
     is_tied: bool
 
 
@@ -50,8 +52,12 @@ class Switches:
     head_norms: bool = False
 
 
-def read_sizes(fields: Fields) -> Sizes:
+def read_sizes(fields: Fields, rotates_parts: bool = False) -> Sizes:
     """Reads the sizes under the names that most families give them.
+
+    Args:
+        fields: The fields of config.json, defaults filled in.
+        rotates_parts: Whether models of the family may rotate a part of each head.
 
     Raises InvalidModelFolder naming the field, the rule and the value.
     """
@@ -59,6 +65,9 @@ def read_sizes(fields: Fields) -> Sizes:
     hidden_size = fields.integer("hidden_size", 1, _MAX_WIDTH)
     max_position = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
     head_dim = _head_dim(fields, hidden_size, num_heads)
+    if not rotates_parts:
+        refuse_partial_rotation(fields)
+    rotary_dim = read_rotary_dim(fields, head_dim)
     return Sizes(
         hidden_size=hidden_size,
         num_layers=fields.integer("num_hidden_layers", 1, _MAX_LAYERS),
@@ -68,7 +77,8 @@ def read_sizes(fields: Fields) -> Sizes:
         inner=fields.integer("intermediate_size", 1, _MAX_WIDTH),
         vocab_size=fields.integer("vocab_size", 1, _MAX_VOCAB),
         norm_eps=fields.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
-        rope=read_rope(fields, max_position, head_dim),
+        rope=read_rope(fields, max_position, rotary_dim),
+        rotary_dim=rotary_dim,
         is_tied=fields.boolean("tie_word_embeddings", False),
     )
 
@@ -115,6 +125,7 @@ def _attention(name: str, sizes: Sizes, window: int | None, switches: Switches) 
         head_dim,
         window,
         sizes.rope,
+        sizes.rotary_dim,
         Linear(f"{name}.q_proj", query, hidden, switches.qkv_bias),
         Linear(f"{name}.k_proj", key, hidden, switches.qkv_bias),
         Linear(f"{name}.v_proj", key, hidden, switches.qkv_bias),

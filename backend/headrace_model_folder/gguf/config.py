@@ -43,7 +43,7 @@ def read_gguf_config(folder: pathlib.Path, header: GgufHeader) -> ModelConfig:
         config = parse_config(_config_values(fields, family, header))
     except InvalidModelFolder as error:
         raise InvalidModelFolder(f"{header.file}: metadata, in config.json's words: {error}") from None
-    factors = _rope_factors(folder, header, config.description.attention.head_dim)
+    factors = _rope_factors(folder, header, config.description.attention.rotary_dim)
     return config if factors is None else _with_factors(header.file, config, factors)
 
 
@@ -141,18 +141,18 @@ def _rope(fields: Fields, name: str) -> dict[str, Any]:
     return rope | yarn
 
 
-def _rope_factors(folder: pathlib.Path, header: GgufHeader, head_dim: int) -> tuple[float, ...] | None:
+def _rope_factors(folder: pathlib.Path, header: GgufHeader, rotary_dim: int) -> tuple[float, ...] | None:
     """What each frequency of the rotary embedding is divided by, which Llama 3.1's files state as a
     tensor; None if there is none.
     """
     tensor = header.tensors.get(_ROPE_FACTORS)
     if tensor is None:
         return None
-    if tensor.type.name != "F32" or tensor.shape != (head_dim // 2,):
+    if tensor.type.name != "F32" or tensor.shape != (rotary_dim // 2,):
         raise InvalidModelFolder(
-            f"{header.file}: tensor {shown(_ROPE_FACTORS)} must be F32 [{head_dim // 2}], is {tensor.type.name} {list(tensor.shape)}"
+            f"{header.file}: tensor {shown(_ROPE_FACTORS)} must be F32 [{rotary_dim // 2}], is {tensor.type.name} {list(tensor.shape)}"
         )
-    factors = struct.unpack(f"<{head_dim // 2}f", _data(folder, header, tensor))
+    factors = struct.unpack(f"<{rotary_dim // 2}f", _data(folder, header, tensor))
     if not all(math.isfinite(factor) and 1e-6 <= factor <= 1e6 for factor in factors):
         raise InvalidModelFolder(f"{header.file}: tensor {shown(_ROPE_FACTORS)} must hold numbers from 1e-6 to 1e6")
     return factors
