@@ -76,6 +76,6 @@ def test_the_inputs_that_are_taken_are_those_of_each_product(tmp_path: pathlib.P
     sizes = bench.job.model.config
     for stage in STAGES:
         assert torch.cat(taken[stage.product]).shape == (len(bench.pieces) * LENGTH, num_inputs(stage, sizes))
-    normed = torch.nn.functional.rms_norm(hidden.flatten(0, 1), hidden.shape[-1:], eps=sizes.rms_norm_eps)
+    normed = torch.nn.functional.rms_norm(hidden.flatten(0, 1), hidden.shape[-1:], eps=sizes.description.norm.eps)
     expected = normed * bench.source.read("model.layers.0.input_layernorm.weight")
     assert torch.allclose(torch.cat(taken["self_attn.qkv_proj"]), expected, atol=1e-4)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from headrace_backend.models import load
+from headrace_backend.models import load as loading
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.weights.placement import ALONE, Shard
@@ -24,7 +24,7 @@ def load_model(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    load_as: Literal["folder", "dummy"],
+    load: Literal["folder", "dummy"],
     seed: int,
     progress: Progress,
     max_position: int | None = None,
@@ -32,10 +32,10 @@ def load_model(
     shard: Shard = ALONE,
     head: Scheme | None = None,
 ) -> CausalLM:
-    source = folder if load_as == "folder" else None
+    source = folder if load == "folder" else None
     records = source.tensors if source is not None else {}
     build = ModelBuild(config, dtype, device, Schemes(scheme, head), shard, records, max_position)
-    return load.load_model(build, source, progress, seed)
+    return loading.load_model(build, source, progress, seed)
 
 
 def weight_memory(
@@ -46,5 +46,5 @@ def weight_memory(
     shard: Shard = ALONE,
     records: Mapping[str, TensorRecord] | None = None,
     head: Scheme | None = None,
-) -> load.WeightMemory:
-    return load.weight_memory(ModelBuild(config, dtype, device, Schemes(scheme, head), shard, records or {}))
+) -> loading.WeightMemory:
+    return loading.weight_memory(ModelBuild(config, dtype, device, Schemes(scheme, head), shard, records or {}))
