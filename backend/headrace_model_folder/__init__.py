@@ -4,7 +4,8 @@ sound, and nothing of the weights themselves.
 Path through the room: `folder.ModelFolder.open` calls `config`, which has the model's family
 (`families`) describe it (`description`), and `generation_defaults` (settings), `tensor_index` over
 `safetensors_header` (where each tensor lies), `expected_tensors` (which tensors the description
-names, by `formats` where another tool made the weights), `token_table` and `chat_template` (text). A GGUF file takes the way through `gguf` instead. Every
+names, by `formats` where another tool made the weights), `fused_tensors` (projections that share a
+tensor), `token_table` and `chat_template` (text). A GGUF file takes the way through `gguf` instead. Every
 file is read through `bounded_files`, which knows the size limits and keeps reads inside the folder.
 Whatever is wrong ends as one `InvalidModelFolder`. Beside that path: `measured_loss`, for who wants
 to know what quantizing cost.

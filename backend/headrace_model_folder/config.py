@@ -88,7 +88,6 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
     max_position = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
     bos = fields.token_ids("bos_token_id", description.vocab_size)
     is_bitsandbytes = _is_bitsandbytes(fields)
-    names = [linear.name for linear in description.linears]
     return ModelConfig(
         architecture=family.architecture,
         description=description,
@@ -96,11 +95,21 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
         torch_dtype=_dtype(fields),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.token_ids("eos_token_id", description.vocab_size),
-        quantization=None if is_bitsandbytes else read_quantization(fields.get("quantization_config"), names),
+        quantization=None if is_bitsandbytes else _quantization(fields, description),
         is_bitsandbytes=is_bitsandbytes,
         shared_blocks=(GROUP, GROUP) if is_bitsandbytes else (1, 1),
         names_own_code=_names_own_code(values),
     )
+
+
+def _quantization(fields: Fields, model: ModelDescription) -> FolderQuantization | None:
+    """The quantization of a folder, which names projections as the folder has them, by our names."""
+    found = read_quantization(fields.get("quantization_config"), list(model.stored_linears()))
+    if found is None:
+        return None
+    formats = {linear.name: found.layers.get(linear.stored.name) for linear in model.linears}
+    layers = {name: form for name, form in formats.items() if form is not None}
+    return dataclasses.replace(found, layers=layers)
 
 
 def _family(values: dict[str, Any]) -> Family:

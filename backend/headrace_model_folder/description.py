@@ -22,6 +22,18 @@ Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Fused:
+    """Projections of one input that the checkpoint keeps as one, outputs after outputs."""
+
+    # Path of its tensors without the last word, such as model.layers.0.self_attn.qkv_proj.
+    name: str
+    # Outputs of all projections in it.
+    outputs: int
+    # Where one projection's outputs begin.
+    first: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Linear:
     """One projection: a weight [outputs, inputs] and, if it has one, a bias [outputs]."""
 
@@ -30,12 +42,21 @@ class Linear:
     outputs: int
     inputs: int
     bias: bool = False
+    # The tensors of the checkpoint that hold it among others; None: it has tensors of its own.
+    fused: Fused | None = None
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of each of its tensors."""
         yield f"{self.name}.weight", (self.outputs, self.inputs)
         if self.bias:
             yield f"{self.name}.bias", (self.outputs,)
+
+    @property
+    def stored(self) -> Linear:
+        """The projection as the checkpoint has it: this one, or the one that holds it."""
+        if self.fused is None:
+            return self
+        return Linear(self.fused.name, self.fused.outputs, self.inputs, self.bias)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,7 +141,7 @@ class Layer:
         return self.attention.linears + self.mlp.linears
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
-        """Name and shape of each of the layer's tensors."""
+        """Name and shape of each of the layer's tensors, each projection by itself."""
         parts: tuple[tuple[Linear | Norm, ...], ...] = (
             self.attention.linears,
             self.attention.norms,
@@ -192,6 +213,21 @@ class ModelDescription:
     def linears(self) -> Iterator[Linear]:
         """The projections of all layers in the order of a forward pass."""
         return itertools.chain.from_iterable(layer.linears for layer in self.layers)
+
+    def stored_linears(self) -> dict[str, Linear]:
+        """The projections of all layers as the checkpoint has them, by name, in the order of a
+        forward pass.
+        """
+        return {stored.name: stored for stored in (linear.stored for linear in self.linears)}
+
+    def stored_tensors(self) -> dict[str, Shape]:
+        """Name -> shape of every tensor of a checkpoint of the model, without a tied output
+        layer's.
+        """
+        fused = {name for linear in self.linears if linear.fused for name, _ in linear.tensors()}
+        stored = (linear.tensors() for linear in self.stored_linears().values())
+        own = {name: shape for name, shape in self.tensors() if name not in fused}
+        return own | dict(itertools.chain.from_iterable(stored))
 
     def head_tensor(self) -> tuple[str, Shape]:
         """Name and shape of the output layer's weight; a tied one need not be in a folder."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.description import Shape
 from headrace_model_folder.errors import InvalidModelFolder, shown
+from headrace_model_folder.formats.layer_format import LayerFormat
 from headrace_model_folder.safetensors_header import TensorRecord
 
 WEIGHT_DTYPES = ("F32", "F16", "BF16")
@@ -65,8 +66,7 @@ def check_tensors(config: ModelConfig, found: Mapping[str, TensorRecord]) -> Non
 
 def _folder_tensors(config: ModelConfig) -> dict[str, _Expected]:
     """What a folder holds, with what it may hold."""
-    tensors = expected_tensors(config)
-    layers = config.quantization.layers if config.quantization else {}
+    tensors, layers = config.description.stored_tensors(), _stored_formats(config)
     expected: dict[str, _Expected] = {}
     for name, shape in tensors.items():
         form = layers.get(name.removesuffix(".weight"))
@@ -77,7 +77,9 @@ def _folder_tensors(config: ModelConfig) -> dict[str, _Expected]:
         form.check_sizes(layer, *shape)
         for tensor in form.tensors(*shape):
             expected[f"{layer}.{tensor.suffix}"] = _Expected(tensor.shapes, tensor.dtypes, tensor.is_required)
-    expected.update((name, _Expected((shape,), is_required=False)) for name, shape in needless_biases(config).items())
+    stored = config.description.stored_linears()
+    biases = _needless_biases(config, {name: (stored[name].outputs,) for name in layers}, tensors)
+    expected.update((name, _Expected((shape,), is_required=False)) for name, shape in biases.items())
     if config.description.head.tied:
         name, shape = config.description.head_tensor()
         expected[name] = _Expected((shape,), is_required=False)
@@ -88,11 +90,24 @@ def needless_biases(config: ModelConfig) -> dict[str, Shape]:
     """Biases that a folder may have though the architecture has none: tools for GPTQ and AWQ write
     zeros for each layer that they quantize.
     """
+    layers = config.quantization.layers if config.quantization else {}
+    outputs: dict[str, Shape] = {linear.name: (linear.outputs,) for linear in config.description.linears}
+    return _needless_biases(config, {name: outputs[name] for name in layers}, expected_tensors(config))
+
+
+def _needless_biases(
+    config: ModelConfig, layers: Mapping[str, Shape], tensors: Mapping[str, Shape]
+) -> dict[str, Shape]:
     if config.quantization is None or config.quantization.method not in ("gptq", "awq"):
         return {}
-    tensors = expected_tensors(config)
-    biases = {f"{layer}.bias": tensors[f"{layer}.weight"][:1] for layer in config.quantization.layers}
+    biases = {f"{layer}.bias": shape for layer, shape in layers.items()}
     return {name: shape for name, shape in biases.items() if name not in tensors}
+
+
+def _stored_formats(config: ModelConfig) -> dict[str, LayerFormat]:
+    """Formats of the projections by the names that the folder has for them."""
+    layers = config.quantization.layers if config.quantization else {}
+    return {linear.stored.name: layers[linear.name] for linear in config.description.linears if linear.name in layers}
 
 
 def _check_record(name: str, wanted: _Expected, record: TensorRecord) -> None:

@@ -19,12 +19,12 @@ from tests.support.quantized_folders import Quantized, quantize_folder
 from tests.support.rank_threads import on_ranks
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.quantization.layer_part import LayerPart
 from headrace_backend.tp_rules import unsuitable_tp
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, dequantize
 from headrace_model_folder import ModelFolder, expected_tensors
+from headrace_model_folder.formats.layer_part import LayerPart
 
 SHARED = {name: recipe for name, recipe in RECIPES.items() if not recipe.ordered}
 
