@@ -128,6 +128,30 @@ def test_qwen_windows_follow_use_sliding_window_and_layer_types() -> None:
         parse_config({**qwen, "use_sliding_window": True, "layer_types": ["chunked_attention", "full_attention"]})
 
 
+def test_phi3_takes_its_context_window_and_rotation_from_its_own_fields() -> None:
+    phi = config(architectures=["Phi3ForCausalLM"], head_dim=8, partial_rotary_factor=0.75, rms_norm_eps="absent")
+    model = parse_config(phi).description
+    assert (model.attention.rotary_dim, model.norm.eps) == (6, 1e-5)
+    assert [linear.fused and (linear.fused.name, linear.fused.first) for linear in model.layers[1].mlp.linears] == [
+        ("model.layers.1.mlp.gate_up_proj", 0),
+        ("model.layers.1.mlp.gate_up_proj", 24),
+        None,
+    ]
+    # A window as long as the context hides nothing.
+    assert windows(parse_config({**phi, "sliding_window": 127})) == (127, 127)
+    assert windows(parse_config({**phi, "sliding_window": 128})) == (None, None)
+    factors = {"short_factor": [1.0] * 3, "long_factor": [2.0] * 3}
+    for name in ("su", "yarn", "longrope"):
+        rope = parse_config({**phi, "rope_scaling": {"type": name, **factors}}).description.rope
+        assert (rope.rope_type, rope.original_max_position_embeddings) == ("longrope", 4096)
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.1, 0.4, 1.5])
+def test_a_rotary_factor_must_leave_an_even_number_of_a_heads_elements(factor: float) -> None:
+    with pytest.raises(InvalidModelFolder, match="partial_rotary_factor must"):
+        parse_config(config(architectures=["Phi3ForCausalLM"], head_dim=8, partial_rotary_factor=factor))
+
+
 @pytest.mark.parametrize("code", [{"AutoModelForCausalLM": "modeling_evil.Evil"}, "modeling_evil.Evil", [1]])
 def test_code_of_the_folders_own_changes_nothing_but_is_mentioned(code: Any) -> None:
     parsed = parse_config(config(auto_map=code))

@@ -36,7 +36,7 @@ def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
     unread = 0 if theirs.tie_word_embeddings else model.get_input_embeddings().weight.numel()
     assert cost.weight_bytes == 2 * (sum(parameter.numel() for parameter in model.parameters()) - unread)
     attention = model.model.layers[0].self_attn
-    key_and_value = attention.k_proj.weight.shape[0] + attention.v_proj.weight.shape[0]
+    key_and_value = 2 * theirs.num_key_value_heads * attention.head_dim
     assert cost.kv_bytes_per_token == 2 * len(model.model.layers) * key_and_value
     # A product with each key's elements and one with each value's, for as many elements as the
     # output projection takes in.
