@@ -102,7 +102,7 @@ class FakeModel:
     def _add_logprobs(self, result: StepResult, rows: list[int], sampled: list[int]) -> None:
         asked = [(i, self.num_logprobs[row]) for i, row in enumerate(rows) if self.num_logprobs[row] >= 0]
         tops = [(sampled[i] + j) % VOCABULARY for i, count in asked for j in range(count)]
-        result.logprob_samples = np.array([i for i, _ in asked], np.int32)
+        result.logprob_indices = np.array([i for i, _ in asked], np.int32)
         result.logprob_sampled = np.full(len(asked), -0.5, np.float32)
         result.logprob_ranks = np.ones(len(asked), np.int32)
         result.logprob_counts = np.array([count for _, count in asked], np.int32)

@@ -24,7 +24,7 @@ from tests.support.rank_threads import on_ranks
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Scheme
-from headrace_kernels.low_bit.quantized_weight import dequantize
+from headrace_kernels.weight_formats.quantized_weight import dequantize
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 from headrace_model_folder.config import parse_config
 from headrace_model_folder.fused_tensors import split_fused

@@ -108,6 +108,8 @@ class WorkerReady(msgspec.Struct, tag="worker_ready", frozen=True):
     # Marks of progress that a step sets on the board, at least: its layers on a CPU; on a GPU,
     # where the host launches and sees no more, 1.
     marks_per_step: int = 1
+    # Most tokens that a step settles for a row that decodes; 1: it drafts none.
+    tokens_per_row: int = 1
 
 
 class Notice(msgspec.Struct, tag="notice", frozen=True):

@@ -11,6 +11,12 @@ A worker holds `max_num_seqs` *rows*. A sequence owns one row while it is in the
 remembers per row: the block table, the sampling parameters and the last sampled token. Steps are
 executed strictly in the order of their plans, and a plan may be sent before the result of the plan
 before it was read; so a token that the engine does not know yet is the row's last sampled token.
+
+A row that computes its last sampled token may settle several tokens in one step: that token and the
+ones that the worker drafts after it are computed together, and those that the model agrees with are
+settled. A plan says how many tokens such a row computes at most, a result how many it settled. What
+was settled by steps in flight is known to the worker alone, so a plan's positions of such a row are
+upper bounds, and the worker goes on where the row stands.
 """
 
 from __future__ import annotations
@@ -23,6 +29,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from headrace_request.sampling import Sampling
+
 Int32Column = npt.NDArray[np.int32]
 Float32Column = npt.NDArray[np.float32]
 UInt8Column = npt.NDArray[np.uint8]
@@ -31,34 +39,24 @@ UInt8Column = npt.NDArray[np.uint8]
 class RowAdmission(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """A sequence that takes a row with this step.
 
-    Everything that sampling needs for as long as it stays there.
+    Everything that sampling needs for as long as it stays there: the request's own `Sampling`, and
+    what is the output's.
 
     Token id lists are int32 little-endian bytes. `prompt_ids` and `output_ids` are filled only if
-    `needs_history` (penalties or bad words are in use): the whole prompt, and the output known to
-    the engine so far. The block table follows in the plan's table columns.
+    `sampling.needs_history`: the whole prompt, and the output known to the engine so far. The block
+    table follows in the plan's table columns.
     """
 
     row: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    seed: int
-    output_index: int
+    sampling: Sampling
+    output_index: int = 0
     # Number of most likely tokens to report; -1: no logprobs at all.
-    num_logprobs: int
+    num_logprobs: int = -1
     # Tokens that must not be sampled while the output is shorter than `min_tokens`.
-    min_tokens: int
-    stop_token_ids: bytes
-    logit_bias_ids: bytes
-    logit_bias_values: bytes
-    bad_words: list[bytes]
-    needs_history: bool
-    prompt_ids: bytes
-    output_ids: bytes
+    min_tokens: int = 0
+    stop_token_ids: bytes = b""
+    prompt_ids: bytes = b""
+    output_ids: bytes = b""
 
 
 class SiblingAdmission(msgspec.Struct, array_like=True, frozen=True, tag=1):
@@ -85,7 +83,7 @@ _admissions_decoder = msgspec.msgpack.Decoder(list[_PackedAdmission])
 
 def _packed(admission: RowAdmission, before: RowAdmission | None) -> _PackedAdmission:
     """An admission as it crosses, by the one before it in the plan."""
-    if before is None or admission.seed != before.seed:
+    if before is None or admission.sampling.seed != before.sampling.seed:
         return admission
     sibling = SiblingAdmission(admission.row, admission.output_index, admission.output_ids)
     return sibling if sibling.after(before) == admission else admission
@@ -133,12 +131,13 @@ class ForwardPlan:
 
     # Rows in the batch, each at most once.
     rows: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
-    # Position of the entry's first token (its num_computed_tokens).
+    # Position of the entry's first token (its num_computed_tokens). An upper bound of it in a row
+    # that computes its last sampled token while steps that may settle several are in flight.
     starts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     # Tokens to compute, at least 1.
     counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
-    # How many of them, from the front, have their id in `token_ids`; the remaining one (at most) is
-    # the row's last sampled token.
+    # How many of them, from the front, have their id in `token_ids`. Of the others the first is the
+    # row's last sampled token, and those after it, if any, are drafted by the worker.
     known_counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     # [sum(known_counts)] the ids.
     token_ids: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
@@ -162,15 +161,16 @@ class SamplePlan:
     """Which rows draw a token from which hidden state. `num_samples` entries per column.
 
     Several rows may draw from one hidden state: the outputs of one request share the last step of
-    their prompt.
+    their prompt. A row whose entry has drafted tokens may draw from each of its hidden states, one
+    token after another.
     """
 
     # The row that receives the token; its parameters apply.
     rows: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
-    # Index of the hidden state in the step's flattened tokens.
+    # Index of the hidden state in the step's flattened tokens; the first of several.
     token_indices: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     # Position of the drawn token in its output (0 for the first): keys the noise, counts for
-    # min_tokens.
+    # min_tokens. An upper bound where the entry's position is one.
     output_positions: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
 
 
@@ -284,24 +284,26 @@ class StepPlan:
         return cls(step_id, columns[0], admissions, forward, sample, prompt_logprobs)
 
 
-_RESULT_HEADER = struct.Struct("<QQQQ9I")
+_RESULT_HEADER = struct.Struct("<QQQQ10I")
 
 
 @dataclasses.dataclass(slots=True)
 class StepResult:
-    """What a worker answers to one plan. Entries are in the order of the plan's `sample` columns.
+    """What a worker answers to one plan: the tokens that it settled, those of one sample side by
+    side, in the order of the plan's `sample` columns.
 
-    Raises nothing by itself: a sampled row whose logits held a NaN or no finite value has `ok` 0
-    and token 0.
+    A sample settles one token; one whose row computes its last sampled token may settle none, which
+    leaves the row as it was, or as many as its entry computes. A token whose logits held a NaN or
+    no finite value is 0 and has `ok` 0; it is the last of its sample.
     """
 
     step_id: int
     # CLOCK_MONOTONIC in nanoseconds, on the worker, around the step.
     started_at_ns: int
     finished_at_ns: int
-    # [num_samples] sampled token ids.
+    # [num_tokens] settled token ids.
     tokens: Int32Column
-    # [num_samples] 1 where the logits were sound.
+    # [num_tokens] 1 where the logits were finite.
     ok: UInt8Column
     # Kernels that the worker compiled and graphs that it captured since it was ready: a warm worker
     # has none.
@@ -311,9 +313,10 @@ class StepResult:
     captured: bool = False
     # When the forward pass had been launched, on the same clock as its start; 0: unknown.
     launched_at_ns: int = 0
-    # Log probabilities, for those samples whose row asked for them, in order: the sampled token's,
-    # its rank (1 is the most likely) and how many of the flat top entries are its own.
-    logprob_samples: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # Log probabilities, for those tokens whose row asked for them, in order: which of `tokens` it
+    # is, its log probability, its rank (1 is the most likely) and how many of the flat top entries
+    # are its own.
+    logprob_indices: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     logprob_sampled: Float32Column = dataclasses.field(default_factory=lambda: _NO_FLOATS)
     logprob_ranks: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     logprob_counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
@@ -327,6 +330,8 @@ class StepResult:
     prompt_top_logprobs: Float32Column = dataclasses.field(default_factory=lambda: _NO_FLOATS)
     # [num_checked] 1 where the hidden state that the plan wants checked is finite.
     checked_ok: UInt8Column = dataclasses.field(default_factory=lambda: _NO_FLAGS)
+    # [num_samples] how many of `tokens` each sample settled; empty: one each.
+    counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
 
     def encode(self) -> bytes:
         """The result as bytes: a header of lengths, then the columns, four bytes an entry first."""
@@ -336,7 +341,7 @@ class StepResult:
             self.finished_at_ns,
             self.launched_at_ns,
             self.tokens.size,
-            self.logprob_samples.size,
+            self.logprob_indices.size,
             self.top_token_ids.size,
             self.late_work,
             self.padded_tokens,
@@ -344,16 +349,18 @@ class StepResult:
             self.prompt_sampled.size,
             self.prompt_top_token_ids.size,
             self.checked_ok.size,
+            self.counts.size,
         )
         columns = (
             self.tokens,
-            self.logprob_samples,
+            self.logprob_indices,
             self.logprob_sampled,
             self.logprob_ranks,
             self.logprob_counts,
             self.top_token_ids,
             self.top_logprobs,
             *self._prompt_columns(),
+            self.counts,
             self.ok,
             self.checked_ok,
         )
@@ -373,7 +380,7 @@ class StepResult:
             started,
             finished,
             launched,
-            samples,
+            settled,
             logprobs,
             tops,
             late_work,
@@ -382,6 +389,7 @@ class StepResult:
             prompts,
             prompt_tops,
             checked,
+            counted,
         ) = _RESULT_HEADER.unpack_from(data)
         offset = _RESULT_HEADER.size
 
@@ -392,7 +400,7 @@ class StepResult:
             return taken
 
         i32, f32 = np.int32, np.float32
-        tokens = column(i32, samples)
+        tokens = column(i32, settled)
         flat: tuple[npt.NDArray[np.generic], ...] = (
             column(i32, logprobs),
             column(f32, logprobs),
@@ -403,6 +411,6 @@ class StepResult:
         )
         if prompts:
             flat += (column(f32, prompts), column(i32, prompts), column(i32, prompt_tops), column(f32, prompt_tops))
-        ok, checked_ok = column(np.uint8, samples), column(np.uint8, checked)
+        counts, ok, checked_ok = column(i32, counted), column(np.uint8, settled), column(np.uint8, checked)
         about = (late_work, padded_tokens, bool(captured), launched)
-        return cls(step_id, started, finished, tokens, ok, *about, *flat, checked_ok=checked_ok)  # type: ignore[arg-type,misc]  # dtypes are as written above
+        return cls(step_id, started, finished, tokens, ok, *about, *flat, checked_ok=checked_ok, counts=counts)  # type: ignore[arg-type,misc]  # dtypes are as written above

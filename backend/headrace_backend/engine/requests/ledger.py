@@ -36,7 +36,9 @@ class Ledger:
         "_arrival_ns",
         "_service_ns",
         "_since_ns",
+        "accepted_tokens",
         "cached_tokens",
+        "draft_tokens",
         "ended_at_ns",
         "first_token_at_ns",
         "parts_ns",
@@ -61,6 +63,9 @@ class Ledger:
         self.step_count = 0
         self.preemptions = 0
         self.cached_tokens = 0
+        # Drafted tokens that settled steps computed, and how many of these were settled.
+        self.draft_tokens = 0
+        self.accepted_tokens = 0
         # Of a recorded request: (phase, begin, end) of each stay so far, in order and without gaps.
         self.stays: list[tuple[Phase, int, int]] | None = None
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence as AbstractSequence
 import numpy as np
 
 from headrace_backend.engine.cache.kv_cache_manager import BlockCopy
-from headrace_backend.engine.request import EngineRequest
 from headrace_backend.engine.requests.prompt_log import PromptRun
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
 from headrace_backend.engine.scheduling.step_time import StepLoad
@@ -31,7 +30,7 @@ from headrace_backend.step.plan import (
     StepPlan,
     admission_bytes,
 )
-from headrace_backend.step.plan_bytes import FIELD_BYTES, RUN_BYTES, table_bytes
+from headrace_backend.step.plan_bytes import table_bytes
 
 
 @dataclasses.dataclass(slots=True)
@@ -66,6 +65,9 @@ class InFlightStep:
     free_blocks: int = 0
     num_waiting: int = 0
     isolated: bool = False
+    # Drafted tokens that each decode computes, which are as many as it may settle beside one; empty:
+    # none of them any.
+    draft_counts: list[int] = dataclasses.field(default_factory=list)
     preempted: list[int] = dataclasses.field(default_factory=list)
     stalled: list[Sequence] = dataclasses.field(default_factory=list)
 
@@ -89,6 +91,7 @@ class PlanBuilder:
         "_counts",
         "_decode_starts",
         "_decodes",
+        "_draft_counts",
         "_entries",
         "_last_admitted",
         "_prompt_indices",
@@ -126,6 +129,7 @@ class PlanBuilder:
         self.num_prompt_logprobs = 0
         self._decodes: list[Sequence] = []
         self._decode_starts: list[int] = []
+        self._draft_counts: list[int] = []
         self._samples: list[Sequence] = []
         self._chunks: list[tuple[Sequence, int, int]] = []
         self._checked: list[Sequence] = []
@@ -191,6 +195,27 @@ class PlanBuilder:
         self._decode_starts = [sequence.num_computed - 1 for sequence in self._decodes]
         self.load.num_decodes = len(self._decodes)
         self.load.context_tokens = sum(self._decode_starts) + len(self._decodes)
+
+    @property
+    def decodes(self) -> AbstractSequence[Sequence]:
+        """The sequences whose rows compute their last sampled token, in the order of the plan."""
+        return self._decodes
+
+    def add_drafts(self, counts: list[int]) -> None:
+        """Has each of the decodes compute so many drafted tokens too; other entries come later.
+
+        Positions behind a decode are upper bounds until its result says how many were settled.
+        """
+        num_drafts = sum(counts)
+        if num_drafts == 0:
+            return
+        self._draft_counts = counts
+        for sequence, count in zip(self._decodes, counts, strict=True):
+            sequence.num_computed += count
+            sequence.num_tokens += count
+        self.num_tokens += num_drafts
+        self.load.num_draft_tokens = num_drafts
+        self.load.context_tokens += num_drafts
 
     def add_known(self, sequence: Sequence, count: int) -> bool:
         """Computes the next `count` tokens, all of them known.
@@ -261,10 +286,21 @@ class PlanBuilder:
             # The sampled token is counted already.
             output_positions=_column([sequence.num_tokens - sequence.num_prompt_tokens - 1 for sequence in samples]),
         )
+        if self._draft_counts:
+            self._widen_decodes(forward, sample)
         plan = StepPlan(
             self.step_id, _column(released_rows), self._admissions, forward, sample, self._prompt_logprobs()
         )
         return plan, self._record(samples, planned_at_ns)
+
+    def _widen_decodes(self, forward: ForwardPlan, sample: SamplePlan) -> None:
+        """Writes into columns that count one token for each decode how many drafts it has."""
+        drafts = _column(self._draft_counts)
+        num_decodes = drafts.size
+        forward.counts[:num_decodes] += drafts
+        sample.token_indices[1:num_decodes] += np.cumsum(drafts[:-1], dtype=np.int32)
+        # The drafted tokens are counted already.
+        sample.output_positions[:num_decodes] -= drafts
 
     def _record(self, samples: list[Sequence], planned_at_ns: int) -> InFlightStep:
         return InFlightStep(
@@ -279,6 +315,7 @@ class PlanBuilder:
             sum([sequence.wants_logprobs for sequence in samples]),
             self._prompt_runs,
             self._entries,
+            draft_counts=self._draft_counts,
         )
 
     def _check(self, sequence: Sequence, count: int, is_sampled: bool) -> None:
@@ -325,44 +362,21 @@ class PlanBuilder:
         sequence.decodes = True
 
 
-def most_admission_bytes(request: EngineRequest, block_size: int) -> int:
-    """Most bytes that one output's admission can take with its block table: with the history of all
-    its tokens, when it comes back at the end.
-    """
-    sampling, num_tokens = request.sampling, len(request.prompt_ids) + request.stop.max_tokens
-    words = sum(RUN_BYTES + 4 * len(word) for word in sampling.bad_words)
-    lists = words + 2 * len(sampling.logit_bias_ids) + 4 * len(request.stop.token_ids)
-    history = 4 * num_tokens if sampling.needs_history else 0
-    return FIELD_BYTES + lists + history + table_bytes(-(-num_tokens // block_size))
-
-
 def _history(sequence: Sequence) -> bytes:
     """The output known so far, where sampling depends on it."""
-    return sequence.tokens.tobytes() if sequence.request.spec.sampling.needs_history else b""
+    return sequence.tokens.tobytes() if sequence.request.spec.asked.sampling.needs_history else b""
 
 
 def _admission(sequence: Sequence, row: int) -> RowAdmission:
     """Everything that sampling needs for as long as the sequence stays in its row."""
-    spec = sequence.request.spec
-    sampling = spec.sampling
+    asked = sequence.request.spec.asked
     return RowAdmission(
         row=row,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        seed=sampling.seed,
+        sampling=asked.sampling,
         output_index=sequence.log.output_index,
-        num_logprobs=spec.num_logprobs,
-        min_tokens=spec.stop.min_tokens,
-        stop_token_ids=array("i", sorted(spec.stop.token_ids)).tobytes(),
-        logit_bias_ids=sampling.logit_bias_ids,
-        logit_bias_values=sampling.logit_bias_values,
-        bad_words=[array("i", word).tobytes() for word in sampling.bad_words],
-        needs_history=sampling.needs_history,
-        prompt_ids=spec.prompt_ids.tobytes() if sampling.needs_history else b"",
+        num_logprobs=asked.num_logprobs,
+        min_tokens=asked.stop.min_tokens,
+        stop_token_ids=asked.stop.token_ids,
+        prompt_ids=asked.prompt_token_ids if asked.sampling.needs_history else b"",
         output_ids=_history(sequence),
     )

@@ -9,6 +9,8 @@ the rows and the available blocks.
 
 1. Sequences whose row holds the token to compute (one token each; people call it decoding), most
    urgent first.
+   Where the worker drafts tokens, each of them may settle several, as far as the budget of its row
+   and free blocks go; nobody is preempted for drafts.
 2. Sequences that catch up with a prompt, or with tokens computed before a preemption, most urgent
    first, in chunks of what the budget leaves (`token_budget`, which may also set the long ones back
    behind 3, with a share kept for them).
@@ -73,6 +75,9 @@ class Scheduler:
         self._config = config
         # Every row can decode in every step, so that no row starves behind the budget.
         self.num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+        # Most drafted tokens that a step computes for a row that decodes: all rows together stay
+        # within the budget.
+        self._most_drafts = 0
         self._free_rows: list[int] = []
         # Given back, but the worker was not told yet.
         self._leaving_rows: list[int] = []
@@ -86,11 +91,14 @@ class Scheduler:
         # Requests that took a row in the step planned last, while they had none.
         self.entered: list[LiveRequest] = []
 
-    def create_cache(self, num_blocks: int) -> None:
-        """A worker with empty rows and an empty cache is there."""
+    def create_cache(self, num_blocks: int, tokens_per_row: int = 1) -> None:
+        """A worker with empty rows and an empty cache is there, whose steps settle at most so many
+        tokens for a row that decodes.
+        """
         assert not self.running, "sequences of the worker before were evicted"
         config = self._config
         self.kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_cache, self._prefix_keys)
+        self._most_drafts = min(tokens_per_row, config.max_num_batched_tokens // self.num_rows) - 1
         self._free_rows = list(range(self.num_rows - 1, -1, -1))
         self._leaving_rows = []
 
@@ -188,6 +196,8 @@ class Scheduler:
         self._blocks_short = False
         catching_up = self._schedule_decodes(builder, now_ns)
         builder.close_decodes()
+        if self._most_drafts:
+            builder.add_drafts([self._make_room_for_drafts(sequence, builder) for sequence in builder.decodes])
         self._budget.note_decodes(builder.load.num_decodes)
         if catching_up or self.waiting:
             self._budget.begin(builder.load, self._num_backlog_tokens(catching_up))
@@ -247,6 +257,19 @@ class Scheduler:
                         continue
                 builder.add_decode(sequence)
         return catching_up
+
+    def _make_room_for_drafts(self, sequence: Sequence, builder: PlanBuilder) -> int:
+        """How many drafted tokens the step computes of a sequence that decodes: those that its
+        length allows and for which there is room, without taking anybody's.
+        """
+        kv, account = self.kv, sequence.request.account
+        assert kv is not None, "there is a worker"
+        count = min(self._most_drafts, sequence.max_tokens_total - sequence.num_tokens)
+        missing = kv.num_missing(sequence, sequence.num_computed + count)
+        if missing > min(kv.pool.num_available, account.num_blocks_left):
+            return min(count, sequence.capacity - sequence.num_computed)
+        self._grow(sequence, sequence.num_computed + count, builder)
+        return count
 
     def _num_backlog_tokens(self, catching_up: list[Sequence]) -> int:
         """Tokens that wait to be computed, each sequence counted up to a limit."""
@@ -384,10 +407,14 @@ class Scheduler:
             builder.add_copy(copy)
             index = sequence.num_computed // kv.block_size
             builder.update_table(sequence.row, index, sequence.blocks[index : index + 1])
-        appended = kv.grow(sequence, num_tokens)
+        self._grow(sequence, num_tokens, builder)
+        return True
+
+    def _grow(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder) -> None:
+        assert self.kv is not None, "there is a worker"
+        appended = self.kv.grow(sequence, num_tokens)
         if appended:
             builder.update_table(sequence.row, len(sequence.blocks) - appended, sequence.blocks[-appended:])
-        return True
 
     def _find_victim(self, sequence: Sequence, step_id: int, account: TenantAccount | None = None) -> Sequence | None:
         """The least urgent sequence, of one tenant or of all, that is less urgent than `sequence`,

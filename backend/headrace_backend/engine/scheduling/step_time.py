@@ -92,6 +92,8 @@ class StepLoad:
     num_prefill_tokens: int = 0
     # Pairs of query and key of the prompts' chunks.
     attention_pairs: float = 0.0
+    # Drafted tokens that the decodes compute beside one token each.
+    num_draft_tokens: int = 0
 
     def add_chunk(self, start: int, count: int) -> None:
         """Tokens [start, start + count) of a prompt."""
@@ -101,7 +103,7 @@ class StepLoad:
     @property
     def num_tokens(self) -> int:
         """Of decodes and prompts."""
-        return self.num_decodes + self.num_prefill_tokens
+        return self.num_decodes + self.num_draft_tokens + self.num_prefill_tokens
 
     def features(self, has_prompts: bool = False, num_padded: int = 0) -> list[float]:
         """By the order of the coefficients.

@@ -160,7 +160,7 @@ class TokenBudget:
     @property
     def num_tokens_left(self) -> int:
         """Of the whole budget."""
-        return self._max_tokens - self._load.num_decodes - self._load.num_prefill_tokens
+        return self._max_tokens - self._load.num_tokens
 
     def note_decodes(self, num_decodes: int) -> None:
         """A step has so many decodes, whether or not it has prompts; before `begin`."""

@@ -205,7 +205,9 @@ class WorkerSupervision:
         assert ready is not None, "the workers are ready"
         on_gpu = ready.device.startswith("cuda")
         captured = ready.captured_mixed_sizes
-        self._engine_loop.workers_ready(group.send_plan, ready.num_blocks, on_gpu, captured, group.max_plan_bytes)
+        self._engine_loop.workers_ready(
+            group.send_plan, ready.num_blocks, on_gpu, captured, group.max_plan_bytes, ready.tokens_per_row
+        )
 
     async def _watch(self, group: WorkerGroup) -> None:
         """Raises WorkersLost or EngineStuck; returns never."""

@@ -236,7 +236,7 @@ def _fill_logprobs(result: StepResult, logprobs: SampledLogprobs) -> None:
     sound = result.ok[logprobs.samples].astype(bool)
     top = logprobs.values.top.cpu().numpy()
     reported = (np.arange(top.shape[1]) < logprobs.num_top[:, None]) & np.isfinite(top) & sound[:, None]
-    result.logprob_samples = logprobs.samples.astype(np.int32)
+    result.logprob_indices = logprobs.samples.astype(np.int32)
     result.logprob_sampled = np.where(sound, logprobs.values.sampled.cpu().numpy(), -np.inf).astype(np.float32)
     result.logprob_ranks = np.where(sound, logprobs.values.ranks.cpu().numpy(), 0).astype(np.int32)
     result.logprob_counts = reported.sum(axis=1).astype(np.int32)
