@@ -42,13 +42,14 @@ class ModelBuild:
 
     @property
     def placement(self) -> Placement:
-        """Where the parameters go, with what folder or file say of their bits."""
+        """Type, device and rank of the parameters, with what folder or file say of their bits."""
         quantization = self.config.quantization
         return Placement(
             self.dtype,
             self.device,
             self.shard,
-            *self.bits,
+            scheme=self.bits.layers,
+            head_scheme=self.bits.head,
             formats=quantization.layers if quantization else {},
             blocks=block_kinds(self.records),
         )

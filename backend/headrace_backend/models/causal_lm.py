@@ -53,7 +53,7 @@ class Decoder(nn.Module):
         metadata: StepMetadata | StepPieces,
         wanted: Tensor | None = None,
     ) -> Tensor:
-        """See `CausalLM.forward`."""
+        """Passes a step through all layers and the last norm: `CausalLM.forward` says how."""
         if self._places is not None:
             kv_caches = [kv_caches[place] for place in self._places]
         residual: Tensor = self.embed_tokens(token_ids)
@@ -108,7 +108,7 @@ class Decoder(nn.Module):
 
     @contextlib.contextmanager
     def representative_layers(self) -> Iterator[None]:
-        """See `CausalLM.representative_layers`."""
+        """Takes steps through some layers: `CausalLM.representative_layers` says which."""
         whole = self._layers
         self._places = representative_places([layer.launch_kind() for layer in whole], self._together)
         self._layers = tuple(whole[place] for place in self._places)
@@ -254,7 +254,7 @@ class CausalLM(nn.Module):
         self.lm_head.whole(part, out)
 
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The token with the highest logit, int64 [n], and whether the row is sound, bool [n], of
+        """The token with the highest logit, int64 [n], and whether the row is finite, bool [n], of
         hidden states [n, hidden_size]; as `choose_greedy` of their logits.
         """
         return self.lm_head.most_likely(hidden)

@@ -96,7 +96,7 @@ def _fill_first(
     """Fills what looks at some tensors before all are loaded: a phase of its own, as they come a
     second time.
 
-    Without a folder the weights are made up.
+    Without a folder the weights are noise.
     """
     if folder is None:
         fill_with_noise(targets, shapes, seed, progress, _FIRST_PHASE)
@@ -142,6 +142,6 @@ def weight_memory(build: ModelBuild) -> WeightMemory:
     sizes = {(weight.num_outputs, weight.num_inputs) for weight in low_bits}
     blocks = [part for weight in model.block_weights.values() for part in weight.blocks]
     sizes |= {(part.num_outputs, part.num_inputs) for part in blocks}
-    # Elsewhere products restore weights in small blocks, which they give up again.
+    # Elsewhere products dequantize weights in small blocks, which they give up again.
     scratch = [scratch_bytes(*size, build.dtype) for size in sizes] if build.device.type == "cuda" else []
     return WeightMemory(model.weight_bytes, max(scratch, default=0))

@@ -14,7 +14,7 @@ from headrace_model_folder.formats.layer_format import BLOCK_SIZE, LayerFormat, 
 
 
 class LayerPart(NamedTuple):
-    """Of a layer, in the order of its plain weight."""
+    """Some outputs and inputs of a layer, in the order of its plain weight."""
 
     outputs: range
     inputs: range
@@ -23,9 +23,9 @@ class LayerPart(NamedTuple):
         """Rows and columns of one of its tensors that are read.
 
         Args:
-            form: Of the layer.
-            role: Of the tensor.
-            shape: Of the tensor, whole; at least one dimension.
+            form: The layer's format.
+            role: What the tensor holds.
+            shape: The whole tensor's shape; at least one dimension.
 
         Returns:
             Both; no columns where it has one dimension.
@@ -60,7 +60,7 @@ class LayerPart(NamedTuple):
         return _covering(self.outputs, unit), self.groups(form)
 
     def groups(self, form: LayerFormat) -> range:
-        """Those that its inputs are in; the only one where a scale holds for all."""
+        """Groups that its inputs are in; the only one where a scale holds for all."""
         size = BLOCK_SIZE if form.scales == "block" else form.group_size
         return _covering(self.inputs, size) if size else range(1)
 
