@@ -117,7 +117,7 @@ def test_outputs_are_those_of_one_token_a_step(
     plain = Harness(num_blocks, **sizes)
     for (spec, reader), (_, other) in zip(harness.serve(arrivals, deaths), plain.serve(arrivals), strict=True):
         assert seen(reader) == seen(other)
-        for output_index in range(spec.n):
+        for output_index in range(spec.asked.n):
             assert (reader.tokens[output_index], reader.ends[output_index].reason) == expected_end(spec, output_index)
     assert harness.engine.load().used_blocks == 0
 
