@@ -1,10 +1,10 @@
-"""How much of the KV cache is allocated but unused: paged blocks against a contiguous cache, on the
-lengths of mix1000.
+"""How much of the KV cache is allocated but unused: paged blocks against a contiguous cache.
+
+Requests have the lengths of mix1000.
 
 The real engine plans every step; a worker without a model answers. Allocated slots and used slots
 are read off the step plans themselves (block table updates and positions), so the figure holds for
-what a worker is told to keep. Each step weighs the time that it would take on average, that is, all
-steps weigh the same. Beside it, for the same steps, what a cache would waste that reserves for each
+what a worker is asked to keep. All steps weigh the same. Beside it, for the same steps, what a cache would waste that reserves for each
 running sequence one contiguous stretch of (a) the whole context, (b) its prompt and max_tokens.
 """
 
@@ -107,8 +107,9 @@ def answer(plan: StepPlan) -> StepResult:
 
 
 def run(requests: int, rows: int, block_size: Literal[16, 32, 64], seed: int) -> dict[str, Any]:
-    """Serves the whole trace and returns shares of allocated slots that are not used, averaged over
-    steps.
+    """Serves the whole trace and returns shares of allocated slots that are not used.
+
+    They are averaged over steps.
     """
     trace = mix1000(requests, seed)
     config = EngineConfig(

@@ -1,5 +1,6 @@
-"""What one step costs the engine, without a model: plan, encode, settle, stops, token log,
-outboxes, on one core.
+"""What one step costs the engine on one core, without a model.
+
+It counts plan, encode, settle, stops, token log and outboxes.
 
     python -m benchmarks.bench_scheduler --json FILE
 
@@ -98,8 +99,9 @@ def build_engine(case: Case, num_steps: int) -> Engine:
 
 
 def add_parked(engine: Engine, case: Case, max_tokens: int, blocks_per_row: int) -> None:
-    """One request that runs, in the place of a row, and many behind it that need all blocks of its
-    tenant's share.
+    """Adds one request that runs, in the place of a row, and many behind it.
+
+    These need all blocks of their tenant's share.
     """
     engine.abort("r0", "", AbortCause.CANCELLED)
     limits = TenantLimits(kv_cache_share=1 / (case.rows * (blocks_per_row + 1)) * blocks_per_row)

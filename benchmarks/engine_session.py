@@ -1,5 +1,4 @@
-"""A backend process and one stream to it, for benchmarks that measure the engine without the text
-service in front.
+"""A backend process and one stream to it, for benchmarks without the text service in front.
 
 Owns the conversation: requests as token ids in, columns of `StepOutputs` into a `TokenLog`. Per
 message it does no work that grows with the tokens, so that it stays out of the way of the engine
@@ -131,8 +130,9 @@ class EngineSession:
             await self._stream.write(message)
 
     async def read(self) -> None:
-        """Deals messages until the stream ends; whoever waits for one that will not come is told
-        why.
+        """Deals messages until the stream ends.
+
+        Whoever waits for a message that will not come gets the reason.
         """
         try:
             while isinstance(message := await self._stream.read(), engine_pb2.FromEngine):
@@ -187,7 +187,7 @@ class EngineSession:
                 answer.finished.set_result(None)
 
     async def hello(self) -> None:
-        """Opens the conversation and waits until the engine serves; afterwards `model` tells what."""
+        """Opens the conversation and waits until the engine serves; then `model` says what."""
         hello = engine_pb2.Hello(protocol_version=2, service_name="benchmark", request_layout=LAYOUT)
         await self._stream.write(engine_pb2.ToEngine(hello=hello))
         while self._model is None:
@@ -198,8 +198,9 @@ class EngineSession:
                 self._model = message.welcome.model
 
     async def send(self, prompt: Prompt) -> Answer:
-        """Sends a request of `max_tokens` tokens per output, unless one of its stop ids comes
-        first.
+        """Sends a request of `max_tokens` tokens per output.
+
+        It ends earlier where one of its stop ids comes.
 
         Returns when it is written.
         """
@@ -269,7 +270,7 @@ async def _while_it_lives(process: BackendProcess, step: Any, deadline_s: float)
 async def engine_session(
     engine: dict[str, Any], timeout_s: float = 120.0, telemetry_socket: str = ""
 ) -> AsyncIterator[EngineSession]:
-    """Starts a backend with the given EngineConfig fields, yields a session, and stops the backend."""
+    """Starts a backend with these EngineConfig fields, yields a session, and stops the backend."""
     with backend_process(engine, telemetry_socket) as process:
         deadline_s = time.monotonic() + timeout_s
         options = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]

@@ -1,5 +1,6 @@
-"""An engine without a model: serves the engine protocol, and every request gets its tokens at a set
-rate, or as fast as its stream takes them.
+"""An engine without a model: it serves the engine protocol.
+
+Every request gets its tokens at a set rate, or as fast as its stream takes them.
 
 For benchmarks of what stands in front of the engine. Owns a minimal EngineService: add, abort,
 detach, load and list are answered, attach finds nothing. Each step gives one token to every active
@@ -37,8 +38,9 @@ _BREATHE_STEPS = 16
 
 
 def text_tokens(folder: ModelFolder) -> npt.NDArray[np.uint32]:
-    """[4096] ids of ordinary tokens with plain ASCII text, so that the detokenizer does real work
-    and always ends at a character.
+    """[4096] ids of ordinary tokens with plain ASCII text.
+
+    So the detokenizer does real work and always ends at a character.
     """
     table = folder.token_table
     if table is None:

@@ -1,5 +1,6 @@
-"""Sends a workload through an engine session, and makes sure that a measurement is one: warm,
-complete, and helped by no cache.
+"""Sends a workload through an engine session, and makes sure that a measurement is one.
+
+It must be warm, complete, and helped by no cache.
 
 Owns the loops (open by arrival times, closed by requests open at once, closed by people who think)
 and the warm-up. What the figures are is in `measurements`.
@@ -77,13 +78,14 @@ def uncached(run: Run, workload: Workload) -> Run:
 
 
 def counters(load: engine_pb2.Load) -> dict[str, int]:
-    """The worker's counts of what must not happen on a warm server; empty if this backend has none."""
+    """The worker's counts of what a warm server must not do; empty if this backend has none."""
     return {name: int(getattr(load, name)) for name in _COUNTERS if name in load.DESCRIPTOR.fields_by_name}
 
 
 def planning(load: engine_pb2.Load) -> dict[str, int]:
-    """Steps so far, those whose plan was held back, and those of them that the device had to wait
-    for.
+    """Steps so far, those whose plan was held back, and those that the device had to wait for.
+
+    The last are among the second.
     """
     return {name: int(getattr(load, name)) for name in _PLANNING}
 
@@ -199,8 +201,9 @@ def _checked(workload: Workload, answers: Mapping[int, Answer], begin_s: float, 
 async def warm_up(
     session: EngineSession, workloads: Sequence[Workload], rows: int, most_tokens: int
 ) -> tuple[int, bool]:
-    """Sends what resembles the workloads, with other prompts, until a round compiles and captures
-    nothing (without counters: two rounds).
+    """Sends what resembles the workloads until a round compiles and captures nothing.
+
+    Prompts are others than those measured. Without counters it sends two rounds.
 
     Args:
         session: The engine.

@@ -1,5 +1,6 @@
-"""What the token budget does to latency and throughput, simulated: the real engine on a clock of
-its own, and a device that only knows what steps cost.
+"""What the token budget does to latency and throughput, simulated.
+
+The real engine runs on a clock of its own, over a device that only knows what steps cost.
 
     python -m benchmarks.simulate_budget --workloads poisson15,burst256,mix1000,longprompt_poisson15
     --slowness 1.12
@@ -104,7 +105,7 @@ class Device:
         """A device that nothing runs on.
 
         Args:
-            seed: Of noise and hiccups.
+            seed: Seed of noise and hiccups.
             slowness: Multiplies every duration: a device that the engine's prior does not know.
             captured: Tokens that steps with prompts are padded to.
             noise: Standard deviation of a step's duration, relative.
@@ -125,8 +126,9 @@ class Device:
         self._launched_ms = 0.0
 
     def run(self, plan: StepPlan, asked_ms: float) -> StepResult:
-        """Launches the plan that the engine was asked for at `asked_ms`, and computes it as soon as
-        the one before it is done.
+        """Launches the plan that the engine was asked for at `asked_ms`.
+
+        It is computed as soon as the one before it is done.
         """
         lead_ms = _LEAD_MS * self._random.lognormvariate(0.0, _LEAD_SPREAD)
         if self._random.random() < _LEAD_HICCUPS:
@@ -172,8 +174,9 @@ class Device:
 
 
 def _attention_ms(chunks: list[tuple[int, int]], gathered: bool) -> float:
-    """What chunks (start, tokens) of prompts take in all layers: as many programs as tiles and
-    heads, the longest of them at its own rate.
+    """Milliseconds that chunks (start, tokens) of prompts take in all layers.
+
+    There are as many programs as tiles and heads, the longest of them at its own rate.
     """
     tiles = [math.ceil(count / _TILE_TOKENS) for _, count in chunks]
     flop = sum(

@@ -3,7 +3,7 @@
 Owns the distributions of lengths, sampling, stops and cancels. Request `index` depends on the seed
 and its index alone, not on when it is sent. Who sends and who judges is not known here.
 
-Lengths are log-uniform, so that one token and many both occur. Where the logits of made-up weights
+Lengths are log-uniform, so that one token and many both occur. Where the logits of dummy weights
 would leave an answer open, a bias of 100 leaves it a few tokens to choose from: then stops happen,
 and a banned token would be seen.
 """
@@ -228,8 +228,9 @@ class RequestMaker:
         return ids
 
     def longest(self) -> list[int]:
-        """A prompt as long as there may be one: what memory it takes is not to be taken for a leak
-        later.
+        """A prompt as long as there may be one.
+
+        What memory it takes is not to be taken for a leak later.
         """
         length = min(self._sizes.longest_prompt, self._longest)
         ids: list[int] = np.random.default_rng([self._seed, 3]).integers(self._vocab, size=length).tolist()

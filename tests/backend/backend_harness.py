@@ -27,7 +27,7 @@ from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from headrace_request.request import LAYOUT, Request
 
 _REPOSITORY = pathlib.Path(__file__).parents[2]
-_PACKAGES = [str(_REPOSITORY / part) for part in ("backend", "kernels", "protos/python", ".")]
+_PACKAGES = [str(_REPOSITORY / part) for part in ("backend", "both_sides", "kernels", "protos/python", ".")]
 _PYTHONPATH = os.pathsep.join([*_PACKAGES, os.environ.get("PYTHONPATH", "")])
 ENVIRONMENT = {**os.environ, "PYTHONPATH": _PYTHONPATH.rstrip(os.pathsep)}
 # Of what must come at all; nothing of it takes longer than a moment on a quiet machine.

@@ -18,8 +18,9 @@ from tests.support.engine_requests import greedy_request
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
+from headrace_backend.engine.events import RequestDone
 from headrace_backend.engine.request import EngineRequest, ModelLimits, Subscriber
-from headrace_backend.engine.requests.outbox import Outbox, RequestDone
+from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.precise_timer import PreciseTimer
 from headrace_backend.step.plan import StepPlan, StepResult

@@ -15,8 +15,7 @@ from tests.engine.fake_worker import VOCAB_SIZE, FakeWorker
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.request import EngineRequest, ModelLimits, Subscriber
-from headrace_backend.engine.requests.outbox import (
+from headrace_backend.engine.events import (
     Event,
     LogprobColumns,
     OutputEnd,
@@ -25,6 +24,7 @@ from headrace_backend.engine.requests.outbox import (
     Resumed,
     Started,
 )
+from headrace_backend.engine.request import EngineRequest, ModelLimits, Subscriber
 from headrace_backend.step.plan_bytes import columns_bytes, max_plan_bytes
 from headrace_request.request import Request
 from headrace_request.sampling import Sampling

@@ -38,8 +38,9 @@ ENGINE = RequestValidator(ModelLimits(VOCABULARY, CONTEXT, (0,)), limits.MAX_OUT
 
 
 class Bounded(NamedTuple):
-    """A value that has a limit: the limit, one step beyond it, and how a caller and a service send
-    so much of it.
+    """A value that has a limit: the limit, and how a caller and a service send so much of it.
+
+    `beyond` is a value one step beyond it.
     """
 
     limit: float
@@ -230,7 +231,7 @@ RENAMED = {
     "top_nsigma": "top_n_sigma",
 }
 GO_NAME = re.compile(r"// With(\w+) (.*(?:\n//.*)*)")
-JAVA_NAME = re.compile(r"@param (\w+) (.*)\n(?:.*\n)*?        public Builder (\w+)\(")
+JAVA_NAME = re.compile(r"@param (\w+) (.*(?:\n +\*  .*)*)\n(?:.*\n)*?        public Builder (\w+)\(")
 PYTHON_NAME = re.compile(r"^        (\w+): (.*)$", re.MULTILINE)
 
 
@@ -246,7 +247,7 @@ def client_comments() -> Iterator[tuple[str, str]]:
         yield snake(name), text.replace("\n//", "")
     java = ROOT / "clients/java/src/main/java/io/github/headrace/GenerationOptions.java"
     for _, text, name in JAVA_NAME.findall(java.read_text()):
-        yield snake(name), text
+        yield snake(name), re.sub(r"\n +\* +", " ", text)
 
 
 @pytest.mark.parametrize("comments", [proto_comments, client_comments])
@@ -267,7 +268,7 @@ def test_limits_are_stated_in_one_place() -> None:
     """No other code has a constant of a limit's name."""
     names = "|".join(sorted(name for name in vars(limits) if name.isupper()))
     assigned = re.compile(rf"^_?(?:{names})\b.*=\s*-?\d", re.MULTILINE)
-    assert assigned.search((ROOT / "backend/headrace_request/limits.py").read_text())
-    others = [path for room in ("service", "backend") for path in (ROOT / room).rglob("*.py")]
+    assert assigned.search((ROOT / "both_sides/headrace_request/limits.py").read_text())
+    others = [path for room in ("service", "backend", "both_sides") for path in (ROOT / room).rglob("*.py")]
     found = [path.relative_to(ROOT) for path in others if assigned.search(path.read_text())]
-    assert found == [pathlib.Path("backend/headrace_request/limits.py")]
+    assert found == [pathlib.Path("both_sides/headrace_request/limits.py")]

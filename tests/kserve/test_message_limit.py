@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 import pytest_asyncio
+from tests.kserve.conformance_models import all_models
 from tests.kserve.wire import Wire, is_final, raw_strings, request, stream, strings_of, text
 from tests.service.harness import Running, running_service
 from tests.service.model_folder import add_token, write_model_folder
@@ -36,7 +37,7 @@ async def limited(tmp_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterato
         sockets,
         lambda add, index: [huge] if engine_requests.asked(add).stop.max_tokens == HUGE else LONG,
         max_message_bytes=LIMIT,
-        conformance_models=True,
+        conformance_models=all_models.__name__,
     ) as running:
         running.engine.logprobs = 20
         yield running

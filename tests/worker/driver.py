@@ -14,8 +14,7 @@ import torch
 from headrace_backend.step.plan import ForwardPlan, PromptLogprobPlan, RowAdmission, SamplePlan, StepPlan, StepResult
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.start_up.synthetic_steps import GREEDY
-from headrace_backend.worker.step.cpu_batch import CpuBatch
-from headrace_backend.worker.step.cpu_runner import CpuRunner
+from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
 from headrace_backend.worker.step.runner import CausalModel, Runner
 from headrace_request.sampling import Sampling

@@ -18,6 +18,6 @@ Rooms, each of which knows only those below it:
     requests/           what lives from admission to the end of a log: table, sequences, token logs,
                         stops, what goes to readers
     limits/             what is refused: rules of a request, room in the queue, quotas, deadlines
-    request, answers, errors, rates     what is asked, answered and refused, as plain data; measured
-                        rates
+    request, answers, events, errors, rates     what is asked, answered, reported and refused, as
+                        plain data; measured rates
 """

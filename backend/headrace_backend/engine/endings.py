@@ -11,13 +11,13 @@ import dataclasses
 
 import msgspec
 
+from headrace_backend.engine.events import OutputEnd, RequestDone
 from headrace_backend.engine.limits.admission import Admission
 from headrace_backend.engine.limits.deadlines import Deadlines
 from headrace_backend.engine.limits.quotas import Quotas
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.request import EndReason
 from headrace_backend.engine.requests.ledger import Phase
-from headrace_backend.engine.requests.outbox import OutputEnd, RequestDone
 from headrace_backend.engine.requests.request_table import RequestTable
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
 from headrace_backend.engine.requests.subscriptions import Subscriptions
@@ -34,7 +34,7 @@ class Endings:
     table: RequestTable
     subscriptions: Subscriptions
     admission: Admission
-    deadlines: Deadlines
+    deadlines: Deadlines[LiveRequest]
     rates: Rates
     quotas: Quotas
     steps: StepLog
@@ -76,7 +76,8 @@ class Endings:
 
     def _end_request(self, request: LiveRequest, now_ns: int) -> None:
         ledger = request.ledger
-        self.quotas.ended(request, now_ns)
+        num_used = request.num_prompt_tokens + request.num_output_tokens if ledger.started else 0
+        self.quotas.ended(request.claim, num_used, now_ns)
         if ledger.started:
             self.rates.note_request(now_ns - ledger.started_at_ns)
         else:

@@ -21,7 +21,7 @@ from headrace_request.request import Request
 
 TokenIds = npt.NDArray[np.int32]
 
-# Of one token and of one of its top entries, as `outbox.LogprobColumns` keeps them.
+# Of one token and of one of its top entries, as `events.LogprobColumns` keeps them.
 LOGPROB_BYTES = 10
 TOP_LOGPROB_BYTES = 8
 

@@ -9,7 +9,7 @@ from headrace.v1 import inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, validation
 from headrace_service.calls.call import Call
-from headrace_service.engines.served_models import ServedModel
+from headrace_service.engines.served_model import ServedModel
 from headrace_service.service_core import ServiceCore
 from headrace_service.text.detokenizer import StandingText
 from headrace_service.text.tokenization import SLICE_TOKENS

@@ -13,7 +13,7 @@ from headrace_request import limits
 from headrace_service import errors, validation
 from headrace_service.api import event_wire, request_pages
 from headrace_service.calls.call import Call
-from headrace_service.engines.served_models import ServedModel
+from headrace_service.engines.served_model import ServedModel
 from headrace_service.service_core import ServiceCore
 from headrace_service.violations import Violations
 

@@ -23,7 +23,7 @@ from headrace_service.calls.call import Call
 from headrace_service.config import ServiceConfig
 from headrace_service.engines import replicas
 from headrace_service.engines.request_ids import RequestIds
-from headrace_service.engines.served_models import ServedModel
+from headrace_service.engines.served_model import ServedModel
 from headrace_service.generations import engine_request
 from headrace_service.generations.conversation import Conversation
 from headrace_service.resolved_spec import ResolvedSpec

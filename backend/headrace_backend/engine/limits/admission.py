@@ -15,8 +15,7 @@ from headrace_backend.engine.errors import RefusalCode, RefusalReason, RequestRe
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.request import EngineRequest
-from headrace_backend.engine.scheduling.plan_builder import most_admission_bytes
-from headrace_backend.step.plan_bytes import columns_bytes, max_plan_bytes
+from headrace_backend.step.plan_bytes import FIELD_BYTES, RUN_BYTES, columns_bytes, max_plan_bytes, table_bytes
 
 _NS_PER_S = 1_000_000_000
 _MIN_RETRY_NS = 100_000_000
@@ -187,3 +186,15 @@ class Admission:
 
 def _bounded_retry(retry_ns: int) -> int:
     return min(max(retry_ns, _MIN_RETRY_NS), _MAX_RETRY_NS)
+
+
+def most_admission_bytes(request: EngineRequest, block_size: int) -> int:
+    """Most bytes that one output's admission can take with its block table: with the history of all
+    its tokens, when it comes back at the end.
+    """
+    sampling, stop = request.asked.sampling, request.asked.stop
+    num_tokens = len(request.prompt_ids) + stop.max_tokens
+    words = sum(RUN_BYTES + len(word) for word in sampling.bad_words)
+    lists = words + 2 * len(sampling.logit_bias_ids) + len(stop.token_ids)
+    history = 4 * num_tokens if sampling.needs_history else 0
+    return FIELD_BYTES + lists + history + table_bytes(-(-num_tokens // block_size))

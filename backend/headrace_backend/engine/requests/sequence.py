@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from headrace_backend.engine.limits.tenant_account import TenantAccount, TokenCharge
+from headrace_backend.engine.events import Event, RequestDone
+from headrace_backend.engine.limits.tenant_account import Claim, TenantAccount, TokenCharge
 from headrace_backend.engine.request import EngineRequest, RequestState
 from headrace_backend.engine.requests.ledger import Ledger
-from headrace_backend.engine.requests.outbox import Event, RequestDone, Stream
+from headrace_backend.engine.requests.outbox import Stream
 from headrace_backend.engine.requests.prompt_log import PromptLog
 from headrace_backend.engine.requests.request_trace import RequestTrace
 from headrace_backend.engine.requests.stops import StopWatch
@@ -219,6 +220,11 @@ class LiveRequest:
         if not self.active:
             return RequestState.FINISHED
         return RequestState.RUNNING if self.ledger.started else RequestState.QUEUED
+
+    @property
+    def claim(self) -> Claim:
+        """What it takes of its tenant's limits while it is active."""
+        return Claim(self.account, self.token_charge, len(self.readers), self.num_rows)
 
     @property
     def log_bytes(self) -> int:

@@ -13,7 +13,8 @@ from collections.abc import Sequence as AbstractSequence
 from typing import NamedTuple
 
 from headrace_backend.engine.answers import OutputSnapshot
-from headrace_backend.engine.requests.outbox import LogprobColumns, Outbox, OutputEnd, Stream
+from headrace_backend.engine.events import LogprobColumns, OutputEnd
+from headrace_backend.engine.requests.outbox import Outbox, Stream
 
 
 class TokenLogprobs(NamedTuple):

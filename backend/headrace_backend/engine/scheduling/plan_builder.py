@@ -15,7 +15,6 @@ from collections.abc import Sequence as AbstractSequence
 import numpy as np
 
 from headrace_backend.engine.cache.kv_cache_manager import BlockCopy
-from headrace_backend.engine.request import EngineRequest
 from headrace_backend.engine.requests.prompt_log import PromptRun
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
 from headrace_backend.engine.scheduling.step_time import StepLoad
@@ -31,7 +30,7 @@ from headrace_backend.step.plan import (
     StepPlan,
     admission_bytes,
 )
-from headrace_backend.step.plan_bytes import FIELD_BYTES, RUN_BYTES, table_bytes
+from headrace_backend.step.plan_bytes import table_bytes
 
 
 @dataclasses.dataclass(slots=True)
@@ -361,17 +360,6 @@ class PlanBuilder:
         self._token_indices.append(token_index)
         sequence.num_tokens += 1
         sequence.decodes = True
-
-
-def most_admission_bytes(request: EngineRequest, block_size: int) -> int:
-    """Most bytes that one output's admission can take with its block table: with the history of all
-    its tokens, when it comes back at the end.
-    """
-    sampling, num_tokens = request.asked.sampling, len(request.prompt_ids) + request.asked.stop.max_tokens
-    words = sum(RUN_BYTES + len(word) for word in sampling.bad_words)
-    lists = words + 2 * len(sampling.logit_bias_ids) + len(request.asked.stop.token_ids)
-    history = 4 * num_tokens if sampling.needs_history else 0
-    return FIELD_BYTES + lists + history + table_bytes(-(-num_tokens // block_size))
 
 
 def _history(sequence: Sequence) -> bytes:

@@ -145,7 +145,7 @@ SERVER_OPTIONS: tuple[tuple[str, Any, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where and how to call, and whether to print JSON lines."""
+    """The server's address, how to call it, and whether to print JSON lines."""
 
     server: str
     options: ConnectionOptions
@@ -215,7 +215,7 @@ def trace_option(command: F) -> F:
 
 
 def generation_options(command: F) -> F:
-    """Adds all options of GenerationOptions; the command gets those that were given as `options`."""
+    """Adds all options of GenerationOptions; the command gets those given as `options`."""
 
     @functools.wraps(command)
     def with_options(*args: Any, **values: Any) -> Any:
