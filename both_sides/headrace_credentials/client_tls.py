@@ -18,7 +18,7 @@ from headrace_credentials import pem
 
 
 class ClientTlsFiles(NamedTuple):
-    """Where they lie.
+    """Paths of the files.
 
     Attributes:
         ca: PEM; the server must have a certificate of one of these CAs.

@@ -67,7 +67,7 @@ class LossyFile(io.FileIO):
 
 
 _files: list[LossyFile] = []
-_num_told = 0
+_num_reported = 0
 
 
 def keep_going() -> None:
@@ -81,9 +81,9 @@ def keep_going() -> None:
 
 def take_lost_lines() -> int:
     """Lines that this process lost since it was asked last."""
-    global _num_told
-    num_before, _num_told = _num_told, sum(file.num_lost_lines for file in _files)
-    return _num_told - num_before
+    global _num_reported
+    num_before, _num_reported = _num_reported, sum(file.num_lost_lines for file in _files)
+    return _num_reported - num_before
 
 
 def _lossy(stream: TextIO, own: TextIO | None) -> TextIO:

@@ -119,7 +119,8 @@ class Whole:
         Args:
             low: Smallest number.
             high: Largest number, or where it stands.
-            unsigned: Whether no caller can send a number below `low`, so that nobody is told of it.
+            unsigned: Whether no caller can send a number below `low`, so that no message mentions
+                it.
         """
         self._low = low
         self._high = high if callable(high) else lambda bounds: high
@@ -172,7 +173,8 @@ class TokenIds:
     """A column of token ids of the vocabulary."""
 
     def __init__(self, most: int | None = None) -> None:
-        """Takes the limit of entries that are no end-of-text tokens; None: it is checked elsewhere."""
+        """Takes the limit of entries that are no end-of-text tokens; None: it is checked elsewhere.
+        """
         self._most = most
 
     def broken(self, field: str, value: bytes, bounds: Bounds) -> Found:

@@ -18,7 +18,8 @@ _MAX_PORT = 65535
 
 
 def exposed(address: str) -> bool:
-    """Whether other machines may reach what listens on this address: on TCP, anything but loopback."""
+    """Whether other machines may reach what listens on this address: on TCP, anything but loopback.
+    """
     if address.startswith("unix:"):
         return False
     host = address.rpartition(":")[0].strip("[]")
@@ -225,9 +226,7 @@ class ServiceConfig(pydantic.BaseModel):
     ] = ""
     telemetry_socket: Annotated[
         str,
-        Field(
-            description="socket of the telemetry process, which traces and metrics are told to; empty: telemetry is off"
-        ),
+        Field(description="socket of the telemetry process, which gets traces and metrics; empty: telemetry is off"),
     ] = ""
     exit_with_parent: Annotated[
         bool, Field(description="shut down when the process that started this one dies (Linux)")

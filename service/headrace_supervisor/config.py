@@ -28,7 +28,7 @@ from headrace_telemetry.config import TelemetryConfig as TelemetryConfig
 
 
 def _checked_hang_timeout(value: float) -> float:
-    """Raises ValueError for what a sound process on a busy machine would not meet."""
+    """Raises ValueError for what a healthy process on a busy machine would not meet."""
     if 0 < value < 1:
         raise ValueError("must be 0 (never) or 1 and more")
     return value
@@ -102,7 +102,7 @@ class SupervisorConfig(pydantic.BaseModel):
 
 
 class ServerConfig(pydantic.BaseModel):
-    """Everything `headrace serve` was told.
+    """Everything `headrace serve` was reported.
 
     `service` and `backend` lack the addresses until the supervisor fills them in.
 

@@ -205,7 +205,7 @@ def _nearest(problem: ErrorDetails) -> str:
 
 
 def _place(name: str, flags: Mapping[str, Any], table: Mapping[str, Any], path: pathlib.Path | None) -> str:
-    """Where the value that was used came from, for people."""
+    """Returns the source of the value that was used, for people."""
     if name in flags:
         return flag_name(name)
     if PREFIX + name.upper() in os.environ:

@@ -25,7 +25,7 @@ import structlog
 from headrace_facts import facts
 from headrace_telemetry.counts import ExportCounts
 
-# How often sinks are told the time.
+# How often sinks hear the time.
 _TICK_S: Final = 0.25
 _PART_BYTES: Final = 1 << 20
 # A connection that leaves this much of its answers unread is ended.
@@ -70,7 +70,7 @@ class Hub:
         settings: what those who tell are asked for at first.
         traces: the judge and memory of traces.
         sinks: who gets all facts, in this order.
-        counts: of connections that told no facts.
+        counts: of connections that sent no facts.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class _Connection(asyncio.Protocol):
                 self._read(frame)
         except (msgspec.MsgspecError, ValueError, _NoFrame) as error:
             self._hub.counts.bad_frames += 1
-            _log.warning("a connection that told no facts was ended", why=type(error).__name__)
+            _log.warning("a connection that sent no facts was ended", why=type(error).__name__)
             self.end()
 
     def connection_lost(self, error: Exception | None) -> None:

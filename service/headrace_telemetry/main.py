@@ -28,7 +28,7 @@ _MOST_KEPT_BYTES: Final = 32 << 20
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs until told to stop; returns the exit code."""
+    """Runs until a signal stops it; returns the exit code."""
     parser = argparse.ArgumentParser(prog="headrace_telemetry", description="Headrace's traces and metrics")
     parser.add_argument(
         "--config-json", required=True, metavar="FILE", help="TelemetryConfig as JSON; - reads standard input"

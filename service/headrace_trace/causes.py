@@ -123,7 +123,7 @@ def _percentile(ordered: Sequence[float], share: float) -> float | None:
 
 
 def _ledger_of_phases(trace: Trace) -> dict[str, float]:
-    """Where the time went by the spans of phases, for a trace without a ledger."""
+    """Returns how the time was spent by the spans of phases, for a trace without a ledger."""
     ledger: dict[str, float] = {}
     for phase in trace.phases:
         ledger[phase.name] = ledger.get(phase.name, 0.0) + (phase.end_ns - phase.start_ns) / _MS

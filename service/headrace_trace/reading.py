@@ -226,14 +226,14 @@ def _token_arrays(root: Span) -> tuple[Token, ...]:
             step if step > 0 else None,
             scheduled,
             sampled,
-            _told(emitted, root),
-            _told(written, root),
+            _reported(emitted, root),
+            _reported(written, root),
         )
         for output, index, step, scheduled, sampled, emitted, written in rows
     )
 
 
-def _told(time: int | None, root: Span) -> int | None:
+def _reported(time: int | None, root: Span) -> int | None:
     """A time of the way out; nothing left at the very moment of the arrival: that is how one says
     that nobody read it.
     """
@@ -251,7 +251,7 @@ def _token_span(root: Span, span: Span) -> Token:
         offset = _integer(span.attributes, name)
         return root.start_ns + offset if offset is not None and offset >= 0 else None
 
-    sampled, emitted = time("headrace.token.sampled_ns"), _told(time("headrace.token.emitted_ns"), root)
+    sampled, emitted = time("headrace.token.sampled_ns"), _reported(time("headrace.token.emitted_ns"), root)
     return Token(
         output=_integer(span.attributes, "headrace.output.index") or 0,
         index=_integer(span.attributes, "headrace.token.index") or 0,

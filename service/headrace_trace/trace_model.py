@@ -135,7 +135,7 @@ class Trace:
             or the call carried many requests.
         failed: Whether its span says that it failed.
         left_out_tokens: Tokens that it generated besides, too many for the trace.
-        ledger: Where its time went, in ns by part, as the server's ledger has it; without
+        ledger: How its time was spent, in ns by part, as the server's ledger has it; without
             end_to_end.
         steps: By id; those of the request's engine that the trace holds, not only the request's
             own.

@@ -20,7 +20,7 @@ from headrace_trace.trace_model import ENGINE_RESTART, PREEMPTED, QUEUE, Phase, 
 
 
 class Where(enum.StrEnum):
-    """Where a waiting reader's time went."""
+    """How the time of a waiting reader was spent."""
 
     # From the call until it stood in the engine's queue.
     ARRIVAL = "arrival"

@@ -425,7 +425,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
 
 def engine_trace(request: Request) -> bytes:
-    """What the engine notes of a recorded request: every token in a step of its own number, from 1."""
+    """What the engine notes of a recorded request: every token in a step of its own number, from 1.
+    """
     added, first, ended = request.added_ns, request.first_token_ns or request.ended_ns, request.ended_ns
     trace = facts.EngineTrace(
         engine=ENGINE,
@@ -439,8 +440,8 @@ def engine_trace(request: Request) -> bytes:
 
 
 def prompt_parts(add: engine_pb2.AddRequest, part_tokens: int = 3) -> list[engine_pb2.PromptLogprobColumns]:
-    """What the engine tells of a prompt: of each token after the first its own id as rank, and as
-    log probability its negative.
+    """What the engine reports about a prompt: for each token after the first its own id as rank,
+    and as log probability its negative.
     """
     parts, tops = [], asked(add).num_prompt_logprobs
     if tops < 0:

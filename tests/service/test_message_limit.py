@@ -151,7 +151,7 @@ async def test_a_token_that_no_message_holds_ends_its_call_and_the_next_is_answe
 
 
 @pytest.mark.parametrize("subscribed", [False, True])
-async def test_what_is_told_of_a_prompt_comes_in_messages_that_fit(limited: Running, subscribed: bool) -> None:
+async def test_what_hears_of_a_prompt_comes_in_messages_that_fit(limited: Running, subscribed: bool) -> None:
     limited.engine.prompt_part_tokens = 2048
     asked = spec(prompt_logprobs=20)
     asked.token_ids.ids[:] = range(20, 320)

@@ -160,11 +160,11 @@ def test_an_answers_trace_is_in_jaeger(stack: Stack) -> None:
 
 
 def test_prometheus_counts_the_tokens(stack: Stack) -> None:
-    told = sum(sum(found.tokens or ()) for found in mixed_load(stack.address, rounds=1))
+    reported = sum(sum(found.tokens or ()) for found in mixed_load(stack.address, rounds=1))
     wait_until(
         lambda: (
             sum(float(row["value"][1]) for row in stack.query('headrace_tokens_total{headrace_token_kind="output"}'))
-            >= told
+            >= reported
         ),
         60,
         "Prometheus has scraped them",

@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from tests.telemetry.collector import Collector, listening
-from tests.telemetry.told import HEAD_ONLY, SCOPE
+from tests.telemetry.reported import HEAD_ONLY, SCOPE
 
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts

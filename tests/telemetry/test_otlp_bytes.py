@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
-from tests.telemetry.told import value_of
+from tests.telemetry.reported import value_of
 
 from headrace_telemetry.otlp import otlp_bytes
 from headrace_telemetry.otlp.otlp_bytes import Key, SpanHead

@@ -265,7 +265,8 @@ def test_a_step_links_to_requests_that_are_there(run: Run) -> None:
 
 
 def test_a_step_computes_what_its_members_say(run: Run) -> None:
-    """All callers were traced, so the tokens of their chunks are all that the step had of prompts."""
+    """All callers were traced, so the tokens of their chunks are all that the step had of prompts.
+    """
     chunks: dict[tuple[str, str], int] = defaultdict(int)
     for request in run.requests:
         for span in request.chunks:
@@ -300,8 +301,8 @@ def test_the_ledger_of_the_trace_is_the_callers(run: Run) -> None:
             continue
         attributes = request.inference.attributes
         for part in [*_PHASES.values(), "detokenize_and_send", "blocked_on_reader", "end_to_end"]:
-            told = getattr(ledger, f"{part}_ns")
-            assert abs(attributes[f"headrace.ledger.{part}_ns"] - told) <= _SAME_NS, (part, request.answer.kind)
+            reported = getattr(ledger, f"{part}_ns")
+            assert abs(attributes[f"headrace.ledger.{part}_ns"] - reported) <= _SAME_NS, (part, request.answer.kind)
         # The message with the ledger is the last; writing it comes after.
         assert 0 <= request.inference.duration_ns - attributes["headrace.ledger.end_to_end_ns"] <= 50_000_000
 

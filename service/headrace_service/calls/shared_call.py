@@ -70,7 +70,8 @@ class SharedCall(abc.ABC, Generic[Request]):
 
     @abc.abstractmethod
     def give_up(self) -> list[asyncio.Task[None]]:
-        """Gives up what still runs, at the end of the call; returns tasks that are then waited for."""
+        """Gives up what still runs, at the end of the call; returns tasks that are then waited for.
+        """
 
     def interrupt(self, failure: errors.ServiceError) -> None:
         """Ends the call now, though its reader may take nothing."""
@@ -89,7 +90,7 @@ class SharedCall(abc.ABC, Generic[Request]):
         reading = asyncio.create_task(self._read(requests))
         try:
             await self.write_until_over()
-            # Tells of a mistake of ours in the reader.
+            # Reports a mistake of ours in the reader.
             await reading
         except BaseException as error:
             # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason

@@ -66,7 +66,7 @@ class _Table(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Durations:
-    """Where a request's time went, nanoseconds."""
+    """How the time of a request was spent, in nanoseconds."""
 
     total: int = 0
     queue: int = 0

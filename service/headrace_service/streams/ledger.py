@@ -33,7 +33,7 @@ class DeliveryClock:
     blocked_ns: int = 0
 
     def generation_ended(self, now_ns: int, ended_ago_ns: int) -> None:
-        """Notes the end of the generation, as the engine told it."""
+        """Notes the end of the generation, as the engine reported it."""
         self.ended_ns = max(now_ns - ended_ago_ns, 1)
 
     def wrote(self, begin_ns: int, end_ns: int) -> None:

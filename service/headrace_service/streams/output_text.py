@@ -79,12 +79,12 @@ class OutputText:
 
     @property
     def num_tokens(self) -> int:
-        """See the class."""
+        """Tokens that came, delivered or not."""
         return self._next_token + len(self.tokens)
 
     @property
     def num_taken(self) -> int:
-        """See the class."""
+        """Tokens that were delivered."""
         return self._next_token
 
     def take(self, messages: list[bytes]) -> None:

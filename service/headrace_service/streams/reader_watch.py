@@ -36,7 +36,7 @@ class Reader(Protocol):
 
     @property
     def pending_bytes(self) -> int:
-        """See the class."""
+        """Memory that waits for the reader, in bytes."""
 
     def interrupt(self, failure: errors.ServiceError) -> None:
         """Ends the call now."""

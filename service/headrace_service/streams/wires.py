@@ -27,7 +27,7 @@ class TokenLogprobs:
 
 
 class EventWire(Protocol):
-    """Each method returns the message that tells of the event, or None where the protocol says
+    """Each method returns the message that reports the event, or None where the protocol says
     nothing of it, or not yet.
     """
 

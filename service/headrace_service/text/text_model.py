@@ -68,7 +68,7 @@ class TextModel:
             threads: where long texts are encoded.
 
         Raises:
-            InvalidModelFolder: the folder is missing, unsound, or without tokenizer.
+            InvalidModelFolder: the folder is missing, invalid, or without tokenizer.
         """
         folder = ModelFolder.open(folder_path or pathlib.Path(engine.folder), require_weights=False)
         table = folder.token_table

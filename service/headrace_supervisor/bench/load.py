@@ -37,7 +37,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        """As tables and plots call it."""
+        """The name in tables and plots."""
         return f"{self.rate:g}/s" if self.rate else f"{self.concurrency} open"
 
 

@@ -61,7 +61,7 @@ class BackendTable:
         rule: when a backend that died is started again.
         ends_server: asked, by name, when a backend can't be kept running: whether the server ends
             with it.
-        first: names of the models that `load_first` loads; until it has, services are told that the
+        first: names of the models that `load_first` loads; until it has, services learn that the
             server starts.
         probe: questions to backends.
         machine_bytes: memory of the machine, for models on the CPU.
@@ -212,8 +212,8 @@ class BackendTable:
                 if entry.backends:
                     await self._fail(entry, str(error))
                 else:
-                    # Refused before anything started: the caller is told, and the model is what it
-                    # was.
+                    # Refused before anything started: the caller is reported, and the model is what
+                    # it was.
                     self._set(entry, state_before, reason_before)
             raise
         finally:
@@ -302,7 +302,7 @@ class BackendTable:
         return True
 
     async def stop_all(self, hurry: asyncio.Event) -> None:
-        """Ends every backend, and takes no wish from then on."""
+        """Ends every backend, and takes no request from then on."""
         self._ending = True
         for entry in self._entries.values():
             for task in (entry.unloading, entry.loading):

@@ -44,7 +44,7 @@ class Launch(NamedTuple):
 
 
 class Launches(Protocol):
-    """Where backends come from."""
+    """The launches of backends."""
 
     @property
     def default(self) -> str:

@@ -52,7 +52,7 @@ class TraceRing:
 
     Args:
         limit_bytes: what it may take; 0: it remembers nothing.
-        counts: told how much it takes.
+        counts: gets how much memory it takes.
     """
 
     def __init__(self, limit_bytes: int, counts: ExportCounts) -> None:

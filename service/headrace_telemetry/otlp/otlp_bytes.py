@@ -146,7 +146,7 @@ def link(trace_id: bytes, span_id: bytes, tracestate: str = "") -> bytes:
 
 
 class SpanHead(NamedTuple):
-    """Where a span stands, what it is called, when it was.
+    """A span's place in its trace, its name and its times.
 
     Attributes:
         trace_id: 16 bytes.

@@ -36,9 +36,9 @@ _MOST_ROWS: Final = 4096
 
 
 class OwnColumns(NamedTuple):
-    """What was told of the tokens of one generation, outputs one after the other.
+    """What was reported about the tokens of one generation, outputs one after the other.
 
-    Times are of who told.
+    Times are of the reporting process's clock.
 
     Attributes:
         sizes: tokens of each output.

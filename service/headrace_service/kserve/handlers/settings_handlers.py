@@ -117,7 +117,7 @@ def _trace_settings(tracer: Tracer | None) -> Mapping[str, Sequence[str]]:
 def _check_trace(name: str, values: list[str], now: Mapping[str, Sequence[str]]) -> None:
     """Lets a setting pass that is as asked for already, or is the level.
 
-    No value: back to what it was at the start, which is no wish to change it.
+    No value: back to what it was at the start, which is no request to change it.
     """
     if name not in now:
         raise errors.invalid_field(f"settings[{name[:64]}]", "is no trace setting")
