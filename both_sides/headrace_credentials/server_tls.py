@@ -65,8 +65,9 @@ class ServerTls:
         return self._loaded.expires
 
     def port_credentials(self) -> grpc.ServerCredentials:
-        """Returns credentials for one port; another port needs others, because grpc asks each for
-        what is new to it.
+        """Returns credentials for one port.
+
+        Another port needs others, because grpc asks each for what is new to it.
         """
         given = self._loaded
 

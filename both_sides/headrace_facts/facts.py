@@ -309,8 +309,9 @@ class TraceSettings(msgspec.Struct, tag="settings", frozen=True):
 
 
 class TraceFound(msgspec.Struct, tag="trace_found", frozen=True):
-    """The answer to a TraceQuery: serialized opentelemetry.proto.trace.v1.TracesData, in parts; the
-    last has `last` set.
+    """The answer to a TraceQuery: serialized opentelemetry.proto.trace.v1.TracesData, in parts.
+
+    The last has `last` set.
 
     Unknown: one part, empty.
     """

@@ -247,8 +247,9 @@ class Feed:
                 self._unreported_drops.add(reported.facts, reported.tokens)
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
-        """Raises OSError, IncompleteReadError when the connection is lost; ValueError if what comes
-        is no answer.
+        """Raises OSError, IncompleteReadError when the connection is lost.
+
+        ValueError if what comes is no answer.
         """
         loop = asyncio.get_running_loop()
         while True:

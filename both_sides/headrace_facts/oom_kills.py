@@ -62,8 +62,9 @@ class RecentOomKills:
 
 
 def _counters(proc: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The file that has the count for this process's control group; none where there is none, or it
-    is out of sight.
+    """The file that has the count for this process's control group.
+
+    None where there is none, or it is out of sight.
     """
     try:
         groups = (proc / "cgroup").read_text().splitlines()

@@ -226,8 +226,9 @@ def _stop_of(given: generation_pb2.StopConditions, model: ModelFacts) -> Stop:
 
 
 def _given_parameters(spec: generation_pb2.GenerationSpec) -> dict[str, int | float]:
-    """Returns what the caller gave, by the names of gen_ai.request; of stop strings their number
-    alone.
+    """Returns what the caller gave, by the names of gen_ai.request.
+
+    Of stop strings their number alone.
     """
     sampling, stop = spec.sampling, spec.stop
     given = {name: getattr(sampling, name) for name in _TRACED_PARAMETERS if sampling.HasField(name)}

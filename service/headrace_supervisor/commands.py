@@ -92,8 +92,9 @@ def telemetry(config_file: pathlib.Path | None, **flags: Any) -> None:
 def doctor(
     listen: str, model: pathlib.Path | None, model_repository: pathlib.Path | None, weights: bool, as_json: bool
 ) -> None:
-    """Says what this machine can run, and why not. Exit code 1 if it can't serve at all, or if
-    weights are damaged.
+    """Says what this machine can run, and why not.
+
+    Exit code 1 if it can't serve at all, or if weights are damaged.
     """
     if weights and model is None:
         _refuse("--weights needs --model")

@@ -24,7 +24,7 @@ class ExportCounts:
         file_dropped: spans that the trace file could not take.
         ring_bytes: what recent traces take now.
         incomplete: exported generations of which something was not known.
-        told_dropped: facts that services and backends could not send.
+        reported_dropped: facts that services and backends could not send.
         bad_frames: connections that were ended for what they sent.
     """
 

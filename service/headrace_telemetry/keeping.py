@@ -15,8 +15,9 @@ _FAILED_REASONS = frozenset({"error", "deadline"})
 
 
 def reason(generation: facts.Generation, config: TelemetryConfig) -> str | None:
-    """Why a generation's trace is exported: "head", "failed", "ttft", "itl" or "preempted"; None:
-    it is not.
+    """Why a generation's trace is exported: "head", "failed", "ttft", "itl" or "preempted".
+
+    None: it is not.
 
     Raises:
         ValueError: its columns do not fit together.
@@ -41,8 +42,9 @@ def _failed(generation: facts.Generation) -> bool:
 
 
 def _late(generation: facts.Generation, limit_ns: float) -> bool:
-    """Whether the first token came late; without one, whether the caller waited that long for
-    nothing.
+    """Whether the first token came late.
+
+    Without one, whether the caller waited that long for nothing.
     """
     first_ns = generation.first_chunk_ns or generation.ttft_ns
     return (first_ns or generation.end_ns - generation.arrival_ns) > limit_ns

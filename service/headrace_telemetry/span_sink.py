@@ -224,8 +224,9 @@ class SpanSink:
         return book is not None and bool(book.has(np.concatenate([waiting.kept.steps for waiting in some])).all())
 
     def _due(self, some: list[_Waiting], now_ns: int) -> list[_Waiting]:
-        """Returns those that have their steps or have waited for them; the others wait on, so many
-        at most.
+        """Returns those that have their steps or have waited for them.
+
+        The others wait on, so many at most.
         """
         due = []
         for waiting in some:
@@ -289,8 +290,9 @@ class SpanSink:
             self._calls.put(span.trace_id, (source, call))
 
     def _export_or_wait(self, source: facts.Hello, call: facts.CallEnded, span: facts.SpanContext) -> None:
-        """Exports a call; one whose caller left ends before its generation, which the server span
-        must enclose.
+        """Exports a call.
+
+        One whose caller left ends before its generation, which the server span must enclose.
         """
         if not call.request_id or call.status == "OK" or self._bounds.get(span.span_id) is not None:
             self._export_call(source, call)

@@ -48,8 +48,9 @@ def flops(engine: facts.EngineFacts, records: Records) -> Floats:
 
 
 def bandwidth_share(engine: facts.EngineFacts, records: Records) -> Floats | None:
-    """Share of the device's copy rate that each step used [num_steps]; None: the rate was not
-    measured.
+    """Share of the device's copy rate that each step used [num_steps].
+
+    None: the rate was not measured.
     """
     if engine.copy_bytes_per_s <= 0:
         return None
@@ -57,8 +58,9 @@ def bandwidth_share(engine: facts.EngineFacts, records: Records) -> Floats | Non
 
 
 def flops_share(engine: facts.EngineFacts, records: Records) -> Floats | None:
-    """Share of the device's rate of matrix products that each step used [num_steps]; None: the rate
-    was not measured.
+    """Share of the device's rate of matrix products that each step used [num_steps].
+
+    None: the rate was not measured.
     """
     if engine.matmul_flops_per_s <= 0:
         return None

@@ -32,8 +32,9 @@ _MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """Medians of a trace, in ns. step_ns is of steps that compute decodes only; steps counts them
-    (0: there are none, and step_ns is the shortest step's).
+    """Medians of a trace, in ns. step_ns is of steps that compute decodes only.
+
+    Steps counts them (0: there are none, and step_ns is the shortest step's).
     """
 
     gap_ns: float

@@ -87,8 +87,9 @@ def _several(request_ids: Sequence[str]) -> str:
 
 
 def step_traces(span: Span) -> set[str]:
-    """Trace ids under which the steps of a request are found; they follow from the engine and the
-    steps' ids.
+    """Trace ids under which the steps of a request are found.
+
+    They follow from the engine and the steps' ids.
 
     Args:
         span: An inference span.
@@ -144,8 +145,9 @@ def _trace(root: Span, spans: Sequence[Span], requests: Sequence[Span]) -> Trace
 
 
 def _call_status(root: Span, spans: Sequence[Span]) -> str:
-    """What the call of a request ended with; empty if its span did not come, or is of many
-    requests.
+    """What the call of a request ended with.
+
+    Empty if its span did not come, or is of many requests.
     """
     for span in spans:
         if (span.trace_id, span.span_id) == (root.trace_id, root.parent_id):
@@ -234,8 +236,9 @@ def _token_arrays(root: Span) -> tuple[Token, ...]:
 
 
 def _reported(time: int | None, root: Span) -> int | None:
-    """A time of the way out; nothing left at the very moment of the arrival: that is how one says
-    that nobody read it.
+    """A time of the way out.
+
+    Nothing left at the very moment of the arrival: that is how one says that nobody read it.
     """
     return time if time is not None and time > root.start_ns else None
 

@@ -82,8 +82,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass of the whole batch. start_ns to end_ns is its time on the device; shares are
-    of measured ceilings, 0 to 1.
+    """One forward pass of the whole batch. start_ns to end_ns is its time on the device.
+
+    Shares are of measured ceilings, 0 to 1.
     """
 
     step_id: int

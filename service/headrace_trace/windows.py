@@ -62,8 +62,9 @@ class Part:
 
 
 def parts_between(trace: Trace, start_ns: int, token: Token) -> tuple[Part, ...]:
-    """The parts of the time from `start_ns` to a token's arrival; empty if it came at once, or is
-    not known.
+    """The parts of the time from `start_ns` to a token's arrival.
+
+    Empty if it came at once, or is not known.
     """
     end_ns = token.arrived_ns
     if end_ns is None or end_ns <= start_ns:

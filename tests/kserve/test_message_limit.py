@@ -27,8 +27,9 @@ HUGE = 7
 
 @pytest_asyncio.fixture
 async def limited(tmp_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[Running]:
-    """A service whose messages have 64 KiB; its engine answers with 200 tokens, and where `HUGE`
-    are asked for with one of 70,000 bytes.
+    """A service whose messages have 64 KiB.
+
+    Its engine answers with 200 tokens, and where `HUGE` are asked for with one of 70,000 bytes.
     """
     folder = write_model_folder(tmp_path / "tiny")
     huge = add_token(folder, "x" * 70_000)
@@ -128,8 +129,9 @@ async def test_it_is_the_status_of_the_call_for_those_who_asked(wire: Wire) -> N
 
 
 async def test_the_limit_of_a_stream_counts_all_of_its_message(wire: Wire) -> None:
-    """Each of many echoes one byte apart in size is answered, whole or by an error; the stream goes
-    on behind them all.
+    """Each of many echoes one byte apart in size is answered, whole or by an error.
+
+    The stream goes on behind them all.
     """
     # The largest that may be asked for; its answer is some bytes larger.
     most = max(size for size in range(LIMIT - 200, LIMIT) if identity(size, str(size)).ByteSize() <= LIMIT)

@@ -84,8 +84,9 @@ async def test_a_flood_without_a_key_takes_no_memory(
 async def test_a_peer_that_does_not_acknowledge_the_settings_is_closed(
     model_path: pathlib.Path, sockets: pathlib.Path
 ) -> None:
-    """Metadata is limited from the acknowledgement on; what a peer holds before, it holds for a
-    time.
+    """Metadata is limited from the acknowledgement on.
+
+    What a peer holds before, it holds for a time.
     """
 
     def until_one_is_closed(address: str) -> tuple[bytes, bytes]:

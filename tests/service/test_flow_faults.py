@@ -180,8 +180,9 @@ async def test_a_caller_that_sends_a_byte_at_a_time_holds_nobody_up(running: Run
 async def test_a_prompt_that_no_message_to_the_engine_can_hold_is_refused_alone(
     model_path: pathlib.Path, sockets: pathlib.Path
 ) -> None:
-    """Token ids that take a byte each on the public wire take four behind it; the engine's stream
-    is everybody's.
+    """Token ids that take a byte each on the public wire take four behind it.
+
+    The engine's stream is everybody's.
     """
     async with running_service(model_path, sockets, context=400_000, max_engine_message_bytes=1 << 20) as running:
         running.engine.running.clear()

@@ -25,8 +25,9 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 @pytest_asyncio.fixture
 async def limited(tmp_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[Running]:
-    """A service whose messages have 64 KiB; its engine answers with 1,500 tokens, and a prompt of
-    `HUGE` with one of 70,000 bytes.
+    """A service whose messages have 64 KiB.
+
+    Its engine answers with 1,500 tokens, and a prompt of `HUGE` with one of 70,000 bytes.
     """
     folder = write_model_folder(tmp_path / "tiny")
     huge = add_token(folder, "x" * 70_000)

@@ -116,8 +116,9 @@ async def running(model_path: pathlib.Path, folder: pathlib.Path) -> AsyncIterat
 
 @pytest.fixture
 def front(running: Front) -> Front:
-    """One proxy serves all tests; its engine answers as fast as it can, unless a test says
-    otherwise.
+    """One proxy serves all tests.
+
+    Its engine answers as fast as it can, unless a test says otherwise.
     """
     running.engine.running.set()
     running.engine.aborts.clear()

@@ -199,8 +199,9 @@ def test_nobody_in_the_stack_reaches_out(stack: Stack) -> None:
 
 
 def test_a_backend_that_dies_comes_back(stack: Stack) -> None:
-    """The container's first process is killed from inside; the restart policy starts it anew, and
-    the service finds it.
+    """The container's first process is killed from inside.
+
+    The restart policy starts it anew, and the service finds it.
     """
     before = stack.containers()["backend"]["State"]["StartedAt"]
     stack.compose("exec", "-T", "backend", "python", "-c", "import os, signal; os.kill(1, signal.SIGTERM)", check=False)

@@ -1,5 +1,6 @@
-"""The telemetry process as it is served: facts in over its socket; file, ring and collector out; an
-end within a bound.
+"""The telemetry process as it is served: facts in over its socket; file, ring and collector out.
+
+An end within a bound.
 """
 
 from __future__ import annotations

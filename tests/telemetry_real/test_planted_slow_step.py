@@ -1,5 +1,6 @@
-"""A long prompt is computed beside 32 decoding requests of a real server; `headrace trace
---explain` names it for every token that it delayed.
+"""A long prompt is computed beside 32 decoding requests of a real server.
+
+`headrace trace --explain` names it for every token that it delayed.
 
 Which tokens those are is read from the trace file as plain JSON, without the viewer: those whose
 step computed a part of the long prompt.

@@ -1,5 +1,6 @@
-"""A real server under mixed load tells a real collector, which tells a real Jaeger; what Jaeger
-then has must agree with itself and with what the callers saw.
+"""A real server under mixed load tells a real collector, which tells a real Jaeger.
+
+What Jaeger then has must agree with itself and with what the callers saw.
 
 Nothing of ours reads the traces here. Marked slow, and skipped where the programs are missing
 (tests/support/real_parts says where they are looked for).

@@ -196,8 +196,9 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
 
 
 class Query(BaseHTTPRequestHandler):
-    """Jaeger's query service, as far as it is asked; the older interface alone where the server
-    says so.
+    """Jaeger's query service, as far as it is asked.
+
+    The older interface alone where the server says so.
     """
 
     spans: dict[str, list[dict[str, Any]]] = {}

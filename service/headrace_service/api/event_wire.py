@@ -1,5 +1,6 @@
-"""Generation events of headrace.v1 as bytes, ready for `context.write`; this module is an
-`EventWire`.
+"""Generation events of headrace.v1 as bytes, ready for `context.write`.
+
+This module is an `EventWire`.
 
 Owns the encoding of every `GenerationEvent`. The answers of Generate, Chat and Subscribe hold their
 event in field 1, so that one encoding serves all three, and streams are registered without a
@@ -106,8 +107,9 @@ def delta(
 
 
 def output_finished(end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> bytes:
-    """Returns the OutputFinished event; `stop_strings` are the request's, to name the one that
-    matched.
+    """Returns the OutputFinished event.
+
+    `stop_strings` are the request's, to name the one that matched.
     """
     event = generation_pb2.OutputFinished(output_index=end.output_index, reason=finish_reason(end.reason))
     if end.HasField("stop_token_id"):

@@ -42,8 +42,9 @@ class _Part(NamedTuple):
     listed: engine_pb2.RequestList
 
     def after(self, taken: int) -> int | None:
-        """Returns the place where the next page begins, when `taken` rows went into this one; None
-        behind the last.
+        """Returns the place where the next page begins, when `taken` rows went into this one.
+
+        None behind the last.
         """
         rows = self.listed.rows
         if taken == len(rows):

@@ -144,8 +144,9 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             entry.task = asyncio.create_task(self._begin(entry, request, time.monotonic_ns()))
 
     def _refuse(self, stream_id: int, error: errors.ServiceError) -> None:
-        """Answers a request that fails; one about a generation that has not ended must not look
-        like that one's end.
+        """Answers a request that fails.
+
+        One about a generation that has not ended must not look like that one's end.
         """
         shown = 0 if stream_id in self._entries else stream_id
         self._batch.add_error(shown, errors.to_status(error))

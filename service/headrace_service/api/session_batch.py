@@ -152,8 +152,9 @@ class SessionWire:
         self._has_long_pieces = max_piece_bytes * _UTF8_PER_BYTE + _ROW_BYTES > batch.max_bytes
 
     def record(self, recording: Recording) -> bool:
-        """Takes the columns of a recorded generation; returns whether this wire notes deltas
-        itself.
+        """Takes the columns of a recorded generation.
+
+        Returns whether this wire notes deltas itself.
         """
         self._recording = recording
         return True
@@ -224,8 +225,9 @@ class SessionWire:
             self._batch.add_event(self._stream_id, event, before_tokens)
 
     def _fits(self, num_bytes: int) -> bool:
-        """Returns whether a message can hold so much, and everything before it could; notes the
-        failure if not.
+        """Returns whether a message can hold so much, and everything before it could.
+
+        Notes the failure if not.
         """
         if num_bytes > self._batch.max_bytes and self.error is None:
             self.error = errors.too_large("an event", num_bytes, self._batch.max_bytes)

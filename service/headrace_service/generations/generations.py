@@ -109,8 +109,9 @@ class Generations:
     async def running(
         self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, wire: EventWire
     ) -> AsyncIterator[GenerationStream]:
-        """`start` on the engine for the prompt; the stream is given up at the end of the block,
-        however that comes.
+        """`start` on the engine for the prompt.
+
+        The stream is given up at the end of the block, however that comes.
         """
         model = self.placed(spec, prompt, model)
         stream = await self.start(spec, prompt, model, call, wire)
@@ -147,8 +148,9 @@ class Generations:
     async def attach(
         self, attach: engine_pb2.AttachRequest, model: ServedModel, call: Call, wire: EventWire
     ) -> GenerationStream:
-        """Joins a generation that exists, and returns its stream; whoever gets it gives it up by
-        `model.engine.leave(stream)`.
+        """Joins a generation that exists, and returns its stream.
+
+        Whoever gets it gives it up by `model.engine.leave(stream)`.
 
         Args:
             attach: request id, output and first token.

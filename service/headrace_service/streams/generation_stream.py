@@ -235,8 +235,9 @@ class GenerationStream:
             self.tokens_left(left_ns)
 
     def tokens_left(self, now_ns: int) -> None:
-        """Notes when tokens left, if the first ones are among what was taken; to be called while
-        `at_edge`.
+        """Notes when tokens left, if the first ones are among what was taken.
+
+        To be called while `at_edge`.
         """
         if not self.clock.first_left_ns and any(output.num_taken for output in self._outputs.values()):
             self.clock.first_left_ns = now_ns
@@ -257,8 +258,9 @@ class GenerationStream:
         return self._waiter
 
     async def wait_ended(self) -> None:
-        """Returns when the request or the subscription has ended; for calls that answer with
-        everything at once.
+        """Returns when the request or the subscription has ended.
+
+        For calls that answer with everything at once.
         """
         self._whole = True
         while self.done is None and self.failure is None:

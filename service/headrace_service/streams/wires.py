@@ -32,8 +32,9 @@ class EventWire(Protocol):
     """
 
     def record(self, recording: Recording) -> bool:
-        """Takes the columns of a recorded generation, before its first event; returns whether the
-        wire notes deltas itself, because its messages carry many generations.
+        """Takes the columns of a recorded generation, before its first event.
+
+        Returns whether the wire notes deltas itself, because its messages carry many generations.
         """
 
     def accepted(self, request_id: str, model_revision: str, prompt_tokens: int) -> bytes | None:

@@ -258,8 +258,9 @@ async def _why_lost(helper: asyncio.subprocess.Process) -> Exception:
 
 
 def _cpu_s(pid: int) -> float:
-    """Returns the CPU time that a child of this process has used, seconds; 0 once it is gone, which
-    its connection tells.
+    """Returns the CPU time that a child of this process has used, seconds.
+
+    0 once it is gone, which its connection tells.
     """
     try:
         times = psutil.Process(pid).cpu_times()

@@ -86,7 +86,8 @@ class TextModel:
         )
 
     def described_anew(self, engine: engine_pb2.EngineModel) -> TextModel | None:
-        """Returns this model with what else the engine says of it (its cache, after a restart);
+        """Returns this model with what else the engine says of it (its cache, after a restart).
+
         None if it is not about this model.
         """
         of_text = ("name", "revision", "folder", "vocabulary_size", "max_context_tokens", "max_outputs")

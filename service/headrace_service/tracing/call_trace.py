@@ -149,7 +149,8 @@ def set_current(call: CallTrace) -> None:
 
 
 def current() -> CallTrace | None:
-    """Returns the trace of the call that this task, or the one that started it, serves; None where
-    there is no telemetry.
+    """Returns the trace of the call that this task, or the one that started it, serves.
+
+    None where there is no telemetry.
     """
     return _current.get()

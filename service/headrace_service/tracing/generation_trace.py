@@ -50,14 +50,16 @@ class GenerationTrace:
     failure: ServiceError | None = None
 
     def recording(self) -> Recording | None:
-        """Returns the columns for the messages of this generation; None if its tokens are not
-        traced.
+        """Returns the columns for the messages of this generation.
+
+        None if its tokens are not traced.
         """
         return Recording() if self.span is not None and self.detail is not Detail.OFF else None
 
     def ask(self, add: engine_pb2.AddRequest) -> None:
-        """Has the engine note what it does for this generation, if it is recorded; of others it
-        learns what they are, for the fact in which it reports detached ones.
+        """Has the engine note what it does for this generation, if it is recorded.
+
+        Of others it learns what they are, for the fact in which it reports detached ones.
         """
         recording = add.recording
         recording.operation, recording.wire, recording.detail = self.operation, self.wire, self.detail

@@ -36,8 +36,9 @@ _Times = npt.NDArray[np.int64]
 
 
 class SharedWrite:
-    """When a message of many generations was made, and when grpc's write of it returned; 0: it has
-    not.
+    """When a message of many generations was made, and when grpc's write of it returned.
+
+    0: it has not.
     """
 
     __slots__ = ("made_ns", "written_ns")
@@ -115,8 +116,9 @@ class Recording:
         return [_emission(counts[mask], made[mask], written[mask]) for mask in chosen]
 
     def _plain_emission(self) -> Emission | None:
-        """Returns that of a reader that kept up: a token a message, between messages without; None
-        if it is another.
+        """Returns that of a reader that kept up: a token a message, between messages without.
+
+        None if it is another.
 
         Most are of this kind, and it costs half of what another does.
         """

@@ -221,8 +221,9 @@ class BackendTable:
                 entry.loading = None
 
     async def _start_all(self, entry: Entry, memory_bytes: int) -> None:
-        """Starts the model's backends, each when the one before it serves; the model is ready with
-        the last.
+        """Starts the model's backends, each when the one before it serves.
+
+        The model is ready with the last.
 
         Raises Refused.
         """
@@ -316,8 +317,9 @@ class BackendTable:
     # -- inside
 
     def _life_ended(self, entry: Entry, backend: Backend) -> None:
-        """A process that gave up takes its model, or the server, with it, unless replicas go on;
-        one that was ended does not.
+        """A process that gave up takes its model, or the server, with it, unless replicas go on.
+
+        One that was ended does not.
         """
         error = None if backend.life.cancelled() else backend.life.exception()
         if error is None or backend not in entry.backends:

@@ -183,8 +183,9 @@ def _prompt_s(sizes: RankSizes, gpu: Gpu, demand: Demand) -> float:
 
 
 def _answer_s(sizes: RankSizes, gpu: Gpu, demand: Demand, held: int, assumed_s: float) -> float:
-    """How long an answer takes if answers take as long as assumed; rows beyond those held wait for
-    their turn.
+    """How long an answer takes if answers take as long as assumed.
+
+    Rows beyond those held wait for their turn.
     """
     active = _active(demand, assumed_s)
     rows = max(min(active, held), 1e-9)

@@ -149,8 +149,9 @@ class SpanExporter:
                 return True
 
     async def _pause(self, pause_s: float) -> None:
-        """Waits before the next attempt; hardly at all when it stops, or its time would pass in
-        pauses.
+        """Waits before the next attempt.
+
+        Hardly at all when it stops, or its time would pass in pauses.
         """
         await _first_of(self._stopping, timeout_s=pause_s)
         if self._stopping.is_set():

@@ -148,8 +148,9 @@ class RequestMetrics:
 
 
 def time_per_output_token_s(generation: facts.Generation) -> float | None:
-    """Seconds per token after the first, as OpenTelemetry defines it; outputs are computed side by
-    side, so the tokens are those of one.
+    """Seconds per token after the first, as OpenTelemetry defines it.
+
+    Outputs are computed side by side, so the tokens are those of one.
 
     None: there was none.
     """

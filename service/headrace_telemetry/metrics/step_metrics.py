@@ -183,8 +183,9 @@ class _Seen:
         self._newest = 0
 
     def new(self, ids: npt.NDArray[np.uint64], settled_at_ns: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-        """Remembers steps; returns the indices of those that were not known, in order of their ids,
-        each id once.
+        """Remembers steps.
+
+        Returns the indices of those that were not known, in order of their ids, each id once.
         """
         _, first = np.unique(ids, return_index=True)
         self._newest = max(self._newest, int(ids[first[-1]])) if len(first) else self._newest

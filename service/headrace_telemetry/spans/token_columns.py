@@ -187,8 +187,9 @@ def _per_token(emission: facts.Emission) -> tuple[I64, I64]:
 
 
 def arrays(joined: JoinedTokens, limit: int) -> Iterator[bytes]:
-    """Array attributes of each generation's inference span, of its first `limit` tokens; times are
-    ns from the span's start, -1 where they are not known.
+    """Array attributes of each generation's inference span, of its first `limit` tokens.
+
+    Times are ns from the span's start, -1 where they are not known.
     """
     columns = joined.columns
     values = {

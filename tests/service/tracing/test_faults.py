@@ -1,5 +1,6 @@
-"""A telemetry process that is absent, hangs or dies changes nothing for callers; and nothing of
-OpenTelemetry is loaded here.
+"""A telemetry process that is absent, hangs or dies changes nothing for callers.
+
+And nothing of OpenTelemetry is loaded here.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""When a first token counts: when it has left the service, by every wire that streams; an answer in
-one message has none.
+"""When a first token counts: when it has left the service, by every wire that streams.
+
+An answer in one message has none.
 """
 
 from __future__ import annotations
@@ -80,8 +81,9 @@ async def test_a_first_token_that_never_left_is_none(traced: TracedService) -> N
 
 @pytest.mark.parametrize("blocked_at", [0, 1, 2])
 async def test_messages_before_the_first_token_are_not_it(traced: TracedService, blocked_at: int) -> None:
-    """Accepted, started and the first tokens are written one after the other; the third of them
-    counts.
+    """Accepted, started and the first tokens are written one after the other.
+
+    The third of them counts.
     """
     traced.engine.running.clear()
     left: list[int] = []

@@ -252,8 +252,9 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
         await sent
 
     async def follow(self, stream: GenerationStream, wire: GenerationWire, account: Account) -> None:
-        """Writes the responses of a generation; returns when its last one was taken, and raises
-        what ended it before its time.
+        """Writes the responses of a generation.
+
+        Returns when its last one was taken, and raises what ended it before its time.
         """
         followed = _Followed(self, stream, wire, account)
         self._followed.add(followed)

@@ -49,8 +49,9 @@ class SettingsHandlers:
         self._document = document
 
     async def trace_setting(self, request: pb.TraceSettingRequest, call: Call) -> pb.TraceSettingResponse:
-        """Says what is traced, after changing the level if that was asked for; it holds for all
-        models.
+        """Says what is traced, after changing the level if that was asked for.
+
+        It holds for all models.
         """
         if request.model_name:
             self._models.find(request.model_name, "", call.caller)

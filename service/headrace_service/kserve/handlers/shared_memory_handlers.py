@@ -57,8 +57,9 @@ class SharedMemoryHandlers:
     async def cuda_unregister(
         self, request: pb.CudaSharedMemoryUnregisterRequest, call: Call
     ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """Does nothing, as there is nothing to forget; programs call it before they begin with
-        system shared memory.
+        """Does nothing, as there is nothing to forget.
+
+        Programs call it before they begin with system shared memory.
         """
         self._regions.check_enabled()
         return pb.CudaSharedMemoryUnregisterResponse()

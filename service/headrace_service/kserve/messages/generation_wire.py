@@ -162,8 +162,9 @@ class GenerationWire:
     # -- EventWire
 
     def record(self, recording: Recording) -> bool:
-        """Takes the columns of a recorded generation; returns whether this wire notes deltas
-        itself.
+        """Takes the columns of a recorded generation.
+
+        Returns whether this wire notes deltas itself.
         """
         return False
 

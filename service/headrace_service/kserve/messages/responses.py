@@ -65,8 +65,9 @@ def in_stream(response: bytes) -> bytes:
 def whole(
     request: InferRequest, outputs: Mapping[str, Tensor], *, decoupled: bool = False, final: bool = True
 ) -> bytes:
-    """Returns a ModelInferResponse of the wanted outputs; those placed in shared memory are written
-    there.
+    """Returns a ModelInferResponse of the wanted outputs.
+
+    Those placed in shared memory are written there.
 
     Raises:
         ServiceError: INVALID_ARGUMENT; an output does not fit its place.
