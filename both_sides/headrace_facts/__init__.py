@@ -1,5 +1,6 @@
-"""What services and backends tell the telemetry process: facts, their byte form, and the feed that
-brings them there.
+"""What services and backends tell the telemetry process.
+
+Facts, their byte form, and the feed that brings them there.
 
 For every process that tells; imports nothing of ours and nothing of OpenTelemetry. What facts
 become (spans, metrics) is `headrace_telemetry`'s. Beside it stands what every process of a server

@@ -117,8 +117,9 @@ class Steps(msgspec.Struct, tag="steps", frozen=True):
 
 
 class PhaseSpan(msgspec.Struct, frozen=True, array_like=True):
-    """One stay in a phase of the ledger: "queued", "prefill", "decode", "preempted" or
-    "restarting".
+    """One stay in a phase of the ledger.
+
+    "queued", "prefill", "decode", "preempted" or "restarting".
     """
 
     phase: str

@@ -1,5 +1,6 @@
-"""Brings facts to the telemetry process over its Unix socket, and its answers back: the one sender
-of services and backends.
+"""Brings facts to the telemetry process over its Unix socket, and its answers back.
+
+The one sender of services and backends.
 
 Owns the connection, the buffer and the count of what was dropped. Does not own what facts mean
 (`facts`). A message on the wire is its length (4 bytes, little-endian) and its bytes.

@@ -1,5 +1,6 @@
-"""Standard output and standard error of a process that serves: a full disk, or a reader that is
-gone, costs lines of its log and not the process.
+"""Standard output and standard error of a process that serves.
+
+A full disk, or a reader that is gone, costs lines of its log and not the process.
 
 Owns the count of the lines that were lost, and the note of them before the next line that can be
 written. Every process of the server calls `keep_going` where it sets up its log; those that tell
@@ -15,8 +16,9 @@ from typing import Any, TextIO
 
 
 class LossyFile(io.FileIO):
-    """Writes to a descriptor and never fails: what it does not take is counted, by lines, and
-    forgotten.
+    """Writes to a descriptor and never fails.
+
+    What it does not take is counted, by lines, and forgotten.
 
     Attributes:
         num_lost_lines: over its whole life.

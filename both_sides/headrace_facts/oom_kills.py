@@ -47,8 +47,9 @@ class RecentOomKills:
             self._before, self._latest = self._latest, self._read()
 
     def after_sigkill(self) -> str:
-        """What is known of a SIGKILL that nobody of ours sent and that is just heard of: goes on
-        after the signal's name.
+        """What is known of a SIGKILL that nobody of ours sent and that is just heard of.
+
+        Goes on after the signal's name.
         """
         kills = self._read().kills
         if kills is None or self._before.kills is None:

@@ -18,8 +18,7 @@ _MAX_PORT = 65535
 
 
 def exposed(address: str) -> bool:
-    """Whether other machines may reach what listens on this address: on TCP, anything but loopback.
-    """
+    """Whether other machines may reach what listens on this address: on TCP, anything but loopback."""
     if address.startswith("unix:"):
         return False
     host = address.rpartition(":")[0].strip("[]")

@@ -153,8 +153,9 @@ def from_status(status: status_pb2.Status) -> ServiceError:
 
 
 def to_status(error: ServiceError) -> status_pb2.Status:
-    """Returns the error as google.rpc.Status of at most 1 KiB: violations and details that do not
-    fit are left out, last first.
+    """Returns the error as google.rpc.Status of at most 1 KiB.
+
+    Violations and details that do not fit are left out, last first.
     """
     status = status_pb2.Status(code=error.code.value[0], message=error.message)
     for detail in error.details:

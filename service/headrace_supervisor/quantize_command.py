@@ -72,8 +72,10 @@ def _default(field: FieldInfo) -> str:
 @click.argument("model_folder")
 @click.argument("out_folder")
 def quantize(model_folder: str, out_folder: str, **flags: Any) -> None:
-    """Writes a model in fewer bits: MODEL_FOLDER in bf16, fp16 or fp32 becomes OUT_FOLDER in
-    compressed-tensors, which transformers reads too.
+    """Writes a model in fewer bits.
+
+    MODEL_FOLDER in bf16, fp16 or fp32 becomes OUT_FOLDER in compressed-tensors, which transformers
+    reads too.
 
     Layer by layer, so that a large model needs the memory of one of its layers. A run that was
     killed goes on with --resume and ends with the same bytes.
@@ -116,8 +118,7 @@ def _parsed(name: str, value: Any) -> Any:
 
 
 def _become(config: QuantizeConfig) -> typing.NoReturn:
-    """Turns this process into the one that does it, which reads the request from an anonymous file.
-    """
+    """Turns this process into the one that does it, which reads the request from an anonymous file."""
     descriptor = os.memfd_create("headrace-quantize", 0)
     os.write(descriptor, config.model_dump_json(exclude_unset=True).encode())
     os.lseek(descriptor, 0, os.SEEK_SET)

@@ -244,8 +244,9 @@ class Supervisor:
         return _exit_code([*lives, table.fatal])
 
     def _ends_server(self, name: str) -> bool:
-        """Whether the server is of no use without this model: it was asked for at start, and never
-        served; or nobody could load it again.
+        """Whether the server is of no use without this model.
+
+        It was asked for at start, and never served; or nobody could load it again.
         """
         return name in self._names and (not self._served or not self._has_repository)
 

@@ -1,5 +1,6 @@
-"""The socket on which services and backends tell facts: connections, frames, and what they are
-answered.
+"""The socket on which services and backends tell facts.
+
+Connections, frames, and what they are answered.
 
 Owns the connections: a frame is 4 bytes of length (little-endian) and a fact; the first fact is a
 Hello; a frame that is none ends its connection and no other. Facts go to the sinks in order, one

@@ -1,5 +1,6 @@
-"""Which traces are exported: decided at the head by who sampled, or at the end by what became of
-the generation.
+"""Which traces are exported.
+
+Decided at the head by who sampled, or at the end by what became of the generation.
 
 Owns the rules and the order of reasons. Remembering the decisions is `span_sink`'s.
 """
@@ -51,8 +52,9 @@ def _late(generation: facts.Generation, limit_ns: float) -> bool:
 
 
 def _longest_gap_ns(generation: facts.Generation) -> int:
-    """The longest time between two messages of an output, as they were made: how fast a reader
-    takes them is not the server's merit.
+    """The longest time between two messages of an output, as they were made.
+
+    How fast a reader takes them is not the server's merit.
     """
     gaps = [np.diff(np.frombuffer(emission.made_at_ns, "<i8")) for emission in generation.emissions]
     return max((int(gap.max()) for gap in gaps if len(gap)), default=0)

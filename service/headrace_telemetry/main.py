@@ -59,8 +59,9 @@ async def _run(config: TelemetryConfig, pulse_fd: int | None) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Has glibc's allocator keep the memory of one batch for the next: giving it back and touching
-    fresh pages was a sixth of the process's time.
+    """Has glibc's allocator keep the memory of one batch for the next.
+
+    Giving it back and touching fresh pages was a sixth of the process's time.
 
     Other C libraries have no such knob.
     """

@@ -20,8 +20,9 @@ Floats = npt.NDArray[np.float64]
 
 
 def seconds(records: Records) -> Floats:
-    """How long the device computed each step [num_steps], at least a microsecond: clocks of device
-    and host differ.
+    """How long the device computed each step [num_steps], at least a microsecond.
+
+    Clocks of device and host differ.
     """
     begun, ended = records["started_at_ns"].astype(np.int64), records["finished_at_ns"].astype(np.int64)
     lengths: Floats = np.maximum((ended - begun) * 1e-9, 1e-6)

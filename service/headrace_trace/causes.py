@@ -1,5 +1,6 @@
-"""Why each token came when it did: every wait between two tokens with its causes, decided by
-numbers.
+"""Why each token came when it did.
+
+Every wait between two tokens with its causes, decided by numbers.
 
 Owns the judgement. Each wait is cut into parts (windows.py); what is usual is the median over this
 trace (for steps: over those that compute decodes only), and what a part took beyond that is charged
@@ -237,8 +238,9 @@ class _Judge:
             yield Kind.PREFILL, ns * (1 - own)
 
     def _is_excuse(self, step: Step) -> bool:
-        """Whether the prompts in a step can have made it as long as it was: steps with as many
-        tokens or more were not much shorter.
+        """Whether the prompts in a step can have made it as long as it was.
+
+        Steps with as many tokens or more were not much shorter.
         """
         over = step.duration_ns - self._usual.step_ns
         like = [beyond for tokens, beyond in self._mixed if tokens >= step.prefill_tokens]
@@ -286,8 +288,9 @@ _BEYOND_USUAL = {
 
 
 def _reason_to_compute_again(wait: _Wait) -> Kind:
-    """What a request's own tokens in a step are charged to: its prompt, or what made it compute
-    them again, for which it had to wait for its turn, too.
+    """What a request's own tokens in a step are charged to.
+
+    Its prompt, or what made it compute them again, for which it had to wait for its turn, too.
     """
     places = {part.where for part in wait.parts}
     if Where.PREEMPTED in places:

@@ -61,8 +61,9 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The wait before a token, as its reader had it: since the token before, or since the call's
-    arrival for the first of an output.
+    """The wait before a token, as its reader had it.
+
+    Since the token before, or since the call's arrival for the first of an output.
 
     Attributes:
         at_ms: When the token came, since the call's arrival.

@@ -1,5 +1,6 @@
-"""A request's trace as the viewer thinks of it: phases, prompt chunks, tokens, and the steps of the
-engine under them.
+"""A request's trace as the viewer thinks of it.
+
+Phases, prompt chunks, tokens, and the steps of the engine under them.
 
 Owns the values; how spans become them is in reading.py. All times are UNIX nanoseconds. Whatever a
 trace may lack (a step that nobody exported, a token that nobody read) is None here, never 0.

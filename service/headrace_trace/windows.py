@@ -1,5 +1,6 @@
-"""What happened between two tokens: the time that a reader waited, cut into parts that do not
-overlap and leave nothing out.
+"""What happened between two tokens.
+
+The time that a reader waited, cut into parts that do not overlap and leave nothing out.
 
 Owns the cutting. What a part costs more than usual, and which of them is to blame, is decided in
 causes.py. A Trace and two moments come in; parts, in the order in which they happened, go out.

@@ -1,5 +1,7 @@
-"""What is said of a SIGKILL: whether the kernel sent it for want of memory, in both versions of
-control groups, and where nobody can know.
+"""What is said of a SIGKILL.
+
+Whether the kernel sent it for want of memory, in both versions of control groups, and where nobody
+can know.
 """
 
 from __future__ import annotations

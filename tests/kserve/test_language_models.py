@@ -1,5 +1,6 @@
-"""Generations by both tensor conventions: what the engine is asked for, and what comes back, at
-once and as a stream.
+"""Generations by both tensor conventions.
+
+What the engine is asked for, and what comes back, at once and as a stream.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""ModelStreamInfer and what is larger than a message: several responses where that is possible,
-else `error_message` for that request alone.
+"""ModelStreamInfer and what is larger than a message.
+
+Several responses where that is possible, else `error_message` for that request alone.
 """
 
 from __future__ import annotations

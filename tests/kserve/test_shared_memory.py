@@ -1,5 +1,4 @@
-"""Tensors in shared memory: what may be registered, and what becomes of requests that name regions.
-"""
+"""Tensors in shared memory: what may be registered, and what becomes of requests that name regions."""
 
 from __future__ import annotations
 

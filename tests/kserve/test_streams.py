@@ -1,5 +1,6 @@
-"""Many requests on one stream: what interleaves, what keeps its order, and how failures are
-reported.
+"""Many requests on one stream.
+
+What interleaves, what keeps its order, and how failures are reported.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A supervisor without processes: serves the control socket, and its models are engines that the
-test made.
+"""A supervisor without processes.
+
+Serves the control socket, and its models are engines that the test made.
 """
 
 from __future__ import annotations

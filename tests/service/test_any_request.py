@@ -1,5 +1,7 @@
-"""Whatever a caller sends to whatever method: one status that is neither UNKNOWN nor INTERNAL, that
-shows nothing of the server, and a server that goes on.
+"""Whatever a caller sends to whatever method.
+
+One status that is neither UNKNOWN nor INTERNAL, that shows nothing of the server, and a server that
+goes on.
 """
 
 from __future__ import annotations

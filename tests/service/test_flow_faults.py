@@ -1,5 +1,6 @@
-"""Connections that misbehave below the level of calls: what they cost, and that nobody else
-notices.
+"""Connections that misbehave below the level of calls.
+
+What they cost, and that nobody else notices.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What is larger than a message: cut where it can be, the failure of its own request where it
-cannot, on every way of reading.
+"""What is larger than a message.
+
+Cut where it can be, the failure of its own request where it cannot, on every way of reading.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Models that come and go over fake processes: states, order, failures, and what the control socket
-answers.
+"""Models that come and go over fake processes.
+
+States, order, failures, and what the control socket answers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The supervisor over fake processes: what it restarts, how it ends, and that nothing outlives it.
-"""
+"""The supervisor over fake processes: what it restarts, how it ends, and that nothing outlives it."""
 
 from __future__ import annotations
 

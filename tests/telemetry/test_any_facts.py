@@ -1,5 +1,7 @@
-"""Facts whose times and columns are anything: whoever tells nonsense is refused, and what is taken
-becomes spans that begin before they end, inside their parents.
+"""Facts whose times and columns are anything.
+
+Whoever tells nonsense is refused, and what is taken becomes spans that begin before they end,
+inside their parents.
 
 Nothing else ever fails, at once or later.
 """

@@ -1,5 +1,7 @@
-"""Dashboards and alerts ask for what there is: every selector of every query finds series in the
-endpoint's output, and in a real Prometheus every query finds data.
+"""Dashboards and alerts ask for what there is.
+
+Every selector of every query finds series in the endpoint's output, and in a real Prometheus every
+query finds data.
 
 The real one is HEADRACE_PROMETHEUS or `prometheus` on the path, `promtool` beside it, or that of a
 running stack, HEADRACE_PROMETHEUS_URL; without them those tests are skipped.

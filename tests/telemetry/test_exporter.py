@@ -1,5 +1,6 @@
-"""Spans on their way to collectors that are real gRPC servers: good, refusing, hung, gone, and
-behind TLS.
+"""Spans on their way to collectors that are real gRPC servers.
+
+Good, refusing, hung, gone, and behind TLS.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Hand-packed protobuf against the generated classes: a slow builder of the same spans, and whole
-values back.
+"""Hand-packed protobuf against the generated classes.
+
+A slow builder of the same spans, and whole values back.
 """
 
 from __future__ import annotations

@@ -43,8 +43,9 @@ class Run:
     spans: list[dict[str, Any]]
 
     def long_steps(self) -> dict[int, int]:
-        """Steps that computed a part of the long prompt beside others' tokens: how many of its
-        tokens.
+        """Steps that computed a part of the long prompt beside others' tokens.
+
+        How many of its tokens.
         """
         found: dict[int, int] = {}
         for span in self.spans:
@@ -93,8 +94,7 @@ def spans_of(file: pathlib.Path) -> list[dict[str, Any]]:
 def generate(
     client: headrace.Client, token_ids: list[int], begun: threading.Semaphore, enough: threading.Event
 ) -> Answer:
-    """One caller, who leaves when it is enough; releases `begun` once some of its tokens are there.
-    """
+    """One caller, who leaves when it is enough; releases `begun` once some of its tokens are there."""
     context, seen = new_traceparent(), 0
     stream = client.generate(token_ids=token_ids, traceparent=context, timeout=120, max_tokens=MOST, ignore_eos=True)
     for event in stream:

@@ -161,8 +161,9 @@ def test_nothing_was_dropped(run: Run) -> None:
 
 
 def test_the_load_was_mixed(run: Run) -> None:
-    """Several outputs, prompts in chunks, preemptions: or the other tests would prove less than
-    they say.
+    """Several outputs, prompts in chunks, preemptions.
+
+    Or the other tests would prove less than they say.
     """
     assert max(len(request.chunks) for request in run.requests) > 3
     assert sum(request.inference.attributes["headrace.preemptions"] for request in run.requests) > 0
@@ -266,8 +267,7 @@ def test_a_step_links_to_requests_that_are_there(run: Run) -> None:
 
 
 def test_a_step_computes_what_its_members_say(run: Run) -> None:
-    """All callers were traced, so the tokens of their chunks are all that the step had of prompts.
-    """
+    """All callers were traced, so the tokens of their chunks are all that the step had of prompts."""
     chunks: dict[tuple[str, str], int] = defaultdict(int)
     for request in run.requests:
         for span in request.chunks:

@@ -230,8 +230,9 @@ class Query(BaseHTTPRequestHandler):
 
 
 def older(spans: list[dict[str, Any]]) -> dict[str, Any]:
-    """A trace as /api/traces has it, which a Jaeger 1.76 was seen to answer: microseconds,
-    references, arrays as text.
+    """A trace as /api/traces has it, which a Jaeger 1.76 was seen to answer.
+
+    Microseconds, references, arrays as text.
     """
     return {"spans": [_older_span(span) for span in spans]}
 

@@ -149,8 +149,9 @@ def _framed(delta: bytes) -> bytes:
 
 @functools.lru_cache(_MAX_KEPT_PARTS)
 def _frame(size: int) -> bytes:
-    """Returns the bytes before a Delta of `size` bytes: tag and length of the event within the
-    answer, and of the delta within the event.
+    """Returns the bytes before a Delta of `size` bytes.
+
+    Tag and length of the event within the answer, and of the delta within the event.
     """
     inner = _DELTA_TAG + varint.encode(size)
     return _EVENT_TAG + varint.encode(len(inner) + size) + inner

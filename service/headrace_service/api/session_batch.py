@@ -1,5 +1,6 @@
-"""What a session's next messages hold: the tokens of all its generations as columns, and their
-events.
+"""What a session's next messages hold.
+
+The tokens of all its generations as columns, and their events.
 
 Owns the form of `SessionResponse`, in which events come after tokens; those that must come before
 (accepted, started, the prompt's log probabilities) make a message of their own. `SessionWire` is
@@ -111,8 +112,9 @@ def _messages_of(events: list[inference_pb2.SessionEvent], cut_bytes: int) -> li
 
 
 def _cut_events(events: list[inference_pb2.SessionEvent], cut_bytes: int) -> Iterator[list[inference_pb2.SessionEvent]]:
-    """Yields the events in order, in lists that make messages of about `cut_bytes`: a prompt's log
-    probabilities may be many megabytes.
+    """Yields the events in order, in lists that make messages of about `cut_bytes`.
+
+    A prompt's log probabilities may be many megabytes.
     """
     taken: list[inference_pb2.SessionEvent] = []
     num_bytes = 0

@@ -76,8 +76,7 @@ def init(folder: pathlib.Path, hosts: tuple[str, ...], days: int, ca_days: int) 
 @_days
 @_replace
 def server(folder: pathlib.Path, hosts: tuple[str, ...], days: int, replace: bool) -> None:
-    """Makes a server's certificate with the folder's CA; a running server takes it with --replace.
-    """
+    """Makes a server's certificate with the folder's CA; a running server takes it with --replace."""
     with _refusals():
         identity = certificates.new_server(_ca(folder), _all_hosts(hosts), days)
         _issue(folder, _SERVER, identity, replace)

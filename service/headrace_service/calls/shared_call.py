@@ -1,5 +1,6 @@
-"""One call that carries many generations both ways: the frame that sessions and KServe's streams
-share.
+"""One call that carries many generations both ways.
+
+The frame that sessions and KServe's streams share.
 
 Owns the call's two coroutines (one reads the caller's messages, the handler's own writes), what
 becomes of the call when either ends, and its part in the watch over slow readers. What the messages
@@ -70,8 +71,7 @@ class SharedCall(abc.ABC, Generic[Request]):
 
     @abc.abstractmethod
     def give_up(self) -> list[asyncio.Task[None]]:
-        """Gives up what still runs, at the end of the call; returns tasks that are then waited for.
-        """
+        """Gives up what still runs, at the end of the call; returns tasks that are then waited for."""
 
     def interrupt(self, failure: errors.ServiceError) -> None:
         """Ends the call now, though its reader may take nothing."""

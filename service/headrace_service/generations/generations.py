@@ -1,5 +1,6 @@
-"""From what a caller wants to a stream that brings it, whatever the wire: headrace.v1, sessions,
-KServe.
+"""From what a caller wants to a stream that brings it, whatever the wire.
+
+Headrace.v1, sessions, KServe.
 
 Owns the steps that every way of generating shares: a text or conversation becomes a prompt, spec
 and prompt become the engine's request, the request becomes a `GenerationStream` that is given up

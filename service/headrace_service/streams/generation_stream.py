@@ -206,8 +206,7 @@ class GenerationStream:
     # -- the reader's side
 
     def take(self) -> list[bytes]:
-        """Returns the messages of all pending events but done, in order; empty if there are none.
-        """
+        """Returns the messages of all pending events but done, in order; empty if there are none."""
         messages: list[bytes] = []
         self.has_news = False
         self.pending_bytes = 0

@@ -116,8 +116,7 @@ class ChatTemplateRenderer:
         await self._kill()
 
     async def _render_continued(self, source: str, variables: Mapping[str, Any], max_chars: int) -> str:
-        """Returns the prompt up to the end of its last message, as the template shows that message.
-        """
+        """Returns the prompt up to the end of its last message, as the template shows that message."""
         mark = f"end-{secrets.token_hex(16)}"
         *before, last = variables["messages"]
         marked = {**variables, "messages": [*before, {**last, "content": last["content"] + mark}]}
@@ -245,8 +244,9 @@ def _as_trimmed(prompt: str, conversation: str, rest: str) -> str:
 
 
 async def _why_lost(helper: asyncio.subprocess.Process) -> Exception:
-    """Returns what to raise for a helper whose connection broke: whether its template ended it, or
-    somebody else did.
+    """Returns what to raise for a helper whose connection broke.
+
+    Whether its template ended it, or somebody else did.
     """
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(helper.wait(), _END_WITHIN_S)

@@ -1,5 +1,6 @@
-"""When the tokens of a recorded generation left: per message their number, when it was made, and
-when the transport had taken it.
+"""When the tokens of a recorded generation left.
+
+Per message their number, when it was made, and when the transport had taken it.
 
 Owns the columns, and nothing else happens while a generation runs: two appends per message, of
 numbers that are there anyhow. `OutputText` notes numbers of tokens as it cuts messages; whoever

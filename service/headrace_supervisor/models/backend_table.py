@@ -382,8 +382,9 @@ async def _stop(backends: Sequence[Backend], grace_s: float, hurry: asyncio.Even
 
 
 def _is_still_loading(entry: Entry) -> bool:
-    """Whether the load that asks, a task, is still the model's: an operator's unload ends it, and
-    another may have begun since.
+    """Whether the load that asks, a task, is still the model's.
+
+    An operator's unload ends it, and another may have begun since.
     """
     return entry.state == control_pb2.BACKEND_STATE_LOADING and entry.loading is asyncio.current_task()
 

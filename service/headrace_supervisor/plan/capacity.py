@@ -1,5 +1,6 @@
-"""How many users GPUs hold, and how fast: arithmetic on a model's sizes and on rates that our own
-steps reached.
+"""How many users GPUs hold, and how fast.
+
+Arithmetic on a model's sizes and on rates that our own steps reached.
 
 Owns the model. A step reads the weights (or multiplies by them, whichever takes longer) and the
 caches of the rows that are being written, launches the short kernels of each layer, and ranks
@@ -64,8 +65,9 @@ GPUS = {
 
 
 class Products(NamedTuple):
-    """How products by one kind of weights use a card: shares of its copy bandwidth and of its
-    matrix rate.
+    """How products by one kind of weights use a card.
+
+    Shares of its copy bandwidth and of its matrix rate.
     """
 
     # Of one row.

@@ -1,5 +1,6 @@
-"""Whether a process that lives does its work: its event loop beats into a pipe
-(`headrace_facts.pulse`), and here its silence is counted.
+"""Whether a process that lives does its work.
+
+Its event loop beats into a pipe (`headrace_facts.pulse`), and here its silence is counted.
 
 Owns the pipe, the count, and what is said of a process that hangs. Ending it is
 `managed_process`'s.

@@ -1,5 +1,6 @@
-"""Spans on their way to the collector: a queue that is bounded in bytes, batches of at most 4 MiB,
-attempts until it takes them.
+"""Spans on their way to the collector.
+
+A queue that is bounded in bytes, batches of at most 4 MiB, attempts until it takes them.
 
 Owns what is waiting, what is dropped, and when it is tried again. A collector that is down, hangs
 or answers errors costs its queue's memory and nothing else: nobody here waits for it.

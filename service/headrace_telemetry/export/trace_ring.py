@@ -1,5 +1,6 @@
-"""Recent traces in memory, for `headrace trace`: found by request id or trace id, the oldest
-forgotten first.
+"""Recent traces in memory, for `headrace trace`.
+
+Found by request id or trace id, the oldest forgotten first.
 
 Owns the bound in bytes, over spans of requests and of steps together. They are kept as they were
 exported; nothing is encoded twice.

@@ -1,5 +1,6 @@
-"""What is known of one life of a backend: its newest steps, who was in them, and the requests that
-it numbered.
+"""What is known of one life of a backend.
+
+Its newest steps, who was in them, and the requests that it numbered.
 
 Owns the memory of them, which is bounded. Steps come from the backend with their members and from
 services without; whoever tells a step first, it is one. What is exported when is `step_export`'s,
@@ -277,8 +278,9 @@ def _link(span: facts.SpanContext) -> bytes:
 
 
 def _packed(members: Members) -> bytes:
-    """Returns a step's members as 4-byte numbers: how many requests and chunks there are, then all
-    columns.
+    """Returns a step's members as 4-byte numbers.
+
+    How many requests and chunks there are, then all columns.
     """
     counts = np.array([len(members.numbers), len(members.chunks)], np.uint32)
     return b"".join([counts.tobytes(), *(column.tobytes() for column in members)])

@@ -1,5 +1,6 @@
-"""The inference span that everything of a generation lies in: its ids, its times, and the clocks
-that its parts were reported by.
+"""The inference span that everything of a generation lies in.
+
+Its ids, its times, and the clocks that its parts were reported by.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Log probabilities of prompts from the engine's columns to the caller: each once, in order,
-between started and the first delta, on every way.
+"""Log probabilities of prompts from the engine's columns to the caller.
+
+Each once, in order, between started and the first delta, on every way.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The template's helper process: bombs end in a clear error within their bounds, and the next
-conversation works.
+"""The template's helper process.
+
+Bombs end in a clear error within their bounds, and the next conversation works.
 """
 
 from __future__ import annotations

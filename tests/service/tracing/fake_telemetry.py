@@ -1,5 +1,6 @@
-"""A telemetry process that only listens: it keeps the facts that come over its socket, and says
-what a test has it say.
+"""A telemetry process that only listens.
+
+It keeps the facts that come over its socket, and says what a test has it say.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A service before its telemetry process has been reached for the first time: what it tells then is
-as good as later.
+"""A service before its telemetry process has been reached for the first time.
+
+What it tells then is as good as later.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Every way a call can end: what its caller gets, what metrics count and what spans say is one
-thing, and what docs/operations.md tells operators.
+"""Every way a call can end.
+
+What its caller gets, what metrics count and what spans say is one thing, and what
+docs/operations.md tells operators.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""ModelInfer, and what every inference goes through on either RPC: find the model, check the
-request, count how it ended.
+"""ModelInfer, and what every inference goes through on either RPC.
+
+Find the model, check the request, count how it ended.
 
 Owns the accounting around a request: whatever raises after the model was found counts as a failure
 of that model.

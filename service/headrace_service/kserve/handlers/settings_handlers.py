@@ -99,8 +99,9 @@ def switches(content: Content) -> logs.Switches:
 
 
 def _trace_settings(tracer: Tracer | None) -> Mapping[str, Sequence[str]]:
-    """Returns what is traced, in the protocol's words: OFF leaves spans of requests and their
-    phases, TIMESTAMPS is the way of each token besides.
+    """Returns what is traced, in the protocol's words.
+
+    OFF leaves spans of requests and their phases, TIMESTAMPS is the way of each token besides.
     """
     if tracer is None:
         return _NO_TRACE

@@ -1,5 +1,6 @@
-"""The RPCs about shared memory: the system's, in `shared_memory`, and CUDA's, which this server
-does not have.
+"""The RPCs about shared memory.
+
+The system's, in `shared_memory`, and CUDA's, which this server does not have.
 """
 
 from __future__ import annotations
