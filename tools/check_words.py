@@ -131,7 +131,7 @@ def check_openings(path: str, source: str) -> Iterator[Finding]:
 
 
 def prose_of_markdown(text: str) -> Iterator[tuple[int, str]]:
-    """Yields numbered lines that wrap: no code, tables, headings, images or comments."""
+    """Yields numbered lines that wrap: no code, tables, headings, quotations or images."""
     fenced = commented = indented = False
     before = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -139,7 +139,7 @@ def prose_of_markdown(text: str) -> Iterator[tuple[int, str]]:
         fence = stripped.startswith(("```", "~~~"))
         commented = commented or stripped.startswith("<!--")
         indented = line.startswith("    ") and (indented or not before.strip())
-        if not (fenced or fence or commented or indented or stripped.startswith(("|", "#", "!["))):
+        if not (fenced or fence or commented or indented or stripped.startswith(("|", "#", ">", "!["))):
             yield number, line
         fenced, commented, before = fenced != fence, commented and "-->" not in stripped, line
 
