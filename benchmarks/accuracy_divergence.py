@@ -19,8 +19,8 @@ from torch import Tensor
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
 from headrace_backend.weights.scheme import Scheme
-from headrace_backend.worker.device import choose_dtype
-from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
+from headrace_backend.worker.start_up.device import choose_dtype
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
 from headrace_kernels.attention.paged import AttentionMetadata
 from headrace_model_folder import ModelFolder
 

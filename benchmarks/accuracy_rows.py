@@ -23,7 +23,7 @@ from benchmarks.accuracy_divergence import Divergence
 from benchmarks.figures import ROOT
 
 # What a row depends on. The folders hold code alone; of the model's the scripts make the questions.
-_CODE = ("backend", "kernels", "models/demo/scripts", "service/headrace_supervisor")
+_CODE = ("backend", "both_sides", "kernels", "models/demo/scripts", "service/headrace_supervisor")
 _FILES = ("benchmarks/accuracy*.py", "benchmarks/engine_session.py", "models/demo/*.json", "models/demo/*.safetensors")
 
 

@@ -33,8 +33,8 @@ from headrace_backend.parallel.collectives import Collectives, slowest_times
 from headrace_backend.parallel.rendezvous import Seat
 from headrace_backend.parallel.symmetric import SymmetricCollectives
 from headrace_kernels import card
+from headrace_kernels.collectives import all_reduce
 from headrace_kernels.rounded_tokens import RoundedTokens
-from headrace_kernels.sums import all_reduce
 
 _SIZES = tuple(8192 << shift for shift in range(14))
 _WIDTHS = (4096, 8192)

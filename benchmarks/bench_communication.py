@@ -42,8 +42,8 @@ from headrace_backend.parallel.nccl import piece_rule
 from headrace_backend.parallel.rendezvous import Seat
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
-from headrace_backend.worker.made_up_steps import BlockPool, release_step
-from headrace_backend.worker.runner import Runner
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool, release_step
+from headrace_backend.worker.step.runner import Runner
 from headrace_kernels.rounded_tokens import RoundedTokens
 
 _WARM_STEPS = 5

@@ -37,7 +37,7 @@ import psutil
 from benchmarks import figures, front_parties, front_stages
 from benchmarks.front_client import WARM_UP_S
 from headrace_model_folder import ModelFolder
-from headrace_service import event_wire
+from headrace_service.api import event_wire
 
 _WAYS = ("generate", "kserve", "session-ids", "session-text")
 _RUNS = ("single", "full", "session", "latency", "scaling", "stages")

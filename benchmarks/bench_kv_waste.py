@@ -24,8 +24,11 @@ from benchmarks.figures import report
 from benchmarks.workloads import mix1000
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, SamplingSpec, StopSpec
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.engine.request import EngineRequest, ModelLimits
+from headrace_backend.step.plan import StepPlan, StepResult
+from headrace_request.request import Request
+from headrace_request.sampling import Sampling
+from headrace_request.stop import Stop
 
 CONTEXT = 4096
 
@@ -65,7 +68,7 @@ class Ledger:
         for row in plan.released_rows.tolist():
             self._rows.pop(row, None)
         for admission in plan.admissions:
-            self._rows[admission.row] = Row(self._reserved[admission.seed])
+            self._rows[admission.row] = Row(self._reserved[admission.sampling.seed])
         forward = plan.forward
         for row, count in zip(forward.table_rows.tolist(), forward.table_counts.tolist(), strict=True):
             self._rows[row].allocated += count * self._block_size
@@ -90,8 +93,9 @@ def request(index: int, prompt: list[int], output: int) -> EngineRequest:
 
     Its seed tells the ledger which request a row belongs to.
     """
-    sampling = SamplingSpec(temperature=0.0, seed=index)
-    return EngineRequest(f"r{index}", np.asarray(prompt, np.int32), StopSpec(output), sampling=sampling, detached=True)
+    sampling = Sampling(temperature=0.0, seed=index)
+    asked = Request(np.asarray(prompt, np.int32).tobytes(), Stop(output), sampling)
+    return EngineRequest(f"r{index}", asked, detached=True)
 
 
 def answer(plan: StepPlan) -> StepResult:

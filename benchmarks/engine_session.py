@@ -20,8 +20,12 @@ import numpy as np
 from benchmarks.backend_process import BackendProcess, backend_process
 from benchmarks.token_log import Logprobs, Seconds, TokenLog, Tokens
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from headrace_request.request import LAYOUT, Request
+from headrace_request.sampling import Sampling
+from headrace_request.stop import Stop
 
 _PROGRESS_S = 0.1
+_GREEDY = Sampling(temperature=0.0)
 
 
 class Answer:
@@ -84,7 +88,7 @@ class Prompt:
     salt: bytes = b""
     stop_ids: bytes = b""
     # None: greedy.
-    sampling: engine_pb2.EngineSampling | None = None
+    sampling: Sampling | None = None
     min_tokens: int = 0
     # Outputs.
     n: int = 1
@@ -184,7 +188,7 @@ class EngineSession:
 
     async def hello(self) -> None:
         """Opens the conversation and waits until the engine serves; then `model` says what."""
-        hello = engine_pb2.Hello(protocol_version=1, service_name="benchmark")
+        hello = engine_pb2.Hello(protocol_version=2, service_name="benchmark", request_layout=LAYOUT)
         await self._stream.write(engine_pb2.ToEngine(hello=hello))
         while self._model is None:
             message = await self._stream.read()
@@ -202,19 +206,17 @@ class EngineSession:
         """
         handle, self._next = self._next, self._next + 1
         answer = self._answers[handle] = Answer(self._log, handle, f"bench-{self._run}-{handle}")
-        add = engine_pb2.AddRequest(
-            handle=handle,
-            request_id=answer.request_id,
+        request = Request(
             prompt_token_ids=prompt.token_ids,
-            sampling=prompt.sampling or engine_pb2.EngineSampling(top_p=1.0, repetition_penalty=1.0),
-            stop=engine_pb2.EngineStop(
-                max_tokens=prompt.max_tokens, min_tokens=prompt.min_tokens, token_ids=prompt.stop_ids
-            ),
+            sampling=prompt.sampling or _GREEDY,
+            stop=Stop(prompt.max_tokens, prompt.min_tokens, token_ids=prompt.stop_ids),
             n=prompt.n,
-            logprobs=prompt.logprobs,
+            num_logprobs=-1 if prompt.logprobs is None else prompt.logprobs,
             priority=prompt.priority,
-            spec_digest=bytes(32),
             cache_salt=prompt.salt,
+        )
+        add = engine_pb2.AddRequest(
+            handle=handle, request_id=answer.request_id, request=request.encode(), spec_digest=bytes(32)
         )
         await self._write(engine_pb2.ToEngine(add=add))
         return answer

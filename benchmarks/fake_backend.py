@@ -28,6 +28,7 @@ from google.rpc import code_pb2, status_pb2
 
 from headrace_model_folder import ModelFolder
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from headrace_request.request import Request
 
 _STALE_AFTER_NS = 3_000_000_000
 _HEARTBEAT_S = 1.0
@@ -105,7 +106,8 @@ class _Stream:
             self.send(engine_pb2.FromEngine(list=engine_pb2.RequestList(query_id=message.list.query_id)))
 
     def _add(self, add: engine_pb2.AddRequest) -> None:
-        prompt_tokens = len(add.prompt_token_ids) // 4
+        request = Request.decode(add.request)
+        prompt_tokens = len(request.prompt_token_ids) // 4
         added = engine_pb2.Added(
             handle=add.handle, query_id=add.query_id, request_id=add.request_id, prompt_tokens=prompt_tokens
         )
@@ -113,7 +115,7 @@ class _Stream:
         if add.handle:
             now = time.monotonic_ns()
             self._active.append(
-                _Active(add.handle, add.request_id, prompt_tokens, now, add.n, max(add.stop.max_tokens, 1))
+                _Active(add.handle, add.request_id, prompt_tokens, now, request.n, request.stop.max_tokens)
             )
 
     async def run_writer(self) -> None:

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-_PACKAGES = ("service", "backend", "kernels", "protos/python", "clients/python", ".")
+_PACKAGES = ("service", "backend", "both_sides", "kernels", "protos/python", "clients/python", ".")
 
 
 def cpu_name() -> str:

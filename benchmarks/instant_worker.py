@@ -17,10 +17,10 @@ import time
 import numpy as np
 
 from benchmarks.fake_backend import text_tokens
-from headrace_backend.ring import RingDescriptors, RingReader, RingWriter
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.messages import MemoryPlan, RecordKind, WorkerReady, encode_message
+from headrace_backend.step.plan import StepPlan, StepResult
+from headrace_backend.step.ring import RingDescriptors, RingReader, RingWriter
 from headrace_backend.worker.lifetime import die_with_parent
-from headrace_backend.worker_messages import MemoryPlan, RecordKind, WorkerReady, encode_message
 from headrace_model_folder import ModelFolder
 
 _WRITE_TIMEOUT_S = 30.0

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from benchmarks.workloads import USERS_SECONDS, build
-from headrace_supervisor.capacity import GPUS, Demand, Gpu, Prediction, RankSizes, predict
-from headrace_supervisor.plan_command import engine_sizes
+from headrace_supervisor.plan.capacity import GPUS, Demand, Gpu, Prediction, RankSizes, predict
+from headrace_supervisor.plan.command import engine_sizes
 
 # Rows of a step on a GPU.
 _ROWS = 512

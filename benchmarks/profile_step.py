@@ -26,14 +26,15 @@ from benchmarks.shapes import SHAPES, write_model_folder
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Schemes
-from headrace_backend.worker.device import choose_device, choose_dtype, prepare_torch
-from headrace_backend.worker.fitted_runner import make_runner
-from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
-from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, release_step
-from headrace_backend.worker.runner import CapturesGraphs, Runner
+from headrace_backend.worker.start_up.device import choose_device, choose_dtype, prepare_torch
+from headrace_backend.worker.start_up.fitted_runner import make_runner
+from headrace_backend.worker.start_up.sizes import WorkerSizes
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, Wish, make_step, release_step
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
+from headrace_backend.worker.step.runner import CapturesGraphs, Runner
 from headrace_kernels.attention.quantized_kv import is_quantized, scales_of
 from headrace_model_folder import ModelFolder
 
@@ -147,7 +148,7 @@ def make_model(
         config = EngineConfig.model_validate({"model": folder, "load": "dummy", **settings})
         opened = ModelFolder.open(folder, require_weights=False)
         where, _ = choose_device(config.device)
-        prepare_torch(config, where)
+        prepare_torch(where, config.worker_threads, config.tp)
         dtype = choose_dtype(config.dtype, opened.config, where)
         about = (None, opened.config, dtype, where, "dummy", 0, lambda *_: None)
         longest = min(_MAX_MODEL_LEN, opened.config.max_position_embeddings)
@@ -171,7 +172,7 @@ def captured_runner(
 
     Graphs of long steps with prompts of so many tokens are among them.
     """
-    runner = make_runner(model, config, model.max_position, caches, long_sizes)
+    runner = make_runner(model, WorkerSizes.of(config, model.max_position), caches, long_sizes)
     if isinstance(runner, CapturesGraphs):
         runner.capture(lambda *_: None)
     return runner

@@ -3,7 +3,7 @@
 Each figure from the result files stands beside its roofline, and what was not measured is marked.
 
     python -m benchmarks.scaling benchmarks/results/*h200*.json --markdown docs/scaling.md --plot
-    benchmarks/results/scaling.png
+    build/scaling.png
 
 Takes records of `bench_engine` (single, burst256, mix1000) and of `bench_communication`; of several
 about the same engine and workload the youngest. A roofline is the floor that a result states: the

@@ -21,6 +21,7 @@ from benchmarks.engine_session import Answer, EngineSession, Prompt
 from benchmarks.measurements import Request
 from benchmarks.workloads import USERS_DRAIN_SECONDS, Turn, Users, Workload, build, fitted
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request.sampling import Sampling
 
 # Counters of the worker that must stand still once it is warm; a backend that does not count them
 # has none.
@@ -29,7 +30,7 @@ _COUNTERS = ("late_work",)
 _PLANNING = ("step_count", "held_plans", "late_plans")
 _WARM_UP_SEED = 1_000_003
 # Greedy otherwise.
-_PENALIZED = engine_pb2.EngineSampling(top_p=1.0, repetition_penalty=1.1)
+_PENALIZED = Sampling(temperature=0.0, repetition_penalty=1.1)
 _MAX_ROUNDS = 5
 _UNCOUNTED_ROUNDS = 2
 # For requests that are given up to leave the engine.

@@ -29,9 +29,11 @@ import numpy as np
 from benchmarks import figures, workloads
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, StopSpec, Subscriber
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.engine.request import EngineRequest, ModelLimits, Subscriber
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_kernels.attention.plan import gathering_pays
+from headrace_request.request import Request
+from headrace_request.stop import Stop
 
 _VOCAB_SIZE = 128_256
 _MAX_LEN = 131_072
@@ -238,7 +240,7 @@ class Simulation:
         while self._unsent and self._unsent[0][1] <= self.now_ms and self._num_open < most_open:
             index, planned_ms = self._unsent.popleft()
             prompt, num_tokens = self._workload.trace[index]
-            request = EngineRequest(f"r{index}", np.array(prompt, np.int32), StopSpec(num_tokens))
+            request = EngineRequest(f"r{index}", Request(np.array(prompt, np.int32).tobytes(), Stop(num_tokens)))
             self.engine.add(request, Subscriber(index % _NUM_STREAMS, index + 1))
             sent_ms = planned_ms if self._workload.arrivals_s is not None else self.now_ms
             self.answers[index] = Answer(sent_ms)

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.graph_timing import graph_seconds
 from benchmarks.kernel_cases.small_linear import SHAPES, Operands, Shape
-from headrace_kernels.small_linear_kernels import Tile, variants
+from headrace_kernels.linear.dense_small_batch_kernels import Tile, variants
 
 # Together far more than the 50 MB of an H200's L2 cache.
 ROTATED_BYTES = 400e6

@@ -22,11 +22,14 @@ import numpy as np
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.outbox import Outbox, RequestDone
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, Recording, StopSpec, Subscriber
+from headrace_backend.engine.events import RequestDone
+from headrace_backend.engine.request import EngineRequest, ModelLimits, Recording, Subscriber
+from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.engine.step_log import StepLog
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_facts import facts
+from headrace_request.request import Request
+from headrace_request.stop import Stop
 
 VOCAB_SIZE = 32_000
 PROMPT_TOKENS = 32
@@ -82,10 +85,11 @@ class Turns:
 
     def _add(self, max_tokens: int = OUTPUT_TOKENS) -> None:
         number = next(self._numbers)
+        prompt = self._generator.integers(3, VOCAB_SIZE, PROMPT_TOKENS, np.int32)
+        end_of_text = np.array([2], np.int32).tobytes()
         request = EngineRequest(
             request_id=f"r{number}",
-            prompt_ids=self._generator.integers(3, VOCAB_SIZE, PROMPT_TOKENS, np.int32),
-            stop=StopSpec(min(max_tokens, OUTPUT_TOKENS), token_ids=frozenset([2])),
+            asked=Request(prompt.tobytes(), Stop(min(max_tokens, OUTPUT_TOKENS), token_ids=end_of_text)),
             span=_SPAN if self.mode.records else None,
             recording=Recording() if self.mode.records else None,
         )

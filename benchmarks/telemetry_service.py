@@ -22,13 +22,14 @@ from typing import Any
 from headrace_facts import facts, token_steps
 from headrace_facts.facts import Detail
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import delivery, errors, event_wire
-from headrace_service.detokenizer import PieceTable
-from headrace_service.generation_stream import GenerationStream
-from headrace_service.ledger import DeliveryClock
-from headrace_service.render_state import RenderState
-from headrace_service.session_batch import SessionBatch, SessionWire
-from headrace_service.tracing import generation_fact
+from headrace_service import errors
+from headrace_service.api import event_wire
+from headrace_service.api.session_batch import SessionBatch, SessionWire
+from headrace_service.streams import delivery, generation_fact
+from headrace_service.streams.generation_stream import GenerationStream
+from headrace_service.streams.ledger import DeliveryClock
+from headrace_service.streams.render_state import RenderState
+from headrace_service.text.detokenizer import PieceTable
 from headrace_service.tracing.call_trace import CallTrace, Policy
 from headrace_service.tracing.context import RootSampler, of_metadata
 from headrace_service.tracing.generation_trace import GenerationTrace

@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.kernel_cases import small_linear
 from benchmarks.kernel_cases.small_linear import Case, Shape
-from headrace_kernels.low_bit import block_linear
-from headrace_kernels.low_bit.block_weight import BlockKind, BlockWeight, allocate
+from headrace_kernels.linear import block_quantized as block_linear
+from headrace_kernels.weight_formats.block_weight import BlockKind, BlockWeight, allocate
 
 SHAPES = small_linear.SHAPES
 KINDS = (BlockKind.Q4_0, BlockKind.Q8_0, BlockKind.Q4_K, BlockKind.Q5_K, BlockKind.Q6_K, BlockKind.NF4)

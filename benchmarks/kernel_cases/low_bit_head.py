@@ -14,9 +14,15 @@ import torch
 
 from benchmarks.kernel_cases import small_linear
 from benchmarks.kernel_cases.small_linear import Case
-from headrace_kernels import linear
-from headrace_kernels.low_bit import linear as low_bit_linear
-from headrace_kernels.low_bit.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate, quantize_rows
+from headrace_kernels.linear import dense as linear
+from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.weight_formats.quantized_weight import (
+    Arrangement,
+    QuantizedWeight,
+    QuantKind,
+    allocate,
+    quantize_rows,
+)
 
 SHAPE = small_linear.SHAPES["lm_head"]
 KINDS = (QuantKind.INT8, QuantKind.FP8)

@@ -17,11 +17,14 @@ from torch.nn import functional
 
 from benchmarks.kernel_cases import small_linear
 from benchmarks.kernel_cases.small_linear import EPS, Case, Shape
-from headrace_kernels.low_bit import linear as low_bit_linear
-from headrace_kernels.low_bit import restored_linear
-from headrace_kernels.low_bit.fp8_activations import scaled_linear
-from headrace_kernels.low_bit.input_rounding import InputRounding
-from headrace_kernels.low_bit.quantized_weight import (
+from headrace_kernels.linear import gemm_dequantized as restored_linear
+from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear.gemm_fp8 import scaled_linear
+from headrace_kernels.linear.gemm_weight_only import WideTile, multiply_wide
+from headrace_kernels.linear.small_batch import SmallTile, multiply_small
+from headrace_kernels.rounded_tokens import round_tokens
+from headrace_kernels.weight_formats.input_rounding import InputRounding
+from headrace_kernels.weight_formats.quantized_weight import (
     Arrangement,
     QuantizedWeight,
     QuantKind,
@@ -29,9 +32,6 @@ from headrace_kernels.low_bit.quantized_weight import (
     dequantize,
     quantize_rows,
 )
-from headrace_kernels.low_bit.small_kernels import SmallTile, multiply_small
-from headrace_kernels.low_bit.wide_kernels import WideTile, multiply_wide
-from headrace_kernels.rounded_tokens import round_tokens
 
 SHAPES = {name: shape for name, shape in small_linear.SHAPES.items() if name != "lm_head"}
 GROUP_SIZE = 128

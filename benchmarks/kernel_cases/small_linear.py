@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headrace_kernels import small_linear
+from headrace_kernels.linear import dense_small_batch as small_linear
+from headrace_kernels.linear.dense_small_batch_kernels import Tile, multiply
 from headrace_kernels.rms_norm import add_rms_norm
-from headrace_kernels.small_linear_kernels import Tile, multiply
 from headrace_kernels.swiglu import swiglu
 
 EPS = 1e-5

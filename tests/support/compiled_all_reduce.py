@@ -19,8 +19,8 @@ import triton
 from tests.support.compiled_kernels import compiling_for, resources
 
 from headrace_kernels import rms_norm
-from headrace_kernels.sums import all_reduce
-from headrace_kernels.sums.all_reduce import Peers
+from headrace_kernels.collectives import all_reduce
+from headrace_kernels.collectives.all_reduce import Peers
 
 WORLD_SIZE = 4
 SIZES = (4096, 8192)

@@ -32,19 +32,24 @@ from tests.support.raw_case import RawCase
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from headrace_kernels import card, finite_rows, rms_norm, rounded_tokens, small_linear, small_linear_kernels, swiglu
+from headrace_kernels import card, finite_rows, rms_norm, rounded_tokens, swiglu
 from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention import rope_kv
-from headrace_kernels.low_bit import block_linear_kernels, block_weight, input_order, int8_activations
-from headrace_kernels.low_bit import few_kernels as low_bit_few_kernels
-from headrace_kernels.low_bit import linear as low_bit_linear
-from headrace_kernels.low_bit import nibble_row_kernels as low_bit_nibble_row_kernels
-from headrace_kernels.low_bit import row_kernels as low_bit_row_kernels
-from headrace_kernels.low_bit import scaled_kernels as low_bit_scaled_kernels
-from headrace_kernels.low_bit import small_kernels as low_bit_kernels
-from headrace_kernels.low_bit import wide_kernels as low_bit_wide_kernels
-from headrace_kernels.low_bit.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
+from headrace_kernels.linear import block_quantized_kernels as block_linear_kernels
+from headrace_kernels.linear import dense_small_batch as small_linear
+from headrace_kernels.linear import dense_small_batch_kernels as small_linear_kernels
+from headrace_kernels.linear import gemm_fp8_sm90 as low_bit_scaled_kernels
+from headrace_kernels.linear import gemm_int8 as int8_activations
+from headrace_kernels.linear import gemm_weight_only as low_bit_wide_kernels
+from headrace_kernels.linear import gemv_8bit as low_bit_row_kernels
+from headrace_kernels.linear import gemv_int4 as low_bit_nibble_row_kernels
+from headrace_kernels.linear import input_order
+from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear import small_batch as low_bit_kernels
+from headrace_kernels.linear import small_batch_8bit_sm90 as low_bit_few_kernels
 from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_kernels.weight_formats import block_weight
+from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
 
 # Largest shared memory of a program, by architecture.
 _SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}

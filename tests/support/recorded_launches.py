@@ -37,20 +37,21 @@ from headrace_backend.models.registry import load_model
 from headrace_backend.parallel.collectives import Collectives, PieceRule
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
-from headrace_backend.worker.gpu_runner import GpuRunner
-from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
-from headrace_backend.worker.made_up_steps import BlockPool
-from headrace_backend.worker.profile_step import run_steps
-from headrace_backend.worker.sampler import Sampler
-from headrace_backend.worker.step_buffers import StepLimits
-from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
-from headrace_backend.worker.warm_up import gpu_steps, warm_up
+from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.start_up.sizes import WorkerSizes
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool
+from headrace_backend.worker.start_up.warm_up import gpu_steps, warm_up
+from headrace_backend.worker.step.buffers import StepLimits
+from headrace_backend.worker.step.gpu_runner import GpuRunner
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
+from headrace_backend.worker.step.runner import run_steps
+from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 from headrace_kernels import card, triton_runtime
 from headrace_kernels.attention import paged
-from headrace_kernels.low_bit import fp8_activations
-from headrace_kernels.low_bit.quantized_weight import QuantizedWeight
-from headrace_kernels.low_bit.scaled_kernels import multiply_scaled
+from headrace_kernels.linear import gemm_fp8 as fp8_activations
+from headrace_kernels.linear.gemm_fp8_sm90 import multiply_scaled
 from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 from headrace_model_folder import ModelFolder
 
 CPU = torch.device("cpu")
@@ -201,11 +202,11 @@ class Server:
     """A model behind a runner."""
 
     def __init__(self, model: Model, launches: Launches) -> None:
-        self.config, self.max_model_len, self.causal_lm = model.config(), model.max_model_len, loaded(model, launches)
+        self.sizes, self.causal_lm = WorkerSizes.of(model.config(), model.max_model_len), loaded(model, launches)
         ours = self.causal_lm
         shape = (_NUM_BLOCKS, 2, ours.num_kv_heads, _BLOCK_SIZE, ours.head_dim)
         self.kv_caches = allocate_kv_caches(ours.num_layers, shape, kv_type(model.kv_dtype, ours.dtype), CPU)
-        limits = StepLimits(self.config.max_num_seqs, self.config.max_num_batched_tokens, self.max_model_len)
+        limits = StepLimits(self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens, self.sizes.max_model_len)
         sizes = AttentionSizes.of(ours.num_heads, self.kv_caches[0], ours.dtype)
         sampler = Sampler(limits.max_num_seqs, ours.vocab_size, CPU)
         shapes = captured_shapes((1, 2, 4, 8, 16, 32), (64, 128), limits.max_num_seqs, sizes)
@@ -224,7 +225,7 @@ class Server:
     def whole(self) -> None:
         """All of warm-up's steps, through all layers."""
         pool = BlockPool(_NUM_BLOCKS, _BLOCK_SIZE)
-        run_steps(self.runner, list(gpu_steps(self.config, self.max_model_len, pool)), lambda done: None)
+        run_steps(self.runner, list(gpu_steps(self.sizes, pool)), lambda done: None)
 
     def shallow(self) -> None:
         """Launches through representative layers alone."""
@@ -238,7 +239,7 @@ class Server:
 
     def warm(self) -> None:
         """Warm-up as start-up has it."""
-        about = (self.runner, self.causal_lm, self.kv_caches, self.config, self.max_model_len)
+        about = (self.runner, self.causal_lm, self.kv_caches, self.sizes)
         warm_up(*about, lambda *_: None)
 
 

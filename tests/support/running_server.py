@@ -26,7 +26,7 @@ from tests.support.processes import alive, wait_until
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo"
 _PYTHONPATH = os.pathsep.join(
-    str(ROOT / part) for part in ("service", "backend", "kernels", "protos/python", "clients/python")
+    str(ROOT / part) for part in ("service", "backend", "both_sides", "kernels", "protos/python", "clients/python", ".")
 )
 
 

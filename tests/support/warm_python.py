@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_ROOMS = ("service", "backend", "kernels", "protos/python", "clients/python", ".")
+_ROOMS = ("service", "backend", "both_sides", "kernels", "protos/python", "clients/python", ".")
 
 
 @dataclass(frozen=True)

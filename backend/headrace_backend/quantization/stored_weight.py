@@ -16,8 +16,8 @@ from headrace_backend.quantization.low_bit_weight import LowBitWeight
 from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused
-from headrace_kernels.low_bit.input_rounding import InputRounding
-from headrace_kernels.low_bit.quantized_weight import (
+from headrace_kernels.weight_formats.input_rounding import InputRounding
+from headrace_kernels.weight_formats.quantized_weight import (
     BLOCK_SIZE,
     INPUT_NUMBERS,
     Arrangement,
@@ -26,7 +26,7 @@ from headrace_kernels.low_bit.quantized_weight import (
     allocate,
 )
 from headrace_model_folder import LayerFormat
-from headrace_model_folder.layer_format import LEAST_GROUP
+from headrace_model_folder.formats.layer_format import LEAST_GROUP
 
 KINDS = {"int4": QuantKind.INT4, "int8": QuantKind.INT8, "fp8": QuantKind.FP8}
 

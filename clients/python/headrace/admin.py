@@ -14,13 +14,13 @@ import grpc
 
 from headrace import admin_calls
 from headrace.admin_calls import Draining, Loaded, RepositoryModel
-from headrace.aio_transport import AsyncTransport
 from headrace.answers import MemoryPlan
-from headrace.call_reader import readable
-from headrace.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
+from headrace.connections.aio_transport import AsyncTransport
+from headrace.connections.call_reader import readable
+from headrace.connections.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
+from headrace.connections.transport import Transport
 from headrace.errors import from_rpc_error
 from headrace.spec import TraceDetailName
-from headrace.transport import Transport
 from headrace.v1.admin_pb2_grpc import AdminServiceStub
 
 

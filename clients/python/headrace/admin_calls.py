@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace import answers
-from headrace.calls import Streaming, Unary, assign_given
+from headrace.calls import assign_given
 from headrace.errors import invalid
+from headrace.rpc import Streaming, Unary
 from headrace.spec import TraceDetailName, assign, duration, trace_detail_of
 from headrace.v1 import admin_pb2 as pb
 

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Self, Unpack
 
 from headrace import calls
-from headrace.aio_session import AsyncSession
-from headrace.aio_stream import AsyncStream
-from headrace.aio_transport import AsyncTransport
 from headrace.answers import Load, Model, RequestSummary, Submitted
 from headrace.completion import Completion
-from headrace.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
+from headrace.connections.aio_transport import AsyncTransport
+from headrace.connections.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
+from headrace.sessions.aio_session import AsyncSession
 from headrace.spec import GenerationOptions, Messages
-from headrace.stream_state import StreamState, SubscriptionState
+from headrace.streams.aio_stream import AsyncStream
+from headrace.streams.stream_state import StreamState, SubscriptionState
 from headrace.v1.inference_pb2_grpc import InferenceServiceStub
 
 

@@ -14,12 +14,12 @@ from typing import Self, Unpack
 from headrace import calls
 from headrace.answers import Load, Model, RequestSummary, Submitted
 from headrace.completion import Completion
-from headrace.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
-from headrace.session import Session
+from headrace.connections.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
+from headrace.connections.transport import Transport
+from headrace.sessions.session import Session
 from headrace.spec import GenerationOptions, Messages
-from headrace.stream import Stream
-from headrace.stream_state import StreamState, SubscriptionState
-from headrace.transport import Transport
+from headrace.streams.stream import Stream
+from headrace.streams.stream_state import StreamState, SubscriptionState
 from headrace.v1.inference_pb2_grpc import InferenceServiceStub
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 import grpc
 
 from headrace.aio import AsyncClient
-from headrace.channel import RetryPolicy, channel_options
 from headrace.client import Client
+from headrace.connections.channel import RetryPolicy, channel_options
 from headrace.server_process import FlagValue, LocalServerError, ServerProcess, require_server, serve_command
 
 POLL_SECONDS = 0.05

@@ -22,7 +22,7 @@ import rich.progress
 from headrace.cli.ledger_table import print_ledger
 from headrace.cli.output import show_text, warn
 from headrace.client import Client
-from headrace.connection import DEFAULT_SERVER
+from headrace.connections.connection import DEFAULT_SERVER
 from headrace.local_server import local
 from headrace.server_process import LocalServerError
 from headrace.timing import StreamTimer

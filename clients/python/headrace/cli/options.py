@@ -16,10 +16,10 @@ from typing import Any, TypeVar, cast
 import click
 
 from headrace.admin import AdminClient
-from headrace.channel import RetryPolicy
 from headrace.cli.group import JSON_KEY
 from headrace.client import Client
-from headrace.connection import DEFAULT_SERVER, ConnectionOptions
+from headrace.connections.channel import RetryPolicy
+from headrace.connections.connection import DEFAULT_SERVER, ConnectionOptions
 from headrace.security import Tls
 from headrace.spec import GenerationOptions
 
