@@ -32,7 +32,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 MARKDOWN_COLUMNS = 100
 MOST_FILES = 20
 KINDS = (".py", ".md", ".proto")
-PRODUCT = ("service", "backend", "kernels", "clients/python")
+PRODUCT = ("service", "backend", "both_sides", "kernels", "clients/python")
 # Logs keep the words of their time; the demo model is made of ordinary English; two files are about
 # retired words.
 KEEP_THEIR_WORDS = (
@@ -184,7 +184,9 @@ def room_of(finding: Finding) -> str:
     """The room that a finding counts for: a package, a folder of the tests, or a top folder."""
     parts = pathlib.PurePosixPath(finding.path).parts
     folders = parts if finding.rule == "folder" else parts[:-1]
-    depth = 2 if folders[:1] and folders[0] in ("service", "backend", "kernels", "clients", "tests") else 1
+    depth = (
+        2 if folders[:1] and folders[0] in ("service", "backend", "both_sides", "kernels", "clients", "tests") else 1
+    )
     return "/".join(folders[:depth]) or "."
 
 
