@@ -159,7 +159,7 @@ class Measurement:
             case.name,
             _bits_per_weight(model),
             _mean_error(model),
-            kv_token_bytes(ModelFolder.open(DEMO).config, model.dtype.itemsize, case.kv_dtype),
+            kv_token_bytes(ModelFolder.open(DEMO).config.description, model.dtype.itemsize, case.kv_dtype),
             right,
             divergence,
             round(time.monotonic() - began, 1),

@@ -14,7 +14,8 @@ from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import TOKEN_BYTES, Harness, Reader, request
 from tests.engine.test_engine_state_machine import EngineMachine, expected_end
 
-from headrace_backend.engine.request import EndReason, EngineRequest, Recording
+from headrace_backend.engine.events import EndReason
+from headrace_backend.engine.request import EngineRequest, Recording
 from headrace_backend.step.plan import StepResult
 from headrace_facts import facts, step_records, token_steps
 
