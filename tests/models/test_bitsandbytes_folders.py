@@ -22,7 +22,7 @@ from tests.support.model_builds import weight_memory
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.quantization.self_check import StoredSummary
+from headrace_backend.quantization.summaries import StoredSummary
 from headrace_backend.quantize_rules import unsuitable_quantization
 from headrace_backend.weights.block_records import block_kinds
 from headrace_backend.weights.placement import Placement

@@ -25,9 +25,9 @@ from tests.support.running_server import DEMO
 
 from headrace_backend.layers.rotary import rope_frequencies
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.quantization import block_check
+from headrace_backend.quantization import product_check
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
-from headrace_backend.quantization.self_check import StoredSummary
+from headrace_backend.quantization.summaries import StoredSummary
 from headrace_backend.weights.block_records import block_kinds, with_rotated_rows
 from headrace_backend.weights.destination import RotatedRows, TensorRows
 from headrace_backend.weights.placement import Placement
@@ -227,7 +227,7 @@ def test_a_plain_number_that_is_not_finite_is_refused_by_name(demo: Written, tmp
 def test_a_product_that_differs_from_its_reference_is_refused_by_layer(
     demo: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linear = block_check.linear
+    linear = product_check.block_quantized.linear
 
     def broken(x: torch.Tensor, weight: BlockWeight) -> torch.Tensor:
         out = linear(x, weight)
@@ -235,7 +235,7 @@ def test_a_product_that_differs_from_its_reference_is_refused_by_layer(
             out[:, 3] = 0
         return out
 
-    monkeypatch.setattr(block_check, "linear", broken)
+    monkeypatch.setattr(product_check.block_quantized, "linear", broken)
     with pytest.raises(
         QuantizationRefused, match=r"layer 'model\.layers\.0\.mlp\.down_proj': its Q8_0 product of 8 rows"
     ):

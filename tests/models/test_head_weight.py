@@ -23,7 +23,7 @@ from tests.support.quantized_folders import Recipe, quantize_folder
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.quantization import low_bit_weight
-from headrace_backend.quantization.self_check import StoredSummary
+from headrace_backend.quantization.summaries import StoredSummary
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.placement import ALONE, Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme

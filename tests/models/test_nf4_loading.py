@@ -17,8 +17,8 @@ from tests.support.model_builds import PROJECTIONS, load_model, weight_memory
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.quantization import block_check, nf4_weight
-from headrace_backend.quantization.self_check import QuantizationSummary
+from headrace_backend.quantization import nf4_weight, product_check
+from headrace_backend.quantization.summaries import QuantizationSummary
 from headrace_backend.quantize_rules import unsuitable_quantization
 from headrace_backend.weights.placement import Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
@@ -124,12 +124,12 @@ def test_a_tensor_that_is_packed_wrongly_is_refused_by_name(
 def test_a_product_that_differs_from_its_reference_is_refused_by_layer(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linear = block_check.linear
+    linear = product_check.block_quantized.linear
 
     def broken(x: torch.Tensor, weight: BlockWeight) -> torch.Tensor:
         return linear(x, weight) * (1.01 if weight.num_inputs == 128 else 1)
 
-    monkeypatch.setattr(block_check, "linear", broken)
+    monkeypatch.setattr(product_check.block_quantized, "linear", broken)
     with pytest.raises(
         QuantizationRefused, match=r"layer 'model\.layers\.0\.mlp\.down_proj': its NF4 product of 8 rows"
     ):

@@ -19,13 +19,13 @@ from tests.support.model_builds import PROJECTIONS, load_model, weight_memory
 from tests.support.quantized_folders import Quantized, Recipe, layer_names, quantize_folder, words
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.quantization.folder_check import StoredSummary
 from headrace_backend.quantization.folder_layers import stage_layers
 from headrace_backend.quantization.linear_weight import PlainWeight
 from headrace_backend.quantization.parted_weight import PartedWeight
 from headrace_backend.quantization.rounded_inputs import describe_inputs
 from headrace_backend.quantization.source_numbers import zeros_of
 from headrace_backend.quantization.stored_weight import StoredWeight
+from headrace_backend.quantization.summaries import StoredSummary
 from headrace_backend.weights.placement import Placement, Shard
 from headrace_kernels import card
 from headrace_kernels.linear import quantized as low_bit_linear

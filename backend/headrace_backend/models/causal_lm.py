@@ -20,7 +20,7 @@ from headrace_backend.models.representative_layers import representative_places
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.quantization.head_weight import HeadWeight
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
-from headrace_backend.quantization.self_check import QuantizationSummary, StoredSummary
+from headrace_backend.quantization.summaries import QuantizationSummary, StoredSummary
 from headrace_backend.tp_rules import rank_part
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_model_folder import ModelDescription

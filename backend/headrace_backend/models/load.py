@@ -10,13 +10,15 @@ import torch
 
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.quantization.block_check import block_targets, summarize_blocks
-from headrace_backend.quantization.folder_check import summarize_folder
 from headrace_backend.quantization.folder_layers import stage_layers
-from headrace_backend.quantization.head_weight import summarize_head
-from headrace_backend.quantization.nf4_weight import summarize_nf4
-from headrace_backend.quantization.self_check import summarize
 from headrace_backend.quantization.shared_scales import share_scales
+from headrace_backend.quantization.summaries import (
+    block_targets,
+    summarize,
+    summarize_blocks,
+    summarize_folder,
+    summarize_head,
+)
 from headrace_backend.weights.block_records import with_rotated_rows
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
@@ -78,10 +80,8 @@ def _check_schemes(model: CausalLM, targets: Mapping[str, WeightTarget], bits: S
     Raises QuantizationRefused.
     """
     layers, (scheme, head) = {name: target for name, target in targets.items() if ".layers." in name}, bits
-    if scheme is not None and model.low_bit_weights:
-        model.quantization = summarize(scheme, layers, model.low_bit_weights)
-    elif scheme is not None:
-        model.quantization = summarize_nf4(scheme, layers, model.block_weights)
+    if scheme is not None:
+        model.quantization = summarize(scheme, layers, model.low_bit_weights or model.block_weights)
     if head is not None and model.head_weight is not None:
         model.head_quantization = summarize_head(head, targets, model.head_weight)
 
