@@ -1,9 +1,9 @@
 """The certificate of a listener, and its files' changes.
 
-Owns the exchange while the server runs; what makes files sound is `pem`'s. grpc asks
+Owns the exchange while the server runs; what makes files valid is `pem`'s. grpc asks
 for the certificate before every handshake, from one of its own threads and holding up that
 handshake: the answer is an object that lies ready. Reading and checking happens in `reload`. New
-connections get the new certificate, open ones live on with theirs. New files that are unsound are
+connections get the new certificate, open ones live on with theirs. New files that are invalid are
 logged, and the certificate in force stays; so do the moments in which only one of two files has
 been replaced.
 """
@@ -22,7 +22,7 @@ from headrace_credentials.files import CredentialError
 
 
 class TlsFiles(NamedTuple):
-    """Where the certificates lie.
+    """Paths of a server's certificates.
 
     Attributes:
         certificate: PEM, the server's own first, then those up to its CA.
@@ -65,8 +65,9 @@ class ServerTls:
         return self._loaded.expires
 
     def port_credentials(self) -> grpc.ServerCredentials:
-        """Returns credentials for one port; another port needs others, because grpc asks each for
-        what is new to it.
+        """Returns credentials for one port.
+
+        Another port needs others, because grpc asks each for what is new to it.
         """
         given = self._loaded
 
@@ -84,7 +85,7 @@ class ServerTls:
         )
 
     def reload(self) -> None:
-        """Takes the files' certificate if it has changed and is sound.
+        """Takes the files' certificate if it has changed and is valid.
 
         Blocks on the disk; may run in another thread.
         """

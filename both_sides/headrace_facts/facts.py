@@ -1,6 +1,6 @@
 """The facts themselves: what a service or a backend saw, in the terms of its own room.
 
-Owns their fields and byte form (msgpack, a tag each). Facts are told once, when something has
+Owns their fields and byte form (msgpack, a tag each). Facts are reported once, when something has
 ended; a token costs its process no more than an entry in a column. Columns are little-endian bytes.
 Times are CLOCK_MONOTONIC nanoseconds of the machine that saw it, `unix_offset_ns` is what takes
 that clock to UNIX time. No fact holds prompts, outputs or keys.
@@ -30,7 +30,7 @@ class Detail(enum.IntEnum):
 
 
 class SpanContext(msgspec.Struct, frozen=True, array_like=True):
-    """Where a span stands in its trace (W3C). Ids in lower-case hex."""
+    """The place of a span in its trace (W3C). Ids are lower-case hex."""
 
     trace_id: str
     span_id: str
@@ -63,7 +63,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
 class EngineFacts(msgspec.Struct, tag="engine", frozen=True):
     """What to know of a backend's model and device to judge its steps.
 
-    Told when a worker is ready.
+    Reported when a worker is ready.
     """
 
     engine: str
@@ -117,8 +117,9 @@ class Steps(msgspec.Struct, tag="steps", frozen=True):
 
 
 class PhaseSpan(msgspec.Struct, frozen=True, array_like=True):
-    """One stay in a phase of the ledger: "queued", "prefill", "decode", "preempted" or
-    "restarting".
+    """One stay in a phase of the ledger.
+
+    Phases are "queued", "prefill", "decode", "preempted" and "restarting".
     """
 
     phase: str
@@ -157,7 +158,7 @@ class Emission(msgspec.Struct, frozen=True, array_like=True):
 class Generation(msgspec.Struct, tag="generation", frozen=True):
     """A generation has ended.
 
-    Told for every one; what is traced has `span`, and, if its tokens were recorded, `trace`.
+    Reported for every one; what is traced has `span`, and, if its tokens were recorded, `trace`.
     """
 
     request_id: str
@@ -205,7 +206,7 @@ class Generation(msgspec.Struct, tag="generation", frozen=True):
 
 
 class CallEnded(msgspec.Struct, tag="call", frozen=True):
-    """An RPC has ended. Told for every one, after its generations."""
+    """An RPC has ended. Reported for every one, after its generations."""
 
     # "headrace.v1.InferenceService/Generate".
     method: str
@@ -255,8 +256,9 @@ class ServiceLoad(msgspec.Struct, tag="service_load", frozen=True):
 
 
 class Dropped(msgspec.Struct, tag="dropped", frozen=True):
-    """Facts that this process could not tell since it last said so, because nobody took them in
-    time.
+    """Facts that this process could not report since it last said so.
+
+    Nobody took them in time.
     """
 
     facts: int
@@ -309,8 +311,9 @@ class TraceSettings(msgspec.Struct, tag="settings", frozen=True):
 
 
 class TraceFound(msgspec.Struct, tag="trace_found", frozen=True):
-    """The answer to a TraceQuery: serialized opentelemetry.proto.trace.v1.TracesData, in parts; the
-    last has `last` set.
+    """The answer to a TraceQuery, in parts; the last has `last` set.
+
+    The parts are serialized opentelemetry.proto.trace.v1.TracesData.
 
     Unknown: one part, empty.
     """

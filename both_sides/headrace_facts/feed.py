@@ -1,5 +1,6 @@
-"""Brings facts to the telemetry process over its Unix socket, and its answers back: the one sender
-of services and backends.
+"""Brings facts to the telemetry process over its Unix socket, and its answers back.
+
+It is the one sender of services and backends.
 
 Owns the connection, the buffer and the count of what was dropped. Does not own what facts mean
 (`facts`). A message on the wire is its length (4 bytes, little-endian) and its bytes.
@@ -7,10 +8,10 @@ Owns the connection, the buffer and the count of what was dropped. Does not own 
     tell -> buffer -> every 50 ms, or once 64 KiB wait -> socket -> telemetry process
     on_answer <- telemetry process
 
-Whoever tells never waits and never fails: an absent, hung or dying telemetry process costs it no
+Whoever reports never waits and never fails: an absent, hung or dying telemetry process costs it no
 more than a full buffer. Then the *newest* facts are dropped, not the oldest: what is dropped costs
 not even its encoding, and what is kept is one run without gaps, in which a generation finds the
-steps that were told before it. Drops are told at the place where they happened.
+steps that were reported before it. Drops are reported at the place where they happened.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _frame(fact: facts.Fact) -> bytes:
 
 
 class _Count:
-    """Facts, and the output tokens that they tell of."""
+    """Facts, and the output tokens that they report."""
 
     __slots__ = ("facts", "tokens")
 
@@ -70,7 +71,7 @@ class Feed:
         max_buffered_bytes: int = 8 << 20,
         on_connect: Callable[[], None] | None = None,
     ) -> None:
-        """Not started; facts that are told before are buffered.
+        """Not started; facts that are reported before are buffered.
 
         Args:
             address: The socket's path, with or without "unix:" before it.
@@ -86,11 +87,11 @@ class Feed:
         self.on_connect = on_connect
         self._max_buffered_bytes = max_buffered_bytes
         self._greetings: dict[type[facts.Fact], facts.Fact] = {}
-        # Messages that wait, with the tokens that each tells of.
+        # Messages that wait, with the tokens that each reports.
         self._waiting: deque[tuple[bytes, int]] = deque()
         # What waits and what is being written.
         self._num_bytes = 0
-        self._untold_drops = _Count()
+        self._unreported_drops = _Count()
         # Over the feed's whole life.
         self.num_dropped_facts = 0
         self.num_dropped_tokens = 0
@@ -140,7 +141,6 @@ class Feed:
             self._append(_frame(fact), 0)
 
     # --- the buffer
-    # -----------------------------------------------------------------------------------------------------------
 
     def _append(self, frame: bytes, num_tokens: int) -> None:
         self._waiting.append((frame, num_tokens))
@@ -154,7 +154,7 @@ class Feed:
             self._flush_timer = asyncio.get_running_loop().call_later(FLUSH_S, self._wake.set)
 
     def _drop(self, num_facts: int, num_tokens: int) -> None:
-        self._untold_drops.add(num_facts, num_tokens)
+        self._unreported_drops.add(num_facts, num_tokens)
         self.num_dropped_facts += num_facts
         self.num_dropped_tokens += num_tokens
 
@@ -170,7 +170,6 @@ class Feed:
         return frames, count
 
     # --- the connection
-    # -------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         retry_s = _FIRST_RETRY_S
@@ -216,7 +215,7 @@ class Feed:
         """Raises OSError when the connection is lost."""
         await writer.drain()
         while True:
-            if not self._waiting and not self._untold_drops.facts:
+            if not self._waiting and not self._unreported_drops.facts:
                 self._empty.set()
                 await self._wake.wait()
             self._wake.clear()
@@ -231,10 +230,10 @@ class Feed:
         """
         frames, count = self._take()
         num_bytes = sum(map(len, frames))
-        told = _Count()
-        if not self._waiting and self._untold_drops.facts:
-            told, self._untold_drops = self._untold_drops, told
-            frames.append(_frame(facts.Dropped(told.facts, told.tokens)))
+        reported = _Count()
+        if not self._waiting and self._unreported_drops.facts:
+            reported, self._unreported_drops = self._unreported_drops, reported
+            frames.append(_frame(facts.Dropped(reported.facts, reported.tokens)))
         taken = False
         try:
             writer.write(b"".join(frames))
@@ -244,11 +243,12 @@ class Feed:
             self._num_bytes -= num_bytes
             if not taken:
                 self._drop(count.facts, count.tokens)
-                self._untold_drops.add(told.facts, told.tokens)
+                self._unreported_drops.add(reported.facts, reported.tokens)
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
-        """Raises OSError, IncompleteReadError when the connection is lost; ValueError if what comes
-        is no answer.
+        """Receives answers until the connection is lost.
+
+        Raises OSError or IncompleteReadError then; ValueError if what comes is no answer.
         """
         loop = asyncio.get_running_loop()
         while True:

@@ -1,5 +1,6 @@
-"""Standard output and standard error of a process that serves: a full disk, or a reader that is
-gone, costs lines of its log and not the process.
+"""Standard output and standard error of a process that serves.
+
+A full disk, or a reader that is gone, costs lines of its log and not the process.
 
 Owns the count of the lines that were lost, and the note of them before the next line that can be
 written. Every process of the server calls `keep_going` where it sets up its log; those that tell
@@ -15,8 +16,9 @@ from typing import Any, TextIO
 
 
 class LossyFile(io.FileIO):
-    """Writes to a descriptor and never fails: what it does not take is counted, by lines, and
-    forgotten.
+    """Writes to a descriptor and never fails.
+
+    What the descriptor does not take is counted, by lines, and forgotten.
 
     Attributes:
         num_lost_lines: over its whole life.
@@ -67,7 +69,7 @@ class LossyFile(io.FileIO):
 
 
 _files: list[LossyFile] = []
-_num_told = 0
+_num_reported = 0
 
 
 def keep_going() -> None:
@@ -81,9 +83,9 @@ def keep_going() -> None:
 
 def take_lost_lines() -> int:
     """Lines that this process lost since it was asked last."""
-    global _num_told
-    num_before, _num_told = _num_told, sum(file.num_lost_lines for file in _files)
-    return _num_told - num_before
+    global _num_reported
+    num_before, _num_reported = _num_reported, sum(file.num_lost_lines for file in _files)
+    return _num_reported - num_before
 
 
 def _lossy(stream: TextIO, own: TextIO | None) -> TextIO:

@@ -1,9 +1,9 @@
-"""That a process's event loop runs, told to whoever started the process: a byte into a pipe, twice
-a second.
+"""Signs of a running event loop for whoever started the process: a byte into a pipe twice a second.
 
 Owns the writing end, which arrives as a descriptor on the command line. A loop that hangs writes
 nothing, however alive its process looks from outside. What silence means is the listener's
-(`headrace_supervisor.processes.hang_watch`). A process that nobody listens to is started without the flag.
+(`headrace_supervisor.processes.hang_watch`). A process that nobody listens to is started without
+the flag.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ RECORD: Final = np.dtype(
         ("accepted_tokens", "<u4"),
         # StepFlag.
         ("flags", "<u4"),
-        # Tokens that the device computed, padding included; 0: not told.
+        # Tokens that the device computed, padding included; 0: not reported.
         ("padded_tokens", "<u4"),
     ]
 )

@@ -1,5 +1,7 @@
-"""Which step sampled each token of an output, as runs: an output that decodes samples one token in
-each step, so only the tokens are told from which on that is so anew.
+"""The step that sampled each token of an output, as runs.
+
+An output that decodes samples one token in each step, so only the tokens are noted at which a new
+run begins.
 
 Owns the form, both ways. Tokens before the first run were sampled by no step of this engine: an
 earlier attempt emitted them.
@@ -15,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-# Of one output: what is told of more is nonsense, and would take gigabytes.
+# Of one output: a report of more is nonsense, and would take gigabytes.
 MOST_TOKENS: Final = 1 << 20
 
 
@@ -56,7 +58,7 @@ def step_ids(steps: TokenSteps) -> npt.NDArray[np.uint64]:
 
 
 def _joined(runs: npt.NDArray[np.uint64], ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """As `step_ids`, of any number of runs; `ids` count from 0."""
+    """Returns what `step_ids` returns, of any number of runs; `ids` count from 0."""
     firsts = runs[:, 0]
     if len(runs) and (int(firsts[-1]) >= len(ids) or (firsts[1:] < firsts[:-1]).any()):
         raise ValueError("runs of steps do not fit their tokens")
