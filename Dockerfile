@@ -37,6 +37,7 @@ COPY LICENSE README.md ./
 COPY clients/python clients/python
 COPY protos/python protos/python
 COPY kernels kernels
+COPY both_sides both_sides
 COPY backend backend
 COPY service service
 RUN pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir /wheels ./clients/python . \

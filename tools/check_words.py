@@ -4,9 +4,10 @@
 
 Four rules, each with the place of every finding:
 
-    opening   a docstring, and each entry of its Args, begins with its subject or verb, not with Of, As, Those,
-              The same, Where, That or See
-    word      one idea has one word, the field's: a retired word is found in names, strings, comments and prose
+    opening   a docstring, and each entry of its Args, begins with its subject or verb, not with Of,
+              As, Those, The same, Where, That or See
+    word      one idea has one word, the field's; a retired word is found in names, strings,
+              comments and prose
     width     prose in Markdown wraps at 100 columns (Python's columns are ruff's: E501 and W505)
     folder    a folder of product code has at most 20 Python files
 
@@ -42,12 +43,12 @@ KEEP_THEIR_WORDS = (
     "tests/house/test_words.py",
 )
 OPENINGS = re.compile(r"(Of|As|Those|The same|Where|That|See)\b")
-# An entry of a docstring's Args section: a name, perhaps stars before it, and what follows the colon.
+# An entry of a docstring's Args: a name, perhaps with stars, and what follows the colon.
 _ENTRY = re.compile(r"    \*{0,2}\w+: (.*)")
 
-# What is retired, and what says the same. A pattern sees a line of prose, or a name of the code with
-# spaces for its underscores. Words that also have an ordinary meaning are found beside the words
-# that show the retired one, or not beside those that show the ordinary one.
+# What is retired, and what says the same. A pattern sees a line of prose, or a name of the code
+# with spaces for its underscores. Words that also have an ordinary meaning are found beside the
+# words that show the retired one, or not beside those that show the ordinary one.
 RETIRED = {
     r"(un)?sound(ness)?": "finite (values), valid (files), healthy (processes)",
     r"turned(?! (on|off|into|away|out|down|over)\b)": "transposed (matrices), rotated (queries and keys)",
@@ -56,8 +57,8 @@ RETIRED = {
     r"sums? (over|of|among|between|across) (the |all |both |\w+ )?(ranks|gpus|cards)": "all-reduce, collectives",
     r"(large|small|long|ranks'|rank's|pending|begun) sums?": "all-reduce, collectives",
     r"(tell|tells|told|telling) of": "report, reported",
-    r"told(?! (apart|from)\b)": "reported",
-    r"made[ -]up": "synthetic (steps), dummy (weights)",
+    r"told(?! (apart|from|a story)\b)": "reported",
+    r"made[ -]up(?! for)": "synthetic (steps), dummy (weights)",
     r"unlike layers?": "representative layers",
     r"blank(?! lines?\b)": "sentinel",
     r"parted": "mixed-format",
@@ -112,7 +113,7 @@ def openings(docstring: str) -> Iterator[tuple[int, str]]:
     in_args = False
     for offset, line in enumerate(docstring.splitlines()):
         if line and not line.startswith(" "):
-            in_args = line == "Args:"
+            in_args = line in ("Args:", "Attributes:")
         elif in_args and (entry := _ENTRY.match(line)):
             yield offset, entry.group(1)
 
@@ -130,7 +131,7 @@ def check_openings(path: str, source: str) -> Iterator[Finding]:
 
 
 def prose_of_markdown(text: str) -> Iterator[tuple[int, str]]:
-    """Yields the lines that wrap, with their numbers: no code, tables, headings, images or comments."""
+    """Yields numbered lines that wrap: no code, tables, headings, images or comments."""
     fenced = commented = indented = False
     before = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -180,7 +181,7 @@ def tracked(places: list[str]) -> list[str]:
 
 
 def room_of(finding: Finding) -> str:
-    """The room that a finding counts for: a package of the product, a folder of the tests, or a top folder."""
+    """The room that a finding counts for: a package, a folder of the tests, or a top folder."""
     parts = pathlib.PurePosixPath(finding.path).parts
     folders = parts if finding.rule == "folder" else parts[:-1]
     depth = 2 if folders[:1] and folders[0] in ("service", "backend", "kernels", "clients", "tests") else 1

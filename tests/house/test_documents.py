@@ -1,4 +1,4 @@
-"""Pages of the documentation: their links lead somewhere, and the pages of the design stay short."""
+"""Links between pages lead somewhere, and the pages of the design stay short."""
 
 from __future__ import annotations
 

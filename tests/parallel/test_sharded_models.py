@@ -131,8 +131,7 @@ EVERY_WISH = {
     "stop_token_ids": id_bytes(5),
     "logit_bias_ids": id_bytes(9, 70),
     "logit_bias_values": np.array([2.0, -3.0], np.float32).tobytes(),
-    "bad_words": [id_bytes(11), id_bytes(12, 13)],
-    "needs_history": True,
+    "bad_words": (id_bytes(11), id_bytes(12, 13)),
     "prompt_ids": id_bytes(*PROMPT),
 }
 WISHES = {

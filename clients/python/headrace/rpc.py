@@ -32,8 +32,9 @@ class Unary(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """A call that streams messages with an `event` field; of `num_outputs` outputs, where that is
-    known.
+    """A call that streams messages with an `event` field.
+
+    It has `num_outputs` outputs, where their number is known.
     """
 
     rpc: str

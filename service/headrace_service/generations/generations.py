@@ -93,7 +93,7 @@ class Generations:
         """Returns which engine of the model a prompt is for."""
         if len(model.replicas) == 1:
             return model
-        return replicas.place(model.replicas, replicas.prefix_key(prompt.token_ids, spec.cache_salt))
+        return replicas.place(model.replicas, replicas.prefix_key(prompt.token_ids, spec.request.cache_salt))
 
     async def start(
         self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, wire: EventWire
@@ -225,7 +225,7 @@ class Generations:
             model_revision=model.text.engine.revision,
             operation="chat" if prompt.is_chat else "text_completion",
             parameters=spec.given,
-            num_outputs=spec.n,
+            num_outputs=spec.request.n,
             prompt_tokens=len(prompt),
             asked_detail=spec.trace_detail,
             call=call.trace,

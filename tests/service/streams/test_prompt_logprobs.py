@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from tests.service.harness import ANSWER, Running, events_of, kinds_of, running_service, text_of, violations_of
+from tests.support.engine_requests import asked
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
@@ -29,7 +30,7 @@ def spec_of(**fields: object) -> generation_pb2.GenerationSpec:
 def prompt_of(running: Running) -> list[int]:
     """The prompt as the engine got it."""
     *_, request = running.engine.requests.values()
-    ids: list[int] = np.frombuffer(request.add.prompt_token_ids, "<u4").tolist()
+    ids: list[int] = np.frombuffer(asked(request.add).prompt_token_ids, "<u4").tolist()
     return ids
 
 
