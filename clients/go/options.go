@@ -125,7 +125,8 @@ func WithMinP(value float32) GenerationOption {
 	return sampling(func(s *headracev1.SamplingParameters) { s.MinP = &value })
 }
 
-// WithTopNSigma keeps logits at most this many standard deviations below the highest one; 0 keeps all. 0 to 100.
+// WithTopNSigma keeps logits at most this many standard deviations below the highest one; 0 keeps
+// all. 0 to 100.
 func WithTopNSigma(value float32) GenerationOption {
 	return sampling(func(s *headracev1.SamplingParameters) { s.TopNSigma = &value })
 }
