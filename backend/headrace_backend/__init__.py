@@ -4,6 +4,7 @@
     engine          requests, scheduling, blocks of the cache, token logs: a pure object             no torch
     step            what crosses between the two, in shared memory: plans, results, messages         no torch
     worker          a process for each rank: executes plans on a device
+    packing         whether other tools packed a model's weights as they say: `headrace doctor --weights`
     models, layers, quantization, weights, parallel    what it executes them with; arithmetic is
                                                        `headrace_kernels`'
 
