@@ -12,7 +12,7 @@ from headrace_service import errors, validation
 from headrace_service.api import event_wire
 from headrace_service.api.completion import collect
 from headrace_service.calls.call import Call
-from headrace_service.engines.served_models import ServedModel
+from headrace_service.engines.served_model import ServedModel
 from headrace_service.generations.conversation import check_conversation
 from headrace_service.generations.generations import Prompt
 from headrace_service.resolved_spec import ResolvedSpec

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
-from headrace_service.engines.served_models import ServedModel
+from headrace_service.engines.served_model import ServedModel
 
 _CURSOR = struct.Struct("<4sQ")
 # 16,384 characters of metadata and more: nobody has so many models.

@@ -21,7 +21,7 @@ from headrace_service import errors, validation
 from headrace_service.api.session_batch import SessionBatch, SessionWire
 from headrace_service.calls import failures
 from headrace_service.calls.call import Call
-from headrace_service.engines.served_models import ServedModel
+from headrace_service.engines.served_model import ServedModel
 from headrace_service.generations.conversation import check_conversation
 from headrace_service.generations.generations import Prompt
 from headrace_service.messages.parsing import Unparsed
@@ -183,7 +183,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             await self._join(entry, engine_pb2.AttachRequest(request_id=added.request_id), model, call)
             return
         wire = entry.wire = self._wire(entry, model, deltas_are_events=False)
-        model = entry.model = generations.placed(spec, prompt, model)
+        model = entry.model = generations.placed(spec, prompt, model, call)
         stream = entry.stream = await generations.start(spec, prompt, model, call, wire)
         entry.give_up = lambda: model.engine.abandon(stream, call)
 

@@ -16,7 +16,8 @@ from typing import TypeVar
 from headrace_protos.control.v1 import control_pb2
 from headrace_service import errors
 from headrace_service.engines.control_client import ControlClient
-from headrace_service.engines.served_models import ServedModel, ServedModels, engine_addresses
+from headrace_service.engines.served_model import ServedModel
+from headrace_service.engines.served_models import ServedModels, engine_addresses
 from headrace_service.errors import ServiceError
 
 # What the supervisor says reaches services within milliseconds; a model's tokenizer takes some
@@ -68,7 +69,7 @@ class ModelAdmin:
         addresses = engine_addresses(loaded.model)
 
         def found() -> ServedModel | None:
-            engines = [model for model in self._models if model.address in addresses]
+            engines = [model for model in self._models if model.address in addresses.values()]
             if not engines or not all(map(_has_loaded, engines)):
                 return None
             return engines[0].reached()

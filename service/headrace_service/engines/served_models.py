@@ -1,5 +1,5 @@
-"""The models that this service fronts, each with its engine and its text; a model of several
-engines (replicas) is there once for each.
+"""The models that this service fronts, each with its set of engines and its text; a model of
+several engines is there once for each.
 
 Owns which there are, the finding of a model by the name a caller gives and of the model that a
 request id belongs to (ids carry their model's tag), and the connections to their engines. Models
@@ -10,164 +10,22 @@ whose name is the engine's, known from its welcome on. Nothing here starts or en
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import structlog
 
 from headrace_model_folder import InvalidModelFolder
 from headrace_protos.control.v1 import control_pb2
-from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
 from headrace_service.auth.caller import Caller
 from headrace_service.config import ServiceConfig
 from headrace_service.engines import request_ids
-from headrace_service.engines.engine_client import EngineClient
-from headrace_service.engines.engine_connection import EngineConnection
+from headrace_service.engines.engine_set import EngineSet
+from headrace_service.engines.served_model import CLOSED, ServedModel
 from headrace_service.text.text_loader import TextLoader
-from headrace_service.text.text_model import TextModel
 from headrace_service.tracing.tracer import Tracer
 
-# Why no new generation is taken, by what the supervisor says of the model.
-_CLOSED = {
-    control_pb2.BACKEND_STATE_LOADING: "the model is being loaded",
-    control_pb2.BACKEND_STATE_UNLOADING: "the model is being unloaded",
-}
-
 _log = structlog.get_logger("headrace.service")
-
-
-class ServedModel:
-    """One engine of a model: the client of it, and the model's text once the engine has said what
-    it serves.
-
-    Attributes:
-        replica: its number among the model's engines.
-        replicas: all engines of the model, this one among them, by number.
-        address: where its backend listens.
-        engine: questions and subscriptions.
-        connection: the life of the engine's connection; `ServedModels` runs it.
-        state: what the supervisor says of the model; BACKEND_STATE_UNSPECIFIED without a
-            supervisor.
-        closed: why no new generation is taken; "" while they are.
-        broken: why this process can't serve it at all; "" unless so.
-    """
-
-    def __init__(
-        self,
-        config: ServiceConfig,
-        address: str,
-        loader: TextLoader,
-        tracer: Tracer | None,
-        name: str | None = None,
-        replica: int = 0,
-    ) -> None:
-        self.replica = replica
-        self.replicas: tuple[ServedModel, ...] = (self,)
-        self.address = address
-        self.engine = EngineClient(config.max_engine_message_bytes, tracer)
-        self.connection = EngineConnection(config, address, self.engine, self._prepare)
-        self.state: control_pb2.BackendState = control_pb2.BACKEND_STATE_UNSPECIFIED
-        self.closed = ""
-        self.broken = ""
-        self._loader = loader
-        self._name = name
-        self._text: TextModel | None = None
-        # Attempts to connect that had begun when the supervisor first said READY.
-        self._attempts_before_ready: int | None = None
-
-    @property
-    def name(self) -> str | None:
-        """The name callers use; None until the engine was reached, where nobody else gave it."""
-        return self._text.facts.name if self._name is None and self._text is not None else self._name
-
-    @property
-    def text(self) -> TextModel:
-        """Tokenizer, template, limits. Raises ServiceError: see `reached`."""
-        self.reached()
-        assert self._text is not None
-        return self._text
-
-    def reached(self) -> ServedModel:
-        """Returns this model, once its engine has said what it serves.
-
-        Raises:
-            ServiceError: UNAVAILABLE, it has not yet; FAILED_PRECONDITION, this process can't serve
-                it.
-        """
-        if self.broken:
-            raise errors.failed_precondition(self.broken)
-        if self._text is None:
-            raise errors.unavailable(_CLOSED.get(self.state, "the engine cannot be reached yet"))
-        return self
-
-    @property
-    def is_known(self) -> bool:
-        """Whether its engine has said what it serves."""
-        return self._text is not None and not self.broken
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether it is being unloaded."""
-        return self.state == control_pb2.BACKEND_STATE_UNLOADING
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether it is being loaded: not all of its engines have served yet."""
-        return self.state == control_pb2.BACKEND_STATE_LOADING
-
-    @property
-    def was_tried(self) -> bool:
-        """Whether this process has learned what its engine serves, or that it can't at present: an
-        attempt that began after the engine was ready failed.
-        """
-        if self.is_known or self.broken:
-            return True
-        before = self._attempts_before_ready
-        return before is not None and self.connection.num_attempts >= before + 2
-
-    def told(self, state: control_pb2.BackendState) -> None:
-        """Takes the supervisor's newest word on the model."""
-        self.state = state
-        if state == control_pb2.BACKEND_STATE_READY and self._attempts_before_ready is None:
-            self._attempts_before_ready = self.connection.num_attempts
-
-    @property
-    def tag(self) -> str:
-        """What the ids of this engine's requests end with.
-
-        Raises ServiceError: UNAVAILABLE while its name is not known.
-        """
-        return request_ids.model_tag(self.name if self.name is not None else self.text.facts.name, self.replica)
-
-    @property
-    def is_reachable(self) -> bool:
-        """Whether its engine is known and hears of requests."""
-        return self.is_known and self.engine.is_reachable
-
-    @property
-    def num_open(self) -> int:
-        """Generations that this process follows on this engine."""
-        return len(self.engine.streams)
-
-    @property
-    def serving(self) -> bool:
-        """Whether its engine is known and makes progress, and new generations are taken."""
-        return self.is_known and self.engine.serving and not self.closed
-
-    def check_open(self) -> None:
-        """Raises UNAVAILABLE while no new generations are taken."""
-        if self.closed:
-            raise errors.unavailable(self.closed)
-
-    async def _prepare(self, engine: engine_pb2.EngineModel) -> None:
-        """Loads tokenizer and template of the engine's model, unless they are loaded, for this
-        engine or a replica of it.
-
-        Raises InvalidModelFolder.
-        """
-        texts = [model._text for model in (self, *self.replicas) if model._text is not None]
-        known = next((anew for text in texts if (anew := text.described_anew(engine)) is not None), None)
-        self._text = known if known is not None else await self._loader.load(engine)
 
 
 class ServedModels:
@@ -185,7 +43,9 @@ class ServedModels:
         self._config = config
         self._loader = loader
         self._tracer = tracer
+        # Engines of all models, and by the models' names.
         self._models: list[ServedModel] = []
+        self._engines: dict[str, EngineSet[ServedModel]] = {}
         self._connections: dict[ServedModel, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         # Whether any model ever was.
@@ -194,7 +54,9 @@ class ServedModels:
         # runs alone waits for nobody.
         self._has_started = not config.control
         if config.engine:
-            self._models.append(ServedModel(config, config.engine, loader, tracer))
+            alone: EngineSet[ServedModel] = EngineSet()
+            alone.add(ServedModel(config, config.engine, loader, tracer, alone))
+            self._models += alone
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(list(self._models))
@@ -211,7 +73,7 @@ class ServedModels:
         name = self._default_name
         for model in self._models:
             if name is None or model.name == name:
-                return _best(model.replicas)
+                return model.engines.best
         if name is None:
             raise errors.unavailable("the models are not known yet")
         self._check_not_loading(name)
@@ -261,7 +123,7 @@ class ServedModels:
             return self.default.reached()
         for model in self._models:
             if model.name == name:
-                return _best(model.replicas).reached()
+                return model.engines.best.reached()
         self._check_all_named()
         self._check_not_loading(name)
         raise errors.not_found(
@@ -332,20 +194,18 @@ class ServedModels:
     # -- how they come and go
 
     def told(self, state: control_pb2.ServerState) -> None:
-        """Takes the supervisor's newest word: new backends are connected to, those that are gone
-        are left.
+        """Takes the supervisor's newest word: new engines are connected to, those that are gone are
+        left.
         """
         self.repository = state
-        have = {model.address: model for model in self._models}
-        self._models = []
+        before, self._engines, self._models = self._engines, {}, []
         for told in state.models:
-            engines = tuple(
-                have.get(address)
-                or ServedModel(self._config, address, self._loader, self._tracer, told.name, replica=replica)
-                for replica, address in enumerate(engine_addresses(told))
-            )
+            engines = before.get(told.name)
+            if engines is None:
+                engines = EngineSet()
+            self._engines[told.name] = engines
+            self._follow_engines(engines, told)
             for engine in engines:
-                engine.replicas = engines
                 engine.told(told.state)
             self._models += engines
         self.set_draining(state.draining)
@@ -356,7 +216,7 @@ class ServedModels:
         self.draining = draining
         for model in self._models:
             drained = "the server is drained and takes no new generations" if draining else ""
-            model.closed = drained or _CLOSED.get(model.state, "")
+            model.closed = drained or CLOSED.get(model.state, "")
 
     async def run(self) -> None:
         """Keeps one connection for each model, until cancelled.
@@ -393,6 +253,20 @@ class ServedModels:
             model.broken = f"model {model.name} can't be served by this process; its log says why"
             _log.error("model.broken", model=model.name, reason=str(error))
 
+    def _follow_engines(self, engines: EngineSet[ServedModel], told: control_pb2.ModelBackend) -> None:
+        """Has a set consist of the engines that the supervisor names; one whose number has another
+        address now is another engine.
+        """
+        addresses = engine_addresses(told)
+        for engine in list(engines):
+            if addresses.get(engine.number) != engine.address:
+                engines.remove(engine)
+        present = {engine.number for engine in engines}
+        for number, address in addresses.items():
+            if number not in present:
+                config, loader = self._config, self._loader
+                engines.add(ServedModel(config, address, loader, self._tracer, engines, told.name, number))
+
     def _follow_models(self) -> None:
         self._was_known = self._was_known or any(model.is_known for model in self._models)
         for model in self._models:
@@ -402,15 +276,11 @@ class ServedModels:
             self._connections.pop(model).cancel()
 
 
-def engine_addresses(model: control_pb2.ModelBackend) -> list[str]:
-    """Where a model's engines listen, in their order; none while it is not loaded."""
-    return [model.engine_address, *model.replica_addresses] if model.engine_address else []
+def engine_addresses(model: control_pb2.ModelBackend) -> dict[int, str]:
+    """Where a model's engines listen, by number; none while it is not loaded."""
+    addresses = (model.engine_address, *model.replica_addresses)
+    return {number: address for number, address in enumerate(addresses) if address}
 
 
 def _is_loading(model: control_pb2.ModelBackend) -> bool:
     return model.state == control_pb2.BACKEND_STATE_LOADING
-
-
-def _best(engines: Sequence[ServedModel]) -> ServedModel:
-    """The engine to answer for all: one that serves, else one that is known, else the first."""
-    return max(engines, key=lambda engine: (engine.serving, engine.is_known))

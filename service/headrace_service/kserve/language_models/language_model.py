@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from headrace_service import errors, validation
 from headrace_service.auth.caller import EVERYBODY, Caller
 from headrace_service.calls.call import Call
-from headrace_service.engines.served_models import ServedModel
+from headrace_service.engines.served_model import ServedModel
 from headrace_service.generations.generations import Prompt, given_up
 from headrace_service.kserve.accounting import Account
 from headrace_service.kserve.language_models.asked import Asked, Convention
@@ -132,7 +132,7 @@ class LanguageModel:
             spec, prompt = await self._resolve(asked, model)
             wire = self._wire(asked, spec, request, model)
             account.inputs_read()
-            model = self._core.generations.placed(spec, prompt, model)
+            model = self._core.generations.placed(spec, prompt, model, call)
             stream = await self._core.generations.start(spec, prompt, model, call, wire)
         except errors.ServiceError as error:
             raise refusals.renamed(error, self._convention.names) from None
