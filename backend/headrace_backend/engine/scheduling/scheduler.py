@@ -37,6 +37,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.engine.cache.cache_group import NO_BLOCK
 from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.cache.prefix_keys import PrefixKeys
 from headrace_backend.engine.limits.tenant_account import TenantAccount
@@ -75,6 +76,8 @@ class Scheduler:
         self._config = config
         # Every row can decode in every step, so that no row starves behind the budget.
         self.num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+        # A worker's rows of one cache group's block tables.
+        self._rows_per_group = config.max_num_seqs
         # Most drafted tokens that a step computes for a row that decodes: all rows together stay
         # within the budget.
         self._most_drafts = 0
@@ -237,7 +240,7 @@ class Scheduler:
         assert sorted(rows + self._free_rows) == list(range(self.num_rows)), "a row is lost or held twice"
         assert all(not sequence.ended for sequence in self.running), "an ended sequence holds a row"
         assert all(s.num_settled <= s.num_computed <= s.capacity for s in self.running), "settled <= scheduled <= room"
-        assert all(not s.blocks and s.row == NO_ROW for s in self.queued()), "a waiting sequence holds something"
+        assert all(not s.tables and s.row == NO_ROW for s in self.queued()), "a waiting sequence holds something"
         assert all(not s.held for s in self.waiting), "what is held may not be admitted"
         self._followers.check_integrity()
         keys = [sequence.urgency for sequence in self.running]
@@ -319,8 +322,8 @@ class Scheduler:
             if sequence is None:
                 return
             account = sequence.request.account
-            prefix = [] if sequence.num_unread else kv.find_prefix(sequence)
-            num_known = len(prefix) * kv.block_size
+            prefix = kv.no_prefix() if sequence.num_unread else kv.find_prefix(sequence)
+            num_known = len(prefix[0]) * kv.block_size
             if not sequence.num_unread and self._followers.take_first(sequence, num_known, kv):
                 continue
             num_needed = kv.num_needed(sequence, prefix)
@@ -342,7 +345,7 @@ class Scheduler:
             self._followers.lead(sequence, kv)
             self._note_prefix(sequence)
             kv.grow(sequence, sequence.num_computed + count)
-            builder.update_table(sequence.row, 0, sequence.blocks)
+            self._write_tables(sequence, builder)
             self._add_known(sequence, count, builder, now_ns)
             num_missing = kv.num_missing(sequence, sequence.num_tokens)
             num_promised += num_missing
@@ -371,12 +374,12 @@ class Scheduler:
         assert kv is not None, "there is a worker"
         siblings, request.unforked = request.unforked, []
         for sibling in siblings:
-            if not self._free_rows or not builder.admit(sibling, self._free_rows[-1], len(leader.blocks)):
+            if not self._free_rows or not builder.admit(sibling, self._free_rows[-1], len(leader.tables[0])):
                 self.waiting.push(sibling)
                 continue
             self._occupy(sibling, now_ns)
             kv.fork(leader, sibling)
-            builder.update_table(sibling.row, 0, sibling.blocks)
+            self._write_tables(sibling, builder)
             builder.add_fork(sibling)
 
     def _make_room(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder, now_ns: int) -> bool:
@@ -402,11 +405,11 @@ class Scheduler:
                 return False
             self._preempt(victim, now_ns)
             missing = kv.num_missing(sequence, num_tokens)
-        copy = kv.copy_on_write(sequence)
-        if copy is not None:
-            builder.add_copy(copy)
-            index = sequence.num_computed // kv.block_size
-            builder.update_table(sequence.row, index, sequence.blocks[index : index + 1])
+        if sequence.tail_shared:
+            for copy in kv.copy_on_write(sequence):
+                builder.add_copy(copy)
+                line = copy.group * self._rows_per_group + sequence.row
+                builder.update_table(line, sequence.num_computed // kv.block_size, [copy.target])
         self._grow(sequence, num_tokens, builder)
         return True
 
@@ -414,7 +417,18 @@ class Scheduler:
         assert self.kv is not None, "there is a worker"
         appended = self.kv.grow(sequence, num_tokens)
         if appended:
-            builder.update_table(sequence.row, len(sequence.blocks) - appended, sequence.blocks[-appended:])
+            line = sequence.row
+            for table in sequence.tables:
+                builder.update_table(line, len(table) - appended, table[-appended:])
+                line += self._rows_per_group
+
+    def _write_tables(self, sequence: Sequence, builder: PlanBuilder) -> None:
+        """Tells the worker the tables of a sequence that took a row, but for blocks that went back."""
+        for group, table in enumerate(sequence.tables):
+            first = 0
+            while first < len(table) and table[first] == NO_BLOCK:
+                first += 1
+            builder.update_table(group * self._rows_per_group + sequence.row, first, table[first:])
 
     def _find_victim(self, sequence: Sequence, step_id: int, account: TenantAccount | None = None) -> Sequence | None:
         """The least urgent sequence, of one tenant or of all, that is less urgent than `sequence`,
