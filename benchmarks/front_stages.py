@@ -1,5 +1,6 @@
-"""What one token costs a service process stage by stage, without gRPC: the engine's step parsed and
-dealt out, taken as messages, encoded.
+"""What one token costs a service process stage by stage, without gRPC.
+
+The stages: the engine's step is parsed and dealt out, taken as messages, encoded.
 
 Runs the service's own code in this process on steps made beforehand, and times each stage over many
 of them (CPU time of this thread). What a whole process needs beyond the sum is gRPC, its wake-ups

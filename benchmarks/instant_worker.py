@@ -1,5 +1,6 @@
-"""A worker that computes nothing: what it samples follows from row and position, at once or at the
-end of steps of a set length.
+"""A worker that computes nothing: what it samples follows from row and position.
+
+It answers at once or at the end of steps of a set length.
 
 For benchmarks of all that stands around a model. Owns the worker's side of the rings, as short as
 it can be; the engine before it is the real one (`instant_backend`).
@@ -67,7 +68,7 @@ def _work(plans: RingReader, results: RingWriter, model: _Model) -> None:
 
 
 def main() -> None:
-    """Works until it is told to end, or its engine ends."""
+    """Works until it is asked to end, or its engine ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-ms", type=float, required=True)
     for name in ("--config-json", "--plan-ring", "--result-ring", "--rank", "--parent-pid"):

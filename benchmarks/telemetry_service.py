@@ -1,5 +1,7 @@
-"""What telemetry costs a service process, in CPU time of its thread: per token on its way out, per
-generation and per call; with telemetry off, on for a generation that nobody records, and recorded.
+"""What telemetry costs a service process, in CPU time of its thread.
+
+It is measured per token on its way out, per generation and per call; with telemetry off, on for a
+generation that nobody records, and recorded.
 
 The service's own code runs here on streams without gRPC: tokens are pushed, taken as messages, and
 written by a coroutine that returns at once, so that what differs between the modes is the recording
@@ -115,8 +117,9 @@ def generate_turn(mode: str, per_message: int, lags: bool, num_tokens: int = _TO
 
 
 def _deliver(stream: GenerationStream, num_messages: int, per_message: int = 1) -> None:
-    """The writer's loop over so many messages; the transport takes each at once, and the next
-    tokens come when the writer waits for them.
+    """The writer's loop over so many messages.
+
+    The transport takes each at once, and the next tokens come when the writer waits for them.
     """
 
     async def write(message: bytes) -> None:
@@ -136,9 +139,7 @@ def _deliver(stream: GenerationStream, num_messages: int, per_message: int = 1) 
 
 
 def _deliver_lagging(stream: GenerationStream, num_messages: int, per_message: int = 1) -> None:
-    """As `_deliver`, and the next tokens are there by the time that the transport has taken a
-    message.
-    """
+    """The writer's loop where the next tokens are there when the transport has taken a message."""
     left = num_messages
 
     async def write(message: bytes) -> None:

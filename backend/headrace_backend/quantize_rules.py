@@ -1,7 +1,7 @@
 """Which settings of `quantize` suit a model: what can be refused before torch is loaded.
 
 Owns the rule and its words; supervisor, backend and worker all ask here. Which sizes there are is
-`EngineConfig`'s, what groups are is `headrace_kernels.low_bit.quantized_weight`'s.
+`EngineConfig`'s, what groups are is `headrace_kernels.weight_formats.quantized_weight`'s.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Cases of `headrace_kernels.low_bit.block_linear`: the products of a decoder layer of an 8B Llama
-with weights in blocks.
+"""Cases of products with block weights: those of a decoder layer of an 8B Llama.
 
 Owns the data; the shapes, and cuBLAS with weights in bf16 as the rival, are `small_linear`'s. Any
-bits are a sound weight once its factors are, and no kernel's time depends on them.
+bits are a valid weight once its factors are, and no kernel's time depends on them.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import torch
 
 from benchmarks.kernel_cases import small_linear
 from benchmarks.kernel_cases.small_linear import Case, Shape
-from headrace_kernels.low_bit import block_linear
-from headrace_kernels.low_bit.block_weight import BlockKind, BlockWeight, allocate
+from headrace_kernels.linear import block_quantized as block_linear
+from headrace_kernels.weight_formats.block_weight import BlockKind, BlockWeight, allocate
 
 SHAPES = small_linear.SHAPES
 KINDS = (BlockKind.Q4_0, BlockKind.Q8_0, BlockKind.Q4_K, BlockKind.Q5_K, BlockKind.Q6_K, BlockKind.NF4)

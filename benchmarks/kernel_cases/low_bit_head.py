@@ -1,5 +1,6 @@
-"""Cases of `headrace_kernels.low_bit.linear` for an output layer of 8 bits: an 8B Llama's, with
-activations as they are and results in fp32, beside the same weight in bf16.
+"""Cases of an output layer in 8 bits: an 8B Llama's, beside its weight in bf16.
+
+Activations stay as they are, and results are fp32.
 
 Owns the data; the shape, and cuBLAS as the rival, are `small_linear`'s.
 """
@@ -13,9 +14,15 @@ import torch
 
 from benchmarks.kernel_cases import small_linear
 from benchmarks.kernel_cases.small_linear import Case
-from headrace_kernels import linear
-from headrace_kernels.low_bit import linear as low_bit_linear
-from headrace_kernels.low_bit.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate, quantize_rows
+from headrace_kernels.linear import dense as linear
+from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.weight_formats.quantized_weight import (
+    Arrangement,
+    QuantizedWeight,
+    QuantKind,
+    allocate,
+    quantize_rows,
+)
 
 SHAPE = small_linear.SHAPES["lm_head"]
 KINDS = (QuantKind.INT8, QuantKind.FP8)

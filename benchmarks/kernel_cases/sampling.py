@@ -1,5 +1,6 @@
-"""Cases of `headrace_kernels.sampling.choice`, `logprobs` and `penalties`: whole batches in which
-all rows ask for the same, and one of every kind.
+"""Cases of the draw, log probabilities and penalties.
+
+They are whole batches in which all rows ask for one kind, and one batch of every kind.
 
 Owns the data: Gaussian logits of two spreads. At 1 they are flat, so that top-p 0.9 keeps half of
 the vocabulary; at 6 as peaked as a model's. What counts as bytes is one reading of the logits. A
@@ -32,6 +33,7 @@ KINDS: dict[str, dict[int, float]] = {
     "top_k_top_p": {columns.TEMPERATURE: 0.7, columns.TOP_K: 20, columns.TOP_P: 0.8},
     "large_top_k_top_p": {columns.TEMPERATURE: 1.0, columns.TOP_K: 2000, columns.TOP_P: 0.95},
     "min_p": {columns.TEMPERATURE: 1.0, columns.MIN_P: 0.05},
+    "top_n_sigma": {columns.TEMPERATURE: 1.0, columns.TOP_N_SIGMA: 1.0},
 }
 
 

@@ -7,14 +7,15 @@ oracle of every other implementation, and a function without suffix that callers
 the implementation for the device (`triton_runtime.uses_triton`). A Triton kernel stands below them,
 or where it is long in a file beside it.
 
-    attention    what lies between a layer's projections: rotation, cache, attention
-    low_bit      weights of few bits, and products with them
-    sampling     from logits to tokens
-    sums         tensors of several GPUs, added up
-    here         what every layer has: `linear` (few rows: `small_linear`), `rms_norm`, `swiglu`,
-                 `embedding`; `step_inputs`; tokens in 8 bits (`rounded_tokens`)
+    attention         what lies between a layer's projections: rotation, cache, attention
+    linear            products with weights, plain or quantized
+    weight_formats    what the bytes of a quantized weight mean
+    sampling          from logits to tokens
+    collectives       all-reduce over GPUs
+    here              operations of one file: `rms_norm`, `swiglu`, `embedding`, `step_inputs`,
+                      `finite_rows`, `rounded_tokens` (tokens in 8 bits)
 
-Rooms do not know each other, but for how bits are read (`low_bit.numbers`). Launch rules ask `card`
-what the device has. Functions take tensors and give tensors; nothing here knows models, requests or
-configuration. Sums are fp32 whatever the storage.
+Rooms do not know each other, but for `weight_formats`, from which attention and linear take how
+bits are read. Launch rules ask `card` what the GPU has. Functions take tensors and give tensors;
+nothing here knows models, requests or configuration. Sums are fp32 whatever the storage.
 """

@@ -2,7 +2,7 @@
 multiply.
 
 Owns the value (`RoundedTokens`), the rounding and its kernel. Kernels that make tokens round them
-as they store them, by `store_rounded`; which products take rounded tokens is `low_bit.linear`'s.
+as they store them, by `store_rounded`; which products take rounded tokens is `linear.quantized`'s.
 
     scale = max|x| (1 / 448) (e4m3) or max|x| (1 / 127) (int8), number = x (1 / scale) to nearest,
     ties to even

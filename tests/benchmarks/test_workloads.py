@@ -18,7 +18,7 @@ from benchmarks.workloads import LONG_PROMPT_TOKENS, WORKLOADS, Trace, build, fi
 from tokenizers import Tokenizer
 
 from headrace_backend.models.registry import load_model
-from headrace_kernels.low_bit.quantized_weight import dequantize
+from headrace_kernels.weight_formats.quantized_weight import dequantize
 from headrace_model_folder import ModelFolder
 
 # Of the traces that the rival engines were measured with: they must never change.

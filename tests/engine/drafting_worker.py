@@ -114,11 +114,11 @@ class DraftingWorker(FakeWorker):
                 drawn.tokens.append(0)
                 drawn.ok.append(0)
                 break
-            token = draw(slots, admission.seed, admission.output_index, position + index, tuple(row.history))
+            token = draw(slots, admission.sampling.seed, admission.output_index, position + index, tuple(row.history))
             drawn.tokens.append(token)
             drawn.ok.append(1)
             row.last_token = token
-            if admission.needs_history:
+            if admission.sampling.needs_history:
                 row.history.append(token)
             if index + 1 < count:
                 slots.append(chain(slots[-1], token))

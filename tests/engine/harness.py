@@ -8,14 +8,14 @@ import pathlib
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+import msgspec
 import numpy as np
 from tests.engine.drafting_worker import DraftingWorker
 from tests.engine.fake_worker import VOCAB_SIZE, FakeWorker
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.request import EngineRequest, ModelLimits, SamplingSpec, StopSpec, Subscriber
-from headrace_backend.engine.requests.outbox import (
+from headrace_backend.engine.events import (
     Event,
     LogprobColumns,
     OutputEnd,
@@ -24,7 +24,11 @@ from headrace_backend.engine.requests.outbox import (
     Resumed,
     Started,
 )
+from headrace_backend.engine.request import EngineRequest, ModelLimits, Subscriber
 from headrace_backend.step.plan_bytes import columns_bytes, max_plan_bytes
+from headrace_request.request import Request
+from headrace_request.sampling import Sampling
+from headrace_request.stop import Stop
 
 # Events that come before the tokens of their outbox.
 PRECEDING = (Started, PromptLogprobs)
@@ -56,15 +60,22 @@ def request(prompt: list[int] | int, max_tokens: int = 8, **changes: Any) -> Eng
     """
     if isinstance(prompt, int):
         prompt = [1 + (7 * i + prompt) % (VOCAB_SIZE - 1) for i in range(prompt)]
-    sampling = {f.name: changes.pop(f.name) for f in dataclasses.fields(SamplingSpec) if f.name in changes}
-    stop = {f.name: changes.pop(f.name) for f in dataclasses.fields(StopSpec) if f.name in changes}
-    return EngineRequest(
-        request_id=changes.pop("request_id", f"r{next(_ids)}"),
-        prompt_ids=np.array(prompt, np.int32),
-        sampling=SamplingSpec(**sampling),
-        stop=StopSpec(max_tokens=max_tokens, **stop),
-        **changes,
+    sampling = _taken(changes, Sampling)
+    sampling["bad_words"] = tuple(np.array(word, np.int32).tobytes() for word in sampling.pop("bad_words", ()))
+    stop = _taken(changes, Stop)
+    stop["token_ids"] = np.array(sorted(stop.pop("token_ids", ())), np.int32).tobytes()
+    asked = Request(
+        prompt_token_ids=changes.pop("prompt_token_ids", np.array(prompt, np.int32).tobytes()),
+        sampling=Sampling(**sampling),
+        stop=Stop(max_tokens=max_tokens, **stop),
+        **_taken(changes, Request),
     )
+    return EngineRequest(request_id=changes.pop("request_id", f"r{next(_ids)}"), asked=asked, **changes)
+
+
+def _taken(changes: dict[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """Takes a struct's fields out of the changes."""
+    return {name: changes.pop(name) for name in struct.__struct_fields__ if name in changes}
 
 
 @dataclasses.dataclass

@@ -8,7 +8,8 @@ from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, request
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.request import AbortCause, EndReason, RequestState
+from headrace_backend.engine.events import EndReason
+from headrace_backend.engine.request import AbortCause, RequestState
 from headrace_backend.step.plan import StepResult
 
 
@@ -30,7 +31,7 @@ def test_lost_worker_costs_no_token_and_streams_are_told() -> None:
     queued = harness.add(request(6))
     harness.run()
     for spec, reader in zip(specs, readers, strict=True):
-        for index in range(spec.n):
+        for index in range(spec.asked.n):
             assert reader.tokens[index] == expected_tokens(spec, index)
         assert [event.pause_ns for event in reader.resumed] == [500_000]
         assert reader.done is not None and reader.done.engine_restart_ns == 500_000

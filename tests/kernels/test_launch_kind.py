@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from headrace_kernels.launch_kind import launch_kind
-from headrace_kernels.low_bit.input_rounding import InputRounding
-from headrace_kernels.low_bit.quantized_weight import Arrangement, QuantKind, allocate
+from headrace_kernels.weight_formats.input_rounding import InputRounding
+from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantKind, allocate
 
 
 def test_operands_of_other_types_sizes_strides_or_alignments_are_of_another_kind() -> None:

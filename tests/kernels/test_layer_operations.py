@@ -13,7 +13,7 @@ from headrace_kernels.attention.kv_cache import copy_blocks, write_kv
 from headrace_kernels.attention.rope import rope, rope_rows
 from headrace_kernels.attention.rope_frequencies import default_frequencies, rope_table, yarn_frequencies
 from headrace_kernels.embedding import embedding
-from headrace_kernels.linear import empty_weight, linear
+from headrace_kernels.linear.dense import empty_weight, linear
 from headrace_kernels.rms_norm import add_rms_norm, rms_norm
 from headrace_kernels.swiglu import swiglu
 

@@ -11,8 +11,8 @@ from tests.models.paged_driver import PagedDriver, Row
 
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_kernels import small_linear
-from headrace_kernels.small_linear_kernels import Tile
+from headrace_kernels.linear import dense_small_batch as small_linear
+from headrace_kernels.linear.dense_small_batch_kernels import Tile
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")

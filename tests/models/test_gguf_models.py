@@ -32,7 +32,7 @@ from headrace_backend.weights.block_records import block_kinds, with_rotated_row
 from headrace_backend.weights.destination import RotatedRows, TensorRows
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused
-from headrace_kernels.low_bit.block_weight import BlockKind, BlockWeight
+from headrace_kernels.weight_formats.block_weight import BlockKind, BlockWeight
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 
 CPU = torch.device("cpu")

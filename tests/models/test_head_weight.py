@@ -29,11 +29,13 @@ from headrace_backend.weights.placement import ALONE, Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
 from headrace_backend.worker.start_up.quantized import quantization_report
 from headrace_kernels import card
-from headrace_kernels.low_bit import fp8_activations, int8_activations
-from headrace_kernels.low_bit import linear as low_bit_linear
-from headrace_kernels.low_bit.input_rounding import InputRounding
-from headrace_kernels.low_bit.linear import Path, path_rule
-from headrace_kernels.low_bit.quantized_weight import (
+from headrace_kernels.linear import gemm_fp8 as fp8_activations
+from headrace_kernels.linear import gemm_int8 as int8_activations
+from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear.quantized import Path, path_rule
+from headrace_kernels.triton_runtime import INTERPRETED, forced
+from headrace_kernels.weight_formats.input_rounding import InputRounding
+from headrace_kernels.weight_formats.quantized_weight import (
     Arrangement,
     QuantizedWeight,
     QuantKind,
@@ -41,7 +43,6 @@ from headrace_kernels.low_bit.quantized_weight import (
     dequantize,
     quantize_rows,
 )
-from headrace_kernels.triton_runtime import INTERPRETED, forced
 from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
 from headrace_model_folder.config import parse_config
 

@@ -22,9 +22,9 @@ from headrace_backend.quantization.self_check import QuantizationSummary
 from headrace_backend.quantize_rules import unsuitable_quantization
 from headrace_backend.weights.placement import Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
-from headrace_kernels.low_bit.block_linear import restored
-from headrace_kernels.low_bit.block_weight import BlockWeight
-from headrace_kernels.low_bit.nf4 import quantize_rows
+from headrace_kernels.linear.block_quantized import restored
+from headrace_kernels.weight_formats.block_weight import BlockWeight
+from headrace_kernels.weight_formats.nf4 import quantize_rows
 from headrace_model_folder import ModelFolder
 
 CPU = torch.device("cpu")

@@ -28,8 +28,8 @@ from headrace_backend.quantization.source_numbers import zeros_of
 from headrace_backend.quantization.stored_weight import StoredWeight
 from headrace_backend.weights.placement import Placement, Shard
 from headrace_kernels import card
-from headrace_kernels.low_bit import linear as low_bit_linear
-from headrace_kernels.low_bit.quantized_weight import QuantKind, dequantize
+from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.weight_formats.quantized_weight import QuantKind, dequantize
 from headrace_model_folder import InvalidModelFolder, LayerFormat, Layout, ModelFolder, expected_tensors
 
 CPU = torch.device("cpu")

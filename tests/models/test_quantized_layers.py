@@ -16,8 +16,8 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
 from headrace_backend.quantization.linear_weight import PlainWeight
 from headrace_backend.weights.scheme import Scheme
-from headrace_kernels.low_bit.quantized_weight import dequantize
 from headrace_kernels.triton_runtime import INTERPRETED, forced
+from headrace_kernels.weight_formats.quantized_weight import dequantize
 from headrace_model_folder import ModelFolder
 
 # fp32 sums in another order over three layers; logits are of order 10.

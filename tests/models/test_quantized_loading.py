@@ -26,9 +26,9 @@ from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
-from headrace_kernels.low_bit import linear as low_bit_linear
-from headrace_kernels.low_bit import restored_weights
-from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, allocate, dequantize, quantize_rows
+from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.weight_formats import dequantized_buffer as restored_weights
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, allocate, dequantize, quantize_rows
 from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
 from headrace_model_folder.config import parse_config
 

@@ -18,10 +18,10 @@ from headrace_backend.models.registry import load_model
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Scheme
-from headrace_kernels.low_bit import linear as low_bit_linear
-from headrace_kernels.low_bit.linear import Path
-from headrace_kernels.low_bit.quantized_weight import QuantizedWeight
+from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear.quantized import Path
 from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 from headrace_model_folder import ModelFolder
 
 NUM_LAYERS = 3

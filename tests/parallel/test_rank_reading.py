@@ -20,7 +20,7 @@ from headrace_backend.weights import checkpoint_files
 from headrace_backend.weights.checkpoint_files import CheckpointFiles, RowSpan
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement, Shard, WeightTarget
-from headrace_kernels.low_bit.block_weight import BlockKind
+from headrace_kernels.weight_formats.block_weight import BlockKind
 from headrace_model_folder import InvalidModelFolder, TensorRecord
 
 # Half a row of the long ones is as far from the next as is worth a read; of the short ones nothing

@@ -20,8 +20,8 @@ from headrace_backend.models.registry import load_model, weight_memory
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Scheme
-from headrace_kernels.low_bit.block_weight import BlockKind
-from headrace_kernels.low_bit.quantized_weight import QuantKind
+from headrace_kernels.weight_formats.block_weight import BlockKind
+from headrace_kernels.weight_formats.quantized_weight import QuantKind
 from headrace_model_folder import ModelFolder
 
 CPU = torch.device("cpu")
@@ -131,8 +131,7 @@ EVERY_WISH = {
     "stop_token_ids": id_bytes(5),
     "logit_bias_ids": id_bytes(9, 70),
     "logit_bias_values": np.array([2.0, -3.0], np.float32).tobytes(),
-    "bad_words": [id_bytes(11), id_bytes(12, 13)],
-    "needs_history": True,
+    "bad_words": (id_bytes(11), id_bytes(12, 13)),
     "prompt_ids": id_bytes(*PROMPT),
 }
 WISHES = {

@@ -23,7 +23,7 @@ from headrace_backend.quantization.layer_part import LayerPart
 from headrace_backend.tp_rules import unsuitable_tp
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import QuantizationRefused
-from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, dequantize
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, dequantize
 from headrace_model_folder import ModelFolder, expected_tensors
 
 SHARED = {name: recipe for name, recipe in RECIPES.items() if not recipe.ordered}

@@ -26,7 +26,7 @@ from headrace_backend.quantization.shared_scales import LargestMagnitudes
 from headrace_backend.weights import checkpoint_files
 from headrace_backend.weights.placement import ALONE, Shard, WeightTarget
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
-from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, quantize_rows
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, quantize_rows
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 
 CPU = torch.device("cpu")

@@ -108,6 +108,15 @@ def test_a_configuration_that_makes_no_sense_is_named(change: dict[str, object],
     assert named in refusal(json.dumps(values))
 
 
+@pytest.mark.parametrize(
+    ("module", "why"), [("no.such", "No module named 'no'"), ("json", "no attribute 'models'"), (".json", "package")]
+)
+def test_a_module_that_brings_no_models_is_named(module: str, why: str) -> None:
+    config = ServiceConfig(listen=("127.0.0.1:0",), engine="unix:/nowhere", conformance_models=module)
+    said = refusal(config.model_dump_json())
+    assert f"conformance_models: {module}: " in said and why in said
+
+
 async def test_a_model_folder_that_cannot_be_served_is_named(
     model_path: pathlib.Path, sockets: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

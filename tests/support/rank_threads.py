@@ -1,5 +1,6 @@
-"""Several ranks as threads of one process: the same layers and the same collectives as between
-processes, without sockets.
+"""Several ranks as threads of one process, without sockets.
+
+Layers and collectives are those of ranks in processes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.weights.placement import Shard
-from headrace_kernels.sums.all_reduce import all_reduce_reference
+from headrace_kernels.collectives.all_reduce import all_reduce_reference
 
 _T = TypeVar("_T")
 _LIMIT_S = 240.0

@@ -11,13 +11,13 @@ A token's way back:  engine.settle -> settlement -> requests (stops -> token_log
 
 Rooms, each of which knows only those below it:
 
-    engine              the order in which all are asked; with settlement, endings, readers,
+    engine              the order in which all are asked; with settlement, readers,
                         load_meter, step_log, which know several rooms
     scheduling/         who runs, waits or is preempted; how large a step is, and how long it takes
     cache/              blocks of the KV cache: who holds them, whose prefixes may be shared
     requests/           what lives from admission to the end of a log: table, sequences, token logs,
                         stops, what goes to readers
     limits/             what is refused: rules of a request, room in the queue, quotas, deadlines
-    request, answers, errors, rates     what is asked, answered and refused, as plain data; measured
-                        rates
+    request, answers, events, errors, rates     what is asked, answered, reported and refused, as
+                        plain data; measured rates
 """

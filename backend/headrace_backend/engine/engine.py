@@ -31,8 +31,8 @@ from headrace_backend.engine.answers import (
     LossOutcome,
     RequestPage,
 )
-from headrace_backend.engine.endings import Endings
 from headrace_backend.engine.errors import RequestRefused, Violation
+from headrace_backend.engine.events import EndReason, Resumed, Started
 from headrace_backend.engine.limits.admission import Admission
 from headrace_backend.engine.limits.deadlines import Deadlines
 from headrace_backend.engine.limits.quotas import Quotas
@@ -44,15 +44,15 @@ from headrace_backend.engine.readers import Readers
 from headrace_backend.engine.request import (
     NO_LIMITS,
     AbortCause,
-    EndReason,
     EngineRequest,
     ModelLimits,
     RequestState,
     Subscriber,
     TenantLimits,
 )
+from headrace_backend.engine.requests.endings import Endings
 from headrace_backend.engine.requests.intake import Intake
-from headrace_backend.engine.requests.outbox import Outbox, Outboxes, Resumed, Started
+from headrace_backend.engine.requests.outbox import Outbox, Outboxes
 from headrace_backend.engine.requests.request_table import RequestTable
 from headrace_backend.engine.requests.sequence import LiveRequest
 from headrace_backend.engine.requests.subscriptions import Subscriptions
@@ -108,7 +108,7 @@ class Engine:
         self._table = RequestTable(config)
         self._admission = Admission(config, rates, model.max_model_len)
         self._quotas = Quotas(config.block_size)
-        self._deadlines = Deadlines()
+        self._deadlines = Deadlines[LiveRequest]()
         self._endings = Endings(
             self._scheduler,
             self._table,
@@ -420,7 +420,8 @@ class Engine:
         num_tokens = sum(account.num_waiting_tokens for account in self._quotas)
         assert num_tokens == self._admission.num_waiting_tokens, "what waits is in its tenant's account"
         pool = self._scheduler.kv.pool if self._scheduler.kv is not None else None
-        self._quotas.check_integrity(active, pool.num_used if pool is not None else 0)
+        claims = [request.claim for request in active]
+        self._quotas.check_integrity(claims, pool.num_used if pool is not None else 0)
 
     def _enter(self, request: LiveRequest, subscriber: Subscriber | None) -> None:
         self._table.add(request)

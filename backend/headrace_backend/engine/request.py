@@ -1,8 +1,9 @@
-"""What a caller asks of the engine: the request, how to sample, when to stop, who listens.
+"""What a service asks of the engine: a request, on whose behalf, who listens.
 
-Owns the plain data that crosses from the server into the engine. Does not own rules (`validation`)
-nor state (`live_request`): these objects are written once by the server and only read afterwards.
-Names follow protos/headrace_engine/v1/engine.proto.
+Owns the plain data that crosses from the server into the engine; what the caller wants stands in it
+as one `headrace_request.Request`. Does not own rules (`validation`) nor state (`live_request`):
+these objects are written once by the server and only read afterwards. Names follow
+protos/headrace_engine/v1/engine.proto.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import dataclasses
 import enum
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from headrace_facts import facts
+from headrace_request.request import Request
 
 TokenIds = npt.NDArray[np.int32]
 
-# Of one token and of one of its top entries, as `outbox.LogprobColumns` keeps them.
+# Of one token and of one of its top entries, as `events.LogprobColumns` keeps them.
 LOGPROB_BYTES = 10
 TOP_LOGPROB_BYTES = 8
 
@@ -37,16 +40,6 @@ class AbortCause(enum.IntEnum):
     DEADLINE = 2
 
 
-class EndReason(enum.IntEnum):
-    """Why an output ended. Values as in the protocol."""
-
-    STOP = 1
-    LENGTH = 2
-    CANCELLED = 3
-    DEADLINE = 4
-    ERROR = 5
-
-
 class RequestState(enum.IntEnum):
     """Where a request is, as listings show it. Values as in the protocol; ALL is only a filter."""
 
@@ -54,49 +47,6 @@ class RequestState(enum.IntEnum):
     QUEUED = 1
     RUNNING = 2
     FINISHED = 3
-
-
-@dataclasses.dataclass(slots=True, frozen=True)
-class SamplingSpec:
-    """How each next token is drawn. All values are resolved: none stands for "default"."""
-
-    # 0: the most likely token.
-    temperature: float = 1.0
-    top_p: float = 1.0
-    # 0: all.
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int = 0
-    # int32 and float32 little-endian, the same number of entries.
-    logit_bias_ids: bytes = b""
-    logit_bias_values: bytes = b""
-    # Token sequences that must not be completed.
-    bad_words: tuple[tuple[int, ...], ...] = ()
-
-    @property
-    def needs_history(self) -> bool:
-        """Whether the sampler must know the tokens before the one that it draws."""
-        return bool(self.bad_words) or (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (
-            1,
-            0,
-            0,
-        )
-
-
-@dataclasses.dataclass(slots=True, frozen=True)
-class StopSpec:
-    """When an output ends."""
-
-    max_tokens: int
-    min_tokens: int = 0
-    # UTF-8.
-    strings: tuple[bytes, ...] = ()
-    # The request's own and, unless end-of-text is ignored, the model's.
-    token_ids: frozenset[int] = frozenset()
-    include_stop_string: bool = False
 
 
 class Recording(NamedTuple):
@@ -129,30 +79,18 @@ NO_LIMITS = TenantLimits()
 
 @dataclasses.dataclass(slots=True)
 class EngineRequest:
-    """One request: a prompt and n outputs."""
+    """One request with all that a service says of it."""
 
     # Chosen by the service: unique, at most 64 of [A-Za-z0-9_-].
     request_id: str
-    # [num_prompt_tokens] int32.
-    prompt_ids: TokenIds
-    stop: StopSpec
-    sampling: SamplingSpec = dataclasses.field(default_factory=SamplingSpec)
+    # Prompt, sampling, stop conditions, outputs: as the caller asked for them.
+    asked: Request
     # On whose behalf; a request is visible to its tenant only.
     tenant: str = ""
-    # Outputs.
-    n: int = 1
-    # Most likely tokens to report beside the sampled one; -1: no log probabilities at all.
-    num_logprobs: int = -1
-    # Most likely tokens to report beside each token of the prompt; -1: nothing of the prompt.
-    num_prompt_logprobs: int = -1
-    # Higher runs first.
-    priority: int = 0
     # On the engine's clock. None: the engine's own limit applies.
     deadline_ns: int | None = None
     # Time spent in the service before it came here; counted as queued.
     service_ns: int = 0
-    # Salt of the prefix cache; tenants are salted apart besides.
-    cache_salt: bytes = b""
     # Outlives its readers.
     detached: bool = False
     # "": none.
@@ -168,6 +106,20 @@ class EngineRequest:
     emitted: tuple[TokenIds, ...] = ()
     # The tenant's newest ones: they hold for all of its requests.
     limits: TenantLimits = NO_LIMITS
+    # [num_prompt_tokens] int32, a view of the request's column.
+    prompt_ids: TokenIds = dataclasses.field(init=False)
+    # Tokens that end an output, the model's own among them.
+    stop_token_ids: frozenset[int] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        """Reads the columns, as far as they are whole ids; `validation` refuses others."""
+        self.prompt_ids = _column(self.asked.prompt_token_ids)
+        self.stop_token_ids = frozenset(_column(self.asked.stop.token_ids).tolist())
+
+    def without_tokens(self) -> EngineRequest:
+        """The request without its prompt and what was emitted before: what is kept when it ended."""
+        asked = msgspec.structs.replace(self.asked, prompt_token_ids=b"")
+        return dataclasses.replace(self, asked=asked, emitted=())
 
     @property
     def recorded(self) -> bool:
@@ -179,9 +131,14 @@ class EngineRequest:
         """What the log probabilities of the prompt take while they are kept, at most; 0 if none are
         asked for.
         """
-        if self.num_prompt_logprobs < 0:
+        num_tops = self.asked.num_prompt_logprobs
+        if num_tops < 0:
             return 0
-        return (len(self.prompt_ids) - 1) * (LOGPROB_BYTES + TOP_LOGPROB_BYTES * self.num_prompt_logprobs)
+        return (len(self.prompt_ids) - 1) * (LOGPROB_BYTES + TOP_LOGPROB_BYTES * num_tops)
+
+
+def _column(data: bytes) -> TokenIds:
+    return np.frombuffer(data, np.int32, len(data) // 4)
 
 
 @dataclasses.dataclass(slots=True, frozen=True)

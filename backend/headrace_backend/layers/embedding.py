@@ -22,7 +22,7 @@ from headrace_backend.quantization.head_weight import HeadWeight
 from headrace_backend.weights.destination import CopiedRows
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.embedding import embedding
-from headrace_kernels.linear import linear
+from headrace_kernels.linear.dense import linear
 from headrace_kernels.sampling.choice import best_candidates, choose_greedy, most_likely_part
 
 

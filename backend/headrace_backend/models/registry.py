@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.llama import LlamaForCausalLM, MistralForCausalLM
@@ -27,7 +26,7 @@ from headrace_backend.weights.nf4_states import load_nf4_states
 from headrace_backend.weights.placement import ALONE, Placement, Shard, WeightTarget
 from headrace_backend.weights.progress import Progress
 from headrace_backend.weights.scheme import Scheme, Schemes
-from headrace_kernels.low_bit.restored_weights import scratch_bytes
+from headrace_kernels.weight_formats.dequantized_buffer import scratch_bytes
 from headrace_model_folder import InvalidModelFolder, ModelConfig, ModelFolder, TensorRecord, expected_tensors
 
 MODEL_CLASSES: dict[str, type[CausalLM]] = {
@@ -153,11 +152,7 @@ def _load_quantized(
     staged = stage_layers(folder.config, targets, expected_tensors(folder.config), folder.tensors)
     load_weights(folder, staged.targets, progress)
     staged.check(folder.tensors)
-    model.quantization = summarize_folder(quantization, staged.layers, model.low_bit_weights, _norms(model))
-
-
-def _norms(model: CausalLM) -> dict[str, Tensor]:
-    return {name: value for name, value in model.named_parameters() if name.endswith("norm.weight")}
+    model.quantization = summarize_folder(quantization, model.low_bit_weights)
 
 
 def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress) -> None:
@@ -172,7 +167,7 @@ def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, Weigh
     load_nf4_states(folder, states)
     load_weights(folder, targets, progress)
     if any(block_targets(targets)):
-        model.quantization = summarize_blocks(targets, model.block_weights, records, _norms(model))
+        model.quantization = summarize_blocks(targets, model.block_weights, records)
 
 
 def weight_memory(

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import Store
 
 from headrace_backend.parallel.collectives import Collectives, PendingSum
 from headrace_backend.parallel.errors import PeerLost
-from headrace_kernels.sums.all_reduce import all_reduce_reference
+from headrace_kernels.collectives.all_reduce import all_reduce_reference
 
 _INTERFACE = "lo"
 # Part of every message about a connection, and of none about shapes.

@@ -2,7 +2,7 @@
 rest.
 
 Owns the memory that all ranks map (`torch.distributed._symmetric_memory`), made once for all layers
-and graphs. What the kernels do with it is `headrace_kernels.sums.all_reduce`'s. Which way is taken
+and graphs. What the kernels do with it is `headrace_kernels.collectives.all_reduce`'s. Which way is taken
 follows from a tensor's shape, so all ranks take the same. NVLink multicast is never used.
 """
 
@@ -18,10 +18,10 @@ from torch import Tensor
 from headrace_backend.parallel.collectives import Collectives, PendingSum
 from headrace_backend.parallel.errors import PeerLost
 from headrace_backend.parallel.nccl import NcclCollectives
+from headrace_kernels.collectives import all_reduce
+from headrace_kernels.collectives.all_reduce import Peers, memory_bytes
+from headrace_kernels.collectives.words import BLANK, BLANK_BYTES
 from headrace_kernels.rounded_tokens import RoundedTokens
-from headrace_kernels.sums import all_reduce
-from headrace_kernels.sums.all_reduce import Peers, memory_bytes
-from headrace_kernels.sums.words import BLANK, BLANK_BYTES
 
 # Largest tensor of the kernels; six times as much is taken of each card. 1,024 tokens of a width of
 # 8,192 in bf16.

@@ -21,13 +21,13 @@ from headrace_backend.weights.destination import Destination, TensorRows
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_kernels.launch_kind import launch_kind
-from headrace_kernels.linear import linear
-from headrace_kernels.low_bit import block_linear
-from headrace_kernels.low_bit.block_weight import NF4_KINDS, BlockKind, BlockWeight, allocate, store_numbers
-from headrace_kernels.low_bit.gguf_blocks import FILE_BLOCKS, store_file_rows
-from headrace_kernels.low_bit.nf4 import BITSANDBYTES_NESTED, GROUP, pieces_of_bytes
+from headrace_kernels.linear import block_quantized as block_linear
+from headrace_kernels.linear.dense import linear
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.swiglu import swiglu
+from headrace_kernels.weight_formats.block_weight import NF4_KINDS, BlockKind, BlockWeight, allocate, store_numbers
+from headrace_kernels.weight_formats.gguf_blocks import FILE_BLOCKS, store_file_rows
+from headrace_kernels.weight_formats.nf4 import BITSANDBYTES_NESTED, GROUP, pieces_of_bytes
 
 
 class BlockLinearWeight(LinearWeight):

@@ -20,8 +20,8 @@ from headrace_backend.quantization.self_check import QuantizationSummary, check_
 from headrace_backend.weights.destination import CopiedRows
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_backend.weights.scheme import Scheme
-from headrace_kernels.low_bit import linear as low_bit_linear
-from headrace_kernels.low_bit.quantized_weight import Arrangement
+from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.weight_formats.quantized_weight import Arrangement
 
 _PATH = "lm_head"
 

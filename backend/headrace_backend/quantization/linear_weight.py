@@ -1,6 +1,6 @@
 """The weight of a linear layer as the layer sees it, and its plain form.
 
-Owns the interface. A plain weight gives the operations that `headrace_kernels.linear` and
+Owns the interface. A plain weight gives the operations that `headrace_kernels.linear.dense` and
 `small_linear` gave before there were others.
 """
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from headrace_backend.weights.destination import Destination, TensorRows
-from headrace_kernels import small_linear
 from headrace_kernels.launch_kind import launch_kind
-from headrace_kernels.linear import linear
+from headrace_kernels.linear import dense_small_batch as small_linear
+from headrace_kernels.linear.dense import linear
 from headrace_kernels.rounded_tokens import Activations, RoundedTokens
 
 

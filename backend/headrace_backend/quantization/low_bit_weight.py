@@ -21,8 +21,9 @@ from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import Scheme
 from headrace_kernels.launch_kind import launch_kind
-from headrace_kernels.low_bit import linear as low_bit_linear
-from headrace_kernels.low_bit.quantized_weight import (
+from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_kernels.weight_formats.quantized_weight import (
     PLAIN,
     Arrangement,
     QuantizedWeight,
@@ -31,7 +32,6 @@ from headrace_kernels.low_bit.quantized_weight import (
     dequantize_rows,
     quantize_rows,
 )
-from headrace_kernels.rounded_tokens import RoundedTokens
 
 # Weights that are in fp32 at a time while they are compared: 16 MB.
 _BLOCK_NUMBERS = 1 << 22

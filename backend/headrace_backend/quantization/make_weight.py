@@ -11,8 +11,8 @@ from headrace_backend.quantization.nf4_weight import Nf4Weight
 from headrace_backend.quantization.parted_weight import PartedWeight
 from headrace_backend.quantization.stored_weight import StoredWeight, are_alike
 from headrace_backend.weights.placement import Placement
-from headrace_kernels.linear import empty_weight
-from headrace_kernels.low_bit.block_weight import BlockKind
+from headrace_kernels.linear.dense import empty_weight
+from headrace_kernels.weight_formats.block_weight import BlockKind
 from headrace_model_folder import LayerFormat
 
 

@@ -19,8 +19,8 @@ from headrace_backend.quantization.self_check import QuantizationSummary
 from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
-from headrace_kernels.low_bit.block_weight import BlockKind, BlockWeight, restore_rows
-from headrace_kernels.low_bit.nf4 import GROUP, quantize_rows
+from headrace_kernels.weight_formats.block_weight import BlockKind, BlockWeight, restore_rows
+from headrace_kernels.weight_formats.nf4 import GROUP, quantize_rows
 
 # Half the widest gap, between -1 and the number after it; of the scale.
 _NUMBER_ERROR = (1 - 0.6961928) / 2

@@ -1,7 +1,7 @@
 """How the products of a model round their inputs on the device that runs it, in words for
 operators.
 
-Owns the words. What is rounded is decided by the kernels' rules (`low_bit.linear.input_rounding`),
+Owns the words. What is rounded is decided by the kernels' rules (`linear.quantized.input_rounding`),
 which are asked here, so that what is stated is what is done.
 """
 
@@ -13,9 +13,9 @@ from collections.abc import Collection
 import torch
 
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
-from headrace_kernels.low_bit.input_rounding import InputRounding
-from headrace_kernels.low_bit.linear import WARM_ROWS, input_rounding
-from headrace_kernels.low_bit.quantized_weight import QuantizedWeight
+from headrace_kernels.linear.quantized import WARM_ROWS, input_rounding
+from headrace_kernels.weight_formats.input_rounding import InputRounding
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 
 _NUMBERS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 _KEPT = "kept"

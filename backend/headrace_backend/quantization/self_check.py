@@ -17,9 +17,9 @@ from torch import Tensor
 from headrace_backend.quantization.low_bit_weight import LowBitWeight, QuantizedRows
 from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
-from headrace_kernels.low_bit.input_rounding import InputRounding, rounded_inputs
-from headrace_kernels.low_bit.linear import input_rounding
-from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, dequantize_rows
+from headrace_kernels.linear.quantized import input_rounding
+from headrace_kernels.weight_formats.input_rounding import InputRounding, rounded_inputs
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, dequantize_rows
 
 # A tensor may be this many times as far from its original as rounding can bring it: scales are
 # rounded too.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from headrace_kernels.low_bit.stored_rows import Rows
+from headrace_kernels.weight_formats.stored_rows import Rows
 from headrace_model_folder import LayerFormat, Layout, Role
 
 _MIDDLE = {"int4": 8, "int8": 128}

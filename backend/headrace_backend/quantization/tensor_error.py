@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace_kernels.low_bit.quantized_weight import QuantKind
+from headrace_kernels.weight_formats.quantized_weight import QuantKind
 
 _INT8_MOST = 127
 # Steps of a group's range, which includes 0.

@@ -29,6 +29,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from headrace_request.sampling import Sampling
+
 Int32Column = npt.NDArray[np.int32]
 Float32Column = npt.NDArray[np.float32]
 UInt8Column = npt.NDArray[np.uint8]
@@ -37,34 +39,24 @@ UInt8Column = npt.NDArray[np.uint8]
 class RowAdmission(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """A sequence that takes a row with this step.
 
-    Everything that sampling needs for as long as it stays there.
+    Everything that sampling needs for as long as it stays there: the request's own `Sampling`, and
+    what is the output's.
 
     Token id lists are int32 little-endian bytes. `prompt_ids` and `output_ids` are filled only if
-    `needs_history` (penalties or bad words are in use): the whole prompt, and the output known to
-    the engine so far. The block table follows in the plan's table columns.
+    `sampling.needs_history`: the whole prompt, and the output known to the engine so far. The block
+    table follows in the plan's table columns.
     """
 
     row: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    seed: int
-    output_index: int
+    sampling: Sampling
+    output_index: int = 0
     # Number of most likely tokens to report; -1: no logprobs at all.
-    num_logprobs: int
+    num_logprobs: int = -1
     # Tokens that must not be sampled while the output is shorter than `min_tokens`.
-    min_tokens: int
-    stop_token_ids: bytes
-    logit_bias_ids: bytes
-    logit_bias_values: bytes
-    bad_words: list[bytes]
-    needs_history: bool
-    prompt_ids: bytes
-    output_ids: bytes
+    min_tokens: int = 0
+    stop_token_ids: bytes = b""
+    prompt_ids: bytes = b""
+    output_ids: bytes = b""
 
 
 class SiblingAdmission(msgspec.Struct, array_like=True, frozen=True, tag=1):
@@ -91,7 +83,7 @@ _admissions_decoder = msgspec.msgpack.Decoder(list[_PackedAdmission])
 
 def _packed(admission: RowAdmission, before: RowAdmission | None) -> _PackedAdmission:
     """An admission as it crosses, by the one before it in the plan."""
-    if before is None or admission.seed != before.seed:
+    if before is None or admission.sampling.seed != before.sampling.seed:
         return admission
     sibling = SiblingAdmission(admission.row, admission.output_index, admission.output_ids)
     return sibling if sibling.after(before) == admission else admission

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from headrace_backend.weights.destination import RotatedRows
 from headrace_backend.weights.placement import WeightTarget
-from headrace_kernels.low_bit.block_weight import BlockKind
+from headrace_kernels.weight_formats.block_weight import BlockKind
 from headrace_model_folder import TensorRecord
 
 _KINDS = {kind.value: kind for kind in BlockKind}

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from headrace_backend.weights.checkpoint_files import DTYPES, CheckpointFiles
 from headrace_backend.weights.placement import WeightTarget
-from headrace_kernels.low_bit.block_weight import BlockWeight, nf4_numbers, scale_codes
-from headrace_kernels.low_bit.nf4 import BITSANDBYTES_NESTED, GROUP
+from headrace_kernels.weight_formats.block_weight import BlockWeight, nf4_numbers, scale_codes
+from headrace_kernels.weight_formats.nf4 import BITSANDBYTES_NESTED, GROUP
 from headrace_model_folder import InvalidModelFolder, ModelFolder, TensorRecord
 
 _HOST = torch.device("cpu")

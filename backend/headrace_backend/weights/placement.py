@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.weights.destination import Destination, TensorRows
 from headrace_backend.weights.scheme import Scheme
-from headrace_kernels.low_bit.block_weight import BlockKind
+from headrace_kernels.weight_formats.block_weight import BlockKind
 from headrace_model_folder import LayerFormat
 
 

@@ -2,7 +2,7 @@
 scale.
 
 Owns the scheme as loaders and layers see it. What a kind of number is, and how it lies in memory,
-is `headrace_kernels.low_bit.quantized_weight`'s; whether a scheme suits a model is
+is `headrace_kernels.weight_formats.quantized_weight`'s; whether a scheme suits a model is
 `quantize_rules`'s.
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from headrace_kernels.low_bit.block_weight import FORMATS, BlockKind
-from headrace_kernels.low_bit.quantized_weight import QuantKind
+from headrace_kernels.weight_formats.block_weight import FORMATS, BlockKind
+from headrace_kernels.weight_formats.quantized_weight import QuantKind
 
 
 class QuantizationRefused(ValueError):

@@ -11,5 +11,5 @@ Rooms, each of which knows only those below it:
     start_up/           from a configuration to a runner that compiles and captures nothing more
     step/               one step: shapes, columns, buffers, graphs, the runners, the loop
     sampling/           the choice of tokens, with what rows remember for it
-    channel, errors, lifetime, rank_links, device_copies, flattening, step_entries    what all need
+    channel, plan_columns, device_copies, errors, lifetime    what all of these need
 """

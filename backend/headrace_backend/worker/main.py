@@ -22,10 +22,9 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.parallel.errors import PeerLost
 from headrace_backend.step.messages import WorkerFailed
 from headrace_backend.step.ring import RingDescriptors, RingReader, RingWriter
-from headrace_backend.worker.channel import Channel, FollowerChannel
+from headrace_backend.worker.channel import Channel, FollowerChannel, RankLinks
 from headrace_backend.worker.errors import DoesNotFit, StartRefused, StepFailed, one_line
 from headrace_backend.worker.lifetime import arrange_signals, die_with_parent
-from headrace_backend.worker.rank_links import RankLinks
 from headrace_facts import log_output
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 

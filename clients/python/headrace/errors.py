@@ -68,8 +68,9 @@ class HeadraceError(Exception):
 
 
 class InvalidRequest(HeadraceError):
-    """The request breaks a rule (INVALID_ARGUMENT, OUT_OF_RANGE); `violations` names field, rule
-    and limit.
+    """The request breaks a rule (INVALID_ARGUMENT, OUT_OF_RANGE).
+
+    `violations` names field, rule and limit.
     """
 
     default_code = grpc.StatusCode.INVALID_ARGUMENT
@@ -88,8 +89,9 @@ class AlreadyExists(HeadraceError):
 
 
 class Overloaded(HeadraceError):
-    """The queue, a quota or a buffer is full (RESOURCE_EXHAUSTED); `retry_after` says when to come
-    back.
+    """The queue, a quota or a buffer is full (RESOURCE_EXHAUSTED).
+
+    `retry_after` says when to come back.
     """
 
     default_code = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -117,9 +119,7 @@ class Cancelled(HeadraceError):
 
 
 class Unauthenticated(HeadraceError):
-    """The server takes no calls without an API key or client certificate that it knows
-    (UNAUTHENTICATED).
-    """
+    """The server knows no such API key or client certificate, and wants one (UNAUTHENTICATED)."""
 
     default_code = grpc.StatusCode.UNAUTHENTICATED
 
@@ -141,6 +141,10 @@ class Internal(HeadraceError):
 
     default_code = grpc.StatusCode.INTERNAL
 
+
+# What grpc.aio reports instead of the server's status where a call ends while a message is being
+# written (grpc/grpc#36066). Trying again either works or meets the status itself.
+_LOST_STATUS = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 _CLASSES: dict[grpc.StatusCode, type[HeadraceError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
@@ -174,8 +178,10 @@ def from_rpc_error(error: grpc.RpcError, request_id: str | None = None) -> Headr
         request_id: What the stream has learned, used where the status does not name the request
             itself.
     """
-    details = _details(error.trailing_metadata() or ())
-    return _build(error.code(), error.details() or "", details, request_id)
+    code, text = error.code(), error.details() or ""
+    if (code, text) == _LOST_STATUS:
+        code, text = grpc.StatusCode.UNAVAILABLE, "the call ended while a message was being sent; its status is lost"
+    return _build(code, text, _details(error.trailing_metadata() or ()), request_id)
 
 
 def from_status(status: status_pb2.Status, request_id: str | None = None) -> HeadraceError:
@@ -206,8 +212,9 @@ def _build(
 
 
 def _details(metadata: Iterable[Any]) -> status_pb2.Status | None:
-    """The google.rpc.Status of a call's trailing metadata; None where there is none or it is
-    damaged.
+    """Returns the google.rpc.Status of a call's trailing metadata.
+
+    It is None where there is none or it is damaged.
     """
     for key, value in metadata:
         if key == DETAILS_KEY and isinstance(value, bytes):

@@ -1,5 +1,6 @@
-"""Builds GenerationSpec and chat messages from a caller's Python values, the same for both clients
-and the command line.
+"""Builds GenerationSpec and chat messages from a caller's Python values.
+
+Both clients and the command line use it.
 
 Owns the names and types of the options. Does not know their ranges: the server does, and refuses
 with field, rule and limit. Only what the wire format cannot carry (a negative token id, text that
@@ -36,11 +37,13 @@ class GenerationOptions(TypedDict, total=False):
         top_p: Keeps the most likely tokens whose probabilities reach this sum. Above 0, to 1.
         top_k: Keeps this many of the most likely tokens; 0 and -1 keep all.
         min_p: Keeps tokens at least this likely relative to the most likely one. 0 to 1.
+        top_n_sigma: Keeps logits at most this many standard deviations below the highest one; 0
+            keeps all. 0 to 100.
         repetition_penalty: Divides positive and multiplies negative logits of tokens seen. 0.01 to
             10.
         presence_penalty: Subtracted from the logits of tokens in the output. -2 to 2.
         frequency_penalty: Subtracted once for each time the output contains the token. -2 to 2.
-        seed: Of the sampling noise; any unsigned 64-bit value.
+        seed: Seed of the sampling noise; any unsigned 64-bit value.
         logit_bias: Added to the logits of these token ids. At most 1,024 entries, -100 to 100.
         stop: A string, or up to 16, that end the output; the text ends before the match.
         stop_token_ids: Tokens that end the output, besides the model's own. At most 64.
@@ -69,6 +72,7 @@ class GenerationOptions(TypedDict, total=False):
     top_p: float | None
     top_k: int | None
     min_p: float | None
+    top_n_sigma: float | None
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
@@ -101,6 +105,7 @@ _FIELDS: dict[str, tuple[str, str]] = {
             "top_p",
             "top_k",
             "min_p",
+            "top_n_sigma",
             "repetition_penalty",
             "presence_penalty",
             "frequency_penalty",
@@ -196,8 +201,9 @@ def chat_messages(messages: Messages) -> list[inference_pb2.ChatMessage]:
 
 
 def assign(message: ProtobufMessage, field: str, value: Any, path: str) -> None:
-    """Sets a scalar, repeated or map field; what protobuf refuses becomes an InvalidRequest that
-    names `path`.
+    """Sets a scalar, repeated or map field.
+
+    What protobuf refuses becomes an InvalidRequest that names `path`.
     """
     try:
         if isinstance(value, Mapping):
@@ -211,8 +217,9 @@ def assign(message: ProtobufMessage, field: str, value: Any, path: str) -> None:
 
 
 def duration(value: float | datetime.timedelta, path: str) -> Duration:
-    """Seconds, or a timedelta, as a message; what it cannot carry becomes an InvalidRequest that
-    names `path`.
+    """Returns seconds, or a timedelta, as a message.
+
+    What the message cannot carry becomes an InvalidRequest that names `path`.
     """
     message = Duration()
     try:
@@ -224,7 +231,7 @@ def duration(value: float | datetime.timedelta, path: str) -> Duration:
 
 
 def trace_detail_of(name: str, path: str) -> generation_pb2.TraceDetail:
-    """The number of a detail; a name that there is not becomes an InvalidRequest that names `path`."""
+    """The number of a detail; an unknown name becomes an InvalidRequest that names `path`."""
     if name not in TRACE_DETAILS:
         raise invalid(path, f"must be one of {', '.join(TRACE_DETAILS)} (given: {name!r:.80})")
     return TRACE_DETAILS[name]

@@ -6,7 +6,8 @@ paged                      the operation: reference, and which implementation ta
 plan, step                 columns of numbers made on the host; the same as tensors on the device
 decode, merge              few query tokens: splits of long contexts
 prefill, gathered          chunks of prompts: through the block table, or from gathered tokens
-tiles, quantized, turned   device functions that those share; a cache of 8 bits
+tiles, quantized           device functions that those share; a cache of 8 bits
+transposed                 few query rows over a cache of 8 bits
 cpu                        without a GPU
 kv_cache, quantized_kv     what a cache holds where
 rope, rope_frequencies, rope_kv    rotation, alone and with head norms and the cache's writing

@@ -46,7 +46,7 @@ from headrace_kernels.attention.tiles import (
     padded_dim,
     pipeline_stages,
 )
-from headrace_kernels.attention.turned import absorb_context, takes_turned, turned_rule
+from headrace_kernels.attention.transposed import absorb_context, takes_turned, turned_rule
 from headrace_kernels.triton_runtime import INTERPRETED
 
 # Columns are views into one buffer, at addresses that change with their sizes: alignment must not

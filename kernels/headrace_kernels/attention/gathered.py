@@ -23,8 +23,8 @@ from headrace_kernels.attention.prefill import key_ranges, sees
 from headrace_kernels.attention.quantized_kv import memory_of, scale_offsets
 from headrace_kernels.attention.step import GatheredContext, PagedAttentionStep
 from headrace_kernels.attention.tiles import LOG2_E, absorb, key_offsets, pipeline_stages
-from headrace_kernels.low_bit.numbers import numbers_of
 from headrace_kernels.triton_runtime import INTERPRETED
+from headrace_kernels.weight_formats.conversions import numbers_of
 
 # Columns are views into one buffer, at addresses that change with their sizes: alignment must not
 # decide what is compiled.

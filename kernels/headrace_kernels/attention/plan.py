@@ -28,7 +28,7 @@ SPLIT_MULTIPLE = 64
 # 64, on an H200). Fewer leave bandwidth unused, more only cost partial results.
 TARGET_PROGRAMS = 512
 # Of splits over a quantized cache with few query rows, whose programs are a warp each
-# (`attention.turned`): eight to a multiprocessor. On an H200, FP8: 32 rows of 8,192 tokens take 133
+# (`attention.transposed`): eight to a multiprocessor. On an H200, FP8: 32 rows of 8,192 tokens take 133
 # us with 1,056, 138 with 768 and 149 with 512; one of 131,072 takes 80 with 1,056 and 73 with 512.
 WARP_PROGRAMS = 1056
 # Query rows (tokens times heads of a group) of such splits, at most.

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from headrace_kernels.attention.quantized_kv import scale_offsets
-from headrace_kernels.low_bit.numbers import numbers_of
+from headrace_kernels.weight_formats.conversions import numbers_of
 
 # Below all scales (`quantized_kv`), and far enough from 0 that scales over it are finite.
 _LEAST_UNIT = tl.constexpr(1e-33)

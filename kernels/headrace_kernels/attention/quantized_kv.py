@@ -35,7 +35,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Types of quantized caches, by what `low_bit.numbers` calls their numbers.
+# Types of quantized caches, by what `weight_formats.conversions` calls their numbers.
 KV_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _KINDS = {dtype: kind for kind, dtype in KV_TYPES.items()}
 _LARGEST = {"int8": 127.0, "fp8": 448.0}

@@ -9,6 +9,8 @@ the matrix (`row_parameters`); `sampling`, `penalties` and their kernels read it
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from headrace_kernels.sampling.philox import NoiseKeys
@@ -30,7 +32,20 @@ OUTPUT_INDEX = 6
 REPETITION = 7
 PRESENCE = 8
 FREQUENCY = 9
+# float32; standard deviations below the highest logit that are kept, 0 all.
+TOP_N_SIGMA = 10
 NUM_COLUMNS = 16
+
+# Columns that hold a float of a request's sampling parameters as it is, by the parameter's name.
+FLOATS: Final = {
+    "temperature": TEMPERATURE,
+    "top_p": TOP_P,
+    "min_p": MIN_P,
+    "repetition_penalty": REPETITION,
+    "presence_penalty": PRESENCE,
+    "frequency_penalty": FREQUENCY,
+    "top_n_sigma": TOP_N_SIGMA,
+}
 
 
 def read_floats(rows: torch.Tensor, column: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ def collect(stream: GenerationStream, model_revision: str, spec: ResolvedSpec) -
         assert stream.failure is not None
         raise stream.failure
     response = inference_pb2.CompleteResponse(request_id=stream.request_id, model_revision=model_revision)
-    for index in range(spec.n):
+    for index in range(spec.request.n):
         response.outputs.add(output_index=index)
     made_ns = time.monotonic_ns()
     for message in stream.take():

@@ -57,7 +57,7 @@ class ModelHandlers:
         standing, texts, num_bytes = StandingText(model.pieces, skip_special), [""], 0
         for begin in range(0, len(request.token_ids), _SLICE_IDS):
             token_ids = request.token_ids[begin : begin + _SLICE_IDS]
-            validation.check_token_ids(token_ids, model.facts.vocabulary_size, "token_ids", begin)
+            validation.check_token_ids(token_ids, model.facts.bounds.vocabulary_size, "token_ids", begin)
             texts.append(standing.feed(list(token_ids)))
             num_bytes += len(texts[-1].encode())
             self._check_answer_size(num_bytes)

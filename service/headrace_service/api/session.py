@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 
 from headrace.v1 import inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
@@ -21,13 +21,13 @@ from headrace_service import errors, validation
 from headrace_service.api.session_batch import SessionBatch, SessionWire
 from headrace_service.calls import failures
 from headrace_service.calls.call import Call
+from headrace_service.calls.shared_call import SharedCall
 from headrace_service.engines.served_model import ServedModel
 from headrace_service.generations.conversation import check_conversation
 from headrace_service.generations.generations import Prompt
 from headrace_service.messages.parsing import Unparsed
 from headrace_service.service_core import ServiceCore
 from headrace_service.streams.generation_stream import GenerationStream
-from headrace_service.streams.shared_call import SharedCall
 
 _CAP_FACTOR = 64
 # Events that may wait for the caller before no more wishes are read; a refusal has up to 1 KiB.
@@ -112,9 +112,10 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
         """See SharedCall."""
         return self._batch.num_events > _MAX_WAITING_EVENTS
 
-    def streams(self) -> Iterable[GenerationStream]:
+    def note_failure(self, failure: errors.ServiceError) -> None:
         """See SharedCall."""
-        return self._by_stream
+        for stream in self._by_stream:
+            stream.note_failure(failure)
 
     def give_up(self) -> list[asyncio.Task[None]]:
         """See SharedCall."""

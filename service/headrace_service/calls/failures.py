@@ -1,8 +1,8 @@
 """What an exception means for the caller of the call in which it was raised.
 
-Owns the catch-all: a mistake of ours is logged where it happened, and its caller is told INTERNAL
-with an error id that the log names. What ends the call is `rpc_boundary`, or the writer of a call
-that many generations share.
+Owns the catch-all: a mistake of ours is logged where it happened, and its caller gets INTERNAL with
+an error id that the log names. What ends the call is `rpc_boundary`, or the writer of a call that
+many generations share.
 """
 
 from __future__ import annotations

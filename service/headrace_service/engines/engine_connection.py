@@ -23,11 +23,12 @@ from headrace_credentials.client_tls import ClientTlsFiles, channel_credentials,
 from headrace_credentials.files import CredentialError
 from headrace_model_folder import InvalidModelFolder
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request.request import LAYOUT
 from headrace_service import logs
 from headrace_service.config import ServiceConfig
 from headrace_service.engines.engine_client import EngineClient
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _FIRST_PAUSE_S = 0.05
 _WELCOME_TIMEOUT_S = 10.0
 
@@ -114,6 +115,7 @@ class EngineConnection:
     async def _converse(self, stream: _Stream) -> None:
         hello = engine_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
+            request_layout=LAYOUT,
             service_name=self._config.service_name,
             wants_step_records=self._client.wants_step_records,
         )

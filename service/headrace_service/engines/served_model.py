@@ -1,8 +1,7 @@
-"""One engine of a model as this service sees it: the client of it, the model's text, and whether it
-takes new generations.
+"""One engine of a model that this service fronts: its client, its connection, and the model's text.
 
-Owns this view and the loading of the text. Which engines there are is `served_models`'s, the life
-of the connection `engine_connection`'s.
+Owns what may be asked of it now, and why not: not reached yet, being loaded, unloaded or drained,
+not to be served by this process. Which engines there are is `served_models`'s.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from headrace_service.text.text_model import TextModel
 from headrace_service.tracing.tracer import Tracer
 
 # Why no new generation is taken, by what the supervisor says of the model.
-CLOSED = {
+_CLOSED = {
     control_pb2.BACKEND_STATE_LOADING: "the model is being loaded",
     control_pb2.BACKEND_STATE_UNLOADING: "the model is being unloaded",
 }
@@ -88,7 +87,7 @@ class ServedModel:
         if self.broken:
             raise errors.failed_precondition(self.broken)
         if self._text is None:
-            raise errors.unavailable(CLOSED.get(self.state, "the engine cannot be reached yet"))
+            raise errors.unavailable(_CLOSED.get(self.state, "the engine cannot be reached yet"))
         return self
 
     @property
@@ -149,6 +148,11 @@ class ServedModel:
         """Raises UNAVAILABLE while no new generations are taken."""
         if self.closed:
             raise errors.unavailable(self.closed)
+
+    def set_draining(self, draining: bool) -> None:
+        """Whether new generations are refused because the server is drained; what runs goes on."""
+        drained = "the server is drained and takes no new generations" if draining else ""
+        self.closed = drained or _CLOSED.get(self.state, "")
 
     async def _prepare(self, engine: engine_pb2.EngineModel) -> None:
         """Loads tokenizer and template of the engine's model, unless they are loaded, for this

@@ -21,7 +21,7 @@ from headrace_service.auth.caller import Caller
 from headrace_service.config import ServiceConfig
 from headrace_service.engines import request_ids
 from headrace_service.engines.engine_set import EngineSet
-from headrace_service.engines.served_model import CLOSED, ServedModel
+from headrace_service.engines.served_model import ServedModel
 from headrace_service.text.text_loader import TextLoader
 from headrace_service.tracing.tracer import Tracer
 
@@ -215,8 +215,7 @@ class ServedModels:
         """Whether new generations are refused on all models; what runs goes on."""
         self.draining = draining
         for model in self._models:
-            drained = "the server is drained and takes no new generations" if draining else ""
-            model.closed = drained or CLOSED.get(model.state, "")
+            model.set_draining(draining)
 
     async def run(self) -> None:
         """Keeps one connection for each model, until cancelled.

@@ -1,6 +1,6 @@
 """A resolved generation as the engine's AddRequest.
 
-Owns the conversion, the seed that the service draws where the caller gave none, and the digest that
+Owns what completes a request once its prompt is known, the seed that the service draws where the caller gave none, and the digest that
 idempotency keys are compared by. The digest covers what the caller asked for, resolved (prompt ids,
 sampling, stops, limits), and not what differs between two sendings of the same request: request id,
 drawn seed (an absent seed counts as "absent"), time already spent, trace context, the call's own
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
+from array import array
 from collections.abc import Sequence
 
 import msgspec
@@ -19,6 +20,7 @@ import numpy as np
 
 from headrace_facts.facts import SpanContext
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request.request import Request
 from headrace_service import errors
 from headrace_service.calls.call import Call
 from headrace_service.resolved_spec import ResolvedSpec
@@ -33,24 +35,17 @@ def build(
     """Returns the request, without handle and without remaining time, and the state that renders
     it.
     """
-    render = RenderState(spec.skip_special_tokens, spec.logprobs is not None, spec.stop.strings, spec.token_ids_only)
+    asked = _completed(spec, prompt, max_tokens, model)
+    strings = tuple([string.decode() for string in asked.stop.strings])
+    render = RenderState(spec.skip_special_tokens, asked.num_logprobs >= 0, strings, spec.token_ids_only)
+    encoded, state = asked.encode(), render.encode()
+    digest = _digest(encoded, state, spec, model)
+    if spec.draws_seed:
+        sampling = msgspec.structs.replace(asked.sampling, seed=secrets.randbits(64))
+        encoded = msgspec.structs.replace(asked, sampling=sampling).encode()
     request = engine_pb2.AddRequest(
-        prompt_token_ids=prompt.astype("<u4").tobytes(),
-        sampling=_sampling(spec, model),
-        stop=_stop(spec, max_tokens, model),
-        n=spec.n,
-        logprobs=spec.logprobs,
-        prompt_logprobs=spec.prompt_logprobs,
-        priority=spec.priority,
-        cache_salt=spec.cache_salt,
-        service_state=render.encode(),
-        spec_digest=b"",
+        request=encoded, service_state=state, spec_digest=digest, request_id=request_id, tenant=call.tenant
     )
-    request.spec_digest = _digest(request, spec, model)
-    if spec.sampling.seed is None:
-        request.sampling.seed = secrets.randbits(64)
-    request.request_id = request_id
-    request.tenant = call.tenant
     set_limits(request, call)
     return request, render
 
@@ -117,43 +112,26 @@ def set_times(request: engine_pb2.AddRequest, call: Call, time_limit_ns: int | N
     return call_ns is not None and request.remaining_ns == call_ns
 
 
-def _digest(request: engine_pb2.AddRequest, spec: ResolvedSpec, model: TextModel) -> bytes:
-    """Returns the digest of a request that has neither drawn seed nor anything of its call yet."""
+def _digest(encoded: bytes, state: bytes, spec: ResolvedSpec, model: TextModel) -> bytes:
+    """Returns the digest of a request in which a seed that the service draws is not drawn yet."""
     digest = hashlib.sha256(model.engine.revision.encode())
-    digest.update(f"|seed={spec.sampling.seed}|time_limit={spec.time_limit_ns}|".encode())
-    digest.update(request.SerializeToString(deterministic=True))
+    digest.update(f"|draws_seed={spec.draws_seed}|time_limit={spec.time_limit_ns}|{len(encoded)}|".encode())
+    digest.update(encoded)
+    digest.update(state)
     return digest.digest()
 
 
-def _sampling(spec: ResolvedSpec, model: TextModel) -> engine_pb2.EngineSampling:
-    sampling = spec.sampling
-    sequences = [sequence for word in spec.stop.bad_words for sequence in model.tokenizer.encode_word(word)]
-    return engine_pb2.EngineSampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        seed=sampling.seed or 0,
-        logit_bias_ids=np.array([token for token, _ in sampling.logit_bias], dtype="<u4").tobytes(),
-        logit_bias_values=np.array([bias for _, bias in sampling.logit_bias], dtype="<f4").tobytes(),
-        bad_words=[
-            engine_pb2.EmittedTokens(token_ids=np.array(sequence, dtype="<u4").tobytes()) for sequence in sequences
-        ],
-    )
-
-
-def _stop(spec: ResolvedSpec, max_tokens: int, model: TextModel) -> engine_pb2.EngineStop:
-    stop = spec.stop
-    token_ids = set(stop.token_ids)
-    if not stop.ignore_eos:
-        token_ids.update(model.engine.end_of_text_token_ids)
-    return engine_pb2.EngineStop(
-        strings=[string.encode() for string in stop.strings],
-        token_ids=np.array(sorted(token_ids), dtype="<u4").tobytes(),
-        max_tokens=max_tokens,
-        min_tokens=stop.min_tokens,
-        include_stop_string=stop.include_stop_string,
+def _completed(spec: ResolvedSpec, prompt: TokenIds, max_tokens: int, model: TextModel) -> Request:
+    """Returns the request with what is known once its prompt is; a drawn seed is missing."""
+    asked, sampling = spec.request, spec.request.sampling
+    if spec.bad_words:
+        sequences = [sequence for word in spec.bad_words for sequence in model.tokenizer.encode_word(word)]
+        words = tuple([array("I", sequence).tobytes() for sequence in sequences])
+        sampling = msgspec.structs.replace(sampling, bad_words=words)
+    token_ids = set() if spec.ignore_eos else set(model.engine.end_of_text_token_ids)
+    token_ids.update(array("I", asked.stop.token_ids))
+    ending = array("I", sorted(token_ids)).tobytes()
+    stop = msgspec.structs.replace(asked.stop, max_tokens=max_tokens, token_ids=ending)
+    return msgspec.structs.replace(
+        asked, prompt_token_ids=prompt.astype("<u4", copy=False).tobytes(), sampling=sampling, stop=stop
     )

@@ -98,7 +98,7 @@ class Generations:
         """
         if not len(model.engines):
             return model
-        return model.engines.choose(RoutingKey(prompt.token_ids, spec.cache_salt, call.tenant, idempotency_key))
+        return model.engines.choose(RoutingKey(prompt.token_ids, spec.request.cache_salt, call.tenant, idempotency_key))
 
     async def start(
         self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, wire: EventWire
@@ -225,7 +225,7 @@ class Generations:
             model_revision=model.text.engine.revision,
             operation="chat" if prompt.is_chat else "text_completion",
             parameters=spec.given,
-            num_outputs=spec.n,
+            num_outputs=spec.request.n,
             prompt_tokens=len(prompt),
             asked_detail=spec.trace_detail,
             call=call.trace,

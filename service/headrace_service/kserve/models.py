@@ -7,6 +7,7 @@ loaded model's own name comes before all others.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -72,6 +73,23 @@ class Model(Protocol):
         Raises:
             ServiceError: the request cannot be answered.
         """
+
+
+class InvalidModelModule(Exception):
+    """A module that was to bring models brings none."""
+
+
+def models_of(module: str) -> list[Model]:
+    """Returns the models that a Python module's `models()` makes, for this process alone.
+
+    Raises:
+        InvalidModelModule: it cannot be imported, or has no such function.
+    """
+    try:
+        make: Callable[[], Iterable[Model]] = importlib.import_module(module).models
+    except (ImportError, AttributeError, TypeError) as error:
+        raise InvalidModelModule(f"conformance_models: {module}: {error}") from error
+    return list(make())
 
 
 class ModelDirectory:

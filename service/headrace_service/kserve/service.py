@@ -19,7 +19,6 @@ from headrace_service import logs
 from headrace_service.calls.call import Call
 from headrace_service.calls.rpc_boundary import bidirectional, unary_encoded
 from headrace_service.config import ServiceConfig
-from headrace_service.kserve import conformance_arithmetic, conformance_sequences, conformance_timing
 from headrace_service.kserve.handlers import settings_handlers
 from headrace_service.kserve.handlers.infer_handlers import Inference
 from headrace_service.kserve.handlers.infer_stream import StreamHandlers
@@ -33,7 +32,7 @@ from headrace_service.kserve.language_models.tensorrt_llm_tensors import TensorR
 from headrace_service.kserve.language_models.vllm_tensors import VllmTensors
 from headrace_service.kserve.messages.shared_document import SharedDocument
 from headrace_service.kserve.messages.shared_memory import SharedMemoryRegions
-from headrace_service.kserve.models import Model, ModelDirectory
+from headrace_service.kserve.models import Model, ModelDirectory, models_of
 from headrace_service.kserve.statistics import Statistics
 from headrace_service.service_core import ServiceCore
 
@@ -123,11 +122,7 @@ def _directory(core: ServiceCore) -> ModelDirectory:
     ]
     sources = [all_loaded, lambda: aliases]
     if core.config.conformance_models:
-        conformance: list[Model] = [
-            *conformance_arithmetic.models(),
-            *conformance_sequences.models(),
-            *conformance_timing.models(),
-        ]
+        conformance = models_of(core.config.conformance_models)
         sources.append(lambda: conformance)
     return ModelDirectory(sources)
 

@@ -1,1 +1,3 @@
-"""How messages are read and written: parsing that guesses nothing, lengths, and descriptors for reflection."""
+"""The reading and writing of messages: parsing that guesses nothing, lengths, and descriptors for
+reflection.
+"""

@@ -1,1 +1,3 @@
-"""A model's text: tokenizer, chat template with its helper process, and the way back from token ids to text."""
+"""The text of a model: tokenizer, chat template with its helper process, and the way from token ids
+back to text.
+"""

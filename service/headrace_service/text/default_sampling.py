@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from headrace_model_folder import GenerationDefaults
 from headrace_request import limits
-from headrace_service.resolved_spec import Sampling
+from headrace_request.sampling import Sampling
 
 _TEMPERATURES = (limits.MIN_TEMPERATURE, limits.MAX_TEMPERATURE)
 _REPETITION_PENALTIES = (limits.MIN_REPETITION_PENALTY, limits.MAX_REPETITION_PENALTY)
@@ -25,10 +25,6 @@ def default_sampling(folder: GenerationDefaults) -> Sampling:
         top_k=folder.top_k or 0,
         min_p=folder.min_p or 0.0,
         repetition_penalty=_within(repetition, _REPETITION_PENALTIES),
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        seed=None,
-        logit_bias=(),
     )
 
 

@@ -17,6 +17,7 @@ from headrace_model_folder import TokenTable as FolderTokenTable
 from headrace_model_folder.token_table import library_tokenizer
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request import limits
+from headrace_request.rule_kinds import Bounds
 from headrace_service.resolved_spec import ModelFacts
 from headrace_service.text.default_sampling import default_sampling, not_followed
 from headrace_service.text.detokenizer import PieceTable
@@ -185,9 +186,7 @@ def _facts(
 ) -> ModelFacts:
     return ModelFacts(
         name=engine.name,
-        vocabulary_size=engine.vocabulary_size,
-        max_context_tokens=engine.max_context_tokens,
-        max_outputs=engine.max_outputs,
+        bounds=Bounds(engine.vocabulary_size, engine.max_context_tokens, engine.max_outputs),
         max_text_bytes=min(max_text_bytes, engine.max_context_tokens * pieces.max_piece_bytes * _NORMALIZER_SLACK),
         defaults=default_sampling(folder_defaults),
     )

@@ -16,8 +16,9 @@ import grpc.aio
 
 from headrace_credentials.client_tls import new_channel
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request.request import LAYOUT
 
-_PROTOCOL_VERSION = 1
+_PROTOCOL_VERSION = 2
 _PAUSE_S = 0.05
 _IDLE_LOOK_S = 0.1
 # Services hear within milliseconds that a model goes; what they sent before has reached the backend
@@ -77,7 +78,9 @@ async def _connected(address: str, credentials: grpc.ChannelCredentials | None =
         )
         stream: _Stream = connect(None)
         try:
-            hello = engine_pb2.Hello(protocol_version=_PROTOCOL_VERSION, service_name="supervisor")
+            hello = engine_pb2.Hello(
+                protocol_version=_PROTOCOL_VERSION, service_name="supervisor", request_layout=LAYOUT
+            )
             await stream.write(engine_pb2.ToEngine(hello=hello))
             yield stream
         finally:

@@ -1,1 +1,3 @@
-"""Where spans go: to a collector, into a file, and into the memory that `headrace trace` asks."""
+"""The ways that spans take: to a collector, into a file, and into the memory that `headrace trace`
+reads.
+"""

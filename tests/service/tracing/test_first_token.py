@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.kserve.wire import Wire, text
+from tests.service.api.test_session import submit
 from tests.service.harness import events_of
-from tests.service.test_session import submit
 from tests.service.tracing.conftest import Told
 from tests.service.tracing.test_told import generate, session
 

@@ -11,9 +11,9 @@ import grpc
 import numpy as np
 import pytest
 from tests.kserve.wire import Wire, text
+from tests.service.api.test_session import Collected, read_until, submit
 from tests.service.fake_engine import ENGINE, UNIX_OFFSET_NS, queue_full
 from tests.service.harness import Running, events_of, kinds_of
-from tests.service.test_session import Collected, read_until, submit
 from tests.service.tracing.conftest import SAMPLED, SPAN_ID, TRACE_ID, UNSAMPLED, Told
 
 from headrace.v1 import generation_pb2, inference_pb2

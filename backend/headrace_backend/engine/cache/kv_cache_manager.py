@@ -216,7 +216,7 @@ class KVCacheManager:
         while len(keys) <= index:
             spec = sequence.request.spec
             start = len(keys) * self.block_size
-            parent = keys[-1] if keys else self._keys.salt(spec.tenant, spec.cache_salt)
+            parent = keys[-1] if keys else self._keys.salt(spec.tenant, spec.asked.cache_salt)
             keys.append(self._keys.extend(parent, sequence.token_bytes(start, start + self.block_size)))
         return keys[index]
 

@@ -15,8 +15,7 @@ from headrace_backend.engine.errors import RefusalCode, RefusalReason, RequestRe
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.request import EngineRequest
-from headrace_backend.engine.scheduling.plan_builder import most_admission_bytes
-from headrace_backend.step.plan_bytes import columns_bytes, max_plan_bytes
+from headrace_backend.step.plan_bytes import FIELD_BYTES, RUN_BYTES, columns_bytes, max_plan_bytes, table_bytes
 
 _NS_PER_S = 1_000_000_000
 _MIN_RETRY_NS = 100_000_000
@@ -111,7 +110,7 @@ class Admission:
         if self.num_blocks is None:
             return None
         # The last token's KV is never needed.
-        num_tokens = len(request.prompt_ids) + request.stop.max_tokens - 1
+        num_tokens = len(request.prompt_ids) + request.asked.stop.max_tokens - 1
         capacity = self.num_blocks * self._config.block_size
         if num_tokens <= capacity:
             return None
@@ -121,18 +120,18 @@ class Admission:
         reason = self.check_fits(request)
         if reason is not None:
             raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, reason)
-        bytes_per_token = 4 if request.num_logprobs < 0 else 14 + 8 * request.num_logprobs
-        num_bytes = request.n * request.stop.max_tokens * bytes_per_token
+        bytes_per_token = 4 if request.asked.num_logprobs < 0 else 14 + 8 * request.asked.num_logprobs
+        num_bytes = request.asked.n * request.asked.stop.max_tokens * bytes_per_token
         if num_bytes > self._config.max_log_bytes:
             message = (
-                f"spec.stop.max_tokens: {request.n} outputs of {request.stop.max_tokens} tokens could take {num_bytes} bytes of log;"
+                f"spec.stop.max_tokens: {request.asked.n} outputs of {request.asked.stop.max_tokens} tokens could take {num_bytes} bytes of log;"
                 f" the limit is {self._config.max_log_bytes}"
             )
             raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message)
         num_bytes, limit = request.prompt_logprob_bytes, self._config.max_prompt_logprobs_bytes
         if num_bytes > limit:
             message = (
-                f"spec.prompt_logprobs: {request.num_prompt_logprobs} most likely tokens at each of {len(request.prompt_ids)} prompt tokens"
+                f"spec.prompt_logprobs: {request.asked.num_prompt_logprobs} most likely tokens at each of {len(request.prompt_ids)} prompt tokens"
                 f" take {num_bytes} bytes; the limit is {limit}"
             )
             raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message)
@@ -167,7 +166,7 @@ class Admission:
         if request.deadline_ns is None:
             return
         left_ns = max(0, request.deadline_ns - now_ns)
-        wait_ns = self.expected_wait_ns(num_running, request.n, passed)
+        wait_ns = self.expected_wait_ns(num_running, request.asked.n, passed)
         if wait_ns > left_ns:
             message = f"the expected wait, {wait_ns / 1e9:.3g} s, exceeds the time left, {left_ns / 1e9:.3g} s"
             raise RequestRefused(
@@ -180,10 +179,22 @@ class Admission:
     def _count(self, request: EngineRequest, account: TenantAccount, sign: int) -> None:
         self.num_waiting += sign
         self.num_waiting_tokens += sign * len(request.prompt_ids)
-        self._num_waiting_outputs += sign * request.n
+        self._num_waiting_outputs += sign * request.asked.n
         account.num_waiting_tokens += sign * len(request.prompt_ids)
-        account.num_waiting_outputs += sign * request.n
+        account.num_waiting_outputs += sign * request.asked.n
 
 
 def _bounded_retry(retry_ns: int) -> int:
     return min(max(retry_ns, _MIN_RETRY_NS), _MAX_RETRY_NS)
+
+
+def most_admission_bytes(request: EngineRequest, block_size: int) -> int:
+    """Most bytes that one output's admission can take with its block table: with the history of all
+    its tokens, when it comes back at the end.
+    """
+    sampling, stop = request.asked.sampling, request.asked.stop
+    num_tokens = len(request.prompt_ids) + stop.max_tokens
+    words = sum(RUN_BYTES + len(word) for word in sampling.bad_words)
+    lists = words + 2 * len(sampling.logit_bias_ids) + len(stop.token_ids)
+    history = 4 * num_tokens if sampling.needs_history else 0
+    return FIELD_BYTES + lists + history + table_bytes(-(-num_tokens // block_size))

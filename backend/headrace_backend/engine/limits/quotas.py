@@ -27,9 +27,15 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from headrace_backend.engine.errors import RefusalCode, RefusalReason, RequestRefused
-from headrace_backend.engine.limits.tenant_account import MINUTE_NS, UNLIMITED, RateBucket, TenantAccount, TokenCharge
+from headrace_backend.engine.limits.tenant_account import (
+    MINUTE_NS,
+    UNLIMITED,
+    Claim,
+    RateBucket,
+    TenantAccount,
+    TokenCharge,
+)
 from headrace_backend.engine.request import EngineRequest, TenantLimits
-from headrace_backend.engine.requests.sequence import LiveRequest
 
 # When a stream ends is not known.
 _STREAM_RETRY_NS = 1_000_000_000
@@ -99,7 +105,7 @@ class Quotas:
         None if it could.
         """
         # The last token's KV is never needed.
-        num_tokens = len(request.prompt_ids) + request.stop.max_tokens - 1
+        num_tokens = len(request.prompt_ids) + request.asked.stop.max_tokens - 1
         num_blocks = -(-num_tokens // self._block_size)
         if num_blocks <= account.max_blocks:
             return None
@@ -117,7 +123,7 @@ class Quotas:
             RequestRefused: RESOURCE_EXHAUSTED, with the moment at which the request passes unless
                 others come before it; without one if it never can.
         """
-        num_tokens = len(request.prompt_ids) + request.n * request.stop.max_tokens
+        num_tokens = len(request.prompt_ids) + request.asked.n * request.asked.stop.max_tokens
         reason = self.check_fits(account, request) or _never_reason(account, request, num_tokens)
         if reason is not None:
             raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, reason, reason=RefusalReason.QUOTA)
@@ -133,31 +139,36 @@ class Quotas:
         account.num_charged_tokens += num_tokens
         return TokenCharge(account.token_bucket, num_tokens)
 
-    def check_reader(self, account: TenantAccount, request: LiveRequest) -> None:
-        """Lets a reader attach to a request.
+    def check_stream(self, account: TenantAccount) -> None:
+        """Lets a reader attach that takes a stream of its own: every one but the first reader of an
+        active request.
 
         Raises:
             RequestRefused: RESOURCE_EXHAUSTED, the tenant's streams are in use.
         """
-        if not request.active or request.readers:
-            _refuse(_stream_waits(account))
+        _refuse(_stream_waits(account))
 
-    def reader_came(self, request: LiveRequest) -> None:
-        """An active request has one reader more."""
-        if len(request.readers) > 1:
-            request.account.num_streams += 1
+    def reader_came(self, account: TenantAccount, num_readers: int) -> None:
+        """An active request has one reader more, `num_readers` now."""
+        if num_readers > 1:
+            account.num_streams += 1
 
-    def reader_left(self, request: LiveRequest) -> None:
-        """An active request has one reader fewer."""
-        if request.readers:
-            request.account.num_streams -= 1
+    def reader_left(self, account: TenantAccount, num_readers: int) -> None:
+        """An active request has one reader fewer, `num_readers` now."""
+        if num_readers:
+            account.num_streams -= 1
 
-    def ended(self, request: LiveRequest, now_ns: int) -> None:
-        """A request ended, with the readers that it still has; its ledger is still open."""
-        account, charge = request.account, request.token_charge
-        account.num_streams -= num_streams(request)
+    def ended(self, claim: Claim, num_used: int, now_ns: int) -> None:
+        """A request ended, with the readers that it still has.
+
+        Args:
+            claim: What the request took until now.
+            num_used: Tokens of prompt and outputs that were computed for it; 0 if none was.
+            now_ns: Time on the engine's clock.
+        """
+        account, charge = claim.account, claim.charge
+        account.num_streams -= claim.num_streams
         if charge is not None:
-            num_used = request.num_prompt_tokens + request.num_output_tokens if request.ledger.started else 0
             assert 0 <= num_used <= charge.num_tokens, "no request uses more than it was charged"
             charge.bucket.give_back(charge.num_tokens - num_used, now_ns)
             account.num_charged_tokens -= charge.num_tokens
@@ -178,19 +189,21 @@ class Quotas:
             del self._accounts[account.tenant]
             expiry_ns = self.next_expiry_ns()
 
-    def check_integrity(self, active: list[LiveRequest], num_used_blocks: int) -> None:
-        """Asserts that the accounts add up to what is active and to the pool's used blocks."""
+    def check_integrity(self, claims: list[Claim], num_used_blocks: int) -> None:
+        """Asserts that the accounts add up to what active requests claim and to the pool's used
+        blocks.
+        """
         assert sum(account.num_blocks for account in self) == num_used_blocks, (
             "a used block is in no account, or in two"
         )
         for account in self:
-            requests = [request for request in active if request.account is account]
-            assert account.num_streams == sum(map(num_streams, requests)), "streams are counted"
-            charges = [request.token_charge.num_tokens for request in requests if request.token_charge is not None]
+            held = [claim for claim in claims if claim.account is account]
+            assert account.num_streams == sum(claim.num_streams for claim in held), "streams are counted"
+            charges = [claim.charge.num_tokens for claim in held if claim.charge is not None]
             assert account.num_charged_tokens == sum(charges), "charges are settled with the end"
-            assert account.num_running == sum(request.num_rows for request in requests), "rows are counted"
-            assert bool(requests) != (account in self._idle), "an account without requests is idle"
-        assert all(self._accounts[request.spec.tenant] is request.account for request in active), "an account is lost"
+            assert account.num_running == sum(claim.num_rows for claim in held), "rows are counted"
+            assert bool(held) != (account in self._idle), "an account without requests is idle"
+        assert all(self._accounts[claim.account.tenant] is claim.account for claim in claims), "an account is lost"
 
     def _leave_idle(self, account: TenantAccount, now_ns: int) -> None:
         buckets = [bucket for bucket in (account.request_bucket, account.token_bucket) if bucket is not None]
@@ -204,11 +217,6 @@ class Quotas:
             return UNLIMITED
         # A share of 0.29 of 100 blocks is 29 of them, whatever binary fractions make of it.
         return int(round(limits.kv_cache_share * self._num_blocks, 6))
-
-
-def num_streams(request: LiveRequest) -> int:
-    """What an active request counts for."""
-    return max(1, len(request.readers))
 
 
 def _changed(bucket: RateBucket | None, limit: int, now_ns: int) -> RateBucket | None:
@@ -229,7 +237,7 @@ def _never_reason(account: TenantAccount, request: EngineRequest, num_tokens: in
     if bucket is None or num_tokens <= bucket.limit:
         return None
     return (
-        f"tokens_per_minute: prompt ({len(request.prompt_ids)}) and n * max_tokens ({request.n} * {request.stop.max_tokens}) are {num_tokens} tokens; the limit of this key is"
+        f"tokens_per_minute: prompt ({len(request.prompt_ids)}) and n * max_tokens ({request.asked.n} * {request.asked.stop.max_tokens}) are {num_tokens} tokens; the limit of this key is"
         f" {bucket.limit}, so this request can never pass"
     )
 

@@ -131,3 +131,19 @@ class TokenCharge(NamedTuple):
 
     bucket: RateBucket
     num_tokens: int
+
+
+class Claim(NamedTuple):
+    """What an active request takes of its tenant's limits."""
+
+    account: TenantAccount
+    # None where the tenant's tokens were not limited when it came.
+    charge: TokenCharge | None
+    num_readers: int
+    # Sequences that have a row.
+    num_rows: int
+
+    @property
+    def num_streams(self) -> int:
+        """Streams that it counts for: one for each reader, and one while nobody reads."""
+        return max(1, self.num_readers)

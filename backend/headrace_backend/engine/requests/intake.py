@@ -69,30 +69,30 @@ class Intake:
             num_prompt_tokens=len(request.prompt_ids),
             owner=owner,
             account=account,
-            num_active=request.n,
+            num_active=request.asked.n,
             prompt_log=self._prompt_log(request),
         )
         if request.recorded:
-            live.trace = RequestTrace(live.ledger, request.n)
-        automaton = StopAutomaton(request.stop.strings) if request.stop.strings else None
-        for output_index in range(request.n):
+            live.trace = RequestTrace(live.ledger, request.asked.n)
+        automaton = StopAutomaton(request.asked.stop.strings) if request.asked.stop.strings else None
+        for output_index in range(request.asked.n):
             live.sequences.append(self._sequence(live, output_index, automaton, now_ns))
         live.logs = [sequence.log for sequence in live.sequences]
         live.unforked = [] if request.emitted else live.sequences[1:]
         return live
 
     def _prompt_log(self, request: EngineRequest) -> PromptLog | None:
-        if request.num_prompt_logprobs < 0:
+        if request.asked.num_prompt_logprobs < 0:
             return None
-        return PromptLog(len(request.prompt_ids), min(request.num_prompt_logprobs, self._vocab_size))
+        return PromptLog(len(request.prompt_ids), min(request.asked.num_prompt_logprobs, self._vocab_size))
 
     def _sequence(self, live: LiveRequest, output_index: int, automaton: StopAutomaton | None, now_ns: int) -> Sequence:
         spec = live.spec
-        log = OutputLog(output_index, spec.num_logprobs >= 0)
-        watch = StopWatch(automaton, spec.stop.include_stop_string) if automaton is not None else None
+        log = OutputLog(output_index, spec.asked.num_logprobs >= 0)
+        watch = StopWatch(automaton, spec.asked.stop.include_stop_string) if automaton is not None else None
         if spec.emitted:
             self._resume(log, watch, spec.emitted[output_index])
-        return Sequence(live, log, now_ns - spec.priority * self._ageing_ns, watch)
+        return Sequence(live, log, now_ns - spec.asked.priority * self._ageing_ns, watch)
 
     def _resume(self, log: OutputLog, watch: StopWatch | None, emitted: np.typing.NDArray[np.int32]) -> None:
         """An earlier attempt emitted these tokens: they count, and nobody is sent them again."""

@@ -1,10 +1,11 @@
 """What leaves the engine for one service stream: token columns and rare events, merged until the
 server takes them.
 
-Owns the columns (as `array`, whose `tobytes()` is what the protocol carries) and the events. Does
-not own the log that tokens come from (`token_log`, `prompt_log`) nor the message they go into (the
-server). Within an outbox, events come after its tokens, but for those that precede every token of
-their request: Started and PromptLogprobs.
+Owns the columns of tokens (as `array`, whose `tobytes()` is what the protocol carries) and the
+place of events among them. Does not own the log that tokens come from (`token_log`, `prompt_log`),
+the shapes of events (`events`) nor the message they go into (the server). Within an outbox, events
+come after its tokens, but for those that precede every token of their request: Started and
+PromptLogprobs.
 """
 
 from __future__ import annotations
@@ -13,119 +14,7 @@ import dataclasses
 from array import array
 from collections.abc import Set as AbstractSet
 
-import msgspec
-
-from headrace_backend.engine.request import EndReason
-
-
-def _u32() -> array[int]:
-    return array("I")
-
-
-def _u16() -> array[int]:
-    return array("H")
-
-
-def _f32() -> array[float]:
-    return array("f")
-
-
-@dataclasses.dataclass(slots=True)
-class LogprobColumns:
-    """Log probabilities of a run of tokens: three entries' worth per token, and the most likely
-    tokens of all of them flat.
-    """
-
-    # Per token: natural logarithm of its probability, its rank (1 is the most likely), how many top
-    # entries are its own.
-    sampled: array[float] = dataclasses.field(default_factory=_f32)
-    ranks: array[int] = dataclasses.field(default_factory=_u32)
-    top_counts: array[int] = dataclasses.field(default_factory=_u16)
-    # Flat, most likely first within a token.
-    top_token_ids: array[int] = dataclasses.field(default_factory=_u32)
-    top_logprobs: array[float] = dataclasses.field(default_factory=_f32)
-
-    def __len__(self) -> int:
-        """Tokens."""
-        return len(self.sampled)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the columns."""
-        return 10 * len(self.sampled) + 8 * len(self.top_token_ids)
-
-
-@dataclasses.dataclass(slots=True, frozen=True)
-class Started:
-    """The request's first step was planned."""
-
-    cached_tokens: int
-
-
-@dataclasses.dataclass(slots=True, frozen=True, eq=False)
-class PromptLogprobs:
-    """Log probabilities of consecutive prompt tokens.
-
-    Written once; readers and the request's log share it.
-    """
-
-    first_token_index: int
-    columns: LogprobColumns
-
-    @property
-    def end(self) -> int:
-        """Position after the last of these tokens."""
-        return self.first_token_index + len(self.columns)
-
-
-@dataclasses.dataclass(slots=True, frozen=True)
-class Resumed:
-    """Computing goes on after a worker was replaced."""
-
-    pause_ns: int
-
-
-@dataclasses.dataclass(slots=True, frozen=True)
-class OutputEnd:
-    """One output ended; all its tokens are released."""
-
-    output_index: int
-    reason: EndReason
-    # For STOP: the token, or the index of the string.
-    stop_token_id: int | None = None
-    stop_string_index: int | None = None
-    # Bytes to cut from the end of the output's text: a matched stop string and what followed it
-    # within its token.
-    trim_bytes: int = 0
-    # For ERROR: what to tell the client. Its code is INTERNAL.
-    error: str = ""
-
-
-class RequestDone(msgspec.Struct, frozen=True):
-    """All outputs ended: usage, and where the time went (nanoseconds)."""
-
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int
-    # The five parts add up to service_ns plus the time from arrival to end in the engine.
-    queued_ns: int
-    prefill_ns: int
-    decode_ns: int
-    preempted_ns: int
-    engine_restart_ns: int
-    # From the arrival of the call at the service to the first token; 0: there was none.
-    ttft_ns: int
-    step_count: int
-    preemptions: int
-    draft_tokens: int
-    accepted_tokens: int
-    # On the engine's clock.
-    ended_at_ns: int
-    # Of a recorded request, to the subscription that came with it: `facts.EngineTrace`.
-    engine_trace: bytes = b""
-
-
-Event = Started | PromptLogprobs | Resumed | OutputEnd | RequestDone
+from headrace_backend.engine.events import Event, LogprobColumns, u16, u32
 
 
 @dataclasses.dataclass(slots=True)
@@ -133,13 +22,13 @@ class Outbox:
     """Tokens and events of one stream since it was last taken."""
 
     # One entry per released token, in order within a handle and output.
-    handles: array[int] = dataclasses.field(default_factory=_u32)
-    output_indices: array[int] = dataclasses.field(default_factory=_u16)
-    tokens: array[int] = dataclasses.field(default_factory=_u32)
+    handles: array[int] = dataclasses.field(default_factory=u32)
+    output_indices: array[int] = dataclasses.field(default_factory=u16)
+    tokens: array[int] = dataclasses.field(default_factory=u32)
     # For those tokens that have log probabilities, in the same order, and their rows in the columns
     # above.
     logprobs: LogprobColumns = dataclasses.field(default_factory=LogprobColumns)
-    logprob_rows: array[int] = dataclasses.field(default_factory=_u32)
+    logprob_rows: array[int] = dataclasses.field(default_factory=u32)
     # (handle, event); after a RequestDone the handle is free again.
     events: list[tuple[int, Event]] = dataclasses.field(default_factory=list)
     # The newest step merged in; 0 if none was.

@@ -20,7 +20,7 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple
 
-from headrace_backend.engine.requests.outbox import LogprobColumns, PromptLogprobs
+from headrace_backend.engine.events import LogprobColumns, PromptLogprobs
 from headrace_backend.step.plan import StepResult
 
 

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from headrace_backend.engine.limits.tenant_account import TenantAccount, TokenCharge
+from headrace_backend.engine.events import Event, RequestDone
+from headrace_backend.engine.limits.tenant_account import Claim, TenantAccount, TokenCharge
 from headrace_backend.engine.request import EngineRequest, RequestState
 from headrace_backend.engine.requests.ledger import Ledger
-from headrace_backend.engine.requests.outbox import Event, RequestDone, Stream
+from headrace_backend.engine.requests.outbox import Stream
 from headrace_backend.engine.requests.prompt_log import PromptLog
 from headrace_backend.engine.requests.request_trace import RequestTrace
 from headrace_backend.engine.requests.stops import StopWatch
@@ -85,16 +86,16 @@ class Sequence:
         # Of a recorded request.
         self.runs = request.trace.runs[log.output_index] if request.trace is not None else None
         self.urgency = (urgency_ns, request.sequence_number, log.output_index)
-        self.stop_token_ids = spec.stop.token_ids
-        self.min_tokens = spec.stop.min_tokens
+        self.stop_token_ids = spec.stop_token_ids
+        self.min_tokens = spec.asked.stop.min_tokens
         self.wants_logprobs = log.logprobs is not None
         # Set where this output's steps report the log probabilities of the prompt: those of a
         # request's first output.
         self.prompt_log = request.prompt_log if log.output_index == 0 else None
         self.num_prompt_tokens = len(spec.prompt_ids)
-        self.max_output_tokens = spec.stop.max_tokens
+        self.max_output_tokens = spec.asked.stop.max_tokens
         # Never scheduled beyond: the last token's KV is not needed.
-        self.max_tokens_total = self.num_prompt_tokens + spec.stop.max_tokens
+        self.max_tokens_total = self.num_prompt_tokens + spec.asked.stop.max_tokens
         self.num_tokens = self.num_prompt_tokens + len(self.tokens)
         # What the waiting queue counts it for while it is there.
         self.num_counted_tokens = 0
@@ -220,6 +221,11 @@ class LiveRequest:
         if not self.active:
             return RequestState.FINISHED
         return RequestState.RUNNING if self.ledger.started else RequestState.QUEUED
+
+    @property
+    def claim(self) -> Claim:
+        """What it takes of its tenant's limits while it is active."""
+        return Claim(self.account, self.token_charge, len(self.readers), self.num_rows)
 
     @property
     def log_bytes(self) -> int:

@@ -12,8 +12,8 @@ from array import array
 from collections.abc import Sequence as AbstractSequence
 from typing import NamedTuple
 
-from headrace_backend.engine.answers import OutputSnapshot
-from headrace_backend.engine.requests.outbox import LogprobColumns, Outbox, OutputEnd, Stream
+from headrace_backend.engine.events import LogprobColumns, OutputEnd, OutputSnapshot
+from headrace_backend.engine.requests.outbox import Outbox, Stream
 
 
 class TokenLogprobs(NamedTuple):

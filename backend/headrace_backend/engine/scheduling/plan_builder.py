@@ -15,7 +15,6 @@ from collections.abc import Sequence as AbstractSequence
 import numpy as np
 
 from headrace_backend.engine.cache.kv_cache_manager import BlockCopy
-from headrace_backend.engine.request import EngineRequest
 from headrace_backend.engine.requests.prompt_log import PromptRun
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
 from headrace_backend.engine.scheduling.step_time import StepLoad
@@ -31,7 +30,7 @@ from headrace_backend.step.plan import (
     StepPlan,
     admission_bytes,
 )
-from headrace_backend.step.plan_bytes import FIELD_BYTES, RUN_BYTES, table_bytes
+from headrace_backend.step.plan_bytes import table_bytes
 
 
 @dataclasses.dataclass(slots=True)
@@ -363,44 +362,21 @@ class PlanBuilder:
         sequence.decodes = True
 
 
-def most_admission_bytes(request: EngineRequest, block_size: int) -> int:
-    """Most bytes that one output's admission can take with its block table: with the history of all
-    its tokens, when it comes back at the end.
-    """
-    sampling, num_tokens = request.sampling, len(request.prompt_ids) + request.stop.max_tokens
-    words = sum(RUN_BYTES + 4 * len(word) for word in sampling.bad_words)
-    lists = words + 2 * len(sampling.logit_bias_ids) + 4 * len(request.stop.token_ids)
-    history = 4 * num_tokens if sampling.needs_history else 0
-    return FIELD_BYTES + lists + history + table_bytes(-(-num_tokens // block_size))
-
-
 def _history(sequence: Sequence) -> bytes:
     """The output known so far, where sampling depends on it."""
-    return sequence.tokens.tobytes() if sequence.request.spec.sampling.needs_history else b""
+    return sequence.tokens.tobytes() if sequence.request.spec.asked.sampling.needs_history else b""
 
 
 def _admission(sequence: Sequence, row: int) -> RowAdmission:
     """Everything that sampling needs for as long as the sequence stays in its row."""
-    spec = sequence.request.spec
-    sampling = spec.sampling
+    asked = sequence.request.spec.asked
     return RowAdmission(
         row=row,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        seed=sampling.seed,
+        sampling=asked.sampling,
         output_index=sequence.log.output_index,
-        num_logprobs=spec.num_logprobs,
-        min_tokens=spec.stop.min_tokens,
-        stop_token_ids=array("i", sorted(spec.stop.token_ids)).tobytes(),
-        logit_bias_ids=sampling.logit_bias_ids,
-        logit_bias_values=sampling.logit_bias_values,
-        bad_words=[array("i", word).tobytes() for word in sampling.bad_words],
-        needs_history=sampling.needs_history,
-        prompt_ids=spec.prompt_ids.tobytes() if sampling.needs_history else b"",
+        num_logprobs=asked.num_logprobs,
+        min_tokens=asked.stop.min_tokens,
+        stop_token_ids=asked.stop.token_ids,
+        prompt_ids=asked.prompt_token_ids if asked.sampling.needs_history else b"",
         output_ids=_history(sequence),
     )

@@ -38,8 +38,9 @@ from headrace_backend.server.streams.statuses import (
 )
 from headrace_backend.server.telemetry import Teller
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request.request import LAYOUT
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _SERVICE_NAME = "headrace_engine.v1.EngineService"
 _MAX_STREAMS = 64
 _MAX_SERVICE_NAME_CHARACTERS = 64
@@ -210,10 +211,13 @@ class EngineService:
         if not isinstance(first, engine_pb2.ToEngine) or first.WhichOneof("message") != "hello":
             raise ended(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
         if incoming.unknown_field(first) is not None:
-            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "hello has fields that protocol version 1 does not know")
+            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "hello has fields that protocol version 2 does not know")
         version = first.hello.protocol_version
         if version != PROTOCOL_VERSION:
             text = f"protocol_version is {version}; this backend speaks {PROTOCOL_VERSION}"
+            raise ended(grpc.StatusCode.FAILED_PRECONDITION, text)
+        if first.hello.request_layout != LAYOUT:
+            text = f"request_layout is not {LAYOUT}: service and backend are of different versions of Headrace"
             raise ended(grpc.StatusCode.FAILED_PRECONDITION, text)
         return first.hello
 
@@ -261,11 +265,11 @@ class EngineService:
         kind = received.WhichOneof("message")
         handler = self._handlers.get(kind or "")
         if handler is None:
-            text = "hello came twice" if kind == "hello" else "the message is empty or not known to protocol version 1"
+            text = "hello came twice" if kind == "hello" else "the message is empty or not known to protocol version 2"
             raise ended(grpc.StatusCode.INVALID_ARGUMENT, text)
         if incoming.has_unknown_fields_beside(received):
             raise ended(
-                grpc.StatusCode.INVALID_ARGUMENT, f"{kind} stands beside fields that protocol version 1 does not know"
+                grpc.StatusCode.INVALID_ARGUMENT, f"{kind} stands beside fields that protocol version 2 does not know"
             )
         question = getattr(received, kind)
         # What the engine released before this question comes before its answer.
@@ -341,7 +345,7 @@ class EngineService:
 
     def _detach(self, stream: ServiceStream, detach: engine_pb2.DetachRequest) -> None:
         if incoming.unknown_field(detach) is not None:
-            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "detach has fields that protocol version 1 does not know")
+            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "detach has fields that protocol version 2 does not know")
         # A subscription may have ended while its detach was on the way.
         if detach.handle in stream.handles:
             stream.handles.discard(detach.handle)
@@ -354,5 +358,5 @@ class EngineService:
 
     def _load(self, stream: ServiceStream, query: engine_pb2.LoadQuery) -> None:
         if incoming.unknown_field(query) is not None:
-            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "load has fields that protocol version 1 does not know")
+            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "load has fields that protocol version 2 does not know")
         stream.send(outgoing.write_load(query.query_id, self._engine.load()))

@@ -1,8 +1,8 @@
 """From protobuf to the engine's plain data: what a service sends.
 
-Owns the rules of the wire: columns of whole elements, ids that fit, text within bounds, finite
-numbers, no unknown fields. The engine's own rules (vocabulary, lengths, ranges, budgets) stand in
-the engine, which checks every request again. Every broken rule of a message is named, not only the
+Owns the rules of the wire: types, sizes and names of what a service says of a request, no unknown
+fields. What the caller asked for is one struct, `headrace_request.Request`: it is decoded here, by
+its types, and its rules stand in the engine, which checks every request again. Every broken rule of a message is named, not only the
 first.
 """
 
@@ -21,14 +21,13 @@ from headrace_backend.engine.request import (
     EngineRequest,
     Recording,
     RequestState,
-    SamplingSpec,
-    StopSpec,
     TenantLimits,
     TokenIds,
 )
 from headrace_facts import facts
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request import limits
+from headrace_request.request import Request
 
 _REQUEST_ID = re.compile(limits.REQUEST_ID_PATTERN)
 # Services make it themselves, so there is only one version.
@@ -39,20 +38,9 @@ _MAX_TRACESTATE_BYTES = 512
 _MAX_WORD_BYTES = 64
 _MAX_TRACEPARENT_BYTES = 256
 _MAX_STATE_BYTES = 1 << 20
-# Stop tokens of a request and the model's own, which are told apart in the engine.
-_MAX_ENDING_TOKENS = 1 << 16
 _DIGEST_BYTES = 32
 _MAX_SERVICE_NS = 24 * 3600 * 10**9
 _MAX_INT32 = 2**31 - 1
-
-_SAMPLING_FLOATS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
 
 
 class _Checks:
@@ -106,17 +94,12 @@ def _unknown_fields(parent: message.Message, path: str) -> Iterator[str]:
 def _refuse_unknown(received: message.Message) -> None:
     found = unknown_field(received)
     if found is not None:
-        raise RequestRefused.invalid([Violation(found, "this field is not known to protocol version 1")])
+        raise RequestRefused.invalid([Violation(found, "this field is not known to protocol version 2")])
 
 
-def _token_ids(data: bytes, field: str, checks: _Checks, limit: int | None = None) -> TokenIds:
+def _token_ids(data: bytes, field: str, checks: _Checks) -> TokenIds:
     """A column of uint32 as int32 (a view); empty if a rule is broken."""
-    sound = checks.require(len(data) % 4 == 0, field, f"has {len(data)} bytes; token ids take 4 bytes each")
-    if sound and limit is not None:
-        sound = checks.require(
-            len(data) <= 4 * limit, field, f"has {len(data) // 4} token ids; at most {limit} are allowed"
-        )
-    if not sound:
+    if not checks.require(len(data) % 4 == 0, field, f"has {len(data)} bytes; token ids take 4 bytes each"):
         return np.empty(0, np.int32)
     column = np.frombuffer(data, "<u4")
     if column.size and not checks.require(int(column.max()) <= _MAX_INT32, field, f"a token id is above {_MAX_INT32}"):
@@ -131,69 +114,12 @@ def _identity(request_id: str, tenant: str, checks: _Checks) -> None:
     checks.at_most(tenant, limits.MAX_TENANT_BYTES, "tenant")
 
 
-def _sampling(sampling: engine_pb2.EngineSampling, checks: _Checks) -> SamplingSpec:
-    floats = {name: getattr(sampling, name) for name in _SAMPLING_FLOATS}
-    for name, value in floats.items():
-        checks.require(math.isfinite(value), f"sampling.{name}", "must be a finite number")
-    _token_ids(sampling.logit_bias_ids, "sampling.logit_bias_ids", checks, limits.MAX_LOGIT_BIAS)
-    _logit_bias_values(sampling, checks)
-    checks.require(
-        len(sampling.bad_words) <= limits.MAX_BAD_WORD_SEQUENCES,
-        "sampling.bad_words",
-        f"has {len(sampling.bad_words)} entries; at most {limits.MAX_BAD_WORD_SEQUENCES} are allowed",
-    )
-    words = (
-        tuple(_token_ids(word.token_ids, f"sampling.bad_words[{i}]", checks, limits.MAX_BAD_WORD_TOKENS).tolist())
-        for i, word in enumerate(sampling.bad_words[: limits.MAX_BAD_WORD_SEQUENCES])
-    )
-    return SamplingSpec(
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        logit_bias_ids=sampling.logit_bias_ids,
-        logit_bias_values=sampling.logit_bias_values,
-        bad_words=tuple(words),
-        **floats,
-    )
-
-
-def _logit_bias_values(sampling: engine_pb2.EngineSampling, checks: _Checks) -> None:
-    field = "sampling.logit_bias_values"
-    values = sampling.logit_bias_values
-    if (
-        checks.require(
-            len(values) == len(sampling.logit_bias_ids), field, "must have as many entries as logit_bias_ids"
-        )
-        and len(values) % 4 == 0
-    ):
-        checks.require(bool(np.isfinite(np.frombuffer(values, "<f4")).all()), field, "must be finite numbers")
-
-
-def _stop(stop: engine_pb2.EngineStop, checks: _Checks) -> StopSpec:
-    strings = tuple(stop.strings)
-    checks.require(
-        len(strings) <= limits.MAX_STOP_STRINGS,
-        "stop.strings",
-        f"has {len(strings)} entries; at most {limits.MAX_STOP_STRINGS} are allowed",
-    )
-    for i, text in enumerate(strings[: limits.MAX_STOP_STRINGS]):
-        checks.require(len(text) > 0, f"stop.strings[{i}]", "must not be empty")
-        checks.at_most(text, limits.MAX_STOP_STRING_BYTES, f"stop.strings[{i}]")
-        checks.require(_is_utf8(text), f"stop.strings[{i}]", "must be UTF-8")
-    return StopSpec(
-        max_tokens=stop.max_tokens,
-        min_tokens=stop.min_tokens,
-        strings=strings,
-        token_ids=frozenset(_token_ids(stop.token_ids, "stop.token_ids", checks, _MAX_ENDING_TOKENS).tolist()),
-        include_stop_string=stop.include_stop_string,
-    )
-
-
-def _is_utf8(text: bytes) -> bool:
+def _asked(add: engine_pb2.AddRequest) -> Request:
+    """What the caller asked for, as far as its types go; the engine checks the rest."""
     try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        return Request.decode(add.request)
+    except ValueError as error:
+        raise RequestRefused.invalid([Violation("request", f"is no request of this version: {error}")]) from None
 
 
 def read_add(add: engine_pb2.AddRequest, now_ns: int) -> EngineRequest:
@@ -209,9 +135,6 @@ def read_add(add: engine_pb2.AddRequest, now_ns: int) -> EngineRequest:
     _refuse_unknown(add)
     checks = _Checks()
     _identity(add.request_id, add.tenant, checks)
-    checks.require(add.HasField("sampling"), "sampling", "is required")
-    checks.require(add.HasField("stop"), "stop", "is required")
-    checks.at_most(add.cache_salt, limits.MAX_CACHE_SALT_BYTES, "cache_salt")
     checks.at_most(add.idempotency_key, limits.MAX_IDEMPOTENCY_KEY_BYTES, "idempotency_key")
     checks.at_most(add.service_state, _MAX_STATE_BYTES, "service_state")
     checks.at_most(add.traceparent, _MAX_TRACEPARENT_BYTES, "traceparent")
@@ -228,16 +151,9 @@ def read_add(add: engine_pb2.AddRequest, now_ns: int) -> EngineRequest:
     request = EngineRequest(
         request_id=add.request_id,
         tenant=add.tenant,
-        prompt_ids=_token_ids(add.prompt_token_ids, "prompt_token_ids", checks),
-        sampling=_sampling(add.sampling, checks),
-        stop=_stop(add.stop, checks),
-        n=add.n,
-        num_logprobs=add.logprobs if add.HasField("logprobs") else -1,
-        num_prompt_logprobs=add.prompt_logprobs if add.HasField("prompt_logprobs") else -1,
-        priority=add.priority,
+        asked=_asked(add),
         deadline_ns=now_ns + add.remaining_ns if add.remaining_ns else None,
         service_ns=add.service_ns,
-        cache_salt=add.cache_salt,
         detached=add.detached,
         idempotency_key=add.idempotency_key,
         spec_digest=add.spec_digest,

@@ -12,17 +12,18 @@ from collections.abc import Iterator
 import grpc
 
 from headrace_backend.engine.answers import LoadSnapshot, RequestPage
-from headrace_backend.engine.request import LOGPROB_BYTES, TOP_LOGPROB_BYTES, EndReason
-from headrace_backend.engine.requests.outbox import (
+from headrace_backend.engine.events import (
+    EndReason,
     Event,
     LogprobColumns,
-    Outbox,
     OutputEnd,
     PromptLogprobs,
     RequestDone,
     Resumed,
     Started,
 )
+from headrace_backend.engine.request import LOGPROB_BYTES, TOP_LOGPROB_BYTES
+from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.server.health import STALE_AFTER_NS, HealthState
 from headrace_backend.server.streams.statuses import make_status
 from headrace_protos.engine.v1 import engine_pb2

@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import grpc
 
-from headrace_backend.engine.requests.outbox import Outbox, RequestDone
+from headrace_backend.engine.events import RequestDone
+from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.engine.step_log import StepReader
 from headrace_backend.server.streams.outgoing import merge_outbox, outbox_bytes, split_outbox, write_outbox
 from headrace_backend.server.streams.statuses import StreamEnded, ended

@@ -70,11 +70,12 @@ class LogitChanges:
 
     def admit(self, admission: RowAdmission) -> None:
         """Takes a row's bias, stop tokens and bad words."""
-        words = [np.frombuffer(word, np.int32) for word in admission.bad_words]
+        sampling = admission.sampling
+        words = [np.frombuffer(word, np.int32) for word in sampling.bad_words]
         history = np.frombuffer(admission.output_ids, np.int32)
         self._rows[admission.row] = _RowChanges(
-            bias_ids=np.frombuffer(admission.logit_bias_ids, np.int32),
-            bias_values=np.frombuffer(admission.logit_bias_values, np.float32),
+            bias_ids=np.frombuffer(sampling.logit_bias_ids, np.int32),
+            bias_values=np.frombuffer(sampling.logit_bias_values, np.float32),
             min_tokens=admission.min_tokens,
             stop_token_ids=np.frombuffer(admission.stop_token_ids, np.int32),
             bad_words=BadWords(words, history, self._device) if words else None,

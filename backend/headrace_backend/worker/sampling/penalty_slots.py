@@ -36,7 +36,7 @@ class PenaltySlots:
 
     def admit(self, admission: RowAdmission) -> None:
         """Takes a slot for a row and counts its history."""
-        assert admission.needs_history and admission.row not in self._slots
+        assert admission.sampling.needs_history and admission.row not in self._slots
         if not self._free:
             self._grow()
         slot = self._slots[admission.row] = self._free.pop()

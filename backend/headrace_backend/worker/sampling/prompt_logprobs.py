@@ -18,7 +18,7 @@ import torch
 
 from headrace_backend.step.plan import Int32Column, PromptLogprobPlan, StepResult
 from headrace_backend.worker.device_copies import indices_on_device
-from headrace_backend.worker.flattening import Int64Column, ranges
+from headrace_backend.worker.plan_columns import Int64Column, ranges
 from headrace_kernels.sampling.logprobs import TokenLogprobs, token_logprobs
 
 # Rows of a piece. On a GPU enough that the product is no longer the reading of the weight; not

@@ -25,24 +25,21 @@ class Trait(enum.IntFlag):
     """What a row needs besides its most likely token."""
 
     RANDOM = 1
-    # With RANDOM: top_k, min_p or top_p leave something out.
-    TRUNCATED = 2
     # Bias, min_tokens or bad words.
-    CHANGED_LOGITS = 4
-    PENALIZED = 8
-    LOGPROBS = 16
+    CHANGED_LOGITS = 2
+    PENALIZED = 4
+    LOGPROBS = 8
 
 
 def traits_of(admission: RowAdmission) -> Trait:
     """The traits that an admission's parameters give its row."""
     traits = Trait(0)
-    if admission.temperature > 0:
+    sampling = admission.sampling
+    if sampling.temperature > 0:
         traits |= Trait.RANDOM
-        if admission.top_k > 0 or admission.min_p > 0 or admission.top_p < 1:
-            traits |= Trait.TRUNCATED
-    if admission.logit_bias_ids or admission.bad_words or (admission.min_tokens and admission.stop_token_ids):
+    if sampling.logit_bias_ids or sampling.bad_words or (admission.min_tokens and admission.stop_token_ids):
         traits |= Trait.CHANGED_LOGITS
-    if admission.repetition_penalty != 1 or admission.presence_penalty or admission.frequency_penalty:
+    if sampling.penalizes:
         traits |= Trait.PENALIZED
     if admission.num_logprobs >= 0:
         traits |= Trait.LOGPROBS
@@ -87,14 +84,11 @@ class RowParameters:
         """Rows of the matrix, as int64 pairs [num_admissions, 8]."""
         packed = np.zeros((len(admissions), columns.NUM_COLUMNS // 2), np.int64)
         floats, ints, words = packed.view(np.float32), packed.view(np.int32), packed.view(np.uint32)
-        floats[:, columns.TEMPERATURE] = [a.temperature for a in admissions]
-        floats[:, columns.TOP_P] = [a.top_p for a in admissions]
-        floats[:, columns.MIN_P] = [a.min_p for a in admissions]
-        ints[:, columns.TOP_K] = [a.top_k if 0 < a.top_k < self._vocab_size else 0 for a in admissions]
-        words[:, columns.SEED_LOW] = [a.seed & 0xFFFFFFFF for a in admissions]
-        words[:, columns.SEED_HIGH] = [a.seed >> 32 & 0xFFFFFFFF for a in admissions]
-        ints[:, columns.OUTPUT_INDEX] = [a.output_index for a in admissions]
-        floats[:, columns.REPETITION] = [a.repetition_penalty for a in admissions]
-        floats[:, columns.PRESENCE] = [a.presence_penalty for a in admissions]
-        floats[:, columns.FREQUENCY] = [a.frequency_penalty for a in admissions]
+        samplings = [admission.sampling for admission in admissions]
+        for name, column in columns.FLOATS.items():
+            floats[:, column] = [getattr(sampling, name) for sampling in samplings]
+        ints[:, columns.TOP_K] = [s.top_k if 0 < s.top_k < self._vocab_size else 0 for s in samplings]
+        words[:, columns.SEED_LOW] = [s.seed & 0xFFFFFFFF for s in samplings]
+        words[:, columns.SEED_HIGH] = [s.seed >> 32 & 0xFFFFFFFF for s in samplings]
+        ints[:, columns.OUTPUT_INDEX] = [admission.output_index for admission in admissions]
         return packed

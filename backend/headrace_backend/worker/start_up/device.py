@@ -196,11 +196,17 @@ def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.d
     return _DTYPES[name]
 
 
-def prepare_torch(config: EngineConfig, device: torch.device) -> None:
-    """Sets threads for good. To be called once, before anything is computed."""
+def prepare_torch(device: torch.device, num_threads: int, num_ranks: int) -> None:
+    """Sets threads for good. To be called once, before anything is computed.
+
+    Args:
+        device: Where the worker computes.
+        num_threads: CPU threads; 0: this rank's share of all cores but one.
+        num_ranks: Ranks that share the machine.
+    """
     cores = len(os.sched_getaffinity(0))
     # Ranks on a CPU share its cores; those on GPUs have little to do there.
-    torch.set_num_threads(config.worker_threads or max(1, (cores - 1) // config.tp))
+    torch.set_num_threads(num_threads or max(1, (cores - 1) // num_ranks))
     torch.set_num_interop_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import torch
 
-from headrace_backend.config import EngineConfig
 from headrace_backend.kv_bytes import kv_token_bytes
 from headrace_backend.models.registry import WeightMemory
 from headrace_backend.step.messages import MemoryPlan
@@ -25,6 +24,7 @@ from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.sampling.penalty_slots import BYTES_PER_TOKEN
 from headrace_backend.worker.sampling.prompt_logprobs import CPU_PIECE_ROWS
 from headrace_backend.worker.start_up.profile_step import Profile
+from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_model_folder import ModelConfig
 
 _MIB = 1 << 20
@@ -59,10 +59,11 @@ class Room(NamedTuple):
     sharers: int = 1
 
     @classmethod
-    def of_rank(cls, device: torch.device, free_bytes: int, device_bytes: int, config: EngineConfig) -> Room:
+    def of_rank(
+        cls, device: torch.device, free_bytes: int, device_bytes: int, budget_bytes: int, num_ranks: int
+    ) -> Room:
         """One rank's: all of its card, or its share of the machine."""
-        sharers = config.tp if device.type == "cpu" else 1
-        return cls(device, free_bytes, device_bytes, int(config.memory_budget), sharers)
+        return cls(device, free_bytes, device_bytes, budget_bytes, num_ranks if device.type == "cpu" else 1)
 
     @property
     def free_share(self) -> int:
@@ -105,7 +106,7 @@ class ModelMemory:
 
 
 def model_memory(
-    model: ModelConfig, config: EngineConfig, weights: WeightMemory, dtype: torch.dtype, on_gpu: bool = False
+    model: ModelConfig, sizes: WorkerSizes, weights: WeightMemory, dtype: torch.dtype, on_gpu: bool = False
 ) -> ModelMemory:
     """Estimates: weights, a step's activations at the token budget, graphs, and one block of the
     cache over all layers.
@@ -115,16 +116,16 @@ def model_memory(
     # Residual and normed stream, queries, keys and values with their rotated copies, gate-up and
     # its product.
     per_token = size * (4 * model.hidden_size + 3 * heads + 3 * model.intermediate_size)
-    if config.tp > 1 and not on_gpu:
-        per_token += model.hidden_size * _gathered_bytes(config.tp, size)
+    if sizes.num_ranks > 1 and not on_gpu:
+        per_token += model.hidden_size * _gathered_bytes(sizes.num_ranks, size)
     # Log probabilities of prompts take pieces of the CPU's size with half as many copies at most.
-    rows = max(config.max_num_seqs, CPU_PIECE_ROWS // 2)
-    sampled = model.vocab_size * (4 * rows * _LOGIT_COPIES + config.max_num_seqs * BYTES_PER_TOKEN)
+    rows = max(sizes.max_num_seqs, CPU_PIECE_ROWS // 2)
+    sampled = model.vocab_size * (4 * rows * _LOGIT_COPIES + sizes.max_num_seqs * BYTES_PER_TOKEN)
     return ModelMemory(
         weights=weights.weights,
-        activations=config.max_num_batched_tokens * per_token + sampled + weights.scratch,
-        kv_block=config.block_size * kv_token_bytes(model, size, config.kv_dtype),
-        graphs=_graphs_estimate(config, per_token) if on_gpu else 0,
+        activations=sizes.max_num_batched_tokens * per_token + sampled + weights.scratch,
+        kv_block=sizes.block_size * kv_token_bytes(model, size, sizes.kv_dtype),
+        graphs=_graphs_estimate(sizes, per_token) if on_gpu else 0,
         scratch=weights.scratch,
         graph_token=per_token,
     )
@@ -137,19 +138,19 @@ def _gathered_bytes(world_size: int, size: int) -> int:
     return world_size * size + (8 if size == 4 else 12)
 
 
-def _graphs_estimate(config: EngineConfig, bytes_per_token: int) -> int:
+def _graphs_estimate(sizes: WorkerSizes, bytes_per_token: int) -> int:
     """Activations of the largest shape, and every shape's own.
 
     Logits are in the runner's buffers.
     """
-    batches = config.captured_batch_sizes()
+    batches = sizes.batch_graphs
     if not batches:
         return 0
-    captured = (*batches, *config.captured_mixed_sizes())
+    captured = (*batches, *sizes.mixed_graphs)
     return max(captured) * bytes_per_token + len(captured) * _SHAPE_BYTES
 
 
-def with_long_graphs(memory: ModelMemory, config: EngineConfig, long_sizes: Sequence[int]) -> ModelMemory:
+def with_long_graphs(memory: ModelMemory, sizes: WorkerSizes, long_sizes: Sequence[int]) -> ModelMemory:
     """The estimate where steps of so many tokens, ascending, are captured beside those that always
     are.
 
@@ -157,7 +158,7 @@ def with_long_graphs(memory: ModelMemory, config: EngineConfig, long_sizes: Sequ
     """
     if not long_sizes:
         return memory
-    longer = long_sizes[-1] - max(config.captured_batch_sizes() + config.captured_mixed_sizes())
+    longer = long_sizes[-1] - max(sizes.batch_graphs + sizes.mixed_graphs)
     return dataclasses.replace(
         memory, graphs=memory.graphs + max(longer, 0) * memory.graph_token + len(long_sizes) * _SHAPE_BYTES
     )
@@ -177,27 +178,26 @@ def measured_memory(estimate: ModelMemory, profile: Profile, room: Room) -> Mode
     )
 
 
-def plan_memory(config: EngineConfig, memory: ModelMemory, max_model_len: int, room: Room) -> MemoryPlan:
+def plan_memory(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> MemoryPlan:
     """Divides the memory.
 
     Args:
-        config: The engine's configuration.
+        sizes: Of the cache above all: it holds at least one sequence of `max_model_len`, unless its
+            size is configured.
         memory: What the model needs.
-        max_model_len: Longest sequence, in tokens. The cache holds at least one of that length,
-            unless its size is configured.
         room: What there is.
 
     Raises:
         DoesNotFit: It does not fit. The message holds the arithmetic and the nearest value that
             fits, if there is one.
     """
-    is_configured = bool(config.num_blocks or config.kv_memory)
-    num_blocks = config.num_blocks or (config.kv_memory or _cache_share(memory, room)) // memory.kv_block
-    needed_blocks = 1 if is_configured else -(-max_model_len // config.block_size)
+    is_configured = bool(sizes.num_blocks or sizes.kv_memory)
+    num_blocks = sizes.num_blocks or (sizes.kv_memory or _cache_share(memory, room)) // memory.kv_block
+    needed_blocks = 1 if is_configured else -(-sizes.max_model_len // sizes.block_size)
     cache_bytes = max(num_blocks, needed_blocks) * memory.kv_block
     if num_blocks < needed_blocks or memory.beside_cache + cache_bytes + room.reserve_bytes > room.usable_bytes:
         raise DoesNotFit(
-            f"{_arithmetic(config, memory, cache_bytes, room)}{_cache_rule(config, room)}{_nearest(config, memory, room)}"
+            f"{_arithmetic(sizes, memory, cache_bytes, room)}{_cache_rule(sizes, room)}{_nearest(sizes, memory, room)}"
         )
     return MemoryPlan(
         device=str(room.device),
@@ -208,7 +208,7 @@ def plan_memory(config: EngineConfig, memory: ModelMemory, max_model_len: int, r
         kv_cache_bytes=cache_bytes,
         kv_block_bytes=memory.kv_block,
         num_blocks=num_blocks,
-        block_size=config.block_size,
+        block_size=sizes.block_size,
         is_measured=memory.is_measured,
         device_bytes=room.device_bytes,
         other_bytes=memory.other,
@@ -217,11 +217,10 @@ def plan_memory(config: EngineConfig, memory: ModelMemory, max_model_len: int, r
 
 
 def plan_estimate(
-    config: EngineConfig,
+    sizes: WorkerSizes,
     model: ModelConfig,
     weights: WeightMemory,
     dtype: torch.dtype,
-    max_model_len: int,
     room: Room,
 ) -> tuple[ModelMemory, MemoryPlan]:
     """The plan before anything is allocated, and the estimates behind it.
@@ -230,26 +229,23 @@ def plan_estimate(
         DoesNotFit: As `plan_memory`; where no cache fits at all, the message names smaller steps
             that leave room for one.
     """
-    memory = model_memory(model, config, weights, dtype, room.device.type == "cuda")
+    memory = model_memory(model, sizes, weights, dtype, room.device.type == "cuda")
     try:
-        return memory, plan_memory(config, memory, max_model_len, room)
+        return memory, plan_memory(sizes, memory, room)
     except DoesNotFit as refused:
-        if config.num_blocks or config.kv_memory or _most_blocks(config, memory, room):
+        if sizes.num_blocks or sizes.kv_memory or _most_blocks(sizes, memory, room):
             raise
-        raise DoesNotFit(f"{refused}; {_smaller_steps(config, model, weights, dtype, room)}") from None
+        raise DoesNotFit(f"{refused}; {_smaller_steps(sizes, model, weights, dtype, room)}") from None
 
 
 def _smaller_steps(
-    config: EngineConfig, model: ModelConfig, weights: WeightMemory, dtype: torch.dtype, room: Room
+    sizes: WorkerSizes, model: ModelConfig, weights: WeightMemory, dtype: torch.dtype, room: Room
 ) -> str:
     """The largest of smaller steps that leave room for a cache, as the end of a refusal."""
-    # Sizes from a list may be above the smaller batch.
-    graph_sizes = "off" if config.graph_sizes == "off" else "auto"
-    tokens, rows = config.max_num_batched_tokens, config.max_num_seqs
+    tokens, rows = sizes.max_num_batched_tokens, sizes.max_num_seqs
     while tokens > 16 or rows > 1:
         tokens, rows = max(tokens // 2, 16), max(rows // 2, 1)
-        update = {"max_num_batched_tokens": tokens, "max_num_seqs": rows, "graph_sizes": graph_sizes}
-        smaller = config.model_copy(update=update)
+        smaller = sizes.with_steps(tokens, rows)
         memory = model_memory(model, smaller, weights, dtype, room.device.type == "cuda")
         if _most_blocks(smaller, memory, room):
             return f"max_num_batched_tokens {tokens} with max_num_seqs {rows} leaves room for a cache"
@@ -266,20 +262,20 @@ def _cache_share(memory: ModelMemory, room: Room) -> int:
     return left
 
 
-def _most_blocks(config: EngineConfig, memory: ModelMemory, room: Room) -> int:
+def _most_blocks(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> int:
     """Blocks of the largest cache that fits."""
     left = max(0, room.usable_bytes - room.reserve_bytes - memory.beside_cache)
-    if not (config.num_blocks or config.kv_memory):
+    if not (sizes.num_blocks or sizes.kv_memory):
         left = min(left, _cache_share(memory, room))
     return left // memory.kv_block
 
 
-def _arithmetic(config: EngineConfig, memory: ModelMemory, cache_bytes: int, room: Room) -> str:
+def _arithmetic(sizes: WorkerSizes, memory: ModelMemory, cache_bytes: int, room: Room) -> str:
     """Every summand, their sum and what there is."""
     parts = [("weights", memory.weights), ("activations", memory.activations), ("graphs", memory.graphs)]
     parts += [("driver and libraries", memory.other), ("reserve", room.reserve_bytes)]
     summands = [f"{name} {_mib(size)}" for name, size in parts if size or name in ("weights", "activations")]
-    blocks = f"{cache_bytes // memory.kv_block} blocks of {config.block_size} tokens, {memory.kv_block} bytes each"
+    blocks = f"{cache_bytes // memory.kv_block} blocks of {sizes.block_size} tokens, {memory.kv_block} bytes each"
     total = memory.beside_cache + room.reserve_bytes + cache_bytes
     return f"{' + '.join(summands)} + KV cache {_mib(cache_bytes)} ({blocks}) = {_mib(total)}; {_there_is(room)}"
 
@@ -292,27 +288,27 @@ def _there_is(room: Room) -> str:
     return there_is if room.sharers == 1 else f"{there_is}, of which each of {room.sharers} ranks gets its share"
 
 
-def _cache_rule(config: EngineConfig, room: Room) -> str:
+def _cache_rule(sizes: WorkerSizes, room: Room) -> str:
     """How the cache's size came about, for the message of a refusal."""
-    if config.num_blocks:
-        return f", num_blocks is {config.num_blocks}"
-    if config.kv_memory:
-        return f", kv_memory is {config.kv_memory}"
+    if sizes.num_blocks:
+        return f", num_blocks is {sizes.num_blocks}"
+    if sizes.kv_memory:
+        return f", kv_memory is {sizes.kv_memory}"
     if room.device.type == "cpu" and not room.budget_bytes:
         return ", of which the cache gets a quarter, at most 4 GiB, and must hold one sequence of max_model_len"
     return ", and the cache must hold one sequence of max_model_len"
 
 
-def _nearest(config: EngineConfig, memory: ModelMemory, room: Room) -> str:
+def _nearest(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> str:
     """The value of the same setting that fits, if there is one."""
-    most = _most_blocks(config, memory, room)
+    most = _most_blocks(sizes, memory, room)
     if not most:
         return ""
-    if config.num_blocks:
+    if sizes.num_blocks:
         return f"; num_blocks of at most {most} fits"
-    if config.kv_memory:
+    if sizes.kv_memory:
         return f"; kv_memory from {memory.kv_block} (one block) to {most * memory.kv_block} fits"
-    return f"; max_model_len of at most {most * config.block_size} fits"
+    return f"; max_model_len of at most {most * sizes.block_size} fits"
 
 
 def _mib(num_bytes: int) -> str:

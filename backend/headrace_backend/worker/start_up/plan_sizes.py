@@ -25,6 +25,7 @@ from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.start_up.device import choose_dtype
 from headrace_backend.worker.start_up.memory_plan import Room, plan_estimate
+from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_model_folder import ModelConfig, expected_tensors
 from headrace_model_folder.config import parse_config
 
@@ -91,9 +92,9 @@ def _sizes(config: EngineConfig, model: ModelConfig, gpu_bytes: int) -> Sizes:
     weights = weight_memory(model, dtype, schemes.layers, _CARD, Shard(0, tp), head=schemes.head)
     other = _OTHER_BYTES + (_GROUP_BYTES if tp > 1 else 0)
     room = Room(_CARD, gpu_bytes - other, gpu_bytes, int(config.memory_budget))
-    longest = config.max_model_len or model.max_position_embeddings
+    sizes = WorkerSizes.of(config, config.max_model_len or model.max_position_embeddings)
     try:
-        memory, plan = plan_estimate(config, rank_part(model, tp), weights, dtype, longest, room)
+        memory, plan = plan_estimate(sizes, rank_part(model, tp), weights, dtype, room)
     except DoesNotFit as refused:
         return Sizes(*named, refused=str(refused))
     is_read = model.tie_word_embeddings and schemes.head is None

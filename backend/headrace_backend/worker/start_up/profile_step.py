@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-from headrace_backend.config import EngineConfig
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.start_up.device_memory import DeviceMemory
+from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, Wish, make_step, release_step
-from headrace_backend.worker.step.runner import Runner
+from headrace_backend.worker.step.runner import Runner, run_steps
 
 # Blocks of the cache that the profile runs with.
 PROFILE_BLOCKS = 64
@@ -34,35 +34,17 @@ class Profile:
     free: int
 
 
-def run_steps(runner: Runner, plans: Sequence[StepPlan], on_step: Callable[[int], None]) -> None:
-    """Runs plans one after the other and waits for what the last one drew.
-
-    Args:
-        runner: Takes the plans.
-        plans: At least one.
-        on_step: Called with the number of plans launched, before each and after the last.
-    """
-    sampled = None
-    for done, plan in enumerate(plans):
-        on_step(done)
-        drawn = runner.sample(plan, runner.forward(plan))
-        sampled = sampled if drawn is None else drawn
-    if sampled is not None:
-        sampled.tokens.cpu()
-    on_step(len(plans))
-
-
-def largest_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
+def largest_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
     """Steps that no planned step exceeds: the whole token budget over all rows with every wish, and
     the whole budget at the end of the longest context.
     """
-    budget, num_rows = config.max_num_batched_tokens, min(config.max_num_seqs, config.max_num_batched_tokens)
+    budget, num_rows, longest = sizes.max_num_batched_tokens, sizes.max_rows, sizes.max_model_len
     share, rest = divmod(budget, num_rows)
-    counts = [min(share + (row < rest), max_model_len) for row in range(num_rows)]
+    counts = [min(share + (row < rest), longest) for row in range(num_rows)]
     yield make_step([Chunk(0, count) for count in counts], pool, Wish.EVERYTHING)
     yield release_step(num_rows)
-    count = min(budget, max_model_len)
-    yield make_step([Chunk(max_model_len - count, count)], pool, Wish.RANDOM)
+    count = min(budget, longest)
+    yield make_step([Chunk(longest - count, count)], pool, Wish.RANDOM)
     yield release_step(1)
 
 
@@ -79,7 +61,7 @@ def measure_steps(
         memory: Of the device that the weights, and nothing else of ours, lie on.
         make_runner: Makes the runner and its cache; gives it with the cache's bytes.
         plans: The steps.
-        on_step: As for `run_steps`.
+        on_step: As for `runner.run_steps`.
         look: Called with the runner before it is dropped; may run steps that are no larger.
     """
     memory.release()

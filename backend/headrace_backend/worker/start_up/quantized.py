@@ -22,8 +22,8 @@ from headrace_backend.step.messages import Notice, QuantizationReport
 from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StartRefused
-from headrace_kernels.low_bit.block_weight import BlockKind
-from headrace_kernels.low_bit.quantized_weight import QuantKind
+from headrace_kernels.weight_formats.block_weight import BlockKind
+from headrace_kernels.weight_formats.quantized_weight import QuantKind
 from headrace_model_folder import ModelFolder
 
 # From sm_89 on products take e4m3.

@@ -11,16 +11,14 @@ import dataclasses
 
 import torch
 
-from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.rendezvous import MixedRanks, Seat, join
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.step.rank_board import RankBoard, RankLine
 from headrace_backend.weights.placement import ALONE, Shard
-from headrace_backend.worker.channel import Channel
+from headrace_backend.worker.channel import Channel, RankLinks
 from headrace_backend.worker.errors import StartRefused
-from headrace_backend.worker.rank_links import RankLinks
 from headrace_backend.worker.sampling.sampler import SampledTokens
 from headrace_backend.worker.step.runner import Launched, Runner
 
@@ -50,12 +48,12 @@ class RankPlace:
 
 
 def take_place(
-    config: EngineConfig, links: RankLinks | None, device: torch.device, dtype: torch.dtype, channel: Channel
+    num_ranks: int, links: RankLinks | None, device: torch.device, dtype: torch.dtype, channel: Channel
 ) -> RankPlace:
     """Waits for all other ranks, if there are any.
 
     Args:
-        config: The engine's configuration.
+        num_ranks: Ranks that share the model.
         links: Which rank this is; None: the only one, and nobody looks at its progress.
         device: Where it computes.
         dtype: Activations' type.
@@ -65,25 +63,25 @@ def take_place(
         StartRefused: Their devices are of different kinds.
         PeerLost: One of them was lost meanwhile.
     """
-    line = _own_line(config, links)
+    line = _own_line(num_ranks, links)
     if links is None or links.store is None or line is None:
-        assert config.tp == 1, "one of several ranks, without links to the others"
+        assert num_ranks == 1, "one of several ranks, without links to the others"
         return RankPlace(line=line)
-    seat = Seat(links.rank, config.tp, links.store)
+    seat = Seat(links.rank, num_ranks, links.store)
     try:
         kind = f"{device_kind(device)}, {dtype}"
         collectives = join(seat, device, kind, channel.send_progress, channel.check_parent, line.enter_collective)
     except MixedRanks as mixed:
         raise StartRefused(
-            f"tp is {config.tp}: {mixed}; a device of which the next ones are alike works, or tp 1"
+            f"tp is {num_ranks}: {mixed}; a device of which the next ones are alike works, or tp 1"
         ) from None
-    return RankPlace(Shard(links.rank, config.tp, collectives), line)
+    return RankPlace(Shard(links.rank, num_ranks, collectives), line)
 
 
-def _own_line(config: EngineConfig, links: RankLinks | None) -> RankLine | None:
+def _own_line(num_ranks: int, links: RankLinks | None) -> RankLine | None:
     if links is None or links.board is None:
         return None
-    return RankBoard(links.board, config.tp).line(links.rank)
+    return RankBoard(links.board, num_ranks).line(links.rank)
 
 
 def device_kind(device: torch.device) -> str:

@@ -20,18 +20,17 @@ from headrace_backend.step.messages import MemoryPlan, Notice, WorkerReady
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.loader import pinned_bytes
 from headrace_backend.weights.scheme import QuantizationRefused, Schemes
-from headrace_backend.worker.channel import Channel
+from headrace_backend.worker.channel import Channel, RankLinks
 from headrace_backend.worker.errors import StartRefused
-from headrace_backend.worker.rank_links import RankLinks
 from headrace_backend.worker.start_up.ceilings import Rates, measured_rates
 from headrace_backend.worker.start_up.device import choose_dtype, choose_rank_device, prepare_torch
 from headrace_backend.worker.start_up.device_memory import CudaMemory
-from headrace_backend.worker.start_up.fitted_runner import LoadedModel, agreed_plan, fitted_runner, ready_runner
+from headrace_backend.worker.start_up.fitted_runner import LoadedModel, Phases, agreed_plan, fitted_runner, ready_runner
 from headrace_backend.worker.start_up.kernel_cache import use_kernel_cache
 from headrace_backend.worker.start_up.memory_plan import Room, free_memory_bytes, plan_estimate
-from headrace_backend.worker.start_up.phases import Phases
 from headrace_backend.worker.start_up.quantized import checked_schemes, quantization_report
 from headrace_backend.worker.start_up.ranks import RankPlace, take_place
+from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.start_up.warm_up import probe_steps
 from headrace_backend.worker.step.loop import StepLoop
 from headrace_backend.worker.step.recovery import Recovery
@@ -61,7 +60,7 @@ def start_worker(
         InvalidModelFolder: The folder is.
         PeerLost: Another rank was lost.
     """
-    max_model_len = checked_max_model_len(config, folder)
+    sizes = WorkerSizes.of(config, checked_max_model_len(config, folder))
     if (reason := unsuitable_tp(config, folder.config)) is not None:
         raise StartRefused(reason)
     timer = Phases(phases)
@@ -71,22 +70,22 @@ def start_worker(
     # What a card's part in the group takes is in the plan: the libraries' own.
     free_on_card = memory.free() if memory else 0
     with timer.timed("ranks"):
-        place = take_place(config, links, device, dtype, channel)
+        place = take_place(config.tp, links, device, dtype, channel)
     free_bytes = free_on_card if memory else free_memory_bytes(device)
-    room = Room.of_rank(device, free_bytes, memory.total() if memory else 0, config)
+    room = Room.of_rank(device, free_bytes, memory.total() if memory else 0, int(config.memory_budget), config.tp)
     schemes = checked_schemes(config, folder, device, channel)
     about = (folder.config, dtype, schemes.layers, device, place.shard, folder.tensors, schemes.head)
     weights = weight_memory(*about)
     part = rank_part(folder.config, config.tp)
-    estimate, plan = plan_estimate(config, part, weights, dtype, max_model_len, room)
+    estimate, plan = plan_estimate(sizes, part, weights, dtype, room)
     plan = agreed_plan(plan, place)
     plan = msgspec.structs.replace(plan, pinned_host_bytes=pinned_bytes(device) if config.load == "folder" else 0)
     channel.send_message(plan)
     with timer.timed("ceilings"):
         rates = measured_rates(device, dtype)
     with timer.timed("weights"):
-        causal_lm = _loaded_model(config, folder, dtype, device, schemes, max_model_len, channel, place)
-    model = LoadedModel(causal_lm, config, max_model_len, dtype, device, place)
+        causal_lm = _loaded_model(config, folder, dtype, device, schemes, sizes.max_model_len, channel, place)
+    model = LoadedModel(causal_lm, sizes, dtype, device, place)
     if memory is None:
         runner = ready_runner(model, plan.num_blocks, channel, timer)
     else:
@@ -100,7 +99,7 @@ def start_worker(
     count_late_work = functools.partial(_count_late_work, runner)
     # Other ranks may wait in a collective for one that raised.
     marked = place.marked(runner, causal_lm, device)
-    recovery = Recovery(marked, probe_steps(config, max_model_len, plan.num_blocks)) if config.tp == 1 else None
+    recovery = Recovery(marked, probe_steps(sizes, plan.num_blocks)) if config.tp == 1 else None
     return StepLoop(marked, channel, device.type == "cuda", count_late_work, recovery)
 
 
@@ -185,7 +184,7 @@ def _prepared_device(config: EngineConfig, folder: ModelFolder, rank: int, chann
     device, notice = choose_rank_device(config, folder.config, rank)
     if device.type == "cpu" and config.graph_sizes not in ("auto", "off"):
         raise StartRefused(f"graph_sizes is {config.graph_sizes}; the CPU has no graphs: auto and off work")
-    prepare_torch(config, device)
+    prepare_torch(device, config.worker_threads, config.tp)
     notices = [notice, use_kernel_cache(config.kernel_cache) if device.type == "cuda" else None]
     for text in filter(None, notices):
         channel.send_message(Notice(text))

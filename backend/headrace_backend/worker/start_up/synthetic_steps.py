@@ -24,6 +24,7 @@ from headrace_backend.step.plan import (
     SamplePlan,
     StepPlan,
 )
+from headrace_request.sampling import Sampling
 
 _NOTHING: Int32Column = np.empty(0, np.int32)
 _TOKEN = np.int32(0).tobytes()
@@ -57,41 +58,23 @@ class BlockPool(NamedTuple):
 
 
 # A row that wants nothing but its most likely token.
-GREEDY = RowAdmission(
+GREEDY = RowAdmission(row=0, sampling=Sampling(temperature=0.0))
+_RANDOM = RowAdmission(row=0, sampling=Sampling(temperature=1.0))
+_TRUNCATED = RowAdmission(row=0, sampling=Sampling(temperature=1.0, top_p=0.9, top_k=40, min_p=0.01))
+_EVERYTHING = RowAdmission(
     row=0,
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    repetition_penalty=1.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    seed=0,
-    output_index=0,
-    num_logprobs=-1,
-    min_tokens=0,
-    stop_token_ids=b"",
-    logit_bias_ids=b"",
-    logit_bias_values=b"",
-    bad_words=[],
-    needs_history=False,
-    prompt_ids=b"",
-    output_ids=b"",
-)
-_RANDOM = msgspec.structs.replace(GREEDY, temperature=1.0)
-_TRUNCATED = msgspec.structs.replace(_RANDOM, top_p=0.9, top_k=40, min_p=0.01)
-_EVERYTHING = msgspec.structs.replace(
-    _TRUNCATED,
-    repetition_penalty=1.1,
-    presence_penalty=0.1,
-    frequency_penalty=0.1,
+    sampling=msgspec.structs.replace(
+        _TRUNCATED.sampling,
+        repetition_penalty=1.1,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        logit_bias_ids=_TOKEN,
+        logit_bias_values=np.float32(1).tobytes(),
+        bad_words=(_TOKEN + _TOKEN,),
+    ),
     num_logprobs=_MOST_LOGPROBS,
     min_tokens=1,
     stop_token_ids=_TOKEN,
-    logit_bias_ids=_TOKEN,
-    logit_bias_values=np.float32(1).tobytes(),
-    bad_words=[_TOKEN + _TOKEN],
-    needs_history=True,
 )
 _ADMISSIONS = {Wish.GREEDY: GREEDY, Wish.RANDOM: _RANDOM, Wish.TRUNCATED: _TRUNCATED, Wish.EVERYTHING: _EVERYTHING}
 

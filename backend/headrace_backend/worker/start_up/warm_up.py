@@ -14,11 +14,10 @@ from collections.abc import Iterator
 
 import torch
 
-from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.progress import Progress
-from headrace_backend.worker.start_up.profile_step import run_steps
+from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.start_up.synthetic_steps import (
     BlockPool,
     Chunk,
@@ -30,8 +29,8 @@ from headrace_backend.worker.start_up.synthetic_steps import (
     release_step,
 )
 from headrace_backend.worker.step.kv_caches import clear_blocks
-from headrace_backend.worker.step.runner import Runner
-from headrace_kernels.low_bit.linear import WARM_ROWS
+from headrace_backend.worker.step.runner import Runner, run_steps
+from headrace_kernels.linear.quantized import WARM_ROWS
 from headrace_kernels.triton_runtime import uses_triton
 
 # Blocks that warm-up may write to.
@@ -53,8 +52,7 @@ def warm_up(
     runner: Runner,
     model: CausalLM,
     kv_caches: list[torch.Tensor],
-    config: EngineConfig,
-    max_model_len: int,
+    sizes: WorkerSizes,
     progress: Progress,
 ) -> None:
     """Runs the made-up steps, then empties what they wrote.
@@ -63,15 +61,13 @@ def warm_up(
         runner: Takes the steps.
         model: The runner's.
         kv_caches: Of the runner: per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
-        config: The engine's configuration.
-        max_model_len: Longest sequence, in tokens.
+        sizes: Bounds of the steps.
         progress: Called with (phase, done, total, unit).
     """
-    pool = BlockPool(min(kv_caches[0].shape[0], _WARM_UP_BLOCKS), config.block_size)
-    limits = (config, max_model_len, pool)
+    pool = BlockPool(min(kv_caches[0].shape[0], _WARM_UP_BLOCKS), sizes.block_size)
     compiles = uses_triton(kv_caches[0])
-    shallow = list(gpu_steps(*limits)) if compiles else []
-    whole = list(whole_steps(*limits) if compiles else short_steps(*limits))
+    shallow = list(gpu_steps(sizes, pool)) if compiles else []
+    whole = list(whole_steps(sizes, pool) if compiles else short_steps(sizes, pool))
 
     def on_step(done: int) -> None:
         progress("warm_up", done, len(shallow) + len(whole), "steps")
@@ -83,56 +79,56 @@ def warm_up(
     clear_blocks(kv_caches, pool.num_blocks)
 
 
-def short_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
+def short_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
     """A prompt that leaves one slot of its block, and the token that fills it."""
-    length = min(pool.block_size - 1, max(max_model_len - 1, 1), config.max_num_batched_tokens)
+    length = min(pool.block_size - 1, max(sizes.max_model_len - 1, 1), sizes.max_num_batched_tokens)
     prompt = make_step([Chunk(0, length)], pool, Wish.EVERYTHING)
     yield prompt
-    if max_model_len > 1:
+    if sizes.max_model_len > 1:
         yield next_step(prompt, pool)
     yield release_step(1)
 
 
-def probe_steps(config: EngineConfig, max_model_len: int, num_blocks: int) -> list[StepPlan]:
+def probe_steps(sizes: WorkerSizes, num_blocks: int) -> list[StepPlan]:
     """Steps that succeed on any worker that works: a prompt of a block with every wish, and a token
     after it.
 
     They leave no row taken.
     """
-    return list(short_steps(config, max_model_len, BlockPool(min(num_blocks, _WARM_UP_BLOCKS), config.block_size)))
+    return list(short_steps(sizes, BlockPool(min(num_blocks, _WARM_UP_BLOCKS), sizes.block_size)))
 
 
-def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
+def gpu_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
     """Steps of all classes: decodes by rows, chunks by tokens, chunks behind a context, both mixed;
     and every kind of draw, for one row and for all.
     """
-    yield from short_steps(config, max_model_len, pool)
-    most_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    yield from short_steps(sizes, pool)
+    most_rows = sizes.max_rows
     for rows in _sizes(most_rows):
-        yield from _taken(_decodes(rows, max_model_len), pool, Wish.GREEDY)
-    for count in _sizes(min(config.max_num_batched_tokens, max_model_len)):
+        yield from _taken(_decodes(rows, sizes.max_model_len), pool, Wish.GREEDY)
+    for count in _sizes(min(sizes.max_num_batched_tokens, sizes.max_model_len)):
         yield from _taken([Chunk(0, count)], pool, Wish.RANDOM)
         if count > _LARGE_CHUNK_TOKENS:
             continue
-        yield from _taken([Chunk(min(max_model_len - count, _CHUNK_CONTEXT_TOKENS), count)], pool, Wish.RANDOM)
-        rows = min(most_rows - 1, config.max_num_batched_tokens - count)
-        yield from _taken([Chunk(0, count), *_decodes(rows, max_model_len)], pool, Wish.GREEDY)
+        yield from _taken([Chunk(min(sizes.max_model_len - count, _CHUNK_CONTEXT_TOKENS), count)], pool, Wish.RANDOM)
+        rows = min(most_rows - 1, sizes.max_num_batched_tokens - count)
+        yield from _taken([Chunk(0, count), *_decodes(rows, sizes.max_model_len)], pool, Wish.GREEDY)
         yield make_step([Chunk(0, count)], pool, Wish.GREEDY, draws=False)
         yield release_step(1)
     # Products know a step's tokens alone: short sequences make up those numbers together.
-    for count in _sizes(min(config.max_num_batched_tokens, most_rows * max_model_len, max(WARM_ROWS))):
-        if count > max_model_len:
-            yield from _taken(prompts(count, max_model_len), pool, Wish.GREEDY)
+    for count in _sizes(min(sizes.max_num_batched_tokens, most_rows * sizes.max_model_len, max(WARM_ROWS))):
+        if count > sizes.max_model_len:
+            yield from _taken(prompts(count, sizes.max_model_len), pool, Wish.GREEDY)
     # An output layer of few bits knows how many rows tell of prompts, which may be more than ever
     # draw.
     for count in WARM_ROWS:
-        if most_rows < count <= config.max_num_batched_tokens:
-            yield from _taken(prompts(count, max_model_len)[:most_rows], pool, Wish.EVERYTHING)
+        if most_rows < count <= sizes.max_num_batched_tokens:
+            yield from _taken(prompts(count, sizes.max_model_len)[:most_rows], pool, Wish.EVERYTHING)
     # Contexts are gathered for some of these, by the query heads of a group.
     for count in _GATHERED_CHUNKS:
-        if count <= min(config.max_num_batched_tokens, max_model_len):
-            yield from _taken([Chunk(min(max_model_len - count, _DEEP_CONTEXT_TOKENS), count)], pool, Wish.RANDOM)
-    share = min(config.max_num_batched_tokens // most_rows, max_model_len)
+        if count <= min(sizes.max_num_batched_tokens, sizes.max_model_len):
+            yield from _taken([Chunk(min(sizes.max_model_len - count, _DEEP_CONTEXT_TOKENS), count)], pool, Wish.RANDOM)
+    share = min(sizes.max_num_batched_tokens // most_rows, sizes.max_model_len)
     yield from _taken([Chunk(0, share)] * most_rows, pool, Wish.GREEDY)
     for rows in (1, most_rows):
         for wish in Wish:
@@ -141,17 +137,17 @@ def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iter
         yield copying_step()
 
 
-def whole_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
+def whole_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
     """A few of them: one decode and as many as there may be, a short prompt, a chunk behind a
     context, and one beside decodes.
     """
-    yield from short_steps(config, max_model_len, pool)
-    most_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
-    yield from _taken(_decodes(most_rows, max_model_len), pool, Wish.GREEDY)
-    count = min(config.max_num_batched_tokens, max_model_len, max(WARM_ROWS))
-    yield from _taken([Chunk(min(max_model_len - count, _CHUNK_CONTEXT_TOKENS), count)], pool, Wish.RANDOM)
-    beside = min(count, config.max_num_batched_tokens - (most_rows - 1))
-    yield from _taken([Chunk(0, beside), *_decodes(most_rows - 1, max_model_len)], pool, Wish.GREEDY)
+    yield from short_steps(sizes, pool)
+    most_rows = sizes.max_rows
+    yield from _taken(_decodes(most_rows, sizes.max_model_len), pool, Wish.GREEDY)
+    count = min(sizes.max_num_batched_tokens, sizes.max_model_len, max(WARM_ROWS))
+    yield from _taken([Chunk(min(sizes.max_model_len - count, _CHUNK_CONTEXT_TOKENS), count)], pool, Wish.RANDOM)
+    beside = min(count, sizes.max_num_batched_tokens - (most_rows - 1))
+    yield from _taken([Chunk(0, beside), *_decodes(most_rows - 1, sizes.max_model_len)], pool, Wish.GREEDY)
 
 
 def _decodes(rows: int, max_model_len: int) -> list[Chunk]:

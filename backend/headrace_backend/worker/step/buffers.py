@@ -1,9 +1,12 @@
 """The memory on the card that every step uses in turn, at addresses that never change, so that
 graphs can hold them.
 
-Owns the piece of columns and its upload, and what kernels make of it: token ids, positions, slots,
-attention's scratch, the hidden states that are sampled. Does not own the rows' state
-(`device_rows`), the cache or the model.
+Owns what a GPU keeps of each row between steps (`DeviceRows`: its block table and its last sampled
+token), the piece of columns and its upload, and what kernels make of it: token ids, positions,
+slots, attention's scratch, the hidden states that are sampled. Does not own the cache or the model.
+
+The host sends differences of block tables only: blocks that a row got since the step before. One
+row more than the batch has is scratch: padding reads and writes it.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from typing import TypeAlias
 import torch
 
 from headrace_backend.layers.step_metadata import StepPieces
-from headrace_backend.step.plan import StepPlan
+from headrace_backend.step.plan import ForwardPlan, StepPlan
 from headrace_backend.worker.device_copies import copy_to_device, staging_memory
+from headrace_backend.worker.plan_columns import table_places
 from headrace_backend.worker.step.columns import (
     AttentionColumns,
     StepColumns,
@@ -24,7 +28,6 @@ from headrace_backend.worker.step.columns import (
     fill_padding,
     split_columns,
 )
-from headrace_backend.worker.step.device_rows import DeviceRows
 from headrace_backend.worker.step.shape import DECODE_QUERY_LEN, AttentionSizes, StepShape
 from headrace_kernels.attention.plan import GatherColumns
 from headrace_kernels.attention.step import (
@@ -35,7 +38,26 @@ from headrace_kernels.attention.step import (
     PagedAttentionStep,
     PrefillWork,
 )
-from headrace_kernels.step_inputs import build_step_inputs
+from headrace_kernels.step_inputs import build_step_inputs, scatter_int32
+
+
+class DeviceRows:
+    """Block tables int32 [num_rows + 1, max_blocks] and last tokens int32 [num_rows + 1]."""
+
+    def __init__(self, num_rows: int, max_blocks: int, num_blocks: int, device: torch.device) -> None:
+        self._num_blocks = num_blocks
+        self._device = device
+        self.scratch_row = num_rows
+        self.block_tables = torch.zeros(num_rows + 1, max_blocks, dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(num_rows + 1, dtype=torch.int32, device=device)
+
+    def update_tables(self, plan: ForwardPlan) -> None:
+        """Applies the plan's block table updates."""
+        if plan.table_rows.size:
+            places = table_places(plan, self.block_tables.shape[1], self._num_blocks)
+            places_there, blocks = (copy_to_device(column, self._device) for column in (places, plan.table_blocks))
+            scatter_int32(self.block_tables.view(-1), places_there, blocks)
+
 
 # Of each part of a step; nothing: no part gathers.
 Gathers: TypeAlias = tuple[GatherColumns | None, ...]

@@ -2,7 +2,7 @@
 piece, read there by kernels.
 
 Owns the order of the columns in that piece and how a plan fills them, padding included. Does not
-own what lives longer than a step (`device_rows`). All of it is numpy over the whole batch, never a
+own what lives longer than a step (`buffers`). All of it is numpy over the whole batch, never a
 loop over rows. Token ids that the plan does not know are -1: a kernel looks them up where the step
 before left them.
 """
@@ -18,9 +18,8 @@ import numpy.typing as npt
 import torch
 
 from headrace_backend.step.plan import ForwardPlan, Int32Column, StepPlan
-from headrace_backend.worker.flattening import flat_token_ids, ranges
+from headrace_backend.worker.plan_columns import Entries, flat_token_ids, ranges
 from headrace_backend.worker.step.shape import DECODE_QUERY_LEN, AttentionSizes, StepShape
-from headrace_backend.worker.step_entries import Entries
 from headrace_kernels.attention.plan import GatherColumns, plan_decode, plan_prefill
 
 # Columns start at multiples of this many entries (16 bytes), so that kernels may read them in wide

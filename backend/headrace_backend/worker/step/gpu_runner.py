@@ -29,8 +29,7 @@ from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.device_copies import indices_on_device
 from headrace_backend.worker.sampling.prompt_logprobs import hidden_indices, prompt_logprobs
 from headrace_backend.worker.sampling.sampler import SampledTokens, Sampler
-from headrace_backend.worker.step.buffers import Gathers, StepBuffers, StepLimits
-from headrace_backend.worker.step.device_rows import DeviceRows
+from headrace_backend.worker.step.buffers import DeviceRows, Gathers, StepBuffers, StepLimits
 from headrace_backend.worker.step.graphs import StepGraphs
 from headrace_backend.worker.step.kv_caches import copy_planned_blocks
 from headrace_backend.worker.step.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden

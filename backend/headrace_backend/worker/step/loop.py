@@ -22,8 +22,7 @@ from headrace_backend.step.messages import RecordKind, StepRaised
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StepFailed, one_line
-from headrace_backend.worker.step.finish_times import FinishTimes
-from headrace_backend.worker.step.host_copy import HostCopy
+from headrace_backend.worker.step.host_copy import FinishTimes, HostCopy
 from headrace_backend.worker.step.recovery import Recovery
 from headrace_backend.worker.step.runner import Launched, Runner
 

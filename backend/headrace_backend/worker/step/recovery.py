@@ -16,8 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from headrace_backend.step.plan import StepPlan
-from headrace_backend.worker.start_up.profile_step import run_steps
-from headrace_backend.worker.step.runner import Runner
+from headrace_backend.worker.step.runner import Runner, run_steps
 
 # What torch says where the CPU's allocator gets nothing; it has no class of its own.
 _NO_CPU_MEMORY = ("can't allocate memory", "not enough memory")

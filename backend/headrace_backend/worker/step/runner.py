@@ -2,11 +2,12 @@
 another.
 
 Owns the interfaces: a model, as runners call it, and a runner, as start-up and the step loop call
-it.
+it; and how plans that answer no request are run, one after the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -130,3 +131,21 @@ def split_hidden(plan: StepPlan, hidden: torch.Tensor) -> tuple[torch.Tensor, ..
     """The three parts of what `Runner.forward` gave: sampled, checked, telling of prompts."""
     num_samples, num_checked = plan.sample.rows.size, plan.forward.checked_indices.size
     return hidden.tensor_split((num_samples, num_samples + num_checked))
+
+
+def run_steps(runner: Runner, plans: Sequence[StepPlan], on_step: Callable[[int], None]) -> None:
+    """Runs plans one after the other and waits for what the last one drew.
+
+    Args:
+        runner: Takes the plans.
+        plans: At least one.
+        on_step: Called with the number of plans launched, before each and after the last.
+    """
+    sampled = None
+    for done, plan in enumerate(plans):
+        on_step(done)
+        drawn = runner.sample(plan, runner.forward(plan))
+        sampled = sampled if drawn is None else drawn
+    if sampled is not None:
+        sampled.tokens.cpu()
+    on_step(len(plans))

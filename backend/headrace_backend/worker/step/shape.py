@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from headrace_backend.step.plan import StepPlan
-from headrace_backend.worker.step_entries import Entries
+from headrace_backend.worker.plan_columns import Entries
 from headrace_kernels.attention.plan import (
     TARGET_PROGRAMS,
     decode_programs,

@@ -34,7 +34,7 @@ func main() {
 		}
 		prompts[id] = prompt
 	}
-	// No more wishes: the session ends when its generations have.
+	// No more requests: the session ends when its generations have.
 	if err := session.CloseSend(); err != nil {
 		log.Fatal(err)
 	}
@@ -48,7 +48,8 @@ func main() {
 		case headrace.Failed:
 			log.Fatal(what.Err)
 		case headrace.Done:
-			fmt.Printf("%q -> %q (%d tokens)\n", prompts[event.StreamID], texts[event.StreamID], what.Usage.OutputTokens)
+			fmt.Printf("%q -> %q (%d tokens)\n", prompts[event.StreamID], texts[event.StreamID],
+				what.Usage.OutputTokens)
 		}
 	}
 }

@@ -77,6 +77,9 @@ GENERATION_OPTIONS: dict[str, click.Option] = {
         _option("top_p", float, "Nucleus: above 0, to 1. Default: the model's, else 1."),
         _option("top_k", int, "Keep this many of the most likely tokens; 0 keeps all. Default: the model's, else 0."),
         _option("min_p", float, "Least probability relative to the most likely token, 0 to 1. Default: 0."),
+        _option(
+            "top_n_sigma", float, "Keep logits so many standard deviations from the highest, 0 to 100. Default: 0."
+        ),
         _option("repetition_penalty", float, "0.01 to 10. Default: the model's, else 1 (none)."),
         _option("presence_penalty", float, "-2 to 2. Default: 0."),
         _option("frequency_penalty", float, "-2 to 2. Default: 0."),
@@ -142,7 +145,7 @@ SERVER_OPTIONS: tuple[tuple[str, Any, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where and how to call, and whether to print JSON lines."""
+    """The server's address, how to call it, and whether to print JSON lines."""
 
     server: str
     options: ConnectionOptions
@@ -212,7 +215,7 @@ def trace_option(command: F) -> F:
 
 
 def generation_options(command: F) -> F:
-    """Adds all options of GenerationOptions; the command gets those that were given as `options`."""
+    """Adds all options of GenerationOptions; the command gets those given as `options`."""
 
     @functools.wraps(command)
     def with_options(*args: Any, **values: Any) -> Any:

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from headrace.calls import Streaming, Unary
 from headrace.connections.connection import Endpoint
 from headrace.errors import from_rpc_error
+from headrace.rpc import Streaming, Unary
 
 T = TypeVar("T")
 
@@ -23,8 +23,9 @@ class AsyncTransport:
     """The connections of one client."""
 
     def __init__(self, endpoint: Endpoint, stub: Callable[[Any], Any]) -> None:
-        """Remembers what to open; the channels are made by the first call, because grpc.aio ties
-        them to the running loop.
+        """Remembers what to open.
+
+        The channels are made by the first call, because grpc.aio ties them to the running loop.
         """
         self._endpoint = endpoint
         self._stub = stub

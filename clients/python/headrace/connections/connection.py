@@ -1,5 +1,4 @@
-"""What a client is told about its connection, checked once and the same for the sync, the asyncio
-and the admin clients.
+"""Options of a connection, checked once for the sync, the asyncio and the admin clients.
 
 Owns the names of these options and what they become. Does not open channels (transport.py,
 aio_transport.py). Keyword arguments come in, an Endpoint goes out.

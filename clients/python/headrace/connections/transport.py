@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import grpc
 
-from headrace.calls import Streaming, Unary
 from headrace.connections.connection import Endpoint
 from headrace.errors import from_rpc_error
+from headrace.rpc import Streaming, Unary
 
 T = TypeVar("T")
 

@@ -23,8 +23,9 @@ from headrace.v1 import inference_pb2 as pb
 
 
 class AsyncSessionGeneration(AsyncEventReader):
-    """One generation of a session: read it as an AsyncStream, or know it by its `stream_id` in the
-    session's steps.
+    """One generation of a session, read as an AsyncStream.
+
+    In the session's steps it is known by its `stream_id`.
 
     Raises (while iterating):
         HeadraceError: The generation cannot start or go on, or the session's call failed.
@@ -49,15 +50,18 @@ class AsyncSessionGeneration(AsyncEventReader):
         self._session._cancel(self.stream_id)
 
     def detach(self) -> None:
-        """Gives up reading: nothing more comes of it here, while it goes on if it outlives its
-        readers (submitted detached), and is cancelled otherwise.
+        """Gives up reading: nothing more comes of the generation here.
+
+        It goes on if it outlives its readers (submitted detached), and is cancelled otherwise.
         """
         self._session._detach(self.stream_id)
 
 
 class AsyncSession(SessionBase[AsyncSessionGeneration]):
-    """Many generations over one stream; an async context manager that ends it, and with it what was
-    submitted and not detached.
+    """Many generations over one stream.
+
+    The session is an async context manager that ends it, and with it what was submitted and not
+    detached.
 
     It is read in one of three ways, not mixed: `steps()`, `events()`, or its generations, each as
     an AsyncStream and by any task. A broken connection ends a session. What was detached or
@@ -74,8 +78,9 @@ class AsyncSession(SessionBase[AsyncSessionGeneration]):
         self._call.add_done_callback(lambda _: requests.put_nowait(None))
 
     async def steps(self) -> AsyncIterator[SessionStep]:
-        """One batch per message of the server, which is one per engine step: what a gateway
-        forwards.
+        """Yields one batch per message of the server, which is one per engine step.
+
+        Gateways forward these.
 
         Ends when the session does: once finish() was called and all generations have ended.
 
@@ -88,8 +93,9 @@ class AsyncSession(SessionBase[AsyncSessionGeneration]):
         self._check(None)
 
     async def events(self) -> AsyncIterator[tuple[AsyncSessionGeneration, Event]]:
-        """All generations' events in the order of their arrival; Failed where one cannot start or
-        go on.
+        """Yields all generations' events in the order of their arrival.
+
+        An event is Failed where a generation cannot start or go on.
 
         Ends as steps() does.
         """
@@ -151,7 +157,7 @@ class AsyncSession(SessionBase[AsyncSessionGeneration]):
         return step
 
     async def _read(self) -> SessionStep | None:
-        """The next message; None at the end, after which `_check` tells whether it was a good one."""
+        """The next message; None at the end, after which `_check` says whether it was good."""
         if self._ended:
             return None
         try:

@@ -1,5 +1,6 @@
-"""The sync session: many generations over one call, read as steps, as one row of events, or
-generation by generation.
+"""The sync session: many generations over one call.
+
+It is read as steps, as one row of events, or generation by generation.
 
 Owns how threads share the call: whoever waits for an event of its generation and finds none reads
 the next message for all, so that there is no thread in the background and nothing is read that
@@ -25,8 +26,9 @@ from headrace.v1 import inference_pb2 as pb
 
 
 class SessionGeneration(EventReader):
-    """One generation of a session: read it as a Stream, or know it by its `stream_id` in the
-    session's steps.
+    """One generation of a session, read as a Stream.
+
+    In the session's steps it is known by its `stream_id`.
 
     Raises (while iterating):
         HeadraceError: The generation cannot start or go on, or the session's call failed.
@@ -51,15 +53,17 @@ class SessionGeneration(EventReader):
         self._session._cancel(self.stream_id)
 
     def detach(self) -> None:
-        """Gives up reading: nothing more comes of it here, while it goes on if it outlives its
-        readers (submitted detached), and is cancelled otherwise.
+        """Gives up reading: nothing more comes of the generation here.
+
+        It goes on if it outlives its readers (submitted detached), and is cancelled otherwise.
         """
         self._session._detach(self.stream_id)
 
 
 class Session(SessionBase[SessionGeneration]):
-    """Many generations over one stream; a context manager that ends it, and with it what was
-    submitted and not detached.
+    """Many generations over one stream.
+
+    The session is a context manager that ends it, and with it what was submitted and not detached.
 
     It is read in one of three ways, not mixed: `steps()`, `events()`, or its generations, each as a
     Stream and from any thread. A broken connection ends a session, and so does a KeyboardInterrupt
@@ -84,8 +88,9 @@ class Session(SessionBase[SessionGeneration]):
         self._call = readable(call)
 
     def steps(self) -> Iterator[SessionStep]:
-        """One batch per message of the server, which is one per engine step: what a gateway
-        forwards.
+        """Yields one batch per message of the server, which is one per engine step.
+
+        Gateways forward these.
 
         Ends when the session does: once finish() was called and all generations have ended.
 
@@ -100,8 +105,9 @@ class Session(SessionBase[SessionGeneration]):
         self._check(None)
 
     def events(self) -> Iterator[tuple[SessionGeneration, Event]]:
-        """All generations' events in the order of their arrival; Failed where one cannot start or
-        go on.
+        """Yields all generations' events in the order of their arrival.
+
+        An event is Failed where a generation cannot start or go on.
 
         Ends as steps() does.
         """
@@ -174,7 +180,7 @@ class Session(SessionBase[SessionGeneration]):
                 self._changed.notify_all()
 
     def _read(self) -> SessionStep | None:
-        """The next message; None at the end, after which `_check` tells whether it was a good one."""
+        """The next message; None at the end, after which `_check` says whether it was good."""
         if self._ended:
             return None
         try:

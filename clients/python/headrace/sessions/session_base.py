@@ -1,9 +1,8 @@
-"""What the sync and the asyncio session share: starting, ending and telling apart generations, and
-what ended the call.
+"""What the sync and the asyncio session share: starting, ending and telling apart generations.
 
 Owns everything of a session but waiting, which session.py and aio_session.py do. What is known
-about ids and positions is in session_state.py. Wishes go out through `_send`; steps come in and are
-dealt out to the generations' inboxes.
+about ids and positions is in session_state.py. Requests go out through `_send`; steps come in
+and are dealt out to the generations' inboxes.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ from headrace.v1 import inference_pb2 as pb
 
 
 class Inbox:
-    """Events of one generation that have arrived and were not handed out, and a transcript of those
-    that were.
-    """
+    """Events of one generation that wait to be handed out, and a transcript of the others."""
 
     def __init__(self, stream_id: int) -> None:
         self.stream_id = stream_id
@@ -87,10 +84,11 @@ class SessionBase(ABC, Generic[G]):
             prompt: Text; exactly one of prompt, token_ids and messages is given.
             token_ids: The prompt as tokens, used as they are.
             messages: A conversation as the prompt, as in Client.chat.
-            continue_last_message: As in Client.chat.
+            continue_last_message: Whether the last message is continued; see Client.chat.
             detached: Whether it outlives the session, as with Client.submit. Default: it is
                 cancelled when the session's call ends early.
-            idempotency_key: As in Client.submit; only with detached.
+            idempotency_key: Makes the call safe to send again, as with Client.submit; only with
+                detached.
             traceparent: W3C trace context of this generation. Default: that of the session's call.
             **options: How to sample, when to stop, what to report.
 
@@ -106,14 +104,16 @@ class SessionBase(ABC, Generic[G]):
         return self._start(lambda: self._state.submit(message))
 
     def attach(self, request: str | Submitted, *, output_index: int | None = None, from_token: int = 0) -> G:
-        """Reads a generation that exists, from any token on; arguments as in Client.subscribe, what
-        is raised as in submit.
+        """Reads a generation that exists, from any token on.
+
+        The arguments are those of Client.subscribe, the errors those of submit.
         """
         return self._start(lambda: self._state.attach(request, output_index, from_token))
 
     def finish(self) -> None:
-        """Says that nothing more will be submitted or attached: once all generations have ended,
-        the session does.
+        """Says that nothing more will be submitted or attached.
+
+        Once all generations have ended, the session does.
         """
         with self._lock:
             self._finished = True
@@ -204,15 +204,17 @@ class SessionBase(ABC, Generic[G]):
         return pairs
 
     def _noted(self, step: SessionStep) -> SessionStep:
-        """A step to hand out as it is, without the answer to a cancellation that came after the end
-        of its generation.
+        """Returns a step to hand out as it is.
+
+        An answer to a cancellation that came after the end of its generation is left out.
         """
         events = tuple(event for event in step.events if self._note(event))
         return step if len(events) == len(step.events) else replace(step, events=events)
 
     def _note(self, event: SessionEvent) -> bool:
-        """Keeps what names and ends a generation whose tokens are read in steps; False for an event
-        of one that has ended.
+        """Keeps what names and ends a generation whose tokens are read in steps.
+
+        Returns False for an event of a generation that has ended.
         """
         generation = self._generations.get(event.stream_id)
         if generation is None:
@@ -228,8 +230,9 @@ class SessionBase(ABC, Generic[G]):
             self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        """Closes the sending side: not before the last generation has ended, because until then it
-        can be cancelled.
+        """Closes the sending side once the last generation has ended.
+
+        Until then a generation can be cancelled.
         """
         if self._finished and self._state.is_idle:
             self._send(None)

@@ -1,5 +1,6 @@
-"""What a session knows between two messages: which ids are open, where each output stands, and how
-a message becomes typed events.
+"""What a session knows between two messages: its open ids, and where each output stands.
+
+It makes typed events of messages.
 
 Owns SessionStep, the batch of one message, and the logic that the sync and the asyncio session
 share. Does not wait and does not read (session.py, aio_session.py). What a caller wants comes in
@@ -84,8 +85,9 @@ class SessionState:
         return pb.SessionRequest(stream_id=stream_id, cancel=pb.SessionCancel())
 
     def detach(self, stream_id: int) -> pb.SessionRequest | None:
-        """The message that gives up reading a generation, whose events are dropped from here on;
-        None where it has ended already.
+        """Returns the message that gives up reading a generation; None where it has ended already.
+
+        Its events are dropped from here on.
         """
         if self._positions.pop(stream_id, None) is None:
             return None
@@ -108,8 +110,9 @@ class SessionState:
         return last
 
     def events(self, step: SessionStep) -> Iterator[SessionEvent]:
-        """A step as events: first the tokens, one Delta per output that has some, then the rest;
-        what nobody reads any more is left out.
+        """Returns a step as events: first one Delta for each output with tokens, then the rest.
+
+        What nobody reads any more is left out.
         """
         yield from self._deltas(step)
         for event in step.events:

@@ -43,7 +43,7 @@ class AsyncEventReader(ABC):
 
     @property
     def ledger(self) -> Ledger | None:
-        """Where the time went; None before the end."""
+        """The parts of the time that the request took; None before the end."""
         return self._transcript.done.ledger if self._transcript.done else None
 
     def __aiter__(self) -> AsyncIterator[Event]:
@@ -119,7 +119,7 @@ class AsyncStream(AsyncEventReader):
         await self.aclose()
 
     async def _next(self) -> Event | None:
-        """Reads one message, or opens the call again first; None where there is nothing to yield."""
+        """Reads one message, or opens the call again first; None if there is nothing to yield."""
         if self._pause is not None:
             await self._wait(self._pause)
             if self._closed.is_set():

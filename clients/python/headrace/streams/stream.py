@@ -1,5 +1,4 @@
-"""The sync side of a generation's events: how a thread waits for the next one, and what can be made
-of them.
+"""The sync side of a generation's events: how a thread waits for the next one.
 
 Owns EventReader, the reading surface that a call's stream and a session's generation share, and
 Stream, a call of its own. What a stream remembers is in stream_state.py; aio_stream.py is the same
@@ -41,7 +40,7 @@ class EventReader(ABC):
 
     @property
     def ledger(self) -> Ledger | None:
-        """Where the time went; None before the end."""
+        """The parts of the time that the request took; None before the end."""
         return self._transcript.done.ledger if self._transcript.done else None
 
     def __iter__(self) -> Iterator[Event]:
@@ -133,7 +132,7 @@ class Stream(EventReader):
             self._call.cancel()
 
     def _next(self) -> Event | None:
-        """Reads one message, or opens the call again first; None where there is nothing to yield."""
+        """Reads one message, or opens the call again first; None if there is nothing to yield."""
         if self._pause is not None:
             with contextlib.suppress(queue.Empty):
                 self._woken.get(timeout=self._pause)

@@ -1,5 +1,4 @@
-"""What a stream knows between two messages: what it has yielded, and whether a broken connection
-may be opened again.
+"""What a stream knows between two messages, and whether a broken connection may be opened again.
 
 Owns the logic that the sync and the asyncio stream share. Does not wait and does not read:
 stream.py and aio_stream.py hand in each message or failure and do what comes back. A subscription
@@ -22,7 +21,6 @@ import random
 import time
 from dataclasses import dataclass, replace
 
-from headrace.calls import Streaming
 from headrace.completion import Transcript
 from headrace.connections.channel import RetryPolicy
 from headrace.errors import HeadraceError, Internal, Unavailable
@@ -36,6 +34,7 @@ from headrace.events import (
     Started,
     from_proto,
 )
+from headrace.rpc import Streaming
 from headrace.v1 import generation_pb2, inference_pb2
 
 
@@ -60,8 +59,9 @@ class StreamState:
         return event
 
     def failed(self, error: HeadraceError) -> Reconnecting:
-        """What to do about a failed call: an event to yield, whose delay comes before the next
-        opening.
+        """Returns what to do about a failed call: an event to yield.
+
+        The event's delay comes before the next opening.
 
         Raises:
             HeadraceError: The failure, where it is final.
@@ -83,8 +83,9 @@ class StreamState:
 
 @dataclass(slots=True)
 class _Replay:
-    """How much of one output the server sends again: tokens before `tokens` and the first
-    `characters` of text.
+    """How much of one output the server sends again.
+
+    It is the tokens before `tokens` and the first `characters` of text.
     """
 
     tokens: int
@@ -104,13 +105,14 @@ class SubscriptionState(StreamState):
         self._started = False
 
     def take(self, message: generation_pb2.GenerationEvent) -> Event | None:
-        """As StreamState.take; any message ends a row of failures."""
+        """Does what StreamState.take does; any message ends a row of failures."""
         self._failures = 0
         return super().take(message)
 
     def failed(self, error: HeadraceError) -> Reconnecting:
-        """Prepares the call that continues the stream; final are all failures but UNAVAILABLE, and
-        too many in a row.
+        """Prepares the call that continues the stream.
+
+        Final are all failures but UNAVAILABLE, and too many in a row.
         """
         self._failures += 1
         if not isinstance(error, Unavailable) or self._failures >= self._retry.max_attempts:
@@ -145,8 +147,9 @@ class SubscriptionState(StreamState):
         return self._first.from_token if output.first_token_index is None else output.next_token_index
 
     def _new_part(self, event: Event) -> Event | None:
-        """The event without what was yielded before; a continuation repeats accepted, started and
-        ended outputs.
+        """Returns the event without what was yielded before.
+
+        A continuation repeats accepted, started and ended outputs.
         """
         if isinstance(event, Delta):
             return self._new_tokens(event)
@@ -163,8 +166,9 @@ class SubscriptionState(StreamState):
         return None if known else event
 
     def _new_prompt_tokens(self, part: PromptLogprobs) -> PromptLogprobs | None:
-        """The part without what was yielded before; a continuation repeats all of the prompt,
-        perhaps cut differently.
+        """Returns the part without what was yielded before.
+
+        A continuation repeats all of the prompt, perhaps cut differently.
         """
         parts = self.transcript.prompt_logprobs
         known = max(0, parts[-1].next_token_index - part.first_token_index) if parts else 0

@@ -14,12 +14,13 @@ import asyncio
 import collections
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
 from headrace_service.calls import failures
 from headrace_service.calls.call import Call
+from headrace_service.calls.shared_call import SharedCall
 from headrace_service.kserve.accounting import Account
 from headrace_service.kserve.handlers.infer_handlers import Inference
 from headrace_service.kserve.language_models.language_model import check_ended
@@ -28,7 +29,6 @@ from headrace_service.kserve.messages.generation_wire import GenerationWire
 from headrace_service.messages.parsing import Unparsed
 from headrace_service.service_core import ServiceCore
 from headrace_service.streams.generation_stream import GenerationStream
-from headrace_service.streams.shared_call import SharedCall
 
 _CAP_FACTOR = 64
 _MAX_REQUESTS = 4096
@@ -172,9 +172,10 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
         """See SharedCall."""
         return len(self._out) > _MAX_WAITING or len(self._tasks) >= _MAX_REQUESTS
 
-    def streams(self) -> Iterable[GenerationStream]:
+    def note_failure(self, failure: errors.ServiceError) -> None:
         """See SharedCall."""
-        return [followed.stream for followed in self._followed]
+        for followed in self._followed:
+            followed.stream.note_failure(failure)
 
     def give_up(self) -> list[asyncio.Task[None]]:
         """See SharedCall."""

@@ -54,7 +54,7 @@ class ServerHandlers:
         """Names the server and what works."""
         works = {
             "model_repository": self._core.control is not None,
-            "sequence": self._core.config.conformance_models,
+            "sequence": any(model.signature.keeps_sequences for model in self._models.all()),
             "system_shared_memory": self._regions.enabled,
         }
         extensions = [*_EXTENSIONS, *(name for name, does in works.items() if does)]

@@ -141,20 +141,22 @@ class LanguageModel:
 
     async def _resolve(self, asked: Asked, model: ServedModel) -> tuple[ResolvedSpec, Prompt]:
         spec = validation.resolve(asked.spec, model.text.facts)
-        limit = self._core.config.max_message_bytes
-        if asked.prompt_first and spec.n * len(asked.spec.text) > limit:
+        limit, num_outputs = self._core.config.max_message_bytes, spec.request.n
+        if asked.prompt_first and num_outputs * len(asked.spec.text) > limit:
             # Not computed, nor put together, for nothing.
-            num_bytes = spec.n * len(asked.spec.text.encode())
-            raise errors.too_large(f"the prompt before each of {spec.n} outputs", num_bytes, limit, "exclude it")
+            num_bytes = num_outputs * len(asked.spec.text.encode())
+            raise errors.too_large(f"the prompt before each of {num_outputs} outputs", num_bytes, limit, "exclude it")
         return spec, await self._core.generations.prompt_of(asked.spec, model)
 
     def _wire(self, asked: Asked, spec: ResolvedSpec, request: InferRequest, model: ServedModel) -> GenerationWire:
         pieces = model.text.pieces
         render = self._convention.render(asked, lambda token: pieces.text([token], skip_special=False))
-        text_alone = spec.n == 1 and asked.stream and asked.outputs == {"text_output"} and spec.logprobs is None
+        text_alone = (
+            spec.request.n == 1 and asked.stream and asked.outputs == {"text_output"} and spec.request.num_logprobs < 0
+        )
         text_shape = self._convention.text_shape if text_alone else None
         max_bytes = self._core.config.max_message_bytes if asked.stream else None
-        return GenerationWire(request, spec.n, render, text_shape, max_bytes)
+        return GenerationWire(request, spec.request.n, render, text_shape, max_bytes)
 
 
 def check_ended(stream: GenerationStream, wire: GenerationWire) -> None:

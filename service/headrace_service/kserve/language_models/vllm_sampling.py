@@ -12,7 +12,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from headrace.v1 import generation_pb2
+from headrace_request.sampling import Sampling
 from headrace_service import errors
 from headrace_service.kserve.language_models import asked
 
@@ -135,10 +138,8 @@ def _logit_bias(spec: Spec, field: str, value: Any) -> None:
 
 
 _SETTERS: dict[str, Callable[[Spec, str, Any], None]] = {
-    **{
-        name: _float_setter(name)
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    },
+    # vLLM calls them as we do.
+    **{field.name: _float_setter(field.name) for field in msgspec.structs.fields(Sampling) if field.type is float},
     "top_k": lambda spec, field, value: setattr(spec.sampling, "top_k", asked.signed(_integer(field, value), field)),
     "seed": lambda spec, field, value: setattr(spec.sampling, "seed", asked.seed(_integer(field, value), field)),
     "logit_bias": _logit_bias,

@@ -1,1 +1,3 @@
-"""ModelInferRequest and ModelInferResponse: tensors, parameters, shared memory, and what a request is refused with."""
+"""ModelInferRequest and ModelInferResponse: tensors, parameters, shared memory, and the reasons for
+which a request is refused.
+"""

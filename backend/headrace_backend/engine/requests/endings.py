@@ -1,0 +1,151 @@
+"""Ends outputs and requests, whatever the reason, in one place.
+
+Owns the order of what an end does: log and readers, row and blocks, account, table; and the search
+for those whose deadline has passed or that fit no more. Does not decide that anything else ends:
+`settlement` (stops, errors) and the engine (aborts) do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+import msgspec
+
+from headrace_backend.engine.events import EndReason, OutputEnd, RequestDone
+from headrace_backend.engine.limits.admission import Admission
+from headrace_backend.engine.limits.deadlines import Deadlines
+from headrace_backend.engine.limits.quotas import Quotas
+from headrace_backend.engine.rates import Rates
+from headrace_backend.engine.requests.ledger import Phase
+from headrace_backend.engine.requests.request_table import RequestTable
+from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.requests.subscriptions import Subscriptions
+from headrace_facts import facts
+
+
+class Rows(Protocol):
+    """The scheduler, as far as an end needs it."""
+
+    def remove(self, sequence: Sequence, now_ns: int) -> None:
+        """Takes an ended sequence's row and blocks back, or its place in the queue."""
+
+
+class EndLog(Protocol):
+    """The step log, as far as an end needs it."""
+
+    # Name of the engine, and UNIX time less the engine's clock, in nanoseconds.
+    engine: str
+    unix_offset_ns: int
+
+    def note_ended(self, request: LiveRequest, trace: facts.EngineTrace | None) -> None:
+        """Notes an end that no service can report."""
+
+
+@dataclasses.dataclass(slots=True)
+class Endings:
+    """Everything that must hear of an end."""
+
+    rows: Rows
+    table: RequestTable
+    subscriptions: Subscriptions
+    admission: Admission
+    deadlines: Deadlines[LiveRequest]
+    rates: Rates
+    quotas: Quotas
+    steps: EndLog
+
+    def end_output(self, sequence: Sequence, end: OutputEnd, now_ns: int) -> None:
+        """Ends one output: releases what was held back, gives row and blocks back; with the last
+        one the request ends.
+        """
+        assert not sequence.ended, "an output ends once"
+        request = sequence.request
+        sequence.ended = True
+        request.num_active -= 1
+        sequence.log.finish(end)
+        self.rows.remove(sequence, now_ns)
+        if not request.active:
+            self._end_request(request, now_ns)
+
+    def end_all(self, request: LiveRequest, reason: EndReason, now_ns: int, error: str = "") -> None:
+        """Ends all outputs that have not ended."""
+        for sequence in list(request.sequences):
+            if not sequence.ended:
+                self.end_output(sequence, OutputEnd(sequence.log.output_index, reason, error=error), now_ns)
+
+    def end_expired(self, now_ns: int) -> None:
+        """Ends requests whose deadline has passed."""
+        request = self.deadlines.first_expired(now_ns)
+        while request is not None:
+            self.end_all(request, EndReason.DEADLINE, now_ns)
+            request = self.deadlines.first_expired(now_ns)
+
+    def end_unfit(self, now_ns: int) -> None:
+        """Ends requests that could not be computed even alone, now that the cache or the share of a
+        tenant is smaller than when they were accepted.
+        """
+        for request in self.table.active():
+            reason = self.admission.check_fits(request.spec) or self.quotas.check_fits(request.account, request.spec)
+            if reason is not None:
+                self.end_all(request, EndReason.ERROR, now_ns, error=reason)
+
+    def _end_request(self, request: LiveRequest, now_ns: int) -> None:
+        ledger = request.ledger
+        num_used = request.num_prompt_tokens + request.num_output_tokens if ledger.started else 0
+        self.quotas.ended(request.claim, num_used, now_ns)
+        if ledger.started:
+            self.rates.note_request(now_ns - ledger.started_at_ns)
+        else:
+            self.admission.left(request.spec, request.account)
+        self.admission.ended(request.spec)
+        ledger.end(now_ns)
+        request.done = _done(request)
+        self._tell_end(request, request.done)
+        self.subscriptions.end_request(request)
+        self.deadlines.note_ended()
+        # What is kept is the log; prompt and sequences would weigh more than it.
+        request.spec = request.spec.without_tokens()
+        request.sequences, request.unforked = [], []
+        self.table.note_ended(request)
+
+    def _tell_end(self, request: LiveRequest, done: RequestDone) -> None:
+        """Tells the readers, and the one of them who came with the request what was recorded.
+
+        Of a detached request and one that was given up the engine tells itself.
+        """
+        trace, steps = None, self.steps
+        if request.trace is not None:
+            num_tokens = [len(log.tokens) for log in request.logs]
+            trace = request.trace.finish(steps.engine, request.sequence_number, steps.unix_offset_ns, num_tokens)
+            request.trace = None
+        if request.spec.detached or request.given_up:
+            steps.note_ended(request, trace)
+        elif trace is not None and request.readers:
+            traced = msgspec.structs.replace(done, engine_trace=facts.encode_trace(trace))
+            for stream, handle in request.readers:
+                is_owner = (stream.stream_id, handle) == request.owner
+                stream.outbox.events.append((handle, traced if is_owner else done))
+            return
+        request.publish(done)
+
+
+def _done(request: LiveRequest) -> RequestDone:
+    ledger = request.ledger
+    parts = ledger.parts_ns
+    return RequestDone(
+        prompt_tokens=request.num_prompt_tokens,
+        output_tokens=request.num_output_tokens,
+        cached_tokens=ledger.cached_tokens,
+        queued_ns=parts[Phase.QUEUED],
+        prefill_ns=parts[Phase.PREFILL],
+        decode_ns=parts[Phase.DECODE],
+        preempted_ns=parts[Phase.PREEMPTED],
+        engine_restart_ns=parts[Phase.RESTARTING],
+        ttft_ns=ledger.ttft_ns,
+        step_count=ledger.step_count,
+        preemptions=ledger.preemptions,
+        draft_tokens=ledger.draft_tokens,
+        accepted_tokens=ledger.accepted_tokens,
+        ended_at_ns=ledger.ended_at_ns,
+    )

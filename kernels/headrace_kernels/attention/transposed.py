@@ -1,0 +1,224 @@
+"""Few query rows over a quantized cache, products turned around: keys, and then dimensions, stand
+as the rows of a tile, and query rows as its columns.
+
+Owns the context of one split of `attention.decode` where a cache has 8-bit numbers and there are at
+most FEW_ROWS query rows (a group of 4 heads has 4). A tensor core's tile has 16 rows and 8 columns:
+as columns, 8 query rows cost half the products, half the softmax and half the registers that they
+do as rows. In the letters of `attention.quantized`: S^T = K (Q / q)^T, O^T += V^T P^T.
+
+One warp a program: it waits for no other, and no number passes through shared memory but on its way
+from the cache. Numbers are copied there as bytes and become fp16 in registers, in the layout of
+their product. Values must stand with pairs of tokens side by side, and what transposes 16-bit
+numbers on the way from shared memory takes no bytes: they are read as pairs of dimensions, and the
+even dimensions of O are summed apart from the odd ones.
+"""
+
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from headrace_kernels.attention.plan import FEW_ROWS
+from headrace_kernels.attention.quantized import halves_assembly, halves_of
+from headrace_kernels.attention.quantized_kv import SCALE_BYTES, scale_offsets
+from headrace_kernels.attention.tiles import Launch, pipeline_stages
+from headrace_kernels.weight_formats.conversions import numbers_of
+
+# Dimensions of a head in registers, so that half of them are the 16 rows of a product.
+_LEAST_DIM = 32
+
+
+def takes_turned(kind: str, query_rows: int, dim: int, dtype: torch.dtype) -> bool:
+    """Whether splits with so many query rows and heads of `dim` numbers in registers, of a model in
+    `dtype` over a cache of `kind` ("": not quantized), go this way.
+
+    Models in fp32 are multiplied in fp32.
+    """
+    return kind != "" and query_rows <= FEW_ROWS and dim >= _LEAST_DIM and dtype.itemsize == 2
+
+
+def turned_rule(dim: int, device: torch.device) -> Launch:
+    """The next two tiles are on their way while one is worked on: stages are counted twice, as keys
+    wait for their blocks' numbers.
+
+    Heads of 256 have half the keys, for their registers.
+
+    On an H200, heads of 128 in FP8 with 1,056 programs, 32 rows of 8,192 tokens: 133 us, 134 with
+    tiles of 16, 140 by two warps with tiles of 64, 148 with 168 registers (202 by the kernel for
+    all caches, 2026-11-21).
+    """
+    tile = 32 if dim <= 128 else 16
+    buffers = pipeline_stages(device, 0, 2 * tile * (dim + SCALE_BYTES), 2)
+    return Launch(tile, 1, 2 * buffers + 1)
+
+
+@triton.constexpr_function
+def _pair_assembly(kind, has_fp8):
+    """As `halves_assembly`, but the first two numbers are of bytes 0 and 2, and the others of 1 and
+    3: by other selectors, or by sorting the bytes first where none are used.
+    """
+    assembly = halves_assembly(kind, has_fp8)
+    if "prmt" not in assembly:
+        return assembly.replace("$2", "p").replace("{ ", "{ .reg .b32 p; prmt.b32 p, $2, 0, 0x3120; ", 1)
+    for selector, other in (("0x4140", "0x4240"), ("0x4342", "0x4341"), ("0x1404", "0x2404"), ("0x3424", "0x3414")):
+        assembly = assembly.replace(selector, other)
+    return assembly
+
+
+@triton.jit
+def _halves_of_pairs(pairs, KIND: tl.constexpr, HAS_FP8: tl.constexpr, PLAIN: tl.constexpr):
+    """Pairs of neighbouring bytes in int16, the first one lower, as two tensors of numbers without
+    scales: the first ones and the second ones. fp16, or fp32 if PLAIN.
+    """
+    if PLAIN:
+        first = numbers_of(pairs.to(tl.int8), 0, KIND, tl.float32, True)
+        second = numbers_of((pairs >> 8).to(tl.int8), 0, KIND, tl.float32, True)
+    else:
+        assembly: tl.constexpr = _pair_assembly(KIND, HAS_FP8)
+        first, second = tl.inline_asm_elementwise(
+            assembly, "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
+    return first, second
+
+
+@triton.jit
+def _tile_offsets(
+    table,
+    start,
+    end,
+    kv_head,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE_STRIDE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """As `attention.tiles.key_offsets`, of the positions start up to start + TILE, where the first
+    begins a block or its part of TILE tokens: each block's number is read once.
+
+    From `end` on they lie anywhere in the cache.
+    """
+    within = tl.arange(0, TILE)
+    offsets = tl.zeros([TILE], tl.int64)
+    for part in tl.static_range((TILE + BLOCK_SIZE - 1) // BLOCK_SIZE):
+        position = start + part * BLOCK_SIZE
+        block = tl.load(table + position // BLOCK_SIZE, mask=position < end, other=0).to(tl.int64)
+        begin = (block * (2 * NUM_KV_HEADS) + kv_head) * TILE_STRIDE + start % BLOCK_SIZE * HEAD_DIM
+        offsets = tl.where(within // BLOCK_SIZE == part, begin, offsets)
+    return offsets + within % BLOCK_SIZE * HEAD_DIM
+
+
+@triton.jit
+def _absorb(
+    first,
+    second,
+    largest,
+    total,
+    unit,
+    query,
+    row_scales,
+    k,
+    pairs,
+    key_scales,
+    value_scales,
+    seen,
+    KIND: tl.constexpr,
+    HAS_FP8: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """One tile: first and second [D / 2, M] in units of `unit`, query [D, M], k [N, D] bytes, pairs
+    [D / 2, N] of values' bytes, scales [N], seen [N, M] or broadcast to it.
+
+    Returns all five.
+    """
+    key = numbers_of(k, 0, KIND, tl.float32, True) if PLAIN else halves_of(k, KIND, HAS_FP8, False)
+    scores = tl.dot(key, query, input_precision="tf32x3") * key_scales[:, None]
+    scores = tl.where(seen, scores * row_scales[None, :], -1.0e30)
+    new_largest = tl.maximum(largest, tl.max(scores, 0))
+    weights = tl.exp2(scores - new_largest[None, :])
+    shrink = tl.exp2(largest - new_largest)
+    total = total * shrink + tl.sum(weights, 0)
+    new_unit = tl.maximum(unit, tl.max(value_scales, 0))
+    per_unit = 1.0 / new_unit
+    weights = (weights * (value_scales * per_unit)[:, None]).to(query.dtype)
+    shrink *= unit * per_unit
+    value, other_value = _halves_of_pairs(pairs, KIND, HAS_FP8, PLAIN)
+    first = tl.dot(value, weights, first * shrink[None, :], input_precision="tf32x3")
+    second = tl.dot(other_value, weights, second * shrink[None, :], input_precision="tf32x3")
+    return first, second, new_largest, total, new_unit
+
+
+@triton.jit
+def absorb_context(
+    acc,
+    largest,
+    total,
+    unit,
+    query,
+    row_scales,
+    position,
+    begin,
+    end,
+    first_seen,
+    window,
+    table,
+    kv_head,
+    kv_cache,
+    scales,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_STRIDE: tl.constexpr,
+    KIND: tl.constexpr,
+    QUERY_LEN: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    HAS_FP8: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """A split's positions `begin` (a multiple of 64) to `end`.
+
+    `acc` [M, D] in units of `unit`, `largest` and `total` [M] are as
+    `attention.quantized.absorb_quantized` has them, with which query and row_scales of
+    `divided_query`; the rows' tokens stand at `position` [M], and see `window` tokens, none of
+    which is before `first_seen`. PLAIN: the interpreter's way. Returns acc, largest, total, unit.
+    """
+    ROWS: tl.constexpr = acc.shape[0]
+    DIM: tl.constexpr = acc.shape[1]
+    offs_dim, offs_pair = tl.arange(0, DIM), tl.arange(0, DIM // 2)
+    query = tl.trans(query.to(tl.float32) if PLAIN else query)
+    first, second = tl.split(tl.permute(tl.reshape(acc, [ROWS, DIM // 2, 2]), (1, 0, 2)))
+    pairs_of_values = (kv_cache + NUM_KV_HEADS * TILE_STRIDE).to(tl.pointer_type(tl.int16))
+    for start in tl.range(begin, end, TILE, num_stages=STAGES):
+        positions = start + tl.arange(0, TILE)
+        mask_key = positions < end
+        if WINDOWED:
+            mask_key = mask_key & (positions >= first_seen)
+        offs_key = _tile_offsets(table, start, end, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE, TILE)
+        # A slot that was never written, or is being written, may hold any bytes. The score of such
+        # a key is replaced; 0 times such a value may be NaN, so that it is not loaded.
+        k = tl.load(kv_cache + offs_key[:, None] + offs_dim[None, :], mask=(offs_dim < HEAD_DIM)[None, :], other=0)
+        pairs = tl.load(
+            pairs_of_values + (offs_key // 2)[None, :] + offs_pair[:, None],
+            mask=mask_key[None, :] & (offs_pair < HEAD_DIM // 2)[:, None],
+            other=0,
+        )
+        places = scales + scale_offsets(offs_key, positions, BLOCK_SIZE, HEAD_DIM)
+        key_scales = tl.load(places, mask=mask_key, other=0.0)
+        value_scales = tl.load(places + NUM_KV_HEADS * TILE_STRIDE // 4, mask=mask_key, other=0.0)
+        seen = mask_key[:, None]
+        if QUERY_LEN > 1:
+            seen = seen & (positions[:, None] <= position[None, :])
+            if WINDOWED:
+                seen = seen & (positions[:, None] > position[None, :] - window)
+        first, second, largest, total, unit = _absorb(
+            first, second, largest, total, unit, query, row_scales, k, pairs, key_scales, value_scales, seen,
+            KIND, HAS_FP8, PLAIN,
+        )  # fmt: skip
+    acc = tl.reshape(tl.permute(tl.join(first, second), (1, 0, 2)), [ROWS, DIM])
+    return acc, largest, total, unit

@@ -1,0 +1,16 @@
+"""Products of activations and weights, by the format of the weight and by their shape.
+
+dense                        plain weights: cuBLAS, oneDNN, or `dense_small_batch` with its kernels
+                             (`dense_small_batch_kernels`), which fuses norm, SwiGLU and residual
+quantized                    weights of 8 and 4 bits: which kernel takes which number of rows
+gemv_8bit, gemv_int4         one row
+small_batch                  2 to 16 rows, every card
+small_batch_8bit_sm90        2 to 64 rows of 8-bit weights, on sm_90
+gemm_weight_only             hundreds of rows, and weights dequantized in memory
+gemm_weight_only_sm90        the same product on sm_90
+gemm_dequantized             more rows, and all without a GPU: by dequantized weights
+gemm_fp8, gemm_fp8_sm90      tokens in FP8 as well
+gemm_int8                    tokens in INT8 as well
+block_quantized              weights in blocks (GGUF, NF4), kernels in `block_quantized_kernels`
+input_order                  inputs gathered into a weight's own order
+"""

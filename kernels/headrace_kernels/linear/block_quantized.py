@@ -1,0 +1,127 @@
+"""Products with weights in blocks, and rows of such a weight: the operations of `linear` and
+`embedding` for a `BlockWeight`.
+
+Owns which path runs for how many rows. Where Triton does not run, the weight is restored in blocks
+of rows, each used and given up, so that nothing of it is kept beside its bits.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import torch
+from torch import Tensor
+
+from headrace_kernels.linear.block_quantized_kernels import MAX_SMALL_ROWS, gather, multiply_small, restore, takes
+from headrace_kernels.linear.dense import linear as plain_linear
+from headrace_kernels.linear.dense import linear_reference as plain_linear_reference
+from headrace_kernels.triton_runtime import uses_triton
+from headrace_kernels.weight_formats import dequantized_buffer as restored_weights
+from headrace_kernels.weight_formats.block_weight import BlockWeight, restore_rows
+
+# Numbers of a weight that are restored at a time without a card: 4 MB in fp32, which a processor's
+# cache may hold until they are multiplied.
+_BLOCK_NUMBERS = 1 << 20
+
+
+class Path(enum.Enum):
+    """How a product is computed."""
+
+    # Without Triton: rows of the weight are restored, multiplied and given up.
+    BLOCKS = "blocks"
+    SMALL = "small"
+    # Restored into the card's buffer, then cuBLAS.
+    RESTORED = "restored"
+
+
+def path_rule(num_rows: int, weight: BlockWeight) -> Path:
+    """Which path a product takes, by sizes, type and card alone. Not measured yet."""
+    if not uses_triton(weight.scales):
+        return Path.BLOCKS
+    return Path.SMALL if takes(weight) and 1 <= num_rows <= MAX_SMALL_ROWS else Path.RESTORED
+
+
+def restored(weight: BlockWeight) -> Tensor:
+    """[N, K] all of a weight in the activations' type: the reference."""
+    out = torch.empty(weight.num_outputs, weight.num_inputs, dtype=weight.dtype, device=weight.device)
+    step = max(_BLOCK_NUMBERS // weight.num_inputs, 1)
+    for first in range(0, weight.num_outputs, step):
+        restore_rows(weight, slice(first, min(first + step, weight.num_outputs)), out[first : first + step])
+    return out
+
+
+def linear_reference(
+    x: Tensor, weight: BlockWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """See `linear`."""
+    return plain_linear_reference(x, restored(weight), bias, out_dtype)
+
+
+def linear(
+    x: Tensor,
+    weight: BlockWeight,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """X W^T + b.
+
+    Args:
+        x: [num_tokens, in] in the weight's activation type.
+        weight: Filled.
+        bias: [out].
+        out_dtype: Of the result; None: the type of x.
+        out: [num_tokens, out] to be written, whose rows may be parts of longer ones; None: a new
+            tensor.
+
+    Returns:
+        [num_tokens, out], summed in fp32; `out` if given.
+    """
+    if out is None:
+        out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype or x.dtype)
+    path = path_rule(x.shape[0], weight)
+    if path is Path.SMALL:
+        multiply_small(x, weight, bias, out)
+    else:
+        _multiply_in_parts(x, weight, bias, out, path)
+    return out
+
+
+def _multiply_in_parts(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor, path: Path) -> None:
+    """Restores rows of the weight, as many as there is room for, and multiplies by them."""
+    is_restored = path is Path.RESTORED
+    size = (weight.num_outputs, weight.num_inputs)
+    step = restored_weights.rows_at_a_time(*size, x.dtype) if is_restored else max(_BLOCK_NUMBERS // size[1], 1)
+    room = restored_weights.room(min(step, size[0]), size[1], x.dtype, x.device)
+    for first in range(0, size[0], step):
+        rows = slice(first, min(first + step, size[0]))
+        numbers = room[: rows.stop - first]
+        if is_restored:
+            restore(weight, range(rows.start, rows.stop), numbers)
+        else:
+            restore_rows(weight, rows, numbers)
+        out[:, rows] = plain_linear(x, numbers, None if bias is None else bias[rows], out.dtype)
+
+
+def embedding_reference(token_ids: Tensor, weight: BlockWeight) -> Tensor:
+    """See `embedding`."""
+    out = torch.empty(len(token_ids), weight.num_inputs, dtype=weight.dtype, device=weight.device)
+    restore_rows(weight, token_ids, out)
+    return out
+
+
+def embedding(token_ids: Tensor, weight: BlockWeight) -> Tensor:
+    """Looks tokens up.
+
+    Args:
+        token_ids: [num_tokens] int64.
+        weight: [vocabulary, size].
+
+    Returns:
+        [num_tokens, size] in the activations' type.
+    """
+    if not uses_triton(weight.scales):
+        return embedding_reference(token_ids, weight)
+    out = torch.empty(len(token_ids), weight.num_inputs, dtype=weight.dtype, device=weight.device)
+    gather(weight, token_ids, out)
+    return out

@@ -1,0 +1,306 @@
+"""The Triton kernels behind `block_linear`: products of few rows with the bits themselves, each
+weight read once, and rows of a weight restored.
+
+Owns the kernels and their launch; which runs when is `block_linear`'s. Sums are fp32 in an order
+that depends on the sizes alone: no atomics, the same bits every time.
+
+`_small_kernel`: up to 32 rows, on the tensor cores, Y^T = W X^T. Each warp sums tiles of its own
+(slices). The PLANE inputs of a part have one scale, so that what is multiplied are the small
+integers
+    themselves, exact in any type, and scales meet sums: y = s (sum (q + c) x - (c + offset) sum x)
+    - m sum x, where sum x is a product with ones, which puts it where the first sum is.
+`_restore_kernel`: rows in order, or those that indices name, rounded once. NF4's and IQ4's numbers
+come from a table of 16.
+"""
+
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace_kernels import card
+from headrace_kernels.triton_runtime import INTERPRETED
+from headrace_kernels.weight_formats.block_weight import PARTS, BlockWeight, plane_inputs, scale_codes, table_numbers
+
+# Rows of `_small_kernel`.
+MAX_SMALL_ROWS = 32
+_NUM_WARPS = 4
+_RESTORED_ROWS = 16
+
+
+@triton.jit
+def _integers(
+    nibble_ptr, pair_ptr, single_ptr, octet_ptr, row, tile, j, mask, PART: tl.constexpr,
+    TILES: tl.constexpr, PLANE: tl.constexpr,
+):  # fmt: skip
+    """The q of inputs 4 PLANE tile + PLANE PART + j of some rows as int32; `row` and `tile`
+    broadcast with j.
+    """
+    lane = row * (TILES * PLANE) + tile * PLANE + j
+    if octet_ptr is not None:
+        places = octet_ptr + row * (TILES * PLANE * 4) + (tile * 4 + PART) * PLANE + j
+        q = tl.load(places, mask=mask, other=0).to(tl.int32)
+    elif nibble_ptr is not None:
+        q = (tl.load(nibble_ptr + lane, mask=mask, other=0).to(tl.int32) >> (4 * PART)) & 15
+        if pair_ptr is not None:
+            q |= ((tl.load(pair_ptr + lane, mask=mask, other=0).to(tl.int32) >> (2 * PART)) & 3) << 4
+    else:
+        q = (tl.load(pair_ptr + lane, mask=mask, other=0).to(tl.int32) >> (2 * PART)) & 3
+    if single_ptr is not None:
+        HALF: tl.constexpr = PLANE // 2
+        places = single_ptr + row * (TILES * HALF) + tile * HALF + j % HALF
+        above = tl.load(places, mask=mask, other=0).to(tl.int32) >> (j // HALF * 4 + PART)
+        q |= (above & 1) << (4 if nibble_ptr is not None else 2)
+    return q
+
+
+@triton.jit
+def _scale_of(
+    scale_ptr, min_ptr, group_scale_ptr, code_ptr, k, n, N,
+    K: tl.constexpr, GROUP: tl.constexpr, FACTOR: tl.constexpr, JOINT: tl.constexpr, NESTED: tl.constexpr,
+):  # fmt: skip
+    """The s of input k and output n, fp32."""
+    if NESTED > 0:
+        code = tl.load(group_scale_ptr + k // GROUP * N + n).to(tl.int32)
+        nested = (n.to(tl.int64) * (K // GROUP) + k // GROUP) // NESTED
+        return tl.load(code_ptr + code) * tl.load(scale_ptr + nested) + tl.load(min_ptr + nested)
+    scale = tl.load(scale_ptr + k // FACTOR * N + n).to(tl.float32)
+    if group_scale_ptr is not None:
+        integer = tl.load(group_scale_ptr + k // GROUP * N + n).to(tl.int32)
+        scale *= ((integer & 15) if JOINT else integer).to(tl.float32)
+    return scale
+
+
+@triton.jit
+def _min_of(
+    min_ptr, group_scale_ptr, group_min_ptr, k, n, N,
+    GROUP: tl.constexpr, FACTOR: tl.constexpr, JOINT: tl.constexpr,
+):  # fmt: skip
+    """The m of input k and output n, fp32."""
+    low = tl.load(min_ptr + k // FACTOR * N + n).to(tl.float32)
+    if JOINT:
+        low *= (tl.load(group_scale_ptr + k // GROUP * N + n).to(tl.int32) >> 4).to(tl.float32)
+    elif group_min_ptr is not None:
+        low *= tl.load(group_min_ptr + k // GROUP * N + n).to(tl.float32)
+    return low
+
+
+@triton.jit
+def _exact(q, table_ptr, DTYPE: tl.constexpr, SIGNED: tl.constexpr, PLAIN: tl.constexpr):
+    """The q as numbers of DTYPE, or fp32 if PLAIN; 128 more in bf16 unless signed or from a table.
+
+    Each is exact, but for a table's.
+    """
+    if table_ptr is not None:
+        numbers = tl.load(table_ptr + q)
+        if PLAIN:
+            numbers = numbers.to(tl.float32)
+    elif PLAIN:
+        numbers = q.to(tl.float32)
+        if DTYPE == tl.bfloat16 and not SIGNED:
+            numbers += 128.0
+    elif SIGNED:
+        numbers = q.to(tl.float32).to(DTYPE)
+    elif DTYPE == tl.bfloat16:
+        # The bits of 128, whose mantissa has room for 7 more.
+        numbers = (q | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        # The bits of 1024, which are taken off again: sums of such numbers would lose too much.
+        numbers = (q | 0x6400).to(tl.int16).to(tl.float16, bitcast=True) - 1024.0
+    return numbers
+
+
+@triton.jit
+def _dot(w, x, PLAIN: tl.constexpr):
+    if PLAIN:
+        return tl.dot(w, x.to(tl.float32))
+    return tl.dot(w, x)
+
+
+@triton.jit(do_not_specialize=["M", "N", "row_stride"])
+def _small_kernel(
+    x_ptr, nibble_ptr, pair_ptr, single_ptr, octet_ptr, scale_ptr, min_ptr, group_scale_ptr, group_min_ptr, table_ptr, code_ptr,
+    bias_ptr, out_ptr,
+    M, N, row_stride,
+    K: tl.constexpr, TILES: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, FACTOR: tl.constexpr, JOINT: tl.constexpr,
+    NESTED: tl.constexpr, HAS_MINS: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SLICES: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """Y^T = W X^T for BLOCK_N outputs and ROWS rows. `out` has rows of row_stride numbers."""
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    SIGNED: tl.constexpr = octet_ptr is not None
+    # Taken off the numbers that are multiplied.
+    SHIFT: tl.constexpr = OFFSET + (128 if DTYPE == tl.bfloat16 and not SIGNED and table_ptr is None else 0)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, ROWS)[None, None, :]
+    # Outputs beyond the end repeat the last one, and are not stored.
+    n_read = tl.minimum(n, N - 1)[None, :, None]
+    row = n_read.to(tl.int64)
+    s = tl.arange(0, SLICES)[:, None, None]
+    j = tl.arange(0, PLANE)
+    total = tl.zeros([SLICES, BLOCK_N, ROWS], tl.float32)
+    ones = tl.full([SLICES, BLOCK_N, PLANE], 1.0, tl.float32 if PLAIN else DTYPE)
+    for step in tl.range(0, TILES, SLICES):
+        tile = step + s
+        for i in tl.static_range(4):
+            q = _integers(
+                nibble_ptr, pair_ptr, single_ptr, octet_ptr, row, tile, j[None, None, :], tile < TILES, i, TILES, PLANE
+            )
+            piece = (tile * 4 + i) * PLANE
+            k = piece + j[None, :, None]
+            x = tl.load(x_ptr + m * K + k, mask=(k < K) & (m < M), other=0.0)
+            part = _dot(_exact(q, table_ptr, DTYPE, SIGNED, PLAIN), x, PLAIN)
+            first = tl.minimum(piece, K - 1)
+            scale = _scale_of(
+                scale_ptr, min_ptr, group_scale_ptr, code_ptr, first, n_read, N, K, GROUP, FACTOR, JOINT, NESTED
+            )
+            if SHIFT != 0 or HAS_MINS:
+                inputs = _dot(ones, x, PLAIN)
+                part -= SHIFT * inputs
+            total += part * scale
+            if HAS_MINS:
+                total -= inputs * _min_of(
+                    min_ptr, group_scale_ptr, group_min_ptr, first, n_read, N, GROUP, FACTOR, JOINT
+                )
+    y = tl.sum(total, 0)
+    n_out, m_out = n[:, None], tl.arange(0, ROWS)[None, :]
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + n_out, mask=n_out < N, other=0.0).to(tl.float32)
+    places = out_ptr + m_out.to(tl.int64) * row_stride + n_out
+    tl.store(places, y.to(out_ptr.dtype.element_ty), mask=(m_out < M) & (n_out < N))
+
+
+@triton.jit(do_not_specialize=["N", "first_row", "num_rows", "index_ptr"])
+def _restore_kernel(
+    nibble_ptr, pair_ptr, single_ptr, octet_ptr, scale_ptr, min_ptr, group_scale_ptr, group_min_ptr, table_ptr, code_ptr,
+    index_ptr, out_ptr,
+    N, first_row, num_rows,
+    K: tl.constexpr, TILES: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, FACTOR: tl.constexpr, JOINT: tl.constexpr,
+    NESTED: tl.constexpr, HAS_MINS: tl.constexpr, OFFSET: tl.constexpr, BLOCK_N: tl.constexpr, INDEXED: tl.constexpr,
+):  # fmt: skip
+    """Rows first_row and on of W, or the rows at index_ptr, rounded to the type of `out` [num_rows,
+    K].
+    """
+    r = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if INDEXED:
+        n = tl.load(index_ptr + r, mask=r < num_rows, other=0).to(tl.int64)
+    else:
+        n = tl.minimum(first_row + r, N - 1).to(tl.int64)
+    n = n[:, None]
+    tile = tl.program_id(0)
+    j = tl.arange(0, PLANE)[None, :]
+    is_here = (r < num_rows)[:, None]
+    for i in tl.static_range(4):
+        q = _integers(nibble_ptr, pair_ptr, single_ptr, octet_ptr, n, tile, j, is_here, i, TILES, PLANE)
+        piece = (tile * 4 + i) * PLANE
+        first = tl.minimum(piece, K - 1)
+        if table_ptr is not None:
+            numbers = tl.load(table_ptr + q).to(tl.float32)
+        else:
+            numbers = (q - OFFSET).to(tl.float32)
+        numbers *= _scale_of(
+            scale_ptr, min_ptr, group_scale_ptr, code_ptr, first, n, N, K, GROUP, FACTOR, JOINT, NESTED
+        )
+        if HAS_MINS:
+            numbers -= _min_of(min_ptr, group_scale_ptr, group_min_ptr, first, n, N, GROUP, FACTOR, JOINT)
+        k = piece + j
+        places = out_ptr + r.to(tl.int64)[:, None] * K + k
+        tl.store(places, numbers.to(out_ptr.dtype.element_ty), mask=is_here & (k < K))
+
+
+def takes(weight: BlockWeight) -> bool:
+    """Whether `_small_kernel` multiplies by this weight.
+
+    Not fp32 activations on a card: tensor cores would cut them to tf32.
+    """
+    return INTERPRETED or weight.dtype != torch.float32
+
+
+def _planes(weight: BlockWeight) -> tuple[Tensor | None, ...]:
+    planes = (weight.nibbles, weight.pairs, weight.singles, weight.octets)
+    return *planes, weight.scales, weight.mins, weight.group_scales, weight.group_mins
+
+
+def _layout(weight: BlockWeight) -> dict[str, Any]:
+    """The constants of a weight."""
+    made = weight.format
+    return {
+        "K": weight.num_inputs,
+        "TILES": weight.num_tiles,
+        "PLANE": plane_inputs(weight.kind, weight.num_inputs),
+        "GROUP": made.group,
+        "FACTOR": made.factor,
+        "JOINT": made.is_joint,
+        "NESTED": weight.nested,
+        "HAS_MINS": made.has_mins,
+        "OFFSET": made.offset,
+    }
+
+
+def _tables(weight: BlockWeight, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    """What q are places in, and what the 8 bits of NF4's scales stand for; None where numbers and
+    scales are integers.
+    """
+    numbers = table_numbers(weight.format.table, dtype, weight.device) if weight.format.table else None
+    return numbers, scale_codes(weight.device) if weight.nested else None
+
+
+def multiply_small(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor) -> None:
+    """Few rows.
+
+    Args:
+        x: [num_rows, K], at most MAX_SMALL_ROWS of them.
+        weight: N outputs.
+        bias: [N].
+        out: [num_rows, N], written; its rows may be parts of longer ones.
+    """
+    (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
+    assert num_rows <= MAX_SMALL_ROWS and num_inputs == weight.num_inputs and x.dtype == weight.dtype
+    assert num_outputs == weight.num_outputs and out.stride(1) == 1
+    layout = _layout(weight)
+    rows = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32
+    # Sums of more rows take registers.
+    block_n = 32 if rows == 8 else 16
+    slices = min(_NUM_WARPS, triton.next_power_of_2(layout["TILES"]))
+    _small_kernel[(triton.cdiv(num_outputs, block_n),)](
+        x.contiguous(), *_planes(weight), *_tables(weight, x.dtype), bias, out, num_rows, num_outputs, out.stride(0),
+        **layout, ROWS=rows, BLOCK_N=block_n, SLICES=slices, PLAIN=INTERPRETED,
+        num_warps=_NUM_WARPS, num_stages=_stages(layout["PLANE"] * slices, block_n, rows, weight.device),
+    )  # fmt: skip
+
+
+def _stages(inputs: int, block_n: int, rows: int, device: torch.device) -> int:
+    """Tiles that are loaded ahead: what fits the shared memory, at 2 bytes a word and a number of
+    x.
+    """
+    return max(1, min(3, card.shared_bytes(device) // (2 * inputs * (block_n * 2 + PARTS * rows))))
+
+
+def restore(weight: BlockWeight, rows: range, out: Tensor) -> None:
+    """Numbers of some rows, rounded once: [len(rows), K] into `out`, contiguous."""
+    _restore(weight, None, rows.start, out)
+
+
+def gather(weight: BlockWeight, indices: Tensor, out: Tensor) -> None:
+    """Numbers of the rows that int64 indices name, rounded once: [len(indices), K] into `out`,
+    contiguous.
+    """
+    _restore(weight, indices, 0, out)
+
+
+def _restore(weight: BlockWeight, indices: Tensor | None, first_row: int, out: Tensor) -> None:
+    num_rows = len(out)
+    assert out.shape == (num_rows, weight.num_inputs) and out.is_contiguous()
+    if not num_rows:
+        return
+    layout = _layout(weight)
+    _restore_kernel[(layout["TILES"], triton.cdiv(num_rows, _RESTORED_ROWS))](
+        *_planes(weight), *_tables(weight, torch.float32), indices, out, weight.num_outputs, first_row, num_rows,
+        **layout, BLOCK_N=_RESTORED_ROWS, INDEXED=indices is not None, num_warps=_NUM_WARPS,
+    )  # fmt: skip

@@ -1,0 +1,72 @@
+"""A linear layer's multiplication, and the order in memory in which it likes its weight."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from headrace_kernels.linear.dense_small_batch import fuses, small_linear
+
+# oneDNN's matrix product, which PyTorch uses for low precision only; for fp32 it takes MKL, which
+# is 2 to 3 times slower on AMD processors. 28 MB of weights, 2 threads, MKL against oneDNN: 4.7 to
+# 1.9 ms for 2 tokens, 9 to 4.2 ms for 32, 51 to 18 ms for 256. For a single token MKL's vector
+# product streams the weight as fast (2.9 to 2.5 ms) without waking a thread, which on a busy
+# machine costs more than the product.
+_HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
+
+
+def linear_reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """X W^T + b. See `linear`."""
+    return functional.linear(x, weight, bias).to(out_dtype or x.dtype)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Multiplies by a weight.
+
+    Args:
+        x: [num_tokens, in].
+        weight: [out, in] in the type of x, in any order in memory; `empty_weight` makes the best
+            one.
+        bias: [out].
+        out_dtype: Of the result; None: the type of x. On a GPU fp32 is the unrounded sum.
+        out: [num_tokens, out] of that type, contiguous, to be written; None: a new tensor.
+
+    Returns:
+        [num_tokens, out], summed in fp32; `out` if given.
+    """
+    if fuses(x.shape[0], weight):
+        return small_linear(x, weight, bias, out_dtype, out)
+    if x.is_cuda and out_dtype == torch.float32 != x.dtype and bias is None:
+        if out is None:
+            return torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+    product = _by_a_library(x, weight, bias, out_dtype)
+    return product if out is None else out.copy_(product)
+
+
+def _by_a_library(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+    # In lower precision PyTorch takes oneDNN by itself where the processor has the instructions;
+    # this call would raise where it has not.
+    if _HAS_ONEDNN and x.is_cpu and x.dtype == torch.float32 and x.shape[0] > 1:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return result
+    return linear_reference(x, weight, bias, out_dtype)
+
+
+def empty_weight(num_outputs: int, num_inputs: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialized weight [out, in].
+
+    On a CPU the outputs of one input lie together in memory, so that a product streams through it.
+    """
+    if device.type == "cpu":
+        return torch.empty(num_inputs, num_outputs, dtype=dtype).t()
+    return torch.empty(num_outputs, num_inputs, dtype=dtype, device=device)

@@ -1,0 +1,90 @@
+"""Products of FP8 weights and tokens rounded to e4m3, on the card's FP8 cores.
+
+Owns when they are possible and by what: some tens to hundreds of rows by our own kernel
+(`linear.gemm_fp8_sm90`) where a rule names a tile, others by cuBLAS or CUTLASS by way of
+`torch._scaled_mm`, without the fast accumulation that keeps 14 bits of a sum only. The rounding is
+`rounded_tokens`'.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace_kernels import card
+from headrace_kernels.linear.gemm_fp8_sm90 import ScaledTile, fitted, multiply_scaled, takes_scaled
+from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
+
+# Multiples that the card's FP8 products ask of both sizes of a weight.
+_ALIGNMENT = 16
+# From so many rows on our own kernel may multiply.
+_FEWEST_TILED_ROWS = 33
+# Its tiles for products whose outputs are few (no more than inputs) and for others, by the most
+# rows that they are for: some of `linear.quantized.WARM_ROWS`. Rows beyond the last, and products
+# without a tile, are `_scaled_mm`'s. What `splits` says here is what `fitted` makes of it. An H200,
+# 2026-11-22, the four products of all layers, ms, rounding not included: ours, `_scaled_mm`, the
+# kernel of few rows. 8B, 32 layers: 2.5, 3.5, 4.2 at 64 rows; 2.8, 3.2 at 128. A half of 70B, 80
+# layers: 10.7, 13.6, 18.2; 11.4, 11.6. Qwen3-4B, 36 layers: 1.9, 2.7, 3.1; 2.2, 2.7. With more
+# outputs than inputs `_scaled_mm` is ahead from some 90 rows on, with fewer from some 200 on, where
+# ours reads tokens again and again.
+_SCALED_TILES: dict[int, tuple[ScaledTile, ScaledTile | None]] = {
+    64: (ScaledTile(128, 64, 64, 8, 8), ScaledTile(128, 64, 64, 4, 4)),
+    128: (ScaledTile(128, 128, 64, 8, 6), None),
+}
+
+
+def can_scale(weight: QuantizedWeight) -> bool:
+    """Whether the card multiplies FP8 by FP8 with scales per token and output: results are bf16
+    there, and sizes multiples of 16.
+    """
+    if weight.keeps_activations or (weight.inputs is not None and not weight.inputs.is_per_token):
+        return False
+    if weight.kind is not QuantKind.FP8 or weight.is_grouped or weight.dtype != torch.bfloat16:
+        return False
+    aligned = weight.num_inputs % _ALIGNMENT == 0 and weight.num_outputs % _ALIGNMENT == 0
+    return aligned and card.has_fp8_products(weight.device)
+
+
+def scaled_rule(num_rows: int, weight: QuantizedWeight) -> ScaledTile | None:
+    """The tile of our own kernel; None: other kernels multiply.
+
+    By sizes and card alone, one for all numbers of rows of a class.
+    """
+    most = min((each for each in _SCALED_TILES if each >= num_rows), default=0)
+    if num_rows < _FEWEST_TILED_ROWS or most == 0 or not can_scale(weight) or not takes_scaled(weight):
+        return None
+    few_outputs, others = _SCALED_TILES[most]
+    tile = few_outputs if weight.num_outputs <= weight.num_inputs else others
+    if tile is None:
+        return None
+    return fitted(tile, most, weight.num_outputs, weight.num_inputs, card.multiprocessors(weight.device))
+
+
+def scaled_linear_reference(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """See `scaled_linear`."""
+    total = (tokens.numbers.float() @ weight.packed.float().t()) * tokens.scales * weight.scales[None, :]
+    return (total if bias is None else total + bias.float()).to(weight.dtype)
+
+
+def scaled_linear(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """X W^T + b of tokens in e4m3, for weights that `can_scale`: [num_tokens, K] -> [num_tokens, N]
+    bf16.
+    """
+    if not tokens.numbers.is_cuda:
+        return scaled_linear_reference(tokens, weight, bias)
+    tile = scaled_rule(len(tokens.numbers), weight)
+    if tile is not None:
+        out = torch.empty(len(tokens.numbers), weight.num_outputs, dtype=weight.dtype, device=weight.device)
+        multiply_scaled(tokens, weight, bias, out, tile)
+        return out
+    product: Tensor = torch._scaled_mm(
+        tokens.numbers,
+        weight.packed.t(),
+        scale_a=tokens.scales,
+        scale_b=weight.scales[None, :],
+        bias=bias,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=False,
+    )
+    return product

@@ -1,0 +1,192 @@
+"""The Triton kernel behind `linear.quantized` for one row and weights of 8 bits, which are read once
+and multiplied on the ordinary cores; and the way to the one for INT4
+(`linear.gemv_int4`).
+
+Owns the kernel, its launch and the tiles that are worth trying; which runs when is
+`linear.quantized`'s. It is to `linear.small_batch` what the `vector` kernel is to the `tile`
+kernel in `small_linear_kernels`: a program has few outputs, asks for all of their bits at once, and
+each thread sums what it holds. With norm, SwiGLU and residual stream in the same launch.
+
+A thread holds 16 inputs of an output. The inputs of one thread stand in one dimension and threads
+in the first, so that whatever a thread multiplies lies in its own registers: bits, x, and scales.
+Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
+"""
+
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace_kernels import card
+from headrace_kernels.linear.dense_small_batch_kernels import finish
+from headrace_kernels.linear.gemv_int4 import (
+    NibbleRowTile,
+    multiply_nibble_row,
+    nibble_row_variants,
+    takes_nibble_row,
+)
+from headrace_kernels.linear.small_batch import bits_of, layout_of
+from headrace_kernels.triton_runtime import INTERPRETED
+from headrace_kernels.weight_formats.conversions import wide_bytes
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
+
+
+class RowTile(NamedTuple):
+    """How a product of one row is cut."""
+
+    # Outputs of one program (with SwiGLU as many again, for the gate).
+    block_n: int
+    # Fewer, where the inputs do not fill them: a thread takes 16 bytes of an output at a time.
+    num_warps: int
+    # Whether all loads of a weight stand before what is done with any: the compiler would put some
+    # off, to save registers.
+    loads_first: bool
+
+
+@triton.jit
+def _byte_sums(
+    words, x, chunk, N_SCALES, scale_ptr, zero_ptr, n,
+    K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, NATIVE_FP8: tl.constexpr, PLAIN: tl.constexpr, GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
+):  # fmt: skip
+    """What words [threads, outputs, 16] of 8 bits add to the sums of outputs n [1, outputs]:
+    [threads, outputs].
+    """
+    sums = tl.sum(wide_bytes(words, KIND, NATIVE_FP8, PLAIN) * x[:, None, :], 2)
+    if GROUPED:
+        group = (tl.minimum(chunk * 16, K - 1) // GROUP)[:, None]
+        if zero_ptr is not None:
+            sums -= tl.load(zero_ptr + group * N_SCALES + n).to(tl.float32) * tl.sum(x, 1)[:, None]
+        stride = (N_SCALES + SCALE_OUTPUTS - 1) // SCALE_OUTPUTS
+        sums *= tl.load(scale_ptr + group * stride + n // SCALE_OUTPUTS).to(tl.float32)
+    return sums
+
+
+@triton.jit
+def _row_kernel(
+    x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
+    eps,
+    N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
+    BLOCK_N: tl.constexpr, THREADS: tl.constexpr, LOADS_FIRST: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, NATIVE_FP8: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """y[n] = sum_k x[k] w[n, k] for BLOCK_N outputs; with norm_ptr = g, x is x g / rms(x), whose
+    divisor is applied to the sums.
+    """
+    # Words of a thread: 16 bytes.
+    HELD: tl.constexpr = 16
+    n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    if N % BLOCK_N:
+        # Outputs beyond the end repeat the last one, and are not stored.
+        n = tl.minimum(n, N - 1)
+    thread = tl.arange(0, THREADS)
+    word_places = word_ptr + n.to(tl.int64)[:, :, None] * WORDS
+    up_words = tl.full([], N, tl.int64) * WORDS
+    inner = tl.arange(0, HELD)[None, None, :]
+    totals = tl.zeros([THREADS, BLOCK_N], tl.float32)
+    up_totals = tl.zeros([THREADS, BLOCK_N], tl.float32)
+    squares = tl.zeros([THREADS], tl.float32)
+    n_scales = N * (2 if GATED else 1)
+    # Unrolled, so that the loads of several chunks are under way at once.
+    for begin in tl.static_range(0, (WORDS + HELD - 1) // HELD, THREADS):
+        chunk = begin + thread
+        word = chunk[:, None, None] * HELD + inner
+        words = tl.load(word_places + word, mask=word < WORDS, other=0, eviction_policy="evict_first")
+        if GATED:
+            words_up = tl.load(word_places + up_words + word, mask=word < WORDS, other=0, eviction_policy="evict_first")
+        if LOADS_FIRST:
+            tl.debug_barrier()
+        # Two loads of 16 bytes a thread.
+        k = chunk[:, None, None] * 16 + tl.arange(0, 2)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
+        x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+        if norm_ptr is not None:
+            squares += tl.sum(tl.sum(x * x, 2), 1)
+            x = x * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+        x = tl.reshape(x, (THREADS, 16))
+        totals += _byte_sums(words, x, chunk, n_scales, scale_ptr, zero_ptr, n, K, GROUP, KIND, NATIVE_FP8, PLAIN, GROUPED, SCALE_OUTPUTS)  # fmt: skip
+        if GATED:
+            up_totals += _byte_sums(words_up, x, chunk, n_scales, scale_ptr, zero_ptr, N + n, K, GROUP, KIND, NATIVE_FP8, PLAIN, GROUPED, SCALE_OUTPUTS)  # fmt: skip
+    y, up = tl.sum(totals, 0), tl.sum(up_totals, 0)
+    n_out = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if not GROUPED:
+        n_read = tl.minimum(n_out, N - 1)
+        y *= tl.load(scale_ptr + n_read)
+        if GATED:
+            up *= tl.load(scale_ptr + N + n_read)
+    if norm_ptr is not None:
+        rstd = tl.rsqrt(tl.sum(squares, 0) / K + eps)
+        y, up = y * rstd, up * rstd
+    finish(y, up, 0, n_out, bias_ptr, out_ptr, 1, N, GATED, ADD)
+
+
+def takes_row(weight: QuantizedWeight) -> bool:
+    """Whether a kernel of one row multiplies by this weight: of 8 bits where outputs begin at
+    multiples of 16 bytes, and what a thread holds lies within one group.
+    """
+    if weight.kind is QuantKind.INT4:
+        return takes_nibble_row(weight)
+    row_bytes = weight.packed.shape[1] * weight.packed.element_size()
+    return row_bytes % 16 == 0 and (weight.group_size == weight.num_inputs or weight.group_size % 16 == 0)
+
+
+def _converts_fp8(weight: QuantizedWeight) -> bool:
+    return weight.kind is QuantKind.FP8 and not INTERPRETED and card.has_fp8_products(weight.device)
+
+
+def multiply_row(
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None,
+    out: Tensor,
+    tile: RowTile | NibbleRowTile,
+    norm: tuple[Tensor, float] | None = None,
+    gated: bool = False,
+    add: bool = False,
+) -> None:
+    """One row.
+
+    Args:
+        x: [1, K].
+        weight: N outputs, or 2 N with the gate first, such that `takes_row(weight)`.
+        bias: One per output of the weight.
+        out: [1, N], written, or with `add` added to.
+        tile: The sizes, of INT4's kernel for INT4.
+        norm: Weight and epsilon of an RMS norm of x.
+        gated: SwiGLU of the two halves.
+        add: The result is added to `out`.
+    """
+    if isinstance(tile, NibbleRowTile):
+        multiply_nibble_row(x, weight, bias, out, tile, norm, gated, add)
+        return
+    (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
+    assert (
+        weight.kind is not QuantKind.INT4
+        and num_rows == 1
+        and num_inputs == weight.num_inputs
+        and x.dtype == weight.dtype
+        and takes_row(weight)
+    )
+    assert weight.num_outputs == num_outputs * (2 if gated else 1) and out.is_contiguous()
+    norm_weight, eps = norm or (None, 0.0)
+    layout, (words, scales, zeros) = layout_of(weight, x.dtype), bits_of(weight)
+    del layout["OFFSET"], layout["PLANE"]
+    chunks = triton.cdiv(words.shape[1], 16)
+    threads = min(32 * tile.num_warps, max(32, triton.next_power_of_2(chunks)))
+    _row_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
+        x.contiguous(), norm_weight, words, scales, zeros, bias, out, eps,
+        N=num_outputs, **layout, NATIVE_FP8=_converts_fp8(weight), BLOCK_N=tile.block_n, THREADS=threads, LOADS_FIRST=tile.loads_first, GATED=gated, ADD=add,
+        num_warps=threads // 32,
+    )  # fmt: skip
+
+
+def row_variants(kind: QuantKind, gated: bool) -> list[RowTile] | list[NibbleRowTile]:
+    """Tiles that are worth timing for one row."""
+    if kind is QuantKind.INT4:
+        return nibble_row_variants(gated)
+    outputs = (2, 4, 8) if gated else (4, 8)
+    return [RowTile(*sizes) for sizes in itertools.product(outputs, (2, 4, 8, 16), (False, True))]

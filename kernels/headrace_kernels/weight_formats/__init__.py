@@ -1,0 +1,10 @@
+"""What the bytes of a quantized weight mean, in plain PyTorch and in kernels.
+
+quantized_weight      8 and 4 bits with scales by group or output
+block_weight          small blocks with scales of their own: GGUF's types and NF4
+gguf_blocks, nf4      blocks as GGUF files hold them; NF4's rounding and bitsandbytes' bytes
+stored_rows           values that other tools quantized, put into the layout of `quantized_weight`
+input_rounding        inputs of a product rounded to 8 bits and back, as a weight's scheme says
+conversions           device functions: packed words become bf16 or fp16
+dequantized_buffer    one buffer per GPU for weights that are dequantized for a product
+"""
