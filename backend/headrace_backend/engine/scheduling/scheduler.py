@@ -37,13 +37,13 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.engine.cache.cache_group import NO_BLOCK
 from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.cache.prefix_keys import PrefixKeys
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
 from headrace_backend.engine.scheduling.plan_builder import PlanBuilder
 from headrace_backend.engine.scheduling.prefix_followers import PrefixFollowers
+from headrace_backend.engine.scheduling.row_tables import RowTables
 from headrace_backend.engine.scheduling.token_budget import TokenBudget
 from headrace_backend.engine.scheduling.waiting_queue import MAX_COUNTED_TOKENS, WaitingQueue
 
@@ -76,8 +76,7 @@ class Scheduler:
         self._config = config
         # Every row can decode in every step, so that no row starves behind the budget.
         self.num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
-        # A worker's rows of one cache group's block tables.
-        self._rows_per_group = config.max_num_seqs
+        self._tables = RowTables(config.max_num_seqs)
         # Most drafted tokens that a step computes for a row that decodes: all rows together stay
         # within the budget.
         self._most_drafts = 0
@@ -271,7 +270,7 @@ class Scheduler:
         missing = kv.num_missing(sequence, sequence.num_computed + count)
         if missing > min(kv.pool.num_available, account.num_blocks_left):
             return min(count, sequence.capacity - sequence.num_computed)
-        self._grow(sequence, sequence.num_computed + count, builder)
+        self._tables.grow(sequence, sequence.num_computed + count, kv, builder)
         return count
 
     def _num_backlog_tokens(self, catching_up: list[Sequence]) -> int:
@@ -345,7 +344,7 @@ class Scheduler:
             self._followers.lead(sequence, kv)
             self._note_prefix(sequence)
             kv.grow(sequence, sequence.num_computed + count)
-            self._write_tables(sequence, builder)
+            self._tables.write(sequence, builder)
             self._add_known(sequence, count, builder, now_ns)
             num_missing = kv.num_missing(sequence, sequence.num_tokens)
             num_promised += num_missing
@@ -379,7 +378,7 @@ class Scheduler:
                 continue
             self._occupy(sibling, now_ns)
             kv.fork(leader, sibling)
-            self._write_tables(sibling, builder)
+            self._tables.write(sibling, builder)
             builder.add_fork(sibling)
 
     def _make_room(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder, now_ns: int) -> bool:
@@ -406,29 +405,9 @@ class Scheduler:
             self._preempt(victim, now_ns)
             missing = kv.num_missing(sequence, num_tokens)
         if sequence.tail_shared:
-            for copy in kv.copy_on_write(sequence):
-                builder.add_copy(copy)
-                line = copy.group * self._rows_per_group + sequence.row
-                builder.update_table(line, sequence.num_computed // kv.block_size, [copy.target])
-        self._grow(sequence, num_tokens, builder)
+            self._tables.copy_on_write(sequence, kv, builder)
+        self._tables.grow(sequence, num_tokens, kv, builder)
         return True
-
-    def _grow(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder) -> None:
-        assert self.kv is not None, "there is a worker"
-        appended = self.kv.grow(sequence, num_tokens)
-        if appended:
-            line = sequence.row
-            for table in sequence.tables:
-                builder.update_table(line, len(table) - appended, table[-appended:])
-                line += self._rows_per_group
-
-    def _write_tables(self, sequence: Sequence, builder: PlanBuilder) -> None:
-        """Tells the worker the tables of a sequence that took a row, but for blocks that went back."""
-        for group, table in enumerate(sequence.tables):
-            first = 0
-            while first < len(table) and table[first] == NO_BLOCK:
-                first += 1
-            builder.update_table(group * self._rows_per_group + sequence.row, first, table[first:])
 
     def _find_victim(self, sequence: Sequence, step_id: int, account: TenantAccount | None = None) -> Sequence | None:
         """The least urgent sequence, of one tenant or of all, that is less urgent than `sequence`,
