@@ -617,8 +617,8 @@ type SamplingParameters struct {
 	LogitBias map[uint32]float32 `protobuf:"bytes,9,rep,name=logit_bias,json=logitBias,proto3" json:"logit_bias,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"fixed32,2,opt,name=value"`
 	// Keeps tokens whose logit is at most this many standard deviations below the highest one. The
 	// deviation is that of the logits of all tokens that are not banned, after bias and penalties;
-	// which tokens are kept does not depend on the temperature. 0 keeps all. Range 0 to 100. Default
-	// 0.
+	// which tokens are kept does not depend on the temperature. 0 keeps all. Range 0 to 100.
+	// Default 0.
 	TopNSigma     *float32 `protobuf:"fixed32,10,opt,name=top_n_sigma,json=topNSigma,proto3,oneof" json:"top_n_sigma,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -55,12 +55,14 @@ _COLUMNS = ["splits", "query_start_loc", "seq_lens", "table_rows", "slot_mapping
 
 
 @triton.jit
-def _mean_square_as_written(place, is_newest, HEAD_DIM: tl.constexpr, NORM_HEADS: tl.constexpr):
+def _mean_square_as_written(
+    place, is_newest, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, NORM_HEADS: tl.constexpr
+):
     """The mean square of one head to the bit as `rope_kv` has it: as one of many heads in a tile
     like its own, whose squares are added up in the same order.
     """
     copies = tl.arange(0, NORM_HEADS) * 0
-    return tl.max(mean_squares(place + copies, (copies == 0) & is_newest, HEAD_DIM // 2), 0)
+    return tl.max(mean_squares(place + copies, (copies == 0) & is_newest, HEAD_DIM // 2, ROTARY_DIM // 2), 0)
 
 
 @triton.jit
@@ -98,6 +100,7 @@ def _split_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE_STRIDE: tl.constexpr,
@@ -156,7 +159,7 @@ def _split_kernel(
         # ends in takes them.
         is_newest = (begin < seq_len) & (end == seq_len)
         end = tl.minimum(end, seq_len - 1)
-        rotation = rotations + first_token.to(tl.int64) * (3 * HEAD_DIM // 2)
+        rotation = rotations + first_token.to(tl.int64) * (3 * ROTARY_DIM // 2)
         new_key = query + first_token.to(tl.int64) * query_stride + (NUM_HEADS + kv_head) * HEAD_DIM
         mask_new = mask_dim[None, :] & is_newest
         v_new = tl.load(new_key + NUM_KV_HEADS * HEAD_DIM + offs_dim[None, :], mask=mask_new, other=0.0)
@@ -165,14 +168,16 @@ def _split_kernel(
         key_places, mask_key_row = new_key + offs_row * 0, mask_row & is_newest
         query_square, key_square = 0.0, 0.0
         if NORMED:
-            query_square = mean_squares(places, mask_row, HEAD_DIM // 2)
-            key_square = _mean_square_as_written(new_key, is_newest, HEAD_DIM, NORM_HEADS) + tl.zeros(
+            query_square = mean_squares(places, mask_row, HEAD_DIM // 2, ROTARY_DIM // 2)
+            key_square = _mean_square_as_written(new_key, is_newest, HEAD_DIM, ROTARY_DIM, NORM_HEADS) + tl.zeros(
                 [ROWS], tl.float32
             )
-        cosine, sine = rotation_rows(rotation, offs_row, mask_row, HEAD_DIM, PADDED_DIM)
-        q = turned_heads(places, mask_row, cosine, sine, query_norm, query_square, eps, NORMED, HEAD_DIM, PADDED_DIM)
+        cosine, sine = rotation_rows(rotation, offs_row, mask_row, ROTARY_DIM, PADDED_DIM)
+        q = turned_heads(
+            places, mask_row, cosine, sine, query_norm, query_square, eps, NORMED, HEAD_DIM, ROTARY_DIM, PADDED_DIM
+        )
         k_new = turned_heads(
-            key_places, mask_key_row, cosine, sine, key_norm, key_square, eps, NORMED, HEAD_DIM, PADDED_DIM
+            key_places, mask_key_row, cosine, sine, key_norm, key_square, eps, NORMED, HEAD_DIM, ROTARY_DIM, PADDED_DIM
         )
         new_tile = slot // BLOCK_SIZE * (2 * NUM_KV_HEADS) + kv_head
         target = kv_cache + new_tile * TILE_STRIDE
@@ -342,6 +347,7 @@ def decode_attention(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
+        ROTARY_DIM=2 * raw.rotations.shape[2] if raw else head_dim,
         PADDED_DIM=dim,
         BLOCK_SIZE=step.block_size,
         TILE_STRIDE=memory.tile_stride,

@@ -24,7 +24,7 @@ from headrace_service.calls.call import Call
 from headrace_service.calls.shared_call import SharedCall
 from headrace_service.engines.served_model import ServedModel
 from headrace_service.generations.conversation import check_conversation
-from headrace_service.generations.generations import Prompt
+from headrace_service.generations.engine_request import Prompt
 from headrace_service.messages.parsing import Unparsed
 from headrace_service.service_core import ServiceCore
 from headrace_service.streams.generation_stream import GenerationStream
