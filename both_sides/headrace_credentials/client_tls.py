@@ -18,7 +18,7 @@ from headrace_credentials import pem
 
 
 class ClientTlsFiles(NamedTuple):
-    """Paths of the files.
+    """Paths of a client's certificates.
 
     Attributes:
         ca: PEM; the server must have a certificate of one of these CAs.
@@ -48,8 +48,9 @@ def channel_credentials(files: ClientTlsFiles) -> grpc.ChannelCredentials:
 def new_channel(
     address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, int]]
 ) -> grpc.aio.Channel:
-    """Returns a channel with these credentials, or without any, as sockets that their folder
-    protects want it.
+    """Returns a channel with these credentials, or without any.
+
+    Sockets that their folder protects need none.
     """
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)

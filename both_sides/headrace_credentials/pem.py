@@ -54,5 +54,6 @@ def _check_time(path: pathlib.Path, certificate: x509.Certificate) -> None:
     now = datetime.datetime.now(datetime.UTC)
     if not begins <= now < ends:
         raise CredentialError(
-            f"{path}: is valid from {begins.isoformat()} to {ends.isoformat()}, and it is {now.isoformat(timespec='seconds')}"
+            f"{path}: is valid from {begins.isoformat()} to {ends.isoformat()}, and it is "
+            f"{now.isoformat(timespec='seconds')}"
         )

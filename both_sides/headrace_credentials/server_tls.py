@@ -22,7 +22,7 @@ from headrace_credentials.files import CredentialError
 
 
 class TlsFiles(NamedTuple):
-    """Paths of the certificate, its key and the callers' CA.
+    """Paths of a server's certificates.
 
     Attributes:
         certificate: PEM, the server's own first, then those up to its CA.

@@ -1,5 +1,6 @@
-"""What takes a process's own clock to UNIX time, so that times of several processes can be held
-against each other.
+"""What takes a process's own clock to UNIX time.
+
+So times of several processes can be held against each other.
 
 Owns the measurement, which each process makes once.
 """

@@ -30,7 +30,7 @@ class Detail(enum.IntEnum):
 
 
 class SpanContext(msgspec.Struct, frozen=True, array_like=True):
-    """The place of a span in its trace (W3C). Ids in lower-case hex."""
+    """The place of a span in its trace (W3C). Ids are lower-case hex."""
 
     trace_id: str
     span_id: str
@@ -119,7 +119,7 @@ class Steps(msgspec.Struct, tag="steps", frozen=True):
 class PhaseSpan(msgspec.Struct, frozen=True, array_like=True):
     """One stay in a phase of the ledger.
 
-    "queued", "prefill", "decode", "preempted" or "restarting".
+    Phases are "queued", "prefill", "decode", "preempted" and "restarting".
     """
 
     phase: str
@@ -256,8 +256,9 @@ class ServiceLoad(msgspec.Struct, tag="service_load", frozen=True):
 
 
 class Dropped(msgspec.Struct, tag="dropped", frozen=True):
-    """Facts that this process could not tell since it last said so, because nobody took them in
-    time.
+    """Facts that this process could not report since it last said so.
+
+    Nobody took them in time.
     """
 
     facts: int
@@ -310,9 +311,9 @@ class TraceSettings(msgspec.Struct, tag="settings", frozen=True):
 
 
 class TraceFound(msgspec.Struct, tag="trace_found", frozen=True):
-    """The answer to a TraceQuery: serialized opentelemetry.proto.trace.v1.TracesData, in parts.
+    """The answer to a TraceQuery, in parts; the last has `last` set.
 
-    The last has `last` set.
+    The parts are serialized opentelemetry.proto.trace.v1.TracesData.
 
     Unknown: one part, empty.
     """

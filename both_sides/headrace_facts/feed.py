@@ -1,6 +1,6 @@
 """Brings facts to the telemetry process over its Unix socket, and its answers back.
 
-The one sender of services and backends.
+It is the one sender of services and backends.
 
 Owns the connection, the buffer and the count of what was dropped. Does not own what facts mean
 (`facts`). A message on the wire is its length (4 bytes, little-endian) and its bytes.
@@ -8,7 +8,7 @@ Owns the connection, the buffer and the count of what was dropped. Does not own 
     tell -> buffer -> every 50 ms, or once 64 KiB wait -> socket -> telemetry process
     on_answer <- telemetry process
 
-Whoever tells never waits and never fails: an absent, hung or dying telemetry process costs it no
+Whoever reports never waits and never fails: an absent, hung or dying telemetry process costs it no
 more than a full buffer. Then the *newest* facts are dropped, not the oldest: what is dropped costs
 not even its encoding, and what is kept is one run without gaps, in which a generation finds the
 steps that were reported before it. Drops are reported at the place where they happened.
@@ -44,7 +44,7 @@ def _frame(fact: facts.Fact) -> bytes:
 
 
 class _Count:
-    """A number of facts, and of the output tokens that they report."""
+    """Facts, and the output tokens that they report."""
 
     __slots__ = ("facts", "tokens")
 
@@ -87,7 +87,7 @@ class Feed:
         self.on_connect = on_connect
         self._max_buffered_bytes = max_buffered_bytes
         self._greetings: dict[type[facts.Fact], facts.Fact] = {}
-        # Messages that wait, with the number of tokens that each reports.
+        # Messages that wait, with the tokens that each reports.
         self._waiting: deque[tuple[bytes, int]] = deque()
         # What waits and what is being written.
         self._num_bytes = 0
@@ -141,7 +141,6 @@ class Feed:
             self._append(_frame(fact), 0)
 
     # --- the buffer
-    # -----------------------------------------------------------------------------------------------------------
 
     def _append(self, frame: bytes, num_tokens: int) -> None:
         self._waiting.append((frame, num_tokens))
@@ -171,7 +170,6 @@ class Feed:
         return frames, count
 
     # --- the connection
-    # -------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         retry_s = _FIRST_RETRY_S
@@ -248,9 +246,9 @@ class Feed:
                 self._unreported_drops.add(reported.facts, reported.tokens)
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
-        """Raises OSError, IncompleteReadError when the connection is lost.
+        """Receives answers until the connection is lost.
 
-        ValueError if what comes is no answer.
+        Raises OSError or IncompleteReadError then; ValueError if what comes is no answer.
         """
         loop = asyncio.get_running_loop()
         while True:

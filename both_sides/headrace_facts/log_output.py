@@ -18,7 +18,7 @@ from typing import Any, TextIO
 class LossyFile(io.FileIO):
     """Writes to a descriptor and never fails.
 
-    What it does not take is counted, by lines, and forgotten.
+    What the descriptor does not take is counted, by lines, and forgotten.
 
     Attributes:
         num_lost_lines: over its whole life.

@@ -47,9 +47,9 @@ class RecentOomKills:
             self._before, self._latest = self._latest, self._read()
 
     def after_sigkill(self) -> str:
-        """What is known of a SIGKILL that nobody of ours sent and that is just heard of.
+        """Returns what is known of a SIGKILL that nobody of ours sent and that is just noticed.
 
-        Goes on after the signal's name.
+        The text goes on after the signal's name.
         """
         kills = self._read().kills
         if kills is None or self._before.kills is None:
@@ -63,9 +63,9 @@ class RecentOomKills:
 
 
 def _counters(proc: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The file that has the count for this process's control group.
+    """Yields the file that has the count for this process's control group.
 
-    None where there is none, or it is out of sight.
+    There is none where it is out of sight.
     """
     try:
         groups = (proc / "cgroup").read_text().splitlines()
@@ -81,8 +81,9 @@ def _counters(proc: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _files(mounts: list[list[str]], kind: str, group: str, name: str) -> Iterator[pathlib.Path]:
-    """Files of this name in a group's folder or the nearest above it, which has it where the group
-    itself does not count memory.
+    """Yields files of this name in a group's folder or the nearest above it.
+
+    The folder above has it where the group itself does not count memory.
     """
     for mount in mounts:
         root, mount_point = mount[3:5]

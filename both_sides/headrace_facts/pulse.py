@@ -1,4 +1,4 @@
-"""A process's sign that its event loop runs: a byte into a pipe, twice a second.
+"""Signs of a running event loop for whoever started the process: a byte into a pipe twice a second.
 
 Owns the writing end, which arrives as a descriptor on the command line. A loop that hangs writes
 nothing, however alive its process looks from outside. What silence means is the listener's

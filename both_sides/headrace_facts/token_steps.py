@@ -1,6 +1,7 @@
-"""Which step sampled each token of an output, as runs of consecutive steps.
+"""The step that sampled each token of an output, as runs.
 
-An output that decodes samples one token in each step, so a run is begun only where that breaks.
+An output that decodes samples one token in each step, so only the tokens are noted at which a new
+run begins.
 
 Owns the form, both ways. Tokens before the first run were sampled by no step of this engine: an
 earlier attempt emitted them.
@@ -16,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-# Most tokens of one output; a report of more is nonsense, and would take gigabytes.
+# Of one output: a report of more is nonsense, and would take gigabytes.
 MOST_TOKENS: Final = 1 << 20
 
 
@@ -57,7 +58,7 @@ def step_ids(steps: TokenSteps) -> npt.NDArray[np.uint64]:
 
 
 def _joined(runs: npt.NDArray[np.uint64], ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Does what `step_ids` does for any number of runs; `ids` count from 0."""
+    """Returns what `step_ids` returns, of any number of runs; `ids` count from 0."""
     firsts = runs[:, 0]
     if len(runs) and (int(firsts[-1]) >= len(ids) or (firsts[1:] < firsts[:-1]).any()):
         raise ValueError("runs of steps do not fit their tokens")

@@ -1,4 +1,4 @@
-"""The version that every process reports: that of the installed server."""
+"""The version that every process reports of itself: that of the installed server."""
 
 from __future__ import annotations
 

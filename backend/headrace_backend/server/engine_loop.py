@@ -87,7 +87,6 @@ class EngineLoop:
         return self.engine.num_in_flight
 
     # --- workers
-    # --------------------------------------------------------------------------------------------------------------
 
     def workers_ready(
         self,
@@ -155,7 +154,6 @@ class EngineLoop:
             raise bad
 
     # --- the pump
-    # -------------------------------------------------------------------------------------------------------------
 
     def changed(self) -> None:
         """The engine may have work or output.

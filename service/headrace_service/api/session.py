@@ -185,7 +185,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             await self._join(entry, engine_pb2.AttachRequest(request_id=added.request_id), model, call)
             return
         wire = entry.wire = self._wire(entry, model, deltas_are_events=False)
-        model = entry.model = generations.placed(spec, prompt, model)
+        model = entry.model = generations.placed(spec, prompt, model, call)
         stream = entry.stream = await generations.start(spec, prompt, model, call, wire)
         entry.give_up = lambda: model.engine.abandon(stream, call)
 

@@ -21,7 +21,7 @@ from headrace_service import errors, validation
 from headrace_service.calls import failures
 from headrace_service.calls.call import Call
 from headrace_service.config import ServiceConfig
-from headrace_service.engines import replicas
+from headrace_service.engines.routing import RoutingKey
 from headrace_service.engines.served_model import ServedModel
 from headrace_service.generations import engine_request
 from headrace_service.generations.conversation import Conversation
@@ -72,11 +72,16 @@ class Generations:
 
     # -- streams
 
-    def placed(self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel) -> ServedModel:
-        """Returns which engine of the model a prompt is for."""
-        if len(model.replicas) == 1:
+    def placed(
+        self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, idempotency_key: str = ""
+    ) -> ServedModel:
+        """Returns which engine of the model a new request goes to.
+
+        The given one where the model has lost all engines meanwhile: it says so.
+        """
+        if not len(model.engines):
             return model
-        return replicas.place(model.replicas, replicas.prefix_key(prompt.token_ids, spec.request.cache_salt))
+        return model.engines.choose(RoutingKey(prompt.token_ids, spec.request.cache_salt, call.tenant, idempotency_key))
 
     async def start(
         self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, wire: EventWire
@@ -114,7 +119,7 @@ class Generations:
 
         The stream is given up at the end of the block, however that comes.
         """
-        model = self.placed(spec, prompt, model)
+        model = self.placed(spec, prompt, model, call)
         stream = await self.start(spec, prompt, model, call, wire)
         with given_up(stream, model, call):
             yield stream
@@ -127,12 +132,7 @@ class Generations:
         Raises:
             ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
         """
-        if idempotency_key:
-            # A second asking must find the first, also where the load or a lost engine would send
-            # it elsewhere.
-            model = replicas.home(model.replicas, f"{call.tenant}/{idempotency_key}".encode())
-        else:
-            model = self.placed(spec, prompt, model)
+        model = self.placed(spec, prompt, model, call, idempotency_key)
         model.check_open()
         add = self._requests.build_request(spec, prompt, model, call, ends_with_call=False).add
         add.detached = True

@@ -51,7 +51,7 @@ def test_generate_prints_the_text_and_nothing_else_on_stdout(server: CannedServe
 
 def test_generate_passes_every_option_on(server: CannedServer) -> None:
     arguments = (
-        "--temperature 0 --top-p 0.5 --top-k 3 --min-p 0.1 --repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -0.5 --seed 9 "
+        "--temperature 0 --top-p 0.5 --top-k 3 --min-p 0.1 --top-n-sigma 1.5 --repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -0.5 --seed 9 "
         "--logit-bias 4=-1 --logit-bias 5=2 --stop a --stop b --stop-token-ids 1,2 --max-tokens 2 --min-tokens 1 --ignore-eos --bad-word x "
         "--include-stop-string -n 1 --logprobs 2 --priority -1 --time-limit 2 --cache-salt s --keep-special-tokens --model canned "
         "--token-ids-only --prompt-logprobs 0 --trace-detail span"

@@ -34,7 +34,6 @@ def account(harness: Harness, tenant: str = "key") -> TenantAccount | None:
 
 
 # --- requests a minute
-# --------------------------------------------------------------------------------------------------------
 
 
 def test_request_passes_exactly_when_the_refusal_said() -> None:
@@ -82,7 +81,6 @@ def test_refused_and_repeated_requests_cost_nothing() -> None:
 
 
 # --- tokens a minute
-# ----------------------------------------------------------------------------------------------------------
 
 
 def tokens_left(harness: Harness, limit: int) -> int:
@@ -199,7 +197,6 @@ def test_unlimited_requests_give_nothing_back_to_a_later_limit() -> None:
 
 
 # --- streams
-# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_streams_count_over_services_while_requests_wait_or_run() -> None:
@@ -262,7 +259,6 @@ def test_reader_of_an_ended_request_needs_a_free_stream_and_keeps_none() -> None
 
 
 # --- limits and accounts
-# ------------------------------------------------------------------------------------------------------
 
 
 def test_newest_limits_hold_for_requests_that_came_before_them() -> None:

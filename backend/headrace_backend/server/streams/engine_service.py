@@ -120,7 +120,6 @@ class EngineService:
         return grpc.method_handlers_generic_handler(_SERVICE_NAME, {"Connect": connect})
 
     # --- to all streams
-    # -------------------------------------------------------------------------------------------------------
 
     def deliver(self, outboxes: dict[int, Outbox]) -> None:
         """Queues outboxes on their streams."""
@@ -151,7 +150,6 @@ class EngineService:
         return len(self._streams)
 
     # --- one stream
-    # -----------------------------------------------------------------------------------------------------------
 
     async def connect(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """The RPC. Whatever happens, the peer gets one status and nothing of our insides."""
@@ -294,7 +292,6 @@ class EngineService:
         stream.send(engine_pb2.FromEngine(refused=refused))
 
     # --- questions
-    # ------------------------------------------------------------------------------------------------------------
 
     def _claim_handle(self, stream: ServiceStream, handle: int) -> Subscriber:
         if handle in stream.handles:

@@ -221,7 +221,6 @@ class WorkerGroup:
             self._loop.call_later(_PEER_S, self._lose, lost)
 
     # --- records
-    # --------------------------------------------------------------------------------------------------------------
 
     def _on_records(self, rank: int, records: list[Record]) -> None:
         if self.lost.done() or self._closing:
@@ -305,7 +304,6 @@ class WorkerGroup:
             self._all_ready.set()
 
     # --- start, steps, end
-    # ----------------------------------------------------------------------------------------------------
 
     async def wait_ready(self) -> list[WorkerReady]:
         """Waits until every rank is ready; its messages by rank.

@@ -136,7 +136,7 @@ class LanguageModel:
             spec, prompt = await self._resolve(asked, model)
             wire = self._wire(asked, spec, request, model)
             account.inputs_read()
-            model = self._core.generations.placed(spec, prompt, model)
+            model = self._core.generations.placed(spec, prompt, model, call)
             stream = await self._core.generations.start(spec, prompt, model, call, wire)
         except errors.ServiceError as error:
             raise refusals.renamed(error, self._convention.names) from None
