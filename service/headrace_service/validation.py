@@ -91,8 +91,9 @@ def check_prompt_logprobs(spec: ResolvedSpec, num_prompt_tokens: int, max_bytes:
 
 
 def check_token_ids(token_ids: Iterable[int], vocabulary_size: int, field: str, first_index: int = 0) -> None:
-    """Raises INVALID_ARGUMENT if an id, the first being number `first_index` of its field, is none
-    of the vocabulary's.
+    """Raises INVALID_ARGUMENT if the vocabulary lacks an id.
+
+    The first id is entry `first_index` of its field.
     """
     broken = _check_ids(token_ids, vocabulary_size, field, first_index)
     if broken:
@@ -184,8 +185,9 @@ def _check_extras(spec: generation_pb2.GenerationSpec) -> list[Violation]:
 
 
 def _request_of(spec: generation_pb2.GenerationSpec, model: ModelFacts) -> Request:
-    """Returns what a spec asks the engine for, unchecked, with defaults in the place of what is
-    absent. Of lists that are too long one entry too many is taken.
+    """Returns what a spec asks the engine for, unchecked, with defaults for what is absent.
+
+    Lists that are too long are cut one entry behind their limit, which the check finds.
     """
     return Request(
         prompt_token_ids=b"",

@@ -1,6 +1,6 @@
 """The commands that the server distribution adds to `headrace`.
 
-Serve, service, backend, telemetry, doctor, bench, quantize.
+They are serve, service, backend, telemetry, doctor, bench and quantize.
 
 Owns the command line's edge: flags in, exit codes out, one line for a mistake. What a command does
 is in the module that it calls.
@@ -41,8 +41,9 @@ _HELP = {"help_option_names": ["--help", "-h"]}
 @click.command(cls=GroupedCommand, context_settings=_HELP)
 @_config_option
 def serve(config_file: pathlib.Path | None, **flags: Any) -> None:
-    """Runs a server: a backend for each model with its workers (several with --replicas), the
-    services that speak gRPC, and telemetry.
+    """Runs a server: backends, the services that speak gRPC, and telemetry.
+
+    Each model has a backend with its workers (several with --replicas).
 
     Example: headrace serve --model models/demo --listen 127.0.0.1:50051
     """
@@ -122,9 +123,7 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _become(module: str, config: pydantic.BaseModel, *arguments: str) -> NoReturn:
-    """Turns this process into another module's, which reads its configuration from an anonymous
-    file.
-    """
+    """Replaces this process by a module that reads its configuration from an anonymous file."""
     descriptor = os.memfd_create("headrace-config", 0)
     os.write(descriptor, config.model_dump_json().encode())
     os.lseek(descriptor, 0, os.SEEK_SET)

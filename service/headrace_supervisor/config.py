@@ -35,9 +35,7 @@ def _checked_hang_timeout(value: float) -> float:
 
 
 class SupervisorConfig(pydantic.BaseModel):
-    """The supervisor itself: where the server listens, how many services, how processes start,
-    restart and end.
-    """
+    """Settings of the supervisor: addresses, services, and how processes start and end."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
@@ -285,9 +283,7 @@ def load_telemetry(flags: Mapping[str, Any], config: pathlib.Path | None) -> Tel
 
 
 def addressed(config: ServerConfig, listen: tuple[str, ...], control: str, telemetry_socket: str = "") -> ServiceConfig:
-    """The services' configuration with the real public addresses, the control socket and that of
-    telemetry in it.
-    """
+    """Returns the services' configuration, with addresses and private sockets filled in."""
     shares = any(not address.startswith("unix:") for address in listen)
     private = {"control": control, "reuse_port": shares, "telemetry_socket": telemetry_socket}
     return config.service.model_copy(update={"listen": listen, **private})

@@ -1,5 +1,6 @@
-"""`headrace quantize` on the command line: flags into a request, refused here as far as no torch is
-needed, then the process that does it.
+"""`headrace quantize` on the command line.
+
+Flags become a request, refused here as far as no torch is needed; then a process does the work.
 
 Owns the flags, which follow from the fields of `QuantizeConfig`. Everything else is
 `headrace_quantize`'s.

@@ -1,5 +1,6 @@
-"""The model repository: a folder whose subfolders with a config.json, or a GGUF file, are models,
-by their names.
+"""The model repository: a folder whose subfolders and GGUF files are models, by name.
+
+A subfolder is a model if it has a config.json.
 
 Owns which names there can be and where they lead: a name never leaves the repository, neither by
 its letters nor by a symbolic link. What is in a model's folder is the model folder's reader's

@@ -1,5 +1,6 @@
-"""`headrace serve`: one backend for each model and replica, N services and telemetry, from the
-first check to the last process ended.
+"""`headrace serve`, from the first check to the last process ended.
+
+It runs one backend for each model and replica, N services, and telemetry.
 
 Owns the order: model folders, memory and addresses are checked before anything starts; backends and
 services start together; the ready line is printed once, when all models named at start are loaded

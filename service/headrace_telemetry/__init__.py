@@ -1,5 +1,6 @@
-"""The telemetry process: facts of services and backends become spans and metrics, on a core of its
-own.
+"""The telemetry process: facts of services and backends become spans and metrics.
+
+It has a core of its own.
 
     facts ─> hub ─┬─> span_sink ─> generation_spans, call_spans, step_spans ─> otlp_bytes ─┬─> trace_ring        (answers GetTrace)
                   │                                                                        ├─> trace_file        (otlp_json)

@@ -1,5 +1,7 @@
-"""Facts become spans: what the hub tells comes in here, encoded spans go out to the ring, the trace
-file and the collector.
+"""Facts become spans.
+
+What the hub passes on comes in here; encoded spans go out to the ring, the trace file and the
+collector.
 
 Owns the join of those who tell: engines' books, generations that wait a moment for their steps,
 calls that wait for their generations, and what was decided on each trace. All of it is bounded.
@@ -273,8 +275,9 @@ class SpanSink:
             self._export_early(span.parent_span_id)
 
     def _take_call(self, source: facts.Hello, call: facts.CallEnded) -> None:
-        """Exports a call if its generation was exported, waits if that is not decided, else goes by
-        its flag.
+        """Exports a call if its generation was exported; waits if that is not decided.
+
+        A call without a generation goes by its flag.
         """
         span = call.span
         if span is None:

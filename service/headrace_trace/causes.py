@@ -301,8 +301,9 @@ def _reason_to_compute_again(wait: _Wait) -> Kind:
 
 
 def _own_tokens(trace: Trace) -> dict[int, int]:
-    """Tokens of the request's own prompt by step, from its chunks or, where the trace lacks those,
-    from the steps.
+    """Returns the tokens of the request's own prompt by step.
+
+    They come from its chunks or, where the trace lacks those, from the steps.
     """
     tokens: dict[int, int] = {}
     for step in trace.steps.values():

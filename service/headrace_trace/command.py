@@ -1,5 +1,6 @@
-"""`headrace trace` on the command line: flags into a source, a trace into a page, a picture or
-words, exit codes.
+"""`headrace trace` on the command line.
+
+Flags become a source, a trace becomes a page, a picture or words, and errors become exit codes.
 
 Owns the flags and what is written where. Traces are read in sources.py, explained in causes.py,
 drawn in page.py and picture.py.

@@ -62,8 +62,9 @@ def _read(name: str) -> str:
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-    """The template with its places filled in one pass, so that no value can bring a place of its
-    own.
+    """Returns the template with its places filled in one pass.
+
+    No value can bring a place of its own.
     """
     return _PLACE.sub(lambda match: values[match[1]], template)
 

@@ -1,5 +1,6 @@
-"""From spans to a Trace: finds the request asked for and puts together what its spans and those of
-its steps say.
+"""Makes a Trace of spans.
+
+It finds the request asked for, and joins what its spans and those of its steps say.
 
 Owns the names of spans and attributes that the server writes. Tolerant of what is missing: steps,
 messages, whole attributes; strict about nothing but that there is a request. Spans come in

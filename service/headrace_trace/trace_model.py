@@ -44,8 +44,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One output token: when its step was planned, when its value was read, when its message was
-    made, when the transport had taken it.
+    """One output token, by the moments at which things happened to it.
+
+    They are when its step was planned, its value read, its message made, and taken by the
+    transport.
     """
 
     output: int

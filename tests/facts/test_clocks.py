@@ -12,9 +12,7 @@ from headrace_facts import clocks
 
 
 class Machine:
-    """Two clocks that go on together, and a process that loses its core between any two looks at
-    them.
-    """
+    """Two clocks that go on together, in a process that may lose its core between two looks."""
 
     def __init__(self, offset_ns: int, pauses_ns: list[int]) -> None:
         self._now_ns, self._offset_ns, self._pauses_ns = 1_000_000, offset_ns, pauses_ns

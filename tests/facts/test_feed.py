@@ -1,6 +1,4 @@
-"""The feed with real sockets: order, greetings, bounds and counted drops, whatever the other side
-does.
-"""
+"""The feed with real sockets: order, greetings, bounds and counted drops."""
 
 from __future__ import annotations
 

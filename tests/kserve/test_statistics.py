@@ -144,9 +144,7 @@ def test_a_full_disk_costs_counts_and_no_process(tmp_path: pathlib.Path) -> None
 
 
 def _count_where_there_is_no_room(folder: pathlib.Path) -> None:
-    """Counts two models, and prints what the process itself has of each, and another one of the
-    same server.
-    """
+    """Counts two models, and prints both processes' figures of each."""
     statistics = Statistics(folder, "service-0")
     for name in ("m", "n"):
         statistics.of(name).succeeded(Durations())

@@ -14,9 +14,7 @@ SERVICE = "inference.GRPCInferenceService"
 
 
 class Wire:
-    """A stub made of the descriptors, so that a method that is missing in the server is missing in
-    no test.
-    """
+    """A stub made of the descriptors: a method that the server lacks is missing in no test."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:

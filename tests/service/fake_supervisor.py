@@ -15,7 +15,7 @@ from headrace_protos.control.v1 import control_pb2_grpc
 
 
 class FakeSupervisor(control_pb2_grpc.ControlServiceServicer):
-    """One control socket; `state` is the test's, `reported` sends it."""
+    """One control socket; `state` is the test's, `tell` sends it."""
 
     def __init__(self, default_model: str) -> None:
         self.state = pb.ServerState(default_model=default_model)

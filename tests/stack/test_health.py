@@ -1,5 +1,6 @@
-"""`headrace health` says what a health check needs: 0 from what works, 1 and one line from what
-does not.
+"""`headrace health` says what a health check needs.
+
+It returns 0 from what works, 1 and one line from what does not.
 """
 
 from __future__ import annotations

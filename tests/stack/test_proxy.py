@@ -189,8 +189,9 @@ async def test_large_requests_and_answers_pass(front: Front) -> None:
 
 
 async def test_header_blocks_without_end_end_at_the_proxy(front: Front) -> None:
-    """Connections of peers that acknowledge no settings too, of whom gRPC would take 16 MiB of
-    metadata.
+    """Connections of peers that acknowledge no settings.
+
+    gRPC would take 16 MiB of metadata of them.
     """
     service, proxy = PeakMemory(front.service_pid), PeakMemory(front.proxy.pid)
     for name, flood in BLOCKS.items():

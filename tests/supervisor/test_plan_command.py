@@ -1,5 +1,6 @@
-"""`headrace plan`: sizes are those that workers plan, times those that were measured, and what
-can't be is said with the reason.
+"""`headrace plan`: sizes are those that workers plan, times those that were measured.
+
+What can't be is said with the reason.
 """
 
 from __future__ import annotations

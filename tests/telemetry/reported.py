@@ -1,5 +1,6 @@
-"""Tells a story to a SpanSink as the hub would, and reads what comes out with the generated
-classes.
+"""Passes a story to a SpanSink as the hub would.
+
+What comes out is read with the generated classes.
 """
 
 from __future__ import annotations

@@ -300,8 +300,9 @@ async def _has_data(address: str, expression: str) -> bool:
 
 
 def _questions() -> Iterator[Query]:
-    """All queries; alerts without their limits, each side of "and" and "or" by itself, because
-    nothing is wrong most of the time.
+    """Returns all queries, alerts without their limits.
+
+    Each side of "and" and "or" stands by itself, because nothing is wrong most of the time.
     """
     yield from _dashboard_queries()
     for query in _alert_queries():

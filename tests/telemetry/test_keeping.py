@@ -1,5 +1,6 @@
-"""Tail sampling: what is kept and why, steps that wait for the ends of their members, calls that
-wait for their generations, and memory that is bounded.
+"""Tail sampling: what is kept and why, and what waits for what.
+
+Steps wait for the ends of their members, calls for their generations; memory is bounded.
 """
 
 from __future__ import annotations

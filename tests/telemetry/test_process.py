@@ -89,8 +89,9 @@ def framed(message: facts.Fact) -> bytes:
 
 
 def lines_of(path: pathlib.Path) -> list[trace_service_pb2.ExportTraceServiceRequest]:
-    """Lines of a trace file, read by protobuf's own reader of JSON once ids are base64, as that has
-    them.
+    """Returns lines of a trace file, read by protobuf's own reader of JSON.
+
+    Its ids are made base64 first, which that reader wants.
     """
     return [read_line(line) for line in path.read_bytes().splitlines()]
 

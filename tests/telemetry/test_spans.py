@@ -1,5 +1,6 @@
-"""Facts of simulated servers become spans that are complete, ordered, inside their parents, linked
-both ways, and say what the ledger says.
+"""Facts of simulated servers become spans that are complete, ordered and linked both ways.
+
+They lie inside their parents, and say what the ledger says.
 """
 
 from __future__ import annotations

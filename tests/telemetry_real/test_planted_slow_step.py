@@ -160,8 +160,9 @@ def is_heard(client: headrace.Client, file: pathlib.Path) -> bool:
 
 
 def whole(file: pathlib.Path, answers: list[Answer]) -> bool:
-    """Whether each generation is there, its tokens in the same line, and all their steps, which
-    come in lines of their own.
+    """Returns whether each generation is there, its tokens in one line, and all its steps.
+
+    Steps come in lines of their own.
     """
     spans = [(span["name"], attributes(span)) for span in spans_of(file)]
     requests = {reported.get("headrace.request.id") for name, reported in spans if name != "engine.step"}

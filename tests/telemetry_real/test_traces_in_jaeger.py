@@ -74,8 +74,9 @@ class Run:
 
 @pytest.fixture(scope="module", params=["undisturbed", "a worker dies"])
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
-    """A small cache and a small token budget, so that prompts come in chunks and sequences are
-    preempted; in the second run the worker is killed as well.
+    """Runs with a small cache and token budget: prompts come in chunks, sequences are preempted.
+
+    In the second run the worker is killed as well.
     """
     port = free_port()
     with real_parts() as parts:

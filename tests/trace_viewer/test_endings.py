@@ -26,9 +26,7 @@ WORLD = World(Plan((Request(NAME, 0, 40, 30),)))
 
 
 def traces(**changed: Any) -> trace_pb2.TracesData:
-    """The trace of one request, with other attributes where they are there, and a failed span on
-    request.
-    """
+    """Returns the trace of one request, with other attributes and a failed span on request."""
     reported = WORLD.traces()
     for span in reported.resource_spans[0].scope_spans[0].spans:
         if span.name.startswith("text_completion") and changed.get("failed"):

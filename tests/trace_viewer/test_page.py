@@ -1,5 +1,6 @@
-"""The page: whole without a network, harmless whatever a trace says, and working in a browser where
-there is one.
+"""The page: whole without a network, harmless whatever a trace says, and it works.
+
+The last is tried in a browser where there is one.
 """
 
 from __future__ import annotations
@@ -36,9 +37,7 @@ def page_of(plan: Plan, request_id: str, detail: str = "array") -> str:
 
 
 class Reader(html.parser.HTMLParser):
-    """Collects elements and the text of scripts and styles, and checks that what is opened is
-    closed.
-    """
+    """Collects elements and texts of scripts and styles, and checks that all is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

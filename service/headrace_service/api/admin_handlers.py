@@ -54,9 +54,7 @@ class AdminHandlers:
         return pb.UnloadModelResponse()
 
     async def list_repository(self, request: pb.ListRepositoryRequest, call: Call) -> pb.ListRepositoryResponse:
-        """Lists the models that could be loaded, and those that are, as far as the caller may know
-        of them.
-        """
+        """Lists loadable and loaded models, as far as the caller may know of them."""
         known = [model for model in self._core.admin.repository() if call.caller.may_use_model(model.name)]
         return pb.ListRepositoryResponse(models=[_repository_model(model) for model in known])
 

@@ -71,9 +71,7 @@ class SessionHandlers:
         self._core = core
 
     async def session(self, requests: AsyncIterator[Unparsed[inference_pb2.SessionRequest]], call: Call) -> None:
-        """Serves one session until its caller has closed it and its generations have ended, or the
-        call ends.
-        """
+        """Serves one session until its caller and its generations are done, or the call ends."""
         session = _Session(self._core, call)
         self._core.delivering.add(session)
         try:
@@ -285,8 +283,9 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
                 stream.tokens_left(now_ns)
 
     def _give_up_when_written(self, entry: _Entry) -> None:
-        """Keeps an ended generation's stream until its last message has left, which its trace tells
-        of.
+        """Keeps an ended generation's stream until its last message has left.
+
+        Its trace reports when that was.
         """
         self._when_written.append(entry.give_up)
         entry.give_up = _nothing

@@ -168,8 +168,9 @@ class KeyTable:
         return self._by_id.get(key_id)
 
     def expires_between(self, begin: datetime.datetime, end: datetime.datetime) -> bool:
-        """Returns whether a key, or one from before a rotation, ends after `begin` and not after
-        `end`.
+        """Returns whether a key ends after `begin` and not after `end`.
+
+        A key from before a rotation counts too.
         """
         return any(begin < moment <= end for moment in self._ends)
 

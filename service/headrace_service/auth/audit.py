@@ -26,8 +26,9 @@ _MODEL_FIELDS = ("model", "model_name", "name", "repository_name")
 
 
 class RefusalLog:
-    """Lines for refused calls: so many at once, one a second after that, and the number of those
-    left out.
+    """Limits the lines that are logged about refused calls.
+
+    There are so many at once, then one a second with the number of those left out.
 
     Args:
         burst: lines that may be written at once.

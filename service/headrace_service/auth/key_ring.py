@@ -78,8 +78,7 @@ class KeyRing:
         _log.info("keys.reloaded", num_keys=len(table))
 
     def end_invalid_calls(self) -> None:
-        """Ends open calls of keys that have been revoked, replaced or have expired since the last
-        time.
+        """Ends open calls of keys that were revoked, replaced or expired since the last time.
 
         Call on the event loop.
         """

@@ -18,8 +18,10 @@ _ROLES = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conversation:
-    """A checked conversation: per message its role and content, as templates read them, and whether
-    the answer goes on with the last one.
+    """A checked conversation.
+
+    It has the role and content of each message, as templates read them, and whether the answer goes
+    on with the last one.
     """
 
     messages: list[dict[str, str]]

@@ -1,6 +1,6 @@
 """From what a caller wants to a stream that brings it, whatever the wire.
 
-Headrace.v1, sessions, KServe.
+The wires are headrace.v1, its sessions, and KServe.
 
 Owns the steps that every way of generating shares: a text or conversation becomes a prompt, spec
 and prompt become the engine's request, the request becomes a `GenerationStream` that is given up
@@ -188,9 +188,7 @@ class Generations:
 
 @contextlib.contextmanager
 def given_up(stream: GenerationStream, model: ServedModel, call: Call) -> Iterator[None]:
-    """Gives a stream up at the end of the block, however that comes, and notes what its call ended
-    with.
-    """
+    """Gives a stream up at the end of the block, and notes what its call ended with."""
     try:
         yield
     except Exception as error:

@@ -56,8 +56,9 @@ class Model(Protocol):
         """What else there is to say of it."""
 
     def check_allowed(self, caller: Caller) -> None:
-        """Raises ServiceError: PERMISSION_DENIED if the caller may not use it, UNAVAILABLE if that
-        is not known yet.
+        """Raises ServiceError if the caller may not use the model.
+
+        The code is PERMISSION_DENIED, or UNAVAILABLE while the rights are not known.
         """
 
     async def answer(self, request: InferRequest, call: Call, account: Account) -> bytes:

@@ -54,9 +54,7 @@ class DescriptorPools:
 
 
 class DescribedFile:
-    """A file as grpc_reflection reads it, with the JSON names that clients such as ghz take
-    requests by.
-    """
+    """A file as grpc_reflection reads it, with JSON names for clients such as ghz."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

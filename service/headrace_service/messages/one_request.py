@@ -20,8 +20,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class OneRequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Stands in front of those that look at requests, which then see handlers of one request as
-    ever.
+    """An interceptor that goes before those that look at requests.
+
+    They see handlers of one request.
     """
 
     async def intercept_service(

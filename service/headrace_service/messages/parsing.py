@@ -24,8 +24,9 @@ _MAX_UNKNOWN_BYTES = 64 << 10
 
 
 class Unparsed(Generic[Request]):
-    """A request as it arrived: deserializers must not raise inside grpc, so that parsing waits
-    until a handler can answer.
+    """A request as it arrived, not parsed.
+
+    Deserializers must not raise inside grpc, so parsing waits until a handler can answer.
     """
 
     __slots__ = ("_data", "_message_type")

@@ -45,8 +45,9 @@ class Endings:
         return stream in self._kept
 
     async def all_told(self) -> None:
-        """Returns when no generation is kept any more, after the time that one may be kept at the
-        latest.
+        """Returns when no generation is kept any more.
+
+        That takes at most the time for which one may be kept.
         """
         await self._none_kept.wait()
 
@@ -61,8 +62,9 @@ class Endings:
             self._tell(stream, trace)
 
     def keep(self, stream: GenerationStream) -> bool:
-        """Keeps the subscription of a reader who left, until the engine has said how its generation
-        ended; False if it is not kept.
+        """Keeps the subscription of a reader who left; returns False if it is not kept.
+
+        It stays until the engine has said how its generation ended.
         """
         if stream.trace is None or len(self._kept) >= _MAX_KEPT:
             return False

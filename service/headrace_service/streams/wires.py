@@ -27,8 +27,10 @@ class TokenLogprobs:
 
 
 class EventWire(Protocol):
-    """Each method returns the message that reports the event, or None where the protocol says
-    nothing of it, or not yet.
+    """The form of one protocol's events.
+
+    Each method returns the message that reports its event, or None where the protocol says nothing
+    of it, or not yet.
     """
 
     def record(self, recording: Recording) -> bool:

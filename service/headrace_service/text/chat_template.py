@@ -1,5 +1,6 @@
-"""Conversations to prompts, by the model's own chat template, in a helper process that can be
-killed.
+"""Renders conversations to prompts, by the model's own chat template.
+
+The template runs in a helper process that can be killed.
 
 Owns the helper: started when first needed, reused, bounded in CPU time, wall time, memory and
 output, and replaced after it was killed. Only the model folder's template is ever rendered; callers
@@ -104,9 +105,7 @@ class ChatTemplateRenderer:
         return await self._render(source, variables, max_chars)
 
     async def warm_up(self) -> None:
-        """Starts the helper ahead of the first conversation, which would wait a fifth of a second
-        for it.
-        """
+        """Starts the helper before the first conversation, which would wait 0.2 s for it."""
         with contextlib.suppress(errors.ServiceError):
             async with self._turn:
                 await self._running_helper()
@@ -229,8 +228,9 @@ async def _exchange(helper: asyncio.subprocess.Process, data: bytes, max_chars: 
 
 
 def _as_trimmed(prompt: str, conversation: str, rest: str) -> str:
-    """Returns the prompt without the space at its end that the template takes off a message, and
-    with what it keeps.
+    """Returns the prompt with the continued message exactly as it was given.
+
+    Templates take off the space at its end.
 
     Args:
         prompt: what is before the mark at the message's end, where no space is trimmed.

@@ -79,9 +79,7 @@ class PieceTable:
         return len(self.pieces)
 
     def columns(self, skip_special: bool) -> tuple[list[bytes], list[str | None]]:
-        """Returns, per token, its bytes, and its text if that does not depend on the tokens beside
-        it.
-        """
+        """Returns the bytes of each token, and its text if that depends on no other token."""
         return (self._visible, self._visible_texts) if skip_special else (self.pieces, self._texts)
 
     def text(self, token_ids: Sequence[int], skip_special: bool) -> str:
@@ -267,8 +265,9 @@ class StandingText:
 
 
 def _continues(tail: bytes, byte: bytes) -> bool:
-    """Whether a byte adds to the character that the non-empty `tail` begins, rather than showing
-    that it never ends.
+    """Returns whether a byte continues the character that the non-empty `tail` begins.
+
+    If not, that character never ends.
     """
     text, consumed = codecs.utf_8_decode(tail + byte, "replace", False)
     return consumed == 0 or (consumed > len(tail) and len(text) == 1)

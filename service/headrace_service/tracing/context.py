@@ -92,8 +92,9 @@ def new_span_id() -> str:
 
 
 class RootSampler:
-    """Decides on traces that begin here, by the low half of their id, as OpenTelemetry's
-    TraceIdRatioBased does; ids are made of those alone that somebody wants.
+    """Decides on traces that begin here, by the low half of their id.
+
+    OpenTelemetry's TraceIdRatioBased does the same. Ids are made only where somebody wants them.
 
     Args:
         ratio: share that is sampled, 0 to 1.

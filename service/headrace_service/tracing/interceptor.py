@@ -121,7 +121,7 @@ def _status_of_cancelled(context: _Context) -> str:
 def _status_of_failed(context: _Context) -> str:
     """Returns the status that ends a failed call.
 
-    Grpc makes UNKNOWN of an exception that set none, and a caller who left gets none.
+    gRPC makes UNKNOWN of an exception that set none, and a caller who left gets none.
     """
     code = context.code()
     if isinstance(code, grpc.StatusCode) and code is not grpc.StatusCode.OK:

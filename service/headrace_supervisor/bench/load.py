@@ -28,8 +28,10 @@ class Length:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Point:
-    """One level of load: a number of requests open at once (closed loop), or requests per second
-    (open loop, Poisson).
+    """One level of load.
+
+    It is a number of requests open at once (closed loop), or requests per second (open loop,
+    Poisson).
     """
 
     concurrency: int = 0

@@ -1,5 +1,4 @@
-"""Sends the load of `headrace bench` to a running server through the public client, and reads the
-clock.
+"""Sends the load of `headrace bench` through the public client, and reads the clock.
 
 Owns both loops: closed (so many requests open at any time) and open (Poisson arrivals, sent whether
 or not earlier ones have ended, which is how users come). Answers go on past the end-of-text token,

@@ -117,8 +117,7 @@ class BackendTable:
         self._changed()
 
     async def keep_looking(self) -> None:
-        """Takes new folders of the repository in, and forgets those that are gone, every other
-        second.
+        """Finds folders that came to the repository or left it, every two seconds.
 
         Never returns.
         """
@@ -191,9 +190,7 @@ class BackendTable:
         return entry.state == control_pb2.BACKEND_STATE_READY
 
     def _begin(self, entry: Entry, memory_bytes: int) -> asyncio.Task[None]:
-        """Announces a model that is not loaded as LOADING, and has it loaded when those before it
-        are.
-        """
+        """Announces a model as LOADING, and has it loaded when those before it are."""
         before = entry.state, entry.reason
         self._set(entry, control_pb2.BACKEND_STATE_LOADING)
         load = entry.loading = asyncio.create_task(self._load(entry, memory_bytes, *before), name=f"load {entry.name}")

@@ -1,5 +1,4 @@
-"""One model of a server: the state that services are reported, and its backends while there are
-some.
+"""One model of a server: the state that services hear, and its backends while it has some.
 
 Owns what a model and a started backend consist of; when they change is `backend_table`'s.
 """

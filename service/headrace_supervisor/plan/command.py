@@ -1,5 +1,6 @@
-"""`headrace plan`: which numbers of ranks, weights and caches hold a model and its users, before
-any GPU is rented.
+"""`headrace plan`: which ranks, weights and caches hold a model and its users.
+
+It answers before any GPU is rented.
 
 Owns flags, the question to a process that knows the workers' arithmetic (it imports torch, and this
 one does not), and the table. What users get of it is `capacity`'s.

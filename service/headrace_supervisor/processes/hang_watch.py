@@ -104,8 +104,9 @@ class HangWatch:
             silence = Silence(self._timeout_ticks)
 
     async def _beats_after_all(self, process: asyncio.subprocess.Process) -> bool:
-        """Has the process write its stack (faulthandler answers SIGUSR1 without the interpreter),
-        and listens once more.
+        """Has the process write its stack, and listens once more.
+
+        faulthandler answers SIGUSR1 without the interpreter.
         """
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGUSR1)

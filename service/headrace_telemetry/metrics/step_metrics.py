@@ -196,9 +196,7 @@ class _Seen:
         return np.asarray(first[is_new])
 
     def intervals_ns(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Times between the steps `ids`, which are known, and the ones right before them, of those
-        whose predecessor is known.
-        """
+        """Returns the times between steps and the ones right before them, where both are known."""
         mask = np.uint64(_REMEMBERED - 1)
         before = ids - np.uint64(1)
         has_one = (self._ids[before & mask] == before) & (before > 0)

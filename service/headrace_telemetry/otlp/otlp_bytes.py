@@ -115,8 +115,9 @@ class Key:
         return known
 
     def array(self, values: bytes) -> bytes:
-        """An attribute that is an array, its elements serialized already (`text_element`,
-        `int_elements`).
+        """Packs an attribute that is an array of serialized elements.
+
+        `text_element` and `int_elements` make the elements.
         """
         return self.serialized(field(b"\x2a", values))
 
@@ -227,8 +228,9 @@ def _key_value(name: str, value: AttributeValue) -> bytes:
 
 
 def resource_spans(resource_bytes: bytes, scope: bytes, spans: Iterable[bytes]) -> bytes:
-    """Spans of one resource as a field of ExportTraceServiceRequest, and of TracesData, which has
-    the same form.
+    """Packs the spans of one resource as a field of ExportTraceServiceRequest.
+
+    TracesData has the same form.
     """
     # The resource's schema does not hold for what is under it.
     schema = field(b"\x1a", SCHEMA_URL.encode())

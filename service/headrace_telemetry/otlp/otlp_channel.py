@@ -56,8 +56,9 @@ class ExportFailed(Exception):  # an outcome
 
 
 class Backoff:
-    """Pauses between attempts: from half a second, doubling to 15, shaken so that servers do not
-    come together.
+    """Yields pauses between attempts, in seconds: from 0.5, doubling to 15.
+
+    They are shaken so that servers do not come together.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,4 @@
-"""A generation as spans: the inference span, its phases and prompt chunks, and what it has per
-token.
+"""A generation as spans: inference span, phases, prompt chunks, and its tokens.
 
 Owns names, attributes, times and parents. Times come from two clocks (service and engine), so that
 a child is moved into its parent where they differ. What is missing is left out, and the span says

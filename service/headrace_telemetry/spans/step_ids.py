@@ -1,5 +1,6 @@
-"""The ids of step spans, derived from engine and step, so that both sides of a link know them
-without a message.
+"""The ids of step spans, derived from engine and step.
+
+Both sides of a link know them without a message.
 
 Owns the rule: 256 steps share a trace. The viewer and the tests derive them again.
 """

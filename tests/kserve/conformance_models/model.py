@@ -1,5 +1,6 @@
-"""Small models that client programs of this protocol are tried against, served only where the
-server is started with them.
+"""Small models that client programs of this protocol are tried against.
+
+They are served only where the server is started with them.
 
 Owns what they have in common: a function from a checked request to the outputs of each response,
 behind the product's own `Model`. What they compute is in `arithmetic`, `sequences` and `timing`.

@@ -1,6 +1,4 @@
-"""TLS and mTLS: which connections come about, which do not, and how certificates change while the
-server runs.
-"""
+"""TLS and mTLS: which connections come about, and how certificates change at run time."""
 
 from __future__ import annotations
 

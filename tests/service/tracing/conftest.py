@@ -1,6 +1,4 @@
-"""Fixtures: a service that tells a fake telemetry process, and one whose calls nobody takes notice
-of.
-"""
+"""Fixtures: a service with a fake telemetry process, and one whose calls nobody records."""
 
 from __future__ import annotations
 

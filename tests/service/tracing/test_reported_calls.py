@@ -1,5 +1,6 @@
-"""What a service tells: of every generation and every call one fact, whatever the wire, with the
-right place in the caller's trace.
+"""What a service reports: one fact for every generation and every call, on any wire.
+
+Each has the right place in the caller's trace.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Inference:
     def check_size(self, message: bytes) -> None:
         """Raises RESOURCE_EXHAUSTED for an answer that is larger than a message.
 
-        Grpc would end a whole stream for it.
+        gRPC would end a whole stream for it.
         """
         if len(message) > self.max_bytes:
             raise errors.too_large("the answer", len(message), self.max_bytes, "use stream, or ask for less at once")

@@ -45,9 +45,7 @@ class StreamHandlers:
         self._inference = inference
 
     async def stream_infer(self, requests: _Requests, call: Call) -> None:
-        """Serves one stream until its caller has closed it and its requests have ended, or the call
-        ends.
-        """
+        """Serves one stream until its caller and its requests are done, or the call ends."""
         stream = _InferStream(self._inference, call)
         self._core.delivering.add(stream)
         try:

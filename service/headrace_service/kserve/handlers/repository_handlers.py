@@ -98,8 +98,9 @@ class RepositoryHandlers:
 
 
 def _named(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest) -> str:
-    """Returns the model meant: Triton's clients name a repository besides, KServe's name the model
-    in that field.
+    """Returns the model that a repository request means.
+
+    Triton's clients name a repository besides, KServe's name the model in that field.
     """
     name = request.model_name or request.repository_name
     if request.model_name:

@@ -126,8 +126,9 @@ class GenerationWire:
         return sum(map(len, self._cut))
 
     def take(self, done: bool) -> tuple[bytes | None, bool]:
-        """Returns the next ModelStreamInferResponse, None if nothing is new, and whether to ask
-        again.
+        """Returns the next ModelStreamInferResponse, and whether to ask again.
+
+        The response is None if nothing is new.
 
         Args:
             done: whether everything has come. The last response is then given even if it has
