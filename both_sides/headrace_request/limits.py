@@ -96,5 +96,8 @@ MAX_BAD_WORD_SEQUENCES: Final = ENCODINGS_PER_BAD_WORD * MAX_BAD_WORDS
 """Token sequences that the engine is sent for all bad words."""
 
 MAX_BAD_WORD_TOKENS: Final = MAX_BAD_WORD_BYTES + 6
-"""Tokens of one such sequence: one for each byte of the word and of two leading spaces, which some tokenizers add and
-write as 3 bytes each. Only a tokenizer that lengthens text makes more of a word."""
+"""Tokens of one such sequence: one for each byte of the word and of two leading spaces.
+
+Some tokenizers add these and write them as 3 bytes each. Only a tokenizer that lengthens text
+makes more of a word.
+"""

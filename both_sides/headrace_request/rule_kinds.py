@@ -174,7 +174,10 @@ class TokenIds:
     """A column of token ids of the vocabulary."""
 
     def __init__(self, most: int | None = None) -> None:
-        """Takes the limit of entries that are no end-of-text tokens; None: it is checked elsewhere."""
+        """Takes the limit of entries that are no end-of-text tokens.
+
+        With None, the number is checked elsewhere.
+        """
         self._most = most
 
     def broken(self, field: str, value: bytes, bounds: Bounds) -> Found:

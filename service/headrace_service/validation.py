@@ -85,7 +85,8 @@ def check_prompt_logprobs(spec: ResolvedSpec, num_prompt_tokens: int, max_bytes:
     least = (num_prompt_tokens - 1) * (_LEAST_LOGPROB_BYTES + _LEAST_TOP_LOGPROB_BYTES * num_tops)
     if least > max_bytes:
         raise errors.exhausted(
-            f"spec.prompt_logprobs: {num_tops} most likely tokens at each of {num_prompt_tokens} prompt tokens take {least} "
+            f"spec.prompt_logprobs: {num_tops} most likely tokens at each of {num_prompt_tokens} prompt tokens take "
+            f"{least} "
             f"bytes or more, a message at most {max_bytes}; use Generate"
         )
 

@@ -89,7 +89,10 @@ def telemetry(config_file: pathlib.Path | None, **flags: Any) -> None:
 @click.option(
     "--weights",
     is_flag=True,
-    help="load the weights of --model as well, and look for mistakes of the tool that packed them: takes as long as a server's start",
+    help=(
+        "load the weights of --model as well, and look for mistakes of the tool that packed them: takes as long as a "
+        "server's start"
+    ),
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
 def doctor(

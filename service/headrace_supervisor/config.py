@@ -49,7 +49,10 @@ class SupervisorConfig(pydantic.BaseModel):
     model_repository: Annotated[
         pathlib.Path | None,
         Field(
-            description="folder whose subfolders with a config.json, or a GGUF file, are models that may be loaded, by their names"
+            description=(
+                "folder whose subfolders with a config.json, or a GGUF file, are models that may be loaded, by their "
+                "names"
+            )
         ),
     ] = None
     load_models: Annotated[
@@ -61,14 +64,20 @@ class SupervisorConfig(pydantic.BaseModel):
         Field(
             ge=1,
             le=8,
-            description="backends of each model, beside each other: prompts that begin alike go to the same one. On GPUs each takes its tp GPUs, the first from the device's index on, the others behind it",
+            description=(
+                "backends of each model, beside each other: prompts that begin alike go to the same one. On GPUs each "
+                "takes its tp GPUs, the first from the device's index on, the others behind it"
+            ),
         ),
     ] = 1
     services: Annotated[int, Field(ge=1, le=64, description="service processes that share the port")] = 1
     runtime_folder: Annotated[
         pathlib.Path | None,
         Field(
-            description="where the private folder of the sockets is made; default: XDG_RUNTIME_DIR, or the system's temporary one"
+            description=(
+                "where the private folder of the sockets is made; default: XDG_RUNTIME_DIR, or the system's temporary "
+                "one"
+            )
         ),
     ] = None
     telemetry: Annotated[
@@ -88,7 +97,10 @@ class SupervisorConfig(pydantic.BaseModel):
             ge=0,
             le=3600,
             allow_inf_nan=False,
-            description="seconds after which a process that is stopped is killed and started again, 1 or more; one that is not stopped but whose event loop is silent gets three times as long; 0: never",
+            description=(
+                "seconds after which a process that is stopped is killed and started again, 1 or more; one that is not "
+                "stopped but whose event loop is silent gets three times as long; 0: never"
+            ),
         ),
     ] = 10.0
     log_format: Annotated[

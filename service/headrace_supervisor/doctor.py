@@ -186,7 +186,10 @@ def _gpus(gpus: list[tuple[str, int, int, int]], cuda: str | None, error: str = 
         advice = "" if enough else f"; below {_OLDEST_CAPABILITY[0]}.{_OLDEST_CAPABILITY[1]}, use --device cpu"
         if enough and not any(measured in name for measured in _MEASURED_CARDS):
             advice = "; not measured on this card"
-        detail = f"{name}, compute capability {major}.{minor}, {memory_bytes / 2**30:.0f} GiB, driver {_driver_version() or 'unknown'}{advice}"
+        detail = (
+            f"{name}, compute capability {major}.{minor}, {memory_bytes / 2**30:.0f} GiB, driver "
+            f"{_driver_version() or 'unknown'}{advice}"
+        )
         yield Finding(f"GPU {index}", Verdict.OK if enough else Verdict.LIMITED, detail)
 
 

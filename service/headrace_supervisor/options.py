@@ -52,7 +52,8 @@ class GroupedCommand(click.Command):
         assert isinstance(output, io.StringIO)
         formatter.write("\n" + output.getvalue())
         formatter.write(
-            f"Each option is also {PREFIX}NAME in the environment and name = value in the --config file; flags win, then the environment.\n"
+            f"Each option is also {PREFIX}NAME in the environment and name = value in the --config file; flags win, "
+            "then the environment.\n"
         )
 
 

@@ -119,7 +119,10 @@ def _parsed(name: str, value: Any) -> Any:
 
 
 def _become(config: QuantizeConfig) -> typing.NoReturn:
-    """Turns this process into the one that does it, which reads the request from an anonymous file."""
+    """Replaces this process by the one that quantizes.
+
+    It reads the request from an anonymous file.
+    """
     descriptor = os.memfd_create("headrace-quantize", 0)
     os.write(descriptor, config.model_dump_json(exclude_unset=True).encode())
     os.lseek(descriptor, 0, os.SEEK_SET)

@@ -208,7 +208,7 @@ class SpanSink:
         return book is not None and bool(book.has(waiting.kept.steps).all())
 
     def _export_ready(self, now_ns: int) -> None:
-        """Exports the generations that came, but for those that lack steps and may wait for them."""
+        """Exports the generations that came, unless they lack steps and may wait."""
         ready, self._ready, self._num_ready_tokens = self._ready, [], 0
         by_engine: dict[str, list[_Waiting]] = {}
         for waiting in ready:

@@ -124,7 +124,10 @@ def _looks_like_file(name: str) -> bool:
 def _write(
     read: Trace, explanation: Explanation, html: pathlib.Path | None, png: pathlib.Path | None, *, quiet: bool
 ) -> None:
-    """Writes what was asked for: without an option the page, and the picture where it can be drawn."""
+    """Writes what was asked for.
+
+    Without an option that is the page, and the picture where it can be drawn.
+    """
     if html is None and png is None and not quiet:
         name = _NOT_FOR_NAMES.sub("_", read.request_id).strip("._")[:_LONGEST_NAME] or read.trace_id
         html = pathlib.Path(f"trace-{name}.html")

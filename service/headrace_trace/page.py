@@ -73,7 +73,10 @@ def _policy(style: str, script: str) -> str:
     def digest(text: str) -> str:
         return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
-    return f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'; form-action 'none'"
+    return (
+        f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'; form-action "
+        "'none'"
+    )
 
 
 def _text(text: str) -> str:
@@ -104,7 +107,8 @@ def _tiles(trace: Trace, explanation: Explanation) -> str:
         ("preemptions", f"{trace.preemptions:,}", ""),
     )
     return "".join(
-        f"<div class='tile'><dt>{_text(name)}</dt><dd>{_text(value)}{f' <small>{_text(note)}</small>' if note else ''}</dd></div>"
+        f"<div class='tile'><dt>{_text(name)}</dt><dd>{_text(value)}"
+        f"{f' <small>{_text(note)}</small>' if note else ''}</dd></div>"
         for name, value, note in tiles
     )
 
@@ -135,10 +139,14 @@ def _ledger(explanation: Explanation) -> str:
             f"<rect class='{css}' x='{at:.3f}' y='0' width='{share:.3f}' height='4'><title>{words}</title></rect>"
         )
         items.append(
-            f"<li><svg class='swatch' viewBox='0 0 1 1' aria-hidden='true'><rect class='{css}' width='1' height='1'/></svg>{words}</li>"
+            f"<li><svg class='swatch' viewBox='0 0 1 1' aria-hidden='true'><rect class='{css}' width='1' "
+            f"height='1'/></svg>{words}</li>"
         )
         at += share
-    bar = f"<svg class='ledger' viewBox='0 0 100 4' preserveAspectRatio='none' role='img' aria-label='Where the time went'>{''.join(bars)}</svg>"
+    bar = (
+        "<svg class='ledger' viewBox='0 0 100 4' preserveAspectRatio='none' role='img' aria-label='Where the time "
+        f"went'>{''.join(bars)}</svg>"
+    )
     return f"{bar}<ul class='legend'>{''.join(items)}</ul>"
 
 
@@ -146,5 +154,6 @@ def _slowest(explanation: Explanation) -> Iterator[str]:
     for gap in explanation.slowest():
         yield (
             f"<li><button type='button' class='wait' data-output='{gap.output}' data-token='{gap.index}'>"
-            f"<span class='mark kind-{gap.cause.kind}'></span><b>{_text(wait_words(gap, explanation))}</b> <span>{_text(cause_words(gap, explanation))}</span></button></li>"
+            f"<span class='mark kind-{gap.cause.kind}'></span><b>{_text(wait_words(gap, explanation))}</b> "
+            f"<span>{_text(cause_words(gap, explanation))}</span></button></li>"
         )

@@ -82,7 +82,10 @@ def _tokens(trace: Trace, explanation: Explanation) -> dict[str, list[Any]]:
 
 
 def _why(gap: Gap | None, explanation: Explanation) -> str:
-    """The cause in words where it is worth the space: ten thousand times "nothing unusual" is not."""
+    """The cause in words where it is worth the space.
+
+    Ten thousand times "nothing unusual" is not.
+    """
     return "" if gap is None or gap.cause.kind is Kind.USUAL else cause_words(gap, explanation)
 
 
@@ -119,7 +122,10 @@ def _numbers(names: _Table, request_ids: Iterable[str]) -> tuple[int, ...]:
 
 
 def _unnamed(trace: Trace, step: Step) -> list[str]:
-    """Traces of members whose request ids are not reported: their spans did not come with this one."""
+    """Traces of members whose request ids are not reported.
+
+    Their spans did not come with this one.
+    """
     known = trace.requests_by_span
     return sorted(
         {m.trace_id for m in step.members if m.trace_id != trace.trace_id and (m.trace_id, m.span_id) not in known}

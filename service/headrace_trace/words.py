@@ -96,7 +96,10 @@ def _header(explanation: Explanation) -> Iterator[str]:
     yield "; ".join(figures)
     yield plain(f"ended   {ending_words(e)}")
     if e.left_out_tokens:
-        yield f"{e.left_out_tokens:,} more tokens are not in the trace: they were more than it may hold (trace_max_array_tokens)"
+        yield (
+            f"{e.left_out_tokens:,} more tokens are not in the trace: they were more than it may hold "
+            "(trace_max_array_tokens)"
+        )
     whole = sum(e.ledger_ms.values()) or 1.0
     parts = [
         f"{LEDGER_WORDS.get(part, part)} {milliseconds(ms)} ({ms / whole:.0%})"
@@ -140,7 +143,10 @@ def _device(cause: Cause, gap: Gap, explanation: Explanation) -> str:
     if gap.first:
         return f"the step itself, {_steps(cause)}: {milliseconds(cause.excess_ms)}{_bound(cause)}"
     compiled = ", something was compiled or captured during it" if cause.late_work else ""
-    return f"the device: {_steps(cause)} was long by itself, its batch was like its neighbours': {_against(cause, explanation)}{compiled}{_bound(cause)}"
+    return (
+        f"the device: {_steps(cause)} was long by itself, its batch was like its neighbours': "
+        f"{_against(cause, explanation)}{compiled}{_bound(cause)}"
+    )
 
 
 def _preemption(cause: Cause, gap: Gap, explanation: Explanation) -> str:
@@ -172,26 +178,33 @@ _WORDS: dict[Kind, Callable[[Cause, Gap, Explanation], str]] = {
         f"the reader blocked: the message was made, but taken {milliseconds(cause.excess_ms)} late"
     ),
     Kind.SERVICE: lambda cause, gap, _: (
-        f"the service was late: the token had been read from the device {milliseconds(cause.excess_ms)} before its message was made"
+        f"the service was late: the token had been read from the device {milliseconds(cause.excess_ms)} before its "
+        "message was made"
     ),
     Kind.QUEUE: lambda cause, gap, _: f"it waited in the queue: {milliseconds(cause.excess_ms)}",
     Kind.HOST_IDLE: lambda cause, gap, _: (
-        f"the host: the device had nothing to do for {milliseconds(cause.excess_ms)} before {_steps(cause) or 'the step'}"
+        f"the host: the device had nothing to do for {milliseconds(cause.excess_ms)} before "
+        f"{_steps(cause) or 'the step'}"
     ),
     Kind.HOST_READ: lambda cause, gap, _: (
         f"the host: the step had ended on the device {milliseconds(cause.excess_ms)} before its tokens were read"
     ),
     Kind.OTHER_STEPS: lambda cause, gap, _: (
-        f"steps that it was not in{f' ({_steps(cause)})' if cause.step_ids else ', which the trace lacks,'} came before: {milliseconds(cause.excess_ms)}"
+        f"steps that it was not in{f' ({_steps(cause)})' if cause.step_ids else ', which the trace lacks,'} came "
+        f"before: {milliseconds(cause.excess_ms)}"
     ),
     Kind.UNKNOWN: lambda cause, gap, _: (
-        f"{milliseconds(cause.excess_ms)} that this trace cannot explain: step {gap.step_id or '(unknown)'} is not in it"
+        f"{milliseconds(cause.excess_ms)} that this trace cannot explain: step {gap.step_id or '(unknown)'} is not in "
+        "it"
     ),
 }
 
 
 def _against(cause: Cause, explanation: Explanation) -> str:
-    return f"{milliseconds(cause.step_ms)} against the usual {milliseconds(explanation.usual_step_ms)}, {milliseconds(cause.excess_ms)} more"
+    return (
+        f"{milliseconds(cause.step_ms)} against the usual {milliseconds(explanation.usual_step_ms)}, "
+        f"{milliseconds(cause.excess_ms)} more"
+    )
 
 
 def _bound(cause: Cause) -> str:

@@ -216,7 +216,10 @@ async def test_health_and_reflection_know_the_service(running: Running) -> None:
     services, wire_file, config_file, ours, missing = [response async for response in call]
     assert SERVICE in {service.name for service in services.list_services_response.service}
     names = [
-        {descriptor_pb2.FileDescriptorProto.FromString(data).name for data in answer.file_descriptor_response.file_descriptor_proto}
+        {
+            descriptor_pb2.FileDescriptorProto.FromString(data).name
+            for data in answer.file_descriptor_response.file_descriptor_proto
+        }
         for answer in (wire_file, config_file, ours)
     ]  # fmt: skip
     assert names[0] == {"inference/grpc_service.proto", "inference/model_config.proto"}

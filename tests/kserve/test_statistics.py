@@ -46,7 +46,8 @@ def test_responses_count_by_their_index(tmp_path: pathlib.Path) -> None:
     statistics.of("m").response_failed(1, 9, cancelled=False)
     statistics.of("m").response_failed(3, 9, cancelled=True)
     stats = statistics.report("m", decoupled=True).response_stats
-    assert {index: (entry.success.count, entry.fail.count, entry.empty_response.count, entry.cancel.count) for index, entry in stats.items()} == {
+    assert {index: (entry.success.count, entry.fail.count, entry.empty_response.count, entry.cancel.count) for index,
+        entry in stats.items()} == {
         "0": (2, 0, 0, 0),
         "1": (2, 1, 0, 0),
         "2": (0, 0, 2, 0),
@@ -125,7 +126,8 @@ def test_a_folder_that_takes_no_file_costs_counts_and_no_process(tmp_path: pathl
 
 # Room for nothing, for the names alone, and for the names and one model.
 _ON_FULL_DISKS = """
-for pages in 2 12 40; do mount -t tmpfs -o size=$((4 * pages))k tmpfs "$1" && "$2" -m tests.kserve.test_statistics "$1" && umount "$1" || exit 1; done
+for pages in 2 12 40; do mount -t tmpfs -o size=$((4 * pages))k tmpfs "$1" &&
+  "$2" -m tests.kserve.test_statistics "$1" && umount "$1" || exit 1; done
 """
 
 

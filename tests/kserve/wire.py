@@ -1,4 +1,4 @@
-"""The KServe wire for tests: calls by our own messages, requests in few words, and what came back."""
+"""The KServe wire for tests: calls, requests in few words, and what came back."""
 
 from __future__ import annotations
 

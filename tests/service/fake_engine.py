@@ -426,7 +426,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
 
 def engine_trace(request: Request) -> bytes:
-    """What the engine notes of a recorded request: every token in a step of its own number, from 1."""
+    """Returns what the engine notes of a recorded request: token n is of step n."""
     added, first, ended = request.added_ns, request.first_token_ns or request.ended_ns, request.ended_ns
     trace = facts.EngineTrace(
         engine=ENGINE,

@@ -20,7 +20,8 @@ _CORPUS = [
 ] * 20
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
-    "{% if message.role == 'system' and not loop.first %}{{ raise_exception('a system message must come first') }}{% endif %}"
+    "{% if message.role == 'system' and not loop.first %}{{ raise_exception('a system message must come first') }}{% "
+    "endif %}"
     "<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )

@@ -1,4 +1,4 @@
-"""The stack's front door for real: Envoy as it is shipped, a service behind it, floods before it."""
+"""The stack's front door for real: Envoy as it is shipped, behind floods."""
 
 from __future__ import annotations
 

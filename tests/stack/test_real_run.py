@@ -90,7 +90,8 @@ class Stack:
 
     def query(self, expression: str) -> list[Any]:
         """What Prometheus answers."""
-        url = f"http://127.0.0.1:{self.ports['PROMETHEUS_PORT']}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+        query = urllib.parse.urlencode({"query": expression})
+        url = f"http://127.0.0.1:{self.ports['PROMETHEUS_PORT']}/api/v1/query?{query}"
         with urllib.request.urlopen(url, timeout=60) as answer:
             return list(json.load(answer)["data"]["result"])
 
@@ -184,7 +185,10 @@ def test_containers_are_what_the_files_say(stack: Stack) -> None:
 
 
 def test_images_hold_no_more_than_they_need(stack: Stack) -> None:
-    probe = "import importlib.util as u, os, shutil; print(os.getuid(), bool(u.find_spec('torch')), shutil.which('gcc'), shutil.which('cc'), u.find_spec('pytest'))"
+    probe = (
+        "import importlib.util as u, os, shutil; print(os.getuid(), bool(u.find_spec('torch')), shutil.which('gcc'), "
+        "shutil.which('cc'), u.find_spec('pytest'))"
+    )
     for service, torch in (("service", False), ("telemetry", False), ("backend", True)):
         assert stack.compose("exec", "-T", service, "python", "-c", probe).strip() == f"10001 {torch} None None None"
 

@@ -83,7 +83,8 @@ class Fakes:
         index = len(self.launched)
         # The command ends with the script's own arguments; the process notes its id.
         note = (
-            f"import os\nwith open({str(self.folder / 'noting')!r} + str(os.getpid()), 'w') as file: file.write(str(os.getpid()))\n"
+            f"import os\nwith open({str(self.folder / 'noting')!r} + str(os.getpid()), 'w') as file: "
+            "file.write(str(os.getpid()))\n"
             f"os.replace(file.name, {str(self.folder / f'pid-{index}')!r})\n"
         )
         spec = ProcessSpec(name, (sys.executable, "-c", note + self.scripts[name]))

@@ -94,7 +94,10 @@ def spans_of(file: pathlib.Path) -> list[dict[str, Any]]:
 def generate(
     client: headrace.Client, token_ids: list[int], begun: threading.Semaphore, enough: threading.Event
 ) -> Answer:
-    """One caller, who leaves when it is enough; releases `begun` once some of its tokens are there."""
+    """One caller, who leaves when it is enough.
+
+    Releases `begun` once some of its tokens are there.
+    """
     context, seen = new_traceparent(), 0
     stream = client.generate(token_ids=token_ids, traceparent=context, timeout=120, max_tokens=MOST, ignore_eos=True)
     for event in stream:

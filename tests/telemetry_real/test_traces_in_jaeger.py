@@ -268,7 +268,7 @@ def test_a_step_links_to_requests_that_are_there(run: Run) -> None:
 
 
 def test_a_step_computes_what_its_members_say(run: Run) -> None:
-    """All callers were traced, so the tokens of their chunks are all that the step had of prompts."""
+    """All callers were traced, so their chunks are all that the step had of prompts."""
     chunks: dict[tuple[str, str], int] = defaultdict(int)
     for request in run.requests:
         for span in request.chunks:

@@ -26,7 +26,10 @@ from headrace_trace.reading import read_trace
 from headrace_trace.spans import parse
 
 ONE = "01JDECODE0005-7qm2"
-HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">{{data}}\u2028'\"&\x1b[31m"
+HOSTILE = (
+    "</script><script>document.title='taken'</script><img src=x "
+    "onerror=\"document.title='taken'\">{{data}}\u2028'\"&\x1b[31m"
+)
 VOID = {"meta", "input", "img", "br", "link", "hr"}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "headless_shell")
 

@@ -116,7 +116,10 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             stream.note_failure(failure)
 
     def give_up(self) -> list[asyncio.Task[None]]:
-        """Gives up what still runs, at the end of the call; returns tasks that are then waited for."""
+        """Gives up what still runs, at the end of the call.
+
+        Returns tasks that are then waited for.
+        """
         entries = list(self._entries.values())
         for entry in entries:
             self._forget(entry)

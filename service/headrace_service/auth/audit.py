@@ -92,7 +92,10 @@ def audited(handler: grpc.RpcMethodHandler[Any, Any], method: str, caller: Calle
 
 
 def _code_of(context: _Context) -> str:
-    """Returns the status that ends a failed call; grpc makes UNKNOWN of an exception that set none."""
+    """Returns the status that ends a failed call.
+
+    Grpc makes UNKNOWN of an exception that set none.
+    """
     code = context.code()
     return code.name if isinstance(code, grpc.StatusCode) and code is not grpc.StatusCode.OK else "UNKNOWN"
 

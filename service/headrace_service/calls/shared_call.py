@@ -71,7 +71,10 @@ class SharedCall(abc.ABC, Generic[Request]):
 
     @abc.abstractmethod
     def give_up(self) -> list[asyncio.Task[None]]:
-        """Gives up what still runs, at the end of the call; returns tasks that are then waited for."""
+        """Gives up what still runs, at the end of the call.
+
+        Returns tasks that are then waited for.
+        """
 
     def interrupt(self, failure: errors.ServiceError) -> None:
         """Ends the call now, though its reader may take nothing."""

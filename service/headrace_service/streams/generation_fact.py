@@ -21,7 +21,16 @@ _REASONS = {
     engine_pb2.OUTPUT_END_REASON_DEADLINE: "deadline",
 }
 _ERROR = "error"
-_PARTS = ("queued", "prefill", "decode", "preempted", "engine_restart", "detokenize_and_send", "blocked_on_reader", "end_to_end")  # fmt: skip
+_PARTS = (
+    "queued",
+    "prefill",
+    "decode",
+    "preempted",
+    "engine_restart",
+    "detokenize_and_send",
+    "blocked_on_reader",
+    "end_to_end",
+)
 _FIELDS = [(part, f"{part}_ns") for part in _PARTS]
 
 

@@ -64,8 +64,11 @@ class GenerationStream:
     """
 
     __slots__ = (
-        "_accepted", "_noted", "_outputs", "_pauses_ns", "_prompt_parts", "_render", "_started", "_table", "_unwritten_beginnings", "_waiter", "_whole", "_wire", "at_edge", "cap_factor", "clock", "deadline_is_status", "done", "ends", "failure", "from_token", "handle", "has_news",
-        "hit_deadline", "ledger", "listener", "over_cap_since_ns", "pending_bytes", "recording", "request_id", "trace", "writer", "writing_since_ns",
+        "_accepted", "_noted", "_outputs", "_pauses_ns", "_prompt_parts", "_render", "_started", "_table",
+        "_unwritten_beginnings", "_waiter", "_whole", "_wire", "at_edge", "cap_factor", "clock", "deadline_is_status",
+        "done", "ends", "failure", "from_token", "handle", "has_news",
+        "hit_deadline", "ledger", "listener", "over_cap_since_ns", "pending_bytes", "recording", "request_id",
+        "trace", "writer", "writing_since_ns",
     )  # fmt: skip
 
     def __init__(
@@ -206,7 +209,10 @@ class GenerationStream:
     # -- the reader's side
 
     def take(self) -> list[bytes]:
-        """Returns the messages of all pending events but done, in order; empty if there are none."""
+        """Returns the messages of all pending events but done, in order.
+
+        Empty if there are none.
+        """
         messages: list[bytes] = []
         self.has_news = False
         self.pending_bytes = 0

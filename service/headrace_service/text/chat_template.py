@@ -115,7 +115,10 @@ class ChatTemplateRenderer:
         await self._kill()
 
     async def _render_continued(self, source: str, variables: Mapping[str, Any], max_chars: int) -> str:
-        """Returns the prompt up to the end of its last message, as the template shows that message."""
+        """Returns the prompt up to the end of its last message.
+
+        The template shows where that message ends.
+        """
         mark = f"end-{secrets.token_hex(16)}"
         *before, last = variables["messages"]
         marked = {**variables, "messages": [*before, {**last, "content": last["content"] + mark}]}

@@ -21,7 +21,7 @@ _log = structlog.get_logger("headrace.service")
 
 
 class TextLoader:
-    """Reads what a service needs of model folders, in threads, and keeps the template helper ready."""
+    """Reads model folders in threads, and keeps the template helper ready."""
 
     def __init__(
         self, config: ServiceConfig, threads: concurrent.futures.Executor, templates: ChatTemplateRenderer

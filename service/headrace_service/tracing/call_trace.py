@@ -89,7 +89,10 @@ class CallTrace:
 
     @property
     def trace_id(self) -> str:
-        """The trace that logs name: the caller's, or the one that begins here; "" if there is none."""
+        """The trace that logs name: the caller's, or the one that begins here.
+
+        "" if there is none.
+        """
         if self._parent is not None:
             return self._parent.trace_id
         return self.span.trace_id if self.span is not None else ""

@@ -80,7 +80,8 @@ async def _run(load: Load, connection: ConnectionOptions) -> Run:
         sizes = model.vocabulary_size, model.max_context_tokens
         if load.prompt.tokens + load.output.tokens > model.max_context_tokens:
             raise BenchError(
-                f"--prompt-tokens {load.prompt.tokens} and --output-tokens {load.output.tokens} are {load.prompt.tokens + load.output.tokens} together; "
+                f"--prompt-tokens {load.prompt.tokens} and --output-tokens {load.output.tokens} are "
+                f"{load.prompt.tokens + load.output.tokens} together; "
                 f"{model.name} takes at most {model.max_context_tokens}"
             )
         warm = dataclasses.replace(load, requests=load.warm_up)

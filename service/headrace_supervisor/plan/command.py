@@ -131,7 +131,8 @@ def _check_lengths(config: dict[str, Any], options: dict[str, Any]) -> None:
     lengths, longest = _lengths(options), options["max_model_len"] or context
     if sum(lengths) > longest:
         _refuse(
-            f"prompts of {lengths.prompt} tokens and answers of {lengths.output} are {sum(lengths)}, and a request has at most {longest}"
+            f"prompts of {lengths.prompt} tokens and answers of {lengths.output} are {sum(lengths)}, and a request has "
+            f"at most {longest}"
         )
 
 
@@ -244,7 +245,10 @@ def _print(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
             "None holds; --quantize any --kv-dtype any tries weights and caches of fewer bits.", soft_wrap=True
         )
     console.print(
-        f"Weights, a step's memory with graphs, and cache: GiB of each of {options['gpus']} {options['gpu']}, as a worker estimates them. Sequences that an engine runs at once (its cache holds them, and a step has that many rows), and that are active of its share of {options['users']:,} users; several engines are --replicas. Times are arithmetic with rates that our steps reached on H200s.",
+        f"Weights, a step's memory with graphs, and cache: GiB of each of {options['gpus']} {options['gpu']}, as a "
+        "worker estimates them. Sequences that an engine runs at once (its cache holds them, and a step has that many "
+        f"rows), and that are active of its share of {options['users']:,} users; several engines are --replicas. Times "
+        "are arithmetic with rates that our steps reached on H200s.",
         soft_wrap=True,
     )
 
@@ -273,7 +277,10 @@ def _best(holding: list[dict[str, Any]]) -> str:
         row for row in holding if (row["quantize"], row["kv_dtype"]) == (holding[0]["quantize"], holding[0]["kv_dtype"])
     ]
     first, quickest = (min(found, key=lambda row: float(row["answer_s"])) for found in (most_bits, holding))
-    return f"With the most bits {_named(first)} holds ({first['answer_s']} s an answer); the quickest is {_named(quickest)} ({quickest['answer_s']} s). What bits cost in answers: docs/accuracy.md."
+    return (
+        f"With the most bits {_named(first)} holds ({first['answer_s']} s an answer); the quickest is "
+        f"{_named(quickest)} ({quickest['answer_s']} s). What bits cost in answers: docs/accuracy.md."
+    )
 
 
 def _verdict(row: dict[str, Any]) -> str:

@@ -130,7 +130,8 @@ def _try_path(address: str, path: pathlib.Path) -> None:
         path.unlink()
     except OSError as error:
         raise AddressError(
-            f"{address}: {error.strerror}; the folder of a --listen unix:PATH must exist, and this user must be able to make files in it"
+            f"{address}: {error.strerror}; the folder of a --listen unix:PATH must exist, and this user must be able "
+            "to make files in it"
         ) from None
 
 

@@ -108,7 +108,10 @@ def _open(path: pathlib.Path) -> int:
 
 
 def _write_all(descriptor: int, line: bytes) -> None:
-    """Appends a whole line; what a full disk took of it is cut off again, so that no line is half."""
+    """Appends a whole line.
+
+    What a full disk took of it is cut off again, so that no line is half.
+    """
     before = os.fstat(descriptor).st_size
     view = memoryview(line)
     try:

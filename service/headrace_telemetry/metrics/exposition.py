@@ -35,7 +35,10 @@ _UNIT_WORDS: Final = {"s": "seconds", "By": "bytes"}
 
 
 def content_type(accept: str) -> str:
-    """What a scraper that accepts this is sent: OpenMetrics if it names it, else the plain format."""
+    """What a scraper that accepts this is sent.
+
+    OpenMetrics if it names it, else the plain format.
+    """
     media_types = (part.partition(";")[0].strip().lower() for part in accept.split(","))
     return OPENMETRICS if "application/openmetrics-text" in media_types else PLAIN
 

@@ -61,7 +61,8 @@ class Sequences:
             return None
         if parameters.sequence_id not in self._last:
             raise refusals.invalid(
-                f"inference request for sequence {errors.echo(str(parameters.sequence_id))} to model '{model}' must specify "
+                f"inference request for sequence {errors.echo(str(parameters.sequence_id))} to model '{model}' must "
+                "specify "
                 "the START flag on the first request of the sequence",
                 "sequence_start",
             )

@@ -150,7 +150,7 @@ def test_a_changed_file_takes_effect_and_an_unchanged_one_is_left(ring: KeyRing,
 
 
 def test_a_swap_of_links_above_the_file_is_seen(tmp_path: pathlib.Path) -> None:
-    """How orchestrators mount secrets: the file, and its times, may be older than what it replaces."""
+    """Orchestrators mount secrets so that a file may be older than what it replaces."""
     for name, key in (("new", KEYS[1]), ("old", KEYS[0])):
         (tmp_path / name).mkdir()
         write_keys(tmp_path / name / "keys.json", entry(key, name))

@@ -25,7 +25,7 @@ class FakeTelemetry:
         self.path = path
         self.settings = settings or facts.TraceSettings(0.0, facts.Detail.ARRAY, False)
         self.hung = hung
-        self.traced: list[facts.Fact] = []
+        self.reported: list[facts.Fact] = []
         # What a TraceQuery is answered with; None: nothing ever.
         self.parts: list[bytes] | None = []
         self._server: asyncio.Server | None = None
@@ -57,7 +57,7 @@ class FakeTelemetry:
 
     def of(self, kind: type[T]) -> list[T]:
         """The facts of a kind so far."""
-        return [fact for fact in self.traced if isinstance(fact, kind)]
+        return [fact for fact in self.reported if isinstance(fact, kind)]
 
     async def until(self, kind: type[T], count: int = 1, timeout_s: float = 120.0) -> list[T]:
         """Waits for so many facts of a kind, and a little longer for one too many."""
@@ -84,7 +84,7 @@ class FakeTelemetry:
         writer.close()
 
     def _take(self, fact: facts.Fact) -> None:
-        self.traced.append(fact)
+        self.reported.append(fact)
         if isinstance(fact, facts.SetDetail):
             self.set(detail=fact.detail)
         elif isinstance(fact, facts.TraceQuery) and self.parts is not None:

@@ -23,7 +23,7 @@ from tests.service.harness import events_of, running_service
 from tests.service.tracing.conftest import SAMPLED, TracedService
 from tests.service.tracing.fake_telemetry import FakeTelemetry
 from tests.support import reported_facts
-from tests.telemetry.traced import Listener, attributes
+from tests.telemetry.reported import Listener, attributes
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_facts.facts import CallEnded, Generation

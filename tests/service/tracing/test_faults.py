@@ -50,7 +50,7 @@ async def test_a_telemetry_process_that_dies_between_is_reported_the_rest(traced
     second = traced.telemetry = FakeTelemetry(traced.telemetry.path)
     await second.start()
     (generation,) = await second.until(facts.Generation)
-    assert isinstance(second.traced[0], facts.Hello) and generation.span is not None
+    assert isinstance(second.reported[0], facts.Hello) and generation.span is not None
 
 
 def test_nothing_of_the_service_imports_opentelemetry() -> None:
@@ -61,7 +61,8 @@ for package in (headrace_service, headrace_facts):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-print([name for name in sys.modules if name.split(".")[0] in ("opentelemetry", "prometheus_client", "headrace_telemetry")])
+forbidden = ("opentelemetry", "prometheus_client", "headrace_telemetry")
+print([name for name in sys.modules if name.split(".")[0] in forbidden])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -53,9 +53,9 @@ async def test_an_internal_error_names_request_and_trace(
     for metadata in (SAMPLED, ()):
         with pytest.raises(grpc.aio.AioRpcError):
             await traced.stub.Generate(REQUEST, metadata=metadata).read()
-    traced, untraced = of(lines, "rpc.internal_error")
-    assert traced["trace_id"] == TRACE_ID and "trace_id" not in untraced
-    ids = {line["request_id"] for line in (traced, untraced)}
+    with_trace, without_trace = of(lines, "rpc.internal_error")
+    assert with_trace["trace_id"] == TRACE_ID and "trace_id" not in without_trace
+    ids = {line["request_id"] for line in (with_trace, without_trace)}
     assert len(ids) == 2 and all(len(request_id) == 31 for request_id in ids)
 
 

@@ -259,7 +259,7 @@ async def test_a_reader_who_leaves_is_reported_with_the_engines_trace(traced: Tr
     (generation,) = await traced.telemetry.until(Generation)
     (ended,) = await traced.telemetry.until(CallEnded)
     assert generation.finish_reasons == ["cancelled"] and generation.trace is not None and generation.error_type == ""
-    assert [type(fact) for fact in traced.telemetry.traced if fact in (generation, ended)] == [Generation, CallEnded]
+    assert [type(fact) for fact in traced.telemetry.reported if fact in (generation, ended)] == [Generation, CallEnded]
     assert ended.status == "CANCELLED" and traced.engine.detached == []
     assert traced.running.service.core.num_open == 0
     assert not any(model.engine.streams for model in traced.running.service.core.models)
@@ -396,7 +396,7 @@ async def test_steps_are_passed_on_in_the_engines_terms(traced: TracedService) -
     steps = [step for step in await traced.telemetry.until(facts.Steps, 3)]
     assert {(step.engine, step.unix_offset_ns) for step in steps} == {(ENGINE, UNIX_OFFSET_NS)}
     assert all(len(step.records) == 104 for step in steps)
-    kinds = [type(fact) for fact in traced.telemetry.traced if isinstance(fact, facts.Steps | Generation)]
+    kinds = [type(fact) for fact in traced.telemetry.reported if isinstance(fact, facts.Steps | Generation)]
     assert kinds[-1] is Generation, "the steps of a generation are reported before it"
 
 
@@ -412,7 +412,7 @@ async def test_the_load_is_reported_every_second(traced: TracedService) -> None:
 
 
 async def test_who_tells_says_so_first(traced: TracedService) -> None:
-    hello = traced.telemetry.traced[0]
+    hello = traced.telemetry.reported[0]
     assert isinstance(hello, facts.Hello) and hello.kind == "service" and hello.name == "service"
     assert hello.pid and len(hello.instance) == 16
 

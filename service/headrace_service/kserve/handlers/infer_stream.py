@@ -79,7 +79,10 @@ class _Followed:
             self._owner.add_news(self)
 
     def take(self) -> bytes | None:
-        """Returns the next response of what is new; a generation that failed gives none, and ends."""
+        """Returns the next response of what is new.
+
+        A generation that failed gives none, and ends.
+        """
         self._marked = False
         if self.final or self.ended.done():
             return None
@@ -107,7 +110,7 @@ class _Followed:
         return message
 
     def _fail(self, message: bytes = b"") -> None:
-        """Ends the generation by what ended it before its time, or by a response that is too large."""
+        """Ends the generation by its early failure, or by a response that is too large."""
         try:
             check_ended(self.stream, self.wire)
             self._owner.check_size(message)
@@ -176,7 +179,10 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
             followed.stream.note_failure(failure)
 
     def give_up(self) -> list[asyncio.Task[None]]:
-        """Gives up what still runs, at the end of the call; returns tasks that are then waited for."""
+        """Gives up what still runs, at the end of the call.
+
+        Returns tasks that are then waited for.
+        """
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

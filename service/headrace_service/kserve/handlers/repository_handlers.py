@@ -108,7 +108,8 @@ def _named(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequ
     refusals.check_name(name, "model_name")
     if not _MODEL_NAME.fullmatch(name) or name.strip(" .") == "" or name != name.strip():
         raise refusals.invalid(
-            f"failed to load {errors.echo(name)}: model_name: must be the name of a folder; path traversal is not allowed",
+            f"failed to load {errors.echo(name)}: model_name: must be the name of a folder; path traversal is not "
+            "allowed",
             "model_name",
         )
     return name
@@ -116,7 +117,9 @@ def _named(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequ
 
 def _check_repository(name: str) -> None:
     if name:
-        raise refusals.invalid(f"repository_name: must be empty, there is one repository; got {errors.echo(name)}", "repository_name")  # fmt: skip
+        raise refusals.invalid(
+            f"repository_name: must be empty, there is one repository; got {errors.echo(name)}", "repository_name"
+        )
 
 
 def _check_unload_parameters(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> None:

@@ -172,7 +172,8 @@ _WITHOUT_EFFECT: dict[str, Any] = {
     "spaces_between_special_tokens": True,
 }
 _UNBUILT = frozenset(
-    "prompt_logprobs truncate_prompt_tokens guided_decoding structured_outputs guided_json guided_regex guided_choice guided_grammar "
+    "prompt_logprobs truncate_prompt_tokens guided_decoding structured_outputs guided_json guided_regex guided_choice "
+    "guided_grammar "
     "logits_processors allowed_token_ids extra_args lora_name output_kind thinking_token_budget".split()
 )
 

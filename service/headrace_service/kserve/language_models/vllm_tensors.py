@@ -121,7 +121,10 @@ def _logprobs(piece: Piece, token_text: Callable[[int], str]) -> str:
     """
     columns = []
     for token, entry in zip(piece.token_ids, piece.logprobs, strict=True):
-        ranked = {top: (logprob, rank) for rank, (top, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)}  # fmt: skip
+        ranked = {
+            top: (logprob, rank)
+            for rank, (top, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
+        }
         ranked.setdefault(token, (entry.sampled, entry.rank))
         columns.append(
             {

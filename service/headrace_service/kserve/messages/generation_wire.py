@@ -94,7 +94,8 @@ class GenerationWire:
     """
 
     __slots__ = (
-        "_cut", "_cut_bytes", "_new", "_num_prompt_tokens", "_pending_bytes", "_pieces", "_render", "_request", "_template", "error",
+        "_cut", "_cut_bytes", "_new", "_num_prompt_tokens", "_pending_bytes", "_pieces", "_render", "_request",
+        "_template", "error",
     )  # fmt: skip
 
     def __init__(
