@@ -229,8 +229,8 @@ def counted(generations: list[Generation], calls: list[CallEnded], metric: catal
         metrics.sink.generation(reported_facts.SERVICE, generation, None)
     for call in calls:
         metrics.sink.take(reported_facts.SERVICE, call)
-    traced = [each for scope in metrics.snapshot().resource_metrics[0].scope_metrics for each in scope.metrics]
-    points = [point for each in traced if each.name == metric.name for point in each.data.data_points]
+    families = [each for scope in metrics.snapshot().resource_metrics[0].scope_metrics for each in scope.metrics]
+    points = [point for each in families if each.name == metric.name for point in each.data.data_points]
     return [str((point.attributes or {})[label]) for point in points]
 
 
