@@ -73,14 +73,8 @@ def absorb_quantized(
     positions,
     mask,
     seen,
-    NUM_KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    TILE_STRIDE: tl.constexpr,
-    KIND: tl.constexpr,
-    HAS_FP8: tl.constexpr,
+    SHAPE: tl.constexpr,
     MASKED: tl.constexpr,
-    PLAIN: tl.constexpr,
 ):
     """One tile.
 
@@ -89,14 +83,16 @@ def absorb_quantized(
     mask [N] which they are. Returns acc [M, D] in units of `unit` (at first `first_unit`), largest
     [M], total [M], unit.
     """
-    places = scales + scale_offsets(offs_key, positions, BLOCK_SIZE, HEAD_DIM)
+    KIND: tl.constexpr = SHAPE.kind
+    places = scales + scale_offsets(offs_key, positions, SHAPE.block_size, SHAPE.head_dim)
     key_scales = tl.load(places, mask=mask, other=0.0)
-    value_scales = tl.load(places + NUM_KV_HEADS * TILE_STRIDE // 4, mask=mask, other=0.0)
-    if PLAIN or query.dtype == tl.float32:
-        key, value = numbers_of(k, 0, KIND, tl.float32, PLAIN), numbers_of(v, 0, KIND, tl.float32, PLAIN)
+    value_scales = tl.load(places + SHAPE.num_kv_heads * SHAPE.tile_stride // 4, mask=mask, other=0.0)
+    if SHAPE.fp32_dot or query.dtype == tl.float32:
+        key = numbers_of(k, 0, KIND, tl.float32, SHAPE.fp32_dot)
+        value = numbers_of(v, 0, KIND, tl.float32, SHAPE.fp32_dot)
         query = query.to(tl.float32)
     else:
-        key, value = halves_of(k, KIND, HAS_FP8, False), halves_of(v, KIND, HAS_FP8, True)
+        key, value = halves_of(k, KIND, SHAPE.has_fp8, False), halves_of(v, KIND, SHAPE.has_fp8, True)
     scores = tl.dot(query, tl.trans(key), input_precision="tf32x3") * key_scales[None, :]
     if MASKED:
         scores = tl.where(seen, scores * row_scales[:, None], -1.0e30)

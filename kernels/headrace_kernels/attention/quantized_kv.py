@@ -233,6 +233,15 @@ def bits_of(number, KIND: tl.constexpr):
 
 
 @triton.jit
+def quantized_heads(heads, KIND: tl.constexpr):
+    """Heads [n, head_dim] as the cache's bytes, as numbers in fp32, and their scales [n]."""
+    wide = heads.to(tl.float32)
+    scale = head_scale(tl.max(tl.abs(wide), 1), tl.sum(wide * 0.0, 1), KIND)
+    numbers = rounded(wide, scale[:, None], KIND)
+    return bits_of(numbers, KIND), numbers, scale
+
+
+@triton.jit
 def scale_offsets(offs_key, positions, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
     """Where the scales of heads lie in the cache as fp32, by where their numbers begin
     (`attention.tiles.key_offsets`) and their positions.

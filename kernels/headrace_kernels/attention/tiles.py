@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,6 +22,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels import card
+from headrace_kernels.attention.quantized_kv import CacheMemory
+from headrace_kernels.triton_runtime import INTERPRETED
 
 # exp(x) is 2^(x * LOG2_E).
 LOG2_E = math.log2(math.e)
@@ -37,6 +40,60 @@ class Launch:
     stages: int
     # Most registers of a thread; None: as many as the compiler likes.
     registers: int | None = None
+
+
+class AttentionShape(NamedTuple):
+    """Heads and cache that an attention kernel is compiled for: one constexpr of every kernel."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    # Dimensions of a head in registers.
+    padded_dim: int
+    block_size: int
+    # Elements of the cache from one head's tile to the next.
+    tile_stride: int
+    # "int8", "fp8" or "": not quantized.
+    kind: str
+    # Whether the GPU converts e4m3 by itself.
+    has_fp8: bool
+    # Whether products are fp32: in the interpreter, whose tl.dot is wrong for bf16.
+    fp32_dot: bool
+
+
+class SplitShape(NamedTuple):
+    """What a decode kernel is compiled for besides heads and cache: one constexpr of it."""
+
+    # Most query tokens of an entry.
+    query_len: int
+    # Query rows of a tile.
+    rows: int
+    # Whether query rows are the columns of products (`attention.transposed`).
+    is_transposed: bool
+    # Keys of a tile, and stages of their loads.
+    tile: int
+    stages: int
+    is_windowed: bool
+    # Query rows that are merged, a power of two, and partial results loaded at a time.
+    merged_rows: int
+    at_once: int
+    # Heads of the tile in which squares of the new key are added up; 0: the kernel norms nothing.
+    norm_heads: int = 0
+
+
+def attention_shape(num_heads: int, head_dim: int, kv_cache: Tensor, memory: CacheMemory) -> AttentionShape:
+    """The shape of `num_heads` query heads over a layer's cache and its memory (`memory_of`)."""
+    return AttentionShape(
+        num_heads=num_heads,
+        num_kv_heads=kv_cache.shape[2],
+        head_dim=head_dim,
+        padded_dim=padded_dim(head_dim),
+        block_size=kv_cache.shape[3],
+        tile_stride=memory.tile_stride,
+        kind=memory.kind,
+        has_fp8=memory.kind == "fp8" and card.has_fp8_products(kv_cache.device),
+        fp32_dot=INTERPRETED,
+    )
 
 
 @triton.jit
@@ -75,23 +132,14 @@ def absorb(
 
 
 @triton.jit
-def key_offsets(
-    table,
-    positions,
-    mask,
-    kv_head,
-    NUM_KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    TILE_STRIDE: tl.constexpr,
-):
-    """int64 [N] where the keys at `positions` of a block table begin; the values lie NUM_KV_HEADS *
-    TILE_STRIDE further.
+def key_offsets(table, positions, mask, kv_head, SHAPE: tl.constexpr):
+    """Where the keys at `positions` [N] of a block table begin, int64 [N].
 
-    Caches have more than 2^31 values.
+    Values lie num_kv_heads * tile_stride further. Caches have more than 2^31 elements.
     """
-    block = tl.load(table + positions // BLOCK_SIZE, mask=mask, other=0).to(tl.int64)
-    return (block * (2 * NUM_KV_HEADS) + kv_head) * TILE_STRIDE + (positions % BLOCK_SIZE) * HEAD_DIM
+    block = tl.load(table + positions // SHAPE.block_size, mask=mask, other=0).to(tl.int64)
+    tile = (block * (2 * SHAPE.num_kv_heads) + kv_head) * SHAPE.tile_stride
+    return tile + (positions % SHAPE.block_size) * SHAPE.head_dim
 
 
 def pipeline_stages(device: torch.device, fixed_bytes: int, stage_bytes: int, wanted: int) -> int:

@@ -91,10 +91,7 @@ def _tile_offsets(
     start,
     end,
     kv_head,
-    NUM_KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    TILE_STRIDE: tl.constexpr,
+    SHAPE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """As `attention.tiles.key_offsets`, of the positions start up to start + TILE, where the first
@@ -104,12 +101,13 @@ def _tile_offsets(
     """
     within = tl.arange(0, TILE)
     offsets = tl.zeros([TILE], tl.int64)
-    for part in tl.static_range((TILE + BLOCK_SIZE - 1) // BLOCK_SIZE):
-        position = start + part * BLOCK_SIZE
-        block = tl.load(table + position // BLOCK_SIZE, mask=position < end, other=0).to(tl.int64)
-        begin = (block * (2 * NUM_KV_HEADS) + kv_head) * TILE_STRIDE + start % BLOCK_SIZE * HEAD_DIM
-        offsets = tl.where(within // BLOCK_SIZE == part, begin, offsets)
-    return offsets + within % BLOCK_SIZE * HEAD_DIM
+    for part in tl.static_range((TILE + SHAPE.block_size - 1) // SHAPE.block_size):
+        position = start + part * SHAPE.block_size
+        block = tl.load(table + position // SHAPE.block_size, mask=position < end, other=0).to(tl.int64)
+        tile = (block * (2 * SHAPE.num_kv_heads) + kv_head) * SHAPE.tile_stride
+        begin = tile + start % SHAPE.block_size * SHAPE.head_dim
+        offsets = tl.where(within // SHAPE.block_size == part, begin, offsets)
+    return offsets + within % SHAPE.block_size * SHAPE.head_dim
 
 
 @triton.jit
@@ -126,16 +124,18 @@ def _absorb(
     key_scales,
     value_scales,
     seen,
-    KIND: tl.constexpr,
-    HAS_FP8: tl.constexpr,
-    PLAIN: tl.constexpr,
+    SHAPE: tl.constexpr,
 ):
     """One tile: first and second [D / 2, M] in units of `unit`, query [D, M], k [N, D] bytes, pairs
     [D / 2, N] of values' bytes, scales [N], seen [N, M] or broadcast to it.
 
     Returns all five.
     """
-    key = numbers_of(k, 0, KIND, tl.float32, True) if PLAIN else halves_of(k, KIND, HAS_FP8, False)
+    KIND: tl.constexpr = SHAPE.kind
+    if SHAPE.fp32_dot:
+        key = numbers_of(k, 0, KIND, tl.float32, True)
+    else:
+        key = halves_of(k, KIND, SHAPE.has_fp8, False)
     scores = tl.dot(key, query, input_precision="tf32x3") * key_scales[:, None]
     scores = tl.where(seen, scores * row_scales[None, :], -1.0e30)
     new_largest = tl.maximum(largest, tl.max(scores, 0))
@@ -146,7 +146,7 @@ def _absorb(
     per_unit = 1.0 / new_unit
     weights = (weights * (value_scales * per_unit)[:, None]).to(query.dtype)
     shrink *= unit * per_unit
-    value, other_value = _halves_of_pairs(pairs, KIND, HAS_FP8, PLAIN)
+    value, other_value = _halves_of_pairs(pairs, KIND, SHAPE.has_fp8, SHAPE.fp32_dot)
     first = tl.dot(value, weights, first * shrink[None, :], input_precision="tf32x3")
     second = tl.dot(other_value, weights, second * shrink[None, :], input_precision="tf32x3")
     return first, second, new_largest, total, new_unit
@@ -169,56 +169,49 @@ def absorb_context(
     kv_head,
     kv_cache,
     scales,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_STRIDE: tl.constexpr,
-    KIND: tl.constexpr,
-    QUERY_LEN: tl.constexpr,
-    TILE: tl.constexpr,
-    STAGES: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    HAS_FP8: tl.constexpr,
-    PLAIN: tl.constexpr,
+    SHAPE: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
     """A split's positions `begin` (a multiple of 64) to `end`.
 
     `acc` [M, D] in units of `unit`, `largest` and `total` [M] are as
     `attention.quantized.absorb_quantized` has them, with which query and row_scales of
     `divided_query`; the rows' tokens stand at `position` [M], and see `window` tokens, none of
-    which is before `first_seen`. PLAIN: the interpreter's way. Returns acc, largest, total, unit.
+    which is before `first_seen`. Returns acc, largest, total, unit.
     """
     ROWS: tl.constexpr = acc.shape[0]
     DIM: tl.constexpr = acc.shape[1]
     offs_dim, offs_pair = tl.arange(0, DIM), tl.arange(0, DIM // 2)
-    query = tl.trans(query.to(tl.float32) if PLAIN else query)
+    query = tl.trans(query.to(tl.float32) if SHAPE.fp32_dot else query)
     first, second = tl.split(tl.permute(tl.reshape(acc, [ROWS, DIM // 2, 2]), (1, 0, 2)))
-    pairs_of_values = (kv_cache + NUM_KV_HEADS * TILE_STRIDE).to(tl.pointer_type(tl.int16))
-    for start in tl.range(begin, end, TILE, num_stages=STAGES):
-        positions = start + tl.arange(0, TILE)
+    pairs_of_values = (kv_cache + SHAPE.num_kv_heads * SHAPE.tile_stride).to(tl.pointer_type(tl.int16))
+    for start in tl.range(begin, end, SPLIT.tile, num_stages=SPLIT.stages):
+        positions = start + tl.arange(0, SPLIT.tile)
         mask_key = positions < end
-        if WINDOWED:
+        if SPLIT.is_windowed:
             mask_key = mask_key & (positions >= first_seen)
-        offs_key = _tile_offsets(table, start, end, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE, TILE)
+        offs_key = _tile_offsets(table, start, end, kv_head, SHAPE, SPLIT.tile)
         # A slot that was never written, or is being written, may hold any bytes. The score of such
         # a key is replaced; 0 times such a value may be NaN, so that it is not loaded.
-        k = tl.load(kv_cache + offs_key[:, None] + offs_dim[None, :], mask=(offs_dim < HEAD_DIM)[None, :], other=0)
+        k = tl.load(
+            kv_cache + offs_key[:, None] + offs_dim[None, :], mask=(offs_dim < SHAPE.head_dim)[None, :], other=0
+        )
         pairs = tl.load(
             pairs_of_values + (offs_key // 2)[None, :] + offs_pair[:, None],
-            mask=mask_key[None, :] & (offs_pair < HEAD_DIM // 2)[:, None],
+            mask=mask_key[None, :] & (offs_pair < SHAPE.head_dim // 2)[:, None],
             other=0,
         )
-        places = scales + scale_offsets(offs_key, positions, BLOCK_SIZE, HEAD_DIM)
+        places = scales + scale_offsets(offs_key, positions, SHAPE.block_size, SHAPE.head_dim)
         key_scales = tl.load(places, mask=mask_key, other=0.0)
-        value_scales = tl.load(places + NUM_KV_HEADS * TILE_STRIDE // 4, mask=mask_key, other=0.0)
+        value_scales = tl.load(places + SHAPE.num_kv_heads * SHAPE.tile_stride // 4, mask=mask_key, other=0.0)
         seen = mask_key[:, None]
-        if QUERY_LEN > 1:
+        if SPLIT.query_len > 1:
             seen = seen & (positions[:, None] <= position[None, :])
-            if WINDOWED:
+            if SPLIT.is_windowed:
                 seen = seen & (positions[:, None] > position[None, :] - window)
         first, second, largest, total, unit = _absorb(
             first, second, largest, total, unit, query, row_scales, k, pairs, key_scales, value_scales, seen,
-            KIND, HAS_FP8, PLAIN,
+            SHAPE,
         )  # fmt: skip
     acc = tl.reshape(tl.permute(tl.join(first, second), (1, 0, 2)), [ROWS, DIM])
     return acc, largest, total, unit

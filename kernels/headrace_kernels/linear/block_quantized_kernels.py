@@ -18,7 +18,7 @@ come from a table of 16.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
@@ -35,17 +35,37 @@ _NUM_WARPS = 4
 _RESTORED_ROWS = 16
 
 
+class BlockLayout(NamedTuple):
+    """What a kernel is compiled for of a `BlockWeight`: one constexpr of every kernel."""
+
+    num_inputs: int
+    # Tiles of a row: 4 planes of inputs each.
+    num_tiles: int
+    # Inputs of a plane, which share a scale.
+    plane: int
+    # Inputs of a group, and inputs of a scale of groups' scales.
+    group: int
+    factor: int
+    # Whether a byte holds the integers of a scale and of a min, 4 bits each.
+    is_joint: bool
+    # Groups that share a scale of scales (NF4's double quantization); 0: none.
+    nested: int
+    has_mins: bool
+    # What is taken off every stored integer.
+    offset: int
+
+
 @triton.jit
 def _integers(
     nibble_ptr, pair_ptr, single_ptr, octet_ptr, row, tile, j, mask, PART: tl.constexpr,
-    TILES: tl.constexpr, PLANE: tl.constexpr,
+    LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """The q of inputs 4 PLANE tile + PLANE PART + j of some rows as int32; `row` and `tile`
     broadcast with j.
     """
-    lane = row * (TILES * PLANE) + tile * PLANE + j
+    lane = row * (LAYOUT.num_tiles * LAYOUT.plane) + tile * LAYOUT.plane + j
     if octet_ptr is not None:
-        places = octet_ptr + row * (TILES * PLANE * 4) + (tile * 4 + PART) * PLANE + j
+        places = octet_ptr + row * (LAYOUT.num_tiles * LAYOUT.plane * 4) + (tile * 4 + PART) * LAYOUT.plane + j
         q = tl.load(places, mask=mask, other=0).to(tl.int32)
     elif nibble_ptr is not None:
         q = (tl.load(nibble_ptr + lane, mask=mask, other=0).to(tl.int32) >> (4 * PART)) & 15
@@ -54,8 +74,8 @@ def _integers(
     else:
         q = (tl.load(pair_ptr + lane, mask=mask, other=0).to(tl.int32) >> (2 * PART)) & 3
     if single_ptr is not None:
-        HALF: tl.constexpr = PLANE // 2
-        places = single_ptr + row * (TILES * HALF) + tile * HALF + j % HALF
+        HALF: tl.constexpr = LAYOUT.plane // 2
+        places = single_ptr + row * (LAYOUT.num_tiles * HALF) + tile * HALF + j % HALF
         above = tl.load(places, mask=mask, other=0).to(tl.int32) >> (j // HALF * 4 + PART)
         q |= (above & 1) << (4 if nibble_ptr is not None else 2)
     return q
@@ -64,31 +84,31 @@ def _integers(
 @triton.jit
 def _scale_of(
     scale_ptr, min_ptr, group_scale_ptr, code_ptr, k, n, N,
-    K: tl.constexpr, GROUP: tl.constexpr, FACTOR: tl.constexpr, JOINT: tl.constexpr, NESTED: tl.constexpr,
+    LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """The s of input k and output n, fp32."""
-    if NESTED > 0:
-        code = tl.load(group_scale_ptr + k // GROUP * N + n).to(tl.int32)
-        nested = (n.to(tl.int64) * (K // GROUP) + k // GROUP) // NESTED
+    if LAYOUT.nested > 0:
+        code = tl.load(group_scale_ptr + k // LAYOUT.group * N + n).to(tl.int32)
+        nested = (n.to(tl.int64) * (LAYOUT.num_inputs // LAYOUT.group) + k // LAYOUT.group) // LAYOUT.nested
         return tl.load(code_ptr + code) * tl.load(scale_ptr + nested) + tl.load(min_ptr + nested)
-    scale = tl.load(scale_ptr + k // FACTOR * N + n).to(tl.float32)
+    scale = tl.load(scale_ptr + k // LAYOUT.factor * N + n).to(tl.float32)
     if group_scale_ptr is not None:
-        integer = tl.load(group_scale_ptr + k // GROUP * N + n).to(tl.int32)
-        scale *= ((integer & 15) if JOINT else integer).to(tl.float32)
+        integer = tl.load(group_scale_ptr + k // LAYOUT.group * N + n).to(tl.int32)
+        scale *= ((integer & 15) if LAYOUT.is_joint else integer).to(tl.float32)
     return scale
 
 
 @triton.jit
 def _min_of(
     min_ptr, group_scale_ptr, group_min_ptr, k, n, N,
-    GROUP: tl.constexpr, FACTOR: tl.constexpr, JOINT: tl.constexpr,
+    LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """The m of input k and output n, fp32."""
-    low = tl.load(min_ptr + k // FACTOR * N + n).to(tl.float32)
-    if JOINT:
-        low *= (tl.load(group_scale_ptr + k // GROUP * N + n).to(tl.int32) >> 4).to(tl.float32)
+    low = tl.load(min_ptr + k // LAYOUT.factor * N + n).to(tl.float32)
+    if LAYOUT.is_joint:
+        low *= (tl.load(group_scale_ptr + k // LAYOUT.group * N + n).to(tl.int32) >> 4).to(tl.float32)
     elif group_min_ptr is not None:
-        low *= tl.load(group_min_ptr + k // GROUP * N + n).to(tl.float32)
+        low *= tl.load(group_min_ptr + k // LAYOUT.group * N + n).to(tl.float32)
     return low
 
 
@@ -129,45 +149,49 @@ def _small_kernel(
     x_ptr, nibble_ptr, pair_ptr, single_ptr, octet_ptr, scale_ptr, min_ptr, group_scale_ptr, group_min_ptr, table_ptr, code_ptr,
     bias_ptr, out_ptr,
     M, N, row_stride,
-    K: tl.constexpr, TILES: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, FACTOR: tl.constexpr, JOINT: tl.constexpr,
-    NESTED: tl.constexpr, HAS_MINS: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SLICES: tl.constexpr, PLAIN: tl.constexpr,
+    LAYOUT: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SLICES: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Y^T = W X^T for BLOCK_N outputs and ROWS rows. `out` has rows of row_stride numbers."""
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     SIGNED: tl.constexpr = octet_ptr is not None
     # Taken off the numbers that are multiplied.
-    SHIFT: tl.constexpr = OFFSET + (128 if DTYPE == tl.bfloat16 and not SIGNED and table_ptr is None else 0)
+    SHIFT: tl.constexpr = LAYOUT.offset + (128 if DTYPE == tl.bfloat16 and not SIGNED and table_ptr is None else 0)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, ROWS)[None, None, :]
     # Outputs beyond the end repeat the last one, and are not stored.
     n_read = tl.minimum(n, N - 1)[None, :, None]
     row = n_read.to(tl.int64)
     s = tl.arange(0, SLICES)[:, None, None]
-    j = tl.arange(0, PLANE)
+    j = tl.arange(0, LAYOUT.plane)
     total = tl.zeros([SLICES, BLOCK_N, ROWS], tl.float32)
-    ones = tl.full([SLICES, BLOCK_N, PLANE], 1.0, tl.float32 if PLAIN else DTYPE)
-    for step in tl.range(0, TILES, SLICES):
+    ones = tl.full([SLICES, BLOCK_N, LAYOUT.plane], 1.0, tl.float32 if PLAIN else DTYPE)
+    for step in tl.range(0, LAYOUT.num_tiles, SLICES):
         tile = step + s
         for i in tl.static_range(4):
             q = _integers(
-                nibble_ptr, pair_ptr, single_ptr, octet_ptr, row, tile, j[None, None, :], tile < TILES, i, TILES, PLANE
+                nibble_ptr,
+                pair_ptr,
+                single_ptr,
+                octet_ptr,
+                row,
+                tile,
+                j[None, None, :],
+                tile < LAYOUT.num_tiles,
+                i,
+                LAYOUT,
             )
-            piece = (tile * 4 + i) * PLANE
+            piece = (tile * 4 + i) * LAYOUT.plane
             k = piece + j[None, :, None]
-            x = tl.load(x_ptr + m * K + k, mask=(k < K) & (m < M), other=0.0)
+            x = tl.load(x_ptr + m * LAYOUT.num_inputs + k, mask=(k < LAYOUT.num_inputs) & (m < M), other=0.0)
             part = _dot(_exact(q, table_ptr, DTYPE, SIGNED, PLAIN), x, PLAIN)
-            first = tl.minimum(piece, K - 1)
-            scale = _scale_of(
-                scale_ptr, min_ptr, group_scale_ptr, code_ptr, first, n_read, N, K, GROUP, FACTOR, JOINT, NESTED
-            )
-            if SHIFT != 0 or HAS_MINS:
+            first = tl.minimum(piece, LAYOUT.num_inputs - 1)
+            scale = _scale_of(scale_ptr, min_ptr, group_scale_ptr, code_ptr, first, n_read, N, LAYOUT)
+            if SHIFT != 0 or LAYOUT.has_mins:
                 inputs = _dot(ones, x, PLAIN)
                 part -= SHIFT * inputs
             total += part * scale
-            if HAS_MINS:
-                total -= inputs * _min_of(
-                    min_ptr, group_scale_ptr, group_min_ptr, first, n_read, N, GROUP, FACTOR, JOINT
-                )
+            if LAYOUT.has_mins:
+                total -= inputs * _min_of(min_ptr, group_scale_ptr, group_min_ptr, first, n_read, N, LAYOUT)
     y = tl.sum(total, 0)
     n_out, m_out = n[:, None], tl.arange(0, ROWS)[None, :]
     if bias_ptr is not None:
@@ -181,8 +205,7 @@ def _restore_kernel(
     nibble_ptr, pair_ptr, single_ptr, octet_ptr, scale_ptr, min_ptr, group_scale_ptr, group_min_ptr, table_ptr, code_ptr,
     index_ptr, out_ptr,
     N, first_row, num_rows,
-    K: tl.constexpr, TILES: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, FACTOR: tl.constexpr, JOINT: tl.constexpr,
-    NESTED: tl.constexpr, HAS_MINS: tl.constexpr, OFFSET: tl.constexpr, BLOCK_N: tl.constexpr, INDEXED: tl.constexpr,
+    LAYOUT: tl.constexpr, BLOCK_N: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
     """Rows first_row and on of W, or the rows at index_ptr, rounded to the type of `out` [num_rows,
     K].
@@ -194,24 +217,22 @@ def _restore_kernel(
         n = tl.minimum(first_row + r, N - 1).to(tl.int64)
     n = n[:, None]
     tile = tl.program_id(0)
-    j = tl.arange(0, PLANE)[None, :]
+    j = tl.arange(0, LAYOUT.plane)[None, :]
     is_here = (r < num_rows)[:, None]
     for i in tl.static_range(4):
-        q = _integers(nibble_ptr, pair_ptr, single_ptr, octet_ptr, n, tile, j, is_here, i, TILES, PLANE)
-        piece = (tile * 4 + i) * PLANE
-        first = tl.minimum(piece, K - 1)
+        q = _integers(nibble_ptr, pair_ptr, single_ptr, octet_ptr, n, tile, j, is_here, i, LAYOUT)
+        piece = (tile * 4 + i) * LAYOUT.plane
+        first = tl.minimum(piece, LAYOUT.num_inputs - 1)
         if table_ptr is not None:
             numbers = tl.load(table_ptr + q).to(tl.float32)
         else:
-            numbers = (q - OFFSET).to(tl.float32)
-        numbers *= _scale_of(
-            scale_ptr, min_ptr, group_scale_ptr, code_ptr, first, n, N, K, GROUP, FACTOR, JOINT, NESTED
-        )
-        if HAS_MINS:
-            numbers -= _min_of(min_ptr, group_scale_ptr, group_min_ptr, first, n, N, GROUP, FACTOR, JOINT)
+            numbers = (q - LAYOUT.offset).to(tl.float32)
+        numbers *= _scale_of(scale_ptr, min_ptr, group_scale_ptr, code_ptr, first, n, N, LAYOUT)
+        if LAYOUT.has_mins:
+            numbers -= _min_of(min_ptr, group_scale_ptr, group_min_ptr, first, n, N, LAYOUT)
         k = piece + j
-        places = out_ptr + r.to(tl.int64)[:, None] * K + k
-        tl.store(places, numbers.to(out_ptr.dtype.element_ty), mask=is_here & (k < K))
+        places = out_ptr + r.to(tl.int64)[:, None] * LAYOUT.num_inputs + k
+        tl.store(places, numbers.to(out_ptr.dtype.element_ty), mask=is_here & (k < LAYOUT.num_inputs))
 
 
 def takes(weight: BlockWeight) -> bool:
@@ -227,20 +248,20 @@ def _planes(weight: BlockWeight) -> tuple[Tensor | None, ...]:
     return *planes, weight.scales, weight.mins, weight.group_scales, weight.group_mins
 
 
-def _layout(weight: BlockWeight) -> dict[str, Any]:
-    """The constants of a weight."""
+def _layout(weight: BlockWeight) -> BlockLayout:
+    """The constants that kernels are compiled for, of one weight."""
     made = weight.format
-    return {
-        "K": weight.num_inputs,
-        "TILES": weight.num_tiles,
-        "PLANE": plane_inputs(weight.kind, weight.num_inputs),
-        "GROUP": made.group,
-        "FACTOR": made.factor,
-        "JOINT": made.is_joint,
-        "NESTED": weight.nested,
-        "HAS_MINS": made.has_mins,
-        "OFFSET": made.offset,
-    }
+    return BlockLayout(
+        num_inputs=weight.num_inputs,
+        num_tiles=weight.num_tiles,
+        plane=plane_inputs(weight.kind, weight.num_inputs),
+        group=made.group,
+        factor=made.factor,
+        is_joint=made.is_joint,
+        nested=weight.nested,
+        has_mins=made.has_mins,
+        offset=made.offset,
+    )
 
 
 def _tables(weight: BlockWeight, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
@@ -267,11 +288,11 @@ def multiply_small(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Ten
     rows = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32
     # Sums of more rows take registers.
     block_n = 32 if rows == 8 else 16
-    slices = min(_NUM_WARPS, triton.next_power_of_2(layout["TILES"]))
+    slices = min(_NUM_WARPS, triton.next_power_of_2(layout.num_tiles))
     _small_kernel[(triton.cdiv(num_outputs, block_n),)](
         x.contiguous(), *_planes(weight), *_tables(weight, x.dtype), bias, out, num_rows, num_outputs, out.stride(0),
-        **layout, ROWS=rows, BLOCK_N=block_n, SLICES=slices, PLAIN=INTERPRETED,
-        num_warps=_NUM_WARPS, num_stages=_stages(layout["PLANE"] * slices, block_n, rows, weight.device),
+        LAYOUT=layout, ROWS=rows, BLOCK_N=block_n, SLICES=slices, PLAIN=INTERPRETED,
+        num_warps=_NUM_WARPS, num_stages=_stages(layout.plane * slices, block_n, rows, weight.device),
     )  # fmt: skip
 
 
@@ -300,7 +321,7 @@ def _restore(weight: BlockWeight, indices: Tensor | None, first_row: int, out: T
     if not num_rows:
         return
     layout = _layout(weight)
-    _restore_kernel[(layout["TILES"], triton.cdiv(num_rows, _RESTORED_ROWS))](
+    _restore_kernel[(layout.num_tiles, triton.cdiv(num_rows, _RESTORED_ROWS))](
         *_planes(weight), *_tables(weight, torch.float32), indices, out, weight.num_outputs, first_row, num_rows,
-        **layout, BLOCK_N=_RESTORED_ROWS, INDEXED=indices is not None, num_warps=_NUM_WARPS,
+        LAYOUT=layout, BLOCK_N=_RESTORED_ROWS, INDEXED=indices is not None, num_warps=_NUM_WARPS,
     )  # fmt: skip

@@ -17,7 +17,7 @@ before they are multiplied; long inputs may be split among programs, whose sums 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -26,8 +26,9 @@ from torch import Tensor
 
 from headrace_kernels.linear.dense_small_batch_kernels import finish
 from headrace_kernels.linear.gemm_weight_only_sm90 import WarpgroupTile, launch
-from headrace_kernels.linear.small_batch import _dot, _stages, bits_of, layout_of
+from headrace_kernels.linear.small_batch import _dot, _stages
 from headrace_kernels.weight_formats.conversions import numbers_of, restored_bytes, restored_nibbles
+from headrace_kernels.weight_formats.kernel_layout import WeightLayout, bits_of, layout_of
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 
 
@@ -69,14 +70,20 @@ def _restored_group(
 def _wide_kernel(
     x_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     M, N,
-    K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr,
-    GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_WORDS: tl.constexpr, SPLITS: tl.constexpr, PLAIN: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_WORDS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Y^T = W X^T for BLOCK_N outputs, BLOCK_M rows and one split of the inputs.
 
     With several splits `out` is fp32 [SPLITS, M, N] of sums.
     """
+    K: tl.constexpr = LAYOUT.num_inputs
+    WORDS: tl.constexpr = LAYOUT.num_words
+    GROUP: tl.constexpr = LAYOUT.group
+    PLANE: tl.constexpr = LAYOUT.plane
+    KIND: tl.constexpr = LAYOUT.kind
+    GROUPED: tl.constexpr = LAYOUT.is_grouped
+    PLAIN: tl.constexpr = LAYOUT.is_plain
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     PARTS: tl.constexpr = 4 if KIND == "int4" else 1
     # Programs of the same outputs follow each other, so that their weight is read from memory once.
@@ -101,7 +108,7 @@ def _wide_kernel(
             k = piece + inner + j[:, None]
             x = tl.load(x_rows + k, mask=k < K, other=0.0)
             if GROUPED:
-                w = _restored_group(words, scale_ptr, zero_ptr, tl.minimum(piece, K - 1) // GROUP, n_read, N, i, KIND, SCALE_OUTPUTS, DTYPE, PLAIN)  # fmt: skip
+                w = _restored_group(words, scale_ptr, zero_ptr, tl.minimum(piece, K - 1) // GROUP, n_read, N, i, KIND, LAYOUT.scale_outputs, DTYPE, PLAIN)  # fmt: skip
             else:
                 w = numbers_of(words, i, KIND, DTYPE, PLAIN)
             total = _dot(w, x, total, PLAIN)
@@ -130,11 +137,16 @@ def _add_splits_kernel(sums_ptr, bias_ptr, out_ptr, M, N, SPLITS: tl.constexpr, 
 def _restore_kernel(
     word_ptr, scale_ptr, zero_ptr, out_ptr,
     N, first_row, num_rows,
-    K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr,
-    GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
-    BLOCK_N: tl.constexpr, PLAIN: tl.constexpr,
+    LAYOUT: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows first_row and on of W, rounded to the type of `out` [num_rows, K]."""
+    K: tl.constexpr = LAYOUT.num_inputs
+    WORDS: tl.constexpr = LAYOUT.num_words
+    GROUP: tl.constexpr = LAYOUT.group
+    PLANE: tl.constexpr = LAYOUT.plane
+    KIND: tl.constexpr = LAYOUT.kind
+    GROUPED: tl.constexpr = LAYOUT.is_grouped
+    PLAIN: tl.constexpr = LAYOUT.is_plain
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
     PARTS: tl.constexpr = 4 if KIND == "int4" else 1
     r = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -145,7 +157,7 @@ def _restore_kernel(
     for i in tl.static_range(PARTS):
         piece = (tl.program_id(0) * PARTS + i) * PLANE
         if GROUPED:
-            numbers = _restored_group(words, scale_ptr, zero_ptr, tl.minimum(piece, K - 1) // GROUP, n, N, i, KIND, SCALE_OUTPUTS, DTYPE, PLAIN)  # fmt: skip
+            numbers = _restored_group(words, scale_ptr, zero_ptr, tl.minimum(piece, K - 1) // GROUP, n, N, i, KIND, LAYOUT.scale_outputs, DTYPE, PLAIN)  # fmt: skip
         else:
             numbers = numbers_of(words, i, KIND, DTYPE, PLAIN).to(tl.float32) * tl.load(scale_ptr + n)[:, None]
         k = piece + j
@@ -172,14 +184,14 @@ def multiply_wide(
 
 
 def _launch_wide(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Tensor, layout: dict[str, Any], tile: WideTile
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Tensor, layout: WeightLayout, tile: WideTile
 ) -> None:
     num_rows, num_outputs = target.shape[-2:]
     splits = tile.splits
-    block_words = min(tile.block_words, layout["PLANE"])
+    block_words = min(tile.block_words, layout.plane)
     _wide_kernel[(triton.cdiv(num_rows, tile.block_m), triton.cdiv(num_outputs, tile.block_n), splits)](
         x, *bits_of(weight), bias, target, num_rows, num_outputs,
-        **layout, BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, SPLITS=splits,
+        LAYOUT=layout, BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, SPLITS=splits,
         BLOCK_WORDS=block_words,
         num_warps=tile.num_warps, num_stages=_stages(tile, weight, block_words, tile.block_m, block_words * tile.block_n),
     )  # fmt: skip
@@ -192,10 +204,10 @@ def restore(weight: QuantizedWeight, rows: range, out: Tensor) -> None:
     assert out.shape == (len(rows), weight.num_inputs) and out.is_contiguous()
     layout = layout_of(weight, out.dtype)
     block_n = 16
-    grid = (triton.cdiv(layout["WORDS"], layout["PLANE"]), triton.cdiv(len(rows), block_n))
+    grid = (triton.cdiv(layout.num_words, layout.plane), triton.cdiv(len(rows), block_n))
     _restore_kernel[grid](
         *bits_of(weight), out, weight.num_outputs, rows.start, len(rows),
-        **layout, BLOCK_N=block_n, num_warps=4,
+        LAYOUT=layout, BLOCK_N=block_n, num_warps=4,
     )  # fmt: skip
 
 

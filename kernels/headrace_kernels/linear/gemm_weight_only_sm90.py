@@ -22,7 +22,7 @@ that depends on the tile alone; with several splits they go to memory, where `_a
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 from torch import Tensor
@@ -36,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from headrace_kernels import card
 from headrace_kernels.weight_formats.conversions import byte_assembly, restoring_assembly
+from headrace_kernels.weight_formats.kernel_layout import WeightLayout
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, plane_inputs
 
 # Words of an output that are read at a time, and inputs that are multiplied at a time.
@@ -298,7 +299,7 @@ def launch(
     bits: tuple[Tensor, Tensor, Tensor | None],
     bias: Tensor | None,
     target: Tensor,
-    layout: dict[str, Any],
+    layout: WeightLayout,
     tile: WarpgroupTile,
 ) -> None:
     """The kernel itself.
@@ -308,15 +309,15 @@ def launch(
         bits: Words, scales, zero points of a weight that `takes_warpgroups`.
         bias: [N]; not added to sums of splits.
         target: [num_rows, N], or with several splits fp32 [splits, num_rows, N] for their sums.
-        layout: The weight's constants, as `linear.small_batch` names them.
+        layout: The weight's constants (`layout_of`).
         tile: The sizes.
     """
     num_rows, num_outputs = target.shape[-2:]
     assert num_outputs % tile.block_n == 0 and num_rows * max(x.shape[1], num_outputs) < 1 << 31
-    kind = layout["KIND"]
+    kind = layout.kind
     _warpgroup_kernel[(triton.cdiv(num_rows, tile.block_m), num_outputs // tile.block_n, tile.splits)](
-        x, *bits, bias, target, num_rows, num_outputs, triton.cdiv(layout["K"], _STEP_INPUTS * tile.splits),
-        K=layout["K"], WORDS=layout["WORDS"], GROUP=layout["GROUP"], PLANE=layout["PLANE"] if kind == "int4" else _WIDTH, KIND=kind,
+        x, *bits, bias, target, num_rows, num_outputs, triton.cdiv(layout.num_inputs, _STEP_INPUTS * tile.splits),
+        K=layout.num_inputs, WORDS=layout.num_words, GROUP=layout.group, PLANE=layout.plane if kind == "int4" else _WIDTH, KIND=kind,
         BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, X_SLOTS=tile.x_slots, WORD_SLOTS=tile.word_slots, SPLIT=tile.splits > 1,
         num_warps=tile.num_warps, maxnreg=tile.max_registers,
     )  # fmt: skip

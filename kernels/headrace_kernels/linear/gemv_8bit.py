@@ -32,9 +32,9 @@ from headrace_kernels.linear.gemv_int4 import (
     nibble_row_variants,
     takes_nibble_row,
 )
-from headrace_kernels.linear.small_batch import bits_of, layout_of
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.conversions import wide_bytes
+from headrace_kernels.weight_formats.kernel_layout import bits_of, layout_of
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 
 
@@ -53,18 +53,19 @@ class RowTile(NamedTuple):
 @triton.jit
 def _byte_sums(
     words, x, chunk, N_SCALES, scale_ptr, zero_ptr, n,
-    K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, NATIVE_FP8: tl.constexpr, PLAIN: tl.constexpr, GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
+    LAYOUT: tl.constexpr, NATIVE_FP8: tl.constexpr,
 ):  # fmt: skip
     """What words [threads, outputs, 16] of 8 bits add to the sums of outputs n [1, outputs]:
     [threads, outputs].
     """
-    sums = tl.sum(wide_bytes(words, KIND, NATIVE_FP8, PLAIN) * x[:, None, :], 2)
-    if GROUPED:
-        group = (tl.minimum(chunk * 16, K - 1) // GROUP)[:, None]
+    KIND: tl.constexpr = LAYOUT.kind
+    sums = tl.sum(wide_bytes(words, KIND, NATIVE_FP8, LAYOUT.is_plain) * x[:, None, :], 2)
+    if LAYOUT.is_grouped:
+        group = (tl.minimum(chunk * 16, LAYOUT.num_inputs - 1) // LAYOUT.group)[:, None]
         if zero_ptr is not None:
             sums -= tl.load(zero_ptr + group * N_SCALES + n).to(tl.float32) * tl.sum(x, 1)[:, None]
-        stride = (N_SCALES + SCALE_OUTPUTS - 1) // SCALE_OUTPUTS
-        sums *= tl.load(scale_ptr + group * stride + n // SCALE_OUTPUTS).to(tl.float32)
+        stride = (N_SCALES + LAYOUT.scale_outputs - 1) // LAYOUT.scale_outputs
+        sums *= tl.load(scale_ptr + group * stride + n // LAYOUT.scale_outputs).to(tl.float32)
     return sums
 
 
@@ -72,12 +73,14 @@ def _byte_sums(
 def _row_kernel(
     x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     eps,
-    N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
-    BLOCK_N: tl.constexpr, THREADS: tl.constexpr, LOADS_FIRST: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, NATIVE_FP8: tl.constexpr, PLAIN: tl.constexpr,
+    N: tl.constexpr, LAYOUT: tl.constexpr,
+    BLOCK_N: tl.constexpr, THREADS: tl.constexpr, LOADS_FIRST: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, NATIVE_FP8: tl.constexpr,
 ):  # fmt: skip
     """y[n] = sum_k x[k] w[n, k] for BLOCK_N outputs; with norm_ptr = g, x is x g / rms(x), whose
     divisor is applied to the sums.
     """
+    K: tl.constexpr = LAYOUT.num_inputs
+    WORDS: tl.constexpr = LAYOUT.num_words
     # Words of a thread: 16 bytes.
     HELD: tl.constexpr = 16
     n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
@@ -108,12 +111,12 @@ def _row_kernel(
             squares += tl.sum(tl.sum(x * x, 2), 1)
             x = x * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
         x = tl.reshape(x, (THREADS, 16))
-        totals += _byte_sums(words, x, chunk, n_scales, scale_ptr, zero_ptr, n, K, GROUP, KIND, NATIVE_FP8, PLAIN, GROUPED, SCALE_OUTPUTS)  # fmt: skip
+        totals += _byte_sums(words, x, chunk, n_scales, scale_ptr, zero_ptr, n, LAYOUT, NATIVE_FP8)  # fmt: skip
         if GATED:
-            up_totals += _byte_sums(words_up, x, chunk, n_scales, scale_ptr, zero_ptr, N + n, K, GROUP, KIND, NATIVE_FP8, PLAIN, GROUPED, SCALE_OUTPUTS)  # fmt: skip
+            up_totals += _byte_sums(words_up, x, chunk, n_scales, scale_ptr, zero_ptr, N + n, LAYOUT, NATIVE_FP8)  # fmt: skip
     y, up = tl.sum(totals, 0), tl.sum(up_totals, 0)
     n_out = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if not GROUPED:
+    if not LAYOUT.is_grouped:
         n_read = tl.minimum(n_out, N - 1)
         y *= tl.load(scale_ptr + n_read)
         if GATED:
@@ -174,12 +177,11 @@ def multiply_row(
     assert weight.num_outputs == num_outputs * (2 if gated else 1) and out.is_contiguous()
     norm_weight, eps = norm or (None, 0.0)
     layout, (words, scales, zeros) = layout_of(weight, x.dtype), bits_of(weight)
-    del layout["OFFSET"], layout["PLANE"]
     chunks = triton.cdiv(words.shape[1], 16)
     threads = min(32 * tile.num_warps, max(32, triton.next_power_of_2(chunks)))
     _row_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
         x.contiguous(), norm_weight, words, scales, zeros, bias, out, eps,
-        N=num_outputs, **layout, NATIVE_FP8=_converts_fp8(weight), BLOCK_N=tile.block_n, THREADS=threads, LOADS_FIRST=tile.loads_first, GATED=gated, ADD=add,
+        N=num_outputs, LAYOUT=layout, NATIVE_FP8=_converts_fp8(weight), BLOCK_N=tile.block_n, THREADS=threads, LOADS_FIRST=tile.loads_first, GATED=gated, ADD=add,
         num_warps=threads // 32,
     )  # fmt: skip
 

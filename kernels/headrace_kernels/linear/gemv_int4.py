@@ -38,9 +38,9 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels.linear.dense_small_batch_kernels import finish
-from headrace_kernels.linear.small_batch import bits_of, layout_of
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.weight_formats.conversions import column_products, column_sums, scaled_by_norm
+from headrace_kernels.weight_formats.kernel_layout import bits_of, layout_of
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 
 
@@ -319,9 +319,10 @@ def multiply_nibble_row(
     if norm_weight is not None:
         norm_weight = _aligned(norm_weight)
     layout = layout_of(weight, x.dtype)
-    constants = {name: layout[name] for name in ("K", "WORDS", "GROUP", "PLANE", "PLAIN")}
-    run = min(tile.run, layout["PLANE"] // 32)
-    warps = min(tile.num_warps, triton.next_power_of_2(triton.cdiv(layout["WORDS"], 64 * run)))
+    constants = {"K": layout.num_inputs, "WORDS": layout.num_words, "GROUP": layout.group, "PLANE": layout.plane}
+    constants["PLAIN"] = layout.is_plain
+    run = min(tile.run, layout.plane // 32)
+    warps = min(tile.num_warps, triton.next_power_of_2(triton.cdiv(layout.num_words, 64 * run)))
     block_n = 16 if gated else tile.block_n
     _nibble_row_kernel[(triton.cdiv(num_outputs, block_n),)](
         _aligned(x.contiguous()), norm_weight, *bits_of(weight), bias, out, eps,

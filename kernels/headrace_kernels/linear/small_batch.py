@@ -19,7 +19,7 @@ few outputs and no second program for the same ones. INT4: y = s (sum (q + c) x 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import triton
@@ -30,13 +30,12 @@ from headrace_kernels import card
 from headrace_kernels.linear.dense_small_batch_kernels import finish
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.triton_runtime import INTERPRETED
-from headrace_kernels.weight_formats.conversions import OFFSETS, numbers_of
-from headrace_kernels.weight_formats.quantized_weight import GROUP_SIZES, QuantizedWeight, QuantKind, plane_inputs
+from headrace_kernels.weight_formats.conversions import numbers_of
+from headrace_kernels.weight_formats.kernel_layout import bits_of, layout_of
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 
 # Rows of `_small_kernel`.
 MAX_SMALL_ROWS = 16
-# Words of a piece where the layout leaves it open: the longest that is loaded at a time.
-_PLANE_8_BITS = 512
 
 
 class SmallTile(NamedTuple):
@@ -73,13 +72,21 @@ def _dot(w, x, total, PLAIN: tl.constexpr):
 def _small_kernel(
     x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     M, N, eps,
-    K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr,
-    GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr, SLICES: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PLAIN: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr, SLICES: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Y^T = W X^T for BLOCK_N outputs and ROWS rows; with norm_ptr = g, x is x g / rms(x), whose
     divisor is applied to the sums.
     """
+    K: tl.constexpr = LAYOUT.num_inputs
+    WORDS: tl.constexpr = LAYOUT.num_words
+    GROUP: tl.constexpr = LAYOUT.group
+    PLANE: tl.constexpr = LAYOUT.plane
+    KIND: tl.constexpr = LAYOUT.kind
+    OFFSET: tl.constexpr = LAYOUT.offset
+    GROUPED: tl.constexpr = LAYOUT.is_grouped
+    SCALE_OUTPUTS: tl.constexpr = LAYOUT.scale_outputs
+    PLAIN: tl.constexpr = LAYOUT.is_plain
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     PARTS: tl.constexpr = 4 if KIND == "int4" else 1
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -168,33 +175,6 @@ def takes(weight: QuantizedWeight) -> bool:
     return INTERPRETED or weight.dtype != torch.float32
 
 
-def bits_of(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Words, scales, zeros as kernels read them; e4m3 as bytes, a type that all cards have."""
-    packed = weight.packed.view(torch.int8) if weight.kind is QuantKind.FP8 else weight.packed
-    return packed, weight.scales, weight.zeros
-
-
-def layout_of(weight: QuantizedWeight, dtype: torch.dtype) -> dict[str, Any]:
-    """The constants of a weight."""
-    plane = _PLANE_8_BITS
-    if weight.kind is QuantKind.INT4:
-        plane = plane_inputs(weight.num_inputs, weight.group_size)
-    elif weight.is_grouped and weight.group_size in GROUP_SIZES:
-        # What is loaded at a time lies within one group.
-        plane = weight.group_size
-    return {
-        "K": weight.num_inputs,
-        "WORDS": weight.packed.shape[1],
-        "GROUP": weight.group_size,
-        "PLANE": plane,
-        "KIND": weight.kind.value,
-        "OFFSET": OFFSETS[dtype] if weight.kind is QuantKind.INT4 else 0,
-        "GROUPED": weight.is_grouped,
-        "SCALE_OUTPUTS": weight.scale_outputs,
-        "PLAIN": INTERPRETED,
-    }
-
-
 def multiply_small(
     x: Tensor,
     weight: QuantizedWeight,
@@ -224,13 +204,13 @@ def multiply_small(
         x, norm = rms_norm(x, *norm), None
     norm_weight, eps = norm or (None, 0.0)
     layout = layout_of(weight, x.dtype)
-    block_words = min(tile.block_words, layout["PLANE"])
-    slices = min(tile.slices, triton.next_power_of_2(triton.cdiv(layout["WORDS"], block_words)))
+    block_words = min(tile.block_words, layout.plane)
+    slices = min(tile.slices, triton.next_power_of_2(triton.cdiv(layout.num_words, block_words)))
     rows = 8 if num_rows <= 8 else MAX_SMALL_ROWS
     words = slices * block_words * tile.block_n * (2 if gated else 1)
     _small_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
         x.contiguous(), norm_weight, *bits_of(weight), bias, out, num_rows, num_outputs, eps,
-        **layout, ROWS=rows, BLOCK_N=tile.block_n,
+        LAYOUT=layout, ROWS=rows, BLOCK_N=tile.block_n,
         BLOCK_WORDS=block_words, SLICES=slices, GATED=gated, ADD=add,
         num_warps=tile.num_warps, num_stages=_stages(tile, weight, slices * block_words, rows, words),
     )  # fmt: skip

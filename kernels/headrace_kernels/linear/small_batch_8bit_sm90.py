@@ -42,9 +42,9 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from headrace_kernels import card
 from headrace_kernels.linear.dense_small_batch_kernels import finish
-from headrace_kernels.linear.small_batch import bits_of
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.weight_formats.conversions import byte_assembly
+from headrace_kernels.weight_formats.kernel_layout import bits_of
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 
 # Rows of a program, at most.
