@@ -1,5 +1,6 @@
-# Everything that people and CI do with this repository. Nothing but Python 3.11 or newer, make and git is assumed; the first target that
-# needs .venv makes it. Versions: requirements.lock (Python packages), BUF here, the rest in pyproject.toml.
+# Everything that people and CI do with this repository. Nothing but Python 3.11 or newer, make and
+# git is assumed; the first target that needs .venv makes it. Versions: requirements.lock (Python
+# packages), BUF here, the rest in pyproject.toml.
 
 PYTHON ?= python3
 # Python that `make wheelhouse` collects wheels for.
@@ -12,11 +13,12 @@ READY := $(VENV)/.ready
 RUN := $(BIN)/python
 
 .DEFAULT_GOAL := help
-# One more than cores, because tests of processes wait for a fifth of their time; more than four would get in each other's way.
-# A file's tests stay in one process and in their order, so that a server that they share is started once.
+# One more than cores, because tests of processes wait for a fifth of their time; more than four
+# would get in each other's way. A file's tests stay in one process and in their order, so that a
+# server that they share is started once.
 TEST_PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); n=$$((n + 1)); [ "$$n" -gt 4 ] && n=4; echo $$n)
 
-.PHONY: help setup demo test check lint types imports protos-check protos bench lock wheelhouse build stats clean
+.PHONY: help setup demo test check lint types imports protos-check protos words bench lock wheelhouse build stats clean
 
 help: ## Shows this list.
 	@echo 'make TARGET, where TARGET is one of:'
@@ -33,7 +35,8 @@ demo: $(READY) ## Starts the server with the demo model and streams an answer. P
 
 test: $(READY) ## Runs the whole CPU suite. ARGS="..." goes to pytest (ARGS="-m slow": what takes minutes).
 	@echo "test: the CPU suite with $(TEST_PROCESSES) processes"
-	@$(RUN) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not gpu and not multi_gpu and not slow" $(ARGS)
+	@$(RUN) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+		-m "not gpu and not multi_gpu and not slow" $(ARGS)
 
 check: lint types imports protos-check ## Lint, format, types, import directions, protos. What CI runs.
 
@@ -67,23 +70,30 @@ bench: $(READY) ## Runs the CPU benchmarks, JSON into build/. BENCH=scheduler ru
 	done
 
 lock: $(READY) ## Resolves requirements.lock anew from both pyproject.toml files.
-	@$(RUN) -m uv pip compile pyproject.toml clients/python/pyproject.toml --extra worker --extra bench --group dev --output-file requirements.lock \
-		--universal --python-version 3.11 --fork-strategy fewest --generate-hashes --no-emit-index-url --no-emit-find-links \
-		--no-emit-package headrace --custom-compile-command "make lock" --quiet
+	@$(RUN) -m uv pip compile pyproject.toml clients/python/pyproject.toml --extra worker --extra bench \
+		--group dev --output-file requirements.lock --universal --python-version 3.11 --fork-strategy fewest \
+		--generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-package headrace \
+		--custom-compile-command "make lock" --quiet
 	@! grep -nE '://|^-e|file:' requirements.lock || { echo "lock: names a host or a path"; exit 1; }
 
 build: $(READY) ## Builds the wheels of both distributions into dist/.
 	@mkdir -p build
-	@$(RUN) -m build --wheel --no-isolation --outdir dist clients/python > build/build.log 2>&1 || { cat build/build.log; exit 1; }
-	@$(RUN) -m build --wheel --no-isolation --outdir dist . > build/build.log 2>&1 || { cat build/build.log; exit 1; }
+	@for folder in clients/python .; do \
+		$(RUN) -m build --wheel --no-isolation --outdir dist $$folder > build/build.log 2>&1 \
+			|| { cat build/build.log; exit 1; }; \
+	done
 	@ls -1 dist/*.whl
 
 wheelhouse: build ## Collects wheels for a machine without a network, without torch. PYTHON_VERSION=3.12.
 	@$(RUN) tools/wheelhouse.py --python-version $(PYTHON_VERSION)
 
+words: $(READY) ## Prints retired words, docstrings that do not read alone, wide prose, full folders. ARGS=--summary counts.
+	@$(RUN) tools/check_words.py $(ARGS) || true
+
 stats: ## Prints the sizes of our functions and files.
 	@$(PYTHON) tools/code_size.py
 
 clean: ## Removes what make and the tools wrote, .venv too.
-	rm -rf $(VENV) build dist wheelhouse clients/java/target clients/java/examples/target .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist wheelhouse clients/java/target clients/java/examples/target
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,5 +1,6 @@
-"""What quantizing costs in answers, on the same generated questions and the same held-out text;
-writes a table of docs/accuracy.md.
+"""What quantizing costs in answers, on generated questions and held-out text.
+
+It writes a table of docs/accuracy.md.
 
     --of weights (the default)  the demo model unquantized, in every scheme of --quantize and
     --quantize-head, and in folders of `headrace quantize`
@@ -80,7 +81,7 @@ class Result:
 
 
 def paired_difference(right: Sequence[bool], before: Sequence[bool]) -> tuple[float, float]:
-    """Mean difference in points, and half the width of its 95% interval, from question by question."""
+    """Mean difference in points, question by question, and half the width of its 95% interval."""
     differences = [100.0 * (now - then) for now, then in zip(right, before, strict=True)]
     mean = sum(differences) / len(differences)
     variance = sum((value - mean) ** 2 for value in differences) / (len(differences) - 1)
@@ -108,7 +109,7 @@ class Case(NamedTuple):
         return self._asdict() | {"written": options}
 
     def folder(self, root: pathlib.Path, threads: int) -> pathlib.Path:
-        """Where it is; made inside `root` if it is another than the demo model's."""
+        """The model's folder, made inside `root` if it is another than the demo model's."""
         return DEMO if self.written is None else write_folder(self.written, root, threads)
 
 
@@ -176,7 +177,7 @@ def _bits_per_weight(model: CausalLM) -> float:
 
 
 def _mean_error(model: CausalLM) -> float | None:
-    """Of the layers' tensors, or of the output layer's if it alone was rounded here.
+    """Mean relative error of the layers' tensors, or of the output layer's if it alone was rounded.
 
     0: nothing was; None: what the folder was made of is not at hand.
     """

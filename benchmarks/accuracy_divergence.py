@@ -1,5 +1,6 @@
-"""How a quantized model's distributions differ from the unquantized one's on held-out text:
-perplexity of both, and the divergence between them.
+"""How a quantized model's distributions differ from the unquantized one's on held-out text.
+
+The figures are the perplexity of both, and the divergence between them.
 
 Owns the sums. Both models run in this process, on whole documents, over a cache of one row.
 """
@@ -18,8 +19,8 @@ from torch import Tensor
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
 from headrace_backend.weights.scheme import Scheme
-from headrace_backend.worker.device import choose_dtype
-from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
+from headrace_backend.worker.start_up.device import choose_dtype
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
 from headrace_kernels.attention.paged import AttentionMetadata
 from headrace_model_folder import ModelFolder
 
@@ -53,10 +54,10 @@ def diverge(
     """Compares a model with the unquantized one over a plain cache.
 
     Args:
-        model: Either.
-        plain: Unquantized.
-        documents: Ids, and which of them count.
-        kv_dtype: Of the model's cache, as EngineConfig has it.
+        model: The quantized model, or the unquantized one over a quantized cache.
+        plain: The unquantized model.
+        documents: Token ids of each document, and which of them count.
+        kv_dtype: Type of the model's cache, as EngineConfig has it.
     """
     tokens, surprise, kl, same = 0, 0.0, 0.0, 0
     for ids, said in documents:

@@ -1,5 +1,4 @@
-"""Folders that `headrace quantize` makes of the demo model, for `accuracy`: how each is made, and
-on which text it is calibrated.
+"""Folders that `headrace quantize` makes of the demo model, for `accuracy`.
 
 Owns the commands. The text is of the training split, so that no question and no held-out text is in
 it.

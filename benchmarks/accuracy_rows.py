@@ -1,5 +1,6 @@
-"""Rows of `accuracy` that were measured already, so that a table can be made again, go on after an
-interruption, or have one row more.
+"""Rows of `accuracy` that were measured already.
+
+With them a table can be made again, go on after an interruption, or have one row more.
 
 Owns when a row may be used again: only for the same case, questions and texts, on the same code,
 model and torch, byte for byte. A row says itself when, where and at which commit it was measured,
@@ -22,7 +23,7 @@ from benchmarks.accuracy_divergence import Divergence
 from benchmarks.figures import ROOT
 
 # What a row depends on. The folders hold code alone; of the model's the scripts make the questions.
-_CODE = ("backend", "kernels", "models/demo/scripts", "service/headrace_supervisor")
+_CODE = ("backend", "both_sides", "kernels", "models/demo/scripts", "service/headrace_supervisor")
 _FILES = ("benchmarks/accuracy*.py", "benchmarks/engine_session.py", "models/demo/*.json", "models/demo/*.safetensors")
 
 
@@ -46,7 +47,7 @@ class Row:
 
 @functools.cache
 def code_digest() -> str:
-    """Of everything that a row's figures may depend on."""
+    """Digest of everything that a row's figures may depend on."""
     digest = hashlib.sha256(torch.__version__.encode())
     paths = [path for folder in _CODE for path in (ROOT / folder).rglob("*.py")]
     paths += [path for pattern in _FILES for path in ROOT.glob(pattern)]

@@ -1,5 +1,4 @@
-"""The demo model's generated questions, asked of an engine and judged: what `accuracy` counts right
-answers of.
+"""The demo model's generated questions, asked of an engine and judged for `accuracy`.
 
 Owns the questions' number and how they are sent: greedy, all at once, each up to its own end. Which
 questions there are, and what a right answer is, is the demo model's own evaluation
@@ -48,8 +47,9 @@ def encoder() -> Encoder:
 
 
 def questions(count: int) -> list[Question]:
-    """About `count` questions, in the evaluation's shares of domains and half from each of its
-    splits.
+    """About `count` questions, in the evaluation's shares of domains.
+
+    Half come from each of the evaluation's splits.
     """
     encode, share = encoder(), count / (len(SPLITS) * sum(COUNTS.values()))
     drawn = []
@@ -70,8 +70,9 @@ def documents(count: int) -> list[tuple[list[int], list[bool]]]:
 
 
 def training_text(seed: int, count: int) -> str:
-    """Documents with the values and phrasings of training, as the model reads them, one after the
-    other.
+    """Documents with the values and phrasings of training, one after the other.
+
+    They are as the model reads them.
     """
     draw = Draw(seed, "train")
     texts = []

@@ -78,8 +78,9 @@ class BackendProcess:
         return {}
 
     def captured_mixed_sizes(self) -> list[int]:
-        """Tokens of the steps with prompts that its workers replay from graphs, if the backend says
-        them.
+        """Tokens of the steps with prompts that its workers replay from graphs.
+
+        It is empty if the backend does not say them.
         """
         said = (record["captured_mixed_sizes"] for record in self.records() if "captured_mixed_sizes" in record)
         return list(next(said, []))
@@ -134,8 +135,9 @@ class _NvmlMemory(ctypes.Structure):
 
 
 class GpuMemory:
-    """Peak of the memory in use on a GPU, by NVML, which needs no CUDA context; beyond what was in
-    use at the beginning.
+    """Peak of the memory in use on a GPU, beyond what was in use at the beginning.
+
+    It is read by NVML, which needs no CUDA context.
     """
 
     def __init__(self, index: int = 0) -> None:

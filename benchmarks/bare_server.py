@@ -1,5 +1,6 @@
-"""A gRPC server that does nothing but write: what grpc.aio alone costs, beside which a front end is
-measured.
+"""A gRPC server that does nothing but write: what grpc.aio alone costs.
+
+A front end is measured beside it.
 
 Answers any server-streaming method by the same bytes again and again: as fast as the stream takes
 them, or one per stream at a set rate, all streams of a step woken together as a step of an engine

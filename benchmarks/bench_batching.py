@@ -1,5 +1,4 @@
-"""In-flight against static batching: same engine, same kernels, same batch limit, the lengths of
-mix1000.
+"""In-flight against static batching: same engine, kernels and batch limit, lengths of mix1000.
 
 `static`: a batch of fixed shape runs until its longest answer has ended; rows whose answers ended
 early are computed on as padding, which is what an engine without in-flight batching does, and what
@@ -27,8 +26,9 @@ MODES = ("static", "static_dropped", "in_flight")
 
 
 def fitted(trace: Trace, vocab_size: int, max_context: int) -> Trace:
-    """The trace's lengths with prompts cut so that any output of the trace fits behind them, and
-    ids below the vocabulary size.
+    """The trace's lengths with prompts cut so that any output of the trace fits behind them.
+
+    Ids are below the vocabulary size.
     """
     rng = random.Random(0)
     room = max_context - max(output for _, output in trace)

@@ -1,5 +1,6 @@
-"""Sums over GPUs: our kernels beside NCCL and torch's own symmetric memory operations, in CUDA
-graphs, each checked against the sum in fp32 before it is timed.
+"""All-reduces over GPUs: our kernels beside NCCL and torch's own symmetric memory operations.
+
+They run in CUDA graphs, and each is checked against the sum in fp32 before it is timed.
 
     python -m benchmarks.bench_collectives --ranks 4 --json FILE
 
@@ -76,8 +77,9 @@ def _nccl(x: torch.Tensor) -> torch.Tensor:
 
 
 def _torch_ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str, Way]]:
-    """Torch's operations take what lies in symmetric memory already: the copy into it is theirs, as
-    ours is within the kernel.
+    """Torch's operations, which take what lies in symmetric memory already.
+
+    The copy into it is theirs, as ours is within the kernel.
     """
     world = dist.group.WORLD
     assert world is not None
@@ -100,8 +102,9 @@ def _torch_ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str,
 
 
 def norm_ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str, Way]]:
-    """The same with the residual addition and the norm behind it: in one launch, whatever the rule
-    says, and as two operations.
+    """Ways of an all-reduce with the residual addition and the norm behind it.
+
+    It is one launch, whatever the rule says, and two operations.
 
     On a CPU as the rule says.
     """
@@ -178,7 +181,7 @@ def check(name: str, way: Way, collectives: Collectives, num_bytes: int) -> None
 
 
 def check_norm(collectives: Collectives, num_bytes: int, width: int) -> None:
-    """The same of sums that go into the residual stream, with fresh numbers there too.
+    """Checks all-reduces that go into the residual stream, with fresh values there too.
 
     Raises AssertionError.
     """
@@ -272,7 +275,7 @@ def _sum_by_norm(peers: all_reduce.Peers, width: int, x: torch.Tensor) -> torch.
 
 
 def _sum_by_rounded_norm(peers: all_reduce.Peers, width: int, number: torch.dtype, x: torch.Tensor) -> torch.Tensor:
-    """The same by the other kernel."""
+    """The all-reduced residual stream by the kernel that rounds."""
     residual = torch.zeros(x.numel() // width, width, dtype=x.dtype, device=x.device)
     about = (torch.ones_like(residual[0]), _EPS, number, peers)
     all_reduce.all_reduce_rounded_add_rms_norm(x.view_as(residual), residual, *about)
@@ -317,7 +320,7 @@ def graph_us(way: Way, x: torch.Tensor) -> list[float]:
 
 
 def clock_us(way: Way, x: torch.Tensor) -> list[float]:
-    """The same on a CPU."""
+    """Times a way on a CPU, by the clock."""
     times = []
     for _ in range(_REPEATS):
         begin = time.perf_counter()

@@ -1,5 +1,6 @@
-"""Exposed communication: how much longer a step takes because ranks compute it together, in
-microseconds.
+"""Exposed communication: how much longer a step takes because ranks compute it together.
+
+Times are microseconds.
 
 Ranks take the same steps twice: as a server's ranks do, then each for itself, with the same kernels
 but without a word to the others (sums are a rank's own part, gathered logits its own several
@@ -41,8 +42,8 @@ from headrace_backend.parallel.nccl import piece_rule
 from headrace_backend.parallel.rendezvous import Seat
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
-from headrace_backend.worker.made_up_steps import BlockPool, release_step
-from headrace_backend.worker.runner import Runner
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool, release_step
+from headrace_backend.worker.step.runner import Runner
 from headrace_kernels.rounded_tokens import RoundedTokens
 
 _WARM_STEPS = 5
@@ -56,8 +57,9 @@ _CARD_BLOCKS, _CPU_BLOCKS = 16_384, 256
 
 
 class Interruptible(Collectives):
-    """A group's collectives, or, while silent, those of a rank that has nobody to wait for: right
-    sizes, wrong numbers, and no reason to cut a step.
+    """A group's collectives, or, while silent, those of a rank that has nobody to wait for.
+
+    Silent ones have right sizes, wrong values, and no reason to cut a step.
     """
 
     def __init__(self, group: Collectives, piece_rule: PieceRule | None) -> None:
@@ -72,29 +74,29 @@ class Interruptible(Collectives):
         self.piece_rule = self._rule if speaks else None
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """See Collectives."""
+        """Does what Collectives.all_reduce does, or keeps the rank's own part."""
         return self._group.all_reduce(partial) if self._speaks else partial
 
     def begin_all_reduce(self, partial: Tensor) -> PendingSum:
-        """See Collectives."""
+        """Does what Collectives.begin_all_reduce does, or keeps the rank's own part."""
         assert self._speaks, "a step in silence is whole"
         return self._group.begin_all_reduce(partial)
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """See Collectives."""
+        """Does what Collectives.all_gather does, or repeats the rank's own part."""
         if self._speaks:
             return self._group.all_gather(part)
         return part.expand(self.world_size, *part.shape).contiguous()
 
     def add_rms_norm(self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See Collectives."""
+        """Does what Collectives.add_rms_norm does, or adds the rank's own part."""
         by = self._group if self._speaks else super()
         return by.add_rms_norm(partial, residual, weight, eps)
 
     def rounded_add_rms_norm(
         self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype
     ) -> RoundedTokens:
-        """See Collectives."""
+        """Does what Collectives.rounded_add_rms_norm does, or adds the rank's own part."""
         by = self._group if self._speaks else super()
         return by.rounded_add_rms_norm(partial, residual, weight, eps, number)
 

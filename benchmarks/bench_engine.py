@@ -1,5 +1,6 @@
-"""The engine's own speed: workloads as token ids into one backend, every figure beside the floor
-that this run's ceilings allow.
+"""The engine's own speed: workloads as token ids into one backend.
+
+Every figure stands beside the floor that this run's ceilings allow.
 
 One configuration serves all workloads. Greedy, answers of fixed length, prefix cache on and finding
 nothing. The ceilings are measured first, in a process of their own.
@@ -84,8 +85,9 @@ def _others(run: Run, workload: Workload) -> list[Any]:
 
 
 async def run(plan: Plan, ceilings: Ceilings, path: pathlib.Path | None, ending: Ending) -> bool:
-    """Starts the backend, warms it, and measures every workload; `path` holds what there is after
-    each.
+    """Starts the backend, warms it, and measures every workload.
+
+    `path` holds what there is after each.
 
     False if one could not be measured, or not on a warm engine.
     """

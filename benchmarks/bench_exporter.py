@@ -1,5 +1,6 @@
-"""How many token spans a second one core of telemetry makes, from facts on its socket to bytes at a
-collector, and what a bad collector costs.
+"""How many token spans a second one core of telemetry makes, and what a bad collector costs.
+
+It counts from facts on its socket to bytes at a collector.
 
 Usage: python -m benchmarks.bench_exporter [--spans 1000000] [--json FILE]
 
@@ -61,8 +62,9 @@ def greeting(kind: str, instance: str) -> bytes:
 
 
 def rounds(num_spans: int, length: int, detail: facts.Detail) -> Iterator[list[bytes]]:
-    """Facts of `STREAMS` generations of `length` tokens that run together, again and again, until
-    they have `num_spans` tokens.
+    """Facts of `STREAMS` generations of `length` tokens that run together.
+
+    They come again and again, until they have `num_spans` tokens.
     """
     yield [frame(facts.EngineFacts(ENGINE, "m", "cpu", 10**9, 2e9, 1e5, 1e6, 10**5, 1e10, 1e11))]
     for index in range(max(1, num_spans // (STREAMS * length))):
@@ -90,13 +92,13 @@ def _round(index: int, length: int, detail: facts.Detail) -> list[bytes]:
     numbers = np.arange(index * STREAMS, (index + 1) * STREAMS, dtype="<u4")
     counts = np.full(length, STREAMS, "<u4")
     steps = facts.Steps(ENGINE, OFFSET_NS, records.tobytes(), counts.tobytes(), np.tile(numbers, length).tobytes())
-    told = [frame(facts.RequestBegan(ENGINE, number, f"req-{number}", _span(number))) for number in numbers.tolist()]
-    told.append(frame(steps))
+    frames = [frame(facts.RequestBegan(ENGINE, number, f"req-{number}", _span(number))) for number in numbers.tolist()]
+    frames.append(frame(steps))
     made, written = began_ns + np.uint64(9_600_000), began_ns + np.uint64(9_700_000)
     emission = facts.Emission(np.ones(length, "<u4").tobytes(), made.tobytes(), written.tobytes())
     for number in numbers.tolist():
-        told.append(frame(_generation(number, ids, emission, int(began_ns[0]), int(written[-1]), detail)))
-    return told
+        frames.append(frame(_generation(number, ids, emission, int(began_ns[0]), int(written[-1]), detail)))
+    return frames
 
 
 def _span(number: int) -> facts.SpanContext:
@@ -140,8 +142,9 @@ def _generation(
 
 
 def collect(answer: str, port: Synchronized[int], spans: Synchronized[int]) -> None:
-    """A collector: "ok" counts spans; "hung" never answers; anything else is the status that it
-    answers with.
+    """A collector: "ok" counts spans, "hung" never answers.
+
+    Anything else is the status that it answers with.
     """
 
     def export(request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -234,13 +237,13 @@ def cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def tell(path: pathlib.Path, told: list[list[bytes]], pace_s: float) -> int:
+def tell(path: pathlib.Path, frames: list[list[bytes]], pace_s: float) -> int:
     """Tells facts as a backend and a service, a round every `pace_s` seconds. Returns the bytes."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(path))
         connection.sendall(greeting("backend", ENGINE))
         due, num_bytes = time.monotonic(), 0
-        for part in told:
+        for part in frames:
             due += pace_s
             data = b"".join(part)
             connection.sendall(data)
@@ -253,17 +256,17 @@ def tell(path: pathlib.Path, told: list[list[bytes]], pace_s: float) -> int:
 
 def measure_rate(num_spans: int, length: int, detail: facts.Detail) -> dict[str, float]:
     """Spans, or tokens in arrays, per second of CPU time."""
-    told = list(rounds(num_spans, length, detail))
-    tokens = (len(told) - 1) * STREAMS * length
-    spans_told = (tokens if detail is facts.Detail.SPAN else 0) + (len(told) - 1) * (STREAMS * 4 + length)
+    frames = list(rounds(num_spans, length, detail))
+    tokens = (len(frames) - 1) * STREAMS * length
+    num_expected = (tokens if detail is facts.Detail.SPAN else 0) + (len(frames) - 1) * (STREAMS * 4 + length)
     with collector("ok") as (port, spans), telemetry(port, 1 << 30) as (process, path, _):
         before_s, began_s = cpu_s(process), time.monotonic()
-        tell(path, told, 0.0)
-        while spans.value < spans_told and time.monotonic() - began_s < 120:
+        tell(path, frames, 0.0)
+        while spans.value < num_expected and time.monotonic() - began_s < 120:
             time.sleep(0.02)
         used_s, wall_s = cpu_s(process) - before_s, time.monotonic() - began_s
-        if spans.value != spans_told:
-            raise SystemExit(f"{spans_told} spans were told and {spans.value} collected")
+        if spans.value != num_expected:
+            raise SystemExit(f"{num_expected} spans were sent and {spans.value} collected")
     return {
         "tokens": tokens,
         "per_cpu_s": tokens / used_s,
@@ -275,18 +278,18 @@ def measure_rate(num_spans: int, length: int, detail: facts.Detail) -> dict[str,
 def measure_bad_collector(answer: str, num_spans: int) -> dict[str, float]:
     """Memory and drops with a collector that takes nothing."""
     length = LENGTHS[1]
-    told = list(rounds(num_spans, length, facts.Detail.SPAN))
+    frames = list(rounds(num_spans, length, facts.Detail.SPAN))
     with collector(answer) as (port, _), telemetry(port, QUEUE_BYTES) as (process, path, metrics):
         before = process.memory_info().rss
         # 300,000 tokens a second.
-        tell(path, told, STREAMS * length / 300_000)
+        tell(path, frames, STREAMS * length / 300_000)
         time.sleep(1.0)
         peak = int(re.findall(r"VmHWM:\s+(\d+) kB", pathlib.Path(f"/proc/{process.pid}/status").read_text())[0]) << 10
         dropped = _metric(metrics, "headrace_telemetry_dropped_spans_total")
         failures = _metric(metrics, "headrace_telemetry_export_failures_total")
-    spans_told = (len(told) - 1) * (STREAMS * (length + 4) + length)
+    num_expected = (len(frames) - 1) * (STREAMS * (length + 4) + length)
     return {
-        "spans": spans_told,
+        "spans": num_expected,
         "dropped": dropped,
         "failures": failures,
         "mib_before": before / 2**20,

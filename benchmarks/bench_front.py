@@ -1,5 +1,7 @@
-"""The front end beside a bare grpc.aio server: messages and tokens per second and core, CPU per
-token by stage, latency added, scaling over processes.
+"""The front end beside a bare grpc.aio server.
+
+It measures messages and tokens per second and core, CPU per token by stage, latency added, and
+scaling over processes.
 
 Every party has cores of its own: a fake backend (or the bare server), the services, several client
 processes. On a machine with other work the wall clock tells little; the CPU time that the services
@@ -35,7 +37,7 @@ import psutil
 from benchmarks import figures, front_parties, front_stages
 from benchmarks.front_client import WARM_UP_S
 from headrace_model_folder import ModelFolder
-from headrace_service import event_wire
+from headrace_service.api import event_wire
 
 _WAYS = ("generate", "kserve", "session-ids", "session-text")
 _RUNS = ("single", "full", "session", "latency", "scaling", "stages")
@@ -124,7 +126,7 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
 
 
 def ways(bench: _Bench, *among: str) -> list[str]:
-    """Those of some ways of the API that were asked for."""
+    """Runs of those ways of the API that were asked for."""
     return [way for way in among if way in bench.options.ways.split(",")]
 
 
@@ -150,8 +152,9 @@ def _full(bench: _Bench) -> dict[str, Any]:
 
 
 def _session(bench: _Bench) -> list[dict[str, Any]]:
-    """Not as fast as it goes: clients would be the limit, and messages that wait for them hold few
-    tokens.
+    """Runs sessions at a set rate.
+
+    As fast as it goes, clients would be the limit, and messages that wait for them hold few tokens.
     """
     return [
         {"steps_per_s": rate, **bench.service(way, streams, rate)}

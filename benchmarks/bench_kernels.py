@@ -1,5 +1,6 @@
-"""Each kernel's time inside a CUDA graph, beside the ceiling of the same run: bytes over copy
-bandwidth or operations over the matrix rate, whichever takes longer.
+"""Each kernel's time inside a CUDA graph, beside the ceiling of this run.
+
+The ceiling is bytes over copy bandwidth or operations over the matrix rate, whichever takes longer.
 
 The cases are in `benchmarks/kernel_cases`, the timing is in `kernel_timing`; each file of cases
 runs in a process of its own. Without a GPU the cases are only listed.

@@ -1,10 +1,10 @@
-"""How much of the KV cache is allocated but unused: paged blocks against a contiguous cache, on the
-lengths of mix1000.
+"""How much of the KV cache is allocated but unused: paged blocks against a contiguous cache.
+
+Requests have the lengths of mix1000.
 
 The real engine plans every step; a worker without a model answers. Allocated slots and used slots
 are read off the step plans themselves (block table updates and positions), so the figure holds for
-what a worker is told to keep. Each step weighs the time that it would take on average, that is, all
-steps weigh the same. Beside it, for the same steps, what a cache would waste that reserves for each
+what a worker is asked to keep. All steps weigh the same. Beside it, for the same steps, what a cache would waste that reserves for each
 running sequence one contiguous stretch of (a) the whole context, (b) its prompt and max_tokens.
 """
 
@@ -23,8 +23,11 @@ from benchmarks.figures import report
 from benchmarks.workloads import mix1000
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, SamplingSpec, StopSpec
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.engine.request import EngineRequest, ModelLimits
+from headrace_backend.step.plan import StepPlan, StepResult
+from headrace_request.request import Request
+from headrace_request.sampling import Sampling
+from headrace_request.stop import Stop
 
 CONTEXT = 4096
 
@@ -64,7 +67,7 @@ class Ledger:
         for row in plan.released_rows.tolist():
             self._rows.pop(row, None)
         for admission in plan.admissions:
-            self._rows[admission.row] = Row(self._reserved[admission.seed])
+            self._rows[admission.row] = Row(self._reserved[admission.sampling.seed])
         forward = plan.forward
         for row, count in zip(forward.table_rows.tolist(), forward.table_counts.tolist(), strict=True):
             self._rows[row].allocated += count * self._block_size
@@ -89,8 +92,9 @@ def request(index: int, prompt: list[int], output: int) -> EngineRequest:
 
     Its seed tells the ledger which request a row belongs to.
     """
-    sampling = SamplingSpec(temperature=0.0, seed=index)
-    return EngineRequest(f"r{index}", np.asarray(prompt, np.int32), StopSpec(output), sampling=sampling, detached=True)
+    sampling = Sampling(temperature=0.0, seed=index)
+    asked = Request(np.asarray(prompt, np.int32).tobytes(), Stop(output), sampling)
+    return EngineRequest(f"r{index}", asked, detached=True)
 
 
 def answer(plan: StepPlan) -> StepResult:
@@ -103,8 +107,9 @@ def answer(plan: StepPlan) -> StepResult:
 
 
 def run(requests: int, rows: int, block_size: Literal[16, 32, 64], seed: int) -> dict[str, Any]:
-    """Serves the whole trace and returns shares of allocated slots that are not used, averaged over
-    steps.
+    """Serves the whole trace and returns shares of allocated slots that are not used.
+
+    They are averaged over steps.
     """
     trace = mix1000(requests, seed)
     config = EngineConfig(

@@ -1,5 +1,8 @@
-"""Where the speed comes from, on one model, machine and trace (lengths of mix1000), rung by rung;
-each rung in useful output tokens per second.
+"""The sources of the speed, on one model, machine and trace, rung by rung.
+
+The trace has the lengths of mix1000; each rung is useful output tokens per second.
+
+The trace has the lengths of mix1000; each rung is useful output tokens per second.
 
 recompute   plain PyTorch without a cache, one request at a time (a few requests only: it is that
             slow)
@@ -75,7 +78,7 @@ class Ladder:
 
     @property
     def dtype(self) -> str:
-        """Of weights and cache; "auto" is the engine's own rule."""
+        """Type of weights and cache; "auto" is the engine's own rule."""
         if self.plan.engine.dtype != "auto":
             return self.plan.engine.dtype
         return "bf16" if self.ceilings.device == "cuda" else "fp32"
@@ -141,8 +144,8 @@ def low_bit_rungs(names: str, quantize_group: int) -> dict[str, dict[str, Any]]:
     """The rungs of --low-bits: name -> fields of EngineConfig.
 
     Args:
-        names: With commas.
-        quantize_group: Of int4.
+        names: Names of schemes, with commas between.
+        quantize_group: Inputs of a group of int4.
 
     Raises:
         ValueError: A name that is none, or that gives the layers or the output layer two schemes.
@@ -178,7 +181,7 @@ def climb(ladder: Ladder, rungs: list[dict[str, Any]]) -> str:
 
 
 def _before(rungs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rung that the next one's gain is over: the last, but `full` for all schemes of weights."""
+    """The rung that the next one's gain is over: the last, or `full` for schemes of weights."""
     return next((rung for rung in rungs if rung["rung"] == "full"), rungs[-1])
 
 

@@ -1,11 +1,12 @@
-"""What figures cost the telemetry process: microseconds for each generation, call and step,
-milliseconds for each scrape.
+"""What figures cost the telemetry process.
+
+It measures microseconds for each generation, call and step, and milliseconds for each scrape.
 
 Usage: python -m benchmarks.bench_metrics [--repeats 5] [--json FILE]
 
 Drives the sink of metrics with facts that lie ready, in one process, without sockets; the smallest
-of several repeats is told, as others share the machine. Steps come as a backend tells them: some
-dozens between two ticks.
+of several repeats is reported, as others share the machine. Steps come as a backend
+reports them: some dozens between two ticks.
 """
 
 from __future__ import annotations
@@ -61,16 +62,16 @@ def measure() -> dict[str, float]:
         "us_per_call": _us(lambda: [sink.take(SERVICE, call) for call in calls], GENERATIONS),
     }
     for number, between in enumerate((1, 25, 250)):
-        told = [facts.Steps(f"{ENGINE}-{number}", 0, part) for part in _step_parts(between)]
-        result[f"us_per_step_{between}_a_tick"] = _us(functools.partial(_tell, metrics, told), STEPS)
+        parts = [facts.Steps(f"{ENGINE}-{number}", 0, part) for part in _step_parts(between)]
+        result[f"us_per_step_{between}_a_tick"] = _us(functools.partial(_tell, metrics, parts), STEPS)
     snapshot: list[MetricsData] = []
     result["ms_per_snapshot"] = _us(lambda: snapshot.append(metrics.snapshot()), 1000)
     result["ms_per_scrape"] = _us(lambda: metrics.render(exposition.OPENMETRICS), 1000)
     return result
 
 
-def _tell(metrics: Metrics, told: list[facts.Steps]) -> None:
-    for steps in told:
+def _tell(metrics: Metrics, parts: list[facts.Steps]) -> None:
+    for steps in parts:
         metrics.sink.take(BACKEND, steps)
         metrics.sink.tick(0)
 

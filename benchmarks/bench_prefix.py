@@ -1,5 +1,6 @@
-"""What a prefix hit saves: time to first token of prompts that share a long beginning, with it
-cached and without.
+"""What a prefix hit saves: time to first token of prompts that share a long beginning.
+
+It is measured with the beginning cached and without.
 
 Every prompt is `shared` tokens plus `own` tokens. Cold: a shared part that the cache has not seen.
 Warm: one that an earlier request left behind. Cold and warm requests alternate on one engine, one

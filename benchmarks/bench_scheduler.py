@@ -1,5 +1,6 @@
-"""What one step costs the engine, without a model: plan, encode, settle, stops, token log,
-outboxes, on one core.
+"""What one step costs the engine on one core, without a model.
+
+It counts plan, encode, settle, stops, token log and outboxes.
 
     python -m benchmarks.bench_scheduler --json FILE
 
@@ -25,19 +26,21 @@ import numpy as np
 from benchmarks import figures
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.requests import (
+from headrace_backend.engine.request import (
     AbortCause,
     EngineRequest,
     ModelLimits,
-    StopSpec,
     Subscriber,
     TenantLimits,
 )
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
+from headrace_request.request import Request
+from headrace_request.stop import Stop
 
 VOCAB_SIZE = 32_000
 PROMPT_TOKENS = 100
 BLOCK_SIZE: Literal[16] = 16
+END_OF_TEXT = np.array([2], np.int32).tobytes()
 NUM_STREAMS = 4
 # What a step claims to take.
 STEP_NS = 5_000_000
@@ -68,7 +71,7 @@ CASES = (
 
 def build_engine(case: Case, num_steps: int) -> Engine:
     """An engine with room for the batch and the waiting requests."""
-    max_tokens = num_steps + 64
+    max_tokens = num_steps + 128
     max_len = PROMPT_TOKENS + BLOCK_SIZE + max_tokens
     blocks_per_row = -(-max_len // BLOCK_SIZE)
     config = EngineConfig(
@@ -86,21 +89,19 @@ def build_engine(case: Case, num_steps: int) -> Engine:
     generator = np.random.default_rng(0)
     for index in range(case.rows + (0 if case.parked else case.waiting)):
         strings = (b"never seen", b"\n\n") if index % 4 == 0 else ()
-        request = EngineRequest(
-            request_id=f"r{index}",
-            # Different lengths, so that rows do not all need their next block in the same step.
-            prompt_ids=generator.integers(3, VOCAB_SIZE, PROMPT_TOKENS + index % BLOCK_SIZE, np.int32),
-            stop=StopSpec(max_tokens, strings=strings, token_ids=frozenset([2])),
-        )
-        engine.add(request, Subscriber(index % NUM_STREAMS, index + 1))
+        # Different lengths, so that rows do not all need their next block in the same step.
+        prompt = generator.integers(3, VOCAB_SIZE, PROMPT_TOKENS + index % BLOCK_SIZE, np.int32)
+        asked = Request(prompt.tobytes(), Stop(max_tokens, strings=strings, token_ids=END_OF_TEXT))
+        engine.add(EngineRequest(f"r{index}", asked), Subscriber(index % NUM_STREAMS, index + 1))
     if case.parked:
         add_parked(engine, case, max_tokens, blocks_per_row)
     return engine
 
 
 def add_parked(engine: Engine, case: Case, max_tokens: int, blocks_per_row: int) -> None:
-    """One request that runs, in the place of a row, and many behind it that need all blocks of its
-    tenant's share.
+    """Adds one request that runs, in the place of a row, and many behind it.
+
+    These need all blocks of their tenant's share.
     """
     engine.abort("r0", "", AbortCause.CANCELLED)
     limits = TenantLimits(kv_cache_share=1 / (case.rows * (blocks_per_row + 1)) * blocks_per_row)
@@ -108,7 +109,8 @@ def add_parked(engine: Engine, case: Case, max_tokens: int, blocks_per_row: int)
     waiting = np.full(blocks_per_row * BLOCK_SIZE - BLOCK_SIZE - 1, 4, np.int32)
     for index in range(case.waiting + 1):
         prompt, num_outputs = (waiting, 1) if index else (running, max_tokens)
-        request = EngineRequest(f"p{index}", prompt, StopSpec(num_outputs), tenant="parked", limits=limits)
+        asked = Request(prompt.tobytes(), Stop(num_outputs))
+        request = EngineRequest(f"p{index}", asked, tenant="parked", limits=limits)
         engine.add(request, Subscriber(index % NUM_STREAMS, 100_000 + index))
 
 

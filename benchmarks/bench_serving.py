@@ -1,5 +1,6 @@
-"""What text and gRPC cost: the same workloads, on the same backend, through service processes and
-through the engine's own stream, in turns.
+"""What text and gRPC cost: the same workloads on the same backend, two ways in turns.
+
+They go through service processes, and through the engine's own stream.
 
 Text in and out with a byte-level BPE of our own that has as many entries as the model's vocabulary;
 several client processes; one or more service processes. Loss is the share of the engine's output
@@ -53,8 +54,9 @@ class Front:
 
 
 async def _measure(session: EngineSession, front: Front, workload: Workload, repeats: int) -> dict[str, Any]:
-    """Alternates both ways; the figures through gRPC, with the engine's own beside them under
-    "more".
+    """Alternates both ways; returns the figures through gRPC.
+
+    The engine's own stand beside them under "more".
     """
     before, cpu_s = counters(await session.load()), front.services.cpu_s()
     engine_runs, runs = [], []
@@ -105,8 +107,9 @@ def _lines(result: dict[str, Any]) -> list[str]:
 async def run(
     plan: Plan, ceilings: Ceilings, num_services: int, clients: int, path: pathlib.Path | None, ending: Ending
 ) -> bool:
-    """Starts everything, warms it, and measures every workload both ways; `path` holds what there
-    is after each.
+    """Starts everything, warms it, and measures every workload both ways.
+
+    `path` holds what there is after each.
 
     False if one could not be measured, or not on a warm engine.
     """

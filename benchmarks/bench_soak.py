@@ -1,5 +1,6 @@
-"""A soak: thousands of random requests with cancels through one backend, and afterwards nothing is
-left, late, or other than it was.
+"""A soak: thousands of random requests with cancels through one backend.
+
+Afterwards nothing is left, late, or other than it was.
 
 Prompts and answers of all lengths, every kind of sampling, shared beginnings, several outputs,
 stops; a tenth is cancelled at some moment. The exit code is 1 if anything that must hold does not:

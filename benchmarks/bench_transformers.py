@@ -1,5 +1,6 @@
-"""The engine against `transformers` generate on the same machine: same weights, threads and type,
-greedy, fixed output lengths.
+"""The engine against `transformers` generate on one machine, with fixed output lengths.
+
+Weights, threads and type are equal, and both are greedy.
 
 Development-only (transformers is no dependency of the server). Two cases: one request alone, and
 mixed lengths, where transformers gets left-padded batches of 32 that run until their longest output
@@ -36,8 +37,9 @@ class Rival:
         self._model.generation_config.eos_token_id = None
 
     def batch(self, trace: Trace) -> list[list[int]]:
-        """One padded batch, run until the longest output is done; each output cut to its own
-        length.
+        """One padded batch, run until the longest output is done.
+
+        Each output is cut to its own length.
         """
         width, steps = max(len(p) for p, _ in trace), max(o for _, o in trace)
         ids = torch.tensor([[0] * (width - len(p)) + p for p, _ in trace])

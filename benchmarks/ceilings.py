@@ -1,5 +1,4 @@
-"""What the device can do at most, as every benchmark states it: copy bandwidth and matrix rates of
-the same run.
+"""What the device can do at most: copy bandwidth and matrix rates, measured in each run.
 
 Owns the record and the process that measures it (`measure_ceilings`): apart, so that a benchmark's
 own process imports no torch, has no CUDA context, and the memory is free again.
@@ -35,7 +34,7 @@ class Ceilings:
         return max(self.gemm_flop_s.values())
 
     def summary(self) -> dict[str, Any]:
-        """As results state it: TB/s and TFLOP/s."""
+        """The ceilings in words for results: TB/s and TFLOP/s."""
         rates = {f"gemm_m{rows}_tflop_s": round(rate / 1e12, 4) for rows, rate in self.gemm_flop_s.items()}
         return {"copy_tb_s": round(self.copy_bytes_s / 1e12, 4), **rates}
 

@@ -59,8 +59,9 @@ class Ending:
         return is_first
 
     async def during(self, work: Callable[[Ending], Coroutine[Any, Any, T]]) -> T:
-        """Awaits work in the running event loop; there the end cancels this task, and raises
-        nothing.
+        """Awaits work in the running event loop.
+
+        There the end cancels this task, and raises nothing.
         """
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None

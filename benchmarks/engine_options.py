@@ -49,8 +49,9 @@ class Plan:
 
 
 def engine_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which engine is measured with workloads; shared with the benchmarks
-    beside this one.
+    """Adds the options that say which engine is measured with workloads.
+
+    Benchmarks beside this one share them.
     """
     which_engine(parser)
     parser.add_argument(
@@ -86,13 +87,13 @@ def which_engine(parser: argparse.ArgumentParser) -> None:
         "--load",
         choices=("dummy", "folder"),
         default="",
-        help="default: dummy for a shape, folder for --model; a shape with folder gets files of made-up weights",
+        help="default: dummy for a shape, folder for --model; a shape with folder gets files of dummy weights",
     )
     parser.add_argument(
         "--files",
         choices=FORMATS,
         default=FORMATS[0],
-        help="layers' numbers in files of made-up weights (in TMPDIR); fp8 as compressed-tensors has them",
+        help="layers' numbers in files of dummy weights (in TMPDIR); fp8 as compressed-tensors has them",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:INDEX")
     parser.add_argument("--tp", type=int, default=1, help="ranks that share the model, one GPU each")
@@ -128,7 +129,7 @@ def model_folder(options: argparse.Namespace, parent: pathlib.Path, *, tokenizer
     if options.load == "folder":
         began = time.monotonic()
         num_bytes = write_weights(folder, layers=options.files)
-        print(f"wrote {num_bytes / 1e9:.1f} GB of made-up weights in {time.monotonic() - began:.1f} s", flush=True)
+        print(f"wrote {num_bytes / 1e9:.1f} GB of dummy weights in {time.monotonic() - began:.1f} s", flush=True)
     return folder
 
 

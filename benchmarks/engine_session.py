@@ -1,5 +1,4 @@
-"""A backend process and one stream to it, for benchmarks that measure the engine without the text
-service in front.
+"""A backend process and one stream to it, for benchmarks without the text service in front.
 
 Owns the conversation: requests as token ids in, columns of `StepOutputs` into a `TokenLog`. Per
 message it does no work that grows with the tokens, so that it stays out of the way of the engine
@@ -21,8 +20,12 @@ import numpy as np
 from benchmarks.backend_process import BackendProcess, backend_process
 from benchmarks.token_log import Logprobs, Seconds, TokenLog, Tokens
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from headrace_request.request import LAYOUT, Request
+from headrace_request.sampling import Sampling
+from headrace_request.stop import Stop
 
 _PROGRESS_S = 0.1
+_GREEDY = Sampling(temperature=0.0)
 
 
 class Answer:
@@ -85,7 +88,7 @@ class Prompt:
     salt: bytes = b""
     stop_ids: bytes = b""
     # None: greedy.
-    sampling: engine_pb2.EngineSampling | None = None
+    sampling: Sampling | None = None
     min_tokens: int = 0
     # Outputs.
     n: int = 1
@@ -127,8 +130,9 @@ class EngineSession:
             await self._stream.write(message)
 
     async def read(self) -> None:
-        """Deals messages until the stream ends; whoever waits for one that will not come is told
-        why.
+        """Deals messages until the stream ends.
+
+        Whoever waits for a message that will not come gets the reason.
         """
         try:
             while isinstance(message := await self._stream.read(), engine_pb2.FromEngine):
@@ -183,8 +187,8 @@ class EngineSession:
                 answer.finished.set_result(None)
 
     async def hello(self) -> None:
-        """Opens the conversation and waits until the engine serves; afterwards `model` tells what."""
-        hello = engine_pb2.Hello(protocol_version=1, service_name="benchmark")
+        """Opens the conversation and waits until the engine serves; then `model` says what."""
+        hello = engine_pb2.Hello(protocol_version=2, service_name="benchmark", request_layout=LAYOUT)
         await self._stream.write(engine_pb2.ToEngine(hello=hello))
         while self._model is None:
             message = await self._stream.read()
@@ -194,26 +198,25 @@ class EngineSession:
                 self._model = message.welcome.model
 
     async def send(self, prompt: Prompt) -> Answer:
-        """Sends a request of `max_tokens` tokens per output, unless one of its stop ids comes
-        first.
+        """Sends a request of `max_tokens` tokens per output.
+
+        It ends earlier where one of its stop ids comes.
 
         Returns when it is written.
         """
         handle, self._next = self._next, self._next + 1
         answer = self._answers[handle] = Answer(self._log, handle, f"bench-{self._run}-{handle}")
-        add = engine_pb2.AddRequest(
-            handle=handle,
-            request_id=answer.request_id,
+        request = Request(
             prompt_token_ids=prompt.token_ids,
-            sampling=prompt.sampling or engine_pb2.EngineSampling(top_p=1.0, repetition_penalty=1.0),
-            stop=engine_pb2.EngineStop(
-                max_tokens=prompt.max_tokens, min_tokens=prompt.min_tokens, token_ids=prompt.stop_ids
-            ),
+            sampling=prompt.sampling or _GREEDY,
+            stop=Stop(prompt.max_tokens, prompt.min_tokens, token_ids=prompt.stop_ids),
             n=prompt.n,
-            logprobs=prompt.logprobs,
+            num_logprobs=-1 if prompt.logprobs is None else prompt.logprobs,
             priority=prompt.priority,
-            spec_digest=bytes(32),
             cache_salt=prompt.salt,
+        )
+        add = engine_pb2.AddRequest(
+            handle=handle, request_id=answer.request_id, request=request.encode(), spec_digest=bytes(32)
         )
         await self._write(engine_pb2.ToEngine(add=add))
         return answer
@@ -267,7 +270,7 @@ async def _while_it_lives(process: BackendProcess, step: Any, deadline_s: float)
 async def engine_session(
     engine: dict[str, Any], timeout_s: float = 120.0, telemetry_socket: str = ""
 ) -> AsyncIterator[EngineSession]:
-    """Starts a backend with the given EngineConfig fields, yields a session, and stops the backend."""
+    """Starts a backend with these EngineConfig fields, yields a session, and stops the backend."""
     with backend_process(engine, telemetry_socket) as process:
         deadline_s = time.monotonic() + timeout_s
         options = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]

@@ -1,5 +1,6 @@
-"""An engine without a model: serves the engine protocol, and every request gets its tokens at a set
-rate, or as fast as its stream takes them.
+"""An engine without a model: it serves the engine protocol.
+
+Every request gets its tokens at a set rate, or as fast as its stream takes them.
 
 For benchmarks of what stands in front of the engine. Owns a minimal EngineService: add, abort,
 detach, load and list are answered, attach finds nothing. Each step gives one token to every active
@@ -27,6 +28,7 @@ from google.rpc import code_pb2, status_pb2
 
 from headrace_model_folder import ModelFolder
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from headrace_request.request import Request
 
 _STALE_AFTER_NS = 3_000_000_000
 _HEARTBEAT_S = 1.0
@@ -36,8 +38,9 @@ _BREATHE_STEPS = 16
 
 
 def text_tokens(folder: ModelFolder) -> npt.NDArray[np.uint32]:
-    """[4096] ids of ordinary tokens with plain ASCII text, so that the detokenizer does real work
-    and always ends at a character.
+    """[4096] ids of ordinary tokens with plain ASCII text.
+
+    So the detokenizer does real work and always ends at a character.
     """
     table = folder.token_table
     if table is None:
@@ -103,7 +106,8 @@ class _Stream:
             self.send(engine_pb2.FromEngine(list=engine_pb2.RequestList(query_id=message.list.query_id)))
 
     def _add(self, add: engine_pb2.AddRequest) -> None:
-        prompt_tokens = len(add.prompt_token_ids) // 4
+        request = Request.decode(add.request)
+        prompt_tokens = len(request.prompt_token_ids) // 4
         added = engine_pb2.Added(
             handle=add.handle, query_id=add.query_id, request_id=add.request_id, prompt_tokens=prompt_tokens
         )
@@ -111,7 +115,7 @@ class _Stream:
         if add.handle:
             now = time.monotonic_ns()
             self._active.append(
-                _Active(add.handle, add.request_id, prompt_tokens, now, add.n, max(add.stop.max_tokens, 1))
+                _Active(add.handle, add.request_id, prompt_tokens, now, request.n, request.stop.max_tokens)
             )
 
     async def run_writer(self) -> None:

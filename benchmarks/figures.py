@@ -1,4 +1,4 @@
-"""What every benchmark says about itself: machine, commit, date, command; and where its JSON goes."""
+"""What every benchmark says about itself: machine, commit, date, command; and its JSON's path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-_PACKAGES = ("service", "backend", "kernels", "protos/python", "clients/python", ".")
+_PACKAGES = ("service", "backend", "both_sides", "kernels", "protos/python", "clients/python", ".")
 
 
 def cpu_name() -> str:
@@ -49,8 +49,9 @@ def provenance(git: str = "") -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of processes that a benchmark starts: ours, and our packages can be imported
-    from the tree.
+    """The environment of processes that a benchmark starts.
+
+    It is ours, and our packages can be imported from the tree.
     """
     path = [*(str(ROOT / package) for package in _PACKAGES), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}

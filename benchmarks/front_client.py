@@ -1,5 +1,6 @@
-"""A client process of `bench_front`: reads many generations in one of the ways of the API, and
-prints what came as JSON.
+"""A client process of `bench_front`: it reads many generations in one of the ways of the API.
+
+It prints what came as JSON.
 
 Owns the counting: messages and tokens within a window, and gaps between messages of one stream.
 Several of these run side by side, because one would be the bottleneck.

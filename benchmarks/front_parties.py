@@ -1,5 +1,6 @@
-"""The processes of `bench_front`, each pinned to a core of its own: backend or bare server,
-services, clients; started and ended here.
+"""The processes of `bench_front`, each pinned to a core of its own, started and ended here.
+
+They are a backend or bare server, services, and clients.
 """
 
 from __future__ import annotations

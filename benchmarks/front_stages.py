@@ -1,5 +1,6 @@
-"""What one token costs a service process stage by stage, without gRPC: the engine's step parsed and
-dealt out, taken as messages, encoded.
+"""What one token costs a service process stage by stage, without gRPC.
+
+The stages: the engine's step is parsed and dealt out, taken as messages, encoded.
 
 Runs the service's own code in this process on steps made beforehand, and times each stage over many
 of them (CPU time of this thread). What a whole process needs beyond the sum is gRPC, its wake-ups
@@ -16,15 +17,15 @@ import numpy as np
 from benchmarks.fake_backend import text_tokens
 from headrace_model_folder import ModelFolder
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import event_wire
-from headrace_service.detokenizer import PieceTable
-from headrace_service.generation_stream import GenerationStream
-from headrace_service.ledger import DeliveryClock
-from headrace_service.render_state import RenderState
-from headrace_service.session_batch import SessionBatch, SessionWire
-from headrace_service.step_dealing import deal
-from headrace_service.text_model import piece_table
-from headrace_service.wires import EventWire
+from headrace_service.api import event_wire
+from headrace_service.api.session_batch import SessionBatch, SessionWire
+from headrace_service.engines.step_dealing import deal
+from headrace_service.streams.generation_stream import GenerationStream
+from headrace_service.streams.ledger import DeliveryClock
+from headrace_service.streams.render_state import RenderState
+from headrace_service.streams.wires import EventWire
+from headrace_service.text.detokenizer import PieceTable
+from headrace_service.text.text_model import piece_table
 
 _STEPS = 400
 

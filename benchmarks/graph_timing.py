@@ -1,5 +1,6 @@
-"""Time of GPU work inside a CUDA graph, and of CPU work by the clock: launches from Python would
-otherwise be what is measured.
+"""Time of GPU work inside a CUDA graph, and of CPU work by the clock.
+
+Launches from Python would otherwise be what is measured.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ def _replays_seconds(graph: torch.cuda.CUDAGraph, count: int) -> float:
 
 
 def graph_seconds(launches: Sequence[Callable[[], object]], repeats: int = REPEATS) -> list[float]:
-    """Seconds per launch of a CUDA graph that holds all of them in order, `repeats` readings, after
-    a warm-up of each and of the graph.
+    """Seconds per launch of a CUDA graph that holds all of them in order, `repeats` readings.
+
+    Each launch and the graph are warmed up before.
     """
     for launch in launches:
         launch()
@@ -45,7 +47,7 @@ def graph_seconds(launches: Sequence[Callable[[], object]], repeats: int = REPEA
 
 
 def clock_seconds(launches: Sequence[Callable[[], object]], repeats: int = REPEATS) -> list[float]:
-    """The same on a CPU, by the clock."""
+    """Seconds per launch on a CPU, by the clock."""
     for launch in launches:
         launch()
     seconds = []

@@ -1,5 +1,6 @@
-"""The real backend with a worker that computes nothing (`instant_worker`): `python -m
-benchmarks.instant_backend STEP_MS --config-json FILE`.
+"""The real backend with a worker that computes nothing (`instant_worker`).
+
+    python -m benchmarks.instant_backend STEP_MS --config-json FILE
 
 SIGUSR1 has it tell nobody of its steps, as if it had no telemetry, and SIGUSR2 as before: so that
 one process can be measured both ways.
@@ -24,15 +25,15 @@ def switched_step_log(clock: Callable[[], int]) -> StepLog:
     `clock` is the engine's.
     """
     steps = new_step_log(clock)
-    told = (False, False)
+    before = (False, False)
 
     def silence(number: int, frame: FrameType | None) -> None:
-        nonlocal told
-        told = (steps.tells or told[0], steps.keeps_records or told[1])
+        nonlocal before
+        before = (steps.tells or before[0], steps.keeps_records or before[1])
         steps.tells = steps.keeps_records = False
 
     def tell(number: int, frame: FrameType | None) -> None:
-        steps.tells, steps.keeps_records = told
+        steps.tells, steps.keeps_records = before
 
     signal.signal(signal.SIGUSR1, silence)
     signal.signal(signal.SIGUSR2, tell)

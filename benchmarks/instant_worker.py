@@ -1,5 +1,6 @@
-"""A worker that computes nothing: what it samples follows from row and position, at once or at the
-end of steps of a set length.
+"""A worker that computes nothing: what it samples follows from row and position.
+
+It answers at once or at the end of steps of a set length.
 
 For benchmarks of all that stands around a model. Owns the worker's side of the rings, as short as
 it can be; the engine before it is the real one (`instant_backend`).
@@ -16,10 +17,10 @@ import time
 import numpy as np
 
 from benchmarks.fake_backend import text_tokens
-from headrace_backend.ring import RingDescriptors, RingReader, RingWriter
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.messages import MemoryPlan, RecordKind, WorkerReady, encode_message
+from headrace_backend.step.plan import StepPlan, StepResult
+from headrace_backend.step.ring import RingDescriptors, RingReader, RingWriter
 from headrace_backend.worker.lifetime import die_with_parent
-from headrace_backend.worker_messages import MemoryPlan, RecordKind, WorkerReady, encode_message
 from headrace_model_folder import ModelFolder
 
 _WRITE_TIMEOUT_S = 30.0
@@ -67,7 +68,7 @@ def _work(plans: RingReader, results: RingWriter, model: _Model) -> None:
 
 
 def main() -> None:
-    """Works until it is told to end, or its engine ends."""
+    """Works until it is asked to end, or its engine ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-ms", type=float, required=True)
     for name in ("--config-json", "--plan-ring", "--result-ring", "--rank", "--parent-pid"):

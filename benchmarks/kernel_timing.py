@@ -48,8 +48,9 @@ def cases(module: types.ModuleType) -> Iterator[tuple[str, Callable[[], Case]]]:
 
 
 def copies(make: Callable[[], Case]) -> tuple[list[Callable[[], object]], float, float]:
-    """Launches on fresh data each, as many as it takes to find nothing in a cache; and the bytes
-    and operations of one.
+    """Launches on fresh data each, as many as it takes to find nothing in a cache.
+
+    Returns them with the bytes and operations of one.
     """
     launches: list[Callable[[], object]] = []
     num_bytes = flops = 0.0

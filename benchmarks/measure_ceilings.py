@@ -34,8 +34,9 @@ def copy_bytes_s(device: torch.device) -> float:
 
 
 def gemm_flop_s(device: torch.device, rows: int) -> float:
-    """Rate of `rows` x K times K x N: bf16 on a GPU, fp32 on a CPU; the median, since a clock's
-    first peak does not last.
+    """Rate of `rows` x K times K x N: bf16 on a GPU, fp32 on a CPU.
+
+    It is the median, since a clock's first peak does not last.
     """
     on_gpu = device.type == "cuda"
     columns, depth, _ = GPU_GEMM if on_gpu else CPU_GEMM

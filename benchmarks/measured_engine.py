@@ -48,8 +48,9 @@ class Started:
 
 
 def load_gb_s(session: EngineSession, plan: Plan) -> float | None:
-    """Bytes of the folder's tensors over the seconds of the phase that read them; None for made-up
-    weights, or if the backend does not say.
+    """Bytes of the folder's tensors over the seconds of the phase that read them.
+
+    None for dummy weights, or if the backend does not say.
     """
     seconds = session.process.phases_s().get("weights")
     if not seconds or plan.engine.load != "folder":
@@ -71,7 +72,7 @@ async def _start(session: EngineSession, plan: Plan, workloads: list[Workload], 
 
 
 def floor_of(workload: Workload, plan: Plan, ceilings: Ceilings, model: engine_pb2.EngineModel) -> dict[str, Any]:
-    """The same figures of a perfect engine."""
+    """The figures of a perfect engine."""
     # Ranks on a CPU share what was measured of it.
     ranks = plan.engine.tp if ceilings.device == "cuda" else 1
     time_of_step = StepTime(
@@ -149,8 +150,9 @@ def _people(workload: Workload) -> dict[str, Any]:
 async def measured_engine(
     plan: Plan, ceilings: Ceilings, telemetry_socket: str = ""
 ) -> AsyncIterator[tuple[EngineSession, list[Workload], Started, Callable[[], float | None]]]:
-    """A warm backend, its workloads, what is known of it, and a function that tells the peak of its
-    memory (GiB).
+    """A warm backend, its workloads, what is known of it, and its peak memory.
+
+    The last is a function that returns GiB.
     """
     on_gpu = ceilings.device == "cuda"
     memory = GpuMemory() if on_gpu else None

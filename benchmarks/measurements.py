@@ -1,5 +1,6 @@
-"""From arrival times to figures: TTFT, ITL, TPOT, end to end, rates and goodput, the same for every
-way of sending a workload and for the roofline's made-up run.
+"""From arrival times to figures: TTFT, ITL, TPOT, end to end, rates and goodput.
+
+They are made alike for every way of sending a workload and for the roofline's synthetic run.
 
 Times in are seconds, figures are milliseconds and tokens per second. Percentiles are nearest ranks.
 Tokens that arrive in one message arrive at once: their inter-token latency is 0.
@@ -94,8 +95,10 @@ def summary(requests: Sequence[Request], begin_s: float) -> dict[str, Any]:
 
 
 def itl_over_time(requests: Sequence[Request], begin_s: float, bins: int = 60) -> list[list[float | None]]:
-    """[bins with tokens, 3] the time of a stretch's middle (s), and the p50 and p99 of the
-    inter-token latencies (ms) that ended in it.
+    """Inter-token latencies over the run, [bins with tokens, 3].
+
+    The columns are the time of a stretch's middle (s), and the p50 and p99 of the inter-token
+    latencies (ms) that ended in it.
     """
     ends = np.concatenate([request.arrivals_s[1:] for request in requests] or [np.empty(0)]) - begin_s
     gaps = gaps_s(requests)
@@ -108,8 +111,9 @@ def itl_over_time(requests: Sequence[Request], begin_s: float, bins: int = 60) -
 
 
 def medians(runs: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """Field by field the median of several runs' summaries, and of each figure that differs its
-    least and its largest.
+    """Field by field the median of several runs' summaries.
+
+    Each figure that differs has its least and its largest too.
     """
     middle, spread = dict(runs[0]), {}
     for name in runs[0]:

@@ -1,6 +1,4 @@
-"""Two ways of doing the same, measured in turns: by how much one is more than the other, and how
-sure that is.
-"""
+"""Two ways measured in turns: by how much one is more than the other, and how sure that is."""
 
 from __future__ import annotations
 
@@ -22,8 +20,9 @@ def interval(differences: Sequence[float]) -> tuple[float, float, float]:
 
 
 def relative(values: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """By what share `values` are more than `others`, each than the other one of its pair: median,
-    and the ends of its interval.
+    """By what share `values` are more than `others`, each than the other one of its pair.
+
+    Returns the median, and the ends of its interval.
     """
     median, low, high = interval([value / other - 1 for value, other in zip(values, others, strict=True)])
     return {"median": round(median, 5), "low": round(low, 5), "high": round(high, 5)}

@@ -1,5 +1,4 @@
-"""A decoder in plain PyTorch with a contiguous KV cache: what a server is built on before it has an
-engine.
+"""A decoder in plain PyTorch with a contiguous KV cache, as servers begin without an engine.
 
 For the lower rungs of `bench_ladder`.
 
@@ -32,7 +31,7 @@ class _Layer:
 
 
 class ContiguousCache:
-    """Keys and values of all layers: each row has `max_len` slots from the beginning, used or not."""
+    """Keys and values of all layers: each row has `max_len` slots from the beginning."""
 
     def __init__(self, shape: Shape, rows: int, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
         size = (shape.num_layers, 2, rows, shape.num_kv_heads, max_len, shape.head_dim)
@@ -41,16 +40,18 @@ class ContiguousCache:
         self._heads = torch.arange(shape.num_kv_heads, device=device)[:, None]
 
     def write(self, layer: int, rows: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
-        """Puts [n, num_kv_heads, length, head_dim] keys and values to [n, length] positions of [n]
-        rows.
+        """Writes keys and values [n, num_kv_heads, length, head_dim] into [n] rows.
+
+        Positions are [n, length].
         """
         where = rows[:, None, None], self._heads, positions[:, None]
         self.slots[(layer, 0, *where)] = key
         self.slots[(layer, 1, *where)] = value
 
     def read(self, layer: int, rows: Tensor, context: int) -> Tensor:
-        """[2, n, num_kv_heads, context, head_dim] of a layer; without a copy where all rows are
-        read in order.
+        """[2, n, num_kv_heads, context, head_dim] of a layer.
+
+        There is no copy where all rows are read in order.
         """
         slots = self.slots[layer, :, :, :, :context]
         return slots if len(rows) == slots.shape[1] else slots[:, rows]
@@ -160,8 +161,10 @@ class PlainModel:
 
 
 def _decode_attention(query: Tensor, context: Tensor, positions: Tensor) -> Tensor:
-    """[n, heads, 1, head_dim] over [2, n, num_kv_heads, context, head_dim] up to [n, 1] positions:
-    each key and value head is read once for its group of query heads.
+    """Attention of [n, heads, 1, head_dim] queries up to [n, 1] positions.
+
+    The context is [2, n, num_kv_heads, context, head_dim]; each key and value head is read once for
+    its group of query heads.
     """
     key, value = context
     grouped = query.view(len(query), key.shape[1], -1, query.shape[-1])

@@ -1,5 +1,6 @@
-"""The lower rungs of `bench_ladder`, on a plain model: recompute, a cache, static batches,
-in-flight batching over a contiguous cache.
+"""The lower rungs of `bench_ladder`, on a plain model.
+
+They are recompute, a cache, static batches, and in-flight batching over a contiguous cache.
 
 Owns how each rung serves a trace. A process of its own, so that its memory is free again before the
 engine starts: the trace comes as JSON on standard input, one line of JSON per rung goes out.
@@ -67,8 +68,9 @@ class Rungs:
         return self._batches(trace, 1)
 
     def static(self, trace: Trace) -> Answers:
-        """Batches of fixed shape: padded prompts, and all rows run until the longest answer of the
-        batch has ended.
+        """Batches of fixed shape, with padded prompts.
+
+        All rows run until the longest answer of the batch has ended.
         """
         return self._batches(trace, self._rows)
 
@@ -93,8 +95,9 @@ class Rungs:
         return answers
 
     def in_flight(self, trace: Trace) -> Answers:
-        """A row whose answer has ended takes the next request at once; prompts are computed alone,
-        between steps.
+        """A row whose answer has ended takes the next request at once.
+
+        Prompts are computed alone, between steps.
         """
         cache, waiting = self._cache(self._rows), deque(enumerate(trace))
         answers: Answers = [[] for _ in trace]

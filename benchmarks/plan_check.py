@@ -1,5 +1,6 @@
-"""What `headrace plan` predicts of engines that were measured, beside the measurements: the table
-of docs/operations.md, from result files of `bench_engine` and `bench_serving`.
+"""What `headrace plan` predicts of engines that were measured, beside the measurements.
+
+It makes the table of docs/operations.md from result files of `bench_engine` and `bench_serving`.
 
     python -m benchmarks.plan_check benchmarks/results/2026-11-21-h200-engine.json ...
 
@@ -18,8 +19,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from benchmarks.workloads import USERS_SECONDS, build
-from headrace_supervisor.capacity import GPUS, Demand, Gpu, Prediction, RankSizes, predict
-from headrace_supervisor.plan_command import engine_sizes
+from headrace_supervisor.plan.capacity import GPUS, Demand, Gpu, Prediction, RankSizes, predict
+from headrace_supervisor.plan.command import engine_sizes
 
 # Rows of a step on a GPU.
 _ROWS = 512
@@ -80,7 +81,7 @@ def _compared(record: dict[str, Any], demand: Demand, found: Prediction) -> tupl
 
 
 def table(lines: list[Line]) -> Iterator[str]:
-    """As Markdown."""
+    """The lines as a Markdown table."""
     yield "| model | tp | workload | | predicted | measured | measured / predicted |"
     yield "|---|---|---|---|---|---|---|"
     for line in lines:

@@ -28,8 +28,9 @@ def _title(record: Record) -> str:
 
 
 def throughput_against_latency(records: list[Record]) -> Figure:
-    """A point per workload: output tokens per second against the latencies, with the floor of each
-    as a cross.
+    """A point per workload: output tokens per second against the latencies.
+
+    The floor of each is a cross.
     """
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     for axes, field, name in zip(figure.subplots(1, 2), ("itl_p50", "ttft_p95"), ("ITL p50", "TTFT p95"), strict=True):
@@ -93,8 +94,9 @@ def ladder(record: Record) -> Figure:
 
 
 def figures_of(value: Any) -> Iterator[tuple[str, Figure]]:
-    """The plots that a result file gives, each with a name; workloads that were cut short have
-    none.
+    """The plots that a result file gives, each with a name.
+
+    Workloads that were cut short have none.
     """
     if isinstance(value, list):
         value = [record for record in value if not record.get("incomplete")]

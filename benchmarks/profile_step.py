@@ -1,6 +1,6 @@
-"""Where one step's time goes on a GPU: its kernels, their share, and the gaps between them.
+"""One step on a GPU: its kernels, their share of the time, and the gaps between them.
 
-The worker's own rooms in this process, without an engine: a model with made-up weights, its runner
+The worker's own rooms in this process, without an engine: a model with dummy weights, its runner
 with graphs, and steps of one kind after the other, as the step loop launches them. What CUPTI says
 of the device is added up per kernel. The profiler itself stretches gaps a little; the step's time
 without it is measured beside.
@@ -26,14 +26,15 @@ from benchmarks.shapes import SHAPES, write_model_folder
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Schemes
-from headrace_backend.worker.device import choose_device, choose_dtype, prepare_torch
-from headrace_backend.worker.fitted_runner import make_runner
-from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
-from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, release_step
-from headrace_backend.worker.runner import CapturesGraphs, Runner
+from headrace_backend.worker.start_up.device import choose_device, choose_dtype, prepare_torch
+from headrace_backend.worker.start_up.fitted_runner import make_runner
+from headrace_backend.worker.start_up.sizes import WorkerSizes
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, Wish, make_step, release_step
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
+from headrace_backend.worker.step.runner import CapturesGraphs, Runner
 from headrace_kernels.attention.quantized_kv import is_quantized, scales_of
 from headrace_model_folder import ModelFolder
 
@@ -69,8 +70,9 @@ class StepProfile:
 
 
 def plan_of(kind: str, pool: BlockPool) -> StepPlan:
-    """A step by its name: ROWSxCONTEXT decodes, or chunkTOKENS[@START] of one prompt; both with a +
-    between them.
+    """A step by its name: ROWSxCONTEXT decodes, or chunkTOKENS[@START] of one prompt.
+
+    A name of both has a + between them.
     """
     chunks: list[Chunk] = []
     for part in kind.split("+"):
@@ -137,15 +139,16 @@ def _summary(kind: str, wall_us: float, launch_us: float, events: Sequence[objec
 def make_model(
     shape: str, settings: dict[str, Any], schemes: Schemes, shard: Shard = ALONE
 ) -> tuple[CausalLM, EngineConfig]:
-    """A model with made-up weights on its device, or a rank's part of it, and the engine's
-    configuration: defaults but for the settings.
+    """A model with dummy weights on its device, or a rank's part of it, and its configuration.
+
+    The configuration is the engine's defaults but for the settings.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = write_model_folder(shape, pathlib.Path(name))
         config = EngineConfig.model_validate({"model": folder, "load": "dummy", **settings})
         opened = ModelFolder.open(folder, require_weights=False)
         where, _ = choose_device(config.device)
-        prepare_torch(config, where)
+        prepare_torch(where, config.worker_threads, config.tp)
         dtype = choose_dtype(config.dtype, opened.config, where)
         about = (None, opened.config, dtype, where, "dummy", 0, lambda *_: None)
         longest = min(_MAX_MODEL_LEN, opened.config.max_position_embeddings)
@@ -153,7 +156,7 @@ def make_model(
 
 
 def make_caches(model: CausalLM, config: EngineConfig, num_blocks: int) -> list[torch.Tensor]:
-    """So many blocks a layer, with made-up keys and values."""
+    """So many blocks a layer, with synthetic keys and values."""
     size = (num_blocks, 2, model.num_kv_heads, config.block_size, model.head_dim)
     device = next(model.parameters()).device
     caches = allocate_kv_caches(model.num_layers, size, kv_type(config.kv_dtype, model.dtype), device)
@@ -165,17 +168,18 @@ def make_caches(model: CausalLM, config: EngineConfig, num_blocks: int) -> list[
 def captured_runner(
     model: CausalLM, config: EngineConfig, caches: list[torch.Tensor], long_sizes: Sequence[int] = ()
 ) -> Runner:
-    """What computes steps, with its graphs if it has any, those of long steps with prompts of so
-    many tokens among them.
+    """Returns a runner with its graphs, if it has any.
+
+    Graphs of long steps with prompts of so many tokens are among them.
     """
-    runner = make_runner(model, config, model.max_position, caches, long_sizes)
+    runner = make_runner(model, WorkerSizes.of(config, model.max_position), caches, long_sizes)
     if isinstance(runner, CapturesGraphs):
         runner.capture(lambda *_: None)
     return runner
 
 
 def _fill(cache: torch.Tensor) -> None:
-    """Made-up keys and values of order 1."""
+    """Synthetic keys and values of order 1."""
     if not is_quantized(cache):
         cache.normal_()
         return

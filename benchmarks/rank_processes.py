@@ -1,5 +1,6 @@
-"""A program of ours as several ranks, one process each, under nobody but their starter: for
-measurements and checks of what ranks do together, without an engine.
+"""A program of ours as several ranks, one process each, under nobody but their starter.
+
+It is for measurements and checks of what ranks do together, without an engine.
 
 Owns starting and ending. Rank 0's lines of JSON are the results. None is left behind: a rank that
 fails ends the others, which might wait for it for good.
@@ -28,7 +29,7 @@ def results(module: str, world_size: int, arguments: Sequence[str]) -> Iterator[
     """Starts all ranks and yields what rank 0 prints.
 
     Args:
-        module: Of the program, which takes `--seat` (`add_seat`) and calls `end_rank`.
+        module: Name of the program, which takes `--seat` (`add_seat`) and calls `end_rank`.
         world_size: Number of ranks.
         arguments: All that it gets besides.
 

@@ -1,5 +1,4 @@
-"""The floor: a workload served by a perfect engine on a device that reaches its measured ceilings
-in everything that it does.
+"""The floor: a workload served by a perfect engine that reaches its measured ceilings throughout.
 
 Owns the time of a step and a schedule: in-flight batching with a token budget, prompts after
 running rows, first come first served. A step reads all matrices at copy bandwidth or multiplies at
@@ -44,7 +43,7 @@ class StepTime:
     ranks: int = 1
 
     def seconds(self, tokens: int, samples: int, decode_context: int, prefill_pairs: float) -> float:
-        """Of one step.
+        """Seconds of one step.
 
         Args:
             tokens: Tokens computed.
@@ -64,7 +63,7 @@ class StepTime:
 
 @dataclasses.dataclass(slots=True)
 class _Row:
-    """A request in the made-up run."""
+    """A request in the synthetic run."""
 
     prompt: int
     output: int
@@ -99,7 +98,7 @@ class _People:
         return sorted((row for row in came if row is not None), key=lambda row: row.start_s)
 
     def after(self, row: _Row, now_s: float) -> _Row | None:
-        """The request of the same user after this one has ended; None if there is none, or no time."""
+        """The user's request after this one has ended; None if there is none, or no time."""
         return self._begun(self._behind.get(id(row), ()), now_s)
 
     def _begun(self, turns: tuple[Turn, ...], now_s: float) -> _Row | None:
@@ -120,8 +119,9 @@ class PerfectEngine:
         self._budget = budget
 
     def serve(self, workload: Workload) -> list[Request]:
-        """When each token would arrive, request by request in the trace's order, those that are
-        sent; the run begins at 0.
+        """Arrival times of each token, by request, for those that are sent.
+
+        Requests are in the trace's order; the run begins at 0.
         """
         rows = self._requests(workload)
         people = _People(workload, rows)

@@ -1,8 +1,9 @@
-"""How a model gets faster with more GPUs: table and plot for 1, 2, 4 and 8 ranks from result files,
-each figure beside its roofline, and what was not measured marked so.
+"""How a model gets faster with more GPUs: table and plot for 1, 2, 4 and 8 ranks.
+
+Each figure from the result files stands beside its roofline, and what was not measured is marked.
 
     python -m benchmarks.scaling benchmarks/results/*h200*.json --markdown docs/scaling.md --plot
-    benchmarks/results/scaling.png
+    build/scaling.png
 
 Takes records of `bench_engine` (single, burst256, mix1000) and of `bench_communication`; of several
 about the same engine and workload the youngest. A roofline is the floor that a result states: the
@@ -51,8 +52,10 @@ class Point:
 
 
 def collected(records: Iterable[dict[str, Any]]) -> dict[Subject, dict[int, Point]]:
-    """By subject and ranks; subjects that were measured with one number of ranks only are left out,
-    and what went through services.
+    """Records by subject and ranks.
+
+    Subjects that were measured with one number of ranks only are left out, and what went through
+    services.
     """
     found: dict[Subject, dict[int, Point]] = {}
     for record in records:
@@ -94,7 +97,7 @@ def exposed(records: Iterable[dict[str, Any]]) -> dict[tuple[str, str], dict[int
 
 
 def table(subjects: dict[Subject, dict[int, Point]], communication: dict[Any, dict[int, float]]) -> Iterator[str]:
-    """As Markdown."""
+    """The subjects as a Markdown table."""
     yield "| model | workload | | 1 GPU | 2 | 4 | 8 |"
     yield "|---|---|---|---|---|---|---|"
     for subject, points in subjects.items():
@@ -130,8 +133,9 @@ def page(records: list[dict[str, Any]]) -> str:
 
 
 def plot(subjects: dict[Subject, dict[int, Point]]) -> Figure:
-    """Each subject's figures over the ranks: measured as dots, rooflines as dotted lines, hollow
-    where nothing was measured.
+    """Each subject's figures over the ranks: measured as dots, rooflines as dotted lines.
+
+    Rooflines are hollow where nothing was measured.
     """
     figure = Figure(figsize=(12, 4.5), layout="constrained")
     for axes, workload in zip(figure.subplots(1, len(_FIGURES)), _FIGURES, strict=True):

@@ -1,5 +1,6 @@
-"""Sends a workload through an engine session, and makes sure that a measurement is one: warm,
-complete, and helped by no cache.
+"""Sends a workload through an engine session, and makes sure that a measurement is one.
+
+It must be warm, complete, and helped by no cache.
 
 Owns the loops (open by arrival times, closed by requests open at once, closed by people who think)
 and the warm-up. What the figures are is in `measurements`.
@@ -20,6 +21,7 @@ from benchmarks.engine_session import Answer, EngineSession, Prompt
 from benchmarks.measurements import Request
 from benchmarks.workloads import USERS_DRAIN_SECONDS, Turn, Users, Workload, build, fitted
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request.sampling import Sampling
 
 # Counters of the worker that must stand still once it is warm; a backend that does not count them
 # has none.
@@ -28,7 +30,7 @@ _COUNTERS = ("late_work",)
 _PLANNING = ("step_count", "held_plans", "late_plans")
 _WARM_UP_SEED = 1_000_003
 # Greedy otherwise.
-_PENALIZED = engine_pb2.EngineSampling(top_p=1.0, repetition_penalty=1.1)
+_PENALIZED = Sampling(temperature=0.0, repetition_penalty=1.1)
 _MAX_ROUNDS = 5
 _UNCOUNTED_ROUNDS = 2
 # For requests that are given up to leave the engine.
@@ -76,13 +78,14 @@ def uncached(run: Run, workload: Workload) -> Run:
 
 
 def counters(load: engine_pb2.Load) -> dict[str, int]:
-    """The worker's counts of what must not happen on a warm server; empty if this backend has none."""
+    """The worker's counts of what a warm server must not do; empty if this backend has none."""
     return {name: int(getattr(load, name)) for name in _COUNTERS if name in load.DESCRIPTOR.fields_by_name}
 
 
 def planning(load: engine_pb2.Load) -> dict[str, int]:
-    """Steps so far, those whose plan was held back, and those of them that the device had to wait
-    for.
+    """Steps so far, those whose plan was held back, and those that the device had to wait for.
+
+    The last are among the second.
     """
     return {name: int(getattr(load, name)) for name in _PLANNING}
 
@@ -198,8 +201,9 @@ def _checked(workload: Workload, answers: Mapping[int, Answer], begin_s: float, 
 async def warm_up(
     session: EngineSession, workloads: Sequence[Workload], rows: int, most_tokens: int
 ) -> tuple[int, bool]:
-    """Sends what resembles the workloads, with other prompts, until a round compiles and captures
-    nothing (without counters: two rounds).
+    """Sends what resembles the workloads until a round compiles and captures nothing.
+
+    Prompts are others than those measured. Without counters it sends two rounds.
 
     Args:
         session: The engine.

@@ -1,5 +1,6 @@
-"""Service processes in front of a benchmark's backend, and workloads sent through them as text by
-client processes.
+"""Service processes in front of a benchmark's backend, and client processes.
+
+Workloads are sent through them as text.
 
 Owns both kinds of processes. What a client does is in `serving_client`; figures are in
 `measurements`.
@@ -114,7 +115,7 @@ def worded(workload: Workload, vocab_size: int) -> Workload:
 def jobs(
     workload: Workload, texts: Sequence[str], addresses: list[str], salt: str, clients: int, detail: int = 0
 ) -> list[Job]:
-    """The workload dealt out to client processes; fewer of them where fewer calls are open at once."""
+    """The workload dealt out to client processes; fewer where fewer calls are open at once."""
     concurrency = workload.concurrency or len(texts)
     clients = max(1, min(clients, concurrency))
     begin_s = time.perf_counter() + _CLIENT_START_S
@@ -167,8 +168,9 @@ async def _client(job: Job) -> list[CallResult]:
 async def send_texts(
     workload: Workload, tokenizer: Tokenizer, running: Services, salt: str, clients: int, detail: int = 0
 ) -> Run:
-    """Sends a workload whose ids are whole words (`as_words`) through the services, `detail` of its
-    tokens traced.
+    """Sends a workload whose ids are whole words (`as_words`) through the services.
+
+    `detail` of its tokens is traced.
 
     Raises:
         NotMeasured: A call failed, or a prompt or an answer has not the length that was asked for.

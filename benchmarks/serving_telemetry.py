@@ -1,5 +1,6 @@
-"""What telemetry costs a server with a model: workloads as text through services, in turns without
-telemetry and with everything traced.
+"""What telemetry costs a server with a model: workloads as text through services, in turns.
+
+Turns are without telemetry and with everything traced.
 
 Two warm backends of the same settings stand on one device, one that tells telemetry what happens
 and one that does not, each with services of its own; they take turns in random order within a
@@ -100,8 +101,9 @@ async def run(
     path: pathlib.Path | None,
     ending: Ending,
 ) -> bool:
-    """Starts everything, warms it, and measures every workload in all modes; `path` holds what
-    there is after each.
+    """Starts everything, warms it, and measures every workload in all modes.
+
+    `path` holds what there is after each.
 
     False if one could not be measured, or not on a warm engine.
     """
@@ -141,8 +143,9 @@ def _sharing(plan: Plan) -> Plan:
 
 
 def _telemetry(stack: contextlib.AsyncExitStack) -> tuple[str, Synchronized[int]]:
-    """A telemetry process on the last core and a collector on the one before, or on the last too
-    where there are few; everything else keeps off both where it can.
+    """A telemetry process on the last core and a collector on the one before.
+
+    Where there are few cores both have the last. Everything else keeps off both where it can.
 
     Returns the telemetry's socket, and the collector's spans.
     """
@@ -160,8 +163,9 @@ def _telemetry(stack: contextlib.AsyncExitStack) -> tuple[str, Synchronized[int]
 
 
 async def _measure(sides: Sides, workload: Workload, modes: Sequence[str], repeats: int) -> dict[str, Any]:
-    """The figures without telemetry, with those of the other modes, and what they change, under
-    "more".
+    """The figures without telemetry, with those of the other modes under "more".
+
+    What the modes change is there too.
     """
     sessions = sides.off.session, sides.on.session
     late_before = [counters(await session.load()) for session in sessions]
@@ -218,8 +222,8 @@ def lines(result: dict[str, Any]) -> list[str]:
         f"{result['name']}: {result['requests']} requests, {result['repeats']} turns of each mode, {result['spans_collected']:,} spans; beyond off: median and 95% interval",
         *(f"  {'off':<6}{name:<21}{result[name]:>12,.2f}" for name in _COMPARED if result[name] is not None),
     ]
-    for mode, told in result["telemetry"].items():
-        for name, change in told["beyond_off"].items():
+    for mode, compared in result["telemetry"].items():
+        for name, change in compared["beyond_off"].items():
             share = f"{change['median']:+.2%} [{change['low']:+.2%}, {change['high']:+.2%}]"
-            shown.append(f"  {mode:<6}{name:<21}{told['figures'][name]:>12,.2f}  {share}")
+            shown.append(f"  {mode:<6}{name:<21}{compared['figures'][name]:>12,.2f}  {share}")
     return shown

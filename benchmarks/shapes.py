@@ -1,5 +1,6 @@
-"""Model folders without weights: the architecture of a published model as config.json, for `--load
-dummy`.
+"""Model folders without weights: a published model's architecture as config.json.
+
+They are for `--load dummy`.
 
 Owns the architectures' numbers, which are public, and the folder. The text in it is our own, and so
 is the tokenizer (`synthetic_tokenizer`), which only benchmarks with text need.
@@ -105,7 +106,7 @@ def write_model_folder(name: str, parent: pathlib.Path, *, tokenizer: bool = Fal
 
     Args:
         name: One of SHAPES.
-        parent: Where the folder is made, under the shape's name.
+        parent: Folder in which the shape's own is made, under the shape's name.
         tokenizer: Whether text is wanted too: a BPE with as many entries as the vocabulary; takes
             about a second.
 

@@ -1,5 +1,6 @@
-"""What the token budget does to latency and throughput, simulated: the real engine on a clock of
-its own, and a device that only knows what steps cost.
+"""What the token budget does to latency and throughput, simulated.
+
+The real engine runs on a clock of its own, over a device that only knows what steps cost.
 
     python -m benchmarks.simulate_budget --workloads poisson15,burst256,mix1000,longprompt_poisson15
     --slowness 1.12
@@ -28,9 +29,11 @@ import numpy as np
 from benchmarks import figures, workloads
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, StopSpec, Subscriber
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.engine.request import EngineRequest, ModelLimits, Subscriber
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_kernels.attention.plan import gathering_pays
+from headrace_request.request import Request
+from headrace_request.stop import Stop
 
 _VOCAB_SIZE = 128_256
 _MAX_LEN = 131_072
@@ -102,7 +105,7 @@ class Device:
         """A device that nothing runs on.
 
         Args:
-            seed: Of noise and hiccups.
+            seed: Seed of noise and hiccups.
             slowness: Multiplies every duration: a device that the engine's prior does not know.
             captured: Tokens that steps with prompts are padded to.
             noise: Standard deviation of a step's duration, relative.
@@ -123,8 +126,9 @@ class Device:
         self._launched_ms = 0.0
 
     def run(self, plan: StepPlan, asked_ms: float) -> StepResult:
-        """Launches the plan that the engine was asked for at `asked_ms`, and computes it as soon as
-        the one before it is done.
+        """Launches the plan that the engine was asked for at `asked_ms`.
+
+        It is computed as soon as the one before it is done.
         """
         lead_ms = _LEAD_MS * self._random.lognormvariate(0.0, _LEAD_SPREAD)
         if self._random.random() < _LEAD_HICCUPS:
@@ -170,8 +174,9 @@ class Device:
 
 
 def _attention_ms(chunks: list[tuple[int, int]], gathered: bool) -> float:
-    """What chunks (start, tokens) of prompts take in all layers: as many programs as tiles and
-    heads, the longest of them at its own rate.
+    """Milliseconds that chunks (start, tokens) of prompts take in all layers.
+
+    There are as many programs as tiles and heads, the longest of them at its own rate.
     """
     tiles = [math.ceil(count / _TILE_TOKENS) for _, count in chunks]
     flop = sum(
@@ -235,7 +240,7 @@ class Simulation:
         while self._unsent and self._unsent[0][1] <= self.now_ms and self._num_open < most_open:
             index, planned_ms = self._unsent.popleft()
             prompt, num_tokens = self._workload.trace[index]
-            request = EngineRequest(f"r{index}", np.array(prompt, np.int32), StopSpec(num_tokens))
+            request = EngineRequest(f"r{index}", Request(np.array(prompt, np.int32).tobytes(), Stop(num_tokens)))
             self.engine.add(request, Subscriber(index % _NUM_STREAMS, index + 1))
             sent_ms = planned_ms if self._workload.arrivals_s is not None else self.now_ms
             self.answers[index] = Answer(sent_ms)

@@ -1,5 +1,6 @@
-"""Callers of a soak of a whole server: every kind of call of the public client, in random order,
-until the time is up.
+"""Callers of a soak of a whole server, until the time is up.
+
+They make every kind of call of the public client, in random order.
 
 Owns what is sent and which outcomes are right for it. Caller `index` draws from the seed and its
 index alone. What the server's processes take meanwhile is `soak_server`'s.
@@ -56,8 +57,9 @@ def _prompt(rng: random.Random) -> str:
 
 
 def _options(rng: random.Random) -> GenerationOptions:
-    """Options of a generation; each of those that cost the server something is asked for by some
-    calls.
+    """Options of a generation.
+
+    Each of those that cost the server something is asked for by some calls.
     """
     options = GenerationOptions(
         max_tokens=int(_MOST_TOKENS ** rng.random()), temperature=rng.choice([0.0, 0.7, 1.2]), seed=rng.getrandbits(60)
@@ -150,7 +152,7 @@ KINDS: dict[str, _Kind] = {
 
 
 async def call_until(client: AsyncClient, seed: int, index: int, end_s: float, outcomes: Outcomes) -> None:
-    """Makes calls, one after another, until `end_s` (time.monotonic) and notes what came of them."""
+    """Makes calls, one after another, until `end_s` (time.monotonic) and notes their outcomes."""
     rng = random.Random(f"{seed} {index}")
     names, weights = list(KINDS), [kind.weight for kind in KINDS.values()]
     while time.monotonic() < end_s:

@@ -61,7 +61,7 @@ class Sent:
 
 
 def reason_name(end: engine_pb2.OutputEnd) -> str:
-    """As people read it."""
+    """The reason as people read it."""
     return engine_pb2.OutputEndReason.Name(end.reason).removeprefix("OUTPUT_END_REASON_").lower()
 
 
@@ -130,9 +130,9 @@ def _logprob_faults(sent: Sent, num_tokens: int) -> Iterator[str]:
     if count != (0 if wanted is None else num_tokens):
         yield f"{count} log probabilities for {num_tokens} tokens"
     elif count:
-        sound = np.isfinite(logprobs.sampled) & (logprobs.sampled <= _MOST_LOGPROB) & (logprobs.ranks >= 1)
-        if not sound.all():
-            place = int(np.argmin(sound))
+        valid = np.isfinite(logprobs.sampled) & (logprobs.sampled <= _MOST_LOGPROB) & (logprobs.ranks >= 1)
+        if not valid.all():
+            place = int(np.argmin(valid))
             yield f"log probability {logprobs.sampled[place]} of rank {logprobs.ranks[place]}"
         # Banned tokens are no top tokens, but there are others.
         if (logprobs.top_counts != wanted).any():

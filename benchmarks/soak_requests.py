@@ -3,7 +3,7 @@
 Owns the distributions of lengths, sampling, stops and cancels. Request `index` depends on the seed
 and its index alone, not on when it is sent. Who sends and who judges is not known here.
 
-Lengths are log-uniform, so that one token and many both occur. Where the logits of made-up weights
+Lengths are log-uniform, so that one token and many both occur. Where the logits of dummy weights
 would leave an answer open, a bias of 100 leaves it a few tokens to choose from: then stops happen,
 and a banned token would be seen.
 """
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from benchmarks.engine_session import Prompt
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request.sampling import Sampling
 
 Ids = npt.NDArray[np.int64]
 
@@ -99,9 +100,7 @@ class _Draft:
     def ban(self, words: list[tuple[int, ...]]) -> None:
         """Sequences that must not be completed."""
         self.banned = words
-        self.sampling["bad_words"] = [
-            engine_pb2.EmittedTokens(token_ids=np.asarray(word, "<u4").tobytes()) for word in words
-        ]
+        self.sampling["bad_words"] = tuple(np.asarray(word, "<u4").tobytes() for word in words)
 
 
 def _distinct(rng: np.random.Generator, count: int, vocab: int) -> list[int]:
@@ -229,8 +228,9 @@ class RequestMaker:
         return ids
 
     def longest(self) -> list[int]:
-        """A prompt as long as there may be one: what memory it takes is not to be taken for a leak
-        later.
+        """A prompt as long as there may be one.
+
+        What memory it takes is not to be taken for a leak later.
         """
         length = min(self._sizes.longest_prompt, self._longest)
         ids: list[int] = np.random.default_rng([self._seed, 3]).integers(self._vocab, size=length).tolist()
@@ -259,9 +259,9 @@ class RequestMaker:
         return _distinct(rng, _STOP_IDS, self._vocab) if rng.random() < _STOPPED else []
 
 
-def _sampling(rng: np.random.Generator, draft: _Draft) -> engine_pb2.EngineSampling:
-    neutral = {"top_p": 1.0, "repetition_penalty": 1.0, "seed": int(rng.integers(2**63))}
-    return engine_pb2.EngineSampling(**neutral | draft.sampling)
+def _sampling(rng: np.random.Generator, draft: _Draft) -> Sampling:
+    greedy = {"temperature": 0.0, "seed": int(rng.integers(2**63))}
+    return Sampling(**greedy | draft.sampling)
 
 
 def _cancel(rng: np.random.Generator) -> Cancel | None:

@@ -1,5 +1,6 @@
-"""A soak of a whole server as users run it: mixed callers over gRPC, and the memory of each of its
-processes meanwhile.
+"""A soak of a whole server as users run it: mixed callers over gRPC.
+
+Meanwhile it watches the memory of each of the server's processes.
 
 Owns the server (`headrace serve` on a private socket), the samples of its processes, and what is
 said of both. What callers send is `soak_callers`'. Memory is flat if a process's median of the last
@@ -49,8 +50,9 @@ _CANARY = "The three friends went to the river and"
 
 
 def _server_processes() -> dict[str, psutil.Process]:
-    """Returns the server's processes by the module that each runs; a second one of a module has a
-    number behind its name.
+    """Returns the server's processes by the module that each runs.
+
+    A second one of a module has a number behind its name.
     """
     found: dict[str, psutil.Process] = {}
     for process in psutil.Process().children(recursive=True):
@@ -153,8 +155,9 @@ def _lines(result: dict[str, Any]) -> list[str]:
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Starts a server, soaks it for `options.seconds`, prints what came of it and returns the
-    record.
+    """Starts a server, soaks it for `options.seconds`, and prints what came of it.
+
+    Returns the record.
     """
     callers = options.concurrency or CALLERS
     flags: dict[str, FlagValue] = {**_SETTINGS, "device": options.device}

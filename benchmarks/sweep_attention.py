@@ -1,5 +1,6 @@
-"""Times tiles, warps and stages of the paged attention kernels on one shape each; what the launch
-rules in `headrace_kernels` are chosen from.
+"""Times tiles, warps and stages of the paged attention kernels on one shape each.
+
+The launch rules in `headrace_kernels` are chosen from them.
 
 python -m benchmarks.sweep_attention decode|prefill [--batch 32] [--context 8192] [--limit-s 120]
 """

@@ -1,5 +1,6 @@
-"""Times every tile of `headrace_kernels.linear.dense_small_batch_kernels` on a GPU, to set the launch rule:
-python -m benchmarks.sweep_small_linear [--rows 1 2 4 8 16] [--seconds 60].
+"""Times every tile of the small-batch kernels on a GPU, to set the launch rule.
+
+    python -m benchmarks.sweep_small_linear [--rows 1 2 4 8 16] [--seconds 60]
 
 For every product of an 8B Llama and every number of rows: each tile's result is checked against
 fp64, then timed inside a CUDA graph over weights that do not fit the L2 cache together. Printed are

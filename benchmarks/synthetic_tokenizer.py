@@ -1,5 +1,6 @@
-"""A byte-level BPE of any size, made from syllables: for measuring text in and out where no
-published tokenizer may lie.
+"""A byte-level BPE of any size, made from syllables.
+
+It is for measuring text in and out where no published tokenizer may lie.
 
 Owns its vocabulary and merges. Words are syllables of a consonant and a vowel (" badogu"); merges
 begin at the space before a word and take syllable after syllable, so each word of up to three
@@ -27,8 +28,9 @@ FIRST_WORD = 256 + NUM_SYLLABLES
 
 
 def _byte_characters() -> list[str]:
-    """The byte-level alphabet: printable Latin-1 stands for itself, the other bytes for characters
-    from U+0100 on.
+    """The byte-level alphabet.
+
+    Printable Latin-1 stands for itself, the other bytes for characters from U+0100 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = itertools.count(0x100)
@@ -84,8 +86,9 @@ def write_tokenizer(path: pathlib.Path, vocab_size: int) -> None:
 
 
 def as_words(token_ids: list[int], vocab_size: int) -> list[int]:
-    """The ids with those that are no words of their own replaced, so that their text is encoded to
-    exactly these ids again.
+    """Replaces ids that are no words of their own.
+
+    So their text is encoded to exactly these ids again.
     """
     num_words = vocab_size - NUM_SPECIAL - FIRST_WORD
     return [

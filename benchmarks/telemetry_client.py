@@ -1,10 +1,11 @@
-"""A client process of `bench_telemetry --part serving`: reads many generations at once, again and
-again, and tells when their tokens came.
+"""A client process of `bench_telemetry --part serving`, which reads many generations at once.
+
+It does so again and again, and reports when their tokens came.
 
 Owns the counting within a window. It lives as long as the benchmark, so that nobody's measurement
 meets its start; jobs are lines of JSON on standard input, answers lines on standard output.
 Generations that run when the window ends are read to their ends, so that every token that a server
-told of was read.
+reported was read.
 """
 
 from __future__ import annotations

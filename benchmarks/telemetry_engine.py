@@ -1,5 +1,6 @@
-"""What telemetry costs the engine: CPU time of plan, encode, settle and outboxes per token, with
-telemetry off, on without recording, and with every request recorded.
+"""What telemetry costs the engine: CPU time of plan, encode, settle and outboxes per token.
+
+It is measured with telemetry off, on without recording, and with every request recorded.
 
 Three engines of 64 decoding rows take turns of some steps each, so that whatever else the machine
 does meets all of them alike; differences are of neighbouring turns. Requests end and are replaced
@@ -21,11 +22,14 @@ import numpy as np
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.outbox import Outbox, RequestDone
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, Recording, StopSpec, Subscriber
+from headrace_backend.engine.events import RequestDone
+from headrace_backend.engine.request import EngineRequest, ModelLimits, Recording, Subscriber
+from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.engine.step_log import StepLog
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_facts import facts
+from headrace_request.request import Request
+from headrace_request.stop import Stop
 
 VOCAB_SIZE = 32_000
 PROMPT_TOKENS = 32
@@ -81,18 +85,20 @@ class Turns:
 
     def _add(self, max_tokens: int = OUTPUT_TOKENS) -> None:
         number = next(self._numbers)
+        prompt = self._generator.integers(3, VOCAB_SIZE, PROMPT_TOKENS, np.int32)
+        end_of_text = np.array([2], np.int32).tobytes()
         request = EngineRequest(
             request_id=f"r{number}",
-            prompt_ids=self._generator.integers(3, VOCAB_SIZE, PROMPT_TOKENS, np.int32),
-            stop=StopSpec(min(max_tokens, OUTPUT_TOKENS), token_ids=frozenset([2])),
+            asked=Request(prompt.tobytes(), Stop(min(max_tokens, OUTPUT_TOKENS), token_ids=end_of_text)),
             span=_SPAN if self.mode.records else None,
             recording=Recording() if self.mode.records else None,
         )
         self.engine.add(request, Subscriber(1, number))
 
     def turn(self, num_steps: int) -> float:
-        """Microseconds of CPU time per token over so many steps; the worker's part and arrivals do
-        not count.
+        """Microseconds of CPU time per token over so many steps.
+
+        The worker's part and arrivals do not count.
         """
         cpu_ns = num_tokens = 0
         for _ in range(num_steps):
@@ -116,7 +122,7 @@ class Turns:
         return cpu_ns / 1e3 / max(num_tokens, 1)
 
     def _tell(self, ends_recorded: bool) -> None:
-        """As `server.service_stream` and `server.telemetry` do."""
+        """Reports a step in the way of `server.service_stream` and `server.telemetry`."""
         if self._reader is None:
             return
         self._num_steps += 1
@@ -149,8 +155,9 @@ def _interval(differences: list[float]) -> tuple[float, float, float]:
 
 
 def turns_us(rows: int, num_turns: int, num_steps: int = STEPS_PER_TURN) -> tuple[dict[str, list[float]], Turns]:
-    """Microseconds per token of so many turns of `num_steps`, by mode, and the engine that
-    recorded.
+    """Microseconds per token of so many turns of `num_steps`, by mode.
+
+    Returns them with the engine that recorded.
     """
     engines = [Turns(mode, rows) for mode in MODES]
     gc.collect()
@@ -169,13 +176,13 @@ def turns_us(rows: int, num_turns: int, num_steps: int = STEPS_PER_TURN) -> tupl
 
 def measure(rows: int, num_turns: int) -> dict[str, Any]:
     """Microseconds per token of all modes, and the differences that telemetry makes."""
-    times, told = turns_us(rows, num_turns)
+    times, reported = turns_us(rows, num_turns)
     result: dict[str, Any] = {f"{name}_us": round(statistics.median(values), 4) for name, values in times.items()}
     for later, earlier in (("on", "off"), ("recorded", "on")):
         differences = [a - b for a, b in zip(times[later], times[earlier], strict=True)]
         median, low, high = _interval(differences)
         result[f"{later}_beyond_{earlier}_us"] = [round(value, 4) for value in (median, low, high)]
-    result["fact_bytes_per_token"] = round(told.num_fact_bytes / told.num_tokens, 2)
+    result["fact_bytes_per_token"] = round(reported.num_fact_bytes / reported.num_tokens, 2)
     return {"rows": rows, "turns": num_turns, **result}
 
 

@@ -1,5 +1,6 @@
-"""What telemetry costs in instructions of the processor, which a busy machine does not change: the
-code of `telemetry_service` and `telemetry_engine` under valgrind, which counts them.
+"""What telemetry costs in instructions of the processor, which a busy machine does not change.
+
+The code of `telemetry_service` and `telemetry_engine` runs under valgrind, which counts them.
 
 Each mode runs in two processes of its own, for fewer and for more tokens: their difference is what
 tokens take, without the start. Instructions are no time: those that wait for memory take longer.
@@ -68,7 +69,7 @@ def _output(valgrind: str, *arguments: str) -> str:
 
 
 def counted(output: str) -> tuple[int, int]:
-    """Instructions and tokens that a run tells of."""
+    """Instructions and tokens that a run reports."""
     instructions, tokens = _COUNT.search(output), _TOKENS.search(output)
     assert instructions is not None and tokens is not None, output[-2000:]
     return int(instructions[1].replace(",", "")), int(tokens[1])

@@ -1,6 +1,7 @@
-"""What telemetry costs one server that is switched while it runs: tokens per second, inter-token
-latency and CPU time per token of 64 streams that never stop, with everything traced, and with
-nothing told.
+"""What telemetry costs one server that is switched while it runs.
+
+It measures tokens per second, inter-token latency and CPU time per token of 64 streams that never
+stop, with everything traced and with nothing reported.
 
 One service, one backend whose worker computes nothing, one telemetry process, the same connections
 throughout: two servers differ by more than telemetry costs. Kinds take turns in random order within
@@ -49,12 +50,12 @@ BASE = "silent"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
-    """What is told of a turn.
+    """What is reported of a turn.
 
     Attributes:
         detail: of generations.
         traceparent: that callers send.
-        steps: whether the backend tells of its steps.
+        steps: whether the backend reports its steps.
     """
 
     detail: TraceDetailName
@@ -140,8 +141,9 @@ def _turns(live: _Live, names: tuple[str, ...], rounds: int) -> dict[str, list[d
 
 
 def compared(turns: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Medians by kind, the changes of each kind against `BASE`, turn by turn, and the turns
-    themselves.
+    """Medians by kind, and the changes of each kind against `BASE`, turn by turn.
+
+    Returns the turns themselves too.
     """
     result: dict[str, Any] = {
         name: {figure: round(statistics.median(one[figure] for one in of), 3) for figure in of[0]}

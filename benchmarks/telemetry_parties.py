@@ -1,5 +1,6 @@
-"""The processes of `bench_telemetry --part serving`: whole servers, with telemetry and without, and
-the clients that take turns on them.
+"""The processes of `bench_telemetry --part serving`: whole servers, and clients.
+
+Servers are with telemetry and without; clients take turns on them.
 
 Owns starting, pinning and ending them, and what they use. A server is one service, the real backend
 with a worker that computes nothing, and a telemetry process where it has one. Servers of all kinds
@@ -50,8 +51,10 @@ class Cores:
 
     @classmethod
     def dealt(cls) -> Cores:
-        """A core each for the service, telemetry and the backend, one for the collector where
-        clients have two more, which get the others; shared where there are fewer.
+        """A core each for the service, telemetry and the backend, one for the collector.
+
+        The collector has one where clients have two more, which get the others; cores are shared
+        where there are fewer.
 
         Of a core with two threads, one is used by the first two, and the other by nobody.
         """

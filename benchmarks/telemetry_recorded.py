@@ -1,5 +1,6 @@
-"""What a recorded token costs in all, in the engine and in a service, measured again and again
-beside a loop of known work.
+"""What a recorded token costs in all, in the engine and in a service.
+
+It is measured again and again beside a loop of known work.
 
 The limit is one number for two processes, and this machine's speed changes by half between minutes.
 So both parts are measured close to each other, and before and after them how long a turn of a loop
@@ -35,8 +36,9 @@ _WAYS = {"the writer waits": False, "more always waits": True}
 
 
 def run(repeats: int = 10) -> dict[str, Any]:
-    """Medians over all repeats with their 95% intervals: us per recorded token by part, in all, and
-    in turns of the loop.
+    """Medians over all repeats with their 95% intervals.
+
+    They are us per recorded token by part, in all, and in turns of the loop.
     """
     samples = [asyncio.run(_sample()) for _ in range(repeats)]
     return {name: _summary([sample[name] for sample in samples]) for name in samples[0]} | {"repeats": repeats}

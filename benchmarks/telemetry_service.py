@@ -1,5 +1,7 @@
-"""What telemetry costs a service process, in CPU time of its thread: per token on its way out, per
-generation and per call; with telemetry off, on for a generation that nobody records, and recorded.
+"""What telemetry costs a service process, in CPU time of its thread.
+
+It is measured per token on its way out, per generation and per call; with telemetry off, on for a
+generation that nobody records, and recorded.
 
 The service's own code runs here on streams without gRPC: tokens are pushed, taken as messages, and
 written by a coroutine that returns at once, so that what differs between the modes is the recording
@@ -20,13 +22,14 @@ from typing import Any
 from headrace_facts import facts, token_steps
 from headrace_facts.facts import Detail
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import delivery, errors, event_wire
-from headrace_service.detokenizer import PieceTable
-from headrace_service.generation_stream import GenerationStream
-from headrace_service.ledger import DeliveryClock
-from headrace_service.render_state import RenderState
-from headrace_service.session_batch import SessionBatch, SessionWire
-from headrace_service.tracing import generation_fact
+from headrace_service import errors
+from headrace_service.api import event_wire
+from headrace_service.api.session_batch import SessionBatch, SessionWire
+from headrace_service.streams import delivery, generation_fact
+from headrace_service.streams.generation_stream import GenerationStream
+from headrace_service.streams.ledger import DeliveryClock
+from headrace_service.streams.render_state import RenderState
+from headrace_service.text.detokenizer import PieceTable
 from headrace_service.tracing.call_trace import CallTrace, Policy
 from headrace_service.tracing.context import RootSampler, of_metadata
 from headrace_service.tracing.generation_trace import GenerationTrace
@@ -114,8 +117,9 @@ def generate_turn(mode: str, per_message: int, lags: bool, num_tokens: int = _TO
 
 
 def _deliver(stream: GenerationStream, num_messages: int, per_message: int = 1) -> None:
-    """The writer's loop over so many messages; the transport takes each at once, and the next
-    tokens come when the writer waits for them.
+    """The writer's loop over so many messages.
+
+    The transport takes each at once, and the next tokens come when the writer waits for them.
     """
 
     async def write(message: bytes) -> None:
@@ -135,9 +139,7 @@ def _deliver(stream: GenerationStream, num_messages: int, per_message: int = 1) 
 
 
 def _deliver_lagging(stream: GenerationStream, num_messages: int, per_message: int = 1) -> None:
-    """As `_deliver`, and the next tokens are there by the time that the transport has taken a
-    message.
-    """
+    """The writer's loop where the next tokens are there when the transport has taken a message."""
     left = num_messages
 
     async def write(message: bytes) -> None:

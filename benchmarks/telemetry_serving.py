@@ -1,6 +1,7 @@
-"""What telemetry costs a whole server: output tokens per second and inter-token latency of 64
-streams with everything traced, beside the same server without telemetry; and with a collector that
-is of no use.
+"""What telemetry costs a whole server with 64 streams.
+
+It measures output tokens per second and inter-token latency with everything traced, beside the same
+server without telemetry; and with a collector that is of no use.
 
 Servers stand side by side and take turns of some seconds, in random order within a round;
 differences are of the turns of one round, with the interval of their median (bootstrap, 95%). The

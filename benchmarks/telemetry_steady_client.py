@@ -1,5 +1,6 @@
-"""A client process of `bench_telemetry --part live`: its streams never stop, and what they see is
-counted window by window.
+"""A client process of `bench_telemetry --part live`, whose streams never stop.
+
+What they see is counted window by window.
 
 Owns the counting within windows. Windows are lines of JSON on standard input, each with the trace
 context that generations bring from then on; answers are lines on standard output, when a window's

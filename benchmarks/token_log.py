@@ -1,5 +1,6 @@
-"""Who got which token when, as columns: what `StepOutputs` messages bring, kept without a loop over
-tokens.
+"""Who got which token when, as columns, kept without a loop over tokens.
+
+The columns are what `StepOutputs` messages bring.
 
 Owns the columns and their order by request, log probabilities among them. One entry per message is
 appended while a benchmark runs; everything is sorted once, when it is read afterwards.
@@ -50,8 +51,9 @@ class TokenLog:
         self._sorted = None
 
     def append_logprobs(self, handles: bytes, rows: bytes, sampled: bytes, ranks: bytes, top_counts: bytes) -> None:
-        """The log probabilities of the message's tokens in `rows` (uint32), as columns of float32,
-        uint32 and uint16.
+        """Appends the log probabilities of the message's tokens in `rows` (uint32).
+
+        Columns are float32, uint32 and uint16.
         """
         self._logprobs.append((handles, rows, sampled, ranks, top_counts))
         self._sorted_logprobs = None
@@ -107,5 +109,5 @@ class TokenLog:
 
 
 def _part(handles: Tokens, handle: int) -> slice:
-    """Where a handle's entries lie in an ascending column."""
+    """The slice of a handle's entries in an ascending column."""
     return slice(int(np.searchsorted(handles, handle, "left")), int(np.searchsorted(handles, handle, "right")))

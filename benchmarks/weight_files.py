@@ -1,5 +1,6 @@
-"""Safetensors files of the right size for a folder without weights, so that loading can be measured
-without a checkpoint.
+"""Safetensors files of the right size for a folder without weights.
+
+So loading can be measured without a checkpoint.
 
 Owns their form. Values are Gaussian (standard deviation 0.02, norms 1), cut out of one block at
 another place for each tensor: fast to make, finite, and hardly ever zero. All in bf16, or the
@@ -53,8 +54,8 @@ def write_weights(folder: pathlib.Path, seed: int = 0, layers: str = "bf16") -> 
     """Writes all tensors that the folder's config.json calls for, in shards. Returns their bytes.
 
     Args:
-        folder: With a config.json, which is changed where layers are in fp8.
-        seed: Of the numbers.
+        folder: Model folder with a config.json, which is changed where layers are in fp8.
+        seed: Seed of the values.
         layers: One of FORMATS.
     """
     if layers == "fp8":
@@ -71,7 +72,7 @@ def write_weights(folder: pathlib.Path, seed: int = 0, layers: str = "bf16") -> 
 
 
 def _say_fp8(path: pathlib.Path) -> None:
-    """As llm-compressor writes it for FP8_DYNAMIC."""
+    """Writes what llm-compressor writes for FP8_DYNAMIC."""
     numbers: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}
     weights = numbers | {"strategy": "channel", "dynamic": False}
     tokens = numbers | {"strategy": "token", "dynamic": True}
@@ -108,7 +109,7 @@ def _bf16(values: np.ndarray) -> bytes:
 
 
 def _e4m3(values: np.ndarray) -> bytes:
-    """The bytes of float32 values rounded to e4m3fn; what is larger than its largest becomes that."""
+    """The bytes of float32 values rounded to e4m3fn; larger ones become its largest."""
     numbers = _e4m3_numbers()
     nearest = np.searchsorted((numbers[1:] + numbers[:-1]) / 2, np.abs(values)).astype(np.uint8)
     patterns: bytes = (nearest | np.signbit(values).astype(np.uint8) << 7).tobytes()
@@ -117,8 +118,9 @@ def _e4m3(values: np.ndarray) -> bytes:
 
 @functools.cache
 def _e4m3_numbers() -> np.ndarray:
-    """float32: those that are not negative, in the order of their bytes; the last pattern is NaN
-    and left out.
+    """The e4m3 values that are not negative, as float32, in the order of their bytes.
+
+    The last pattern is NaN and left out.
     """
     patterns = np.arange(127)
     exponents, fractions = patterns >> 3, (patterns & 7) / 8

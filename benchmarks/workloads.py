@@ -48,7 +48,7 @@ def burst256(count: int = 256, seed: int = 2) -> Trace:
 
 
 def mix1000(count: int = 1000, seed: int = 3) -> Trace:
-    """1,000 users at once, log-normal lengths (median 365 -> 148): throughput under a long queue."""
+    """1,000 users at once, log-normal lengths (median 365 -> 148): a long queue's throughput."""
     rng = random.Random(seed)
     return [_mixed(rng) for _ in range(count)]
 
@@ -165,8 +165,9 @@ WORKLOADS: Mapping[str, Callable[[int], Workload]] = {
 
 
 def users(count: int, seconds: float, seed: int, think_s: float = 0.0) -> Workload:
-    """1,000 users in closed loop with the lengths of mix1000, who think 45 s on average: latency of
-    many people, for five minutes.
+    """1,000 users in closed loop with the lengths of mix1000, who think 45 s on average.
+
+    It shows the latency of many people, for five minutes.
 
     They begin with thinking, so that they come one by one from the beginning, and as many a second
     as later. In another time they think as much longer or shorter, so that each comes to as many
@@ -218,8 +219,9 @@ def build(
 
 
 def first_of(whole: Workload, count: int) -> Workload:
-    """The workload's first `count` requests; requests kept apart stay, and of users only what they
-    ask.
+    """The workload's first `count` requests.
+
+    Requests kept apart stay, and of users only what they ask.
     """
     kept = sorted({*range(min(count, len(whole.trace))), *whole.apart})
     arrivals = None if whole.arrivals_s is None else tuple(whole.arrivals_s[index] for index in kept)
@@ -230,8 +232,10 @@ def first_of(whole: Workload, count: int) -> Workload:
 
 
 def fitted(whole: Workload, vocab_size: int, max_context: int) -> Workload:
-    """The workload for a small model: outputs of at most half the context, prompts cut to fit
-    before them, ids folded into the vocabulary.
+    """The workload for a small model.
+
+    Outputs have at most half the context, prompts are cut to fit before them, and ids are folded
+    into the vocabulary.
 
     Nothing changes where all fits.
     """

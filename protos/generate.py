@@ -5,9 +5,10 @@ that a caller installs. Private protocols (headrace_engine.v1, headrace_control.
 protos/python/headrace_protos/engine/v1 and control/v1. A virtual proto path gives the private files
 an import path under our own package, so that an installed wheel owns no top-level name but ours.
 KServe v2 wire (inference) -> protos/python/headrace_protos/inference: stubs as protoc writes them,
-modules that register in a pool of their own (`private_pool` there says why). Other languages'
-clients get the public API too; each has a module of its own here (LANGUAGES), is skipped by name
-where this machine lacks its tools, and fails instead where DEMAND_TOOLCHAINS is 1.
+modules that register in a pool of their own (`private_pool` there says why). Public API ->
+clients/go, by `generate_go`. A machine that lacks Go skips it and says so, and fails where
+DEMAND_TOOLCHAINS is 1. The Java client commits no stubs: Maven generates them in its build
+(clients/java/pom.xml).
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import sys
 import tempfile
 
 import generate_go
-import generate_java
 from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 
@@ -33,9 +33,6 @@ PRIVATE = ("engine", "control")
 # In the order of their imports.
 KSERVE = ("model_config", "grpc_service")
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
-# Each a module with MODULE (root of the client's committed stubs), SUFFIXES (what is generated
-# there), missing() and generate().
-LANGUAGES = {"Go": generate_go, "Java": generate_java}
 
 
 def _google_protos() -> str:
@@ -129,27 +126,29 @@ def _public(arguments: list[str]) -> None:
     _run([f"-I{PROTOS}", *arguments])
 
 
-def _languages(*, skipped: str) -> list[str]:
-    """The other languages that this machine can generate; says which it can't."""
-    able = []
-    for language, module in LANGUAGES.items():
-        if lack := module.missing():
-            if os.environ.get("DEMAND_TOOLCHAINS") == "1":
-                sys.exit(f"protos: the {language} stubs are demanded, but {lack}")
-            print(f"protos: the {language} stubs are {skipped}, because {lack}", file=sys.stderr)
-        else:
-            able.append(language)
-    return able
+def _can_generate_go(*, otherwise: str) -> bool:
+    """Tells whether this machine generates Go stubs.
+
+    Where it can't, says what becomes of them `otherwise`.
+
+    Raises:
+        SystemExit: They are demanded, and this machine can't generate them.
+    """
+    lack = generate_go.missing()
+    if lack is None:
+        return True
+    if os.environ.get("DEMAND_TOOLCHAINS") == "1":
+        sys.exit(f"protos: the Go stubs are demanded, but {lack}")
+    print(f"protos: the Go stubs are {otherwise}, because {lack}", file=sys.stderr)
+    return False
 
 
-def _check_languages(scratch: pathlib.Path) -> list[str]:
-    drift = []
-    for language in _languages(skipped="not compared"):
-        module, out = LANGUAGES[language], scratch / language
-        out.mkdir()
-        module.generate(_public, PUBLIC, SERVICES, out)
-        drift += _differences(out, module.MODULE, module.SUFFIXES)
-    return drift
+def _check_go(scratch: pathlib.Path) -> list[str]:
+    if not _can_generate_go(otherwise="not compared"):
+        return []
+    scratch.mkdir()
+    generate_go.generate(_public, PUBLIC, SERVICES, scratch)
+    return _differences(scratch, generate_go.MODULE, generate_go.SUFFIXES)
 
 
 def _differences(fresh: pathlib.Path, committed: pathlib.Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[str]:
@@ -173,14 +172,14 @@ def main() -> None:
         return
     if not options.check:
         generate(client, private)
-        for language in _languages(skipped="left as they are"):
-            LANGUAGES[language].generate(_public, PUBLIC, SERVICES, LANGUAGES[language].MODULE)
+        if _can_generate_go(otherwise="left as they are"):
+            generate_go.generate(_public, PUBLIC, SERVICES, generate_go.MODULE)
         return
     with tempfile.TemporaryDirectory() as name:
         scratch = pathlib.Path(name)
         generate(scratch / "client", scratch / "private")
         drift = _differences(scratch / "client", client) + _differences(scratch / "private", private)
-        drift += _check_languages(scratch)
+        drift += _check_go(scratch / "go")
     if drift:
         sys.exit("generated stubs drifted from protos/ (run `make protos`): " + ", ".join(drift))
 

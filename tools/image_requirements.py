@@ -1,5 +1,4 @@
-"""The part of requirements.lock that one container image installs, versions, markers and hashes as
-they are locked.
+"""The part of requirements.lock that one container image installs, as it is locked.
 
 Owns which packages that is: what pyproject.toml and the client's name as their dependencies (and
 those of the extras that were asked for), and what these bring, which the lock file's own "via"

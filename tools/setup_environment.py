@@ -1,5 +1,6 @@
-"""Makes .venv: a Python environment with everything of requirements.lock and our two distributions,
-editable.
+"""Makes .venv: an environment with everything of requirements.lock and our two distributions.
+
+Our distributions are installed editable.
 
 Owns the choice of installer and the messages on the way. It is run by whatever python3 the machine
 has, so it needs nothing but the standard library. In order of preference: uv from PATH, uv

@@ -1,5 +1,6 @@
-"""Wheels for a Linux machine without a network that has torch and triton already, for `make
-wheelhouse`.
+"""Wheels for a Linux machine without a network that has torch and triton already.
+
+`make wheelhouse` collects them.
 
 Owns what belongs in: our two wheels from dist/, what they need at run time, and what runs their
 tests there. Left out: torch, triton and their GPU libraries, which fill gigabytes and are tied to
@@ -54,8 +55,9 @@ def needed(python_version: str) -> set[str]:
 
 
 def requirement_lines(names: set[str], python_version: str) -> list[str]:
-    """Lock entries of these names without their markers, which pip would judge by this machine's
-    Python.
+    """Returns lock entries of these names without their markers.
+
+    pip would judge markers by this machine's Python.
     """
     environment = {"python_version": python_version, "python_full_version": f"{python_version}.0"}
     lines = []

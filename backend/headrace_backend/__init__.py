@@ -2,9 +2,7 @@
 
     server          the process: socket, streams of services, life of the workers                    no torch
     engine          requests, scheduling, blocks of the cache, token logs: a pure object             no torch
-    step_plan, plan_bytes, ring, worker_messages, rank_board   what crosses between the two
-                                                               processes, through shared memory and
-                                                               a socket
+    step            what crosses between the two, in shared memory: plans, results, messages         no torch
     worker          a process for each rank: executes plans on a device
     models, layers, quantization, weights, parallel    what it executes them with; arithmetic is
                                                        `headrace_kernels`'

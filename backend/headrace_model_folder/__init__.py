@@ -3,11 +3,11 @@ sound, and nothing of the weights themselves.
 
 Path through the room: `folder.ModelFolder.open` calls `config` and `generation_defaults`
 (settings), `tensor_index` over `safetensors_header` (where each tensor lies), `expected_tensors`
-(which tensors the architecture needs, by `quantization_config` and `layer_format` where another
-tool made the weights), `token_table` and `chat_template` (text). Every file is read through
-`bounded_files`, which knows the size limits and keeps reads inside the folder. Whatever is wrong
-ends as one `InvalidModelFolder`. Beside that path: `measured_loss`, for who wants to know what
-quantizing cost.
+(which tensors the architecture needs, by `formats` where another tool made the weights),
+`token_table` and `chat_template` (text). A GGUF file takes the way through `gguf` instead. Every
+file is read through `bounded_files`, which knows the size limits and keeps reads inside the folder.
+Whatever is wrong ends as one `InvalidModelFolder`. Beside that path: `measured_loss`, for who wants
+to know what quantizing cost.
 """
 
 from headrace_model_folder.chat_template import ChatTemplate
@@ -15,10 +15,10 @@ from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.errors import InvalidModelFolder
 from headrace_model_folder.expected_tensors import expected_tensors, needless_biases
 from headrace_model_folder.folder import ModelFolder
+from headrace_model_folder.formats.layer_format import LayerFormat, Layout, Role, SourceTensor
+from headrace_model_folder.formats.quantization_config import FolderQuantization
 from headrace_model_folder.generation_defaults import GenerationDefaults
-from headrace_model_folder.layer_format import LayerFormat, Layout, Role, SourceTensor
 from headrace_model_folder.measured_loss import MeasuredLoss, read_measured_loss
-from headrace_model_folder.quantization_config import FolderQuantization
 from headrace_model_folder.rope_config import RopeConfig
 from headrace_model_folder.safetensors_header import TensorRecord
 from headrace_model_folder.token_table import TokenTable, read_token_table, token_bytes

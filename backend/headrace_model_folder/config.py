@@ -12,11 +12,11 @@ import dataclasses
 import pathlib
 from typing import Any, Literal
 
-from headrace_model_folder.bitsandbytes_tensors import GROUP, refuse_other_bitsandbytes
 from headrace_model_folder.bounded_files import MIB, read_json_object
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.fields import Fields
-from headrace_model_folder.quantization_config import BITSANDBYTES, FolderQuantization, read_quantization
+from headrace_model_folder.formats.bitsandbytes_tensors import GROUP, refuse_other_bitsandbytes
+from headrace_model_folder.formats.quantization_config import BITSANDBYTES, FolderQuantization, read_quantization
 from headrace_model_folder.rope_config import RopeConfig, read_rope
 
 CONFIG_FILE = "config.json"

@@ -3,7 +3,7 @@ a folder has.
 
 All four families share one skeleton; biases, query/key norms and tied embeddings are the config's
 switches. Where another tool quantized a layer, the tensors of its format stand in the folder in
-place of its weight (`layer_format`).
+place of its weight (`formats.layer_format`).
 """
 
 from __future__ import annotations

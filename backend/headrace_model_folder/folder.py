@@ -13,20 +13,20 @@ import pathlib
 from collections.abc import Mapping
 from typing import Self
 
-from headrace_model_folder.bitsandbytes_tensors import joined_nf4
 from headrace_model_folder.bounded_files import exists_inside, read_bytes
 from headrace_model_folder.chat_template import ChatTemplate, read_chat_template
 from headrace_model_folder.config import CONFIG_FILE, ModelConfig, read_config
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.expected_tensors import check_tensors, parameter_count
+from headrace_model_folder.formats.bitsandbytes_tensors import joined_nf4
+from headrace_model_folder.formats.input_orders import with_input_orders
+from headrace_model_folder.formats.input_scales import with_input_scales
 from headrace_model_folder.generation_defaults import GenerationDefaults, read_generation_defaults
-from headrace_model_folder.gguf_config import read_gguf_config
-from headrace_model_folder.gguf_files import find_gguf
-from headrace_model_folder.gguf_header import read_gguf_header
-from headrace_model_folder.gguf_tensors import gguf_records, shared_blocks
-from headrace_model_folder.gguf_tokenizer import gguf_chat_template, gguf_tokenizer_json
-from headrace_model_folder.input_orders import with_input_orders
-from headrace_model_folder.input_scales import with_input_scales
+from headrace_model_folder.gguf.config import read_gguf_config
+from headrace_model_folder.gguf.files import find_gguf
+from headrace_model_folder.gguf.header import read_gguf_header
+from headrace_model_folder.gguf.tensors import gguf_records, shared_blocks
+from headrace_model_folder.gguf.tokenizer import gguf_chat_template, gguf_tokenizer_json
 from headrace_model_folder.safetensors_header import TensorRecord
 from headrace_model_folder.tensor_index import TensorIndex, read_tensor_index
 from headrace_model_folder.token_table import TOKENIZER_FILE, TOKENIZER_LIMIT, TokenTable, parse_token_table
@@ -78,7 +78,7 @@ class ModelFolder:
             tensors = joined_nf4(folder, tensors)
         if require_weights:
             check_tensors(config, tensors)
-            config = with_input_scales(folder, with_input_orders(folder, config, tensors), tensors)
+            config = _with_inputs(folder, config, tensors)
         tokenizer = (
             read_bytes(folder, TOKENIZER_FILE, TOKENIZER_LIMIT) if exists_inside(folder, TOKENIZER_FILE) else None
         )
@@ -171,6 +171,14 @@ def _existing_folder(path: pathlib.Path | str) -> pathlib.Path:
             raise
         raise InvalidModelFolder(f"{folder}: can't be read: {getattr(error, 'strerror', None) or error}") from None
     return resolved
+
+
+def _with_inputs(folder: pathlib.Path, config: ModelConfig, tensors: Mapping[str, TensorRecord]) -> ModelConfig:
+    """Returns the config with what the folder's tensors say of the inputs of quantized layers."""
+    if config.quantization is None:
+        return config
+    quantization = with_input_orders(folder, config.quantization, tensors)
+    return dataclasses.replace(config, quantization=with_input_scales(folder, quantization, tensors))
 
 
 def _checked_table(tokenizer: bytes, vocab_size: int) -> TokenTable:

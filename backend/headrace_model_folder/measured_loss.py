@@ -16,7 +16,7 @@ from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.expected_tensors import expected_tensors
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.folder import ModelFolder
-from headrace_model_folder.layer_format import LayerFormat
+from headrace_model_folder.formats.layer_format import LayerFormat
 
 REPORT_FILE = "quantization-report.json"
 # 1,024 layers with all their tensors' names take half of it.

@@ -1,5 +1,7 @@
-"""Cases of paged attention on the heads of an 8B Llama: decodes beside copy bandwidth, chunks of
-prompts beside the matrix rate and PyTorch's attention over contiguous keys.
+"""Cases of paged attention on the heads of an 8B Llama.
+
+Decodes stand beside copy bandwidth, chunks of prompts beside the matrix rate and PyTorch's
+attention over contiguous keys.
 
 Owns the shapes and the data: blocks in random order, contexts of any length. `python -m
 benchmarks.sweep_attention` times other tiles on the same data.
@@ -83,7 +85,7 @@ def layer(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | 
 
 
 def _quantized(kv_cache: Tensor, kv: str) -> Tensor:
-    """The same keys and values in a quantized cache."""
+    """Returns the keys and values of a cache in a quantized one."""
     memory = torch.empty(*kv_cache.shape[:3], tile_bytes(BLOCK_SIZE, HEAD_DIM), dtype=torch.uint8, device="cuda")
     cache = view_of(memory, BLOCK_SIZE, HEAD_DIM, KV_TYPES[kv])
     numbers, scales = quantize(kv_cache, KV_TYPES[kv])
@@ -93,7 +95,7 @@ def _quantized(kv_cache: Tensor, kv: str) -> Tensor:
 
 
 def head_bytes(kv: str) -> int:
-    """Of one token's key, or value, of one head."""
+    """Bytes of one token's key, or value, of one head."""
     return HEAD_DIM + SCALE_BYTES if kv else 2 * HEAD_DIM
 
 
@@ -137,7 +139,7 @@ def _prefill_work(
 
 
 def seen(rows: Sequence[tuple[int, int]], window: int | None = None) -> tuple[int, int]:
-    """Keys that any token of a row sees, and pairs of a token and a key it sees, summed over rows."""
+    """Keys that any token of a row sees, and pairs of a token and such a key, summed over rows."""
     keys = pairs = 0
     for computed, count in rows:
         ends = np.arange(computed + 1, computed + count + 1, dtype=np.int64)
@@ -147,8 +149,9 @@ def seen(rows: Sequence[tuple[int, int]], window: int | None = None) -> tuple[in
 
 
 def case(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | None = None, kv: str = "") -> Case:
-    """Attention of one layer for any rows of (computed tokens, tokens of this step): its launch,
-    bytes of the cache, queries and results, operations.
+    """Attention of one layer for any rows of (computed tokens, tokens of this step).
+
+    Returns its launch, bytes of the cache, queries and results, and operations.
     """
     data = layer(rows, gathers, window, kv)
     keys, pairs = seen(rows, window)
@@ -184,8 +187,9 @@ def decode() -> Iterator[tuple[str, Callable[[], Case]]]:
 
 
 def raw_decode_case(batch: int, context: int, kv: str = "") -> Case:
-    """`batch` decodes with all that lies between a layer's projections: rotation, cache write,
-    attention.
+    """`batch` decodes with all that lies between a layer's projections.
+
+    That is rotation, cache write and attention.
 
     Bytes as `decode_case` counts them.
     """
@@ -227,8 +231,9 @@ def prefill() -> Iterator[tuple[str, Callable[[], Case]]]:
 
 
 def prefill_torch() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """The rivals at 8k causal, over keys and values that lie in one piece and are repeated for the
-    query heads.
+    """The rivals at 8k causal.
+
+    They read keys and values that lie in one piece and are repeated for the query heads.
     """
     for name, backend in (
         ("flash", backends.SDPBackend.FLASH_ATTENTION),

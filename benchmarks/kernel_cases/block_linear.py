@@ -1,8 +1,7 @@
-"""Cases of `headrace_kernels.linear.block_quantized`: the products of a decoder layer of an 8B Llama
-with weights in blocks.
+"""Cases of products with block weights: those of a decoder layer of an 8B Llama.
 
 Owns the data; the shapes, and cuBLAS with weights in bf16 as the rival, are `small_linear`'s. Any
-bits are a sound weight once its factors are, and no kernel's time depends on them.
+bits are a valid weight once its factors are, and no kernel's time depends on them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Cases of the elementwise kernels at the sizes of an 8B Llama: norms, rotation with cache write,
-SwiGLU, embedding, rotations, a step's inputs, copies of blocks.
+"""Cases of the elementwise kernels at the sizes of an 8B Llama.
+
+They are norms, rotation with cache write, SwiGLU, embedding, rotations, a step's inputs, and copies
+of blocks.
 
 Owns the data and the count of bytes. The launch rules' alternatives are in `elementwise_launches`.
 """
@@ -36,7 +38,7 @@ def randn(*size: int) -> Tensor:
 
 
 def launch_case(run: Callable[[], object], num_bytes: int) -> Case:
-    """A launch whose result stays alive, so that the copies of a case write to memory of their own."""
+    """A launch whose result stays alive, so that a case's copies write to memory of their own."""
     kept: list[object] = [None]
 
     def launch() -> None:
@@ -145,8 +147,9 @@ def _copy_case(num_copies: int) -> Case:
 
 
 def staged_values() -> Cases:
-    """What a step with admissions writes into the rows' state: block tables, and the tokens just
-    drawn.
+    """What a step with admissions writes into the rows' state.
+
+    It is block tables, and the tokens just drawn.
     """
     for num_values in (64, 4096):
         yield f"scatter_int32 {num_values}", lambda num_values=num_values: _scatter_case(num_values)

@@ -1,5 +1,6 @@
-"""The launch rules of the elementwise kernels against their alternatives: the same cases as
-`elementwise`, each forced to one launch.
+"""The launch rules of the elementwise kernels against their alternatives.
+
+Cases are those of `elementwise`, each forced to one launch.
 
 What the rules' notes cite.
 

@@ -1,5 +1,6 @@
-"""Cases of `headrace_kernels.linear.quantized` for an output layer of 8 bits: an 8B Llama's, with
-activations as they are and results in fp32, beside the same weight in bf16.
+"""Cases of an output layer in 8 bits: an 8B Llama's, beside its weight in bf16.
+
+Activations stay as they are, and results are fp32.
 
 Owns the data; the shape, and cuBLAS as the rival, are `small_linear`'s.
 """

@@ -1,6 +1,6 @@
-"""Cases of `headrace_kernels.linear.quantized`: the products of a decoder layer of an 8B Llama with
-weights of 8 and 4 bits, by the rules, beside cuBLAS with weights in bf16 and the operations around
-it.
+"""Cases of products with 8-bit and int4 weights: those of a decoder layer of an 8B Llama.
+
+They go by the rules, beside cuBLAS with weights in bf16 and the operations around it.
 
 Owns the data and the ways to compute a product; the shapes are `small_linear`'s.
 """
@@ -92,7 +92,7 @@ class Operands:
         self.product = torch.empty(num_rows, shape.weight_rows, dtype=torch.bfloat16, device="cuda")
 
     def another(self) -> Operands:
-        """The same numbers at other addresses, for rotation."""
+        """Returns a copy of the weight at other addresses, for rotation."""
         copy = object.__new__(Operands)
         copy.__dict__.update(self.__dict__)
         zeros = None if self.weight.zeros is None else self.weight.zeros.clone()
@@ -140,7 +140,7 @@ class Operands:
         return restored_linear.restored_linear(self.x, self.weight, None)
 
     def by_the_rules(self) -> object:
-        """As a layer does."""
+        """Multiplies in the way that a layer does."""
         x, weight, shape = self.x, self.weight, self.shape
         if shape.gated:
             return low_bit_linear.norm_swiglu(x, self.norm_weight, EPS, weight, None)
@@ -174,8 +174,10 @@ def _arranged_case(name: str, shape: Shape, num_rows: int) -> Case:
 
 
 def products_with_weights_of_other_tools() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """The same products with scales of groups and blocks, zero points, an order of inputs, and
-    activations in 8 bits.
+    """Products with weights as other tools write them.
+
+    They have scales of groups and blocks, zero points, an order of inputs, and activations in 8
+    bits.
     """
     for num_rows in (1, 16, 256, 2048):
         for shape_name, shape in SHAPES.items():

@@ -1,5 +1,6 @@
-"""Cases of attention over quantized caches, on the shapes and data of `attention`: the floor counts
-a byte a number and the scales; and of writing to one.
+"""Cases of attention over quantized caches, and of writing to one.
+
+Shapes and data are those of `attention`; the floor counts a byte a value and the scales.
 
 `attention`'s cases of the same labels are the rivals in bf16.
 """

@@ -1,6 +1,7 @@
-"""Cases of `headrace_kernels.rounded_tokens` at the sizes of an 8B Llama: tokens rounded to 8 bits
-by the norms and the SwiGLU that make them, and by the kernel of its own that stands behind
-attention.
+"""Cases of tokens rounded to 8 bits, at the sizes of an 8B Llama.
+
+They are rounded by the norms and the SwiGLU that make them, and by the kernel of its own that
+stands behind attention.
 
 Owns the data and the count of bytes; warps of a row are tried against each other. e4m3 and int8
 differ in one conversion, so the former stands for both but once.

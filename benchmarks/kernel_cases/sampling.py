@@ -1,5 +1,6 @@
-"""Cases of `headrace_kernels.sampling.choice`, `logprobs` and `penalties`: whole batches in which
-all rows ask for the same, and one of every kind.
+"""Cases of the draw, log probabilities and penalties.
+
+They are whole batches in which all rows ask for one kind, and one batch of every kind.
 
 Owns the data: Gaussian logits of two spreads. At 1 they are flat, so that top-p 0.9 keeps half of
 the vocabulary; at 6 as peaked as a model's. What counts as bytes is one reading of the logits. A

@@ -1,5 +1,6 @@
-"""Cases of `headrace_kernels.linear.dense_small_batch`: the products of a decoder layer of an 8B Llama and its
-output head, beside cuBLAS.
+"""Cases of small-batch products: a decoder layer of an 8B Llama and its output head.
+
+They stand beside cuBLAS.
 
 Owns the shapes, the data and what counts as the same work without fusion. `python -m
 benchmarks.sweep_small_linear` times all tiles on the same products.
@@ -109,8 +110,9 @@ class Operands:
         return functional.linear(self.x, self.weight)
 
     def run_separate(self) -> Tensor:
-        """The product by cuBLAS and the operations around it, as a layer that does not fuse: the
-        addition is in the next norm.
+        """The product by cuBLAS and the operations around it, as a layer that does not fuse.
+
+        The addition is in the next norm.
         """
         x = self.x
         if self.shape.normed:
@@ -134,8 +136,9 @@ def _separate_case(shape: Shape, num_rows: int) -> Case:
 
 
 def products_of_an_8b_llama() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Every product at 1, 8 and 16 rows, by the launch rule, and by cuBLAS with the operations
-    around it.
+    """Every product at 1, 8 and 16 rows, by the launch rule and by cuBLAS.
+
+    cuBLAS has the operations around it.
     """
     for num_rows in (1, 8, 16):
         for name, shape in SHAPES.items():

@@ -44,16 +44,19 @@ type Admin struct {
 // Admin is the operator's side of the client.
 func (c *Client) Admin() *Admin { return &Admin{c} }
 
-// LoadModel starts serving a model of the repository folder and returns when it does; existing says that it did already. memoryBytes is
-// what it may take of the device in all; 0 means what the server's settings give.
-func (a *Admin) LoadModel(ctx context.Context, model string, memoryBytes uint64) (loaded *Model, existing bool, err error) {
+// LoadModel starts serving a model of the repository folder and returns when it does; existing says
+// that it did already. memoryBytes is what it may take of the device in all; 0 means what the
+// server's settings give.
+func (a *Admin) LoadModel(
+	ctx context.Context, model string, memoryBytes uint64,
+) (loaded *Model, existing bool, err error) {
 	request := &headracev1.LoadModelRequest{Model: model, MemoryBytes: memoryBytes}
 	response, err := unary(ctx, a.stub(), request, headracev1.AdminServiceClient.LoadModel)
 	return response.GetModel(), response.GetExisting(), err
 }
 
-// UnloadModel takes a model away: no new generations, and open ones go on for the grace time, at most an hour. A negative grace means the
-// server's default.
+// UnloadModel takes a model away: no new generations, and open ones go on for the grace time, at
+// most an hour. A negative grace means the server's default.
 func (a *Admin) UnloadModel(ctx context.Context, model string, grace time.Duration) error {
 	request := &headracev1.UnloadModelRequest{Model: model}
 	if grace >= 0 {
@@ -67,11 +70,13 @@ func (a *Admin) UnloadModel(ctx context.Context, model string, grace time.Durati
 func (a *Admin) ListRepository(ctx context.Context) ([]*RepositoryModel, error) {
 	ctx, cancel := a.client.limited(ctx)
 	defer cancel()
-	response, err := unary(ctx, a.stub(), &headracev1.ListRepositoryRequest{}, headracev1.AdminServiceClient.ListRepository)
+	response, err := unary(ctx, a.stub(), &headracev1.ListRepositoryRequest{},
+		headracev1.AdminServiceClient.ListRepository)
 	return response.GetModels(), err
 }
 
-// Drain takes no new generations on any model; what runs goes on. It returns how many sequences still run and how many requests wait.
+// Drain takes no new generations on any model; what runs goes on. It returns how many sequences
+// still run and how many requests wait.
 func (a *Admin) Drain(ctx context.Context) (running, waiting uint32, err error) {
 	return a.drain(ctx, &headracev1.DrainRequest{})
 }
@@ -82,19 +87,23 @@ func (a *Admin) Resume(ctx context.Context) error {
 	return err
 }
 
-// SetTraceDetail sets how much of each token is traced from now on, for requests that do not say so themselves. [ErrFailedPrecondition] where telemetry is off.
+// SetTraceDetail sets how much of each token is traced from now on, for requests that do not say so
+// themselves. [ErrFailedPrecondition] where telemetry is off.
 func (a *Admin) SetTraceDetail(ctx context.Context, detail TraceDetail) error {
 	ctx, cancel := a.client.limited(ctx)
 	defer cancel()
-	_, err := unary(ctx, a.stub(), &headracev1.SetTraceDetailRequest{Detail: detail}, headracev1.AdminServiceClient.SetTraceDetail)
+	_, err := unary(ctx, a.stub(), &headracev1.SetTraceDetailRequest{Detail: detail},
+		headracev1.AdminServiceClient.SetTraceDetail)
 	return err
 }
 
-// GetMemoryPlan is how a model's memory is divided, nil while it loads; "" is the server's default model.
+// GetMemoryPlan is how a model's memory is divided, nil while it loads; "" is the server's default
+// model.
 func (a *Admin) GetMemoryPlan(ctx context.Context, model string) (*MemoryPlan, error) {
 	ctx, cancel := a.client.limited(ctx)
 	defer cancel()
-	response, err := unary(ctx, a.stub(), &headracev1.GetMemoryPlanRequest{Model: model}, headracev1.AdminServiceClient.GetMemoryPlan)
+	response, err := unary(ctx, a.stub(), &headracev1.GetMemoryPlanRequest{Model: model},
+		headracev1.AdminServiceClient.GetMemoryPlan)
 	return response.GetPlan(), err
 }
 

@@ -1,5 +1,5 @@
-// The calls around generating: tokenizer, models, load. What the server says of itself is returned as the generated messages, which have
-// no better shape in Go.
+// The calls around generating: tokenizer, models, load. What the server says of itself is returned
+// as the generated messages, which have no better shape in Go.
 
 package headrace
 
@@ -59,7 +59,8 @@ func (c *Client) Detokenize(ctx context.Context, tokenIDs []uint32, options *Det
 
 // GetModel is what one model is and what it allows; "" is the server's default model.
 func (c *Client) GetModel(ctx context.Context, model string) (*Model, error) {
-	response, err := quick(ctx, c, &headracev1.GetModelRequest{Model: model}, headracev1.InferenceServiceClient.GetModel)
+	response, err := quick(ctx, c, &headracev1.GetModelRequest{Model: model},
+		headracev1.InferenceServiceClient.GetModel)
 	return response.GetModel(), err
 }
 
@@ -74,7 +75,8 @@ func (c *Client) Load(ctx context.Context, model string) (*Load, error) {
 	return quick(ctx, c, &headracev1.GetLoadRequest{Model: model}, headracev1.InferenceServiceClient.GetLoad)
 }
 
-// quick runs a call of InferenceService that does not wait for a generation; the answer is nil where there is an error.
+// quick runs a call of InferenceService that does not wait for a generation; the answer is nil
+// where there is an error.
 func quick[Request proto.Message, Response any](
 	ctx context.Context, c *Client, request Request,
 	call func(headracev1.InferenceServiceClient, context.Context, Request, ...grpc.CallOption) (*Response, error),

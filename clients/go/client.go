@@ -1,5 +1,6 @@
-// Who speaks to a server: the connections of a client, opened, used in turn, closed. What is sent is in generate.go and calls.go, how a
-// connection is secured in security.go, what is sent again in retry.go.
+// Who speaks to a server: the connections of a client, opened, used in turn, closed. What is sent
+// is in generate.go and calls.go, how a connection is secured in security.go, what is sent again in
+// retry.go.
 
 package headrace
 
@@ -21,7 +22,8 @@ import (
 const (
 	defaultTimeout = 60 * time.Second
 	maxChannels    = 256
-	// A Complete answer with 128 outputs and 20 log probabilities a token passes gRPC's default of 4 MiB.
+	// A Complete answer with 128 outputs and 20 log probabilities a token passes gRPC's default of
+	// 4 MiB.
 	maxReceiveBytes = 64 << 20
 	// A dead peer is noticed after both, also while a stream is silent.
 	keepaliveTime    = 30 * time.Second
@@ -29,7 +31,8 @@ const (
 	connectTimeout   = 10 * time.Second
 )
 
-// Client speaks to one Headrace server. It is safe for concurrent use. Close it when it is no longer needed.
+// Client speaks to one Headrace server. It is safe for concurrent use. Close it when it is no
+// longer needed.
 type Client struct {
 	channels []*grpc.ClientConn
 	turn     atomic.Uint64
@@ -50,8 +53,9 @@ type config struct {
 	dialOptions []grpc.DialOption
 }
 
-// WithChannels opens n connections (1 to 256, 1 by default) that calls use in turn. A connection belongs to one of the server's service
-// processes, so that a busy client of a server with several wants several. All must lead to the same server.
+// WithChannels opens n connections (1 to 256, 1 by default) that calls use in turn. A connection
+// belongs to one of the server's service processes, so that a busy client of a server with several
+// wants several. All must lead to the same server.
 func WithChannels(n int) Option {
 	return func(c *config) error {
 		if n < 1 || n > maxChannels {
@@ -62,7 +66,8 @@ func WithChannels(n int) Option {
 	}
 }
 
-// WithTimeout limits calls that do not generate and whose context has no deadline. The default is a minute; 0 means no limit.
+// WithTimeout limits calls that do not generate and whose context has no deadline. The default is a
+// minute; 0 means no limit.
 func WithTimeout(limit time.Duration) Option {
 	return func(c *config) error {
 		if limit < 0 {
@@ -73,7 +78,8 @@ func WithTimeout(limit time.Duration) Option {
 	}
 }
 
-// WithDialOptions adds options of grpc-go, for example interceptors. They come last and override the client's own.
+// WithDialOptions adds options of grpc-go, for example interceptors. They come last and override
+// the client's own.
 func WithDialOptions(options ...grpc.DialOption) Option {
 	return func(c *config) error {
 		c.dialOptions = append(c.dialOptions, options...)
@@ -81,8 +87,9 @@ func WithDialOptions(options ...grpc.DialOption) Option {
 	}
 }
 
-// New prepares a client of the server at target: "host:port", "unix:/path" or any other gRPC target. Connections are made by the first
-// calls. Without [WithTLS], [WithTLSConfig] or [WithInsecure] the target must be this machine, and the connection is plaintext.
+// New prepares a client of the server at target: "host:port", "unix:/path" or any other gRPC
+// target. Connections are made by the first calls. Without [WithTLS], [WithTLSConfig] or
+// [WithInsecure] the target must be this machine, and the connection is plaintext.
 func New(target string, options ...Option) (*Client, error) {
 	c := config{channels: 1, timeout: defaultTimeout, retry: RetryPolicy{}.withDefaults()}
 	for _, option := range options {

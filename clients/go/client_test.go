@@ -48,7 +48,8 @@ func TestCallsThatGenerateAreSentOnce(t *testing.T) {
 func TestRetriesCanBeSwitchedOff(t *testing.T) {
 	f := &fake{failures: 1}
 	client := start(t, f, headrace.WithRetry(headrace.RetryPolicy{MaxAttempts: 1}))
-	if _, err := client.Tokenize(background, "ab", nil); !errors.Is(err, headrace.ErrUnavailable) || f.attempts["Tokenize"] != 1 {
+	_, err := client.Tokenize(background, "ab", nil)
+	if !errors.Is(err, headrace.ErrUnavailable) || f.attempts["Tokenize"] != 1 {
 		t.Error(err, f.attempts)
 	}
 }
@@ -74,7 +75,8 @@ func TestQuickCallsHaveATimeoutOfTheirOwn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(background, 200*time.Millisecond)
 	defer cancel()
 	begun := time.Now()
-	if _, err := client.Tokenize(ctx, "sleep", nil); !errors.Is(err, headrace.ErrDeadline) || time.Since(begun) < 150*time.Millisecond {
+	if _, err := client.Tokenize(ctx, "sleep", nil); !errors.Is(err, headrace.ErrDeadline) ||
+		time.Since(begun) < 150*time.Millisecond {
 		t.Error("the context's own deadline does not count:", err, time.Since(begun))
 	}
 }
@@ -83,13 +85,16 @@ func TestListsAreReadPageByPage(t *testing.T) {
 	f := &fake{}
 	client := start(t, f)
 	count := 0
-	for summary, err := range client.ListRequests(background, &headrace.ListOptions{State: headrace.StateRunning, PageSize: 2, Model: "m"}) {
+	options := &headrace.ListOptions{State: headrace.StateRunning, PageSize: 2, Model: "m"}
+	for summary, err := range client.ListRequests(background, options) {
 		if err != nil || summary.GetRequestId() != []string{"req-0", "req-1", "req-2", "req-3", "req-4"}[count] {
 			t.Fatal(summary, err)
 		}
 		count++
 	}
-	if first := f.requests[0].(*pb.ListRequestsRequest); count != 5 || len(f.requests) != 3 || first.GetPageSize() != 2 || first.GetModel() != "m" || first.GetState() != headrace.StateRunning {
+	first := f.requests[0].(*pb.ListRequestsRequest)
+	if count != 5 || len(f.requests) != 3 || first.GetPageSize() != 2 || first.GetModel() != "m" ||
+		first.GetState() != headrace.StateRunning {
 		t.Error(count, f.requests)
 	}
 	for range client.ListRequests(background, nil) {
@@ -103,22 +108,26 @@ func TestListsAreReadPageByPage(t *testing.T) {
 func TestOptionsSendWhatTheyAreGiven(t *testing.T) {
 	f := &fake{}
 	client := start(t, f)
-	_, err := client.Submit(background, headrace.Text("hello"), headrace.WithTemperature(0), headrace.WithIdempotencyKey("mine"), headrace.WithTimeLimit(time.Second))
+	_, err := client.Submit(background, headrace.Text("hello"), headrace.WithTemperature(0),
+		headrace.WithIdempotencyKey("mine"), headrace.WithTimeLimit(time.Second))
 	request := f.requests[0].(*pb.SubmitRequest)
 	sampling := request.GetSpec().GetSampling()
-	if err != nil || request.GetIdempotencyKey() != "mine" || sampling.Temperature == nil || sampling.TopP != nil || request.GetSpec().GetTimeLimit().AsDuration() != time.Second {
+	if err != nil || request.GetIdempotencyKey() != "mine" || sampling.Temperature == nil || sampling.TopP != nil ||
+		request.GetSpec().GetTimeLimit().AsDuration() != time.Second {
 		t.Error(request, err)
 	}
 }
 
 // every option of GenerationSpec, with a value that is not the field's zero.
 var every = []headrace.GenerationOption{
-	headrace.WithModel("m"), headrace.WithTemperature(1), headrace.WithTopP(1), headrace.WithTopK(1), headrace.WithMinP(1),
-	headrace.WithRepetitionPenalty(1), headrace.WithPresencePenalty(1), headrace.WithFrequencyPenalty(1), headrace.WithSeed(1),
-	headrace.WithLogitBias(map[uint32]float32{1: 1}), headrace.WithStop("a"), headrace.WithStopTokens(1), headrace.WithMaxTokens(1),
-	headrace.WithMinTokens(1), headrace.WithIgnoreEOS(true), headrace.WithBadWords("a"), headrace.WithIncludeStopString(true),
+	headrace.WithModel("m"), headrace.WithTemperature(1), headrace.WithTopP(1), headrace.WithTopK(1),
+	headrace.WithMinP(1), headrace.WithRepetitionPenalty(1), headrace.WithPresencePenalty(1),
+	headrace.WithFrequencyPenalty(1), headrace.WithSeed(1), headrace.WithLogitBias(map[uint32]float32{1: 1}),
+	headrace.WithStop("a"), headrace.WithStopTokens(1), headrace.WithMaxTokens(1), headrace.WithMinTokens(1),
+	headrace.WithIgnoreEOS(true), headrace.WithBadWords("a"), headrace.WithIncludeStopString(true),
 	headrace.WithOutputs(1), headrace.WithLogprobs(1), headrace.WithPromptLogprobs(1), headrace.WithPriority(1),
-	headrace.WithTimeLimit(1), headrace.WithCacheSalt("a"), headrace.WithSkipSpecialTokens(true), headrace.WithTokenIDsOnly(true),
+	headrace.WithTimeLimit(1), headrace.WithCacheSalt("a"), headrace.WithSkipSpecialTokens(true),
+	headrace.WithTokenIDsOnly(true),
 	headrace.WithTraceDetail(headrace.TraceSpan),
 	headrace.WithJSONSchema("{}"), headrace.WithRegex("a"), headrace.WithGrammar("a"), headrace.WithBeamSearch(2, 1),
 }
@@ -156,7 +165,8 @@ func TestEveryFieldOfASpecHasAnOption(t *testing.T) {
 
 // nests tells whether a field holds a message of the spec's own, which options set field by field.
 func nests(field protoreflect.FieldDescriptor) bool {
-	own := field.Kind() == protoreflect.MessageKind && !field.IsMap() && field.Message().ParentFile().Package() == "headrace.v1"
+	own := field.Kind() == protoreflect.MessageKind && !field.IsMap() &&
+		field.Message().ParentFile().Package() == "headrace.v1"
 	return own && field.Name() != "token_ids"
 }
 
@@ -172,7 +182,8 @@ func TestClientsThatMakeNoSenseAreRefused(t *testing.T) {
 		"belong together":      {headrace.WithTLS(headrace.TLS{CertFile: "client_test.go"})},
 		"unencrypted key: tls": {headrace.WithTLS(headrace.TLS{CertFile: "client_test.go", KeyFile: "client_test.go"})},
 	} {
-		if client, err := headrace.New("127.0.0.1:1", options...); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "line break\n") {
+		if client, err := headrace.New("127.0.0.1:1", options...); err == nil || !strings.Contains(err.Error(), want) ||
+			strings.Contains(err.Error(), "line break\n") {
 			t.Error(want, client, err)
 		}
 	}

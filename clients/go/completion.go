@@ -1,5 +1,6 @@
-// Whole answers: collected from a stream's events, or taken from a Complete response. The transcript that every stream keeps of what it
-// has yielded is here too; its positions are what a broken subscription continues from.
+// Whole answers: collected from a stream's events, or taken from a Complete response. The
+// transcript that every stream keeps of what it has yielded is here too; its positions are what a
+// broken subscription continues from.
 
 package headrace
 
@@ -22,7 +23,8 @@ type Output struct {
 	Logprobs *Logprobs
 }
 
-// Completion is a whole answer. Its methods speak of the first output, which is the only one unless [WithOutputs] asked for more.
+// Completion is a whole answer. Its methods speak of the first output, which is the only one unless
+// [WithOutputs] asked for more.
 type Completion struct {
 	RequestID     string
 	ModelRevision string
@@ -30,7 +32,8 @@ type Completion struct {
 	Outputs []Output
 	Usage   Usage
 	Ledger  Ledger
-	// PromptLogprobs are of the whole prompt from its second token on; nil unless [WithPromptLogprobs] asked for them.
+	// PromptLogprobs are of the whole prompt from its second token on; nil unless
+	// [WithPromptLogprobs] asked for them.
 	PromptLogprobs *PromptLogprobs
 }
 
@@ -60,7 +63,8 @@ type outputTranscript struct {
 	text       strings.Builder
 	logprobs   *Logprobs
 	finished   *OutputFinished
-	// The last place where no character can have been left open: the position of its token, and the bytes of text before it.
+	// The last place where no character can have been left open: the position of its token, and the
+	// bytes of text before it.
 	sureToken uint32
 	sureBytes int
 }
@@ -108,8 +112,10 @@ func (o *outputTranscript) add(delta Delta) {
 	}
 	o.tokenIDs = append(o.tokenIDs, delta.TokenIDs...)
 	o.text.WriteString(delta.Text)
-	// After a replacement character nobody can tell from the text whether the bytes behind it might have become a character yet.
-	if wasSure := o.sureBytes+len(delta.Text) == o.text.Len(); !strings.HasSuffix(delta.Text, "\uFFFD") && (delta.Text != "" || wasSure) {
+	// After a replacement character nobody can tell from the text whether the bytes behind it might
+	// have become a character yet.
+	wasSure := o.sureBytes+len(delta.Text) == o.text.Len()
+	if !strings.HasSuffix(delta.Text, "\uFFFD") && (delta.Text != "" || wasSure) {
 		o.sureToken, o.sureBytes = o.nextToken(), o.text.Len()
 	}
 	if delta.Logprobs != nil {
@@ -120,7 +126,8 @@ func (o *outputTranscript) add(delta Delta) {
 	}
 }
 
-// completion is the whole answer, once done. An incomplete one is never returned as if it were whole.
+// completion is the whole answer, once done. An incomplete one is never returned as if it were
+// whole.
 func (t *transcript) completion() (*Completion, error) {
 	if t.accepted == nil || t.done == nil || len(t.outputs) == 0 {
 		return nil, broken(t.requestID, "the stream ended before the generation did")

@@ -1,5 +1,6 @@
-// The errors a caller can meet, and how a gRPC status becomes one of them. Owns the reading of google.rpc details (BadRequest, RetryInfo,
-// RequestInfo); owns no decision to try again, which is in retry.go and resume.go.
+// The errors a caller can meet, and how a gRPC status becomes one of them. Owns the reading of
+// google.rpc details (BadRequest, RetryInfo, RequestInfo); owns no decision to try again, which is
+// in retry.go and resume.go.
 
 package headrace
 
@@ -16,31 +17,38 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// What a failure means. Compare with [errors.Is]; the details are in the [*Error], which [errors.As] finds.
+// What a failure means. Compare with [errors.Is]; the details are in the [*Error], which
+// [errors.As] finds.
 var (
-	// ErrInvalid: the request breaks a rule (INVALID_ARGUMENT, OUT_OF_RANGE); Error.Violations name field, rule and limit.
+	// ErrInvalid: the request breaks a rule (INVALID_ARGUMENT, OUT_OF_RANGE); Error.Violations name
+	// field, rule and limit.
 	ErrInvalid = errors.New("headrace: invalid request")
 	// ErrNotFound: no such model or request, or not one of the caller's.
 	ErrNotFound = errors.New("headrace: not found")
 	// ErrAlreadyExists: the idempotency key belongs to a request with another spec.
 	ErrAlreadyExists = errors.New("headrace: already exists")
-	// ErrFailedPrecondition: the server's state does not allow it, for example Chat with a model that has no chat template.
+	// ErrFailedPrecondition: the server's state does not allow it, for example Chat with a model
+	// that has no chat template.
 	ErrFailedPrecondition = errors.New("headrace: failed precondition")
-	// ErrOverloaded: the queue, a quota or a buffer is full (RESOURCE_EXHAUSTED); Error.RetryAfter says when to come back.
+	// ErrOverloaded: the queue, a quota or a buffer is full (RESOURCE_EXHAUSTED); Error.RetryAfter
+	// says when to come back.
 	ErrOverloaded = errors.New("headrace: overloaded")
 	// ErrUnavailable: the server cannot be reached, stops, or lost its engine.
 	ErrUnavailable = errors.New("headrace: unavailable")
 	// ErrDeadline: the call's deadline passed. Such errors are context.DeadlineExceeded as well.
 	ErrDeadline = errors.New("headrace: deadline exceeded")
-	// ErrCancelled: the call's context was cancelled, or somebody else ended it. Such errors are context.Canceled as well.
+	// ErrCancelled: the call's context was cancelled, or somebody else ended it. Such errors are
+	// context.Canceled as well.
 	ErrCancelled = errors.New("headrace: cancelled")
-	// ErrUnauthenticated: the server takes no calls without an API key or a client certificate that it knows.
+	// ErrUnauthenticated: the server takes no calls without an API key or a client certificate that
+	// it knows.
 	ErrUnauthenticated = errors.New("headrace: unauthenticated")
 	// ErrPermissionDenied: the caller is known, but this call or this model is not allowed to it.
 	ErrPermissionDenied = errors.New("headrace: permission denied")
 	// ErrUnimplemented: the server does not know the call, or the option is not built yet.
 	ErrUnimplemented = errors.New("headrace: unimplemented")
-	// ErrInternal: the server failed, or answered against its own contract (INTERNAL, UNKNOWN, DATA_LOSS).
+	// ErrInternal: the server failed, or answered against its own contract (INTERNAL, UNKNOWN,
+	// DATA_LOSS).
 	ErrInternal = errors.New("headrace: internal error")
 )
 
@@ -99,7 +107,8 @@ func (e *Error) Error() string {
 	return text
 }
 
-// Is tells whether target is the meaning of the status: one of this package's Err variables, or an error of package context.
+// Is tells whether target is the meaning of the status: one of this package's Err variables, or an
+// error of package context.
 func (e *Error) Is(target error) bool {
 	switch target {
 	case context.DeadlineExceeded:
@@ -115,7 +124,8 @@ func (e *Error) Is(target error) bool {
 // GRPCStatus makes status.FromError and status.Code of grpc-go work on the error.
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.Code, e.Message) }
 
-// fromRPC is the error of a call that failed. requestID is what its stream has learned, used where the status names no request itself.
+// fromRPC is the error of a call that failed. requestID is what its stream has learned, used where
+// the status names no request itself.
 func fromRPC(err error, requestID string) *Error {
 	var ours *Error
 	if errors.As(err, &ours) {

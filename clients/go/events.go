@@ -1,5 +1,5 @@
-// What a stream yields: plain structs that mirror headrace.v1.GenerationEvent, and the conversion from the wire. Does not collect them
-// (completion.go) and reads no connection (stream.go).
+// What a stream yields: plain structs that mirror headrace.v1.GenerationEvent, and the conversion
+// from the wire. Does not collect them (completion.go) and reads no connection (stream.go).
 
 package headrace
 
@@ -10,8 +10,9 @@ import (
 	"github.com/headrace/headrace/clients/go/headracev1"
 )
 
-// Event is one event of a stream: [Accepted], [Started], [PromptLogprobs], [Delta], [OutputFinished], [Resumed], [Reconnecting], [Done],
-// and in sessions [Failed]. They come in this order, deltas and finished outputs any number of times.
+// Event is one event of a stream: [Accepted], [Started], [PromptLogprobs], [Delta],
+// [OutputFinished], [Resumed], [Reconnecting], [Done], and in sessions [Failed]. They come in this
+// order, deltas and finished outputs any number of times.
 type Event interface{ event() }
 
 // Accepted: the request is valid and queued.
@@ -30,7 +31,8 @@ type Started struct {
 	CachedTokens uint32
 }
 
-// Delta is new tokens of one output. TokenIDs and Text cover the same tokens; nothing is sent twice.
+// Delta is new tokens of one output. TokenIDs and Text cover the same tokens; nothing is sent
+// twice.
 type Delta struct {
 	OutputIndex uint32
 	// FirstTokenIndex is the position in the output of the first of these tokens.
@@ -41,7 +43,8 @@ type Delta struct {
 	Logprobs *Logprobs
 }
 
-// NextTokenIndex is the position of the token that follows these: what [WithFromToken] takes to go on here.
+// NextTokenIndex is the position of the token that follows these: what [WithFromToken] takes to go
+// on here.
 func (d Delta) NextTokenIndex() uint32 { return d.FirstTokenIndex + uint32(len(d.TokenIDs)) }
 
 // OutputFinished: one output ended. The others go on.
@@ -54,21 +57,24 @@ type OutputFinished struct {
 	Err *Error
 }
 
-// MatchedStop is what ended an output: a stop string, or else a token where IsToken is set. The zero value is neither.
+// MatchedStop is what ended an output: a stop string, or else a token where IsToken is set. The
+// zero value is neither.
 type MatchedStop struct {
 	Text    string
 	TokenID uint32
 	IsToken bool
 }
 
-// Resumed: a worker of the server was replaced; the request goes on without a lost or repeated token.
+// Resumed: a worker of the server was replaced; the request goes on without a lost or repeated
+// token.
 type Resumed struct {
 	// Pause is how long nothing was computed.
 	Pause time.Duration
 }
 
-// Reconnecting: the connection of a subscription broke, and this client opens it again after Delay. It is not on the wire. The tokens
-// that follow continue exactly where the last one before it ended.
+// Reconnecting: the connection of a subscription broke, and this client opens it again after Delay.
+// It is not on the wire. The tokens that follow continue exactly where the last one before it
+// ended.
 type Reconnecting struct {
 	Err     *Error
 	Attempt int
@@ -81,7 +87,8 @@ type Done struct {
 	Ledger Ledger
 }
 
-// Failed: a generation of a session cannot start or go on. Nothing follows for it; the session and its other generations go on.
+// Failed: a generation of a session cannot start or go on. Nothing follows for it; the session and
+// its other generations go on.
 type Failed struct {
 	Err *Error
 }
@@ -127,7 +134,8 @@ type Usage struct {
 	CachedTokens uint32
 }
 
-// Ledger is where the time of a request went; Queued to BlockedOnReader do not overlap and add up to EndToEnd within 1 ms.
+// Ledger is where the time of a request went; Queued to BlockedOnReader do not overlap and add up
+// to EndToEnd within 1 ms.
 type Ledger struct {
 	Queued, Prefill, Decode, Preempted, EngineRestart, DetokenizeAndSend, BlockedOnReader time.Duration
 

@@ -1,5 +1,7 @@
-// A real gRPC server with canned answers: real sockets, real statuses, a fake model. The prompt chooses the behaviour. The "model" answers with the
-// words w0, w1, ...: token i of output o has the id 100*(o+1)+i. What clients did is recorded, so that tests can assert what a server observes.
+// A real gRPC server with canned answers: real sockets, real statuses, a fake model. The prompt
+// chooses the behaviour. The "model" answers with the words w0, w1, ...: token i of output o has
+// the id 100*(o+1)+i. What clients did is recorded, so that tests can assert what a server
+// observes.
 
 package headrace_test
 
@@ -71,7 +73,9 @@ func serve(t testing.TB, f *fake, address string, options ...grpc.ServerOption) 
 // connect is a client that retries fast.
 func connect(t testing.TB, address string, options ...headrace.Option) *headrace.Client {
 	t.Helper()
-	fast := headrace.WithRetry(headrace.RetryPolicy{InitialBackoff: 10 * time.Millisecond, MaxBackoff: 20 * time.Millisecond})
+	fast := headrace.WithRetry(
+		headrace.RetryPolicy{InitialBackoff: 10 * time.Millisecond, MaxBackoff: 20 * time.Millisecond},
+	)
 	client, err := headrace.New(address, append([]headrace.Option{fast}, options...)...)
 	if err != nil {
 		t.Fatal(err)
@@ -166,8 +170,9 @@ func finished(output uint32, reason pb.FinishReason) *pb.GenerationEvent {
 
 func done(tokens uint32) *pb.GenerationEvent {
 	return &pb.GenerationEvent{Event: &pb.GenerationEvent_Done{Done: &pb.Done{
-		Usage:  &pb.Usage{PromptTokens: 3, OutputTokens: tokens, CachedTokens: 1},
-		Ledger: &pb.Ledger{QueuedNs: 1e6, PrefillNs: 2e6, DecodeNs: 6e6, DetokenizeAndSendNs: 1e6, EndToEndNs: 1e7, TtftNs: 3e6, StepCount: tokens}}}}
+		Usage: &pb.Usage{PromptTokens: 3, OutputTokens: tokens, CachedTokens: 1},
+		Ledger: &pb.Ledger{QueuedNs: 1e6, PrefillNs: 2e6, DecodeNs: 6e6, DetokenizeAndSendNs: 1e6,
+			EndToEndNs: 1e7, TtftNs: 3e6, StepCount: tokens}}}}
 }
 
 func rich(code codes.Code, message string, details ...protoadapt.MessageV1) error {
@@ -179,13 +184,16 @@ func rich(code codes.Code, message string, details ...protoadapt.MessageV1) erro
 }
 
 // events sends what the prompt asks for.
-func (f *fake) events(ctx context.Context, prompt string, spec *pb.GenerationSpec, send func(*pb.GenerationEvent) error) error {
+func (f *fake) events(ctx context.Context, prompt string, spec *pb.GenerationSpec,
+	send func(*pb.GenerationEvent) error) error {
 	switch prompt {
 	case "invalid":
-		return rich(codes.InvalidArgument, "invalid request", &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{
-			{Field: "spec.sampling.top_p", Description: "must be above 0 and at most 1 (given: 7)"}}})
+		return rich(codes.InvalidArgument, "invalid request",
+			&errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{
+				{Field: "spec.sampling.top_p", Description: "must be above 0 and at most 1 (given: 7)"}}})
 	case "overloaded":
-		return rich(codes.ResourceExhausted, "the queue is full", &errdetails.RetryInfo{RetryDelay: durationpb.New(1500 * time.Millisecond)})
+		return rich(codes.ResourceExhausted, "the queue is full",
+			&errdetails.RetryInfo{RetryDelay: durationpb.New(1500 * time.Millisecond)})
 	}
 	_ = send(accepted())
 	_ = send(started())
@@ -202,7 +210,8 @@ func (f *fake) events(ctx context.Context, prompt string, spec *pb.GenerationSpe
 		return rich(codes.Unavailable, "the engine died", &errdetails.RequestInfo{RequestId: "req-from-details"})
 	case "failing":
 		failure := finished(0, pb.FinishReason_FINISH_REASON_ERROR)
-		failure.GetOutputFinished().Error = &statuspb.Status{Code: int32(codes.Internal), Message: "a step produced NaN"}
+		failure.GetOutputFinished().Error = &statuspb.Status{Code: int32(codes.Internal),
+			Message: "a step produced NaN"}
 		_ = send(failure)
 		return send(done(0))
 	case "no-done":
@@ -228,9 +237,10 @@ func (f *fake) Generate(request *pb.GenerateRequest, stream grpc.ServerStreaming
 	if _, err := f.see(stream.Context(), "Generate", request); err != nil {
 		return err
 	}
-	return f.events(stream.Context(), request.GetSpec().GetText(), request.GetSpec(), func(e *pb.GenerationEvent) error {
-		return stream.Send(&pb.GenerateResponse{Event: e})
-	})
+	return f.events(stream.Context(), request.GetSpec().GetText(), request.GetSpec(),
+		func(e *pb.GenerationEvent) error {
+			return stream.Send(&pb.GenerateResponse{Event: e})
+		})
 }
 
 func (f *fake) Chat(request *pb.ChatRequest, stream grpc.ServerStreamingServer[pb.ChatResponse]) error {
@@ -248,9 +258,12 @@ func (f *fake) Complete(ctx context.Context, request *pb.CompleteRequest) (*pb.C
 	}
 	tokens := delta(0, 0, 2, true).GetDelta()
 	output := &pb.Output{TokenIds: tokens.GetTokenIds(), Content: tokens.GetContent(), Logprobs: tokens.GetLogprobs(),
-		Finished: &pb.OutputFinished{Reason: pb.FinishReason_FINISH_REASON_STOP, MatchedStop: &pb.MatchedStop{Kind: &pb.MatchedStop_TokenId{TokenId: 7}}}}
-	return &pb.CompleteResponse{RequestId: requestID, Outputs: []*pb.Output{output}, Usage: done(2).GetDone().GetUsage(),
-		PromptLogprobs: []*pb.PromptLogprobs{promptLogprobs(1, 2).GetPromptLogprobs(), promptLogprobs(3, 1).GetPromptLogprobs()}}, nil
+		Finished: &pb.OutputFinished{Reason: pb.FinishReason_FINISH_REASON_STOP,
+			MatchedStop: &pb.MatchedStop{Kind: &pb.MatchedStop_TokenId{TokenId: 7}}}}
+	return &pb.CompleteResponse{RequestId: requestID, Outputs: []*pb.Output{output},
+		Usage: done(2).GetDone().GetUsage(),
+		PromptLogprobs: []*pb.PromptLogprobs{promptLogprobs(1, 2).GetPromptLogprobs(),
+			promptLogprobs(3, 1).GetPromptLogprobs()}}, nil
 }
 
 func (f *fake) Submit(ctx context.Context, request *pb.SubmitRequest) (*pb.SubmitResponse, error) {
@@ -260,7 +273,8 @@ func (f *fake) Submit(ctx context.Context, request *pb.SubmitRequest) (*pb.Submi
 	return &pb.SubmitResponse{RequestId: requestID, PromptTokens: 3}, nil
 }
 
-// Subscribe sends the whole log from from_token on; each attempt cuts it into deltas of another size, and output by output at another pace.
+// Subscribe sends the whole log from from_token on; each attempt cuts it into deltas of another
+// size, and output by output at another pace.
 func (f *fake) Subscribe(request *pb.SubscribeRequest, stream grpc.ServerStreamingServer[pb.SubscribeResponse]) error {
 	attempt, _ := f.see(stream.Context(), "Subscribe", request)
 	if request.GetRequestId() != requestID {
@@ -269,7 +283,8 @@ func (f *fake) Subscribe(request *pb.SubscribeRequest, stream grpc.ServerStreami
 	for i, event := range f.log(request, uint32(attempt)) {
 		if attempt <= len(f.breaks) && i == f.breaks[attempt-1] {
 			if f.stalled == nil {
-				return rich(codes.Unavailable, "connection lost", &errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
+				return rich(codes.Unavailable, "connection lost",
+					&errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
 			}
 			f.stalled <- struct{}{}
 			<-stream.Context().Done()
@@ -343,49 +358,54 @@ func (f *fake) Drain(ctx context.Context, request *pb.DrainRequest) (*pb.DrainRe
 	return &pb.DrainResponse{RunningSequences: 2, WaitingRequests: 1}, err
 }
 
-// Session answers every submission with four tokens over two steps, in columns, and an attachment with a delta first. "bad" prompts fail.
+// Session answers every submission with four tokens over two steps, in columns, and an attachment
+// with a delta first. "bad" prompts fail.
 func (f *fake) Session(stream grpc.BidiStreamingServer[pb.SessionRequest, pb.SessionResponse]) error {
 	_, _ = f.see(stream.Context(), "Session", nil)
 	for {
-		wish, err := stream.Recv()
+		request, err := stream.Recv()
 		if err == io.EOF {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		_, _ = f.see(stream.Context(), "wish", wish)
-		for _, step := range answerTo(wish) {
+		_, _ = f.see(stream.Context(), "request", request)
+		for _, step := range answerTo(request) {
 			_ = stream.Send(step)
 		}
 	}
 }
 
-func answerTo(wish *pb.SessionRequest) []*pb.SessionResponse {
-	id := wish.GetStreamId()
+func answerTo(request *pb.SessionRequest) []*pb.SessionResponse {
+	id := request.GetStreamId()
 	event := func(e *pb.GenerationEvent) *pb.SessionEvent {
 		return &pb.SessionEvent{StreamId: id, Kind: &pb.SessionEvent_Event{Event: e}}
 	}
 	switch {
-	case wish.GetSubmit() != nil && wish.GetSubmit().GetSpec().GetText() == "bad":
+	case request.GetSubmit() != nil && request.GetSubmit().GetSpec().GetText() == "bad":
 		failure := &statuspb.Status{Code: int32(codes.InvalidArgument), Message: "no"}
-		return []*pb.SessionResponse{{Events: []*pb.SessionEvent{{StreamId: id, Kind: &pb.SessionEvent_Error{Error: failure}}}}}
-	case wish.GetSubmit() != nil && wish.GetSubmit().GetSpec().GetText() == "open":
+		failed := &pb.SessionEvent{StreamId: id, Kind: &pb.SessionEvent_Error{Error: failure}}
+		return []*pb.SessionResponse{{Events: []*pb.SessionEvent{failed}}}
+	case request.GetSubmit() != nil && request.GetSubmit().GetSpec().GetText() == "open":
 		return []*pb.SessionResponse{{Events: []*pb.SessionEvent{event(accepted())}}}
-	case wish.GetSubmit() != nil:
+	case request.GetSubmit() != nil:
 		return []*pb.SessionResponse{
 			{Events: []*pb.SessionEvent{event(accepted()), event(started())}},
-			{Tokens: &pb.SessionTokens{StreamIds: []uint32{id, id, id}, OutputIndices: []uint32{0, 1, 0}, TokenIds: []uint32{100, 200, 101}, Texts: []string{"a", "x", "b"}}},
+			{Tokens: &pb.SessionTokens{StreamIds: []uint32{id, id, id}, OutputIndices: []uint32{0, 1, 0},
+				TokenIds: []uint32{100, 200, 101}, Texts: []string{"a", "x", "b"}}},
 			{Tokens: &pb.SessionTokens{StreamIds: []uint32{id}, TokenIds: []uint32{102}},
 				Events: []*pb.SessionEvent{event(finished(0, pb.FinishReason_FINISH_REASON_LENGTH)), event(done(4))}},
 		}
-	case wish.GetAttach() != nil:
-		from := wish.GetAttach().GetFromToken()
+	case request.GetAttach() != nil:
+		from := request.GetAttach().GetFromToken()
 		return []*pb.SessionResponse{
 			{Events: []*pb.SessionEvent{event(delta(0, from, 2, false))}},
-			{Tokens: &pb.SessionTokens{StreamIds: []uint32{id}, TokenIds: []uint32{9}}, Events: []*pb.SessionEvent{event(done(4))}},
+			{Tokens: &pb.SessionTokens{StreamIds: []uint32{id}, TokenIds: []uint32{9}},
+				Events: []*pb.SessionEvent{event(done(4))}},
 		}
 	default:
-		return []*pb.SessionResponse{{Events: []*pb.SessionEvent{event(finished(0, pb.FinishReason_FINISH_REASON_CANCELLED)), event(done(0))}}}
+		cancelled := finished(0, pb.FinishReason_FINISH_REASON_CANCELLED)
+		return []*pb.SessionResponse{{Events: []*pb.SessionEvent{event(cancelled), event(done(0))}}}
 	}
 }

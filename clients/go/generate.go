@@ -11,7 +11,8 @@ import (
 	"github.com/headrace/headrace/clients/go/headracev1"
 )
 
-// Generate streams the answer to a prompt. Closing the stream, or cancelling ctx, cancels the generation.
+// Generate streams the answer to a prompt. Closing the stream, or cancelling ctx, cancels the
+// generation.
 func (c *Client) Generate(ctx context.Context, prompt Prompt, options ...GenerationOption) *Stream {
 	request := &headracev1.GenerateRequest{Spec: specOf(prompt, options)}
 	return newStream(ctx, request, func(ctx context.Context) (receiver, error) {
@@ -19,8 +20,8 @@ func (c *Client) Generate(ctx context.Context, prompt Prompt, options ...Generat
 	})
 }
 
-// Chat streams the answer to a conversation, oldest message first, laid out by the model's own chat template. Closing the stream, or
-// cancelling ctx, cancels the generation.
+// Chat streams the answer to a conversation, oldest message first, laid out by the model's own chat
+// template. Closing the stream, or cancelling ctx, cancels the generation.
 func (c *Client) Chat(ctx context.Context, messages []Message, options ...ChatOption) *Stream {
 	request := &headracev1.ChatRequest{Messages: chatMessages(messages), Spec: &headracev1.GenerationSpec{}}
 	for _, option := range options {
@@ -53,8 +54,9 @@ type Submitted struct {
 	Existing bool
 }
 
-// Submit starts a generation that outlives its readers: it ends by itself, by [Client.Cancel], or by its time limit. It always carries an
-// idempotency key, so that it may be sent again after a broken connection and still starts one generation.
+// Submit starts a generation that outlives its readers: it ends by itself, by [Client.Cancel], or
+// by its time limit. It always carries an idempotency key, so that it may be sent again after a
+// broken connection and still starts one generation.
 func (c *Client) Submit(ctx context.Context, prompt Prompt, options ...SubmitOption) (*Submitted, error) {
 	return c.submit(ctx, submission(prompt, options))
 }
@@ -72,13 +74,15 @@ func (c *Client) submit(ctx context.Context, request *headracev1.SubmitRequest) 
 	if err != nil {
 		return nil, err
 	}
-	return &Submitted{response.GetRequestId(), response.GetModelRevision(), response.GetPromptTokens(), response.GetExisting()}, nil
+	return &Submitted{response.GetRequestId(), response.GetModelRevision(), response.GetPromptTokens(),
+		response.GetExisting()}, nil
 }
 
 // SubscribeOption narrows a subscription.
 type SubscribeOption func(*headracev1.SubscribeRequest)
 
-// WithFromToken begins at this token of each output read, from 0; at most the number of tokens that there are.
+// WithFromToken begins at this token of each output read, from 0; at most the number of tokens that
+// there are.
 func WithFromToken(index uint32) SubscribeOption {
 	return func(r *headracev1.SubscribeRequest) { r.FromToken = index }
 }
@@ -88,9 +92,9 @@ func WithOutputIndex(index uint32) SubscribeOption {
 	return func(r *headracev1.SubscribeRequest) { r.OutputIndex = &index }
 }
 
-// Subscribe reads a generation of the caller's, submitted or running, while it runs and until its log expires. A broken connection is
-// opened again and the stream continues after the last token read, after a [Reconnecting] event. Closing the stream leaves the
-// generation alone.
+// Subscribe reads a generation of the caller's, submitted or running, while it runs and until its
+// log expires. A broken connection is opened again and the stream continues after the last token
+// read, after a [Reconnecting] event. Closing the stream leaves the generation alone.
 func (c *Client) Subscribe(ctx context.Context, requestID string, options ...SubscribeOption) *Stream {
 	request := subscription(requestID, options)
 	resume := newResumption(request, c.retry)
@@ -101,8 +105,9 @@ func (c *Client) Subscribe(ctx context.Context, requestID string, options ...Sub
 	return s
 }
 
-// GenerateDurable is Submit and Subscribe in one: a stream that survives broken connections. Closing it does not end the generation; give
-// [WithTimeLimit], or [Client.Cancel] it by its RequestID.
+// GenerateDurable is Submit and Subscribe in one: a stream that survives broken connections.
+// Closing it does not end the generation; give [WithTimeLimit], or [Client.Cancel] it by its
+// RequestID.
 func (c *Client) GenerateDurable(ctx context.Context, prompt Prompt, options ...SubmitOption) *Stream {
 	request := submission(prompt, options)
 	submitted, err := c.submit(ctx, request)
@@ -116,9 +121,11 @@ func (c *Client) GenerateDurable(ctx context.Context, prompt Prompt, options ...
 	return c.Subscribe(ctx, submitted.RequestID, WithOutputIndex(0))
 }
 
-// Cancel ends a generation of the caller's; its readers see [FinishCancelled]. It tells whether the request was still waiting or running.
+// Cancel ends a generation of the caller's; its readers see [FinishCancelled]. It tells whether the
+// request was still waiting or running.
 func (c *Client) Cancel(ctx context.Context, requestID string) (bool, error) {
-	response, err := quick(ctx, c, &headracev1.CancelRequest{RequestId: requestID}, headracev1.InferenceServiceClient.Cancel)
+	response, err := quick(ctx, c, &headracev1.CancelRequest{RequestId: requestID},
+		headracev1.InferenceServiceClient.Cancel)
 	return response.GetCancelled(), err
 }
 
@@ -145,8 +152,8 @@ type ListOptions struct {
 	PageSize uint32
 }
 
-// ListRequests yields the caller's own generations, newest first: waiting, running, and ended ones whose log is still kept. Pages are fetched
-// as they are needed. options may be nil.
+// ListRequests yields the caller's own generations, newest first: waiting, running, and ended ones
+// whose log is still kept. Pages are fetched as they are needed. options may be nil.
 func (c *Client) ListRequests(ctx context.Context, options *ListOptions) iter.Seq2[*RequestSummary, error] {
 	return func(yield func(*RequestSummary, error) bool) {
 		request := options.request()

@@ -1,8 +1,10 @@
-// Tests against a real server, whose address is in HEADRACE_TEST_SERVER (demo model, no TLS, no keys). For the tests of broken connections,
-// HEADRACE_TEST_PROXY is the address of a proxy in front of it, and connecting to HEADRACE_TEST_CUT resets all of the proxy's connections.
-// For the tests of keys, HEADRACE_TEST_TLS_SERVER asks for TLS and a key, HEADRACE_TEST_CA vouches for it, HEADRACE_TEST_KEY may generate and
-// read, and HEADRACE_TEST_FEW_KEY as well, but not twice within a minute.
-// `make test` in the repository's root sets all of them (tests/clients/test_go_client.py).
+// Tests against a real server, whose address is in HEADRACE_TEST_SERVER (demo model, no TLS, no
+// keys). For the tests of broken connections, HEADRACE_TEST_PROXY is the address of a proxy in
+// front of it, and connecting to HEADRACE_TEST_CUT resets all of the proxy's connections. For the
+// tests of keys, HEADRACE_TEST_TLS_SERVER asks for TLS and a key, HEADRACE_TEST_CA vouches for it,
+// HEADRACE_TEST_KEY may generate and read, and HEADRACE_TEST_FEW_KEY as well, but not twice within
+// a minute. `make test` in the repository's root sets all of them
+// (tests/clients/test_go_client.py).
 
 package headrace_test
 
@@ -60,11 +62,13 @@ func TestServerAnswersTheSameWhicheverWayItIsAsked(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, other := range []*headrace.Completion{generate, durable} {
-		if !slices.Equal(complete.TokenIDs(), other.TokenIDs()) || complete.Text() != other.Text() || other.FinishReason() != headrace.FinishLength {
+		if !slices.Equal(complete.TokenIDs(), other.TokenIDs()) || complete.Text() != other.Text() ||
+			other.FinishReason() != headrace.FinishLength {
 			t.Errorf("%q\n%q", complete.Text(), other.Text())
 		}
 	}
-	if columns := generate.Outputs[0].Logprobs; len(columns.Sampled) != 24 || columns.Top(23)[0].TokenID != generate.TokenIDs()[23] {
+	columns := generate.Outputs[0].Logprobs
+	if len(columns.Sampled) != 24 || columns.Top(23)[0].TokenID != generate.TokenIDs()[23] {
 		t.Errorf("%+v", columns)
 	}
 	if text, err := client.Detokenize(background, complete.TokenIDs(), nil); err != nil || text != complete.Text() {
@@ -75,11 +79,14 @@ func TestServerAnswersTheSameWhicheverWayItIsAsked(t *testing.T) {
 func TestServerChatsAndStopsWhereItIsTold(t *testing.T) {
 	client := realServer(t)
 	said := []headrace.Message{headrace.System("Be brief."), headrace.User("What is a KV cache?")}
-	answered, err := client.Chat(background, said, headrace.WithTemperature(0), headrace.WithMaxTokens(60), headrace.WithStop("keys")).Result()
-	if err != nil || answered.FinishReason() != headrace.FinishStop && answered.FinishReason() != headrace.FinishLength {
+	answered, err := client.Chat(background, said, headrace.WithTemperature(0), headrace.WithMaxTokens(60),
+		headrace.WithStop("keys")).Result()
+	if err != nil || answered.FinishReason() != headrace.FinishStop &&
+		answered.FinishReason() != headrace.FinishLength {
 		t.Fatal(answered, err)
 	}
-	seeds, err := client.Generate(background, story, headrace.WithOutputs(3), headrace.WithSeed(7), headrace.WithMaxTokens(8)).Result()
+	seeds, err := client.Generate(background, story, headrace.WithOutputs(3), headrace.WithSeed(7),
+		headrace.WithMaxTokens(8)).Result()
 	if err != nil || len(seeds.Outputs) != 3 || seeds.Usage.OutputTokens > 24 {
 		t.Fatal(seeds, err)
 	}
@@ -95,16 +102,19 @@ func TestServerNamesTheRuleThatARequestBreaks(t *testing.T) {
 	if !errors.As(err, &failure) || !errors.Is(err, headrace.ErrInvalid) || len(failure.Violations) != 2 {
 		t.Fatalf("%+v", err)
 	}
-	if fields := []string{failure.Violations[0].Field, failure.Violations[1].Field}; !slices.Contains(fields, "spec.sampling.top_p") || !slices.Contains(fields, "spec.n") {
+	fields := []string{failure.Violations[0].Field, failure.Violations[1].Field}
+	if !slices.Contains(fields, "spec.sampling.top_p") || !slices.Contains(fields, "spec.n") {
 		t.Error(fields)
 	}
 	_, unknown := client.GetModel(background, "no-such-model")
 	_, expired := client.Subscribe(background, "no-such-request").Result()
 	_, prompt := client.Complete(background, nil)
-	if !errors.Is(unknown, headrace.ErrNotFound) || !errors.Is(expired, headrace.ErrNotFound) || !errors.Is(prompt, headrace.ErrInvalid) {
+	if !errors.Is(unknown, headrace.ErrNotFound) || !errors.Is(expired, headrace.ErrNotFound) ||
+		!errors.Is(prompt, headrace.ErrInvalid) {
 		t.Error(unknown, expired, prompt)
 	}
-	if _, err := client.Complete(background, story, headrace.WithRegex("a+")); !errors.Is(err, headrace.ErrUnimplemented) {
+	_, err = client.Complete(background, story, headrace.WithRegex("a+"))
+	if !errors.Is(err, headrace.ErrUnimplemented) {
 		t.Error(err)
 	}
 }
@@ -130,7 +140,8 @@ func TestServerTellsWhatItIs(t *testing.T) {
 	if _, err := client.Admin().ListRepository(background); err != nil {
 		t.Error(err)
 	}
-	if err := client.Admin().SetTraceDetail(background, headrace.TraceArray); err != nil && !errors.Is(err, headrace.ErrFailedPrecondition) {
+	err = client.Admin().SetTraceDetail(background, headrace.TraceArray)
+	if err != nil && !errors.Is(err, headrace.ErrFailedPrecondition) {
 		t.Error(err) // the server may run without telemetry
 	}
 }
@@ -158,11 +169,13 @@ func TestServerEndsWhatIsLeftAndKeepsWhatIsSubmitted(t *testing.T) {
 		t.Error(answered, err)
 	}
 	ended := map[string]bool{left.RequestID(): false, submitted.RequestID: false}
-	for deadline := time.Now().Add(30 * time.Second); !(ended[left.RequestID()] && ended[submitted.RequestID]); time.Sleep(20 * time.Millisecond) {
+	deadline := time.Now().Add(30 * time.Second)
+	for ; !(ended[left.RequestID()] && ended[submitted.RequestID]); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("not ended: ", ended)
 		}
-		for summary, err := range client.ListRequests(background, &headrace.ListOptions{State: headrace.StateFinished, PageSize: 2}) {
+		finished := &headrace.ListOptions{State: headrace.StateFinished, PageSize: 2}
+		for summary, err := range client.ListRequests(background, finished) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -203,7 +216,8 @@ func cut(t *testing.T) {
 
 func TestServerLosesAndDoublesNothingOverBrokenConnections(t *testing.T) {
 	direct, address := realServer(t), fromEnvironment(t, "HEADRACE_TEST_PROXY")
-	// Single bytes of characters of two to four bytes, in random order, so that cuts fall into the middle of characters.
+	// Single bytes of characters of two to four bytes, in random order, so that cuts fall into the
+	// middle of characters.
 	ids, err := direct.Tokenize(background, "é漢😀ß語🚀", &headrace.TokenizeOptions{NoSpecialTokens: true})
 	if err != nil {
 		t.Fatal(err)
@@ -215,12 +229,14 @@ func TestServerLosesAndDoublesNothingOverBrokenConnections(t *testing.T) {
 	reconnections := 0
 	for name, broken := range map[string]headrace.GenerationOption{
 		"one output": headrace.Options(), "one output, bytes": headrace.WithLogitBias(bytes),
-		"three outputs": headrace.WithOutputs(3), "three outputs, bytes": headrace.Options(headrace.WithOutputs(3), headrace.WithLogitBias(bytes)),
+		"three outputs":        headrace.WithOutputs(3),
+		"three outputs, bytes": headrace.Options(headrace.WithOutputs(3), headrace.WithLogitBias(bytes)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := connect(t, address, headrace.WithChannels(2))
-			stream := client.GenerateDurable(background, story, broken, headrace.WithMaxTokens(120), headrace.WithIgnoreEOS(true),
-				headrace.WithSeed(3), headrace.WithTemperature(1), headrace.WithLogprobs(1), headrace.WithPromptLogprobs(1))
+			stream := client.GenerateDurable(background, story, broken, headrace.WithMaxTokens(120),
+				headrace.WithIgnoreEOS(true), headrace.WithSeed(3), headrace.WithTemperature(1),
+				headrace.WithLogprobs(1), headrace.WithPromptLogprobs(1))
 			again := readAndCut(t, stream)
 			reconnections += again
 			disturbed, err := stream.Result()
@@ -231,22 +247,27 @@ func TestServerLosesAndDoublesNothingOverBrokenConnections(t *testing.T) {
 			if err != nil || again == 0 {
 				t.Fatal(again, err)
 			}
-			if !reflect.DeepEqual(disturbed.Outputs, whole.Outputs) || !reflect.DeepEqual(disturbed.PromptLogprobs, whole.PromptLogprobs) {
+			if !reflect.DeepEqual(disturbed.Outputs, whole.Outputs) ||
+				!reflect.DeepEqual(disturbed.PromptLogprobs, whole.PromptLogprobs) {
 				t.Errorf("%+v\nwhole:\n%+v", disturbed, whole)
 			}
-			// The engine computed each token once: as many steps as for somebody who reads undisturbed.
-			if d, w := disturbed.Ledger.StepCount, whole.Ledger.StepCount; d != w || d > 125 || disturbed.Usage != whole.Usage || int(disturbed.Usage.OutputTokens) != 120*len(whole.Outputs) {
+			// The engine computed each token once: as many steps as for somebody who reads
+			// undisturbed.
+			if d, w := disturbed.Ledger.StepCount, whole.Ledger.StepCount; d != w || d > 125 ||
+				disturbed.Usage != whole.Usage || int(disturbed.Usage.OutputTokens) != 120*len(whole.Outputs) {
 				t.Error(d, w, disturbed.Usage)
 			}
 		})
 	}
-	// Not every cut breaks a stream: on a busy machine its last tokens may have come before they are read.
+	// Not every cut breaks a stream: on a busy machine its last tokens may have come before they
+	// are read.
 	if reconnections < 6 {
 		t.Error("too few connections broke to prove anything:", reconnections)
 	}
 }
 
-// readAndCut reads to the end, cuts the connections again and again on the way, and returns how often the stream was opened again.
+// readAndCut reads to the end, cuts the connections again and again on the way, and returns how
+// often the stream was opened again.
 func readAndCut(t *testing.T, stream *headrace.Stream) (reconnections int) {
 	t.Helper()
 	next, tokens, cuts := map[uint32]uint32{}, 0, 0
@@ -260,7 +281,8 @@ func readAndCut(t *testing.T, stream *headrace.Stream) (reconnections int) {
 		switch event := event.(type) {
 		case headrace.Delta:
 			if event.FirstTokenIndex != next[event.OutputIndex] {
-				t.Fatalf("output %d: token %d comes where %d should", event.OutputIndex, event.FirstTokenIndex, next[event.OutputIndex])
+				t.Fatalf("output %d: token %d comes where %d should", event.OutputIndex, event.FirstTokenIndex,
+					next[event.OutputIndex])
 			}
 			next[event.OutputIndex] = event.NextTokenIndex()
 			tokens += len(event.TokenIDs)
@@ -287,7 +309,8 @@ func TestServerServesSessions(t *testing.T) {
 	}
 	session := openSession(t, client)
 	plain := begun(session.Submit(story, greedy(16)))(t)
-	chat := begun(session.SubmitChat([]headrace.Message{headrace.User("What is a KV cache?")}, headrace.WithMaxTokens(8)))(t)
+	chat := begun(session.SubmitChat([]headrace.Message{headrace.User("What is a KV cache?")},
+		headrace.WithMaxTokens(8)))(t)
 	attached := begun(session.Attach(submitted.RequestID(), headrace.WithFromToken(4)))(t)
 	wrong := begun(session.Submit(story, headrace.WithTopP(7)))(t)
 	ended := begun(session.Submit(story, greedy(400)))(t)
@@ -298,7 +321,11 @@ func TestServerServesSessions(t *testing.T) {
 		}
 		last[event.StreamID] = event.Event
 		if delta, is := event.Event.(headrace.Delta); is {
-			if first, known := delta.FirstTokenIndex, len(ids[event.StreamID]); event.StreamID == attached && int(first) != known+4 || event.StreamID != attached && int(first) != known {
+			first, known := int(delta.FirstTokenIndex), len(ids[event.StreamID])
+			if event.StreamID == attached {
+				known += 4
+			}
+			if first != known {
 				t.Errorf("generation %d: token %d after %d", event.StreamID, first, known)
 			}
 			ids[event.StreamID] = append(ids[event.StreamID], delta.TokenIDs...)
@@ -310,10 +337,12 @@ func TestServerServesSessions(t *testing.T) {
 			}
 		}
 	}
-	if !slices.Equal(ids[plain], alone.TokenIDs()) || !slices.Equal(ids[attached], alone.TokenIDs()[4:]) || len(ids[chat]) == 0 {
+	if !slices.Equal(ids[plain], alone.TokenIDs()) || !slices.Equal(ids[attached], alone.TokenIDs()[4:]) ||
+		len(ids[chat]) == 0 {
 		t.Error(ids, alone.TokenIDs())
 	}
-	if failed, _ := last[wrong].(headrace.Failed); failed.Err == nil || !errors.Is(failed.Err, headrace.ErrInvalid) || len(failed.Err.Violations) != 1 {
+	failed, _ := last[wrong].(headrace.Failed)
+	if failed.Err == nil || !errors.Is(failed.Err, headrace.ErrInvalid) || len(failed.Err.Violations) != 1 {
 		t.Error(last[wrong])
 	}
 	for _, id := range []uint32{plain, chat, attached, ended} {
@@ -324,18 +353,21 @@ func TestServerServesSessions(t *testing.T) {
 }
 
 func TestSecuredServerKnowsWhoMayDoWhat(t *testing.T) {
-	address, files := fromEnvironment(t, "HEADRACE_TEST_TLS_SERVER"), headrace.TLS{CAFile: fromEnvironment(t, "HEADRACE_TEST_CA")}
+	address := fromEnvironment(t, "HEADRACE_TEST_TLS_SERVER")
+	files := headrace.TLS{CAFile: fromEnvironment(t, "HEADRACE_TEST_CA")}
 	with := func(key string) *headrace.Client {
 		return connect(t, address, headrace.WithTLS(files), headrace.WithAPIKey(key))
 	}
 	known := with(fromEnvironment(t, "HEADRACE_TEST_KEY"))
-	if answered, err := known.GenerateDurable(background, story, greedy(8)).Result(); err != nil || len(answered.TokenIDs()) != 8 {
+	answered, err := known.GenerateDurable(background, story, greedy(8)).Result()
+	if err != nil || len(answered.TokenIDs()) != 8 {
 		t.Error(answered, err)
 	}
 	_, admin := known.Admin().ListRepository(background)
 	_, stranger := with("hr-unknown").Complete(background, story, greedy(1))
 	_, nobody := connect(t, address, headrace.WithTLS(files)).Generate(background, story, greedy(1)).Result()
-	if !errors.Is(admin, headrace.ErrPermissionDenied) || !errors.Is(stranger, headrace.ErrUnauthenticated) || !errors.Is(nobody, headrace.ErrUnauthenticated) {
+	if !errors.Is(admin, headrace.ErrPermissionDenied) || !errors.Is(stranger, headrace.ErrUnauthenticated) ||
+		!errors.Is(nobody, headrace.ErrUnauthenticated) {
 		t.Error(admin, stranger, nobody)
 	}
 	if _, err := connect(t, address).Complete(background, story, greedy(1)); !errors.Is(err, headrace.ErrUnavailable) {
@@ -346,7 +378,9 @@ func TestSecuredServerKnowsWhoMayDoWhat(t *testing.T) {
 		t.Error(err)
 	}
 	var failure *headrace.Error
-	if _, err := few.Complete(background, story, greedy(1)); !errors.As(err, &failure) || !errors.Is(err, headrace.ErrOverloaded) || failure.RetryAfter <= 0 || failure.RetryAfter > time.Minute {
+	_, err = few.Complete(background, story, greedy(1))
+	if !errors.As(err, &failure) || !errors.Is(err, headrace.ErrOverloaded) || failure.RetryAfter <= 0 ||
+		failure.RetryAfter > time.Minute {
 		t.Errorf("%+v", err)
 	}
 }

@@ -12,7 +12,8 @@ type Logprobs struct {
 	Ranks []uint32
 	// TopCounts has one entry per token: how many entries of the two columns below are its own.
 	TopCounts []uint32
-	// TopTokenIDs are the most likely tokens of each position, most likely first, one position after another.
+	// TopTokenIDs are the most likely tokens of each position, most likely first, one position
+	// after another.
 	TopTokenIDs []uint32
 	// TopLogprobs are their log probabilities.
 	TopLogprobs []float32
@@ -34,8 +35,9 @@ func (l *Logprobs) Top(position int) []TokenLogprob {
 	return made
 }
 
-// PromptLogprobs are log probabilities of a run of the prompt's tokens, each given those before it. The parts of a prompt come in order
-// and without gaps; the first begins at position 1, because nothing precedes the token at 0.
+// PromptLogprobs are log probabilities of a run of the prompt's tokens, each given those before it.
+// The parts of a prompt come in order and without gaps; the first begins at position 1, because
+// nothing precedes the token at 0.
 type PromptLogprobs struct {
 	// FirstTokenIndex is the position in the prompt of the first of these tokens.
 	FirstTokenIndex uint32
@@ -54,7 +56,8 @@ func (l *Logprobs) from(position int) *Logprobs {
 		return l
 	}
 	entries := l.entries(position)
-	return &Logprobs{l.Sampled[position:], l.Ranks[position:], l.TopCounts[position:], l.TopTokenIDs[entries:], l.TopLogprobs[entries:]}
+	return &Logprobs{l.Sampled[position:], l.Ranks[position:], l.TopCounts[position:], l.TopTokenIDs[entries:],
+		l.TopLogprobs[entries:]}
 }
 
 // entries is how many entries of the top columns come before position.
@@ -66,7 +69,8 @@ func (l *Logprobs) entries(position int) int {
 	return count
 }
 
-// covers tells whether the columns are those of a run of so many tokens; nothing else here checks them.
+// covers tells whether the columns are those of a run of so many tokens; nothing else here checks
+// them.
 func (l *Logprobs) covers(tokens int) bool {
 	if l == nil {
 		return true

@@ -1,5 +1,6 @@
-// What a generation is asked for: prompts, conversations, and one option for every field of GenerationSpec. Owns their Go shape and not
-// their ranges: the server knows those and refuses with field, rule and limit.
+// What a generation is asked for: prompts, conversations, and one option for every field of
+// GenerationSpec. Owns their Go shape and not their ranges: the server knows those and refuses with
+// field, rule and limit.
 
 package headrace
 
@@ -48,8 +49,9 @@ func Assistant(text string) Message { return Message{headracev1.Role_ROLE_ASSIST
 // Tool is a function that the model may call.
 type Tool = headracev1.Tool
 
-// GenerationOption sets a field of the spec of a generation; absent fields take the model's own default, then the server's. A function of
-// yours will do as well. Every GenerationOption is a [ChatOption], a [SubmitOption] and a [SessionOption].
+// GenerationOption sets a field of the spec of a generation; absent fields take the model's own
+// default, then the server's. A function of yours will do as well. Every GenerationOption is a
+// [ChatOption], a [SubmitOption] and a [SessionOption].
 type GenerationOption func(*headracev1.GenerationSpec)
 
 // ChatOption is what [Client.Chat] takes.
@@ -188,12 +190,14 @@ func WithOutputs(n uint32) GenerationOption {
 	return func(spec *headracev1.GenerationSpec) { spec.N = &n }
 }
 
-// WithLogprobs reports this many of the most likely tokens beside each sampled one; 0 reports the sampled token alone. 0 to 20.
+// WithLogprobs reports this many of the most likely tokens beside each sampled one; 0 reports the
+// sampled token alone. 0 to 20.
 func WithLogprobs(top uint32) GenerationOption {
 	return func(spec *headracev1.GenerationSpec) { spec.Logprobs = &top }
 }
 
-// WithPromptLogprobs reports this many of the most likely tokens at each position of the prompt. 0 to 20.
+// WithPromptLogprobs reports this many of the most likely tokens at each position of the prompt. 0
+// to 20.
 func WithPromptLogprobs(top uint32) GenerationOption {
 	return func(spec *headracev1.GenerationSpec) { spec.PromptLogprobs = &top }
 }
@@ -203,7 +207,8 @@ func WithPriority(priority int32) GenerationOption {
 	return func(spec *headracev1.GenerationSpec) { spec.Priority = &priority }
 }
 
-// WithTimeLimit is the longest time from acceptance to the last token; then the outputs end with [FinishDeadline], which is no error. At most 24 hours.
+// WithTimeLimit is the longest time from acceptance to the last token; then the outputs end with
+// [FinishDeadline], which is no error. At most 24 hours.
 func WithTimeLimit(limit time.Duration) GenerationOption {
 	return func(spec *headracev1.GenerationSpec) { spec.TimeLimit = durationpb.New(limit) }
 }
@@ -223,34 +228,40 @@ func WithTokenIDsOnly(only bool) GenerationOption {
 	return func(spec *headracev1.GenerationSpec) { spec.TokenIdsOnly = &only }
 }
 
-// WithTraceDetail says how much of each token's way is traced, if the generation is traced at all. Default: the server's setting.
+// WithTraceDetail says how much of each token's way is traced, if the generation is traced at all.
+// Default: the server's setting.
 func WithTraceDetail(detail TraceDetail) GenerationOption {
 	return func(spec *headracev1.GenerationSpec) { spec.TraceDetail = detail }
 }
 
-// WithJSONSchema asks for outputs that a JSON Schema (as JSON text) allows. [ErrUnimplemented] where the server does not have it.
+// WithJSONSchema asks for outputs that a JSON Schema (as JSON text) allows. [ErrUnimplemented]
+// where the server does not have it.
 func WithJSONSchema(schema string) GenerationOption {
 	return form(&headracev1.StructuredOutput{Form: &headracev1.StructuredOutput_JsonSchema{JsonSchema: schema}})
 }
 
-// WithRegex asks for outputs that a regular expression matches. [ErrUnimplemented] where the server does not have it.
+// WithRegex asks for outputs that a regular expression matches. [ErrUnimplemented] where the server
+// does not have it.
 func WithRegex(expression string) GenerationOption {
 	return form(&headracev1.StructuredOutput{Form: &headracev1.StructuredOutput_Regex{Regex: expression}})
 }
 
-// WithGrammar asks for outputs of a grammar in Lark's notation. [ErrUnimplemented] where the server does not have it.
+// WithGrammar asks for outputs of a grammar in Lark's notation. [ErrUnimplemented] where the server
+// does not have it.
 func WithGrammar(grammar string) GenerationOption {
 	return form(&headracev1.StructuredOutput{Form: &headracev1.StructuredOutput_Grammar{Grammar: grammar}})
 }
 
-// WithBeamSearch searches for the most likely outputs instead of sampling. [ErrUnimplemented] where the server does not have it.
+// WithBeamSearch searches for the most likely outputs instead of sampling. [ErrUnimplemented] where
+// the server does not have it.
 func WithBeamSearch(width uint32, lengthPenalty float32) GenerationOption {
 	return func(spec *headracev1.GenerationSpec) {
 		spec.BeamSearch = &headracev1.BeamSearch{Width: width, LengthPenalty: &lengthPenalty}
 	}
 }
 
-// WithContinueLastMessage lets the model continue the last message, which must be the assistant's, instead of answering it.
+// WithContinueLastMessage lets the model continue the last message, which must be the assistant's,
+// instead of answering it.
 func WithContinueLastMessage(doContinue bool) interface {
 	ChatOption
 	SessionOption
@@ -261,11 +272,12 @@ func WithContinueLastMessage(doContinue bool) interface {
 	}
 }
 
-// WithTools are functions that the model may call. [ErrUnimplemented] where the server does not have it.
+// WithTools are functions that the model may call. [ErrUnimplemented] where the server does not
+// have it.
 func WithTools(tools ...*Tool) ChatOption { return toolsOption(tools) }
 
-// WithIdempotencyKey names a submission: the same key and the same spec are the same request, also when it is sent again. At most 256
-// bytes. Default: [Client.Submit] draws one.
+// WithIdempotencyKey names a submission: the same key and the same spec are the same request, also
+// when it is sent again. At most 256 bytes. Default: [Client.Submit] draws one.
 func WithIdempotencyKey(key string) interface {
 	SubmitOption
 	SessionOption
@@ -273,7 +285,8 @@ func WithIdempotencyKey(key string) interface {
 	return idempotencyKey(key)
 }
 
-// WithDetached says whether a session's generation outlives the session, as with [Client.Submit]. Default false.
+// WithDetached says whether a session's generation outlives the session, as with [Client.Submit].
+// Default false.
 func WithDetached(detached bool) SessionOption { return detachedOption(detached) }
 
 func sampling(set func(*headracev1.SamplingParameters)) GenerationOption {

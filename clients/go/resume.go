@@ -1,14 +1,15 @@
-// How a subscription continues after a broken connection without a lost or doubled token. Does not wait and does not read: stream.go hands in
-// each event or failure and does what comes back.
+// How a subscription continues after a broken connection without a lost or doubled token. The code
+// here neither waits nor reads: stream.go hands in each event or failure and does what comes back.
 //
-//   - One output: it is asked for again from the token after the last one yielded, or, where broken characters were last, from before
-//     those: the server gives a character whole whose bytes are on both sides of the first token, and while the rest is missing it may
-//     yet become one.
-//   - All outputs: they stand at different tokens, and how many there are is known to the server only. So they are asked for again
-//     from where the subscription began.
+//   - One output: it is asked for again from the token after the last one yielded, or, where broken
+//     characters were last, from before those: the server gives a character whole whose bytes are
+//     on both sides of the first token, and while the rest is missing it may yet become one.
+//   - All outputs: they stand at different tokens, and only the server knows how many there are. So
+//     they are asked for again from where the subscription began.
 //
-// What was yielded already and comes again is dropped by counting tokens and bytes of text. Text and tokens of a delta cover each other,
-// and the text is the same however the deltas are cut, so both counts name the same place.
+// What was yielded already and comes again is dropped by counting tokens and bytes of text. Text
+// and tokens of a delta cover each other, and the text is the same however the deltas are cut, so
+// both counts name the same place.
 
 package headrace
 
@@ -33,7 +34,8 @@ type resumption struct {
 	replays  map[uint32]*replay
 }
 
-// replay is how much of one output the server sends again: tokens before `tokens`, and the first `bytes` of text.
+// replay is how much of one output the server sends again: tokens before `tokens`, and the first
+// `bytes` of text.
 type replay struct {
 	tokens uint32
 	bytes  int
@@ -43,8 +45,8 @@ func newResumption(request *headracev1.SubscribeRequest, retry RetryPolicy) *res
 	return &resumption{first: request, next: request, retry: retry}
 }
 
-// failed prepares the call that continues the stream. Final are all failures but UNAVAILABLE, too many in a row, and a deadline that
-// would pass before the next attempt.
+// failed prepares the call that continues the stream. Final are all failures but UNAVAILABLE, too
+// many in a row, and a deadline that would pass before the next attempt.
 func (r *resumption) failed(ctx context.Context, read *transcript, failure *Error) (Reconnecting, error) {
 	r.failures++
 	if failure.Code != codes.Unavailable || r.failures >= r.retry.MaxAttempts {
@@ -86,8 +88,9 @@ func (r *resumption) position(output *outputTranscript) uint32 {
 	return output.nextToken()
 }
 
-// newPart is the event without what was yielded before; nil where nothing of it is new. A continuation repeats accepted, started, the
-// prompt's log probabilities and ended outputs. Any event ends a row of failures.
+// newPart is the event without what was yielded before; nil where nothing of it is new. A
+// continuation repeats accepted, started, the prompt's log probabilities and ended outputs. Any
+// event ends a row of failures.
 func (r *resumption) newPart(read *transcript, event Event) (Event, error) {
 	r.failures = 0
 	known := false
@@ -112,7 +115,8 @@ func (r *resumption) newPart(read *transcript, event Event) (Event, error) {
 func newPromptTokens(read *transcript, part PromptLogprobs) Event {
 	known := 0
 	if read.prompt != nil {
-		known = int(min(max(read.prompt.NextTokenIndex(), part.FirstTokenIndex), part.NextTokenIndex()) - part.FirstTokenIndex)
+		next := max(read.prompt.NextTokenIndex(), part.FirstTokenIndex)
+		known = int(min(next, part.NextTokenIndex()) - part.FirstTokenIndex)
 	}
 	if known == len(part.Logprobs.Sampled) {
 		return nil
@@ -127,9 +131,11 @@ func (r *resumption) newTokens(read *transcript, delta Delta) (Event, error) {
 	if len(delta.TokenIDs) == 0 && delta.Text == "" {
 		return nil, nil
 	}
-	// The first delta may start before from_token, where a character is spread over tokens on both sides of it.
+	// The first delta may start before from_token, where a character is spread over tokens on both
+	// sides of it.
 	if delta.FirstTokenIndex > expected || (delta.FirstTokenIndex < expected && output.begun) {
-		return nil, broken(read.requestID, "output %d continues at token %d, expected %d", delta.OutputIndex, delta.FirstTokenIndex, expected)
+		return nil, broken(read.requestID, "output %d continues at token %d, expected %d",
+			delta.OutputIndex, delta.FirstTokenIndex, expected)
 	}
 	return delta, nil
 }

@@ -62,7 +62,8 @@ func checkNothingLostOrDoubled(t *testing.T, events []headrace.Event, outputs []
 	if logprobs && !slices.Equal(prompt, []float32{-1, -2, -3, -4, -5, -6}) {
 		t.Errorf("prompt: %v", prompt)
 	}
-	if seen["headrace.Accepted"] != 1 || seen["headrace.Started"] != 1 || seen["headrace.Done"] != 1 || seen["headrace.OutputFinished"] != len(outputs) {
+	if seen["headrace.Accepted"] != 1 || seen["headrace.Started"] != 1 || seen["headrace.Done"] != 1 ||
+		seen["headrace.OutputFinished"] != len(outputs) {
 		t.Errorf("events: %v", seen)
 	}
 }
@@ -93,7 +94,8 @@ func TestBrokenSubscriptionSaysSoAndAsksForTheNextToken(t *testing.T) {
 	events := read(t, client.Subscribe(context.Background(), requestID, headrace.WithOutputIndex(0)))
 	i := slices.IndexFunc(events, func(e headrace.Event) bool { _, is := e.(headrace.Reconnecting); return is })
 	broken, _ := events[i].(headrace.Reconnecting)
-	if broken.Attempt != 1 || broken.Delay <= 0 || !errors.Is(broken.Err, headrace.ErrUnavailable) || broken.Err.RequestID != requestID {
+	if broken.Attempt != 1 || broken.Delay <= 0 || !errors.Is(broken.Err, headrace.ErrUnavailable) ||
+		broken.Err.RequestID != requestID {
 		t.Errorf("%+v", broken)
 	}
 	if again := f.requests[1].(*pb.SubscribeRequest); again.GetFromToken() != 6 {
@@ -105,7 +107,10 @@ func TestBrokenSubscriptionSaysSoAndAsksForTheNextToken(t *testing.T) {
 func TestSubscriptionSurvivesAServerThatGoesAndComesBack(t *testing.T) {
 	first := &fake{breaks: []int{6}, outputs: 2, stalled: make(chan struct{})}
 	address, server := serve(t, first, "127.0.0.1:0")
-	client := connect(t, address, headrace.WithRetry(headrace.RetryPolicy{MaxAttempts: 1000, InitialBackoff: 10 * time.Millisecond, MaxBackoff: 50 * time.Millisecond}))
+	retry := headrace.RetryPolicy{
+		MaxAttempts: 1000, InitialBackoff: 10 * time.Millisecond, MaxBackoff: 50 * time.Millisecond,
+	}
+	client := connect(t, address, headrace.WithRetry(retry))
 	go func() {
 		<-first.stalled
 		server.Stop() // cuts the connection
@@ -140,10 +145,12 @@ func TestDurableGenerationIsSubmittedOnce(t *testing.T) {
 func TestSubscriptionGivesUpAfterItsAttemptsAndAtItsDeadline(t *testing.T) {
 	f := &fake{breaks: make([]int, 5000)}
 	client := start(t, f, headrace.WithRetry(headrace.RetryPolicy{MaxAttempts: 3, InitialBackoff: time.Millisecond}))
-	if _, err := client.Subscribe(context.Background(), requestID).Result(); !errors.Is(err, headrace.ErrUnavailable) || f.attemptsOf("Subscribe") != 3 {
+	_, err := client.Subscribe(context.Background(), requestID).Result()
+	if !errors.Is(err, headrace.ErrUnavailable) || f.attemptsOf("Subscribe") != 3 {
 		t.Error(err, f.attemptsOf("Subscribe"))
 	}
-	client = start(t, f, headrace.WithRetry(headrace.RetryPolicy{MaxAttempts: 4000, InitialBackoff: 50 * time.Millisecond, Multiplier: 1}))
+	retry := headrace.RetryPolicy{MaxAttempts: 4000, InitialBackoff: 50 * time.Millisecond, Multiplier: 1}
+	client = start(t, f, headrace.WithRetry(retry))
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
 	begun := time.Now()
@@ -155,7 +162,8 @@ func TestSubscriptionGivesUpAfterItsAttemptsAndAtItsDeadline(t *testing.T) {
 func TestAttemptsAreCountedAnewAfterEveryEvent(t *testing.T) {
 	f := &fake{breaks: []int{3, 4, 5, 6, 7, 7, 7}} // more than the three attempts, never in a row
 	client := start(t, f, headrace.WithRetry(headrace.RetryPolicy{MaxAttempts: 3, InitialBackoff: time.Millisecond}))
-	if answered, err := client.Subscribe(context.Background(), requestID).Result(); err != nil || answered.Text() != answer(0, 0, logTokens) || f.attemptsOf("Subscribe") != 8 {
+	answered, err := client.Subscribe(context.Background(), requestID).Result()
+	if err != nil || answered.Text() != answer(0, 0, logTokens) || f.attemptsOf("Subscribe") != 8 {
 		t.Error(answered, err, f.attemptsOf("Subscribe"))
 	}
 }
@@ -163,13 +171,15 @@ func TestAttemptsAreCountedAnewAfterEveryEvent(t *testing.T) {
 func TestUnknownRequestIsNotTriedAgain(t *testing.T) {
 	f := &fake{}
 	client := start(t, f)
-	if _, err := client.Subscribe(context.Background(), "nobody's").Result(); !errors.Is(err, headrace.ErrNotFound) || f.attemptsOf("Subscribe") != 1 {
+	_, err := client.Subscribe(context.Background(), "nobody's").Result()
+	if !errors.Is(err, headrace.ErrNotFound) || f.attemptsOf("Subscribe") != 1 {
 		t.Error(err, f.attemptsOf("Subscribe"))
 	}
 }
 
 func TestClosingWhileItWaitsToReconnectEndsTheStream(t *testing.T) {
-	client := start(t, &fake{breaks: make([]int, 50)}, headrace.WithRetry(headrace.RetryPolicy{InitialBackoff: time.Hour, MaxBackoff: time.Hour}))
+	client := start(t, &fake{breaks: make([]int, 50)},
+		headrace.WithRetry(headrace.RetryPolicy{InitialBackoff: time.Hour, MaxBackoff: time.Hour}))
 	stream := client.Subscribe(context.Background(), requestID)
 	if event, err := stream.Next(); err != nil {
 		t.Fatal(event, err)
@@ -181,7 +191,8 @@ func TestClosingWhileItWaitsToReconnectEndsTheStream(t *testing.T) {
 }
 
 func TestCancellingWhileItWaitsToReconnectIsAnError(t *testing.T) {
-	client := start(t, &fake{breaks: make([]int, 50)}, headrace.WithRetry(headrace.RetryPolicy{InitialBackoff: time.Hour, MaxBackoff: time.Hour}))
+	client := start(t, &fake{breaks: make([]int, 50)},
+		headrace.WithRetry(headrace.RetryPolicy{InitialBackoff: time.Hour, MaxBackoff: time.Hour}))
 	ctx, cancel := context.WithCancel(context.Background())
 	time.AfterFunc(50*time.Millisecond, cancel)
 	_, err := client.Subscribe(ctx, requestID).Result()

@@ -1,8 +1,10 @@
-// What is sent again after a broken connection, how often and how soon. UNAVAILABLE only, and only calls that may be sent twice: those
-// that read, Cancel (a second one changes nothing), Submit (this client always sends an idempotency key) and the calls of AdminService
-// that set a state. Generate, Chat and Complete are sent once: the caller may have seen tokens of the first attempt, and a second one costs a whole
-// generation. RESOURCE_EXHAUSTED is never sent again: the server says when to come back (Error.RetryAfter), and a crowd that repeats at
-// once keeps it overloaded. Subscribe is not gRPC's to repeat, because resume.go opens it again itself, from the last token.
+// What is sent again after a broken connection, how often and how soon. UNAVAILABLE only, and only
+// calls that may be sent twice: those that read, Cancel (a second one changes nothing), Submit
+// (this client always sends an idempotency key) and the calls of AdminService that set a state.
+// Generate, Chat and Complete are sent once: the caller may have seen tokens of the first attempt,
+// and a second one costs a whole generation. RESOURCE_EXHAUSTED is never sent again: the server
+// says when to come back (Error.RetryAfter), and a crowd that repeats at once keeps it overloaded.
+// Subscribe is not gRPC's to repeat, because resume.go opens it again itself, from the last token.
 
 package headrace
 
@@ -17,7 +19,9 @@ import (
 )
 
 var (
-	idempotentCalls = []string{"Submit", "Cancel", "ListRequests", "Tokenize", "Detokenize", "GetModel", "ListModels", "GetLoad"}
+	idempotentCalls = []string{
+		"Submit", "Cancel", "ListRequests", "Tokenize", "Detokenize", "GetModel", "ListModels", "GetLoad",
+	}
 	// UnloadModel is not one of them: its second attempt may find the model gone.
 	idempotentAdminCalls = []string{"LoadModel", "ListRepository", "Drain", "GetMemoryPlan"}
 )
@@ -25,12 +29,15 @@ var (
 // gRPC makes no more attempts of a call than this, whatever the service config says.
 const maxCallAttempts = 5
 
-// RetryPolicy says how often and how soon to try again after UNAVAILABLE. A zero field means its default. The defaults outlast the
-// restart of a service: 8 s for calls, half a minute for subscriptions.
+// RetryPolicy says how often and how soon to try again after UNAVAILABLE. A zero field means its
+// default. The defaults outlast the restart of a service: 8 s for calls, half a minute for
+// subscriptions.
 type RetryPolicy struct {
-	// MaxAttempts in a row, for subscriptions; gRPC makes at most 5 of a call. 1 sends nothing twice. Default 10.
+	// MaxAttempts in a row, for subscriptions; gRPC makes at most 5 of a call. 1 sends nothing
+	// twice. Default 10.
 	MaxAttempts int
-	// InitialBackoff is the pause before the second attempt, spread at random by a fifth. Default 200 ms.
+	// InitialBackoff is the pause before the second attempt, spread at random by a fifth. Default
+	// 200 ms.
 	InitialBackoff time.Duration
 	// MaxBackoff is the longest pause. Default 5 s.
 	MaxBackoff time.Duration
@@ -71,7 +78,8 @@ func (p RetryPolicy) backoff(failures int) time.Duration {
 	return time.Duration(min(float64(p.MaxBackoff), pause))
 }
 
-// serviceConfig is gRPC's service config with one retry policy for the calls that may be sent twice.
+// serviceConfig is gRPC's service config with one retry policy for the calls that may be sent
+// twice.
 func (p RetryPolicy) serviceConfig() string {
 	if p.MaxAttempts == 1 {
 		return "{}"

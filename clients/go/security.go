@@ -1,5 +1,6 @@
-// Who the server must be and who the caller is: TLS files, API keys, and over which connections a key may go. The rule: a key never
-// crosses a network in the clear. Messages name options and files, never a key.
+// Who the server must be and who the caller is: TLS files, API keys, and over which connections a
+// key may go. The rule: a key never crosses a network in the clear. Messages name options and
+// files, never a key.
 
 package headrace
 
@@ -18,14 +19,18 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// TLS says how a connection is encrypted, and who proves what to whom. All files are PEM. The zero value trusts what the system trusts.
+// TLS says how a connection is encrypted, and who proves what to whom. All files are PEM. The zero
+// value trusts what the system trusts.
 type TLS struct {
-	// CAFile holds the certificates of the authorities that may vouch for the server. Default: those that the system trusts.
+	// CAFile holds the certificates of the authorities that may vouch for the server. Default:
+	// those that the system trusts.
 	CAFile string
-	// CertFile and KeyFile are the caller's own certificate (with its chain) and private key, for servers that ask for one (mTLS).
-	// They are read again for every connection, so that a renewed certificate is used without a restart.
+	// CertFile and KeyFile are the caller's own certificate (with its chain) and private key, for
+	// servers that ask for one (mTLS). They are read again for every connection, so that a renewed
+	// certificate is used without a restart.
 	CertFile, KeyFile string
-	// ServerName is the name that the server's certificate must be for. Default: the host of the target.
+	// ServerName is the name that the server's certificate must be for. Default: the host of the
+	// target.
 	ServerName string
 }
 
@@ -40,7 +45,8 @@ func WithTLS(files TLS) Option {
 	}
 }
 
-// WithTLSConfig encrypts the connections as a configuration of crypto/tls says, for what [WithTLS] has no field for.
+// WithTLSConfig encrypts the connections as a configuration of crypto/tls says, for what [WithTLS]
+// has no field for.
 func WithTLSConfig(tls *tls.Config) Option {
 	return func(c *config) error {
 		c.tls = tls
@@ -48,7 +54,8 @@ func WithTLSConfig(tls *tls.Config) Option {
 	}
 }
 
-// WithInsecure sends everything in the clear, also to other machines. It can't be combined with an API key there.
+// WithInsecure sends everything in the clear, also to other machines. It can't be combined with an
+// API key there.
 func WithInsecure() Option {
 	return func(c *config) error {
 		c.insecure = true
@@ -56,7 +63,8 @@ func WithInsecure() Option {
 	}
 }
 
-// WithAPIKey sends the key with every call, as "authorization: Bearer KEY". In the clear it goes to this machine only.
+// WithAPIKey sends the key with every call, as "authorization: Bearer KEY". In the clear it goes to
+// this machine only.
 func WithAPIKey(key string) Option {
 	return func(c *config) error {
 		invisible := func(r rune) bool { return r <= ' ' || r > '~' }
@@ -74,7 +82,8 @@ func (c *config) security(target string) ([]grpc.DialOption, error) {
 		return nil, errors.New("headrace: give WithTLS or WithInsecure, not both")
 	}
 	if c.tls == nil && !c.insecure && !isLocal(target) {
-		return nil, fmt.Errorf("headrace: %s is another machine: give WithTLS, or WithInsecure where the network is trusted", target)
+		const problem = "headrace: %s is another machine: give WithTLS, or WithInsecure where the network is trusted"
+		return nil, fmt.Errorf(problem, target)
 	}
 	if c.tls == nil && c.apiKey != "" && !isLocal(target) {
 		return nil, fmt.Errorf("headrace: the API key would go to %s in the clear: give WithTLS", target)
@@ -107,7 +116,8 @@ func (t TLS) config() (*tls.Config, error) {
 	}
 	if t.CertFile != "" {
 		if _, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile); err != nil {
-			return nil, fmt.Errorf("%s and %s are no certificate and its unencrypted key: %w", t.CertFile, t.KeyFile, err)
+			const problem = "%s and %s are no certificate and its unencrypted key: %w"
+			return nil, fmt.Errorf(problem, t.CertFile, t.KeyFile, err)
 		}
 		made.GetClientCertificate = t.certificate
 	}
@@ -132,8 +142,9 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 // RequireTransportSecurity makes gRPC hold the rule of this file a second time.
 func (b bearer) RequireTransportSecurity() bool { return b.encrypted }
 
-// isLocal tells whether a gRPC target is this machine for certain: a Unix socket, localhost, or a loopback address. Names are not looked
-// up: one that happens to resolve to a loopback address today is not local.
+// isLocal tells whether a gRPC target is this machine for certain: a Unix socket, localhost, or a
+// loopback address. Names are not looked up: one that happens to resolve to a loopback address
+// today is not local.
 func isLocal(target string) bool {
 	if strings.HasPrefix(target, "unix:") || strings.HasPrefix(target, "unix-abstract:") {
 		return true

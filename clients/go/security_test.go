@@ -25,7 +25,8 @@ import (
 
 const key = "hr-0123456789"
 
-// certificate writes a new key and a certificate for it, signed by itself, and returns the paths of both.
+// certificate writes a new key and a certificate for it, signed by itself, and returns the paths of
+// both.
 func certificate(t *testing.T, name string) (certFile, keyFile string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -33,8 +34,10 @@ func certificate(t *testing.T, name string) (certFile, keyFile string) {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
+		NotAfter:    time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
 	if err != nil {
@@ -46,7 +49,10 @@ func certificate(t *testing.T, name string) (certFile, keyFile string) {
 	}
 	folder := t.TempDir()
 	certFile, keyFile = filepath.Join(folder, name+".pem"), filepath.Join(folder, name+"-key.pem")
-	for file, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: der}, keyFile: {Type: "EC PRIVATE KEY", Bytes: secret}} {
+	blocks := map[string]*pem.Block{
+		certFile: {Type: "CERTIFICATE", Bytes: der}, keyFile: {Type: "EC PRIVATE KEY", Bytes: secret},
+	}
+	for file, block := range blocks {
 		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -102,7 +108,8 @@ func TestServerThatNobodyVouchesForIsRefused(t *testing.T) {
 	for _, trusted := range []string{other, ""} {
 		client := connect(t, address, headrace.WithTLS(headrace.TLS{CAFile: trusted}), headrace.WithAPIKey(key))
 		_, err := client.Tokenize(background, "ab", nil)
-		if !errors.Is(err, headrace.ErrUnavailable) || !strings.Contains(err.Error(), "certificate") || strings.Contains(err.Error(), key) {
+		if !errors.Is(err, headrace.ErrUnavailable) || !strings.Contains(err.Error(), "certificate") ||
+			strings.Contains(err.Error(), key) {
 			t.Error(err)
 		}
 	}
@@ -114,7 +121,8 @@ func TestServerThatNobodyVouchesForIsRefused(t *testing.T) {
 func TestClientsShowTheirCertificate(t *testing.T) {
 	certFile, keyFile := certificate(t, "client")
 	address, caFile := serveTLS(t, &fake{}, certFile)
-	if _, err := connect(t, address, headrace.WithTLS(headrace.TLS{CAFile: caFile})).Tokenize(background, "ab", nil); !errors.Is(err, headrace.ErrUnavailable) {
+	_, err := connect(t, address, headrace.WithTLS(headrace.TLS{CAFile: caFile})).Tokenize(background, "ab", nil)
+	if !errors.Is(err, headrace.ErrUnavailable) {
 		t.Error("without a certificate:", err)
 	}
 	files := headrace.TLS{CAFile: caFile, CertFile: certFile, KeyFile: keyFile}
@@ -122,16 +130,19 @@ func TestClientsShowTheirCertificate(t *testing.T) {
 		t.Error(err)
 	}
 	files.ServerName = "elsewhere.example"
-	if _, err := connect(t, address, headrace.WithTLS(files)).Tokenize(background, "ab", nil); err == nil || !strings.Contains(err.Error(), "elsewhere.example") {
+	_, err = connect(t, address, headrace.WithTLS(files)).Tokenize(background, "ab", nil)
+	if err == nil || !strings.Contains(err.Error(), "elsewhere.example") {
 		t.Error(err)
 	}
 }
 
 func TestKeysAndPlaintextStayOnThisMachine(t *testing.T) {
-	local := []string{"127.0.0.1:50051", "127.8.8.8:1", "localhost:50051", "LOCALHOST:1", "[::1]:50051", "unix:/tmp/headrace.sock",
+	local := []string{"127.0.0.1:50051", "127.8.8.8:1", "localhost:50051", "LOCALHOST:1", "[::1]:50051",
+		"unix:/tmp/headrace.sock",
 		"unix-abstract:headrace", "dns:///localhost:50051", "passthrough:///127.0.0.1:1"}
-	remote := []string{"10.0.0.1:50051", "gpu.example:443", "127.0.0.1.example:50051", "localhost.example:1", "[2001:db8::1]:50051",
-		"dns:///gpu.example:443", "xds:///localhost", "dns://127.0.0.1/gpu.example:443", "0.0.0.0:50051", "localhost:1,gpu.example:1"}
+	remote := []string{"10.0.0.1:50051", "gpu.example:443", "127.0.0.1.example:50051", "localhost.example:1",
+		"[2001:db8::1]:50051", "dns:///gpu.example:443", "xds:///localhost", "dns://127.0.0.1/gpu.example:443",
+		"0.0.0.0:50051", "localhost:1,gpu.example:1"}
 	for _, target := range local {
 		if _, err := headrace.New(target, headrace.WithAPIKey(key)); err != nil {
 			t.Error(target, err)
@@ -141,10 +152,12 @@ func TestKeysAndPlaintextStayOnThisMachine(t *testing.T) {
 		if _, err := headrace.New(target); err == nil || !strings.Contains(err.Error(), "another machine") {
 			t.Error(target, err)
 		}
-		if _, err := headrace.New(target, headrace.WithInsecure(), headrace.WithAPIKey(key)); err == nil || !strings.Contains(err.Error(), "in the clear") || strings.Contains(err.Error(), key) {
+		_, err := headrace.New(target, headrace.WithInsecure(), headrace.WithAPIKey(key))
+		if err == nil || !strings.Contains(err.Error(), "in the clear") || strings.Contains(err.Error(), key) {
 			t.Error(target, err)
 		}
-		if _, err := headrace.New(target, headrace.WithTLS(headrace.TLS{}), headrace.WithAPIKey(key)); err != nil && !strings.HasPrefix(target, "xds") {
+		_, err = headrace.New(target, headrace.WithTLS(headrace.TLS{}), headrace.WithAPIKey(key))
+		if err != nil && !strings.HasPrefix(target, "xds") {
 			t.Error(target, err)
 		}
 	}

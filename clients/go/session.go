@@ -1,6 +1,8 @@
-// Many generations over one stream, for gateways: wishes go out under ids that the session draws, and one message per engine step comes back
-// with what is new in all of them. Owns the ids and where each output stands; a session that breaks is not opened again, because what was
-// submitted attached to it is gone (submit with WithDetached and attach from another session, or use GenerateDurable).
+// Many generations over one stream, for gateways: requests go out under ids that the session draws,
+// and one message per engine step comes back with what is new in all of them. Owns the ids and
+// where each output stands; a session that breaks is not opened again, because what was submitted
+// attached to it is gone (submit with WithDetached and attach from another session, or use
+// GenerateDurable).
 
 package headrace
 
@@ -19,9 +21,10 @@ import (
 	"github.com/headrace/headrace/clients/go/headracev1"
 )
 
-// Session is many generations over one stream. Wishes may be made from any goroutine while one of them reads [Session.Events] or
-// [Session.Steps]; a session that nobody reads stands still once its buffers are full. Close it, or cancel its context, to let go of it:
-// generations that were not submitted with [WithDetached] are then cancelled.
+// Session is many generations over one stream. Requests may be made from any goroutine while one of
+// them reads [Session.Events] or [Session.Steps]; a session that nobody reads stands still once its
+// buffers are full. Close it, or cancel its context, to let go of it: generations that were not
+// submitted with [WithDetached] are then cancelled.
 type Session struct {
 	cancel context.CancelFunc
 	call   grpc.BidiStreamingClient[headracev1.SessionRequest, headracev1.SessionResponse]
@@ -29,7 +32,7 @@ type Session struct {
 
 	mutex sync.Mutex
 	last  uint32
-	done  bool                // no more wishes
+	done  bool                // no more requests
 	open  map[uint32]*reading // by stream id: the generations that more may come of
 }
 
@@ -39,21 +42,24 @@ type reading struct {
 	next map[uint32]uint32 // by output: position of the next token, where there was one
 }
 
-// SessionStep is what is new in all generations of a session since the step before. A generation's events come after its tokens.
+// SessionStep is what is new in all generations of a session since the step before. A generation's
+// events come after its tokens.
 type SessionStep struct {
 	Tokens SessionTokens
 	Events []SessionEvent
 }
 
-// SessionTokens are new tokens of many generations, as columns of equal length: entry i of each belongs to the same token, in order within
-// an output. Tokens with log probabilities, and the first ones of a generation attached past its beginning, come as [Delta] events instead.
+// SessionTokens are new tokens of many generations, as columns of equal length: entry i of each
+// belongs to the same token, in order within an output. Tokens with log probabilities, and the
+// first ones of a generation attached past its beginning, come as [Delta] events instead.
 type SessionTokens struct {
 	// StreamIDs say which generation.
 	StreamIDs []uint32
 	// OutputIndices say which of its n outputs.
 	OutputIndices []uint32
 	TokenIDs      []uint32
-	// Texts are "" where a token has none of its own (a character of several tokens stands with its last one) and with [WithTokenIDsOnly].
+	// Texts are "" where a token has none of its own (a character of several tokens stands with its
+	// last one) and with [WithTokenIDsOnly].
 	Texts []string
 }
 
@@ -74,46 +80,53 @@ func (c *Client) Session(ctx context.Context) (*Session, error) {
 	return &Session{cancel: cancel, call: call, open: map[uint32]*reading{}}, nil
 }
 
-// Submit starts a generation and returns the id of its events. What the server refuses comes as a [Failed] event.
+// Submit starts a generation and returns the id of its events. What the server refuses comes as a
+// [Failed] event.
 func (s *Session) Submit(prompt Prompt, options ...SessionOption) (uint32, error) {
 	return s.submit(&headracev1.SessionSubmit{Spec: specOf(prompt, nil)}, options)
 }
 
 // SubmitChat is Submit with a conversation as the prompt.
 func (s *Session) SubmitChat(messages []Message, options ...SessionOption) (uint32, error) {
-	return s.submit(&headracev1.SessionSubmit{Spec: &headracev1.GenerationSpec{}, Messages: chatMessages(messages)}, options)
+	spec := &headracev1.GenerationSpec{}
+	return s.submit(&headracev1.SessionSubmit{Spec: spec, Messages: chatMessages(messages)}, options)
 }
 
-func (s *Session) submit(wish *headracev1.SessionSubmit, options []SessionOption) (uint32, error) {
+func (s *Session) submit(request *headracev1.SessionSubmit, options []SessionOption) (uint32, error) {
 	for _, option := range options {
 		if traceparent, is := option.(traceparentOption); is {
 			if err := checkTraceparent(string(traceparent)); err != nil {
 				return 0, err
 			}
 		}
-		option.applyToSession(wish)
+		option.applyToSession(request)
 	}
-	return s.begin(&headracev1.SessionRequest{Action: &headracev1.SessionRequest_Submit{Submit: wish}}, 0)
+	return s.begin(&headracev1.SessionRequest{Action: &headracev1.SessionRequest_Submit{Submit: request}}, 0)
 }
 
 // Attach reads a generation that exists and returns the id of its events here.
 func (s *Session) Attach(requestID string, options ...SubscribeOption) (uint32, error) {
 	wanted := subscription(requestID, options)
-	wish := &headracev1.SessionAttach{RequestId: wanted.RequestId, OutputIndex: wanted.OutputIndex, FromToken: wanted.FromToken}
-	return s.begin(&headracev1.SessionRequest{Action: &headracev1.SessionRequest_Attach{Attach: wish}}, wanted.FromToken)
+	request := &headracev1.SessionAttach{
+		RequestId: wanted.RequestId, OutputIndex: wanted.OutputIndex, FromToken: wanted.FromToken,
+	}
+	action := &headracev1.SessionRequest_Attach{Attach: request}
+	return s.begin(&headracev1.SessionRequest{Action: action}, wanted.FromToken)
 }
 
-// Cancel ends a generation of the session. Its end comes as events. It does nothing where the generation has ended already.
+// Cancel ends a generation of the session. Its end comes as events. It does nothing where the
+// generation has ended already.
 func (s *Session) Cancel(streamID uint32) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if s.open[streamID] == nil {
 		return nil
 	}
-	return s.send(cancelWish(streamID, &headracev1.SessionCancel{}))
+	return s.send(cancelRequest(streamID, &headracev1.SessionCancel{}))
 }
 
-// Detach gives up reading a generation; no further event of it comes. One that outlives its readers goes on, another is cancelled.
+// Detach gives up reading a generation; no further event of it comes. One that outlives its readers
+// goes on, another is cancelled.
 func (s *Session) Detach(streamID uint32) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -122,10 +135,11 @@ func (s *Session) Detach(streamID uint32) error {
 	}
 	delete(s.open, streamID)
 	detach := true
-	return s.send(cancelWish(streamID, &headracev1.SessionCancel{Detach: &detach}))
+	return s.send(cancelRequest(streamID, &headracev1.SessionCancel{Detach: &detach}))
 }
 
-// CloseSend says that there are no more wishes. What runs goes on to its end, and then the session ends.
+// CloseSend says that there are no more requests. What runs goes on to its end, and then the session
+// ends.
 func (s *Session) CloseSend() error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -136,14 +150,15 @@ func (s *Session) CloseSend() error {
 	return nil
 }
 
-// Close ends the session at once. It may be called more than once. What is read afterwards ends without an error.
+// Close ends the session at once. It may be called more than once. What is read afterwards ends
+// without an error.
 func (s *Session) Close() {
 	s.closed.Store(true)
 	s.cancel()
 }
 
-// Steps yields the messages of the session as they come, one per engine step: the way to read very many tokens. An error comes last, with a
-// nil step. Read either Steps or Events, once.
+// Steps yields the messages of the session as they come, one per engine step: the way to read very
+// many tokens. An error comes last, with a nil step. Read either Steps or Events, once.
 func (s *Session) Steps() iter.Seq2[*SessionStep, error] {
 	return func(yield func(*SessionStep, error) bool) {
 		defer s.Close()
@@ -162,8 +177,9 @@ func (s *Session) Steps() iter.Seq2[*SessionStep, error] {
 	}
 }
 
-// Events yields what happens in all generations, tokens as a [Delta] for each output that has some. A generation's last event is [Done] or
-// [Failed]. An error comes last: it is the session's. Read either Steps or Events, once.
+// Events yields what happens in all generations, tokens as a [Delta] for each output that has some.
+// A generation's last event is [Done] or [Failed]. An error comes last: it is the session's. Read
+// either Steps or Events, once.
 func (s *Session) Events() iter.Seq2[SessionEvent, error] {
 	return func(yield func(SessionEvent, error) bool) {
 		defer s.Close()
@@ -197,9 +213,9 @@ func (s *Session) next() (*SessionStep, error) {
 	return stepFromProto(response)
 }
 
-// begin sends a wish that starts something, under an id that was never used in this session.
-func (s *Session) begin(wish *headracev1.SessionRequest, from uint32) (uint32, error) {
-	if err := checkText(wish); err != nil {
+// begin sends a request that starts something, under an id that was never used in this session.
+func (s *Session) begin(request *headracev1.SessionRequest, from uint32) (uint32, error) {
+	if err := checkText(request); err != nil {
 		return 0, err
 	}
 	s.mutex.Lock()
@@ -208,21 +224,21 @@ func (s *Session) begin(wish *headracev1.SessionRequest, from uint32) (uint32, e
 		return 0, errors.New("headrace: the session has used all of its stream ids: open another one")
 	}
 	s.last++
-	wish.StreamId = s.last
+	request.StreamId = s.last
 	s.open[s.last] = &reading{from, map[uint32]uint32{}}
-	if err := s.send(wish); err != nil {
+	if err := s.send(request); err != nil {
 		delete(s.open, s.last)
 		return 0, err
 	}
 	return s.last, nil
 }
 
-// send sends a wish. The caller holds the mutex, because gRPC sends one message at a time.
-func (s *Session) send(wish *headracev1.SessionRequest) error {
+// send sends a request. The caller holds the mutex, because gRPC sends one message at a time.
+func (s *Session) send(request *headracev1.SessionRequest) error {
 	if s.done {
-		return errors.New("headrace: a wish after CloseSend")
+		return errors.New("headrace: a request after CloseSend")
 	}
-	err := s.call.Send(wish)
+	err := s.call.Send(request)
 	if err == nil {
 		return nil
 	}
@@ -243,8 +259,9 @@ func (s *Session) noteEnds(step *SessionStep) {
 	}
 }
 
-// eventsOf is a step as events: first the tokens, one Delta per output that has some, then the rest. What nobody reads any more is left
-// out; an error with id 0, which speaks of a wish that named no generation, is not.
+// eventsOf is a step as events: first the tokens, one Delta per output that has some, then the
+// rest. What nobody reads any more is left out; an error with id 0, which speaks of a request that
+// named no generation, is not.
 func (s *Session) eventsOf(step *SessionStep) []SessionEvent {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -309,7 +326,8 @@ func isLast(event Event) bool {
 	}
 }
 
-// stepFromProto is the step of a message. Columns that the wire leaves out because they say nothing are filled up.
+// stepFromProto is the step of a message. Columns that the wire leaves out because they say nothing
+// are filled up.
 func stepFromProto(response *headracev1.SessionResponse) (*SessionStep, error) {
 	t := response.GetTokens()
 	tokens := SessionTokens{t.GetStreamIds(), t.GetOutputIndices(), t.GetTokenIds(), t.GetTexts()}
@@ -340,6 +358,6 @@ func sessionEvent(message *headracev1.SessionEvent) Event {
 	return eventFromProto(message.GetEvent())
 }
 
-func cancelWish(streamID uint32, wish *headracev1.SessionCancel) *headracev1.SessionRequest {
-	return &headracev1.SessionRequest{StreamId: streamID, Action: &headracev1.SessionRequest_Cancel{Cancel: wish}}
+func cancelRequest(streamID uint32, request *headracev1.SessionCancel) *headracev1.SessionRequest {
+	return &headracev1.SessionRequest{StreamId: streamID, Action: &headracev1.SessionRequest_Cancel{Cancel: request}}
 }

@@ -22,7 +22,7 @@ func openSession(t *testing.T, client *headrace.Client) *headrace.Session {
 	return session
 }
 
-// begun is the id of a wish that was sent.
+// begun is the id of a request that was sent.
 func begun(id uint32, err error) func(*testing.T) uint32 {
 	return func(t *testing.T) uint32 {
 		t.Helper()
@@ -91,7 +91,8 @@ func TestSessionStepsAreColumnsOfEqualLength(t *testing.T) {
 		}
 	}
 	want := []headrace.SessionTokens{
-		{StreamIDs: []uint32{id, id, id}, OutputIndices: []uint32{0, 1, 0}, TokenIDs: []uint32{100, 200, 101}, Texts: []string{"a", "x", "b"}},
+		{StreamIDs: []uint32{id, id, id}, OutputIndices: []uint32{0, 1, 0}, TokenIDs: []uint32{100, 200, 101},
+			Texts: []string{"a", "x", "b"}},
 		{StreamIDs: []uint32{id}, OutputIndices: []uint32{0}, TokenIDs: []uint32{102}, Texts: []string{""}},
 	}
 	if !reflect.DeepEqual(tokens, want) {
@@ -135,15 +136,15 @@ func TestSessionCancelsAndDetaches(t *testing.T) {
 	}
 	var sent []bool
 	for _, request := range f.requests {
-		if wish, is := request.(*pb.SessionRequest); is && wish.GetCancel() != nil {
-			sent = append(sent, wish.GetCancel().GetDetach())
+		if request, is := request.(*pb.SessionRequest); is && request.GetCancel() != nil {
+			sent = append(sent, request.GetCancel().GetDetach())
 		}
 	}
 	if !slices.Equal(sent, []bool{true, false}) {
 		t.Error(sent)
 	}
 	if err := errors.Join(session.Cancel(left), session.Cancel(ended), session.Detach(99)); err != nil {
-		t.Error("what has ended needs no wish:", err)
+		t.Error("what has ended needs no request:", err)
 	}
 }
 
@@ -166,6 +167,6 @@ func TestSessionEndsWithItsContextOrWhenClosed(t *testing.T) {
 		t.Error(event, err)
 	}
 	if _, err := closed.Submit(headrace.Text("late")); err == nil {
-		t.Error("a wish of a closed session went out")
+		t.Error("a request of a closed session went out")
 	}
 }

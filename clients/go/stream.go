@@ -1,5 +1,6 @@
-// The events of one generation, as a caller reads them: one by one, as iterators, or all at once. Owns the call behind a stream and its
-// end; what a stream remembers is in completion.go, and how a subscription continues in resume.go.
+// The events of one generation, as a caller reads them: one by one, as iterators, or all at once.
+// Owns the call behind a stream and its end; what a stream remembers is in completion.go, and how a
+// subscription continues in resume.go.
 
 package headrace
 
@@ -17,9 +18,12 @@ import (
 	"github.com/headrace/headrace/clients/go/headracev1"
 )
 
-// Stream is the events of one generation. Read it in one of four ways: [Stream.Events], [Stream.Text], [Stream.Result], or event by event
-// with [Stream.Next]; in one goroutine. The call has been sent when the stream is returned, which may take as long as connecting does. It holds a call open until it is read to its end or closed: leaving an iterator early closes
-// it, and so does its context. Closing a stream of Generate or Chat cancels the generation, closing a subscription only leaves it.
+// Stream is the events of one generation. Read it in one of four ways: [Stream.Events],
+// [Stream.Text], [Stream.Result], or event by event with [Stream.Next]; in one goroutine. The call
+// has been sent when the stream is returned, which may take as long as connecting does. It holds a
+// call open until it is read to its end or closed: leaving an iterator early closes it, and so does
+// its context. Closing a stream of Generate or Chat cancels the generation, closing a subscription
+// only leaves it.
 type Stream struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -40,7 +44,8 @@ type receiver func() (*headracev1.GenerationEvent, error)
 // opener makes a call.
 type opener func(ctx context.Context) (receiver, error)
 
-// newStream opens the call, unless its request holds what cannot be sent. Failures come when the stream is read.
+// newStream opens the call, unless its request holds what cannot be sent. Failures come when the
+// stream is read.
 func newStream(ctx context.Context, request proto.Message, open opener) *Stream {
 	s := &Stream{open: open}
 	s.ctx, s.cancel = context.WithCancel(ctx)
@@ -57,7 +62,8 @@ func failedStream(err error) *Stream {
 	return &Stream{end: err, cancel: func() {}}
 }
 
-// Next is the next event; io.EOF after the last one and after [Stream.Close]. Any other error is an [*Error], and the stream's last word.
+// Next is the next event; io.EOF after the last one and after [Stream.Close]. Any other error is an
+// [*Error], and the stream's last word.
 func (s *Stream) Next() (Event, error) {
 	for s.end == nil {
 		event, err := s.step()
@@ -84,8 +90,9 @@ func (s *Stream) Events() iter.Seq2[Event, error] {
 	}
 }
 
-// Text yields the text of a single output, piece by piece as it arrives. An error comes last, with an empty piece: the call failed, or the
-// output ended with an error, or the stream carries more than one output, whose texts would be mixed.
+// Text yields the text of a single output, piece by piece as it arrives. An error comes last, with
+// an empty piece: the call failed, or the output ended with an error, or the stream carries more
+// than one output, whose texts would be mixed.
 func (s *Stream) Text() iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for event, err := range s.Events() {
@@ -100,7 +107,8 @@ func (s *Stream) Text() iter.Seq2[string, error] {
 	}
 }
 
-// Result reads to the end and returns the whole answer, what was read before included. An output that ended with an error is an error here.
+// Result reads to the end and returns the whole answer, what was read before included. An output
+// that ended with an error is an error here.
 func (s *Stream) Result() (*Completion, error) {
 	for {
 		if _, err := s.Next(); err == io.EOF {
@@ -115,8 +123,8 @@ func (s *Stream) Result() (*Completion, error) {
 	return s.transcript.completion()
 }
 
-// Close ends the stream, and its call if that still runs. It may be called from any goroutine and more than once. What is read afterwards
-// is io.EOF.
+// Close ends the stream, and its call if that still runs. It may be called from any goroutine and
+// more than once. What is read afterwards is io.EOF.
 func (s *Stream) Close() {
 	s.closed.Store(true)
 	s.cancel()
@@ -227,7 +235,9 @@ func (s *Stream) textOf(event Event) (string, error) {
 	}
 }
 
-var errSeveralOutputs = errors.New("headrace: Text reads one output, but this stream carries several: use Events or Result")
+var errSeveralOutputs = errors.New(
+	"headrace: Text reads one output, but this stream carries several: use Events or Result",
+)
 
 // receiverOf reads the messages of a streaming call, which all have an event.
 func receiverOf[Response any, Pointer interface {

@@ -20,7 +20,8 @@ func TestStreamIsReadAsEventsAsTextOrWhole(t *testing.T) {
 	client := start(t, &fake{})
 	options := headrace.Options(headrace.WithMaxTokens(3), headrace.WithLogprobs(2))
 	events := read(t, client.Generate(background, headrace.Text("hello"), options))
-	if len(events) != 7 || events[0] != (headrace.Accepted{requestID, "fake@1", 3}) || events[1] != (headrace.Started{1}) {
+	if len(events) != 7 || events[0] != (headrace.Accepted{requestID, "fake@1", 3}) ||
+		events[1] != (headrace.Started{1}) {
 		t.Error(events)
 	}
 	text := ""
@@ -34,10 +35,12 @@ func TestStreamIsReadAsEventsAsTextOrWhole(t *testing.T) {
 	if err != nil || text != answer(0, 0, 3) || whole.Text() != text || whole.Outputs[1].Text != answer(1, 0, 3) {
 		t.Fatal(text, whole, err)
 	}
-	if whole.FinishReason() != headrace.FinishLength || whole.Usage.OutputTokens != 6 || whole.Ledger.TTFT != 3*time.Millisecond || whole.RequestID != requestID {
+	if whole.FinishReason() != headrace.FinishLength || whole.Usage.OutputTokens != 6 ||
+		whole.Ledger.TTFT != 3*time.Millisecond || whole.RequestID != requestID {
 		t.Errorf("%+v", whole)
 	}
-	if top := whole.Outputs[1].Logprobs.Top(2); len(top) != 2 || top[0].TokenID != tokenID(1, 2) || top[0].Logprob != -2 {
+	if top := whole.Outputs[1].Logprobs.Top(2); len(top) != 2 || top[0].TokenID != tokenID(1, 2) ||
+		top[0].Logprob != -2 {
 		t.Error(top)
 	}
 }
@@ -45,7 +48,8 @@ func TestStreamIsReadAsEventsAsTextOrWhole(t *testing.T) {
 func TestCompleteIsTheWholeAnswer(t *testing.T) {
 	client := start(t, &fake{})
 	whole, err := client.Complete(background, headrace.Text("hello"))
-	if err != nil || whole.Text() != answer(0, 0, 2) || whole.Outputs[0].Matched != (headrace.MatchedStop{TokenID: 7, IsToken: true}) {
+	if err != nil || whole.Text() != answer(0, 0, 2) ||
+		whole.Outputs[0].Matched != (headrace.MatchedStop{TokenID: 7, IsToken: true}) {
 		t.Fatal(whole, err)
 	}
 	if p := whole.PromptLogprobs; p.FirstTokenIndex != 1 || p.NextTokenIndex() != 4 || p.Logprobs.Sampled[2] != -3 {
@@ -61,7 +65,8 @@ func TestReadingInPartsLosesNothing(t *testing.T) {
 		}
 	}
 	whole, err := stream.Result()
-	if err != nil || whole.Text() != answer(0, 0, 4) || stream.RequestID() != requestID || stream.Done().Usage != whole.Usage {
+	if err != nil || whole.Text() != answer(0, 0, 4) || stream.RequestID() != requestID ||
+		stream.Done().Usage != whole.Usage {
 		t.Error(whole, err)
 	}
 	if event, err := stream.Next(); err != io.EOF {
@@ -100,7 +105,8 @@ func TestContextsEndStreams(t *testing.T) {
 	ctx, cancel := context.WithTimeout(background, 50*time.Millisecond)
 	defer cancel()
 	_, err := client.Generate(ctx, headrace.Text("endless")).Result()
-	if !errors.Is(err, headrace.ErrDeadline) || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+	if !errors.Is(err, headrace.ErrDeadline) || !errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	ctx, cancel = context.WithCancel(background)
@@ -121,28 +127,37 @@ func TestErrorsSayWhatTheServerSaid(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := headrace.Violation{"spec.sampling.top_p", "must be above 0 and at most 1 (given: 7)"}
-	if len(failure.Violations) != 1 || failure.Violations[0] != want || !strings.Contains(err.Error(), "spec.sampling.top_p: must be above 0") {
+	if len(failure.Violations) != 1 || failure.Violations[0] != want ||
+		!strings.Contains(err.Error(), "spec.sampling.top_p: must be above 0") {
 		t.Error(failure)
 	}
 	if status.Code(err) != codes.InvalidArgument {
 		t.Error("grpc-go sees", status.Code(err))
 	}
 	_, err = client.Generate(background, headrace.Text("overloaded")).Result()
-	if !errors.As(err, &failure) || !errors.Is(err, headrace.ErrOverloaded) || failure.RetryAfter != 1500*time.Millisecond {
+	if !errors.As(err, &failure) || !errors.Is(err, headrace.ErrOverloaded) ||
+		failure.RetryAfter != 1500*time.Millisecond {
 		t.Error(err)
 	}
 	_, err = client.Generate(background, headrace.Text("broken")).Result()
-	if !errors.As(err, &failure) || !errors.Is(err, headrace.ErrUnavailable) || failure.RequestID != "req-from-details" {
+	if !errors.As(err, &failure) || !errors.Is(err, headrace.ErrUnavailable) ||
+		failure.RequestID != "req-from-details" {
 		t.Error(err)
 	}
 }
 
 func TestUnfinishedAnswersAreErrors(t *testing.T) {
 	client := start(t, &fake{})
-	for prompt, message := range map[string]string{"failing": "a step produced NaN", "no-done": "before the generation did", "bad columns": "not of the same number"} {
+	messages := map[string]string{
+		"failing":     "a step produced NaN",
+		"no-done":     "before the generation did",
+		"bad columns": "not of the same number",
+	}
+	for prompt, message := range messages {
 		var failure *headrace.Error
 		_, err := client.Generate(background, headrace.Text(prompt)).Result()
-		if !errors.As(err, &failure) || !errors.Is(err, headrace.ErrInternal) || !strings.Contains(err.Error(), message) || failure.RequestID != requestID {
+		if !errors.As(err, &failure) || !errors.Is(err, headrace.ErrInternal) ||
+			!strings.Contains(err.Error(), message) || failure.RequestID != requestID {
 			t.Error(prompt, err)
 		}
 		var last error
@@ -172,7 +187,8 @@ func TestTextThatIsNoUTF8IsRefusedByName(t *testing.T) {
 	_, subscribe := client.Subscribe(background, bad).Result()
 	_, tokenize := client.Tokenize(background, bad, nil)
 	for field, err := range map[string]error{
-		"spec.text": complete, "spec.stop.strings[1]": generate, "messages[1].parts[0].text": chat, "request_id": subscribe, "text": tokenize,
+		"spec.text": complete, "spec.stop.strings[1]": generate, "messages[1].parts[0].text": chat,
+		"request_id": subscribe, "text": tokenize,
 	} {
 		var failure *headrace.Error
 		if !errors.As(err, &failure) || !errors.Is(err, headrace.ErrInvalid) || failure.Violations[0].Field != field {

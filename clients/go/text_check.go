@@ -1,4 +1,5 @@
-// Refuses text that the wire cannot carry before it is sent, with the field's path; gRPC would only say that something can't be marshalled.
+// Refuses text that the wire cannot carry before it is sent, with the field's path; gRPC would only
+// say that something can't be marshalled.
 
 package headrace
 
@@ -10,7 +11,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// checkText returns an [ErrInvalid] that names the first field of message, at any depth, whose string is not UTF-8.
+// checkText returns an [ErrInvalid] that names the first field of message, at any depth, whose
+// string is not UTF-8.
 func checkText(message proto.Message) error {
 	if failure := checkFields(message.ProtoReflect(), ""); failure != nil {
 		return failure

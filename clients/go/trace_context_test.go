@@ -43,7 +43,8 @@ func TestEveryCallThatGeneratesSendsItsContext(t *testing.T) {
 		t.Fatal(len(f.headers))
 	}
 	for _, header := range f.headers[:4] {
-		if !slices.Equal(header.Get("traceparent"), []string{traceparent}) || !slices.Equal(header.Get("x-own"), []string{"kept"}) {
+		if !slices.Equal(header.Get("traceparent"), []string{traceparent}) ||
+			!slices.Equal(header.Get("x-own"), []string{"kept"}) {
 			t.Error(header)
 		}
 	}
@@ -58,7 +59,8 @@ func TestAGenerationOfASessionHasItsOwnContext(t *testing.T) {
 	begun(session.Submit(headrace.Text("hello"), headrace.WithTraceparent(traceparent)))(t)
 	begun(session.Submit(headrace.Text("hello")))(t)
 	for _, malformed := range []string{"nonsense", ""} {
-		if _, err := session.Submit(headrace.Text("hello"), headrace.WithTraceparent(malformed)); !errors.Is(err, headrace.ErrInvalid) {
+		_, err := session.Submit(headrace.Text("hello"), headrace.WithTraceparent(malformed))
+		if !errors.Is(err, headrace.ErrInvalid) {
 			t.Error(err)
 		}
 	}
@@ -72,8 +74,8 @@ func TestAGenerationOfASessionHasItsOwnContext(t *testing.T) {
 	}
 	var sent []string
 	for _, request := range f.requests {
-		if wish, is := request.(*pb.SessionRequest); is && wish.GetSubmit() != nil {
-			sent = append(sent, wish.GetSubmit().GetTraceparent())
+		if request, is := request.(*pb.SessionRequest); is && request.GetSubmit() != nil {
+			sent = append(sent, request.GetSubmit().GetTraceparent())
 		}
 	}
 	if !slices.Equal(sent, []string{traceparent, ""}) {

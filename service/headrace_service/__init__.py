@@ -5,10 +5,18 @@ incremental detokenizer) and everything that knows about callers' connections (s
 cancellation, health). Owns no request that must survive its reader: those live in the backend,
 behind `engine.proto`. Imports no torch.
 
-A request's way in:  inference_service -> rpc_boundary -> generation_handlers -> validation ->
-generations -> engine_request -> engine_client -> [engine.proto] A token's way back:  [engine.proto]
--> engine_client -> step_dealing -> generation_stream -> output_text (detokenizer) -> event_wire ->
-delivery -> client
+A request's way in, room by room:
 
-Other ways in and out join at `generations` and at `wires`: session, and kserve.
+    api           inference_service, generation_handlers (kserve: tensors instead)
+    calls         rpc_boundary: a Call, parsed; one status ends it
+    generations   generations, engine_request
+    engines       served_models, served_model, replicas, engine_client -> [engine.proto]
+
+A token's way back:
+
+    engines       [engine.proto] -> engine_client, step_dealing
+    streams       generation_stream, output_text (text: detokenizer)
+    api           event_wire; streams: delivery -> client
+
+Other ways in and out join at `generations` and at `streams.wires`: sessions, and KServe.
 """

@@ -217,11 +217,12 @@ class ServiceConfig(pydantic.BaseModel):
         ),
     ] = False
     conformance_models: Annotated[
-        bool,
+        str,
         Field(
-            description="serve the small models that client programs of Triton are tried against: simple, repeat_int32 ..."
+            max_length=256,
+            description="Python module with models() whose tensor models KServe clients find besides, to try client programs against; empty: none",
         ),
-    ] = False
+    ] = ""
     telemetry_socket: Annotated[
         str,
         Field(

@@ -8,12 +8,13 @@ KiB into RESOURCE_EXHAUSTED, so that message and details are capped at 1 KiB tog
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2, message
 from google.rpc import error_details_pb2, status_pb2
+
+from headrace_request.rule_kinds import Violation as Violation
 
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _MAX_STATUS_BYTES = 1024
@@ -24,20 +25,6 @@ MAX_VIOLATIONS = 32
 _MAX_ECHO_CHARS = 64
 _ERROR_DOMAIN = "headrace"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Violation:
-    """One broken rule.
-
-    Attributes:
-        field: path of the field in the request, as the .proto names it, for example
-            "spec.sampling.top_p".
-        description: the rule and its limit.
-    """
-
-    field: str
-    description: str
 
 
 class ServiceError(Exception):

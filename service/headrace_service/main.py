@@ -21,6 +21,7 @@ from headrace_facts import pulse
 from headrace_model_folder import InvalidModelFolder
 from headrace_service import logs, server
 from headrace_service.config import ServiceConfig
+from headrace_service.kserve.models import InvalidModelModule
 from headrace_service.listening import CannotListen
 
 _PR_SET_PDEATHSIG = 1
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
         return _refuse(f"configuration: {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
-    except (CannotListen, CredentialError, InvalidModelFolder) as error:
+    except (CannotListen, CredentialError, InvalidModelFolder, InvalidModelModule) as error:
         return _refuse(str(error))
     except OSError as error:
         return _refuse(f"{error.filename or path}: {error.strerror}")

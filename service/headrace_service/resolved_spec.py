@@ -1,7 +1,7 @@
-"""A generation as the engine is asked for it: every default filled in, every rule checked.
+"""A generation as a caller asked for it: every default filled in, every rule checked.
 
-Owns the plain data between validation and the engine's protocol. No absent value here means a
-default.
+Owns the plain data between validation and the engine's protocol. What the engine is asked for
+stands in one `headrace_request.Request`, beside it what only services know.
 """
 
 from __future__ import annotations
@@ -9,52 +9,39 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are chosen. Ranges as in generation.proto; `top_k` 0 keeps all."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    seed: int | None
-    logit_bias: tuple[tuple[int, float], ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stop:
-    """When an output ends. `max_tokens` None: what the context leaves, known once the prompt is."""
-
-    strings: tuple[str, ...]
-    token_ids: tuple[int, ...]
-    max_tokens: int | None
-    min_tokens: int
-    ignore_eos: bool
-    bad_words: tuple[str, ...]
-    include_stop_string: bool
+from headrace_request.request import Request
+from headrace_request.rule_kinds import Bounds
+from headrace_request.sampling import Sampling
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ResolvedSpec:
-    """All of a GenerationSpec but its prompt."""
+    """All of a GenerationSpec but its prompt.
 
-    sampling: Sampling
-    stop: Stop
-    n: int
-    logprobs: int | None
-    prompt_logprobs: int | None
-    priority: int
+    Attributes:
+        request: what the engine is asked for, as far as it is known before the prompt: it lacks the
+            prompt's tokens, those of bad words, the model's end-of-text tokens and a drawn seed, and
+            its max_tokens is the largest possible one where the caller gave none.
+        max_tokens: most tokens of an output; None: what the prompt leaves of the context.
+        draws_seed: whether the caller gave no seed, so that the service draws one.
+        ignore_eos: whether the model's end-of-text tokens end nothing.
+        bad_words: words that are never generated, as text.
+        time_limit_ns: longest time from acceptance to the last token; None: the caller gave none.
+        skip_special_tokens: whether special tokens are left out of the text.
+        token_ids_only: whether deltas have no text.
+        trace_detail: a number of headrace.v1.TraceDetail; 0: the server's setting.
+        given: what the caller gave, by its name in gen_ai.request; for traces.
+    """
+
+    request: Request
+    max_tokens: int | None
+    draws_seed: bool
+    ignore_eos: bool
+    bad_words: tuple[str, ...]
     time_limit_ns: int | None
-    cache_salt: bytes
     skip_special_tokens: bool
     token_ids_only: bool
-    # Of headrace.v1.TraceDetail; 0: the server's.
     trace_detail: int = 0
-    # What the caller gave, by its name in gen_ai.request; for traces.
     given: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
 
 
@@ -64,17 +51,13 @@ class ModelFacts:
 
     Attributes:
         name: what requests call it.
-        vocabulary_size: token ids are below it.
-        max_context_tokens: of prompt and output together.
-        max_outputs: largest n.
+        bounds: limits of requests that the model and the engine's configuration set.
         max_text_bytes: longest prompt; what is longer cannot fit the context, or is too long to be
             encoded.
         defaults: what absent sampling parameters become.
     """
 
     name: str
-    vocabulary_size: int
-    max_context_tokens: int
-    max_outputs: int
+    bounds: Bounds
     max_text_bytes: int
     defaults: Sampling

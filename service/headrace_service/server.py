@@ -18,15 +18,17 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headrace_protos.inference import private_pool
-from headrace_service import admin_handlers, inference_service, listening, reader_watch
+from headrace_service import listening
+from headrace_service.api import admin_handlers, inference_service
 from headrace_service.auth.credentials import Credentials
 from headrace_service.config import ServiceConfig
-from headrace_service.descriptor_pools import DescriptorPools
-from headrace_service.foreign_parsing import ForeignParsingInterceptor
 from headrace_service.health import HealthServicer
 from headrace_service.kserve import service as kserve
-from headrace_service.one_request import OneRequestInterceptor
+from headrace_service.messages.descriptor_pools import DescriptorPools
+from headrace_service.messages.foreign_parsing import ForeignParsingInterceptor
+from headrace_service.messages.one_request import OneRequestInterceptor
 from headrace_service.service_core import ServiceCore
+from headrace_service.streams import reader_watch
 from headrace_service.tracing.interceptor import TracingInterceptor
 
 _STOP_S = 1.0

@@ -12,16 +12,17 @@ import concurrent.futures
 import contextlib
 from collections.abc import Iterator
 
-from headrace_service import delivery, errors
-from headrace_service.chat_template import ChatTemplateRenderer
+from headrace_service import errors
 from headrace_service.config import ServiceConfig
-from headrace_service.control_client import ControlClient
-from headrace_service.generation_stream import GenerationStream
-from headrace_service.generations import Generations
-from headrace_service.model_admin import ModelAdmin
-from headrace_service.reader_watch import Reader
-from headrace_service.served_models import ServedModels
-from headrace_service.text_loader import TextLoader
+from headrace_service.engines.control_client import ControlClient
+from headrace_service.engines.model_admin import ModelAdmin
+from headrace_service.engines.served_models import ServedModels
+from headrace_service.generations.generations import Generations
+from headrace_service.streams import delivery
+from headrace_service.streams.generation_stream import GenerationStream
+from headrace_service.streams.reader_watch import Reader
+from headrace_service.text.chat_template import ChatTemplateRenderer
+from headrace_service.text.text_loader import TextLoader
 from headrace_service.tracing.tracer import Tracer
 
 _RETRY_WHEN_FULL_S = 1.0

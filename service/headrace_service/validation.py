@@ -1,28 +1,32 @@
 """What callers may ask for: GenerationSpec -> ResolvedSpec.
 
-Owns every rule of generation.proto that can be checked without the tokenizer, and the rules on
-lengths that come after it. All violations of a request are collected and reported together, each
-with field path, rule and limit. The engine checks again at its socket; nothing here relies on that.
+Owns the way from the public message to a `headrace_request.Request`, and the rules that only
+services know (texts, time limits, ids of requests); those of the request itself are
+`headrace_request.rules`. All violations of a request are collected and reported together, each with
+field path, rule and limit. The engine checks again at its socket; nothing here relies on that.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from array import array
+from collections.abc import Iterable
+from typing import Any
 
+import msgspec
 from google.protobuf import message
 
 from headrace.v1 import generation_pb2, inference_pb2
-from headrace_request import limits
+from headrace_request import limits, rule_kinds, rules
+from headrace_request.request import Request
+from headrace_request.sampling import Sampling
+from headrace_request.stop import Stop
 from headrace_service import errors
-from headrace_service.resolved_spec import ModelFacts, ResolvedSpec, Sampling, Stop
-from headrace_service.violations import Violations, float32
-
-Value = TypeVar("Value")
+from headrace_service.resolved_spec import ModelFacts, ResolvedSpec
+from headrace_service.violations import Violations
 
 _REQUEST_ID = re.compile(limits.REQUEST_ID_PATTERN)
-_MAX_REPORTED_IDS = 4
 # Of a token in headrace.v1.Logprobs, and of one of its most likely tokens: a float and one-byte
 # numbers.
 _LEAST_LOGPROB_BYTES = 6
@@ -44,26 +48,10 @@ def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: boo
     _refuse_unbuilt(spec)
     found = Violations()
     _check_prompt(spec, model, in_chat, found)
-    sampling = _resolve_sampling(spec.sampling, model, found)
-    stop = _resolve_stop(spec.stop, model, found)
-    n = spec.n if spec.HasField("n") else 1
-    max_outputs = min(limits.MAX_OUTPUTS, model.max_outputs)
-    found.require(1 <= n <= max_outputs, "spec.n", f"must be at least 1 and at most {max_outputs}")
-    for field in ("logprobs", "prompt_logprobs"):
-        found.require(
-            getattr(spec, field) <= limits.MAX_LOGPROBS, f"spec.{field}", f"must be at most {limits.MAX_LOGPROBS}"
-        )
-    found.require(
-        abs(spec.priority) <= limits.MAX_PRIORITY,
-        "spec.priority",
-        f"must be at least -{limits.MAX_PRIORITY} and at most {limits.MAX_PRIORITY}",
-    )
-    salt = spec.cache_salt.encode()
-    found.require(
-        len(salt) <= limits.MAX_CACHE_SALT_BYTES,
-        "spec.cache_salt",
-        f"must have at most {limits.MAX_CACHE_SALT_BYTES} bytes",
-    )
+    request = _request_of(spec, model)
+    found.extend(rules.check(request, model.bounds))
+    bad_words = tuple(spec.stop.bad_words[: limits.MAX_BAD_WORDS + 1])
+    found.extend(rules.BAD_WORDS.broken("spec.stop.bad_words", [word.encode() for word in bad_words], model.bounds))
     found.require(
         spec.trace_detail in generation_pb2.TraceDetail.values(),
         "spec.trace_detail",
@@ -72,15 +60,13 @@ def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: boo
     time_limit_ns = _time_limit_ns(spec, found)
     found.raise_if_any()
     return ResolvedSpec(
-        sampling=sampling,
-        stop=stop,
-        n=n,
-        logprobs=spec.logprobs if spec.HasField("logprobs") else None,
-        prompt_logprobs=spec.prompt_logprobs if spec.HasField("prompt_logprobs") else None,
-        priority=spec.priority,
+        request=request,
+        max_tokens=spec.stop.max_tokens if spec.stop.HasField("max_tokens") else None,
+        draws_seed=not spec.sampling.HasField("seed"),
+        ignore_eos=spec.stop.ignore_eos,
+        bad_words=bad_words,
         time_limit_ns=time_limit_ns,
-        cache_salt=salt,
-        skip_special_tokens=_given(spec, "skip_special_tokens", True),
+        skip_special_tokens=spec.skip_special_tokens if spec.HasField("skip_special_tokens") else True,
         token_ids_only=spec.token_ids_only,
         trace_detail=spec.trace_detail,
         given=_given_parameters(spec),
@@ -99,23 +85,11 @@ def resolve_max_tokens(spec: ResolvedSpec, num_prompt_tokens: int, model: ModelF
     Raises:
         ServiceError: INVALID_ARGUMENT; prompt and output do not fit the context.
     """
-    room = model.max_context_tokens - num_prompt_tokens
-    if num_prompt_tokens == 0:
-        raise errors.invalid_field(prompt_field, "must give at least 1 token")
-    if room < 1:
-        raise errors.invalid_field(
-            prompt_field,
-            f"has {num_prompt_tokens} tokens; must have at most {model.max_context_tokens - 1}, so that a context of "
-            f"{model.max_context_tokens} tokens leaves room for output",
-        )
-    max_tokens = room if spec.stop.max_tokens is None else spec.stop.max_tokens
-    if max_tokens > room:
-        raise errors.invalid_field(
-            "spec.stop.max_tokens",
-            f"must be at most {room}: the prompt has {num_prompt_tokens} tokens and the context {model.max_context_tokens}",
-        )
-    if spec.stop.min_tokens > max_tokens:
-        raise errors.invalid_field("spec.stop.min_tokens", f"must be at most max_tokens, {max_tokens}")
+    room = model.bounds.max_context_tokens - num_prompt_tokens
+    max_tokens = room if spec.max_tokens is None else spec.max_tokens
+    found = rules.check_lengths(num_prompt_tokens, max_tokens, spec.request.stop.min_tokens, model.bounds, prompt_field)
+    if found:
+        raise errors.invalid(found)
     return max_tokens
 
 
@@ -123,12 +97,13 @@ def check_prompt_logprobs(spec: ResolvedSpec, num_prompt_tokens: int, max_bytes:
     """Raises RESOURCE_EXHAUSTED if what is told of the prompt can't be part of one answer of
     `max_bytes`.
     """
-    if spec.prompt_logprobs is None:
+    num_tops = spec.request.num_prompt_logprobs
+    if num_tops < 0:
         return
-    least = (num_prompt_tokens - 1) * (_LEAST_LOGPROB_BYTES + _LEAST_TOP_LOGPROB_BYTES * spec.prompt_logprobs)
+    least = (num_prompt_tokens - 1) * (_LEAST_LOGPROB_BYTES + _LEAST_TOP_LOGPROB_BYTES * num_tops)
     if least > max_bytes:
         raise errors.exhausted(
-            f"spec.prompt_logprobs: {spec.prompt_logprobs} most likely tokens at each of {num_prompt_tokens} prompt tokens take {least} "
+            f"spec.prompt_logprobs: {num_tops} most likely tokens at each of {num_prompt_tokens} prompt tokens take {least} "
             f"bytes or more, a message at most {max_bytes}; use Generate"
         )
 
@@ -191,11 +166,11 @@ def _check_prompt(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_cha
 
 def _check_prompt_ids(ids: message.Message | Iterable[int], model: ModelFacts, found: Violations) -> None:
     num_ids = len(ids)  # type: ignore[arg-type]
-    limit = model.max_context_tokens - 1
+    limit = model.bounds.max_context_tokens - 1
     if not 1 <= num_ids <= limit:
         found.add("spec.token_ids.ids", f"has {num_ids} tokens; must have at least 1 and at most {limit}")
     else:
-        _check_ids(ids, model.vocabulary_size, "spec.token_ids.ids", found)  # type: ignore[arg-type]
+        _check_ids(ids, model.bounds.vocabulary_size, "spec.token_ids.ids", found)  # type: ignore[arg-type]
 
 
 def _check_text_size(text: str, max_bytes: int, field: str, found: Violations) -> None:
@@ -208,99 +183,48 @@ def _check_ids(
     token_ids: Iterable[int], vocabulary_size: int, field: str, found: Violations, first_index: int = 0
 ) -> None:
     wrong = [index for index, token in enumerate(token_ids, first_index) if token >= vocabulary_size]
-    for index in wrong[:_MAX_REPORTED_IDS]:
-        found.add(f"{field}[{index}]", f"must be below the vocabulary size, {vocabulary_size}")
+    found.extend(rule_kinds.unknown_tokens(field, wrong, vocabulary_size))
 
 
-def _resolve_sampling(given: generation_pb2.SamplingParameters, model: ModelFacts, found: Violations) -> Sampling:
-    defaults, path = model.defaults, "spec.sampling"
-    temperature = _given(given, "temperature", defaults.temperature)
-    found.require(
-        temperature == 0 or float32(limits.MIN_TEMPERATURE) <= temperature <= limits.MAX_TEMPERATURE,
-        f"{path}.temperature",
-        f"must be 0 (greedy), or at least {limits.MIN_TEMPERATURE:g} and at most {limits.MAX_TEMPERATURE:g}",
-    )
-    top_k = _given(given, "top_k", defaults.top_k)
-    found.require(
-        -1 <= top_k <= model.vocabulary_size,
-        f"{path}.top_k",
-        f"must be at least -1 and at most {model.vocabulary_size}",
-    )
-    top_p = _given(given, "top_p", defaults.top_p)
-    found.in_range(top_p, 0, 1, f"{path}.top_p", low_is_open=True)
-    min_p = _given(given, "min_p", defaults.min_p)
-    found.in_range(min_p, 0, 1, f"{path}.min_p")
-    repetition = _given(given, "repetition_penalty", defaults.repetition_penalty)
-    lowest, highest = limits.MIN_REPETITION_PENALTY, limits.MAX_REPETITION_PENALTY
-    found.in_range(repetition, lowest, highest, f"{path}.repetition_penalty")
-    for name in ("presence_penalty", "frequency_penalty"):
-        found.in_range(getattr(given, name), -limits.MAX_PENALTY, limits.MAX_PENALTY, f"{path}.{name}")
-    return Sampling(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=max(top_k, 0),
-        min_p=min_p,
-        repetition_penalty=repetition,
-        presence_penalty=given.presence_penalty,
-        frequency_penalty=given.frequency_penalty,
-        seed=given.seed if given.HasField("seed") else None,
-        logit_bias=_resolve_logit_bias(given, model, found),
+def _request_of(spec: generation_pb2.GenerationSpec, model: ModelFacts) -> Request:
+    """Returns what a spec asks the engine for, unchecked, with defaults in the place of what is
+    absent. Of lists that are too long one entry too many is taken.
+    """
+    return Request(
+        prompt_token_ids=b"",
+        stop=_stop_of(spec.stop, model),
+        sampling=_sampling_of(spec.sampling, model.defaults),
+        n=spec.n if spec.HasField("n") else 1,
+        num_logprobs=spec.logprobs if spec.HasField("logprobs") else -1,
+        num_prompt_logprobs=spec.prompt_logprobs if spec.HasField("prompt_logprobs") else -1,
+        priority=spec.priority,
+        cache_salt=spec.cache_salt.encode(),
     )
 
 
-def _resolve_logit_bias(
-    given: generation_pb2.SamplingParameters, model: ModelFacts, found: Violations
-) -> tuple[tuple[int, float], ...]:
-    field = "spec.sampling.logit_bias"
-    if len(given.logit_bias) > limits.MAX_LOGIT_BIAS:
-        found.add(field, f"must have at most {limits.MAX_LOGIT_BIAS} entries")
-        return ()
-    for token, bias in given.logit_bias.items():
-        found.require(
-            token < model.vocabulary_size,
-            f"{field}[{token}]",
-            f"key must be below the vocabulary size, {model.vocabulary_size}",
-        )
-        found.in_range(bias, -limits.MAX_BIAS, limits.MAX_BIAS, f"{field}[{token}]")
-    return tuple(sorted(given.logit_bias.items()))
+def _sampling_of(given: generation_pb2.SamplingParameters, defaults: Sampling) -> Sampling:
+    """Returns the sampling that a caller asks for. Fields of the message are fields of the struct by
+    the same name.
+    """
+    values: dict[str, Any] = {field.name: value for field, value in given.ListFields()}
+    biases = values.pop("logit_bias", None)
+    if biases is not None:
+        entries = sorted(itertools.islice(biases.items(), limits.MAX_LOGIT_BIAS + 1))
+        values["logit_bias_ids"] = array("I", [token for token, _ in entries]).tobytes()
+        values["logit_bias_values"] = array("f", [bias for _, bias in entries]).tobytes()
+    if values.get("top_k") == -1:
+        values["top_k"] = 0
+    return msgspec.structs.replace(defaults, **values)
 
 
-def _resolve_stop(given: generation_pb2.StopConditions, model: ModelFacts, found: Violations) -> Stop:
-    path = "spec.stop"
-    most, bytes_each = limits.MAX_STOP_STRINGS, limits.MAX_STOP_STRING_BYTES
-    _check_strings(given.strings, most, bytes_each, f"{path}.strings", found)
-    most, bytes_each = limits.MAX_BAD_WORDS, limits.MAX_BAD_WORD_BYTES
-    _check_strings(given.bad_words, most, bytes_each, f"{path}.bad_words", found)
-    if len(given.token_ids) > limits.MAX_STOP_TOKEN_IDS:
-        found.add(f"{path}.token_ids", f"must have at most {limits.MAX_STOP_TOKEN_IDS} entries")
-    else:
-        _check_ids(given.token_ids, model.vocabulary_size, f"{path}.token_ids", found)
-    max_tokens = given.max_tokens if given.HasField("max_tokens") else None
-    limit = model.max_context_tokens - 1
-    if max_tokens is not None:
-        found.require(1 <= max_tokens <= limit, f"{path}.max_tokens", f"must be at least 1 and at most {limit}")
-    most = limit if max_tokens is None else max_tokens
-    found.require(given.min_tokens <= most, f"{path}.min_tokens", f"must be at most {most}")
+def _stop_of(given: generation_pb2.StopConditions, model: ModelFacts) -> Stop:
     return Stop(
-        strings=tuple(given.strings),
-        token_ids=tuple(given.token_ids),
-        max_tokens=max_tokens,
+        max_tokens=given.max_tokens if given.HasField("max_tokens") else model.bounds.max_context_tokens - 1,
         min_tokens=given.min_tokens,
-        ignore_eos=given.ignore_eos,
-        bad_words=tuple(given.bad_words),
+        strings=tuple([string.encode() for string in given.strings[: limits.MAX_STOP_STRINGS + 1]]),
+        token_ids=array("I", given.token_ids[: limits.MAX_STOP_TOKEN_IDS + 1]).tobytes(),
         include_stop_string=given.include_stop_string,
     )
-
-
-def _check_strings(strings: Sequence[str], max_entries: int, max_bytes: int, field: str, found: Violations) -> None:
-    if len(strings) > max_entries:
-        found.add(field, f"must have at most {max_entries} entries")
-        return
-    for index, entry in enumerate(strings):
-        num_bytes = len(entry.encode())
-        found.require(
-            1 <= num_bytes <= max_bytes, f"{field}[{index}]", f"must have at least 1 and at most {max_bytes} bytes"
-        )
 
 
 def _time_limit_ns(spec: generation_pb2.GenerationSpec, found: Violations) -> int | None:
@@ -330,8 +254,3 @@ def _given_parameters(spec: generation_pb2.GenerationSpec) -> dict[str, int | fl
     if stop.strings:
         given["stop_sequences"] = len(stop.strings)
     return given
-
-
-def _given(given: message.Message, field: str, default: Value) -> Value:
-    value: Value = getattr(given, field)
-    return value if given.HasField(field) else default

@@ -1,12 +1,12 @@
 """The rules that a request breaks, collected so that its caller hears of all of them at once.
 
-Owns the collection. The rules are `validation`'s and `conversation`'s.
+Owns the collection. The rules are those of
+`headrace_request.rules`, `validation` and `conversation`.
 """
 
 from __future__ import annotations
 
-import math
-import struct
+from collections.abc import Sequence
 
 from headrace_service import errors
 
@@ -26,21 +26,11 @@ class Violations:
         if not kept:
             self.add(field, description)
 
-    def in_range(self, value: float, low: float, high: float, field: str, low_is_open: bool = False) -> None:
-        """Notes a number that is not finite or not in the range; bounds count as rounded to
-        float32, as the wire has them.
-        """
-        above = value > low if low_is_open else value >= float32(low)
-        if not (math.isfinite(value) and above and value <= float32(high)):
-            self.add(field, f"must be {'above' if low_is_open else 'at least'} {low:g} and at most {high:g}")
+    def extend(self, found: Sequence[errors.Violation]) -> None:
+        """Notes several."""
+        self._found += found
 
     def raise_if_any(self) -> None:
         """Raises INVALID_ARGUMENT with all of them, if there are any."""
         if self._found:
             raise errors.invalid(self._found)
-
-
-def float32(value: float) -> float:
-    """A number as the wire has it."""
-    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
-    return rounded

@@ -19,7 +19,7 @@ import pydantic
 from headrace_supervisor import config as configs
 from headrace_supervisor import doctor as health
 from headrace_supervisor import logs, supervisor
-from headrace_supervisor.bench_command import bench
+from headrace_supervisor.bench.command import bench
 from headrace_supervisor.options import GroupedCommand, given, settings_options
 from headrace_supervisor.quantize_command import quantize
 from headrace_supervisor.settings import ConfigError
@@ -83,10 +83,21 @@ def telemetry(config_file: pathlib.Path | None, **flags: Any) -> None:
 @click.option("--listen", default="127.0.0.1:50051", show_default=True, help="the address to look at")
 @click.option("--model", type=click.Path(path_type=pathlib.Path), help="a model folder to check as well")
 @click.option("--model-repository", type=click.Path(path_type=pathlib.Path), help="a folder of models to check as well")
+@click.option(
+    "--weights",
+    is_flag=True,
+    help="load the weights of --model as well, and look for mistakes of the tool that packed them: takes as long as a server's start",
+)
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
-def doctor(listen: str, model: pathlib.Path | None, model_repository: pathlib.Path | None, as_json: bool) -> None:
-    """Says what this machine can run, and why not. Exit code 1 if it can't serve at all."""
-    findings = health.examine(listen, model, model_repository)
+def doctor(
+    listen: str, model: pathlib.Path | None, model_repository: pathlib.Path | None, weights: bool, as_json: bool
+) -> None:
+    """Says what this machine can run, and why not. Exit code 1 if it can't serve at all, or if
+    weights are damaged.
+    """
+    if weights and model is None:
+        _refuse("--weights needs --model")
+    findings = health.examine(listen, model, model_repository, weights)
     health.report(findings, as_json=as_json)
     sys.exit(0 if health.can_serve(findings) else 1)
 

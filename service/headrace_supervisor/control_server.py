@@ -15,7 +15,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from headrace_protos.control.v1 import control_pb2 as pb
-from headrace_supervisor.backend_table import BackendTable
+from headrace_supervisor.models.backend_table import BackendTable
 from headrace_supervisor.refusals import Refused, invalid
 
 _SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ControlService"].full_name

@@ -27,10 +27,10 @@ import rich.table
 
 from headrace_model_folder.errors import InvalidModelFolder
 from headrace_model_folder.folder import ModelFolder
-from headrace_service.default_sampling import not_followed
+from headrace_service.text.default_sampling import not_followed
 from headrace_supervisor import config as configs
-from headrace_supervisor.address import AddressError, claimed
-from headrace_supervisor.model_launches import ModelLaunches
+from headrace_supervisor.models.model_launches import ModelLaunches
+from headrace_supervisor.processes.address import AddressError, claimed
 from headrace_supervisor.refusals import Refused
 from headrace_supervisor.repository import ModelRepository
 from headrace_supervisor.settings import ConfigError
@@ -63,6 +63,8 @@ class Verdict(enum.StrEnum):
     OK = "ok"
     # Serving works, with less than could be had.
     LIMITED = "limited"
+    # Serving works, and answers are wrong.
+    DAMAGED = "damaged"
     # No server can run.
     MISSING = "missing"
 
@@ -76,8 +78,18 @@ class Finding:
     detail: str
 
 
-def examine(listen: str, model: pathlib.Path | None, repository: pathlib.Path | None = None) -> list[Finding]:
-    """All findings, in the order in which they matter."""
+def examine(
+    listen: str, model: pathlib.Path | None, repository: pathlib.Path | None = None, reads_weights: bool = False
+) -> list[Finding]:
+    """All findings, in the order in which they matter.
+
+    Args:
+        listen: Address that a server would have.
+        model: Model folder to look at as well.
+        repository: Folder of models to look at as well.
+        reads_weights: Whether the model's weights are loaded, which takes as long as a server's
+            start, and are searched for mistakes of the tool that packed them.
+    """
     findings = [
         _python(),
         *_packages(),
@@ -89,12 +101,13 @@ def examine(listen: str, model: pathlib.Path | None, repository: pathlib.Path | 
         _address(listen),
     ]
     findings += [_model(model)] if model else []
+    findings += list(_weights(model)) if model and reads_weights else []
     return findings + (list(_repository(repository)) if repository else [])
 
 
 def can_serve(findings: list[Finding]) -> bool:
-    """Whether nothing is missing."""
-    return all(finding.verdict is not Verdict.MISSING for finding in findings)
+    """Whether nothing is missing, and nothing is damaged."""
+    return all(finding.verdict not in (Verdict.MISSING, Verdict.DAMAGED) for finding in findings)
 
 
 def report(findings: list[Finding], *, as_json: bool) -> None:
@@ -102,7 +115,7 @@ def report(findings: list[Finding], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
         return
-    colours = {Verdict.OK: "green", Verdict.LIMITED: "yellow", Verdict.MISSING: "red"}
+    colours = {Verdict.OK: "green", Verdict.LIMITED: "yellow", Verdict.DAMAGED: "red", Verdict.MISSING: "red"}
     table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
     for finding in findings:
         table.add_row(
@@ -111,7 +124,9 @@ def report(findings: list[Finding], *, as_json: bool) -> None:
     console = rich.console.Console(highlight=False)
     console.print(table)
     console.print(
-        "This machine can serve." if can_serve(findings) else "This machine can't serve: see what is missing above."
+        "This machine can serve."
+        if can_serve(findings)
+        else "This machine can't serve: see what is missing or damaged above."
     )
 
 
@@ -235,6 +250,29 @@ def _model(folder: pathlib.Path) -> Finding:
     found = f"{model.revision}, {model.config.architecture}, {model.parameter_count:,} parameters"
     advice = "; code of its own (auto_map) is not run" if model.config.names_own_code else ""
     return Finding("model", Verdict.OK, found + advice + _not_followed(model))
+
+
+def _weights(folder: pathlib.Path) -> Iterator[Finding]:
+    """What a process that loads the model says of its weights."""
+    try:
+        device = configs.load_server({"model": str(folder)}, None).backend.engine.device
+    except ConfigError:
+        # The finding of the model says so.
+        return
+    command = [sys.executable, "-m", "headrace_backend.packing", str(folder), device]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        yield Finding("weights", Verdict.MISSING, f"can't be loaded ({last[:200]})")
+        return
+    answer = json.loads(done.stdout)
+    if answer["refused"]:
+        yield Finding("weights", Verdict.MISSING, answer["refused"])
+    for fault in answer["faults"]:
+        yield Finding("weights", Verdict.DAMAGED, fault)
+    if not answer["refused"] and not answer["faults"]:
+        looked_at = f", {answer['num_layers']} quantized layers look packed as the folder says"
+        yield Finding("weights", Verdict.OK, f"every number is finite{looked_at if answer['num_layers'] else ''}")
 
 
 def _not_followed(model: ModelFolder) -> str:

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headrace_credentials.client_tls import ClientTlsFiles, channel_credentials, new_channel
 from headrace_credentials.files import CredentialError
-from headrace_supervisor import engine_probe
+from headrace_supervisor.processes import engine_probe
 
 _OPTIONS = [("grpc.enable_http_proxy", 0)]
 _FILE = click.Path(path_type=pathlib.Path, dir_okay=False)

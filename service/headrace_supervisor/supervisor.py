@@ -5,7 +5,7 @@ Owns the order: model folders, memory and addresses are checked before anything 
 services start together; the ready line is printed once, when all models named at start are loaded
 and every service says SERVING; on SIGTERM or SIGINT services finish their streams first, then the
 backends end, and telemetry last, which hears of all that. What happens when one process dies or
-hangs is `processes.py`'s, which models run is `backend_table`'s, workers are the backend's.
+hangs is `managed_process`'s, which models run is `backend_table`'s, workers are the backend's.
 Configurations go to the processes as JSON files in the private runtime folder.
 """
 
@@ -22,14 +22,14 @@ from typing import Any, NamedTuple
 import pydantic
 
 from headrace_supervisor import config as configs
-from headrace_supervisor import memory_sums
-from headrace_supervisor.address import AddressError, check_free, claimed
-from headrace_supervisor.backend_table import BackendTable, Probe, initial_names
 from headrace_supervisor.config import ServerConfig
 from headrace_supervisor.control_server import ControlServer
-from headrace_supervisor.model_launches import Launches, ModelLaunches
-from headrace_supervisor.processes import ManagedProcess, ProcessGaveUp, ProcessSpec, RestartRule
-from headrace_supervisor.readiness import until_serving
+from headrace_supervisor.models import memory_sums
+from headrace_supervisor.models.backend_table import BackendTable, Probe, initial_names
+from headrace_supervisor.models.model_launches import Launches, ModelLaunches
+from headrace_supervisor.processes.address import AddressError, check_free, claimed
+from headrace_supervisor.processes.managed_process import ManagedProcess, ProcessGaveUp, ProcessSpec, RestartRule
+from headrace_supervisor.processes.readiness import until_serving
 from headrace_supervisor.refusals import Refused
 from headrace_supervisor.runtime_folder import (
     CONTROL_SOCKET,

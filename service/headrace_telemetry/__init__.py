@@ -6,6 +6,7 @@ own.
                   └─> metrics                                                              └─> span_exporter     (otlp_channel) ─> collector
 
     main -> process     entry; the parts put together, and an end within a bound
+    spans, export, otlp how facts become spans; where spans go; the form in which they go
     keeping             which traces are exported; step_export: which steps, and when
     engine_book         steps, members and requests of one life of a backend, in which generations
                         find their steps (step_ids, step_work)

@@ -22,15 +22,15 @@ import structlog
 
 from headrace_facts import facts
 from headrace_facts.version import server_version
-from headrace_telemetry import otlp_bytes
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
+from headrace_telemetry.export.span_exporter import SpanExporter
+from headrace_telemetry.export.trace_file import TraceFile
 from headrace_telemetry.hub import Hub
 from headrace_telemetry.metrics import Metrics
-from headrace_telemetry.otlp_channel import OtlpChannel
-from headrace_telemetry.span_exporter import SpanExporter
+from headrace_telemetry.otlp import otlp_bytes
+from headrace_telemetry.otlp.otlp_channel import OtlpChannel
 from headrace_telemetry.span_sink import Outlet, SpanSink
-from headrace_telemetry.trace_file import TraceFile
 
 # How long those who tell are heard out after the signal.
 _HEARING_S: Final = 0.5

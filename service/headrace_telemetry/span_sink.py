@@ -18,16 +18,18 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from headrace_facts import facts
-from headrace_telemetry import call_spans, generation_spans, keeping, otlp_bytes, step_spans
+from headrace_telemetry import keeping
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
-from headrace_telemetry.engine_book import U64, EngineBook, Request
-from headrace_telemetry.generation_spans import GenerationTrace, Kept, Limits, SpanBlock
+from headrace_telemetry.export.trace_ring import RingPart, TraceRing
 from headrace_telemetry.newest_table import NewestTable
-from headrace_telemetry.resources import Resources
-from headrace_telemetry.span_frame import Frame, check_time
+from headrace_telemetry.otlp import otlp_bytes
+from headrace_telemetry.spans import call_spans, generation_spans, step_spans
+from headrace_telemetry.spans.engine_book import U64, EngineBook, Request
+from headrace_telemetry.spans.generation_spans import GenerationTrace, Kept, Limits, SpanBlock
+from headrace_telemetry.spans.resources import Resources
+from headrace_telemetry.spans.span_frame import Frame, check_time
 from headrace_telemetry.step_export import StepExport
-from headrace_telemetry.trace_ring import RingPart, TraceRing
 
 Outlet = Callable[[bytes, SpanBlock], None]
 

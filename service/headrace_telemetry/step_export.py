@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from headrace_telemetry.engine_book import U64, EngineBook, Request
+from headrace_telemetry.spans.engine_book import U64, EngineBook, Request
 
 _LONGEST_WAIT_NS: Final = 30_000_000_000
 _MEMBERS_WAIT_NS: Final = 5_000_000_000

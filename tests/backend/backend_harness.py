@@ -20,12 +20,14 @@ import numpy as np
 from google.rpc import error_details_pb2, status_pb2
 from tests.backend.fake_worker import VOCABULARY
 from tests.backend.subscription import Subscription as Subscription
+from tests.support.engine_requests import greedy_request
 from tests.support.processes import alive
 
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from headrace_request.request import LAYOUT, Request
 
 _REPOSITORY = pathlib.Path(__file__).parents[2]
-_PACKAGES = [str(_REPOSITORY / part) for part in ("backend", "kernels", "protos/python", ".")]
+_PACKAGES = [str(_REPOSITORY / part) for part in ("backend", "both_sides", "kernels", "protos/python", ".")]
 _PYTHONPATH = os.pathsep.join([*_PACKAGES, os.environ.get("PYTHONPATH", "")])
 ENVIRONMENT = {**os.environ, "PYTHONPATH": _PYTHONPATH.rstrip(os.pathsep)}
 # Of what must come at all; nothing of it takes longer than a moment on a quiet machine.
@@ -178,7 +180,9 @@ class EngineClient:
         await self.stream.write(engine_pb2.ToEngine(**message))
 
     async def hello(self, wants_step_records: bool = False) -> None:
-        hello = engine_pb2.Hello(protocol_version=1, service_name="test", wants_step_records=wants_step_records)
+        hello = engine_pb2.Hello(
+            protocol_version=2, service_name="test", wants_step_records=wants_step_records, request_layout=LAYOUT
+        )
         await self.send(hello=hello)
         self.reader = asyncio.ensure_future(self._read())
         await until(lambda: self.welcomes or self.error)
@@ -327,13 +331,11 @@ _request_numbers = itertools.count(1)
 
 
 def add_message(prompt: list[int], max_tokens: int, **fields: Any) -> engine_pb2.AddRequest:
-    """A greedy request."""
+    """A greedy request. Fields of `Request` go by their names, those of the message too."""
+    wanted = {name: fields.pop(name) for name in Request.__struct_fields__ if name in fields}
     message = engine_pb2.AddRequest(
         request_id=f"request-{next(_request_numbers)}",
-        prompt_token_ids=np.asarray(prompt, "<u4").tobytes(),
-        sampling=engine_pb2.EngineSampling(top_p=1.0, repetition_penalty=1.0),
-        stop=engine_pb2.EngineStop(max_tokens=max_tokens),
-        n=1,
+        request=greedy_request(prompt, max_tokens, **wanted).encode(),
         spec_digest=bytes(32),
     )
     message.MergeFrom(engine_pb2.AddRequest(**fields))

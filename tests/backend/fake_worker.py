@@ -20,11 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from headrace_backend.rank_board import RankBoard
-from headrace_backend.ring import RingDescriptors, RingReader, RingWriter
-from headrace_backend.step_plan import StepPlan, StepResult
-from headrace_backend.worker.lifetime import die_with_parent
-from headrace_backend.worker_messages import (
+from headrace_backend.step.messages import (
     LoadProgress,
     MemoryPlan,
     Notice,
@@ -35,6 +31,10 @@ from headrace_backend.worker_messages import (
     WorkerReady,
     encode_message,
 )
+from headrace_backend.step.plan import StepPlan, StepResult
+from headrace_backend.step.rank_board import RankBoard
+from headrace_backend.step.ring import RingDescriptors, RingReader, RingWriter
+from headrace_backend.worker.lifetime import die_with_parent
 
 VOCABULARY = 300
 # Ids from here on are ordinary; the rule never draws one below.
@@ -102,7 +102,7 @@ class FakeModel:
     def _add_logprobs(self, result: StepResult, rows: list[int], sampled: list[int]) -> None:
         asked = [(i, self.num_logprobs[row]) for i, row in enumerate(rows) if self.num_logprobs[row] >= 0]
         tops = [(sampled[i] + j) % VOCABULARY for i, count in asked for j in range(count)]
-        result.logprob_samples = np.array([i for i, _ in asked], np.int32)
+        result.logprob_indices = np.array([i for i, _ in asked], np.int32)
         result.logprob_sampled = np.full(len(asked), -0.5, np.float32)
         result.logprob_ranks = np.ones(len(asked), np.int32)
         result.logprob_counts = np.array([count for _, count in asked], np.int32)

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import torch
 from tests.backend.fake_worker import POISON_PROMPT
 
-from headrace_backend.step_plan import StepPlan
-from headrace_backend.worker.cpu_runner import CpuRunner
-from headrace_backend.worker.gpu_runner import GpuRunner
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.main import main
+from headrace_backend.worker.step.cpu_runner import CpuRunner
+from headrace_backend.worker.step.gpu_runner import GpuRunner
 
 
 def is_poisoned(plan: StepPlan) -> bool:

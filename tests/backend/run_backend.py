@@ -12,10 +12,10 @@ import pathlib
 import sys
 
 from headrace_backend.engine.engine import Engine
-from headrace_backend.server import worker_group
 from headrace_backend.server.lifetime import die_with_parent
 from headrace_backend.server.main import main
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.server.workers import worker_group
+from headrace_backend.step.plan import StepPlan
 
 
 def break_engine(folder: pathlib.Path) -> None:

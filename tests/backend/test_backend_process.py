@@ -30,6 +30,7 @@ from tests.support.processes import alive
 
 from headrace_model_folder import read_token_table
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request.stop import Stop
 
 PROMPT = [10, 20, 30, 40, 50]
 
@@ -94,7 +95,7 @@ async def test_many_requests_at_once_do_not_disturb_each_other(client: EngineCli
 
 
 async def test_outputs_and_logprobs_arrive_by_index(client: EngineClient) -> None:
-    request = await settled(await client.add(PROMPT, 5, n=3, logprobs=2))
+    request = await settled(await client.add(PROMPT, 5, n=3, num_logprobs=2))
     expected = expected_tokens(PROMPT, 5)
     assert request.outputs == {0: expected, 1: expected, 2: expected}
     assert len(request.logprobs) == 15
@@ -107,7 +108,7 @@ async def test_prompt_logprobs_come_before_the_first_token_and_to_later_readers(
 ) -> None:
     """The prompt takes several steps of 256 tokens."""
     prompt = [4 + i % 290 for i in range(700)]
-    request = await client.add(prompt, 30, n=2, prompt_logprobs=2, detached=True)
+    request = await client.add(prompt, 30, n=2, num_prompt_logprobs=2, detached=True)
     await until(lambda: request.prompt)
     async with connected(backend.address) as other:
         late = await settled(await other.attach(request.request_id))
@@ -123,10 +124,10 @@ async def test_prompt_logprobs_beyond_the_bound_are_refused(model: pathlib.Path,
     async with running_backend(tmp_path, model, max_prompt_logprobs_bytes=1 << 16) as backend:
         async with connected(backend.address) as client:
             await client.wait_serving()
-            refused = (await settled(await client.add([9] * 1000, 5, prompt_logprobs=20))).refused
+            refused = (await settled(await client.add([9] * 1000, 5, num_prompt_logprobs=20))).refused
             assert refused is not None and refused.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
             assert "spec.prompt_logprobs" in refused.message and "65536" in refused.message
-            taken = await settled(await client.add([9] * 1000, 5, prompt_logprobs=0))
+            taken = await settled(await client.add([9] * 1000, 5, num_prompt_logprobs=0))
             assert len(taken.prompt) == 999
 
 
@@ -139,7 +140,7 @@ async def test_many_readers_of_one_step_get_all_of_it_in_messages_that_may_be_se
     async with running_backend(tmp_path, model, *arguments, backend=limits) as backend:
         async with connected(backend.address) as client:
             prompt = [4 + i % 290 for i in range(2000)]
-            owner = await client.add(prompt, 5, prompt_logprobs=20, detached=True)
+            owner = await client.add(prompt, 5, num_prompt_logprobs=20, detached=True)
             await until(lambda: owner.added)
             readers = [owner, *[await client.attach(owner.request_id) for _ in range(9)]]
             for reader in readers:
@@ -149,7 +150,7 @@ async def test_many_readers_of_one_step_get_all_of_it_in_messages_that_may_be_se
 
 
 async def test_readers_from_any_offset_get_the_same_stream(backend: BackendProcess, client: EngineClient) -> None:
-    owner = await client.add(PROMPT, 1000, detached=True, service_state=b"state", logprobs=1)
+    owner = await client.add(PROMPT, 1000, detached=True, service_state=b"state", num_logprobs=1)
     await has_tokens(owner, 20)
     async with connected(backend.address) as other:
         from_start = await other.attach(owner.request_id)
@@ -267,7 +268,7 @@ async def test_stop_string_ends_the_output_and_says_what_to_cut(client: EngineCl
     texts = [(table[token] if token < len(table) else None) or b"" for token in expected_tokens(PROMPT, 40)]
     at = next(i for i in range(3, 39) if texts[i].isascii() and texts[i + 1].isascii() and texts[i] and texts[i + 1])
     stop = texts[at] + texts[at + 1]
-    request = await settled(await client.add(PROMPT, 40, stop=engine_pb2.EngineStop(strings=[stop])))
+    request = await settled(await client.add(PROMPT, 40, stop=Stop(40, strings=(stop,))))
     end = request.ends[0]
     assert (end.reason, end.stop_string_index) == (engine_pb2.OUTPUT_END_REASON_STOP, 0)
     text, whole = b"".join(texts[: len(request.tokens)]), b"".join(texts)

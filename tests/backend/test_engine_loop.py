@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import uvloop
+from tests.support.engine_requests import greedy_request
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.outbox import Outbox, RequestDone
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, StopSpec, Subscriber
+from headrace_backend.engine.events import RequestDone
+from headrace_backend.engine.request import EngineRequest, ModelLimits, Subscriber
+from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.precise_timer import PreciseTimer
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 
 MS = 1_000_000
 STEP_NS = 8 * MS
@@ -64,7 +66,7 @@ class Device:
         self._running.clear()
 
     def add(self, name: str, max_tokens: int) -> None:
-        spec = EngineRequest(name, np.array([1, 2, 3], np.int32), StopSpec(max_tokens), detached=True)
+        spec = EngineRequest(name, greedy_request([1, 2, 3], max_tokens), detached=True)
         self.loop.engine.add(spec, Subscriber(1, len(name)))
         self.loop.changed()
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import duration_pb2
+from tests.support import engine_requests
 
 from headrace.v1 import generation_pb2
 from headrace_protos.engine.v1 import engine_pb2
@@ -69,7 +70,7 @@ def _number(number: str, name: str, value: Any, *, wire: Any = None, engine: Any
     at_engine = value if engine is None else engine
 
     def change(add: engine_pb2.AddRequest, facts: Facts) -> None:
-        setattr(add.sampling, name, at_engine(facts) if callable(at_engine) else at_engine)
+        engine_requests.change(add, f"sampling.{name}", at_engine(facts) if callable(at_engine) else at_engine)
 
     return Row(
         f"{number} {name} {spelled if not callable(spelled) else 'beyond'}",
@@ -82,12 +83,8 @@ def _number(number: str, name: str, value: Any, *, wire: Any = None, engine: Any
 
 def _set(message: str, field: str, value: Any) -> Callable[[engine_pb2.AddRequest, Facts], None]:
     def change(add: engine_pb2.AddRequest, facts: Facts) -> None:
-        target = getattr(add, message) if message else add
-        given = value(facts) if callable(value) else value
-        if isinstance(given, list):
-            getattr(target, field).extend(given)
-        else:
-            setattr(target, field, given)
+        path = f"{message}.{field}" if message else field
+        engine_requests.change(add, path, value(facts) if callable(value) else value)
 
     return change
 
@@ -152,20 +149,20 @@ ROWS: list[Row] = [
     Row("73 seed 2^64", "seed", sampling=lambda facts: '{"seed": 18446744073709551616}'),
     Row("bias of no token", "logit_bias", lambda facts: Spec(text="hi", sampling=Sampling(logit_bias={facts.vocabulary: 1.0})), lambda facts: json.dumps({"logit_bias": {facts.vocabulary: 1.0}}), engine=_set("sampling", "logit_bias_ids", _ids(5))),
     Row("bias of one token in two spellings", "logit_bias", sampling=lambda facts: '{"logit_bias": {"5": 1, "05": 2}}'),
-    _stop("74 stop", "empty", "stop", {"strings": [""]}, {"stop": [""]}, _set("stop", "strings", [b""])),
-    _stop("75 stop", "1,000 of them", "stop", {"strings": ["x"] * 1000}, {"stop": ["x"] * 1000}, _set("stop", "strings", [b"x"] * 1000)),
-    _stop("76 stop", "of 1 MiB", "stop", {"strings": ["x" * (1 << 20)]}, {"stop": "x" * 2000}, _set("stop", "strings", [b"x" * (1 << 20)])),
+    _stop("74 stop", "empty", "stop", {"strings": [""]}, {"stop": [""]}, _set("stop", "strings", (b"",))),
+    _stop("75 stop", "1,000 of them", "stop", {"strings": ["x"] * 1000}, {"stop": ["x"] * 1000}, _set("stop", "strings", (b"x",) * 1000)),
+    _stop("76 stop", "of 1 MiB", "stop", {"strings": ["x" * (1 << 20)]}, {"stop": "x" * 2000}, _set("stop", "strings", (b"x" * (1 << 20),))),
     Row("stop token at the vocabulary's end", "stop", lambda facts: Spec(text="hi", stop=Stop(token_ids=[facts.vocabulary])), lambda facts: json.dumps({"stop_token_ids": [facts.vocabulary]}), engine=_set("stop", "token_ids", lambda facts: _ids(facts.vocabulary))),
     _stop("78 bad word", "empty", "bad_words", {"bad_words": [""]}, {"bad_words": [""]}, None),
-    Row("78 bad word of no token", "bad_words", engine=_set("sampling", "bad_words", lambda facts: [engine_pb2.EmittedTokens(token_ids=_ids(facts.vocabulary))])),
+    Row("78 bad word of no token", "bad_words", engine=_set("sampling", "bad_words", lambda facts: (_ids(facts.vocabulary),))),
     Row("79 n 0", "n", lambda facts: Spec(text="hi", n=0), lambda facts: '{"n": 0}', engine=_set("", "n", 0)),
     Row("79 n -1", "n", sampling=lambda facts: '{"n": -1}'),
     Row("79 n 10^9", "n", lambda facts: Spec(text="hi", n=10**9), lambda facts: '{"n": 1000000000}', engine=_set("", "n", 10**9)),
     Row("79 best_of below n", "best_of", sampling=lambda facts: '{"best_of": 1, "n": 2}'),
-    Row("83 logprobs 21", "logprobs", lambda facts: Spec(text="hi", logprobs=21), lambda facts: '{"logprobs": 21}', engine=_set("", "logprobs", 21)),
+    Row("83 logprobs 21", "logprobs", lambda facts: Spec(text="hi", logprobs=21), lambda facts: '{"logprobs": 21}', engine=_set("", "num_logprobs", 21)),
     Row("83 logprobs -1", "logprobs", sampling=lambda facts: '{"logprobs": -1}'),
-    Row("83 logprobs 10^9", "logprobs", lambda facts: Spec(text="hi", logprobs=10**9), lambda facts: '{"logprobs": 1000000000}', engine=_set("", "logprobs", 10**9)),
-    Row("85 prompt_logprobs 21", "prompt_logprobs", lambda facts: Spec(text="hi", prompt_logprobs=21), engine=_set("", "prompt_logprobs", 21)),
+    Row("83 logprobs 10^9", "logprobs", lambda facts: Spec(text="hi", logprobs=10**9), lambda facts: '{"logprobs": 1000000000}', engine=_set("", "num_logprobs", 10**9)),
+    Row("85 prompt_logprobs 21", "prompt_logprobs", lambda facts: Spec(text="hi", prompt_logprobs=21), engine=_set("", "num_prompt_logprobs", 21)),
     Row("priority 101", "priority", lambda facts: Spec(text="hi", priority=101)),
     Row("time limit 0", "time_limit", lambda facts: Spec(text="hi", time_limit=duration_pb2.Duration())),
     Row("detail of a trace that there is not", "trace_detail", lambda facts: Spec(text="hi", trace_detail=99)),  # type: ignore[arg-type]

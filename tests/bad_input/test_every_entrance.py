@@ -30,7 +30,7 @@ from tests.service import model_folder
 from tests.service.harness import ANSWER, Running, events_of, running_service, text_of
 
 from headrace.v1 import generation_pb2, inference_pb2
-from headrace_service import chat_template
+from headrace_service.text import chat_template
 
 _INTERNALS = re.compile(r"Traceback|\.py\b|/work|/root|/home|/tmp|0x[0-9a-f]{6,}|object at|headrace_(service|backend)")
 _PROMPT = [10, 20, 30]

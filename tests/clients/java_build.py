@@ -1,9 +1,10 @@
 """Builds the Java client and its examples once per state of their sources, outside of the checkout,
 for all processes of a test run.
 
-Owns the copy in build/java-client and its lock. What the user's Maven repository has is used; our
-own artifact is installed into a folder of the copy: a test leaves nothing of ours where other
-projects would find it.
+Owns the copy in build/java-client and its lock. The copy has the repository's folders, because the
+client's pom.xml takes the protos from ../../protos. Maven uses what the user's own repository has.
+Our own artifact is installed into a folder of the copy, so that a test leaves nothing of ours where
+other projects would find it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tests.support import toolchains
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "clients" / "java"
 BUILD = ROOT / "build" / "java-client"
+# What a build of the client reads: itself, and the protos that its stubs are generated from.
+SOURCES = (CLIENT, ROOT / "protos" / "headrace", ROOT / "protos" / "google")
 _DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath"
 
 # For JVMs that live for seconds: the optimizing compiler and the parallel collector cost more than
@@ -80,7 +83,7 @@ def java_build() -> JavaBuild:
             stamp.unlink(missing_ok=True)
             classpath.write_text(_build())
             stamp.write_text(state)
-        return JavaBuild(BUILD / "client", BUILD / "repository", classpath.read_text())
+        return JavaBuild(_copy(CLIENT), BUILD / "repository", classpath.read_text())
 
 
 def _all_there(classpath: str) -> bool:
@@ -88,25 +91,31 @@ def _all_there(classpath: str) -> bool:
 
 
 def _sources() -> list[pathlib.Path]:
-    return sorted(path for path in CLIENT.rglob("*") if path.is_file() and "target" not in path.parts)
+    files = (path for folder in SOURCES for path in folder.rglob("*"))
+    return sorted(path for path in files if path.is_file() and "target" not in path.relative_to(ROOT).parts)
+
+
+def _copy(path: pathlib.Path) -> pathlib.Path:
+    """Place of the repository's file or folder in the copy."""
+    return BUILD / path.relative_to(ROOT)
 
 
 def _state() -> str:
     """One hash of all names and contents."""
     digest = hashlib.sha256(str(ROOT).encode())
     for path in _sources():
-        digest.update(f"{path.relative_to(CLIENT)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
 
 def _build() -> str:
     """Compiles and installs the client; returns the class path of programs that use it."""
-    folder, repository = BUILD / "client", BUILD / "repository"
+    folder, repository = _copy(CLIENT), BUILD / "repository"
     # target/ stays, so that Maven compiles what changed; the copy keeps the times it goes by.
-    for old in (folder / "src", folder / "examples"):
+    for old in (folder / "src", folder / "examples", _copy(ROOT / "protos")):
         shutil.rmtree(old, ignore_errors=True)
     for path in _sources():
-        target = folder / path.relative_to(CLIENT)
+        target = _copy(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
     _link_repository(repository)

@@ -10,7 +10,7 @@ from tests.clients.canned_service import CannedServer
 
 import headrace
 from headrace import AdminClient, AsyncAdminClient, ModelState, RetryPolicy
-from headrace.channel import service_config
+from headrace.connections.channel import service_config
 from headrace.v1 import generation_pb2
 
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import Delta, OutputFinished, RetryPolicy, Unavailable, calls
-from headrace.stream_state import SubscriptionState
+from headrace.streams.stream_state import SubscriptionState
 from headrace.v1 import generation_pb2 as pb
 from headrace.v1 import inference_pb2
-from headrace_service.detokenizer import MAX_HELD_BYTE_TOKENS, IncrementalDetokenizer, PieceTable
+from headrace_service.text.detokenizer import MAX_HELD_BYTE_TOKENS, IncrementalDetokenizer, PieceTable
 
 # Bytes of which many sequences are characters and many are broken ones, a piece that ends within a
 # character, and a special token.

@@ -93,6 +93,6 @@ def test_examples_of_tls_and_keys_run(certificates: Certificates, tmp_path: path
 
 
 def test_the_readmes_local_server_runs() -> None:
-    paths = ("service", "backend", "kernels", "protos/python", "clients/python")
+    paths = ("service", "backend", "both_sides", "kernels", "protos/python", "clients/python")
     path = os.pathsep.join(str(ROOT / part) for part in paths)
     assert _run(ROOT, "-c", README_BLOCKS["Without a server"], PYTHONPATH=path).strip()

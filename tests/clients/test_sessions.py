@@ -16,7 +16,7 @@ from tests.support.processes import wait_until
 
 import headrace
 from headrace import Accepted, AsyncClient, Client, Delta, Done, Failed, FinishReason, OutputFinished
-from headrace.session_state import SessionEvent, SessionState, SessionStep, step_from_proto, submission
+from headrace.sessions.session_state import SessionEvent, SessionState, SessionStep, step_from_proto, submission
 from headrace.v1 import generation_pb2, inference_pb2
 
 

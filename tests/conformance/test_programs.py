@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.conformance.programs import ROOT, checkout, perf_analyzer, python, require_downloads, run
+from tests.kserve.conformance_models import all_models
 from tests.support.running_server import RunningServer, running_server
 
 pytestmark = pytest.mark.slow
@@ -53,7 +54,7 @@ NUM_REQUESTS = 20
 def server() -> Iterator[RunningServer]:
     require_downloads()
     with running_server(
-        "--device", "cpu", "--services", "2", "--conformance-models", "--kserve-shared-memory"
+        "--device", "cpu", "--services", "2", "--conformance-models", all_models.__name__, "--kserve-shared-memory"
     ) as started:
         yield started
         # Programs that drop calls, as perf_analyzer does at the end of each, are nobody's error.

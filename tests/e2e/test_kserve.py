@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
+from tests.kserve.conformance_models import all_models
 from tests.kserve.wire import request, simple, strings_of, text
 from tests.support.processes import wait_until
 from tests.support.rpc import generate, greedy, idle_load
@@ -56,6 +57,7 @@ def server() -> Iterator[RunningServer]:
         "--services",
         "2",
         "--conformance-models",
+        all_models.__name__,
         "--kserve-shared-memory",
     )
     with running_server(*options) as started:

@@ -18,9 +18,9 @@ from collections import deque
 
 import numpy as np
 
-from headrace_backend.engine.requests import EngineRequest
-from headrace_backend.plan_bytes import table_bytes
-from headrace_backend.step_plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS, RowAdmission, StepPlan, StepResult
+from headrace_backend.engine.request import EngineRequest
+from headrace_backend.step.plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS, RowAdmission, StepPlan, StepResult
+from headrace_backend.step.plan_bytes import table_bytes
 
 VOCAB_SIZE = 24
 _EMPTY_SLOT = -1
@@ -51,9 +51,9 @@ def expected_tokens(request: EngineRequest, output_index: int) -> list[int]:
     slots: list[int] = []
     for token in prompt + tokens:
         slots.append(chain(slots[-1] if slots else 0, token))
-    while len(tokens) < request.stop.max_tokens:
-        history = tuple(prompt + tokens) if request.sampling.needs_history else ()
-        tokens.append(draw(slots, request.sampling.seed, output_index, len(tokens), history))
+    while len(tokens) < request.asked.stop.max_tokens:
+        history = tuple(prompt + tokens) if request.asked.sampling.needs_history else ()
+        tokens.append(draw(slots, request.asked.sampling.seed, output_index, len(tokens), history))
         slots.append(chain(slots[-1], tokens[-1]))
     return tokens
 
@@ -75,7 +75,7 @@ def expected_prompt(request: EngineRequest) -> list[PromptEntry]:
     prompt = request.prompt_ids.tolist()
     for token, following in itertools.pairwise(prompt):
         slot = chain(slot, token)
-        entries.append(prompt_entry(slot, following, request.num_prompt_logprobs))
+        entries.append(prompt_entry(slot, following, request.asked.num_prompt_logprobs))
     return entries
 
 
@@ -234,7 +234,7 @@ class FakeWorker:
                 row.num_computed = num_tokens
                 assert [self._read(row, p) for p in range(num_tokens)] == slots
             admission = row.admission
-            token = draw(slots, admission.seed, admission.output_index, position, tuple(row.history))
+            token = draw(slots, admission.sampling.seed, admission.output_index, position, tuple(row.history))
             if row_index in self.unsound_rows or not self._is_finite(source, num_tokens):
                 tokens.append(0)
                 ok.append(0)
@@ -242,7 +242,7 @@ class FakeWorker:
                 tokens.append(token)
                 ok.append(1)
             row.last_token = token
-            if admission.needs_history:
+            if admission.sampling.needs_history:
                 row.history.append(token)
             if admission.num_logprobs >= 0:
                 logprobs.append((index, -float(token), token + 1, len(top_tokens(token, admission.num_logprobs))))
@@ -251,7 +251,7 @@ class FakeWorker:
         result.checked_ok = np.array([self._is_finite(*hidden[i]) for i in plan.forward.checked_indices], np.uint8)
         if logprobs:
             samples, sampled, ranks, counts = zip(*logprobs, strict=True)
-            result.logprob_samples = np.array(samples, np.int32)
+            result.logprob_indices = np.array(samples, np.int32)
             result.logprob_sampled = np.array(sampled, np.float32)
             result.logprob_ranks = np.array(ranks, np.int32)
             result.logprob_counts = np.array(counts, np.int32)

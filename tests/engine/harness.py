@@ -8,12 +8,14 @@ import pathlib
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+import msgspec
 import numpy as np
+from tests.engine.drafting_worker import DraftingWorker
 from tests.engine.fake_worker import VOCAB_SIZE, FakeWorker
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.outbox import (
+from headrace_backend.engine.events import (
     Event,
     LogprobColumns,
     OutputEnd,
@@ -22,8 +24,11 @@ from headrace_backend.engine.outbox import (
     Resumed,
     Started,
 )
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, SamplingSpec, StopSpec, Subscriber
-from headrace_backend.plan_bytes import columns_bytes, max_plan_bytes
+from headrace_backend.engine.request import EngineRequest, ModelLimits, Subscriber
+from headrace_backend.step.plan_bytes import columns_bytes, max_plan_bytes
+from headrace_request.request import Request
+from headrace_request.sampling import Sampling
+from headrace_request.stop import Stop
 
 # Events that come before the tokens of their outbox.
 PRECEDING = (Started, PromptLogprobs)
@@ -55,15 +60,22 @@ def request(prompt: list[int] | int, max_tokens: int = 8, **changes: Any) -> Eng
     """
     if isinstance(prompt, int):
         prompt = [1 + (7 * i + prompt) % (VOCAB_SIZE - 1) for i in range(prompt)]
-    sampling = {f.name: changes.pop(f.name) for f in dataclasses.fields(SamplingSpec) if f.name in changes}
-    stop = {f.name: changes.pop(f.name) for f in dataclasses.fields(StopSpec) if f.name in changes}
-    return EngineRequest(
-        request_id=changes.pop("request_id", f"r{next(_ids)}"),
-        prompt_ids=np.array(prompt, np.int32),
-        sampling=SamplingSpec(**sampling),
-        stop=StopSpec(max_tokens=max_tokens, **stop),
-        **changes,
+    sampling = _taken(changes, Sampling)
+    sampling["bad_words"] = tuple(np.array(word, np.int32).tobytes() for word in sampling.pop("bad_words", ()))
+    stop = _taken(changes, Stop)
+    stop["token_ids"] = np.array(sorted(stop.pop("token_ids", ())), np.int32).tobytes()
+    asked = Request(
+        prompt_token_ids=changes.pop("prompt_token_ids", np.array(prompt, np.int32).tobytes()),
+        sampling=Sampling(**sampling),
+        stop=Stop(max_tokens=max_tokens, **stop),
+        **_taken(changes, Request),
     )
+    return EngineRequest(request_id=changes.pop("request_id", f"r{next(_ids)}"), asked=asked, **changes)
+
+
+def _taken(changes: dict[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """Takes a struct's fields out of the changes."""
+    return {name: changes.pop(name) for name in struct.__struct_fields__ if name in changes}
 
 
 @dataclasses.dataclass
@@ -125,9 +137,13 @@ class Harness:
         model_len: int = 512,
         plan_bytes: int | None = None,
         attention_window: int | None = None,
+        tokens_per_row: int | None = None,
         **changes: Any,
     ) -> None:
-        """`plan_bytes` is what the worker's ring takes; None: what the configuration makes of it."""
+        """`plan_bytes` is what the worker's ring takes; None: what the configuration makes of it.
+
+        With `tokens_per_row` the worker drafts, and settles `choose_count` of so many tokens.
+        """
         self.now_ns = 1_000_000_000
         self.config = config(**changes)
         self.num_blocks = num_blocks
@@ -135,14 +151,18 @@ class Harness:
         limits = ModelLimits(VOCAB_SIZE, model_len, (EOS,), attention_window)
         self.engine = Engine(self.config, limits, TOKEN_BYTES, lambda: self.now_ns, lambda: self.now_ns)
         self.attention_window = attention_window
+        self.tokens_per_row = tokens_per_row
+        self.choose_count: Callable[[int], int] = lambda most: most
         self.worker = self.new_worker()
-        self.engine.worker_ready(num_blocks, plan_bytes=plan_bytes)
+        self.engine.worker_ready(num_blocks, plan_bytes=plan_bytes, tokens_per_row=tokens_per_row or 1)
         self.readers: dict[tuple[int, int], Reader] = {}
         self._handles = itertools.count(1)
 
     def new_worker(self) -> FakeWorker:
         config = self.config
-        worker = FakeWorker(self.num_blocks, config.block_size, config.max_num_batched_tokens, config.max_num_seqs)
+        sizes = (self.num_blocks, config.block_size, config.max_num_batched_tokens, config.max_num_seqs)
+        drafting = self.tokens_per_row is not None
+        worker = DraftingWorker(*sizes, lambda most: self.choose_count(most)) if drafting else FakeWorker(*sizes)
         worker.plan_bytes, worker.column_bytes = self.plan_bytes, columns_bytes(config)
         worker.attention_window = self.attention_window
         return worker
@@ -151,7 +171,7 @@ class Harness:
         self.engine.worker_lost()
         self.now_ns += pause_ns
         self.worker = self.new_worker()
-        self.engine.worker_ready(self.num_blocks)
+        self.engine.worker_ready(self.num_blocks, tokens_per_row=self.tokens_per_row or 1)
 
     def subscriber(self, stream_id: int = STREAM) -> Subscriber:
         return Subscriber(stream_id, next(self._handles))

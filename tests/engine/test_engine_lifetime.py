@@ -8,8 +8,8 @@ from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, request
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.requests import AbortCause, EndReason, RequestState
-from headrace_backend.step_plan import StepResult
+from headrace_backend.engine.request import AbortCause, EndReason, RequestState
+from headrace_backend.step.plan import StepResult
 
 
 def refused(harness: Harness, code: RefusalCode, **changes: object) -> RequestRefused:
@@ -30,7 +30,7 @@ def test_lost_worker_costs_no_token_and_streams_are_told() -> None:
     queued = harness.add(request(6))
     harness.run()
     for spec, reader in zip(specs, readers, strict=True):
-        for index in range(spec.n):
+        for index in range(spec.asked.n):
             assert reader.tokens[index] == expected_tokens(spec, index)
         assert [event.pause_ns for event in reader.resumed] == [500_000]
         assert reader.done is not None and reader.done.engine_restart_ns == 500_000
@@ -81,7 +81,7 @@ def test_result_of_another_step_is_refused_and_changes_nothing() -> None:
     harness.plan()
     with pytest.raises(ValueError, match="oldest"):
         harness.engine.settle(StepResult(2, 0, 1, np.zeros(1, np.int32), np.ones(1, np.uint8)))
-    with pytest.raises(ValueError, match="samples"):
+    with pytest.raises(ValueError, match="has 2 tokens, not 1"):
         harness.engine.settle(StepResult(1, 0, 1, np.zeros(2, np.int32), np.ones(2, np.uint8)))
     harness.run()
     assert reader.tokens[0] == expected_tokens(request(10), 0)

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.engine.fake_worker import expected_prompt, expected_tokens
 from tests.engine.harness import TOKEN_BYTES, Harness, Reader, request
 
-from headrace_backend.engine import prefix_followers
 from headrace_backend.engine.errors import RequestRefused
-from headrace_backend.engine.requests import AbortCause, EndReason, EngineRequest
+from headrace_backend.engine.request import AbortCause, EndReason, EngineRequest
+from headrace_backend.engine.scheduling import prefix_followers
 
 MAX_LEN = 96
 
@@ -29,12 +29,14 @@ def expected_end(spec: EngineRequest, output_index: int) -> tuple[list[int], End
     for token in expected_tokens(spec, output_index):
         tokens.append(token)
         before, text = len(text), text + TOKEN_BYTES[token]
-        if token in spec.stop.token_ids and len(tokens) > spec.stop.min_tokens:
+        if token in spec.stop_token_ids and len(tokens) > spec.asked.stop.min_tokens:
             return tokens, EndReason.STOP
         ends_in_token = any(
-            text[:end].endswith(string) for string in spec.stop.strings for end in range(before + 1, len(text) + 1)
+            text[:end].endswith(string)
+            for string in spec.asked.stop.strings
+            for end in range(before + 1, len(text) + 1)
         )
-        if ends_in_token and len(tokens) >= spec.stop.min_tokens:
+        if ends_in_token and len(tokens) >= spec.asked.stop.min_tokens:
             return tokens, EndReason.STOP
     return tokens, EndReason.LENGTH
 
@@ -50,6 +52,9 @@ class Asked:
 
 class EngineMachine(RuleBasedStateMachine):
     """A tiny pool, a tiny budget, few rows, and prompts that share prefixes."""
+
+    # Most tokens that a step settles for a row that decodes; None: exactly one.
+    tokens_per_row: int | None = None
 
     @initialize(
         num_blocks=st.integers(6, 14),
@@ -69,10 +74,16 @@ class EngineMachine(RuleBasedStateMachine):
             enable_prefix_cache=prefix_cache,
             max_outputs=4,
             ageing_s=1e-5,
+            tokens_per_row=self.tokens_per_row,
         )
+        self.harness.choose_count = self.choose_count
         self.engine = self.harness.engine
         self.num_rows = num_rows
         self.asked: list[Asked] = []
+
+    def choose_count(self, most: int) -> int:
+        """How many tokens a row settles that may settle so many."""
+        return most
 
     @rule(
         shared=st.integers(0, 40),
@@ -187,7 +198,7 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def readers_have_a_prefix_of_what_is_expected(self) -> None:
         for asked in self.asked:
-            if asked.spec.num_prompt_logprobs >= 0:
+            if asked.spec.asked.num_prompt_logprobs >= 0:
                 expected = expected_prompt(asked.spec)
                 read = asked.reader.prompt
                 assert read == expected if asked.reader.tokens else read == expected[: len(read)]
@@ -211,7 +222,7 @@ class EngineMachine(RuleBasedStateMachine):
     def _check_ended(self, asked: Asked) -> None:
         reader, done = asked.reader, asked.reader.done
         assert done is not None
-        assert sorted(reader.ends) == list(range(asked.spec.n))
+        assert sorted(reader.ends) == list(range(asked.spec.asked.n))
         assert done.output_tokens == sum(len(tokens) for tokens in reader.tokens.values())
         for output_index, end in reader.ends.items():
             tokens = reader.tokens.get(output_index, [])

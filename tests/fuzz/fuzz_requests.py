@@ -20,19 +20,21 @@ import atheris
 with atheris.instrument_imports(include=["headrace_service", "google.protobuf"]):
     from headrace.v1 import generation_pb2, inference_pb2
     from headrace_protos.inference import grpc_service_pb2
-    from headrace_service import errors, parsing, validation
+    from headrace_request.rule_kinds import Bounds
+    from headrace_request.sampling import Sampling
+    from headrace_service import errors, validation
     from headrace_service.auth.caller import EVERYBODY
-    from headrace_service.kserve import infer_request
-    from headrace_service.kserve.asked import Convention
-    from headrace_service.kserve.shared_document import SharedDocument
-    from headrace_service.kserve.shared_memory import SharedMemoryRegions
-    from headrace_service.kserve.tensorrt_llm_tensors import TensorRtLlmTensors
-    from headrace_service.kserve.vllm_tensors import VllmTensors
-    from headrace_service.resolved_spec import ModelFacts, Sampling
+    from headrace_service.kserve.language_models.asked import Convention
+    from headrace_service.kserve.language_models.tensorrt_llm_tensors import TensorRtLlmTensors
+    from headrace_service.kserve.language_models.vllm_tensors import VllmTensors
+    from headrace_service.kserve.messages import infer_request
+    from headrace_service.kserve.messages.shared_document import SharedDocument
+    from headrace_service.kserve.messages.shared_memory import SharedMemoryRegions
+    from headrace_service.messages import parsing
+    from headrace_service.resolved_spec import ModelFacts
 
 _FORBIDDEN = {"UNKNOWN", "INTERNAL", "DATA_LOSS"}
-_DEFAULTS = Sampling(1.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, None, ())
-_FACTS = ModelFacts("model", 1000, 2048, 16, 1 << 16, _DEFAULTS)
+_FACTS = ModelFacts("model", Bounds(1000, 2048, 16), 1 << 16, Sampling())
 _CONVENTIONS: tuple[Convention, ...] = (VllmTensors(), TensorRtLlmTensors())
 _REGIONS = SharedMemoryRegions(enabled=False, document=SharedDocument(None, {})).of(EVERYBODY)
 

@@ -13,7 +13,10 @@ HEAVY = ("torch", "triton", "transformers", "safetensors")
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    paths = [str(ROOT / folder) for folder in ("service", "backend", "kernels", "protos/python", "clients/python")]
+    paths = [
+        str(ROOT / folder)
+        for folder in ("service", "backend", "both_sides", "kernels", "protos/python", "clients/python")
+    ]
     prelude = f"import sys; sys.path[:0] = {paths!r}\n"
     return subprocess.run(
         [sys.executable, "-c", prelude + code], capture_output=True, text=True, timeout=600, check=False
@@ -69,7 +72,7 @@ def test_no_import_of_ours_hides_in_a_function_or_behind_type_checking() -> None
         for room in ("service", "supervisor", "backend", "kernels", "model_folder", "credentials", "protos", "quantize")
     )
     hidden = []
-    for folder in ("service", "backend", "kernels", "clients/python"):
+    for folder in ("service", "backend", "both_sides", "kernels", "clients/python"):
         for path in (ROOT / folder).rglob("*.py"):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             top = {id(node) for node in tree.body}

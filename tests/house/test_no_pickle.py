@@ -1,5 +1,6 @@
-"""Nothing of ours unpickles: who can write to a socket, a file or shared memory must not be able to
-run code.
+"""Nothing of ours unpickles.
+
+Who can write to a socket, a file or shared memory must not be able to run code.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ PICKLERS = frozenset({"pickle", "_pickle", "cloudpickle", "dill", "joblib", "mar
 # nobody else's word.
 WITH_PIPES = PICKLERS | {"multiprocessing"}
 MODULES = {
-    **dict.fromkeys(("service", "backend", "kernels", "clients/python", "protos", "tools"), WITH_PIPES),
+    **dict.fromkeys(("service", "backend", "both_sides", "kernels", "clients/python", "protos", "tools"), WITH_PIPES),
     "benchmarks": PICKLERS,
 }
 # Methods and functions by name, whoever's they are.

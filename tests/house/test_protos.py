@@ -1,5 +1,6 @@
-"""The protos as another language's build finds them: a folder, and protoc with nothing but its own
-well-known types.
+"""The protos as another language's build finds them.
+
+It has a folder, and protoc with nothing but its own well-known types.
 """
 
 from __future__ import annotations

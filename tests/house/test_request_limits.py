@@ -11,32 +11,36 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
+from tests.support.engine_requests import greedy_request
 
 from headrace.v1.generation_pb2 import GenerationSpec
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.errors import RequestRefused
-from headrace_backend.engine.requests import ModelLimits
-from headrace_backend.engine.validation import RequestValidator
-from headrace_backend.server.incoming import read_add
-from headrace_protos.engine.v1.engine_pb2 import AddRequest, EmittedTokens
+from headrace_backend.engine.limits.validation import RequestValidator
+from headrace_backend.engine.request import ModelLimits
+from headrace_backend.server.streams.incoming import read_add
+from headrace_protos.engine.v1.engine_pb2 import AddRequest
 from headrace_request import limits
+from headrace_request.rule_kinds import Bounds
+from headrace_request.sampling import Sampling
 from headrace_service import validation
 from headrace_service.errors import ServiceError
-from headrace_service.resolved_spec import ModelFacts, Sampling
+from headrace_service.resolved_spec import ModelFacts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VOCABULARY = 4096
 CONTEXT = 8192
-DEFAULTS = Sampling(1.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, None, ())
-FACTS = ModelFacts("model", VOCABULARY, CONTEXT, limits.MAX_OUTPUTS, 1 << 20, DEFAULTS)
+FACTS = ModelFacts("model", Bounds(VOCABULARY, CONTEXT, limits.MAX_OUTPUTS), 1 << 20, Sampling())
 ENGINE = RequestValidator(ModelLimits(VOCABULARY, CONTEXT, (0,)), limits.MAX_OUTPUTS, has_text=True)
 
 
 class Bounded(NamedTuple):
-    """A value that has a limit: the limit, one step beyond it, and how a caller and a service send
-    so much of it.
+    """A value that has a limit: the limit, and how a caller and a service send so much of it.
+
+    `beyond` is a value one step beyond it.
     """
 
     limit: float
@@ -70,15 +74,17 @@ def many_biases(count: int) -> dict[int, float]:
 
 
 def sequences(count: int, length: int = 1) -> dict[str, Any]:
-    return {"sampling": {"bad_words": [EmittedTokens(token_ids=ids(length))] * count}}
+    return {"sampling": {"bad_words": (ids(length),) * count}}
 
 
 PRIORITY, PENALTY = limits.MAX_PRIORITY, limits.MAX_PENALTY
 STRINGS, STRING_BYTES = limits.MAX_STOP_STRINGS, limits.MAX_STOP_STRING_BYTES
 BOUNDED: dict[str, Bounded] = {
     "n": counted(limits.MAX_OUTPUTS, lambda n: {"n": n}, lambda n: {"n": n}),
-    "logprobs": counted(limits.MAX_LOGPROBS, lambda k: {"logprobs": k}, lambda k: {"logprobs": k}),
-    "prompt logprobs": counted(limits.MAX_LOGPROBS, lambda k: {"prompt_logprobs": k}, lambda k: {"prompt_logprobs": k}),
+    "logprobs": counted(limits.MAX_LOGPROBS, lambda k: {"logprobs": k}, lambda k: {"num_logprobs": k}),
+    "prompt logprobs": counted(
+        limits.MAX_LOGPROBS, lambda k: {"prompt_logprobs": k}, lambda k: {"num_prompt_logprobs": k}
+    ),
     "priority": counted(PRIORITY, lambda p: {"priority": p}, lambda p: {"priority": p}),
     "low priority": Bounded(-PRIORITY, -PRIORITY - 1, lambda p: {"priority": p}, lambda p: {"priority": p}),
     "cache salt": counted(
@@ -103,12 +109,12 @@ BOUNDED: dict[str, Bounded] = {
     "stop strings": counted(
         STRINGS,
         lambda count: {"stop": {"strings": ["x"] * count}},
-        lambda count: {"stop": {"strings": [b"x"] * count}},
+        lambda count: {"stop": {"strings": (b"x",) * count}},
     ),
     "bytes of a stop string": counted(
         STRING_BYTES,
         lambda size: {"stop": {"strings": ["x" * size]}},
-        lambda size: {"stop": {"strings": [b"x" * size]}},
+        lambda size: {"stop": {"strings": (b"x" * size,)}},
     ),
     "stop tokens": counted(
         limits.MAX_STOP_TOKEN_IDS,
@@ -136,13 +142,13 @@ def spec_with(fields: dict[str, Any]) -> GenerationSpec:
 
 
 def add_with(fields: dict[str, Any]) -> AddRequest:
-    add = AddRequest(request_id="r", handle=1, n=1, prompt_token_ids=ids(2))
-    add.sampling.top_p = add.sampling.repetition_penalty = 1.0
-    add.stop.max_tokens = 4
-    if "n" in fields:
-        add.ClearField("n")
-    add.MergeFrom(AddRequest(**fields))
-    return add
+    """Fields of `Request`, in those of its structs by their names."""
+    request = greedy_request([1, 2], 4)
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            value = msgspec.structs.replace(getattr(request, name), **value)
+        request = msgspec.structs.replace(request, **{name: value})
+    return AddRequest(request_id="r", handle=1, request=request.encode())
 
 
 PLACES: dict[str, Callable[[Bounded, float], object]] = {
@@ -159,18 +165,6 @@ def test_every_place_takes_the_limit_and_nothing_beyond_it(name: str, place: str
     with pytest.raises((ServiceError, RequestRefused)) as refused:
         check(bounded, bounded.beyond)
     assert "INVALID_ARGUMENT" in str(getattr(refused.value, "code", refused.value))
-
-
-WIRE_COUNTS = ("stop strings", "bytes of a stop string", "bad words", "bytes of a bad word", "biases", "cache salt")
-
-
-@pytest.mark.parametrize("name", WIRE_COUNTS)
-def test_the_socket_refuses_what_the_engine_would(name: str) -> None:
-    """Sizes are bounded before anything is made of them."""
-    bounded = BOUNDED[name]
-    read_add(add_with(bounded.add(bounded.limit)), 0)
-    with pytest.raises(RequestRefused):
-        read_add(add_with(bounded.add(bounded.beyond)), 0)
 
 
 def test_no_setting_allows_more_than_the_limits() -> None:
@@ -234,7 +228,7 @@ RENAMED = {
     "bias": "logit_bias",
 }
 GO_NAME = re.compile(r"// With(\w+) (.*(?:\n//.*)*)")
-JAVA_NAME = re.compile(r"@param (\w+) (.*)\n(?:.*\n)*?        public Builder (\w+)\(")
+JAVA_NAME = re.compile(r"@param (\w+) (.*(?:\n +\*  .*)*)\n(?:.*\n)*?        public Builder (\w+)\(")
 PYTHON_NAME = re.compile(r"^        (\w+): (.*)$", re.MULTILINE)
 
 
@@ -250,7 +244,7 @@ def client_comments() -> Iterator[tuple[str, str]]:
         yield snake(name), text.replace("\n//", "")
     java = ROOT / "clients/java/src/main/java/io/github/headrace/GenerationOptions.java"
     for _, text, name in JAVA_NAME.findall(java.read_text()):
-        yield snake(name), text
+        yield snake(name), re.sub(r"\n +\* +", " ", text)
 
 
 @pytest.mark.parametrize("comments", [proto_comments, client_comments])
@@ -271,7 +265,7 @@ def test_limits_are_stated_in_one_place() -> None:
     """No other code has a constant of a limit's name."""
     names = "|".join(sorted(name for name in vars(limits) if name.isupper()))
     assigned = re.compile(rf"^_?(?:{names})\b.*=\s*-?\d", re.MULTILINE)
-    assert assigned.search((ROOT / "backend/headrace_request/limits.py").read_text())
-    others = [path for room in ("service", "backend") for path in (ROOT / room).rglob("*.py")]
+    assert assigned.search((ROOT / "both_sides/headrace_request/limits.py").read_text())
+    others = [path for room in ("service", "backend", "both_sides") for path in (ROOT / room).rglob("*.py")]
     found = [path.relative_to(ROOT) for path in others if assigned.search(path.read_text())]
-    assert found == [pathlib.Path("backend/headrace_request/limits.py")]
+    assert found == [pathlib.Path("both_sides/headrace_request/limits.py")]

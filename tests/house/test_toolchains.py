@@ -1,5 +1,6 @@
-"""What a run does where a client's toolchain is missing: it skips, and says so at its end; or it
-fails, where that is demanded.
+"""A run where a client's toolchain is missing skips its tests and says so at its end.
+
+Where toolchains are demanded it fails.
 """
 
 from __future__ import annotations

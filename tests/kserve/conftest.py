@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
+from tests.kserve.conformance_models import all_models
 from tests.kserve.wire import Wire
 from tests.service.harness import Running, running_service
 from tests.service.model_folder import write_model_folder
@@ -29,7 +30,9 @@ def sockets() -> Iterator[pathlib.Path]:
 
 @pytest_asyncio.fixture
 async def running(model_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[Running]:
-    async with running_service(model_path, sockets, conformance_models=True, kserve_shared_memory=True) as service:
+    async with running_service(
+        model_path, sockets, conformance_models=all_models.__name__, kserve_shared_memory=True
+    ) as service:
         yield service
 
 

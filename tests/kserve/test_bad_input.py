@@ -14,11 +14,12 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.kserve.conformance_models import all_models
 from tests.kserve.wire import Wire, add, numbers_of, raw_strings, request, stream, strings_of, text
 from tests.service.harness import ANSWER, Running, running_service
 
 from headrace_protos.inference import grpc_service_pb2 as pb
-from headrace_service.kserve import strict_json
+from headrace_service.kserve.language_models import strict_json
 
 ONE = [1, 1]
 
@@ -165,7 +166,9 @@ async def shared(
     model_path: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Running, Wire]]:
     """One server for all rows: what one of them breaks, the next one shows."""
-    async with running_service(model_path, tmp_path_factory.mktemp("s"), conformance_models=True) as running:
+    async with running_service(
+        model_path, tmp_path_factory.mktemp("s"), conformance_models=all_models.__name__
+    ) as running:
         yield running, Wire(running.channel)
 
 

@@ -15,8 +15,8 @@ import pytest
 from tests.support.running_server import ROOT, environment
 
 from headrace_service.errors import ServiceError
-from headrace_service.kserve import shared_memory
-from headrace_service.kserve.shared_document import SharedDocument
+from headrace_service.kserve.messages import shared_memory
+from headrace_service.kserve.messages.shared_document import SharedDocument
 
 _SIZE = 256 << 10
 _ON_A_SMALL_DISK = """

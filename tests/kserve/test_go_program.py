@@ -10,6 +10,7 @@ import subprocess
 import sys
 from types import ModuleType
 
+from tests.kserve.conformance_models import all_models
 from tests.support.running_server import running_server
 from tests.support.toolchains import GO, left_out, require
 
@@ -43,7 +44,7 @@ def test_a_go_program_of_our_protos_infers_and_streams(tmp_path: pathlib.Path) -
         shutil.copy(source, tmp_path)
     environment = os.environ | {"GOFLAGS": "-mod=mod"}
     subprocess.run([go, "build", "-o", "program", "."], cwd=tmp_path, env=environment, check=True, timeout=600)
-    with running_server("--device", "cpu", "--conformance-models") as server:
+    with running_server("--device", "cpu", "--conformance-models", all_models.__name__) as server:
         ended = subprocess.run(
             [tmp_path / "program", server.address], capture_output=True, text=True, timeout=600, check=False
         )

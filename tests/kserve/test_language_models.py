@@ -13,8 +13,11 @@ import pytest
 from tests.kserve.wire import ENOUGH, Wire, add, is_final, numbers_of, raw_strings, request, stream, strings_of, text
 from tests.service.harness import ANSWER, Running
 from tests.service.model_folder import EOS
+from tests.support import engine_requests
 
+from headrace_protos.engine.v1 import engine_pb2
 from headrace_protos.inference import grpc_service_pb2 as pb
+from headrace_request.request import Request
 
 ONE = [1, 1]
 
@@ -30,9 +33,13 @@ def triton_llm(
     return message
 
 
-def asked(running: Running) -> object:
+def added(running: Running) -> engine_pb2.AddRequest:
     (engine_request,) = running.engine.requests.values()
     return engine_request.add
+
+
+def asked(running: Running) -> Request:
+    return engine_requests.asked(added(running))
 
 
 def responses_of(messages: list[pb.ModelStreamInferResponse]) -> list[pb.ModelInferResponse]:
@@ -84,7 +91,7 @@ async def test_sampling_parameters_may_all_be_strings(running: Running, wire: Wi
     }  # fmt: skip
     await wire.ModelInfer(text(sampling=json.dumps(sampling)))
     add_request = asked(running)
-    found, stop = add_request.sampling, add_request.stop  # type: ignore[attr-defined]
+    found, stop = add_request.sampling, add_request.stop
     assert (found.temperature, found.top_p, found.top_k, found.min_p, found.seed) == (0.5, 0.25, 7, 0.5, 9)
     assert (found.repetition_penalty, found.presence_penalty, found.frequency_penalty) == (1.5, -1, 1)
     assert np.frombuffer(found.logit_bias_ids, "<u4").tolist() == [7]
@@ -94,12 +101,12 @@ async def test_sampling_parameters_may_all_be_strings(running: Running, wire: Wi
 
 async def test_best_of_as_many_as_are_returned_asks_for_nothing(running: Running, wire: Wire) -> None:
     response = await wire.ModelInfer(text(sampling='{"best_of": 2, "n": 2}'))
-    assert len(strings_of(response)) == 2 and asked(running).n == 2  # type: ignore[attr-defined]
+    assert len(strings_of(response)) == 2 and asked(running).n == 2
 
 
 async def test_without_a_number_of_tokens_there_are_sixteen(running: Running, wire: Wire) -> None:
     await wire.ModelInfer(text(sampling=None))
-    assert asked(running).stop.max_tokens == 16  # type: ignore[attr-defined]
+    assert asked(running).stop.max_tokens == 16
 
 
 async def test_parameters_of_the_request_count_and_the_tensor_before_them(running: Running, wire: Wire) -> None:
@@ -109,8 +116,8 @@ async def test_parameters_of_the_request_count_and_the_tensor_before_them(runnin
     message.parameters["priority"].uint64_param = 1
     await wire.ModelInfer(message)
     add_request = asked(running)
-    assert add_request.stop.max_tokens == 3 and add_request.sampling.temperature == 0  # type: ignore[attr-defined]
-    assert add_request.priority == 100  # type: ignore[attr-defined]
+    assert add_request.stop.max_tokens == 3 and add_request.sampling.temperature == 0
+    assert add_request.priority == 100
 
 
 async def test_additional_outputs_come_when_asked_for(running: Running, wire: Wire) -> None:
@@ -154,7 +161,7 @@ async def test_the_other_convention_has_a_batch_dimension(running: Running, wire
     responses = responses_of(await stream(wire, triton_llm(model=model, stream=True)))
     assert "".join(strings_of(response)[0] for response in responses) == ANSWER
     assert list(responses[0].outputs[0].shape) == ONE and is_final(responses[-1])
-    assert asked(running).sampling.temperature == 0  # type: ignore[attr-defined]
+    assert asked(running).sampling.temperature == 0
 
 
 async def test_the_other_conventions_words_reach_the_engine(running: Running, wire: Wire) -> None:
@@ -167,7 +174,7 @@ async def test_the_other_conventions_words_reach_the_engine(running: Running, wi
     add(message, "stop_words", "BYTES", [1, 2], raw_strings(b"", b"stop"))
     response = await wire.ModelInfer(message)
     add_request = asked(running)
-    found, stop = add_request.sampling, add_request.stop  # type: ignore[attr-defined]
+    found, stop = add_request.sampling, add_request.stop
     assert (found.temperature, found.top_p, found.top_k, found.seed) == (0.5, 0.25, 3, 1 << 63)
     assert (stop.max_tokens, stop.min_tokens, list(stop.strings)) == (ENOUGH, 2, [b"stop"])
     assert np.frombuffer(stop.token_ids, "<u4").tolist() == [EOS]
@@ -214,7 +221,7 @@ async def test_a_timeout_of_the_request_is_its_end(running: Running, wire: Wire)
     message.parameters["timeout"].int64_param = 250_000
     task = asyncio.create_task(stream(wire, message))
     await task
-    assert asked(running).remaining_ns == pytest.approx(250_000_000, rel=0.5)  # type: ignore[attr-defined]
+    assert added(running).remaining_ns == pytest.approx(250_000_000, rel=0.5)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -237,4 +244,4 @@ async def test_a_calls_deadline_ends_its_generation(running: Running, wire: Wire
         await wire.ModelInfer(text(), timeout=0.3)
     assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await running.until(lambda: len(running.engine.aborts) == 1)
-    assert 0 < asked(running).remaining_ns <= 300_000_000  # type: ignore[attr-defined]
+    assert 0 < added(running).remaining_ns <= 300_000_000

@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 import pytest_asyncio
+from tests.kserve.conformance_models import all_models
 from tests.kserve.wire import Wire, is_final, raw_strings, request, stream, strings_of, text
 from tests.service.harness import Running, running_service
 from tests.service.model_folder import add_token, write_model_folder
+from tests.support import engine_requests
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 
@@ -33,9 +35,9 @@ async def limited(tmp_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterato
     async with running_service(
         folder,
         sockets,
-        lambda add, index: [huge] if add.stop.max_tokens == HUGE else LONG,
+        lambda add, index: [huge] if engine_requests.asked(add).stop.max_tokens == HUGE else LONG,
         max_message_bytes=LIMIT,
-        conformance_models=True,
+        conformance_models=all_models.__name__,
     ) as running:
         running.engine.logprobs = 20
         yield running
@@ -109,7 +111,9 @@ async def test_a_mistake_about_one_generation_is_its_failure_and_the_stream_goes
 ) -> None:
     script = limited.engine.script
     # An id that no vocabulary has, as no engine should send it.
-    limited.engine.script = lambda add, index: [1 << 20] if add.stop.max_tokens == HUGE else script(add, index)
+    limited.engine.script = lambda add, index: (
+        [1 << 20] if engine_requests.asked(add).stop.max_tokens == HUGE else script(add, index)
+    )
     bad, good = text(id="bad", stream=True, sampling=asked(HUGE)), text(id="good", stream=True)
     answers = await stream(wire, bad, good)
     assert [*told(answers)] == ["bad"] and told(answers)["bad"].startswith("internal error ")

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from tests.kserve.wire import Wire, strings_of, text
 from tests.service.harness import ANSWER, running_service
-from tests.service.test_readers import _SMALL_WINDOW, Flood
+from tests.service.streams.test_readers import _SMALL_WINDOW, Flood
 
 
 async def test_a_reader_that_never_reads_ends_as_too_slow_and_frees_its_requests(

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_protos.inference import grpc_service_pb2 as pb
-from headrace_service.kserve import responses
-from headrace_service.kserve.infer_request import InferRequest
-from headrace_service.kserve.parameters import RequestParameters
-from headrace_service.kserve.tensors import Tensor
+from headrace_service.kserve.messages import responses
+from headrace_service.kserve.messages.infer_request import InferRequest
+from headrace_service.kserve.messages.parameters import RequestParameters
+from headrace_service.kserve.messages.tensors import Tensor
 
 
 def asked(model: str = "m", id: str = "7") -> InferRequest:

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+from tests.kserve.conformance_models import all_models
 from tests.kserve.test_shared_memory import in_region
 from tests.kserve.wire import Wire, request, simple, stream, text
 from tests.service.auth.credentials_case import bearer, entry, write_keys
@@ -35,7 +36,7 @@ async def secured(
         entry(BOUND, "bound", models=("simple",)),
         entry(READER, "reader", ("read",)),
     )
-    options = {"conformance_models": True, "kserve_shared_memory": True}
+    options = {"conformance_models": all_models.__name__, "kserve_shared_memory": True}
     async with running_service(model_path, sockets, keys_file=keys_file, **options) as running:
         yield running, Wire(running.channel)
 

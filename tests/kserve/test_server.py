@@ -236,6 +236,7 @@ async def test_conformance_models_are_served_only_where_told(model_path: pathlib
         await refused(wire.ModelInfer(simple()), "NOT_FOUND")
         index = await wire.RepositoryIndex(pb.RepositoryIndexRequest())
         assert {model.name for model in index.models} == {"tiny", "other", "ensemble", "tensorrt_llm_bls"}
+        assert "sequence" not in (await wire.ServerMetadata(pb.ServerMetadataRequest())).extensions
 
 
 async def test_a_loaded_models_own_name_comes_before_another_convention(

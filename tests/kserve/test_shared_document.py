@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from headrace_service.kserve.shared_document import Content, SharedDocument
+from headrace_service.kserve.messages.shared_document import Content, SharedDocument
 
 
 def _add(path: pathlib.Path, name: str) -> None:

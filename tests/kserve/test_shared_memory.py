@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import grpc
 import numpy as np
 import pytest
+from tests.kserve.conformance_models import all_models
 from tests.kserve.wire import Wire, numbers_of, request
 from tests.service.harness import Running, running_service
 
@@ -184,7 +185,7 @@ async def test_parameters_of_a_tensor_have_their_types(wire: Wire, region: pathl
 async def test_nothing_of_it_works_unless_switched_on(
     model_path: pathlib.Path, sockets: pathlib.Path, region: pathlib.Path
 ) -> None:
-    async with running_service(model_path, sockets, conformance_models=True) as running:
+    async with running_service(model_path, sockets, conformance_models=all_models.__name__) as running:
         wire = Wire(running.channel)
         calls = [
             register(wire, "r", region.name),

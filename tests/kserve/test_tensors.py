@@ -15,9 +15,9 @@ from tests.kserve.wire import add, raw_strings, request
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service.errors import ServiceError
-from headrace_service.kserve.datatypes import BY_NAME
-from headrace_service.kserve.signature import Signature, tensor
-from headrace_service.kserve.tensors import RequestTensors, Tensor, encode_strings
+from headrace_service.kserve.messages.datatypes import BY_NAME
+from headrace_service.kserve.messages.signature import Signature, tensor
+from headrace_service.kserve.messages.tensors import RequestTensors, Tensor, encode_strings
 
 BATCHED = Signature(
     inputs=(tensor("A", "INT32", 4), tensor("B", "INT32", 4), tensor("S", "BYTES", -1, optional=True)),

@@ -17,7 +17,7 @@ from tests.support.gguf_numbers import KINDS, quantize
 from tests.support.gguf_writer import Gguf, Typed
 
 from headrace_model_folder import InvalidModelFolder, ModelFolder
-from headrace_model_folder.gguf_header import TYPES, read_gguf_header
+from headrace_model_folder.gguf.header import TYPES, read_gguf_header
 
 FILE = "small.gguf"
 HIDDEN, INNER, HEADS, KV_HEADS, VOCAB = 32, 64, 4, 2, 9

@@ -18,7 +18,7 @@ from tests.support.running_server import DEMO
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from headrace_model_folder import InvalidModelFolder, ModelFolder
-from headrace_model_folder.gguf_tokenizer import gguf_tokenizer_json
+from headrace_model_folder.gguf.tokenizer import gguf_tokenizer_json
 from headrace_model_folder.token_table import parse_token_table
 
 # Of the embedding.

@@ -14,9 +14,9 @@ from tests.model_folder.folders import CONFIG, write_safetensors
 
 from headrace_model_folder import InvalidModelFolder, LayerFormat, ModelFolder, expected_tensors
 from headrace_model_folder.config import parse_config
-from headrace_model_folder.layer_format import InputFormat, Layout
-from headrace_model_folder.layer_names import Patterns
-from headrace_model_folder.quantization_config import read_quantization
+from headrace_model_folder.formats.layer_format import InputFormat, Layout
+from headrace_model_folder.formats.layer_names import Patterns
+from headrace_model_folder.formats.quantization_config import read_quantization
 
 SIZES = CONFIG | {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}

@@ -27,7 +27,7 @@ from headrace_backend.quantization.self_check import StoredSummary
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.placement import ALONE, Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
-from headrace_backend.worker.quantized import quantization_report
+from headrace_backend.worker.start_up.quantized import quantization_report
 from headrace_kernels import card
 from headrace_kernels.linear import gemm_fp8 as fp8_activations
 from headrace_kernels.linear import gemm_int8 as int8_activations

@@ -15,7 +15,7 @@ from tests.support.running_server import DEMO
 from headrace_backend.config import EngineConfig
 from headrace_backend.server.model_cost import model_cost
 from headrace_backend.server.model_facts import ModelFacts, model_limits
-from headrace_backend.worker_messages import QuantizationReport, WorkerReady
+from headrace_backend.step.messages import QuantizationReport, WorkerReady
 from headrace_model_folder import ModelFolder
 from headrace_model_folder.config import parse_config
 

@@ -1,6 +1,6 @@
 """Which layers launch all that a model's layers launch.
 
-That they do is shown in `tests/worker/test_warm_up_launches.py`.
+That they do is shown in `tests/worker/start_up/test_warm_up_launches.py`.
 """
 
 from __future__ import annotations

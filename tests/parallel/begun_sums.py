@@ -17,7 +17,7 @@ from benchmarks import rank_processes
 
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.rendezvous import Seat
-from headrace_backend.worker.step_graphs import StepGraphs
+from headrace_backend.worker.step.graphs import StepGraphs
 
 _ROUNDS = 12
 _REPLAYS = 3

@@ -24,12 +24,13 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.rendezvous import Seat
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
-from headrace_backend.worker.fitted_runner import make_runner
-from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
-from headrace_backend.worker.runner import CapturesGraphs, Runner
+from headrace_backend.worker.start_up.fitted_runner import make_runner
+from headrace_backend.worker.start_up.sizes import WorkerSizes
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
+from headrace_backend.worker.step.runner import CapturesGraphs, Runner
 from headrace_model_folder import ModelFolder
 
 MAX_MODEL_LEN = 256
@@ -97,7 +98,7 @@ def runner_of(case: Case, folder: ModelFolder, device: torch.device, shard: Shar
     model = load_model(folder, folder.config, dtype, device, "folder", 0, _ignore, MAX_MODEL_LEN, shard=shard, **bits)
     size = (_NUM_BLOCKS, 2, model.num_kv_heads, BLOCK_SIZE, model.head_dim)
     caches = allocate_kv_caches(model.num_layers, size, kv_type(case.kv_dtype, dtype), device)
-    runner = make_runner(model, config, MAX_MODEL_LEN, caches)
+    runner = make_runner(model, WorkerSizes.of(config, MAX_MODEL_LEN), caches)
     if isinstance(runner, CapturesGraphs):
         runner.capture(_ignore)
     return model, runner

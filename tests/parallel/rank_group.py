@@ -11,9 +11,9 @@ from typing import Any
 from tests.support.processes import alive
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.server.worker_group import WorkerGroup, WorkerLaunch, WorkersLost
-from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.server.workers.worker_group import WorkerGroup, WorkerLaunch, WorkersLost
+from headrace_backend.server.workers.worker_process import DEFAULT_WORKER_COMMAND
+from headrace_backend.step.plan import StepPlan, StepResult
 
 # Of what must come at all.
 LIMIT_S = 240.0

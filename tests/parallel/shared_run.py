@@ -10,7 +10,7 @@ from tests.worker.driver import Entry, admission, execute, make_runner, step
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_model_folder import ModelFolder
 

@@ -6,10 +6,10 @@ import os
 
 import numpy as np
 
-from headrace_backend.ring import RingReader, RingWriter, create_ring
-from headrace_backend.step_plan import StepResult
+from headrace_backend.step.messages import Notice, RecordKind, decode_message
+from headrace_backend.step.plan import StepResult
+from headrace_backend.step.ring import RingReader, RingWriter, create_ring
 from headrace_backend.worker.channel import FollowerChannel
-from headrace_backend.worker_messages import Notice, RecordKind, decode_message
 
 
 def test_only_late_work_is_told() -> None:

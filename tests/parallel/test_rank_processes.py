@@ -22,10 +22,10 @@ from tests.parallel.rank_group import Ranks, ranks
 from tests.worker.driver import Entry, admission, execute, make_runner, step
 
 from headrace_backend.models.registry import load_model
-from headrace_backend.server.worker_group import WorkersLost
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.server.workers.worker_group import WorkersLost
+from headrace_backend.step.messages import WorkerReady
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.scheme import Scheme
-from headrace_backend.worker_messages import WorkerReady
 from headrace_model_folder import ModelFolder
 
 FAKE_WORKER = (sys.executable, str(pathlib.Path(__file__).parents[1] / "backend" / "fake_worker.py"))

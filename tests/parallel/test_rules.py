@@ -20,14 +20,14 @@ from tests.support.running_server import DEMO
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.registry import weight_memory
 from headrace_backend.parallel.rendezvous import MixedRanks, Seat, join
-from headrace_backend.rank_board import RankBoard, RankMark, create_board
-from headrace_backend.server.rank_watch import behind
+from headrace_backend.server.workers.rank_watch import behind
+from headrace_backend.step.rank_board import RankBoard, RankMark, create_board
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
-from headrace_backend.worker.device import too_few_cards
+from headrace_backend.worker.start_up.device import too_few_cards
 from headrace_model_folder import ModelConfig, ModelFolder
-from headrace_model_folder.quantization_config import read_quantization
+from headrace_model_folder.formats.quantization_config import read_quantization
 
 # 8 heads, 4 key/value heads, 704 inner, 4,096 tokens.
 MODEL = ModelFolder.open(DEMO, require_weights=False).config

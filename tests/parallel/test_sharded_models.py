@@ -17,7 +17,7 @@ from tests.worker.driver import BLOCK_SIZE, Entry, admission, execute, id_bytes,
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model, weight_memory
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Scheme
 from headrace_kernels.weight_formats.block_weight import BlockKind
@@ -131,8 +131,7 @@ EVERY_WISH = {
     "stop_token_ids": id_bytes(5),
     "logit_bias_ids": id_bytes(9, 70),
     "logit_bias_values": np.array([2.0, -3.0], np.float32).tobytes(),
-    "bad_words": [id_bytes(11), id_bytes(12, 13)],
-    "needs_history": True,
+    "bad_words": (id_bytes(11), id_bytes(12, 13)),
     "prompt_ids": id_bytes(*PROMPT),
 }
 WISHES = {

@@ -11,7 +11,7 @@ import pytest_asyncio
 from tests.service.harness import Running, running_service
 from tests.service.model_folder import write_model_folder
 
-from headrace_service import chat_template
+from headrace_service.text import chat_template
 
 
 @pytest.fixture(scope="session")

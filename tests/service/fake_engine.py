@@ -20,9 +20,11 @@ import msgspec
 import numpy as np
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
+from tests.support.engine_requests import asked
 
 from headrace_facts import facts, step_records, token_steps
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from headrace_request.request import LAYOUT
 
 ENGINE, UNIX_OFFSET_NS = "00112233aabbccdd", 1_000
 _HEARTBEAT_S = 0.2
@@ -57,7 +59,7 @@ class Request:
         trace = engine_trace(self) if self.add.HasField("recording") else b""
         return engine_pb2.RequestDone(
             engine_trace=trace,
-            prompt_tokens=len(self.add.prompt_token_ids) // 4,
+            prompt_tokens=len(asked(self.add).prompt_token_ids) // 4,
             output_tokens=sum(output.released for output in self.outputs),
             queued_ns=self.add.service_ns + first - self.added_ns,
             decode_ns=self.ended_ns - first,
@@ -129,12 +131,12 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
     async def Connect(self, request_iterator: Any, context: Any) -> None:
         hello = await context.read()
-        assert hello.hello.protocol_version == 1
+        assert (hello.hello.protocol_version, hello.hello.request_layout) == (2, LAYOUT)
         connection = Connection(hello.hello.wants_step_records)
         self._connections.add(connection)
         connection.send(
             welcome=engine_pb2.Welcome(
-                protocol_version=1, model=self.model, state=self.state, engine=ENGINE, unix_offset_ns=UNIX_OFFSET_NS
+                protocol_version=2, model=self.model, state=self.state, engine=ENGINE, unix_offset_ns=UNIX_OFFSET_NS
             )
         )
         writer = asyncio.create_task(self._write(connection, context))
@@ -180,12 +182,13 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                 query_id=add.query_id,
                 request_id=request.add.request_id,
                 existing=known is not None,
-                prompt_tokens=len(add.prompt_token_ids) // 4,
+                prompt_tokens=len(asked(add).prompt_token_ids) // 4,
             )
         )
 
     def _new_request(self, connection: Connection, add: engine_pb2.AddRequest) -> Request:
-        outputs = [Output(list(self.script(add, index))[: add.stop.max_tokens]) for index in range(add.n)]
+        most, num_outputs = asked(add).stop.max_tokens, asked(add).n
+        outputs = [Output(list(self.script(add, index))[:most]) for index in range(num_outputs)]
         request = Request(add, outputs, time.monotonic_ns(), next(self._sequence))
         if add.handle:
             request.readers.append((connection, add.handle, None))
@@ -216,7 +219,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         attached = engine_pb2.Attached(
             handle=attach.handle,
             service_state=request.add.service_state,
-            prompt_tokens=len(request.add.prompt_token_ids) // 4,
+            prompt_tokens=len(asked(request.add).prompt_token_ids) // 4,
             started=request.started,
         )
         if request.started:
@@ -231,7 +234,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                 connection.send(refused=engine_pb2.Refused(handle=attach.handle, status=status))
                 return
             log = attached.outputs.add(output_index=index, token_ids=_u32(output.tokens[: output.released]))
-            if request.add.HasField("logprobs"):
+            if asked(request.add).num_logprobs >= 0:
                 log.logprobs.CopyFrom(self._logprobs_of(output.tokens[: output.released]))
             if output.end is not None:
                 log.end.CopyFrom(output.end)
@@ -355,13 +358,13 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         return rows, events
 
     def _natural_end(self, add: engine_pb2.AddRequest, index: int, output: Output) -> engine_pb2.OutputEnd:
-        stops = np.frombuffer(add.stop.token_ids, "<u4").tolist()
+        stops = np.frombuffer(asked(add).stop.token_ids, "<u4").tolist()
         if output.tokens and output.tokens[-1] in stops:
             return engine_pb2.OutputEnd(
                 output_index=index, reason=engine_pb2.OUTPUT_END_REASON_STOP, stop_token_id=output.tokens[-1]
             )
-        if add.stop.strings:
-            trim = len(add.stop.strings[0])
+        if asked(add).stop.strings:
+            trim = len(asked(add).stop.strings[0])
             return engine_pb2.OutputEnd(
                 output_index=index, reason=engine_pb2.OUTPUT_END_REASON_STOP, stop_string_index=0, trim_bytes=trim
             )
@@ -393,7 +396,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         )
 
     def _wants_logprobs(self, handle: int) -> bool:
-        return any(r.add.HasField("logprobs") for r in self.requests.values() for _, h, _ in r.readers if h == handle)
+        return any(
+            asked(r.add).num_logprobs >= 0 for r in self.requests.values() for _, h, _ in r.readers if h == handle
+        )
 
     def end_with_error(self, request_id: str, message: str) -> None:
         error = status_pb2.Status(code=code_pb2.INTERNAL, message=message)
@@ -437,10 +442,10 @@ def prompt_parts(add: engine_pb2.AddRequest, part_tokens: int = 3) -> list[engin
     """What the engine tells of a prompt: of each token after the first its own id as rank, and as
     log probability its negative.
     """
-    if not add.HasField("prompt_logprobs"):
+    parts, tops = [], asked(add).num_prompt_logprobs
+    if tops < 0:
         return []
-    parts, tops = [], add.prompt_logprobs
-    prompt = np.frombuffer(add.prompt_token_ids, "<u4").tolist()
+    prompt = np.frombuffer(asked(add).prompt_token_ids, "<u4").tolist()
     for first in range(1, len(prompt), part_tokens):
         ids = prompt[first : first + part_tokens]
         columns = engine_pb2.LogprobColumns(

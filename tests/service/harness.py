@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 from headrace.v1 import generation_pb2, inference_pb2_grpc
 from headrace_model_folder import ModelFolder
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import text_loader
 from headrace_service.config import ServiceConfig
 from headrace_service.server import Service
+from headrace_service.text import text_loader
 
 ANSWER = "the quick brown fox jumps over the lazy dog: größer, naïve, 東京, 🙂 done"
 

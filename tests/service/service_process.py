@@ -20,7 +20,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(
-        str(_ROOT / part) for part in ("service", "backend", "protos/python", "clients/python")
+        str(_ROOT / part) for part in ("service", "backend", "both_sides", "protos/python", "clients/python")
     ),
 }
 

@@ -21,6 +21,7 @@ from tests.service.harness import (
     text_of,
 )
 from tests.service.model_folder import BOS, END, EOS, START, write_model_folder
+from tests.support.engine_requests import asked
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
@@ -58,15 +59,15 @@ async def test_each_delta_begins_where_the_one_before_ended_and_its_text_is_that
 async def test_the_engine_gets_the_resolved_request(running: Running) -> None:
     await events_of(generate(running, priority=7, cache_salt="salt"))
     (request,) = running.engine.requests.values()
-    add = request.add
-    assert np.frombuffer(add.prompt_token_ids, "<u4").tolist() == [BOS, *running.ids("hello")]
+    add, wanted = request.add, asked(request.add)
+    assert np.frombuffer(wanted.prompt_token_ids, "<u4").tolist() == [BOS, *running.ids("hello")]
     # The folder's generation_config.json speaks where the caller does not.
-    assert add.sampling.temperature == 0.5
-    assert add.sampling.top_p == pytest.approx(0.9)
-    assert set(np.frombuffer(add.stop.token_ids, "<u4").tolist()) == {EOS, END}
-    assert add.stop.max_tokens == 512 - len(running.ids("hello")) - 1
-    assert (add.priority, add.cache_salt, add.n, add.detached) == (7, b"salt", 1, False)
-    assert not add.HasField("logprobs")
+    assert wanted.sampling.temperature == 0.5
+    assert wanted.sampling.top_p == pytest.approx(0.9)
+    assert set(np.frombuffer(wanted.stop.token_ids, "<u4").tolist()) == {EOS, END}
+    assert wanted.stop.max_tokens == 512 - len(running.ids("hello")) - 1
+    assert (wanted.priority, wanted.cache_salt, wanted.n, add.detached) == (7, b"salt", 1, False)
+    assert wanted.num_logprobs == -1
     assert 0 < add.service_ns < 10**9
 
 
@@ -128,7 +129,7 @@ async def test_chat_lays_messages_out_by_the_folders_template(running: Running) 
     events = await events_of(running.stub.Chat(inference_pb2.ChatRequest(messages=[message])))
     assert text_of(events) == ANSWER
     (request,) = running.engine.requests.values()
-    prompt = np.frombuffer(request.add.prompt_token_ids, "<u4").tolist()
+    prompt = np.frombuffer(asked(request.add).prompt_token_ids, "<u4").tolist()
     assert running.tokenizer.decode(prompt, skip_special_tokens=False) == (
         "<bos><|start|>user\nthe fox?<|end|>\n<|start|>assistant\n"
     )
@@ -141,7 +142,7 @@ async def test_chat_continues_the_last_message(running: Running) -> None:
     ]
     await events_of(running.stub.Chat(inference_pb2.ChatRequest(messages=messages, continue_last_message=True)))
     (request,) = running.engine.requests.values()
-    prompt = np.frombuffer(request.add.prompt_token_ids, "<u4").tolist()
+    prompt = np.frombuffer(asked(request.add).prompt_token_ids, "<u4").tolist()
     assert running.tokenizer.decode(prompt, skip_special_tokens=False).endswith("<|start|>assistant\nit jumps ")
 
 
@@ -320,7 +321,7 @@ async def test_seeds_are_drawn_only_where_the_caller_gave_none(running: Running)
     for seed in (None, None, 0, 5):
         sampling = generation_pb2.SamplingParameters(seed=seed)
         await events_of(generate(running, sampling=sampling))
-    seeds = [request.add.sampling.seed for request in running.engine.requests.values()]
+    seeds = [asked(request.add).sampling.seed for request in running.engine.requests.values()]
     assert seeds[2:] == [0, 5]
     assert seeds[0] != seeds[1]
 
@@ -328,7 +329,7 @@ async def test_seeds_are_drawn_only_where_the_caller_gave_none(running: Running)
 async def test_bad_words_are_encoded_with_and_without_a_leading_space(running: Running) -> None:
     await events_of(generate(running, stop=generation_pb2.StopConditions(bad_words=["fox"])))
     (request,) = running.engine.requests.values()
-    sequences = [np.frombuffer(word.token_ids, "<u4").tolist() for word in request.add.sampling.bad_words]
+    sequences = [np.frombuffer(word, "<u4").tolist() for word in asked(request.add).sampling.bad_words]
     assert sorted(sequences) == sorted([running.ids("fox"), running.ids(" fox")])
 
 

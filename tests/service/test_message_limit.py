@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from tests.service.harness import Running, events_of, ids_of, running_service, text_of
 from tests.service.model_folder import add_token, write_model_folder
+from tests.support.engine_requests import asked
 
 from headrace.v1 import generation_pb2, inference_pb2
 
@@ -33,7 +34,7 @@ async def limited(tmp_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterato
     async with running_service(
         folder,
         sockets,
-        lambda add, index: [huge] if add.prompt_token_ids == prompt else LONG,
+        lambda add, index: [huge] if asked(add).prompt_token_ids == prompt else LONG,
         context=4096,
         max_message_bytes=LIMIT,
     ) as running:
@@ -119,10 +120,12 @@ async def test_a_token_that_no_message_holds_ends_its_generation_and_no_other_of
 async def test_a_mistake_about_one_generation_is_its_failure_and_the_session_goes_on(limited: Running) -> None:
     script, prompt = limited.engine.script, HUGE.to_bytes(4, "little")
     # An id that no vocabulary has, as no engine should send it.
-    limited.engine.script = lambda add, index: [1 << 20] if add.prompt_token_ids == prompt else script(add, index)
+    limited.engine.script = lambda add, index: (
+        [1 << 20] if asked(add).prompt_token_ids == prompt else script(add, index)
+    )
     session = limited.stub.Session()
-    for stream_id, asked in enumerate((huge(), spec()), 1):
-        submit = inference_pb2.SessionSubmit(spec=asked)
+    for stream_id, wanted in enumerate((huge(), spec()), 1):
+        submit = inference_pb2.SessionSubmit(spec=wanted)
         await session.write(inference_pb2.SessionRequest(stream_id=stream_id, submit=submit))
     await session.done_writing()
     events = [event async for step in session for event in step.events]

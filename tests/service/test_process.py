@@ -25,9 +25,9 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_nothing_of_the_service_imports_torch() -> None:
-    modules = sorted(
-        path.stem for path in (_ROOT / "service" / "headrace_service").glob("*.py") if path.stem != "__main__"
-    )
+    folder = _ROOT / "service" / "headrace_service"
+    paths = (path.relative_to(folder) for path in folder.rglob("*.py") if not path.stem.startswith("__"))
+    modules = sorted(".".join(path.with_suffix("").parts) for path in paths)
     code = f"""
 import importlib, sys
 for name in {modules!r}: importlib.import_module("headrace_service." + name)
@@ -106,6 +106,15 @@ def test_a_unix_address_without_a_folder_is_told_of_the_folder(tmp_path: pathlib
 def test_a_configuration_that_makes_no_sense_is_named(change: dict[str, object], named: str) -> None:
     values = {"listen": ["127.0.0.1:0"], "engine": "unix:/nowhere", **change}
     assert named in refusal(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("module", "why"), [("no.such", "No module named 'no'"), ("json", "no attribute 'models'"), (".json", "package")]
+)
+def test_a_module_that_brings_no_models_is_named(module: str, why: str) -> None:
+    config = ServiceConfig(listen=("127.0.0.1:0",), engine="unix:/nowhere", conformance_models=module)
+    said = refusal(config.model_dump_json())
+    assert f"conformance_models: {module}: " in said and why in said
 
 
 async def test_a_model_folder_that_cannot_be_served_is_named(

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.service.harness import ANSWER, Running, events_of, retry_delay_s, running_service, text_of
 
 from headrace.v1 import generation_pb2, inference_pb2
-from headrace_service import inference_service
+from headrace_service.api import inference_service
 
 Spec = generation_pb2.GenerationSpec
 SERVING = health_pb2.HealthCheckResponse.SERVING

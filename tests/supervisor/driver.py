@@ -17,11 +17,11 @@ import sys
 
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_supervisor import logs
-from headrace_supervisor.backend_table import Probe
 from headrace_supervisor.config import SupervisorConfig
-from headrace_supervisor.memory_sums import Claim
-from headrace_supervisor.model_launches import Launch
-from headrace_supervisor.processes import ProcessSpec
+from headrace_supervisor.models.backend_table import Probe
+from headrace_supervisor.models.memory_sums import Claim
+from headrace_supervisor.models.model_launches import Launch
+from headrace_supervisor.processes.managed_process import ProcessSpec
 from headrace_supervisor.supervisor import Supervisor, TelemetryProcess
 
 _PREFIX = """import os, signal, sys, time

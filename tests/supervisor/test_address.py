@@ -9,7 +9,7 @@ import stat
 
 import pytest
 
-from headrace_supervisor.address import AddressError, check_free, claimed
+from headrace_supervisor.processes.address import AddressError, check_free, claimed
 
 
 def listening(port: int) -> socket.socket:

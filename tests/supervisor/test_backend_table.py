@@ -24,11 +24,11 @@ from tests.support.processes import alive
 from headrace_protos.control.v1 import control_pb2, control_pb2_grpc
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_supervisor import refusals
-from headrace_supervisor.backend_table import BackendTable, Probe
 from headrace_supervisor.control_server import ControlServer
-from headrace_supervisor.memory_sums import Claim
-from headrace_supervisor.model_launches import Launch
-from headrace_supervisor.processes import ProcessGaveUp, ProcessSpec, RestartRule
+from headrace_supervisor.models.backend_table import BackendTable, Probe
+from headrace_supervisor.models.memory_sums import Claim
+from headrace_supervisor.models.model_launches import Launch
+from headrace_supervisor.processes.managed_process import ProcessGaveUp, ProcessSpec, RestartRule
 from headrace_supervisor.refusals import Refused
 
 GIB = 1 << 30

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from headrace_supervisor import bench as benchmark
-from headrace_supervisor import bench_report
-from headrace_supervisor.bench_command import bench, load_of
-from headrace_supervisor.bench_load import Length, Load, Point, prompts
-from headrace_supervisor.bench_sending import BenchError, PointRun, Sample
+from headrace_supervisor.bench import figures as benchmark
+from headrace_supervisor.bench import report as bench_report
+from headrace_supervisor.bench.command import bench, load_of
+from headrace_supervisor.bench.load import Length, Load, Point, prompts
+from headrace_supervisor.bench.sending import BenchError, PointRun, Sample
 
 FLAGS: dict[str, Any] = {
     "server": "127.0.0.1:1",

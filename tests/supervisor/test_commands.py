@@ -16,7 +16,7 @@ import pytest
 from headrace import local
 from headrace_supervisor import config as configs
 from headrace_supervisor import settings
-from headrace_supervisor.bench import percentiles_ms
+from headrace_supervisor.bench.figures import percentiles_ms
 
 
 def headrace(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

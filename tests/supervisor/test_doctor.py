@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 from tests.service.model_folder import write_model_folder
+from tests.support.quantized_folders import Recipe, quantize_folder
 from tests.support.running_server import DEMO
 
 from headrace_supervisor import doctor
@@ -110,3 +111,28 @@ def test_each_model_of_a_repository_is_judged_alone(tmp_path: pathlib.Path) -> N
     assert found["model stated"].verdict is Verdict.OK and "3.00 GiB" in found["model stated"].detail
     (nothing,) = doctor._repository(tmp_path / "good")
     assert nothing.verdict is Verdict.LIMITED and "no subfolder" in nothing.detail
+
+
+def test_weights_that_are_packed_wrongly_are_damaged_and_named(tmp_path: pathlib.Path) -> None:
+    folder = quantize_folder(DEMO, tmp_path, Recipe("gptq", group=64))
+    assert [(finding.subject, finding.verdict) for finding in doctor._weights(folder.path)] == [("weights", Verdict.OK)]
+    layer = "model.layers.3.mlp.down_proj"
+    folder.tensors[f"{layer}.scales"] = folder.tensors[f"{layer}.scales"].roll(1, 0)
+    folder.rewrite()
+    found = list(doctor._weights(folder.path))
+    assert found and all(finding.verdict is Verdict.DAMAGED for finding in found)
+    assert f"layer '{layer}': its scales" in found[0].detail
+    assert not doctor.can_serve(found)
+
+
+def test_plain_weights_are_read_and_weights_that_no_server_loads_are_told(tmp_path: pathlib.Path) -> None:
+    (finding,) = doctor._weights(DEMO)
+    assert finding == doctor.Finding("weights", Verdict.OK, "every number is finite")
+    broken = pathlib.Path(shutil.copytree(DEMO, tmp_path / "broken"))
+    weights = broken / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    # Not a number, as the last of the last tensor.
+    data[-2:] = b"\xc0\x7f"
+    weights.write_bytes(data)
+    (finding,) = doctor._weights(broken)
+    assert finding.verdict is Verdict.MISSING and "finite" in finding.detail

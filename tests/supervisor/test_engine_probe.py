@@ -11,9 +11,11 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 from tests.service.fake_engine import FakeEngine
+from tests.support.engine_requests import greedy_request
 
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_supervisor import engine_probe
+from headrace_request.request import LAYOUT
+from headrace_supervisor.processes import engine_probe
 
 CONNECT = "/headrace_engine.v1.EngineService/Connect"
 
@@ -39,8 +41,9 @@ async def ask(engine: FakeEngine) -> None:
         stream = channel.stream_stream(
             CONNECT, engine_pb2.ToEngine.SerializeToString, engine_pb2.FromEngine.FromString
         )()
-        await stream.write(engine_pb2.ToEngine(hello=engine_pb2.Hello(protocol_version=1, service_name="test")))
-        add = engine_pb2.AddRequest(query_id=1, request_id="r", detached=True, n=1)
+        hello = engine_pb2.Hello(protocol_version=2, service_name="test", request_layout=LAYOUT)
+        await stream.write(engine_pb2.ToEngine(hello=hello))
+        add = engine_pb2.AddRequest(query_id=1, request_id="r", detached=True, request=greedy_request([1], 1).encode())
         await stream.write(engine_pb2.ToEngine(add=add))
         async with asyncio.timeout(120):
             while "r" not in engine.requests:

@@ -17,8 +17,8 @@ import structlog
 from hypothesis import strategies
 from tests.support.processes import wait_until
 
-from headrace_supervisor.hang_watch import Silence, listening
-from headrace_supervisor.processes import ManagedProcess, ProcessSpec, RestartRule
+from headrace_supervisor.processes.hang_watch import Silence, listening
+from headrace_supervisor.processes.managed_process import ManagedProcess, ProcessSpec, RestartRule
 
 # Beats until the file `hang` is there, then hangs and runs on. Notes each life in the file `lives`.
 _PROGRAM = """

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_supervisor import memory_sums
-from headrace_supervisor.memory_sums import Claim
+from headrace_supervisor.models import memory_sums
+from headrace_supervisor.models.memory_sums import Claim
 from headrace_supervisor.refusals import Refused
 
 GIB = 1 << 30

@@ -14,7 +14,7 @@ from tests.service.model_folder import write_model_folder as write_folder
 from tests.support.running_server import DEMO
 
 from headrace_supervisor import config as configs
-from headrace_supervisor.model_launches import ModelLaunches
+from headrace_supervisor.models.model_launches import ModelLaunches
 from headrace_supervisor.refusals import Refused
 from headrace_supervisor.settings import ConfigError
 

@@ -17,11 +17,11 @@ from tests.support.running_server import DEMO, environment
 
 from headrace_backend.models.registry import weight_memory
 from headrace_backend.weights.placement import Shard
-from headrace_backend.worker.plan_sizes import Question, answers
+from headrace_backend.worker.start_up.plan_sizes import Question, answers
 from headrace_model_folder import ModelFolder
-from headrace_supervisor import plan_command
-from headrace_supervisor.capacity import GPUS, PRODUCTS, Demand, RankSizes, exchange_s, predict, step_s
-from headrace_supervisor.plan_command import plan
+from headrace_supervisor.plan import command as plan_command
+from headrace_supervisor.plan.capacity import GPUS, PRODUCTS, Demand, RankSizes, exchange_s, predict, step_s
+from headrace_supervisor.plan.command import plan
 
 # Llama-3.1-8B in bf16 on one card, 70B in FP8 on four, caches in bf16.
 ONE_8B = RankSizes(1, 32, 8192, 2 * 7_504_000_000, 7_504_000_000, 131_072, 900_000, 512)

@@ -1,5 +1,6 @@
-"""Hypothesis strategies for any message of a protobuf type: sound values, values at limits, and
-nonsense, field by field from the descriptor.
+"""Hypothesis strategies for any message of a protobuf type.
+
+They draw valid values, values at limits, and nonsense, field by field from the descriptor.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A step for the Triton attention kernels with everything around it poisoned, and what it should
-give, in fp64.
+"""A step for the Triton attention kernels with everything around it poisoned.
+
+What it should give is in fp64.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ def copy_of(kv_cache: Tensor) -> Tensor:
 
 
 def store_blocks(kv_cache: Tensor, blocks: list[int] | int, heads: Tensor) -> None:
-    """Fills blocks with heads [.., 2, num_kv_heads, block_size, head_dim]; a token with NaN spoils
-    its scale.
+    """Fills blocks with heads [.., 2, num_kv_heads, block_size, head_dim].
+
+    A token with NaN spoils its scale.
     """
     if not is_quantized(kv_cache):
         kv_cache[blocks] = heads
@@ -150,14 +152,15 @@ class Case:
         return values.to(self.shape.dtype)
 
     def _column(self, values: np.ndarray) -> Tensor:
-        """The values on the device, as a view that begins `column_offset` entries into its memory."""
+        """The values on the device, in a view that begins `column_offset` entries into memory."""
         memory = torch.zeros(self._column_offset + values.size, dtype=torch.int32, device=self.device)
         memory[self._column_offset :] = torch.from_numpy(values.astype(np.int32)).flatten()
         return memory[self._column_offset :].view(values.shape)
 
     def _fill_cache(self, spare_blocks: int) -> Tensor:
-        """Makes the cache and the rows' keys and values; returns the block tables [num_rows,
-        max_blocks].
+        """Makes the cache and the rows' keys and values.
+
+        Returns the block tables [num_rows, max_blocks].
         """
         shape, size = self.shape, self.shape.block_size
         num_blocks = [-(-(computed + count) // size) for computed, count in self.rows]

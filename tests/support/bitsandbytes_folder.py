@@ -1,5 +1,6 @@
-"""Folders as bitsandbytes stores NF4 in them, with numpy alone: flattened tensors, blocks of 64,
-scales in 8 bits under nested scales of 256.
+"""Folders as bitsandbytes stores NF4 in them, with numpy alone.
+
+Tensors are flattened, in blocks of 64, with scales in 8 bits under nested scales of 256.
 
 Independent of the product's NF4: written from the QLoRA paper and the names and shapes of the
 stored tensors.
@@ -26,8 +27,9 @@ NUMBERS = np.array(
 
 
 def scale_table() -> Floats:
-    """The 256 numbers of a scale: per decade twice as many as in the one below, of both signs; 0
-    and 1.
+    """The 256 values of a scale, of both signs; 0 and 1 among them.
+
+    Each decade has twice as many as the one below.
     """
     numbers = [0.0, 1.0]
     for decade in range(7):
@@ -43,8 +45,9 @@ def nearest(values: Floats, table: Floats) -> npt.NDArray[np.uint8]:
 
 
 def quantize(values: Floats, double: bool) -> tuple[dict[str, npt.NDArray[Any]], Floats]:
-    """A weight's stored tensors by the end of their names ("" is the weight), and the numbers they
-    stand for.
+    """A weight's stored tensors by the end of their names, and the values they stand for.
+
+    The name "" is the weight's own.
     """
     blocks = values.reshape(-1, 64)
     scales = np.abs(blocks).max(1).astype(np.float32)

@@ -1,5 +1,4 @@
-"""Tests for a card beside each other: each gives back what it took, and who wants a whole card has
-it alone.
+"""Tests that share a card: each gives back what it took, and one may want the card alone.
 
 Owns the turns of the processes that share one suite on one machine. PyTorch keeps memory that
 tensors had for tensors to come, of which other processes, and a test that looks at free memory,
@@ -23,9 +22,7 @@ _TURNS = pathlib.Path(tempfile.gettempdir()) / f"headrace-tests-card-{os.getuid(
 
 @contextlib.contextmanager
 def turn(alone: bool) -> Iterator[None]:
-    """Waits until nobody else has a card, if the caller wants it alone, or until nobody has it
-    alone.
-    """
+    """Waits until nobody has a card alone, or, for a caller that wants it alone, nobody has it."""
     with _TURNS.open("w") as turns:
         fcntl.flock(turns, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         try:

@@ -1,5 +1,6 @@
-"""Compiles the kernels of `all_reduce`, and that of the norm alone, for a card that this machine
-does not have: `python -m tests.support.compiled_all_reduce 90`.
+"""Compiles the kernels of `all_reduce`, and the norm's own, for a card that is not here.
+
+    python -m tests.support.compiled_all_reduce 90
 
 Prints one line of JSON per kernel: its resources, how many loads and stores its code has of which
 kind, and how it takes a row's mean square.

@@ -1,5 +1,6 @@
-"""Compiles Triton kernels for cards that this machine does not have, as their own launchers would
-launch them.
+"""Compiles Triton kernels for cards that this machine does not have.
+
+They are compiled as their own launchers would launch them.
 
 `_ROOMS` names the rooms.
 
@@ -87,10 +88,8 @@ def compiling_for(arch: int) -> Iterator[list[Any]]:
 
 
 def resources(kernel: Any) -> dict[str, Any]:
-    """Name, bytes of stack that registers were spilled to, shared memory, and how many products are
-    done by warp groups.
-    """
-    usage = _told_of_code(kernel, "-res-usage")
+    """A kernel's name, spilled bytes of stack, shared memory and warp-group products."""
+    usage = _code_report(kernel, "-res-usage")
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[-1]
     return {
         "name": kernel.metadata.name,
@@ -107,7 +106,10 @@ def resources(kernel: Any) -> dict[str, Any]:
 
 
 def _warp_product_layouts(code: str) -> list[str]:
-    """Of all tensors that assembly with products of a warp takes or gives: which thread holds what."""
+    """Layouts of all tensors that warp products in inline assembly take or give.
+
+    A layout says which thread holds what.
+    """
     layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<{(.*)}>", code, re.MULTILINE))
     lines = [line for line in code.splitlines() if "elementwise_inline_asm" in line and "mma.sync" in line]
     return sorted({layouts[name] for line in lines for name in re.findall(r"tensor<[^#>]*, (#\w+)>", line)})
@@ -118,11 +120,11 @@ def code_counts(kernel: Any) -> dict[str, int]:
 
     Only the assembler's code says so, whose listing takes a sixth of the time that compiling takes.
     """
-    code = _told_of_code(kernel, "-sass") if "wgmma" in kernel.asm["ptx"] else ""
+    code = _code_report(kernel, "-sass") if "wgmma" in kernel.asm["ptx"] else ""
     return {"waits_for_products": code.count("WARPGROUP.DEPBAR"), "fp8_products": code.count("QGMMA")}
 
 
-def _told_of_code(kernel: Any, question: str) -> str:
+def _code_report(kernel: Any, question: str) -> str:
     """What the card maker's tool says about a kernel's code."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
@@ -136,8 +138,9 @@ _CARDS = (80, 90)
 
 
 def _has_turn(arch: int, *places: int, every: bool) -> bool:
-    """Whether a combination, by its values' places, is this card's to compile: any value meets
-    every card, and any two values meet on one.
+    """Whether a combination, by its values' places, is this card's to compile.
+
+    Any value meets every card, and any two values meet on one. Or all combinations are.
 
     Or all are.
     """
@@ -171,8 +174,10 @@ def _decode_raw(shape: Shape, normed: bool) -> None:
 
 
 def compile_attention(arch: int) -> list[Any]:
-    """Every kernel of a decode, a mixed and a gathered step of the first two; of decodes alone of
-    all; of drafts of the first; of quantized caches, of wide heads too.
+    """Compiles attention's kernels for several shapes.
+
+    The first two have every kernel of a decode, a mixed and a gathered step; all have decodes
+    alone; the first has drafts; quantized caches have wide heads too.
     """
     llama = _HEADS[0]
     with contextlib.ExitStack() as stack:
@@ -200,8 +205,9 @@ def compile_attention(arch: int) -> list[Any]:
 
 
 def _quantized_steps(shape: Shape) -> None:
-    """All that a quantized cache has of its own: writing, decodes alone, drafts, chunks through the
-    table, gathering.
+    """All that a quantized cache has of its own.
+
+    It has writing, decodes alone, drafts, chunks through the table, and gathering.
     """
     raw = RawCase(shape, [700], "cpu").raw
     heads = (raw.qkv, raw.rotations, empty_cache(50, shape, "cpu"), torch.zeros(1, dtype=torch.int64))
@@ -276,8 +282,9 @@ def launch_low_bits(num_rows: int, product: _Product, weight: QuantizedWeight) -
 
 
 def _rows(weight: int, product: int, every: bool) -> tuple[int, ...]:
-    """One of few rows and one of many for a weight and a product, by their places: any two of the
-    three meet.
+    """One small and one large number of rows for a weight and a product, by their places.
+
+    Any two of the three meet; with `every`, all four combinations.
 
     Or all four.
     """
@@ -285,8 +292,10 @@ def _rows(weight: int, product: int, every: bool) -> tuple[int, ...]:
 
 
 def compile_low_bits(arch: int, every: bool = False) -> list[Any]:
-    """The kernels of low bits: the longest products of an 8B Llama, groups of 128, and one of fp16
-    with odd sizes; restoring, to fp32 too.
+    """Compiles the kernels of quantized weights.
+
+    They have the longest products of an 8B Llama, groups of 128, and one of fp16 with odd sizes;
+    dequantizing, to fp32 too.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
@@ -313,8 +322,9 @@ def compile_low_bits(arch: int, every: bool = False) -> list[Any]:
 
 
 def compile_nibble_rows(arch: int, every: bool = False) -> list[Any]:
-    """One row times INT4: groups of every size, and sizes that no tile divides; odd numbers of
-    outputs, so that scales and zero points do not begin at even places.
+    """Compiles the GEMV with INT4: groups of every size, and sizes that no tile divides.
+
+    Numbers of outputs are odd, so that scales and zero points do not begin at even places.
     """
     sizes = [(4096, 2048, 128), (1001, 768, 64), (17, 352, 32), (1, 8, 8)]
     tiles = [low_bit_nibble_row_kernels.NibbleRowTile(*cut) for cut in ((16, 4, 4), (32, 2, 2, 168), (16, 8, 1))]
@@ -334,8 +344,9 @@ def compile_nibble_rows(arch: int, every: bool = False) -> list[Any]:
 
 
 def compile_few(arch: int) -> list[Any]:
-    """The kernel of some rows of 8 bits: every class of rows, with all that may be fused or split,
-    and the first tile that is worth timing.
+    """Compiles the small-batch kernel with 8 bits: every class of rows.
+
+    It has all that may be fused or split, and the first tile that is worth timing.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(low_bit_few_kernels, "rms_norm", lambda x, *_: x))
@@ -354,8 +365,9 @@ def compile_few(arch: int) -> list[Any]:
 
 
 def compile_scaled(arch: int) -> list[Any]:
-    """The kernel of rounded tokens: a product whose inputs are split and one whose outputs are
-    shared out, every class of rows, each size of tile once.
+    """Compiles the GEMM of rounded tokens: every class of rows, each size of tile once.
+
+    One product has its inputs split, another has its outputs dealt out.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "multiprocessors", lambda device: 132))
@@ -376,8 +388,9 @@ def compile_scaled(arch: int) -> list[Any]:
 
 
 def compile_head(arch: int) -> list[Any]:
-    """An 8B Llama's output layer in 8 bits, by whatever way the rules choose for a number of rows,
-    with results in fp32.
+    """Compiles an 8B Llama's output layer in 8 bits, with results in fp32.
+
+    The kernel is whichever the rules choose for a number of rows.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
@@ -409,8 +422,9 @@ _ARRANGED = (
 
 
 def compile_arranged(arch: int, every: bool = False) -> list[Any]:
-    """Scales of groups for 8 bits, at the longest products of an 8B Llama; inputs in an order;
-    products of rounded activations.
+    """Compiles weights with groups of 8 bits, with orders of inputs, and with rounded activations.
+
+    Products are the longest of an 8B Llama.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
@@ -438,8 +452,10 @@ def compile_arranged(arch: int, every: bool = False) -> list[Any]:
 
 
 def compile_rounded(arch: int) -> list[Any]:
-    """Tokens of an 8B Llama and of a model of 5,120 rounded by what makes them, and by a kernel of
-    their own, which also takes a static scale; to e4m3 where the card multiplies it.
+    """Compiles the rounding of tokens of an 8B Llama and of a model of 5,120.
+
+    They are rounded by what makes them, and by a kernel of their own, which also takes a static
+    scale; to e4m3 where the card multiplies it.
     """
     numbers = [torch.int8, torch.float8_e4m3fn] if arch >= 89 else [torch.int8]
     with contextlib.ExitStack() as stack:
@@ -481,8 +497,9 @@ def _look_up_blocks(weight: block_weight.BlockWeight) -> None:
 
 
 def compile_blocks(arch: int, every: bool = False) -> list[Any]:
-    """The kernels of weights in blocks: every kind at a product of an 8B Llama, few rows of the
-    first and last class; restoring rows, and looking them up.
+    """Compiles the kernels of block weights, every kind at a product of an 8B Llama.
+
+    They have the first and last class of small batches, dequantizing rows, and looking them up.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))

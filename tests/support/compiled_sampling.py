@@ -1,5 +1,6 @@
-"""Compiles the kernels of sampling, penalties and log probabilities as their launchers would, for a
-card that this machine does not have.
+"""Compiles sampling, penalties and log probabilities for a card that is not here.
+
+The kernels are compiled as their launchers would.
 
     python -m tests.support.compiled_sampling 90
 
@@ -26,8 +27,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def launch_all(dtype: torch.dtype) -> None:
-    """Plain draws, log probabilities and penalties of some batches; columns start anywhere in a
-    larger one.
+    """Launches plain draws, log probabilities and penalties of some batches.
+
+    Columns start anywhere in a larger one.
     """
     matrix = torch.zeros(257, sampling_parameters.NUM_COLUMNS, dtype=torch.int32)
     columns = torch.zeros(2000, dtype=torch.int32)

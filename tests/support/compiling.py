@@ -1,5 +1,6 @@
-"""Asks a process of its own to compile kernels for a card, or to say which it would, because Triton
-decides at import whether it interprets or compiles.
+"""Asks a process of its own to compile kernels for a card, or to say which it would.
+
+Triton decides at import whether it interprets or compiles.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ def _compiler() -> WarmPython:
 
 
 def compiled(module: str, *arguments: str | int) -> list[dict[str, Any]]:
-    """What `python -m tests.support.<module>` prints, a line of JSON each: of most modules the
-    resources of the kernels that it compiles (see `compiled_kernels.resources`).
+    """Returns what `python -m tests.support.<module>` prints, a line of JSON each.
+
+    Most modules print the resources of the kernels that they compile
+    (`compiled_kernels.resources`).
     """
     (ended,) = _compiler().run([(f"tests.support.{module}", [str(each) for each in arguments])])
     assert ended.returncode == 0, ended.stderr[-3000:]

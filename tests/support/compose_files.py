@@ -1,5 +1,6 @@
-"""Compose files of the repository, read as Compose reads them as far as tests need it: anchors, its
-two tags, defaults of variables.
+"""Compose files of the repository, read as Compose reads them as far as tests need it.
+
+Anchors, Compose's two tags and defaults of variables are understood.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def services(path: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 
 def with_defaults(text: str) -> str:
-    """The text with every variable's default in its place, as where the shell sets none; one that
-    must be set becomes /required.
+    """The text with every variable's default in its place, as where the shell sets none.
+
+    A variable that must be set becomes /required.
     """
     return _VARIABLE.sub(lambda found: "/required" if ":?" in found[0] else found["default"] or "", text)

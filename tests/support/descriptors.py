@@ -16,6 +16,6 @@ def open_descriptors() -> set[str]:
 
 
 def settled_descriptors() -> set[str]:
-    """The same, once what nobody holds any more is closed."""
+    """Returns `descriptors`, once what nobody holds any more is closed."""
     gc.collect()
     return open_descriptors()

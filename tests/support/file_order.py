@@ -18,8 +18,9 @@ _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 def spread(tests: Sequence[tuple[str, _T]]) -> list[_T]:
-    """Tests, each given with its file, in the order in which they are to run: the same in every
-    process.
+    """Returns tests, each given with its file, in the order in which they are to run.
+
+    The order is equal in every process.
     """
     files = dict.fromkeys(file for file, _ in tests)
     places = {file: index * _GOLDEN_RATIO % 1 for index, file in enumerate(files)}

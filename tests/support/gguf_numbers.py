@@ -1,9 +1,10 @@
-"""Numbers in the block types of GGUF, with numpy alone: quantizers, and decoders that walk a block
-number by number.
+"""Values in the block types of GGUF, with numpy alone: quantizers, and decoders.
+
+Decoders walk a block value by value.
 
 Written from the public description of each type and independently of the product's readers, which
 work on whole tensors at once: here a decoder says for input i of a block where its bits are.
-Quantizers are the plainest that give sound blocks, not the best.
+Quantizers are the plainest that give valid blocks, not the best.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def quantize(name: str, values: Floats) -> Bytes:
 
 
 def _put_half(out: Bytes, at: int, values: Floats) -> Floats:
-    """Stores fp16, and gives back what was stored, with zeros replaced by something to divide by."""
+    """Stores fp16, and returns what was stored, with zeros replaced by something to divide by."""
     stored = values.astype(np.float16)
     out[:, at : at + 2] = stored[:, None].view(np.uint8)
     wide = stored.astype(np.float32)

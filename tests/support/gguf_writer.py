@@ -1,5 +1,6 @@
-"""Writes GGUF files byte by byte, with numpy alone, so that each test can break exactly one thing;
-and Hugging Face folders as GGUF files.
+"""Writes GGUF files byte by byte, with numpy alone, so that each test can break exactly one thing.
+
+It writes Hugging Face folders as GGUF files too.
 
 Independent of the product's reader: written from the format's description.
 """
@@ -184,9 +185,7 @@ def _metadata(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def demo_tokenizer(folder: pathlib.Path) -> dict[str, Any]:
-    """Metadata of a folder's tokenizer, as a whole tokenizer.json, with its special tokens and
-    template.
-    """
+    """Metadata of a folder's tokenizer: a whole tokenizer.json, special tokens and template."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     vocabulary = {

@@ -1,5 +1,6 @@
-"""Runs a Gluon kernel of low bits without a card: one program after the other, tensors as whole
-arrays of numbers.
+"""Runs a Gluon kernel of quantized weights without a card, one program after the other.
+
+Tensors are whole arrays of numbers.
 
 What it proves is what the kernel says, not what the compiler makes of it: places in memory, slots,
 and the order of copies, products and waits. Nothing is done before the kernel has waited for it:
@@ -117,8 +118,9 @@ class Descriptor:
 
 
 class _Barriers:
-    """The barriers of a program at which the copy engine's tiles arrive, by their places in shared
-    memory; the functions by their names in the language.
+    """The barriers of a program at which the copy engine's tiles arrive.
+
+    They are known by their places in shared memory; functions have their names in the language.
     """
 
     def __init__(self, program: _Program) -> None:
@@ -251,7 +253,7 @@ _OF_A_PROGRAM = {"warpgroup_mma", "warpgroup_mma_wait", "mma_v2", "fence_async_s
 
 
 def _argument(given: Any) -> Any:
-    """Of a kernel: as it sees it."""
+    """Returns a kernel's argument as the kernel sees it."""
     if isinstance(given, Tensor):
         return Pointer(given)
     return Descriptor(given) if isinstance(given, TensorDescriptor) else given
@@ -300,8 +302,8 @@ def emulating(
     `assembly(source, operands, kind)` stands for inline assembly.
 
     Args:
-        module: Of the kernel; its Gluon functions become plain ones.
-        kernel: Of the module.
+        module: Module of the kernel; its Gluon functions become plain ones.
+        kernel: Name of the kernel in the module.
         assembly: What a piece of assembly makes of its operands.
         eager: Copies land at once.
         careless: "copies" or "products": one of them more than the kernel allows is left under way

@@ -1,5 +1,6 @@
-"""Takes all memory of a card that is free, when it gets a line, says so, and holds it until it is
-killed: `python -m tests.support.held_card INDEX`.
+"""Takes all free memory of a card when it gets a line, and holds it until it is killed.
+
+    python -m tests.support.held_card INDEX
 
 By the driver alone: nothing that would need memory of its own.
 """

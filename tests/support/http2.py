@@ -1,5 +1,6 @@
-"""HTTP/2 by hand, for calls that no gRPC client would make: frames to send, and what a server
-answers, over a plain socket.
+"""HTTP/2 by hand, for calls that no gRPC client would make.
+
+Frames go out, and what a server answers comes in, over a plain socket.
 
 Knows as much of header compression as it needs: it writes literals, and reads blocks whose strings
 are not Huffman-coded, as gRPC's are not.

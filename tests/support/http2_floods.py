@@ -1,5 +1,6 @@
-"""Floods of HTTP/2 frames that need no key: header blocks without an end, frames beside flow
-control.
+"""Floods of HTTP/2 frames that need no key.
+
+They are header blocks without an end, and frames beside flow control.
 
 Owns the bytes of each flood and a connection that sends one until the peer closes or a total is
 reached. Frames are `http2`'s.
@@ -43,7 +44,7 @@ class Flood:
 
 
 def _integer(value: int, bits: int, flags: int = 0) -> bytes:
-    """An integer as header compression writes it: in the low `bits` of a byte, and further bytes."""
+    """An integer as header compression writes it: in a byte's low `bits`, and further bytes."""
     most = (1 << bits) - 1
     if value < most:
         return bytes([flags | value])
@@ -65,7 +66,7 @@ def _block(begin: bytes, more: bytes) -> Flood:
 
 
 def _filled(field: bytes) -> bytes:
-    """As many of a field as a frame holds."""
+    """Repeats a field as often as a frame holds it."""
     return field * (_FRAME_BYTES // len(field))
 
 
@@ -130,7 +131,7 @@ class FloodingPeer:
         self._socket.close()
 
     def send(self, data: bytes) -> int:
-        """Sends bytes as they are, until the server closes or takes no more; returns how many went."""
+        """Sends bytes until the server closes or takes no more; returns how many went."""
         rest = memoryview(data)
         while rest and not self.is_closed and self._is_ready(writes=True):
             try:
@@ -148,7 +149,7 @@ class FloodingPeer:
         self._wait_for(data)
 
     def flood(self, flood: Flood, total_bytes: int) -> int:
-        """Sends a flood of `total_bytes`, or as much of it as the server takes; returns how much."""
+        """Sends a flood of `total_bytes`, or what the server takes of it; returns how much."""
         batch = flood.repeated * max(1, _BATCH_BYTES // len(flood.repeated))
         total = self.send(flood.first)
         while total < total_bytes:
@@ -174,7 +175,7 @@ class FloodingPeer:
         assert condition(), f"the connection is closed before {what}"
 
     def _is_ready(self, *, writes: bool) -> bool:
-        """Waits until the socket can be read, or with `writes` written; False: nothing came of it."""
+        """Waits until the socket can be read, or with `writes` written; False: it could not."""
         return any(select.select([self._socket], [self._socket] if writes else [], [], _STALL_S))
 
     def _read(self) -> None:

@@ -1,5 +1,6 @@
-"""What tests of kernels share: the device on which an operation runs its kernel, fresh random data,
-poison, and how far a result may be from fp64.
+"""What tests of kernels share: device, fresh random data, poison, and tolerances.
+
+A tolerance is how far a result may be from fp64.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 
 @contextlib.contextmanager
 def kernels_on(device: str) -> Iterator[None]:
-    """Has operations on tensors of the device take their kernels, or skips the test where that
-    can't be.
+    """Has operations on tensors of the device take their kernels.
+
+    Skips the test where that cannot be.
     """
     if device == "cpu":
         if not INTERPRETED:
@@ -74,9 +76,9 @@ def assert_rounded(
 
     Args:
         found: The result.
-        expected: The same shape, fp64.
+        expected: What the result should be, in the same shape, fp64.
         roundings: How many times a number on the way is rounded to the storage type.
-        scale: What an error is relative to, where that is not the result itself; broadcasts.
+        scale: Values that an error is relative to, where that is not the result itself; broadcasts.
     """
     assert found.shape == expected.shape
     error = (found.double() - expected).abs()

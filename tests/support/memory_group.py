@@ -23,8 +23,9 @@ TAKES_MEMORY = "taken = []\nwhile True: taken.append(bytearray(b'x') * (16 << 20
 
 @contextlib.contextmanager
 def memory_group(limit_bytes: int) -> Iterator[list[str]]:
-    """The beginning of a command line that runs in a new group; at the end nothing may run there
-    any more.
+    """Returns the beginning of a command line that runs in a new control group.
+
+    At the end nothing may run there any more.
 
     Skips the test where this user can make no such group, and says why.
     """

@@ -1,5 +1,6 @@
-"""Callers of every kind at once, each with a trace of its own, and what they were told: the other
-half of what traces must agree with.
+"""Callers of every kind at once, each with a trace of its own, and what was reported to them.
+
+Traces must agree with it.
 
 Owns the mix (streams, chats, whole answers, several outputs, long prompts, detached generations, a
 session, Triton's stream, callers who leave) and the ledger of tokens as the callers counted them.

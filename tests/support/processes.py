@@ -1,5 +1,6 @@
-"""Processes and waiting, for the tests of every room: which still run, and conditions that come
-true within a time.
+"""Processes and waiting, for the tests of every room.
+
+Which still run, and conditions that come true within a time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ Value = TypeVar("Value")
 
 
 def alive(pids: Iterable[int]) -> list[int]:
-    """Those of the processes that still run (zombies do not)."""
+    """Returns which of the processes still run (zombies do not)."""
     found = []
     for pid in pids:
         try:
@@ -26,8 +27,9 @@ def alive(pids: Iterable[int]) -> list[int]:
 
 
 def wait_until(condition: Callable[[], Value], timeout_s: float = 120.0, what: str = "the condition") -> Value:
-    """Polls a condition until it is true and returns its value; fails with `what` after the
-    timeout.
+    """Polls a condition until it is true and returns its value.
+
+    Fails with `what` after the timeout.
     """
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -1,5 +1,6 @@
-"""Folders as other tools quantize them, written and read back by small code of the tests' own,
-after the formats' public descriptions.
+"""Folders as other tools quantize them, written and read back by code of the tests' own.
+
+The code follows the formats' public descriptions.
 
 `quantize_folder` rounds the layers of a plain folder to nearest and writes them in a recipe's
 layout. `restored` unpacks one layer from its tensors by numpy, one number at a time where that is
@@ -79,8 +80,9 @@ class Recipe:
 
     @property
     def rounds_inputs(self) -> str:
-        """What shares a scale of inputs, "token", "group" or "static"; "" where they stay as they
-        are.
+        """What shares a scale of inputs, "token", "group" or "static".
+
+        It is "" where inputs stay as they are.
         """
         if self.activations.startswith("static"):
             return "static"
@@ -164,8 +166,9 @@ def _rounded(weight: Array, groups: Array, recipe: Recipe) -> tuple[Array, Array
 
 
 def words(values: Array, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Packs the last axis into int32, lowest bits first; the i-th place takes value `order[i]` of a
-    word's.
+    """Packs the last axis into int32, lowest bits first.
+
+    The i-th place takes value `order[i]` of a word's.
     """
     per_word = 32 // bits
     padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -values.shape[-1] % per_word)])
@@ -342,7 +345,7 @@ def quantize_folder(
     Args:
         source: A plain folder with one file of weights.
         into: Two folders are made in it.
-        recipe: Of all layers, or by layer, None for those that stay plain.
+        recipe: Recipe of all layers, or one for each layer, None for layers that stay plain.
         config: `quantization_config` where recipes are several.
         one_order: Whether layers of the same inputs have them in the same order.
     """

@@ -1,5 +1,6 @@
-"""Several ranks as threads of one process: the same layers and the same collectives as between
-processes, without sockets.
+"""Several ranks as threads of one process, without sockets.
+
+Layers and collectives are those of ranks in processes.
 """
 
 from __future__ import annotations

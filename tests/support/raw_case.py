@@ -1,5 +1,6 @@
-"""A step of decodes whose new tokens are still in the projection: heads neither normed nor turned,
-nothing of them in the cache.
+"""A step of decodes whose new tokens are still in the projection.
+
+Heads are neither normed nor rotated, and nothing of them is in the cache.
 
 What comes of it by the separate kernels, and in fp64.
 """
@@ -81,18 +82,20 @@ class RawCase:
         return paged_attention(query, cache, self.step, self.shape.scale, self.shape.window), cache
 
     def oracle(self) -> Tensor:
-        """[rows, num_heads, head_dim] fp64: queries, keys and values rounded to the type as the
-        cache keeps them, all else exact.
+        """[rows, num_heads, head_dim] in fp64.
+
+        Queries, keys and values are rounded to the dtype as the cache keeps them, all else is
+        exact.
         """
         raw, count, kv = self.raw, self._num_rows, self.shape.num_kv_heads
         query, key, value = raw.qkv[:count].split((self.shape.num_heads, kv, kv), dim=1)
-        self.case.query = self._turned(query, raw.query_norm)
-        key = self._turned(key, raw.key_norm)
+        self.case.query = self._rotated(query, raw.query_norm)
+        key = self._rotated(key, raw.key_norm)
         for i, context in enumerate(self.case.contexts):
             context[:, :, -1] = stored(torch.stack((key[i], value[i])), self.kv_cache)
         return self.case.oracle()
 
-    def _turned(self, heads: Tensor, weight: Tensor | None) -> Tensor:
+    def _rotated(self, heads: Tensor, weight: Tensor | None) -> Tensor:
         wide = heads.double()
         if weight is not None:
             wide = wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()

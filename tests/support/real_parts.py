@@ -1,5 +1,4 @@
-"""A real OpenTelemetry Collector and a real Jaeger as processes on free ports, and the spans that
-Jaeger then has.
+"""A real OpenTelemetry Collector and a real Jaeger as processes on free ports.
 
 They are the programs `otelcol` and `jaeger` (version 2, or the all-in-one of version 1) of the
 folder REAL_PARTS, by default ~/.cache/headrace-parts, or of the path. The collector runs

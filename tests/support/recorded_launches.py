@@ -1,10 +1,11 @@
-"""What a card of sm_90 would be told to launch, on a machine without one: every kernel of ours with
-the key by which Triton compiles its versions, and every operation of torch's with all that a
-library may look at.
+"""What a card of sm_90 would launch, recorded on a machine without one.
+
+The record has every kernel of ours with the key by which Triton compiles its versions, and every
+operation of torch's with all that a library may look at.
 
     python -m tests.support.recorded_launches MODEL
 
-runs start-up's made-up steps on CPU tensors by the rules of an H200 and prints a line of JSON for
+runs start-up's synthetic steps on CPU tensors by the rules of an H200 and prints a line of JSON for
 each way of warming up, a `Record`. MODEL is the JSON of a `Model`. Nothing is launched or compiled,
 so kernels leave their outputs as they were: only what would be launched counts. A process of its
 own, because Triton decides at import whether it interprets.
@@ -36,14 +37,15 @@ from headrace_backend.models.registry import load_model
 from headrace_backend.parallel.collectives import Collectives, PieceRule
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
-from headrace_backend.worker.gpu_runner import GpuRunner
-from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
-from headrace_backend.worker.made_up_steps import BlockPool
-from headrace_backend.worker.profile_step import run_steps
-from headrace_backend.worker.sampler import Sampler
-from headrace_backend.worker.step_buffers import StepLimits
-from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
-from headrace_backend.worker.warm_up import gpu_steps, warm_up
+from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.start_up.sizes import WorkerSizes
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool
+from headrace_backend.worker.start_up.warm_up import gpu_steps, warm_up
+from headrace_backend.worker.step.buffers import StepLimits
+from headrace_backend.worker.step.gpu_runner import GpuRunner
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
+from headrace_backend.worker.step.runner import run_steps
+from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 from headrace_kernels import card, triton_runtime
 from headrace_kernels.attention import paged
 from headrace_kernels.linear import gemm_fp8 as fp8_activations
@@ -80,7 +82,7 @@ class Model:
 
     @property
     def max_model_len(self) -> int:
-        """As many as the model's context has, if it is not very long."""
+        """The model's context in tokens, if it is not very long."""
         return min(_MAX_MODEL_LEN, self.folder.config.max_position_embeddings)
 
     def config(self) -> EngineConfig:
@@ -200,11 +202,11 @@ class Server:
     """A model behind a runner."""
 
     def __init__(self, model: Model, launches: Launches) -> None:
-        self.config, self.max_model_len, self.causal_lm = model.config(), model.max_model_len, loaded(model, launches)
+        self.sizes, self.causal_lm = WorkerSizes.of(model.config(), model.max_model_len), loaded(model, launches)
         ours = self.causal_lm
         shape = (_NUM_BLOCKS, 2, ours.num_kv_heads, _BLOCK_SIZE, ours.head_dim)
         self.kv_caches = allocate_kv_caches(ours.num_layers, shape, kv_type(model.kv_dtype, ours.dtype), CPU)
-        limits = StepLimits(self.config.max_num_seqs, self.config.max_num_batched_tokens, self.max_model_len)
+        limits = StepLimits(self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens, self.sizes.max_model_len)
         sizes = AttentionSizes.of(ours.num_heads, self.kv_caches[0], ours.dtype)
         sampler = Sampler(limits.max_num_seqs, ours.vocab_size, CPU)
         shapes = captured_shapes((1, 2, 4, 8, 16, 32), (64, 128), limits.max_num_seqs, sizes)
@@ -223,21 +225,21 @@ class Server:
     def whole(self) -> None:
         """All of warm-up's steps, through all layers."""
         pool = BlockPool(_NUM_BLOCKS, _BLOCK_SIZE)
-        run_steps(self.runner, list(gpu_steps(self.config, self.max_model_len, pool)), lambda done: None)
+        run_steps(self.runner, list(gpu_steps(self.sizes, pool)), lambda done: None)
 
     def shallow(self) -> None:
-        """The same through unlike layers."""
+        """Launches through representative layers alone."""
         with self.causal_lm.unlike_layers():
             self.whole()
 
     def ends(self) -> None:
-        """The same through the first layer and the last, which is too little where layers differ."""
+        """Launches through the first layer and the last: too little where layers differ."""
         with mock.patch.object(causal_lm, "unlike_places", lambda kinds, together: [0, len(kinds) - 1]):
             self.shallow()
 
     def warm(self) -> None:
         """Warm-up as start-up has it."""
-        about = (self.runner, self.causal_lm, self.kv_caches, self.config, self.max_model_len)
+        about = (self.runner, self.causal_lm, self.kv_caches, self.sizes)
         warm_up(*about, lambda *_: None)
 
 

@@ -1,5 +1,4 @@
-"""The public API for tests against a real server: specs in, whole transcripts and error details
-out.
+"""The public API for tests against a real server: specs in, transcripts and errors out.
 
 Generated stubs only, no client library.
 """

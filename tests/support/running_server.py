@@ -1,5 +1,6 @@
-"""A real `headrace serve` for end-to-end and fault tests: the supervisor, its backend, worker and
-services as processes.
+"""A real `headrace serve` for end-to-end and fault tests.
+
+The supervisor, its backend, worker and services are processes.
 
 Owns starting, finding the processes by their place in the tree, and proving that nothing is left.
 Knows no RPC.
@@ -25,7 +26,7 @@ from tests.support.processes import alive, wait_until
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo"
 _PYTHONPATH = os.pathsep.join(
-    str(ROOT / part) for part in ("service", "backend", "kernels", "protos/python", "clients/python")
+    str(ROOT / part) for part in ("service", "backend", "both_sides", "kernels", "protos/python", "clients/python", ".")
 )
 
 
@@ -100,16 +101,16 @@ def _address(process: subprocess.Popen[str], seen: queue.Queue[str], lines: list
 
 
 def environment() -> dict[str, str]:
-    """The environment of a server: this one, without settings of Headrace, and with our packages in
-    reach.
-    """
+    """Returns this environment without settings of Headrace, with our packages in reach."""
     python_path = os.pathsep.join(filter(None, (_PYTHONPATH, os.environ.get("PYTHONPATH"))))
     return {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")} | {"PYTHONPATH": python_path}
 
 
 def serve_command(model: pathlib.Path, listen: str, options: Sequence[str]) -> list[str]:
-    """The command line of `headrace serve`; one thread for the worker, because tests share the
-    machine, and patience, because it may be a slow one.
+    """Returns the command line of `headrace serve`.
+
+    It has one thread for the worker, because tests share the machine, and patience, because the
+    machine may be a slow one.
     """
     patient = ("--watchdog-s", "60", "--template-timeout-s", "30")
     fixed = ("--model", str(model), "--listen", listen, "--worker-threads", "1", *patient)
@@ -120,8 +121,9 @@ def serve_command(model: pathlib.Path, listen: str, options: Sequence[str]) -> l
 def running_server(
     *options: str, model: pathlib.Path = DEMO, listen: str = "127.0.0.1:0", timeout_s: float = 240.0
 ) -> Iterator[RunningServer]:
-    """Starts `headrace serve`, by default on a free loopback port, and stops it; fails if a process
-    outlives it.
+    """Starts `headrace serve`, by default on a free loopback port, and stops it.
+
+    Fails if a process outlives it.
     """
     process = subprocess.Popen(
         serve_command(model, listen, options),
@@ -151,8 +153,9 @@ def running_server(
 def refused(
     *options: str, model: pathlib.Path = DEMO, listen: str = "127.0.0.1:0"
 ) -> tuple[subprocess.CompletedProcess[str], float]:
-    """Runs a `headrace serve` that is expected to end by itself; returns how it ended and after how
-    many seconds.
+    """Runs a `headrace serve` that is expected to end by itself.
+
+    Returns how it ended and after how many seconds.
     """
     begun = time.monotonic()
     ended = subprocess.run(

@@ -1,5 +1,6 @@
-"""A telemetry process for tests of those who tell: it listens, keeps what it is told, and can hang
-or die.
+"""A telemetry process for tests of those who report to it.
+
+It listens, keeps what is reported, and can hang or die.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from headrace_facts import facts
 
 
 class Peer:
-    """A telemetry process that keeps what it was told on its newest connection."""
+    """A telemetry process that keeps what was reported on its newest connection."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path

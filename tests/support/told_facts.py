@@ -18,8 +18,9 @@ SECOND_NS = 1_000_000_000
 
 
 def generation(number: int = 1, **changed: Any) -> facts.Generation:
-    """A generation of 2 s: first token after 50 ms, which left after 70, 100 prompt tokens of which
-    20 were cached, 41 output tokens.
+    """A generation of 2 s with 100 prompt tokens, 20 of them cached, and 41 output tokens.
+
+    Its first token comes after 50 ms and leaves after 70.
     """
     told = facts.Generation(
         request_id=f"request-{number}",
@@ -101,7 +102,7 @@ def engine_load(**changed: Any) -> facts.EngineLoad:
 
 
 def records(first: int, count: int, step_ns: int = 5_000_000, **columns: Any) -> step_records.Records:
-    """Steps in a row, `step_ns` from result to result, of which 1 ms is idle; 32 sequences decode."""
+    """Steps in a row, `step_ns` from result to result, 1 ms of it idle; 32 sequences decode."""
     made = np.zeros(count, step_records.RECORD)
     ids = np.arange(first, first + count)
     made["step_id"] = ids
@@ -124,8 +125,9 @@ def steps(made: step_records.Records, engine: str = ENGINE) -> facts.Steps:
 
 
 def everything(first_step: int = 1, number: int = 7) -> Iterator[tuple[facts.Hello, facts.Fact]]:
-    """One fact of each kind that figures are made of, generations included; totals and ids grow
-    with the arguments.
+    """One fact of each kind that figures are made of, generations included.
+
+    Totals and ids grow with the arguments.
     """
     yield BACKEND, engine_facts()
     refusals = dict.fromkeys(("queue_full", "deadline"), number)

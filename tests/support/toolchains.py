@@ -1,5 +1,4 @@
-"""Toolchains of other languages that tests use where the machine has them: which, whether they
-work, and what is left out without them.
+"""Toolchains of other languages that tests use where the machine has them.
 
 Owns the rule: a toolchain that is missing skips its tests with a reason that begins with LEFT_OUT,
 and the end of the run names each of them with the way to get it. Where DEMAND_TOOLCHAINS is 1, as
@@ -61,9 +60,9 @@ def require(toolchain: Toolchain) -> str:
     path = shutil.which(toolchain.program)
     if path is None:
         left_out(toolchain, f"there is no `{toolchain.program}` on PATH")
-    told = subprocess.run([path, *toolchain.version], capture_output=True, text=True, timeout=600, check=False)
-    found = re.search(r"\d+(\.\d+)+", told.stdout + told.stderr)
-    if told.returncode != 0 or found is None:
+    answer = subprocess.run([path, *toolchain.version], capture_output=True, text=True, timeout=600, check=False)
+    found = re.search(r"\d+(\.\d+)+", answer.stdout + answer.stderr)
+    if answer.returncode != 0 or found is None:
         left_out(toolchain, f"`{toolchain.program} {' '.join(toolchain.version)}` fails")
     if tuple(int(part) for part in found[0].split(".")) < toolchain.oldest:
         left_out(toolchain, f"{toolchain.program} is {found[0]}, {'.'.join(map(str, toolchain.oldest))} is needed")
@@ -79,8 +78,9 @@ def left_out(toolchain: Toolchain, why: str) -> NoReturn:
 
 
 def summary(reports: Iterable[Any]) -> list[str]:
-    """What skipped tests' reports say was left out, one line for each reason with the number of
-    tests, sorted.
+    """What skipped tests' reports say was left out, one line for each reason, sorted.
+
+    A line has the number of tests.
     """
     reasons = [report.longrepr[2] for report in reports if isinstance(getattr(report, "longrepr", None), tuple)]
     texts = [reason.removeprefix("Skipped: ") for reason in reasons]

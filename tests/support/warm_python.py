@@ -1,4 +1,5 @@
-"""A Python that has imported what is slow to import, and forks for each program that it is to run:
+"""A Python that has imported what is slow to import, and forks for each program that it runs.
+
 torch and Triton take 2.6 s of a core, a fork none of it.
 
 Owns the process, its requests and how programs end. A program is `python -m MODULE ARGUMENTS`, run
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_ROOMS = ("service", "backend", "kernels", "protos/python", "clients/python", ".")
+_ROOMS = ("service", "backend", "both_sides", "kernels", "protos/python", "clients/python", ".")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class WarmPython:
 
         Args:
             imports: Modules that programs find imported.
-            environment: Of all programs; ours are in reach.
+            environment: Environment of all programs; our packages are in reach.
         """
         path = os.pathsep.join(str(_ROOT / room) for room in _ROOMS)
         self._environment = {**environment, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -52,8 +53,9 @@ class WarmPython:
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, programs: Sequence[tuple[str, Sequence[str]]], timeout_s: float = 800.0) -> list[Ended]:
-        """Runs programs (module and arguments) at the same time until all have ended; all are
-        killed if that takes too long.
+        """Runs programs (module and arguments) at the same time until all have ended.
+
+        All are killed if that takes too long.
         """
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
@@ -64,9 +66,9 @@ class WarmPython:
                 os.killpg(process.pid, 9)
             line = process.stdout.readline()
             files = pathlib.Path(folder)
-            told = [[(files / f"{i}.{name}").read_text() for name in ("out", "err")] for i in range(len(programs))]
-            assert line, f"not within {timeout_s} s, or it ended by itself: {told}"
-        return [Ended(code, out, err) for code, (out, err) in zip(json.loads(line), told, strict=True)]
+            outputs = [[(files / f"{i}.{name}").read_text() for name in ("out", "err")] for i in range(len(programs))]
+            assert line, f"not within {timeout_s} s, or it ended by itself: {outputs}"
+        return [Ended(code, out, err) for code, (out, err) in zip(json.loads(line), outputs, strict=True)]
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:
@@ -106,7 +108,7 @@ def _become(index: int, folder: pathlib.Path, module: str, arguments: list[str])
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         code = end.code
-    except BaseException:  # As the interpreter itself ends: told on stderr, with code 1.
+    except BaseException:  # As the interpreter itself ends: reported on stderr, with code 1.
         traceback.print_exc()
         code = 1
     sys.stdout.flush()
@@ -115,8 +117,9 @@ def _become(index: int, folder: pathlib.Path, module: str, arguments: list[str])
 
 
 def main(imports: list[str]) -> None:
-    """Takes a request per line of standard input, answers with the programs' exit codes; ends with
-    its input.
+    """Answers each request on a line of standard input with the programs' exit codes.
+
+    Ends with its input.
     """
     for name in imports:
         __import__(name)

@@ -20,13 +20,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.telemetry.collector import Collector, listening
 from tests.telemetry.told import HEAD_ONLY, SCOPE
 
-from headrace_telemetry import otlp_bytes
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
-from headrace_telemetry.generation_spans import SpanBlock
-from headrace_telemetry.otlp_bytes import Key, SpanHead
-from headrace_telemetry.otlp_channel import OtlpChannel
-from headrace_telemetry.span_exporter import SpanExporter
+from headrace_telemetry.export.span_exporter import SpanExporter
+from headrace_telemetry.otlp import otlp_bytes
+from headrace_telemetry.otlp.otlp_bytes import Key, SpanHead
+from headrace_telemetry.otlp.otlp_channel import OtlpChannel
+from headrace_telemetry.spans.generation_spans import SpanBlock
 
 RESOURCE = otlp_bytes.resource({"service.name": "headrace"})
 

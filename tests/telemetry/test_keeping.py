@@ -19,7 +19,7 @@ from headrace_facts import facts
 from headrace_telemetry import keeping
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
-from headrace_telemetry.trace_ring import RingPart, TraceRing
+from headrace_telemetry.export.trace_ring import RingPart, TraceRing
 
 KEEP_ALL: dict[str, Any] = {"trace_keep_failed": True, "trace_keep_ttft_ms": 0.001}
 KEEP_FAILED: dict[str, Any] = {"trace_keep_failed": True}

@@ -22,8 +22,8 @@ from headrace_facts.version import server_version
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
 from headrace_telemetry.metrics import Metrics
-from headrace_telemetry.otlp_bytes import SCHEMA_URL
-from headrace_telemetry.otlp_channel import OtlpChannel
+from headrace_telemetry.otlp.otlp_bytes import SCHEMA_URL
+from headrace_telemetry.otlp.otlp_channel import OtlpChannel
 
 
 class _Collector(metrics_service_pb2_grpc.MetricsServiceServicer):

@@ -12,8 +12,9 @@ from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 from tests.telemetry.told import value_of
 
-from headrace_telemetry import otlp_bytes, token_spans
-from headrace_telemetry.otlp_bytes import Key, SpanHead
+from headrace_telemetry.otlp import otlp_bytes
+from headrace_telemetry.otlp.otlp_bytes import Key, SpanHead
+from headrace_telemetry.spans import token_spans
 
 u64 = st.integers(0, 2**64 - 1)
 i64 = st.integers(-(2**63), 2**63 - 1)

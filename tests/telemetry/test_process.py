@@ -25,12 +25,13 @@ from tests.telemetry.collector import Collector, listening
 from tests.telemetry.story import SERVICE, Story, tell
 
 from headrace_facts import facts
-from headrace_telemetry import otlp_json, process
+from headrace_telemetry import process
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
-from headrace_telemetry.generation_spans import SpanBlock
+from headrace_telemetry.export.trace_file import TraceFile
 from headrace_telemetry.hub import Hub
-from headrace_telemetry.trace_file import TraceFile
+from headrace_telemetry.otlp import otlp_json
+from headrace_telemetry.spans.generation_spans import SpanBlock
 
 
 def start(folder: pathlib.Path, **settings: Any) -> subprocess.Popen[bytes]:

@@ -17,7 +17,7 @@ from tests.telemetry.story import BACKEND, ENGINE, SERVICE, UNIX_OFFSET_NS, Stor
 from tests.telemetry.told import Listener, attributes, heard
 
 from headrace_facts import facts, token_steps
-from headrace_telemetry import step_ids
+from headrace_telemetry.spans import step_ids
 
 _PHASES = {"queue": "queued", "prefill": "prefill", "decode": "decode", "preempted": "preempted"}
 seeds = st.integers(0, 2**32)

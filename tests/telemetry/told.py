@@ -12,11 +12,11 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from tests.telemetry.story import Story
 
 from headrace_facts import facts
-from headrace_telemetry import otlp_bytes
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
-from headrace_telemetry.generation_spans import SpanBlock
+from headrace_telemetry.otlp import otlp_bytes
 from headrace_telemetry.span_sink import SpanSink
+from headrace_telemetry.spans.generation_spans import SpanBlock
 
 SCOPE = otlp_bytes.scope("0.1")
 HEAD_ONLY: dict[str, Any] = {"telemetry_socket": "/nowhere/telemetry.sock", "trace_sample_ratio": 1.0}

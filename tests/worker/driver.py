@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 import torch
 
-from headrace_backend.step_plan import ForwardPlan, PromptLogprobPlan, RowAdmission, SamplePlan, StepPlan, StepResult
-from headrace_backend.worker.cpu_batch import CpuBatch
-from headrace_backend.worker.cpu_runner import CpuRunner
-from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
-from headrace_backend.worker.made_up_steps import GREEDY
-from headrace_backend.worker.runner import CausalModel, Runner
-from headrace_backend.worker.sampler import Sampler
+from headrace_backend.step.plan import ForwardPlan, PromptLogprobPlan, RowAdmission, SamplePlan, StepPlan, StepResult
+from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.start_up.synthetic_steps import GREEDY
+from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
+from headrace_backend.worker.step.runner import CausalModel, Runner
+from headrace_request.sampling import Sampling
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64
@@ -34,8 +34,12 @@ def id_bytes(*ids: int) -> bytes:
 
 
 def admission(row: int, **changes: object) -> RowAdmission:
-    """A greedy row without anything else, but for the changes."""
-    return msgspec.structs.replace(GREEDY, **{"row": row, "seed": 1, **changes})
+    """A greedy row without anything else, but for the changes; fields of its sampling go by their
+    names.
+    """
+    wanted = {"seed": 1} | {name: changes.pop(name) for name in Sampling.__struct_fields__ if name in changes}
+    sampling = msgspec.structs.replace(GREEDY.sampling, **wanted)
+    return msgspec.structs.replace(GREEDY, row=row, sampling=sampling, **changes)
 
 
 @dataclasses.dataclass

@@ -22,10 +22,7 @@ from tests.worker.driver import Entry, admission, execute, make_runner, step
 
 from headrace_backend.device_defaults import long_graph_sizes, mixed_graph_sizes
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.ring import RingReader, RingWriter, create_ring
-from headrace_backend.step_plan import StepPlan, StepResult
-from headrace_backend.worker.memory_plan import free_memory_bytes
-from headrace_backend.worker_messages import (
+from headrace_backend.step.messages import (
     LoadProgress,
     MemoryPlan,
     RecordKind,
@@ -35,6 +32,9 @@ from headrace_backend.worker_messages import (
     WorkerReady,
     decode_message,
 )
+from headrace_backend.step.plan import StepPlan, StepResult
+from headrace_backend.step.ring import RingReader, RingWriter, create_ring
+from headrace_backend.worker.start_up.memory_plan import free_memory_bytes
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 START_S = 180.0
@@ -353,8 +353,8 @@ os.execv(sys.executable, [sys.executable, "-m", "headrace_backend.worker", *sys.
 # Starts it as the backend starts workers, and waits to be killed.
 BACKEND = """
 import asyncio, sys
-from headrace_backend.ring import create_ring
-from headrace_backend.server.worker_process import RankDescriptors, WorkerProcess
+from headrace_backend.step.ring import create_ring
+from headrace_backend.server.workers.worker_process import RankDescriptors, WorkerProcess
 
 async def main():
     command = (sys.executable, "-c", sys.argv[1], sys.argv[2])

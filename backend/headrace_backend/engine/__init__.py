@@ -2,22 +2,22 @@
 
 A pure object without torch, sockets or a clock of its own, driven by one thread.
 
-A request's way in:  engine.add -> validation -> admission, quotas -> intake -> request_table,
-subscriptions -> scheduler (waiting_queue)
-A step's way out:    engine.plan -> plan_timing -> scheduler (token_budget, kv_cache_manager ->
-                     block_pool) -> plan_builder -> a step plan
-A token's way back:  engine.settle -> settlement (stops) -> token_log -> outbox -> a service; with
-the last one endings -> ledger, quotas, request_table
+A request's way in:  engine.add -> limits (validation, admission, quotas) -> requests (intake ->
+                     request_table, subscriptions) -> scheduling (waiting_queue)
+A step's way out:    engine.plan -> scheduling (plan_timing -> scheduler -> token_budget) -> cache
+                     (kv_cache_manager -> block_pool) -> scheduling (plan_builder) -> a step plan
+A token's way back:  engine.settle -> settlement -> requests (stops -> token_log -> outbox) -> a
+                     service; with the last one endings -> ledger, quotas, request_table
 
-    engine            the order in which all are asked
-    requests, answers, errors, sequence     plain data: what is asked, what is answered, what is
-                                            refused, what lives in between
-    readers, subscriptions                  who reads, and what follows when somebody leaves;
-                                            deadlines: whose time is up
-    tenant_account, prefix_keys             what a tenant holds; whose prefixes may be shared
-    step_time, rates, load_meter            how long steps take, learned from them, and how busy
-                                            that makes the engine
-    isolation                               which request makes steps fail
-    prompt_log, step_log, request_trace     log probabilities of prompts; what steps and recorded
-                                            requests leave for telemetry
+Rooms, each of which knows only those below it:
+
+    engine              the order in which all are asked; with settlement, endings, readers,
+                        load_meter, step_log, which know several rooms
+    scheduling/         who runs, waits or is preempted; how large a step is, and how long it takes
+    cache/              blocks of the KV cache: who holds them, whose prefixes may be shared
+    requests/           what lives from admission to the end of a log: table, sequences, token logs,
+                        stops, what goes to readers
+    limits/             what is refused: rules of a request, room in the queue, quotas, deadlines
+    request, answers, events, errors, rates     what is asked, answered, reported and refused, as
+                        plain data; measured rates
 """

@@ -9,8 +9,8 @@ import dataclasses
 from array import array
 from typing import NamedTuple
 
-from headrace_backend.engine.outbox import LogprobColumns, OutputEnd, PromptLogprobs, RequestDone
-from headrace_backend.engine.requests import EndReason, RequestState
+from headrace_backend.engine.events import LogprobColumns, OutputEnd, PromptLogprobs, RequestDone
+from headrace_backend.engine.request import EndReason, RequestState
 
 
 class AddOutcome(NamedTuple):

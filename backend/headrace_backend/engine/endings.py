@@ -10,23 +10,20 @@ from __future__ import annotations
 import dataclasses
 
 import msgspec
-import numpy as np
 
-from headrace_backend.engine.admission import Admission
-from headrace_backend.engine.deadlines import Deadlines
-from headrace_backend.engine.ledger import Phase
-from headrace_backend.engine.outbox import OutputEnd, RequestDone
-from headrace_backend.engine.quotas import Quotas
+from headrace_backend.engine.events import OutputEnd, RequestDone
+from headrace_backend.engine.limits.admission import Admission
+from headrace_backend.engine.limits.deadlines import Deadlines
+from headrace_backend.engine.limits.quotas import Quotas
 from headrace_backend.engine.rates import Rates
-from headrace_backend.engine.request_table import RequestTable
-from headrace_backend.engine.requests import EndReason
-from headrace_backend.engine.scheduler import Scheduler
-from headrace_backend.engine.sequence import LiveRequest, Sequence
+from headrace_backend.engine.request import EndReason
+from headrace_backend.engine.requests.ledger import Phase
+from headrace_backend.engine.requests.request_table import RequestTable
+from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.requests.subscriptions import Subscriptions
+from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.engine.step_log import StepLog
-from headrace_backend.engine.subscriptions import Subscriptions
 from headrace_facts import facts
-
-_NO_TOKENS = np.empty(0, np.int32)
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,7 +34,7 @@ class Endings:
     table: RequestTable
     subscriptions: Subscriptions
     admission: Admission
-    deadlines: Deadlines
+    deadlines: Deadlines[LiveRequest]
     rates: Rates
     quotas: Quotas
     steps: StepLog
@@ -79,7 +76,8 @@ class Endings:
 
     def _end_request(self, request: LiveRequest, now_ns: int) -> None:
         ledger = request.ledger
-        self.quotas.ended(request, now_ns)
+        num_used = request.num_prompt_tokens + request.num_output_tokens if ledger.started else 0
+        self.quotas.ended(request.claim, num_used, now_ns)
         if ledger.started:
             self.rates.note_request(now_ns - ledger.started_at_ns)
         else:
@@ -91,7 +89,7 @@ class Endings:
         self.subscriptions.end_request(request)
         self.deadlines.note_ended()
         # What is kept is the log; prompt and sequences would weigh more than it.
-        request.spec = dataclasses.replace(request.spec, prompt_ids=_NO_TOKENS, emitted=())
+        request.spec = request.spec.without_tokens()
         request.sequences, request.unforked = [], []
         self.table.note_ended(request)
 
@@ -131,7 +129,7 @@ def _done(request: LiveRequest) -> RequestDone:
         ttft_ns=ledger.ttft_ns,
         step_count=ledger.step_count,
         preemptions=ledger.preemptions,
-        draft_tokens=0,
-        accepted_tokens=0,
+        draft_tokens=ledger.draft_tokens,
+        accepted_tokens=ledger.accepted_tokens,
         ended_at_ns=ledger.ended_at_ns,
     )

@@ -23,7 +23,6 @@ from collections.abc import Sequence as AbstractSequence
 from collections.abc import Set as AbstractSet
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.engine.admission import Admission
 from headrace_backend.engine.answers import (
     AbortOutcome,
     AddOutcome,
@@ -32,20 +31,18 @@ from headrace_backend.engine.answers import (
     LossOutcome,
     RequestPage,
 )
-from headrace_backend.engine.deadlines import Deadlines
 from headrace_backend.engine.endings import Endings
 from headrace_backend.engine.errors import RequestRefused, Violation
-from headrace_backend.engine.intake import Intake
-from headrace_backend.engine.isolation import GUILTY, Isolation
+from headrace_backend.engine.events import Resumed, Started
+from headrace_backend.engine.limits.admission import Admission
+from headrace_backend.engine.limits.deadlines import Deadlines
+from headrace_backend.engine.limits.quotas import Quotas
+from headrace_backend.engine.limits.tenant_account import TenantAccount
+from headrace_backend.engine.limits.validation import RequestValidator
 from headrace_backend.engine.load_meter import LoadMeter
-from headrace_backend.engine.outbox import Outbox, Outboxes, Resumed, Started
-from headrace_backend.engine.plan_builder import InFlightStep, PlanBuilder
-from headrace_backend.engine.plan_timing import PlanTiming
-from headrace_backend.engine.quotas import Quotas
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.readers import Readers
-from headrace_backend.engine.request_table import RequestTable
-from headrace_backend.engine.requests import (
+from headrace_backend.engine.request import (
     NO_LIMITS,
     AbortCause,
     EndReason,
@@ -55,16 +52,20 @@ from headrace_backend.engine.requests import (
     Subscriber,
     TenantLimits,
 )
-from headrace_backend.engine.scheduler import Scheduler
-from headrace_backend.engine.sequence import LiveRequest
+from headrace_backend.engine.requests.intake import Intake
+from headrace_backend.engine.requests.outbox import Outbox, Outboxes
+from headrace_backend.engine.requests.request_table import RequestTable
+from headrace_backend.engine.requests.sequence import LiveRequest
+from headrace_backend.engine.requests.subscriptions import Subscriptions
+from headrace_backend.engine.scheduling.isolation import GUILTY, Isolation
+from headrace_backend.engine.scheduling.plan_builder import InFlightStep, PlanBuilder
+from headrace_backend.engine.scheduling.plan_timing import PlanTiming
+from headrace_backend.engine.scheduling.scheduler import Scheduler
+from headrace_backend.engine.scheduling.step_time import StepTimeModel
+from headrace_backend.engine.scheduling.token_budget import StepLimits, TokenBudget
 from headrace_backend.engine.settlement import Settlement
 from headrace_backend.engine.step_log import StepLog
-from headrace_backend.engine.step_time import StepTimeModel
-from headrace_backend.engine.subscriptions import Subscriptions
-from headrace_backend.engine.tenant_account import TenantAccount
-from headrace_backend.engine.token_budget import StepLimits, TokenBudget
-from headrace_backend.engine.validation import RequestValidator
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 
 MAX_STEPS_IN_FLIGHT = 2
 
@@ -108,7 +109,7 @@ class Engine:
         self._table = RequestTable(config)
         self._admission = Admission(config, rates, model.max_model_len)
         self._quotas = Quotas(config.block_size)
-        self._deadlines = Deadlines()
+        self._deadlines = Deadlines[LiveRequest]()
         self._endings = Endings(
             self._scheduler,
             self._table,
@@ -139,6 +140,7 @@ class Engine:
         on_gpu: bool = False,
         captured_mixed_sizes: tuple[int, ...] = (),
         plan_bytes: int | None = None,
+        tokens_per_row: int = 1,
     ) -> None:
         """A worker with an empty cache of so many blocks takes steps from now on; what was running
         is computed again.
@@ -152,12 +154,16 @@ class Engine:
                 if it has no graphs.
             plan_bytes: Most bytes of a step plan that it takes; None: as many as before,
                 `plan_bytes.max_plan_bytes` at first.
+            tokens_per_row: Most tokens that a step settles for a row that decodes; 1: the worker
+                drafts none.
 
         Raises:
-            ValueError: There is no block.
+            ValueError: There is no block, or a step settles nothing.
         """
         if num_blocks < 1:
             raise ValueError(f"num_blocks: must be at least 1, is {num_blocks}")
+        if tokens_per_row < 1:
+            raise ValueError(f"tokens_per_row: must be at least 1, is {tokens_per_row}")
         self.worker_lost()
         self._meter.worker_ready()
         self.steps.worker_ready()
@@ -167,7 +173,7 @@ class Engine:
         self._admission.worker_ready(num_blocks, plan_bytes)
         self._quotas.set_num_blocks(num_blocks)
         self._endings.end_unfit(self._clock())
-        self._scheduler.create_cache(num_blocks)
+        self._scheduler.create_cache(num_blocks, tokens_per_row)
 
     def worker_lost(self, failed_step_id: int | None = None) -> LossOutcome:
         """Steps in flight will never be read; everything that was computed is gone.
@@ -415,7 +421,8 @@ class Engine:
         num_tokens = sum(account.num_waiting_tokens for account in self._quotas)
         assert num_tokens == self._admission.num_waiting_tokens, "what waits is in its tenant's account"
         pool = self._scheduler.kv.pool if self._scheduler.kv is not None else None
-        self._quotas.check_integrity(active, pool.num_used if pool is not None else 0)
+        claims = [request.claim for request in active]
+        self._quotas.check_integrity(claims, pool.num_used if pool is not None else 0)
 
     def _enter(self, request: LiveRequest, subscriber: Subscriber | None) -> None:
         self._table.add(request)

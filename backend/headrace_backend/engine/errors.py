@@ -8,7 +8,8 @@ caller sent beyond a number.
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+
+from headrace_request.rule_kinds import Violation as Violation
 
 
 class RefusalCode(enum.Enum):
@@ -33,13 +34,6 @@ class RefusalReason(enum.Enum):
 
 
 _REASONS = {RefusalCode.INVALID_ARGUMENT: RefusalReason.INVALID}
-
-
-class Violation(NamedTuple):
-    """One rule broken: the field's path as in the public API, and the rule with its limit."""
-
-    field: str
-    description: str
 
 
 class RequestRefused(Exception):  # a refusal is an answer, not a fault

@@ -8,14 +8,14 @@ Durations go on to `step_time` and `rates`, which plan and admit by them, and mo
 
 from __future__ import annotations
 
-from headrace_backend.engine.admission import Admission
 from headrace_backend.engine.answers import LoadSnapshot
-from headrace_backend.engine.plan_builder import InFlightStep
-from headrace_backend.engine.plan_timing import PlanTiming
+from headrace_backend.engine.limits.admission import Admission
 from headrace_backend.engine.rates import Rates
-from headrace_backend.engine.scheduler import Scheduler
-from headrace_backend.engine.step_time import StepTimeModel
-from headrace_backend.step_plan import StepResult
+from headrace_backend.engine.scheduling.plan_builder import InFlightStep
+from headrace_backend.engine.scheduling.plan_timing import PlanTiming
+from headrace_backend.engine.scheduling.scheduler import Scheduler
+from headrace_backend.engine.scheduling.step_time import StepTimeModel
+from headrace_backend.step.plan import StepResult
 
 
 class LoadMeter:
@@ -62,7 +62,7 @@ class LoadMeter:
         # The load does not tell what a step's output layer had to compute for prompts.
         if not step.prompt_runs:
             self._step_times.observe(step.load, duration_ns / 1e3)
-        self._rates.note_step(now_ns, duration_ns, step.load.num_prefill_tokens, len(step.samples))
+        self._rates.note_step(now_ns, duration_ns, step.load.num_prefill_tokens, result.tokens.size)
         return duration_ns / 1e3
 
     def snapshot(self, scheduler: Scheduler, admission: Admission, num_active: int, now_ns: int) -> LoadSnapshot:

@@ -12,11 +12,11 @@ import dataclasses
 from headrace_backend.engine.answers import AttachSnapshot
 from headrace_backend.engine.endings import Endings
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.quotas import Quotas
-from headrace_backend.engine.request_table import RequestTable
-from headrace_backend.engine.requests import EndReason, Subscriber
-from headrace_backend.engine.subscriptions import Subscriptions, read_outputs
-from headrace_backend.engine.tenant_account import TenantAccount
+from headrace_backend.engine.limits.quotas import Quotas
+from headrace_backend.engine.limits.tenant_account import TenantAccount
+from headrace_backend.engine.request import EndReason, Subscriber
+from headrace_backend.engine.requests.request_table import RequestTable
+from headrace_backend.engine.requests.subscriptions import Subscriptions, read_outputs
 
 
 @dataclasses.dataclass(slots=True)
@@ -48,10 +48,11 @@ class Readers:
             raise RequestRefused(RefusalCode.NOT_FOUND, "request_id: unknown or expired")
         self.subscriptions.check_free(subscriber)
         outputs = read_outputs(request, output_index, from_token)
-        self.quotas.check_reader(account, request)
+        if not request.active or request.readers:
+            self.quotas.check_stream(account)
         if request.active:
             self.subscriptions.add(subscriber, request, output_index)
-            self.quotas.reader_came(request)
+            self.quotas.reader_came(request.account, len(request.readers))
         return AttachSnapshot(
             request.spec.service_state,
             request.num_prompt_tokens,
@@ -74,7 +75,7 @@ class Readers:
         request = self.subscriptions.remove(subscriber)
         if request is None:
             return
-        self.quotas.reader_left(request)
+        self.quotas.reader_left(request.account, len(request.readers))
         if request.owner == subscriber and not request.spec.detached:
             request.given_up = given_up
             self.endings.end_all(request, EndReason.CANCELLED, now_ns)

@@ -5,6 +5,10 @@ Owns the order of these for one settled step. Tokens are matched to sequences by
 planned step, in its order, never by row: a row may belong to another sequence by now. A sequence
 that ended while the step ran is passed over, so the token that was sampled ahead is dropped; one
 that was preempted keeps its token, which it must not sample again.
+
+A sample may settle several tokens, or none (`StepResult.counts`). They are read one by one, as if
+steps of one token each had sampled them: a stop within them ends the output there and drops the
+rest.
 """
 
 from __future__ import annotations
@@ -14,14 +18,14 @@ from collections.abc import Sequence as AbstractSequence
 import numpy as np
 
 from headrace_backend.engine.endings import Endings
-from headrace_backend.engine.outbox import OutputEnd
-from headrace_backend.engine.plan_builder import InFlightStep
-from headrace_backend.engine.request_table import RequestTable
-from headrace_backend.engine.requests import EndReason
-from headrace_backend.engine.scheduler import Scheduler
-from headrace_backend.engine.sequence import NO_ROW, LiveRequest, Sequence
-from headrace_backend.engine.token_log import TokenLogprobs
-from headrace_backend.step_plan import StepResult
+from headrace_backend.engine.events import OutputEnd
+from headrace_backend.engine.request import EndReason
+from headrace_backend.engine.requests.request_table import RequestTable
+from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
+from headrace_backend.engine.requests.token_log import TokenLogprobs
+from headrace_backend.engine.scheduling.plan_builder import InFlightStep
+from headrace_backend.engine.scheduling.scheduler import Scheduler
+from headrace_backend.step.plan import StepResult
 
 _UNSOUND = "the model's output was not a number"
 
@@ -57,13 +61,14 @@ class Settlement:
         Raises:
             ValueError: The result is not one of this plan; nothing was applied.
         """
-        tokens = self._checked_tokens(step, result)
-        logprobs = self._checked_logprobs(step, result)
+        counts = _checked_counts(step, result)
+        tokens = self._checked_tokens(step, result, counts)
+        logprobs = _checked_logprobs(step, result, counts)
         _check_prompt_logprobs(step, result)
         poisoned = _poisoned(step, result)
         step_id = step.step_id
         if self._table.num_recorded:
-            self._note_ways(step, settled_id)
+            self._note_ways(step, counts, settled_id)
         for sequence, epoch, num_settled in step.chunks:
             if not sequence.ended:
                 if sequence.request.last_step_id != step_id:
@@ -76,7 +81,8 @@ class Settlement:
             self._end_poisoned(sequence, now_ns)
         if step.prompt_runs:
             self._report_prompts(step, result, now_ns)
-        for index, (sequence, token) in enumerate(zip(step.samples, tokens, strict=True)):
+        owners = step.samples if counts is None else self._settle_counts(step, counts)
+        for index, (sequence, token) in enumerate(zip(owners, tokens, strict=True)):
             if sequence.ended:
                 continue
             if sequence.request.last_step_id != step_id:
@@ -98,7 +104,25 @@ class Settlement:
         elif not sequence.ended:
             self._endings.end_output(sequence, _error(sequence), now_ns)
 
-    def _note_ways(self, step: InFlightStep, settled_id: int) -> None:
+    def _settle_counts(self, step: InFlightStep, counts: list[int]) -> list[Sequence]:
+        """Takes from the scheduled counters what was not settled. Returns the sequence of each
+        settled token.
+        """
+        step_id, owners = step.step_id, []
+        for sequence, count, most in zip(step.samples, counts, _most_counts(step), strict=True):
+            if sequence.ended:
+                owners += [sequence] * count
+                continue
+            if count == 0 and sequence.request.last_step_id != step_id:
+                self._count_step(sequence.request, step_id)
+            ledger = sequence.request.ledger
+            ledger.draft_tokens += most - 1
+            ledger.accepted_tokens += max(count - 1, 0)
+            sequence.forget_unsettled(most - count)
+            owners += [sequence] * count
+        return owners
+
+    def _note_ways(self, step: InFlightStep, counts: list[int] | None, settled_id: int) -> None:
         """What the step did for recorded requests, before its tokens are read.
 
         Whoever decodes was sampled by the step before too, unless it was passed over.
@@ -107,6 +131,9 @@ class Settlement:
             trace = sequence.request.trace
             if trace is not None and not sequence.ended:
                 trace.note_chunk(settled_id, first_token, num_tokens)
+        if counts is not None:
+            self._note_counts(step, counts, settled_id)
+            return
         joining = step.samples[step.load.num_decodes :]
         if self._stalled or step.stalled:
             self._stalled.update(step.stalled)
@@ -116,6 +143,21 @@ class Settlement:
         for sequence in joining:
             if sequence.runs is not None:
                 sequence.runs.append((len(sequence.tokens), settled_id))
+
+    def _note_counts(self, step: InFlightStep, counts: list[int], settled_id: int) -> None:
+        """Which tokens of recorded outputs the step settled, each noted by itself; who settled none
+        counts as passed over.
+        """
+        self._stalled.update(step.stalled)
+        for sequence, count in zip(step.samples, counts, strict=True):
+            if sequence.runs is None or sequence.ended:
+                continue
+            if count == 0:
+                self._stalled.add(sequence)
+            else:
+                self._stalled.discard(sequence)
+            first = len(sequence.tokens)
+            sequence.runs.extend([(first + index, settled_id) for index in range(count)])
 
     def _report_prompts(self, step: InFlightStep, result: StepResult, now_ns: int) -> None:
         """Before the tokens of the step are read: a request's first token follows the whole of its
@@ -133,28 +175,19 @@ class Settlement:
                     request.publish(log.append(run, result, first, top_first))
             first, top_first = end, top_first + run.num_tokens * log.num_tops
 
-    def _checked_tokens(self, step: InFlightStep, result: StepResult) -> list[int]:
-        """The sampled tokens, -1 where the worker reports unsound logits or gives no token of the
-        vocabulary.
+    def _checked_tokens(self, step: InFlightStep, result: StepResult, counts: list[int] | None) -> list[int]:
+        """The settled tokens, -1 where the worker reports logits that are not finite or gives no
+        token of the vocabulary.
         """
-        if len(result.tokens) != len(step.samples) or len(result.ok) != len(step.samples):
-            raise ValueError(
-                f"step {step.step_id}: the result has {len(result.tokens)} samples, the plan {len(step.samples)}"
-            )
+        num_tokens = len(step.samples) if counts is None else sum(counts)
+        if len(result.tokens) != num_tokens or len(result.ok) != num_tokens:
+            raise ValueError(f"step {step.step_id}: the result has {len(result.tokens)} tokens, not {num_tokens}")
         column = result.tokens
-        if step.samples and (not result.ok.all() or column.view(np.uint32).max() >= self._vocab_size):
-            sound = (result.ok != 0) & (column >= 0) & (column < self._vocab_size)
-            column = np.where(sound, column, np.int32(-1))
+        if num_tokens and (not result.ok.all() or column.view(np.uint32).max() >= self._vocab_size):
+            finite = (result.ok != 0) & (column >= 0) & (column < self._vocab_size)
+            column = np.where(finite, column, np.int32(-1))
         tokens: list[int] = column.tolist()
         return tokens
-
-    def _checked_logprobs(self, step: InFlightStep, result: StepResult) -> dict[int, TokenLogprobs]:
-        logprobs = _logprobs_by_sample(result) if result.logprob_samples.size else {}
-        if len(logprobs) != step.num_logprobs:
-            raise ValueError(
-                f"step {step.step_id}: log probabilities of {len(logprobs)} samples, not {step.num_logprobs}"
-            )
-        return logprobs
 
     def _count_step(self, request: LiveRequest, step_id: int) -> None:
         request.last_step_id = step_id
@@ -209,6 +242,44 @@ class Settlement:
         return None
 
 
+def _most_counts(step: InFlightStep) -> list[int]:
+    """Most tokens that each sample of a planned step may settle."""
+    num_drafts = len(step.draft_counts)
+    return [1 + count for count in step.draft_counts] + [1] * (len(step.samples) - num_drafts)
+
+
+def _checked_counts(step: InFlightStep, result: StepResult) -> list[int] | None:
+    """How many tokens each sample settled; None: one each, as planned.
+
+    Only a row that computes its last sampled token can settle none: it has a token to go on from.
+    """
+    if not result.counts.size and not step.draft_counts:
+        return None
+    counts: list[int] = result.counts.tolist() or [1] * len(step.samples)
+    if len(counts) != len(step.samples):
+        raise ValueError(f"step {step.step_id}: the result counts {len(counts)} samples, the plan {len(step.samples)}")
+    for index, (count, most) in enumerate(zip(counts, _most_counts(step), strict=True)):
+        least = 0 if index < step.load.num_decodes else 1
+        if not least <= count <= most:
+            raise ValueError(f"step {step.step_id}: sample {index} settled {count} tokens, not {least} to {most}")
+    return counts
+
+
+def _checked_logprobs(step: InFlightStep, result: StepResult, counts: list[int] | None) -> dict[int, TokenLogprobs]:
+    """The log probabilities of settled tokens whose sequences asked for them, by index of the
+    token.
+    """
+    logprobs = _logprobs_by_token(result) if result.logprob_indices.size else {}
+    num_expected = step.num_logprobs
+    if counts is not None and num_expected:
+        num_expected = sum(
+            count for sequence, count in zip(step.samples, counts, strict=True) if sequence.wants_logprobs
+        )
+    if len(logprobs) != num_expected:
+        raise ValueError(f"step {step.step_id}: log probabilities of {len(logprobs)} tokens, not {num_expected}")
+    return logprobs
+
+
 def _poisoned(step: InFlightStep, result: StepResult) -> dict[Sequence, None]:
     """Sequences whose checked hidden states are not all finite, each once."""
     if len(result.checked_ok) != len(step.checked):
@@ -236,14 +307,14 @@ def _error(sequence: Sequence) -> OutputEnd:
     return OutputEnd(sequence.log.output_index, EndReason.ERROR, error=_UNSOUND)
 
 
-def _logprobs_by_sample(result: StepResult) -> dict[int, TokenLogprobs]:
-    """The result's flat columns, by index of the sample."""
+def _logprobs_by_token(result: StepResult) -> dict[int, TokenLogprobs]:
+    """The result's flat columns, by index of the token."""
     top_token_ids, top_logprobs = result.top_token_ids.tolist(), result.top_logprobs.tolist()
     entries: dict[int, TokenLogprobs] = {}
     first = 0
-    columns = (result.logprob_samples, result.logprob_sampled, result.logprob_ranks, result.logprob_counts)
-    for sample, sampled, rank, count in zip(*(column.tolist() for column in columns), strict=True):
-        entries[sample] = TokenLogprobs(
+    columns = (result.logprob_indices, result.logprob_sampled, result.logprob_ranks, result.logprob_counts)
+    for index, sampled, rank, count in zip(*(column.tolist() for column in columns), strict=True):
+        entries[index] = TokenLogprobs(
             sampled, rank, top_token_ids[first : first + count], top_logprobs[first : first + count]
         )
         first += count

@@ -14,10 +14,12 @@ from array import array
 from collections import deque
 from typing import NamedTuple
 
-from headrace_backend.engine.plan_builder import InFlightStep
-from headrace_backend.engine.scheduler import Scheduler
-from headrace_backend.engine.sequence import LiveRequest, Sequence
-from headrace_backend.step_plan import StepResult
+import numpy as np
+
+from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.scheduling.plan_builder import InFlightStep
+from headrace_backend.engine.scheduling.scheduler import Scheduler
+from headrace_backend.step.plan import StepResult
 from headrace_facts import facts
 from headrace_facts.step_records import RECORD, StepFlag
 
@@ -172,13 +174,14 @@ class StepLog:
             step.num_sequences,
             load.num_prefill_tokens,
             load.num_decodes,
-            len(step.samples),
+            result.tokens.size,
             step.free_blocks,
             step.num_blocks,
             step.num_waiting,
             len(step.preempted),
-            0,
-            0,
+            load.num_draft_tokens,
+            # Each sample's first token is no draft.
+            result.tokens.size - np.count_nonzero(result.counts) if result.counts.size else 0,
             flags,
             result.padded_tokens,
         )

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.llama import LlamaForCausalLM, MistralForCausalLM
@@ -153,11 +152,7 @@ def _load_quantized(
     staged = stage_layers(folder.config, targets, expected_tensors(folder.config), folder.tensors)
     load_weights(folder, staged.targets, progress)
     staged.check(folder.tensors)
-    model.quantization = summarize_folder(quantization, staged.layers, model.low_bit_weights, _norms(model))
-
-
-def _norms(model: CausalLM) -> dict[str, Tensor]:
-    return {name: value for name, value in model.named_parameters() if name.endswith("norm.weight")}
+    model.quantization = summarize_folder(quantization, model.low_bit_weights)
 
 
 def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress) -> None:
@@ -172,7 +167,7 @@ def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, Weigh
     load_nf4_states(folder, states)
     load_weights(folder, targets, progress)
     if any(block_targets(targets)):
-        model.quantization = summarize_blocks(targets, model.block_weights, records, _norms(model))
+        model.quantization = summarize_blocks(targets, model.block_weights, records)
 
 
 def weight_memory(

@@ -18,9 +18,8 @@
                     our layout; layer_part: what a rank reads of them; source_numbers: the bits of
                     each format
     folder_check    what is checked and said of those
-    packing_check   whether layers of other tools look packed as their format says;
-                    layer_statistics, block_statistics: what their numbers tell
 
 Layers hold weights and know no scheme. How numbers of few bits lie in memory and are multiplied is
-`headrace_kernels`' business.
+`headrace_kernels`' business. Whether other tools packed their layers as they say is asked by
+`headrace_backend.packing`, and not when a server loads them.
 """

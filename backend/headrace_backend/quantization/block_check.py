@@ -1,6 +1,5 @@
 """What is looked at once weights that a file has in blocks are there, before any request is:
-scales, whether layers look packed as the file says, and each product against the numbers it should
-multiply by.
+scales, and each product against the numbers it should multiply by.
 
 Owns the limits and what operators are told. Nothing was rounded here, so the distance from the file
 is none; what quantizing cost only its maker can say.
@@ -13,12 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor
 
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight, BlockRows
-from headrace_backend.quantization.block_statistics import block_findings
-from headrace_backend.quantization.layer_statistics import Findings
-from headrace_backend.quantization.packing_check import check_packing
 from headrace_backend.quantization.self_check import StoredSummary, exact_product, random_rows
 from headrace_backend.weights.destination import RotatedRows
 from headrace_backend.weights.placement import WeightTarget
@@ -39,7 +34,6 @@ def summarize_blocks(
     targets: Mapping[str, WeightTarget],
     weights: Mapping[str, BlockLinearWeight],
     records: Mapping[str, TensorRecord],
-    norms: Mapping[str, Tensor],
 ) -> StoredSummary:
     """Checks all weights in blocks of a model, of which there is at least one.
 
@@ -47,18 +41,16 @@ def summarize_blocks(
         targets: All targets of the model, filled.
         weights: Path in the model -> weight.
         records: The checkpoint's tensors, by name.
-        norms: Norm weights of the model, by name.
 
     Raises:
-        QuantizationRefused: A scale is not finite or can't be, a layer is packed in another way
-            than the file says, or a product differs from its reference. Tensor or layer is named.
+        QuantizationRefused: A scale is not finite or can't be, or a product differs from its
+            reference. Tensor or layer is named.
     """
     for name, rows in block_targets(targets):
         if not is_finite(rows.weight, rows.outputs):
             raise QuantizationRefused(f"{records[name].file}: tensor {name!r} holds a scale that is not finite")
         if has_negative_scales(rows.weight):
             raise QuantizationRefused(f"{records[name].file}: tensor {name!r} holds a scale that is negative")
-    check_packing(_findings(targets), norms)
     for path, weight in weights.items():
         for part in weight.blocks:
             check_block_product(path.removesuffix(".weight"), part)
@@ -77,13 +69,6 @@ def block_targets(targets: Mapping[str, WeightTarget]) -> Iterator[tuple[str, Bl
         into = into.into if isinstance(into, RotatedRows) else into
         if isinstance(into, BlockRows):
             yield name, into
-
-
-def _findings(targets: Mapping[str, WeightTarget]) -> dict[str, Findings]:
-    """Those of the decoder layers: embeddings have middles and sizes of their own."""
-    layers = {name: rows for name, rows in block_targets(targets) if ".layers." in name}
-    found = {name: block_findings(rows.weight, rows.outputs) for name, rows in layers.items()}
-    return {name.removesuffix(".weight"): one for name, one in found.items() if one is not None}
 
 
 def check_block_product(layer: str, weight: BlockWeight) -> None:

@@ -1,45 +1,34 @@
 """What is looked at once the weights of a folder that another tool quantized are there, before any
 request is.
 
-Owns the answer that operators see. There is no original to compare with, so what can be seen is
-whether the layers look packed as the folder says (`packing_check`), and whether each product is the
-one that the numbers stand for.
+Owns the answer that operators see. There is no original to compare with: what is seen is whether
+each product is the one that the numbers stand for. Whether the layers look packed as the folder says
+is not asked here (`headrace_backend.packing`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-
-from torch import Tensor
+from collections.abc import Mapping
 
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
-from headrace_backend.quantization.packing_check import check_packing
 from headrace_backend.quantization.self_check import StoredSummary, check_layer
-from headrace_backend.quantization.staged_layer import StagedLayer
 from headrace_model_folder import FolderQuantization
 
 
 def summarize_folder(
     quantization: FolderQuantization,
-    layers: Sequence[StagedLayer],
     weights: Mapping[str, LowBitWeight],
-    norms: Mapping[str, Tensor],
 ) -> StoredSummary:
     """Checks all quantized weights of a model.
 
     Args:
         quantization: What config.json says.
-        layers: All of them, loaded.
         weights: Path in the model -> weight.
-        norms: Norm weights of the model, by name.
 
     Raises:
-        QuantizationRefused: A layer is packed in another way than the folder says, or a product
-            differs from its reference. The layer is named.
+        QuantizationRefused: A product differs from its reference. The layer is named.
     """
-    findings = {layer.layer: layer.statistics.read() for layer in layers}
-    check_packing({name: found for name, found in findings.items() if found is not None}, norms)
     for path, weight in weights.items():
         check_layer(path, weight)
     numbers = Counter(form.number for form in quantization.layers.values())

@@ -1,8 +1,8 @@
 """Which rows and columns of a layer's tensors hold the outputs and inputs that a rank keeps, so
 that each rank reads its own bytes of a folder that another tool quantized.
 
-Owns where each layout (`headrace_model_folder.layer_format`) has outputs and inputs, one by one, in
-words, in groups or in blocks. Whether a part may be cut there is `LayerFormat.cuts`'.
+Owns where each layout (`headrace_model_folder.formats.layer_format`) has outputs and inputs, one by
+one, in words, in groups or in blocks. Whether a part may be cut there is `LayerFormat.cuts`'.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headrace_model_folder import LayerFormat, Layout, Role
-from headrace_model_folder.layer_format import BLOCK_SIZE
+from headrace_model_folder.formats.layer_format import BLOCK_SIZE
 
 
 class LayerPart(NamedTuple):

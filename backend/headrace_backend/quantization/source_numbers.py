@@ -1,9 +1,9 @@
 """From the words of a folder's tensors to numbers, scales and zero points of some outputs, in the
 ranges that our layouts have.
 
-Owns the bits of each format (`headrace_model_folder.layer_format` describes them): int4 as 0 to 15
-with zero points likewise, int8 as -128 to 127, e4m3 as it is. All outputs have a row, whatever way
-the format stores them. Nothing is rounded.
+Owns the bits of each format (`headrace_model_folder.formats.layer_format` describes them): int4 as
+0 to 15 with zero points likewise, int8 as -128 to 127, e4m3 as it is. All outputs have a row,
+whatever way the format stores them. Nothing is rounded.
 """
 
 from __future__ import annotations

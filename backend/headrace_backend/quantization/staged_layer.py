@@ -1,6 +1,6 @@
 """One linear layer of a folder that another tool quantized, on its way into our layout.
 
-    pieces of its tensors -> staged on the device -> all there -> rows_of -> soundness -> store_rows
+    pieces of its tensors -> staged on the device -> all there -> rows_of -> checks -> store_rows
     -> given up
 
 Owns the staging and the questions that only values answer: whether scales are possible, zero points
@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from headrace_backend.quantization.layer_part import LayerPart
-from headrace_backend.quantization.layer_statistics import LayerStatistics
 from headrace_backend.quantization.source_numbers import rows_of
 from headrace_backend.quantization.stored_weight import StoredRows
 from headrace_backend.weights.checkpoint_files import DTYPES
@@ -33,10 +32,9 @@ from headrace_model_folder import InvalidModelFolder, LayerFormat, Role, SourceT
 
 # Numbers that are unpacked and looked at a time. On a CPU they stay in its caches.
 _CPU_NUMBERS = 1 << 22
-# On a card each block is some twenty launches or, of integers, a hundred, which all readers wait
-# for. In blocks of 4 Mi numbers a layer of a 70B model in e4m3 was 3,700 operations on each of two
-# ranks, now 540. Integers take some 20 bytes each while their statistics are made, 320 MB; e4m3 one
-# or two, 128 MB: about as much as is staged at a time.
+# On a card each block is some twenty launches, which all readers wait for. In blocks of 4 Mi numbers
+# a layer of a 70B model in e4m3 was 3,700 operations on each of two ranks, now 540; 128 MB of e4m3
+# are about as much as is staged at a time.
 _CARD_NUMBERS = 1 << 24
 _CARD_E4M3_NUMBERS = 1 << 26
 
@@ -94,7 +92,6 @@ class StagedLayer:
         self._missing = len(self._tensors)
         self._staged: dict[Role, Tensor] = {}
         self._faults: Tensor | None = None
-        self.statistics = LayerStatistics(form.bits, form.is_symmetric)
         if (reason := form.cuts(len(target.rows), len(self._part.inputs), shape)) is not None:
             raise QuantizationRefused(f"layer {layer!r}: {reason}")
 
@@ -164,7 +161,6 @@ class StagedLayer:
             # Symmetric INT8 needs no zero points.
             kept = rows if weight.zeros is not None else rows._replace(zeros=None)
             store_rows(kept, weight, first + begin)
-        self.statistics.finish(order, are_whole=groups is None)
         if self._form.scales == "block":
             skipped = self._part.outputs.start % BLOCK_SIZE
             store_blocks(self._staged[Role.SCALES].float(), BLOCK_SIZE, weight, self._into.outputs, skipped)
@@ -230,7 +226,6 @@ class StagedLayer:
                 self._note(_ODD_ZERO, (rows.zeros != middle).any())
                 if self._form.is_less_one:
                     self._note(_OTHER_VERSION, (rows.zeros == middle + 1).all())
-            self.statistics.add(groups, rows.zeros, rows.scales)
         self._note(_BAD_SCALE, ((rows.scales == 0) & used).any())
         # Some tools choose the sign of a scale by which end of the range the largest weight is at.
         if not self._form.is_symmetric or self._form.number == "fp8":

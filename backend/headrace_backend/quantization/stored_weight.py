@@ -26,7 +26,7 @@ from headrace_kernels.weight_formats.quantized_weight import (
     allocate,
 )
 from headrace_model_folder import LayerFormat
-from headrace_model_folder.layer_format import LEAST_GROUP
+from headrace_model_folder.formats.layer_format import LEAST_GROUP
 
 KINDS = {"int4": QuantKind.INT4, "int8": QuantKind.INT8, "fp8": QuantKind.FP8}
 

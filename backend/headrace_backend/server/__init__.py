@@ -4,11 +4,9 @@ Owns everything that has a descriptor or a clock. Decisions about requests are t
 torch here, nor in anything imported from here.
 
     main -> backend     what can be checked before anything starts; how the parts begin and end
-                        together (lifetime, logs, model_facts)
+                        together (lifetime, logs, socket_tls, model_facts)
+    streams/            services' streams: messages in, calls of the engine, messages out; statuses
     engine_loop         drives the engine: results in, plans out, in time (precise_timer)
-    engine_service      services' streams: incoming -> engine -> outgoing, log_replay ->
-                        service_stream; socket_tls, statuses, health
-    worker_supervision  -> worker_group -> worker_process: start (start_report), watchdog
-    (rank_watch), replacement
-    telemetry           what the telemetry process is told; model_cost: what steps cost
+    workers/            worker processes: start, watchdog, replacement
+    health, telemetry   what callers and the telemetry process are told; model_cost: what steps cost
 """

@@ -17,16 +17,21 @@ import grpc
 from headrace_backend.config import BackendConfig
 from headrace_backend.server import socket_tls
 from headrace_backend.server.engine_loop import EngineLoop
-from headrace_backend.server.engine_service import EngineService
 from headrace_backend.server.health import HEARTBEAT_S, Health
 from headrace_backend.server.lifetime import ExitCode, ListenAddress, StartRefused
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.model_facts import ModelFacts
-from headrace_backend.server.statuses import RESTART_RETRY_NS, ended
+from headrace_backend.server.streams.engine_service import EngineService
+from headrace_backend.server.streams.statuses import RESTART_RETRY_NS, ended
 from headrace_backend.server.telemetry import Teller
-from headrace_backend.server.worker_group import WorkerLaunch
-from headrace_backend.server.worker_supervision import EngineStuck, ModelRefused, WorkersGivenUp, WorkerSupervision
-from headrace_backend.worker_messages import WorkerReady
+from headrace_backend.server.workers.worker_group import WorkerLaunch
+from headrace_backend.server.workers.worker_supervision import (
+    EngineStuck,
+    ModelRefused,
+    WorkersGivenUp,
+    WorkerSupervision,
+)
+from headrace_backend.step.messages import WorkerReady
 from headrace_credentials import stranger_limits
 from headrace_credentials.server_tls import ServerTls
 

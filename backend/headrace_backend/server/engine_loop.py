@@ -22,10 +22,10 @@ from collections.abc import Callable
 
 from headrace_backend.engine.answers import LossOutcome
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.outbox import Outbox
+from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.precise_timer import PreciseTimer
-from headrace_backend.step_plan import StepResult
+from headrace_backend.step.plan import StepResult
 
 # Deadlines and the life of logs are looked at this often while there is work, and this often
 # otherwise.
@@ -96,12 +96,14 @@ class EngineLoop:
         on_gpu: bool,
         captured_mixed_sizes: tuple[int, ...],
         plan_bytes: int | None = None,
+        tokens_per_row: int = 1,
     ) -> None:
         """New workers take plans of at most `plan_bytes` through `send_plan`, which says whether
-        there was space.
+        there was space; a step settles at most `tokens_per_row` for a row that decodes.
         """
         self._send_plan = send_plan
-        self._guarded(lambda: self.engine.worker_ready(num_blocks, on_gpu, captured_mixed_sizes, plan_bytes))
+        about_worker = (num_blocks, on_gpu, captured_mixed_sizes, plan_bytes, tokens_per_row)
+        self._guarded(lambda: self.engine.worker_ready(*about_worker))
 
     @property
     def num_settled_steps(self) -> int:

@@ -24,7 +24,6 @@ from headrace_backend.engine.engine import Engine
 from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
 from headrace_backend.server.backend import Backend
 from headrace_backend.server.engine_loop import EngineLoop
-from headrace_backend.server.engine_service import EngineService
 from headrace_backend.server.health import Health
 from headrace_backend.server.lifetime import (
     ExitCode,
@@ -37,10 +36,11 @@ from headrace_backend.server.lifetime import (
 from headrace_backend.server.logs import configure_logs, get_logger
 from headrace_backend.server.model_facts import ModelFacts, model_limits, text_bytes
 from headrace_backend.server.socket_tls import read_tls
+from headrace_backend.server.streams.engine_service import EngineService
 from headrace_backend.server.telemetry import Teller, new_step_log, open_feed
-from headrace_backend.server.worker_group import WorkerLaunch
-from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND
-from headrace_backend.server.worker_supervision import ModelRefused
+from headrace_backend.server.workers.worker_group import WorkerLaunch
+from headrace_backend.server.workers.worker_process import DEFAULT_WORKER_COMMAND
+from headrace_backend.server.workers.worker_supervision import ModelRefused
 from headrace_backend.tp_rules import unsuitable_tp
 from headrace_credentials.server_tls import ServerTls
 from headrace_facts import pulse

@@ -8,9 +8,9 @@ know, once they are ready.
 from __future__ import annotations
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.engine.requests import ModelLimits
+from headrace_backend.engine.request import ModelLimits
 from headrace_backend.server.model_cost import ModelCost, model_cost
-from headrace_backend.worker_messages import MemoryPlan, QuantizationReport, WorkerReady
+from headrace_backend.step.messages import MemoryPlan, QuantizationReport, WorkerReady
 from headrace_model_folder import MeasuredLoss, ModelFolder
 from headrace_protos.engine.v1 import engine_pb2
 

@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.errors import RefusalReason
-from headrace_backend.engine.requests import EndReason, Recording
-from headrace_backend.engine.sequence import LiveRequest
+from headrace_backend.engine.request import EndReason, Recording
+from headrace_backend.engine.requests.sequence import LiveRequest
 from headrace_backend.engine.step_log import EndedRequest, StepLog
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.model_facts import ModelFacts
-from headrace_backend.worker_messages import WorkerReady
+from headrace_backend.step.messages import WorkerReady
 from headrace_facts import facts, log_output
 from headrace_facts.clocks import unix_offset_ns
 from headrace_facts.feed import Feed
@@ -234,17 +234,17 @@ def _parameters(request: LiveRequest) -> dict[str, int | float]:
     """As the engine has them: what the caller left out has become a value, and those that change
     nothing are left out here.
     """
-    spec, sampling = request.spec, request.spec.sampling
+    spec, sampling = request.spec, request.spec.asked.sampling
     parameters: dict[str, int | float] = {
-        "max_tokens": spec.stop.max_tokens,
+        "max_tokens": spec.asked.stop.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
     }
     optional = {
         "top_k": sampling.top_k,
-        "choice.count": spec.n if spec.n > 1 else 0,
+        "choice.count": spec.asked.n if spec.asked.n > 1 else 0,
         "frequency_penalty": sampling.frequency_penalty,
         "presence_penalty": sampling.presence_penalty,
-        "stop_sequences": len(spec.stop.strings),
+        "stop_sequences": len(spec.asked.stop.strings),
     }
     return parameters | {name: value for name, value in optional.items() if value}

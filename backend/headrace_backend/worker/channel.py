@@ -1,17 +1,30 @@
-"""The worker's ends of the two rings: plans in, results and messages out.
+"""A worker's ends of what connects it: the two rings (plans in, results and messages out), and the
+descriptors that make it a rank.
 
 Owns waiting: as long as the parent lives, however slow it is. Does not own what a plan means
-(`step_loop`).
+(`loop`). Without torch.
 """
 
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
-from headrace_backend.ring import RingFull, RingReader, RingWriter
-from headrace_backend.step_plan import StepResult
+from headrace_backend.step.messages import LoadProgress, Notice, RecordKind, WorkerMessage, encode_message
+from headrace_backend.step.plan import StepResult
+from headrace_backend.step.ring import RingFull, RingReader, RingWriter
 from headrace_backend.worker.lifetime import end_if_orphaned
-from headrace_backend.worker_messages import LoadProgress, Notice, RecordKind, WorkerMessage, encode_message
+
+
+class RankLinks(NamedTuple):
+    """Which rank a worker is, and the descriptors that it inherits as such."""
+
+    rank: int = 0
+    # The board on which it reports how far it is (`rank_board`); None: nobody looks.
+    board: int | None = None
+    # The anonymous file in which several ranks find each other; None: there is one.
+    store: int | None = None
+
 
 # How often a waiting worker makes sure that it still has a parent.
 _PARENT_CHECK_S = 1.0

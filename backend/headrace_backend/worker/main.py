@@ -20,12 +20,11 @@ import pydantic
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.parallel.errors import PeerLost
-from headrace_backend.ring import RingDescriptors, RingReader, RingWriter
-from headrace_backend.worker.channel import Channel, FollowerChannel
+from headrace_backend.step.messages import WorkerFailed
+from headrace_backend.step.ring import RingDescriptors, RingReader, RingWriter
+from headrace_backend.worker.channel import Channel, FollowerChannel, RankLinks
 from headrace_backend.worker.errors import DoesNotFit, StartRefused, StepFailed, one_line
 from headrace_backend.worker.lifetime import arrange_signals, die_with_parent
-from headrace_backend.worker.rank_links import RankLinks
-from headrace_backend.worker_messages import WorkerFailed
 from headrace_facts import log_output
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 
@@ -121,10 +120,10 @@ def _run(arguments: argparse.Namespace, channel: Channel) -> None:
     opened = time.monotonic()
     _bound_spinning()
     # By name, so that torch is imported now and not with this file.
-    start_up = importlib.import_module("headrace_backend.worker.start_up")
+    start = importlib.import_module("headrace_backend.worker.start_up.start")
     phases = {"folder": opened - started, "imports": time.monotonic() - opened}
     links = RankLinks(arguments.rank, arguments.board, arguments.store)
-    start_up.start_worker(config, folder, channel, phases, links).run()
+    start.start_worker(config, folder, channel, phases, links).run()
 
 
 def _bound_spinning() -> None:

@@ -13,8 +13,6 @@ stubs.
 from headrace.admin import AdminClient, AsyncAdminClient
 from headrace.admin_calls import Draining, Loaded, ModelState, RepositoryModel
 from headrace.aio import AsyncClient
-from headrace.aio_session import AsyncSession, AsyncSessionGeneration
-from headrace.aio_stream import AsyncStream
 from headrace.answers import (
     Load,
     MeasuredLoss,
@@ -25,10 +23,10 @@ from headrace.answers import (
     RequestSummary,
     Submitted,
 )
-from headrace.channel import RetryPolicy
 from headrace.client import Client
 from headrace.completion import Completion, Output
-from headrace.connection import ConnectionOptions
+from headrace.connections.channel import RetryPolicy
+from headrace.connections.connection import ConnectionOptions
 from headrace.errors import (
     AlreadyExists,
     Cancelled,
@@ -63,10 +61,12 @@ from headrace.events import (
 from headrace.local_server import LocalServer, local
 from headrace.security import Tls
 from headrace.server_process import LocalServerError
-from headrace.session import Session, SessionGeneration
-from headrace.session_state import SessionEvent, SessionStep
+from headrace.sessions.aio_session import AsyncSession, AsyncSessionGeneration
+from headrace.sessions.session import Session, SessionGeneration
+from headrace.sessions.session_state import SessionEvent, SessionStep
 from headrace.spec import GenerationOptions, Message
-from headrace.stream import Stream
+from headrace.streams.aio_stream import AsyncStream
+from headrace.streams.stream import Stream
 
 __version__ = "0.1.0"
 

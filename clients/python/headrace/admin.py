@@ -14,13 +14,13 @@ import grpc
 
 from headrace import admin_calls
 from headrace.admin_calls import Draining, Loaded, RepositoryModel
-from headrace.aio_transport import AsyncTransport
 from headrace.answers import MemoryPlan
-from headrace.call_reader import readable
-from headrace.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
+from headrace.connections.aio_transport import AsyncTransport
+from headrace.connections.call_reader import readable
+from headrace.connections.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
+from headrace.connections.transport import Transport
 from headrace.errors import from_rpc_error
 from headrace.spec import TraceDetailName
-from headrace.transport import Transport
 from headrace.v1.admin_pb2_grpc import AdminServiceStub
 
 
@@ -35,8 +35,9 @@ class AdminClient:
         self._transport = Transport(endpoint(server, **options), AdminServiceStub)
 
     def load_model(self, model: str, *, memory_bytes: int | None = None, timeout: float | None = None) -> Loaded:
-        """Starts a backend for a model of the repository folder and returns when it serves, which
-        may take minutes.
+        """Starts a backend for a model of the repository folder and returns when it serves.
+
+        It may take minutes.
 
         Args:
             model: Name of a folder of the repository.
@@ -72,7 +73,7 @@ class AdminClient:
         return self._transport.unary(admin_calls.list_repository(), timeout)
 
     def drain(self, *, timeout: float | None = None) -> Draining:
-        """Takes no new generations on any model; health turns NOT_SERVING, and what runs goes on."""
+        """Takes no new generations on any model; health is NOT_SERVING, and what runs goes on."""
         return self._transport.unary(admin_calls.drain(resume=False), timeout)
 
     def resume(self, *, timeout: float | None = None) -> Draining:
@@ -87,8 +88,9 @@ class AdminClient:
         return self._transport.unary(admin_calls.memory_plan(model), timeout)
 
     def set_trace_detail(self, detail: TraceDetailName, *, timeout: float | None = None) -> None:
-        """How much of each token is traced from now on, by all services, for requests that do not
-        say so themselves.
+        """Sets how much of each token is traced from now on, by all services.
+
+        It holds for requests that do not say so themselves.
 
         Raises:
             InvalidRequest: Not "off", "array" or "span".
@@ -99,8 +101,9 @@ class AdminClient:
     def get_trace(
         self, *, request_id: str | None = None, trace_id: str | None = None, timeout: float | None = None
     ) -> bytes:
-        """A recent trace as serialized opentelemetry.proto.trace.v1.TracesData: the request's
-        spans, and those of the steps that it was in.
+        """Returns a recent trace as serialized opentelemetry.proto.trace.v1.TracesData.
+
+        It has the request's spans, and those of the steps that it was in.
 
         Args:
             request_id: The request of the trace; exactly one of both is given.
@@ -132,46 +135,46 @@ class AdminClient:
 
 
 class AsyncAdminClient:
-    """As AdminClient, for one event loop."""
+    """An AdminClient for one event loop."""
 
     def __init__(self, server: str = DEFAULT_SERVER, **options: Unpack[ConnectionOptions]) -> None:
-        """As AsyncClient."""
+        """Takes the arguments of AsyncClient."""
         self._transport = AsyncTransport(endpoint(server, **options), AdminServiceStub)
 
     async def load_model(self, model: str, *, memory_bytes: int | None = None, timeout: float | None = None) -> Loaded:
-        """As AdminClient.load_model."""
+        """Does what AdminClient.load_model does."""
         return await self._transport.unary(admin_calls.load_model(model, memory_bytes), timeout)
 
     async def unload_model(
         self, model: str, *, grace: float | datetime.timedelta | None = None, timeout: float | None = None
     ) -> None:
-        """As AdminClient.unload_model."""
+        """Does what AdminClient.unload_model does."""
         return await self._transport.unary(admin_calls.unload_model(model, grace), timeout)
 
     async def list_repository(self, *, timeout: float | None = None) -> tuple[RepositoryModel, ...]:
-        """As AdminClient.list_repository."""
+        """Does what AdminClient.list_repository does."""
         return await self._transport.unary(admin_calls.list_repository(), timeout)
 
     async def drain(self, *, timeout: float | None = None) -> Draining:
-        """As AdminClient.drain."""
+        """Does what AdminClient.drain does."""
         return await self._transport.unary(admin_calls.drain(resume=False), timeout)
 
     async def resume(self, *, timeout: float | None = None) -> Draining:
-        """As AdminClient.resume."""
+        """Does what AdminClient.resume does."""
         return await self._transport.unary(admin_calls.drain(resume=True), timeout)
 
     async def memory_plan(self, model: str | None = None, *, timeout: float | None = None) -> MemoryPlan | None:
-        """As AdminClient.memory_plan."""
+        """Does what AdminClient.memory_plan does."""
         return await self._transport.unary(admin_calls.memory_plan(model), timeout)
 
     async def set_trace_detail(self, detail: TraceDetailName, *, timeout: float | None = None) -> None:
-        """As AdminClient.set_trace_detail."""
+        """Does what AdminClient.set_trace_detail does."""
         return await self._transport.unary(admin_calls.set_trace_detail(detail), timeout)
 
     async def get_trace(
         self, *, request_id: str | None = None, trace_id: str | None = None, timeout: float | None = None
     ) -> bytes:
-        """As AdminClient.get_trace."""
+        """Does what AdminClient.get_trace does."""
         call = self._transport.stream(admin_calls.get_trace(request_id, trace_id), timeout)
         try:
             return b"".join([response.traces_data async for response in call])

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace import answers
-from headrace.calls import Streaming, Unary, assign_given
+from headrace.calls import assign_given
 from headrace.errors import invalid
+from headrace.rpc import Streaming, Unary
 from headrace.spec import TraceDetailName, assign, duration, trace_detail_of
 from headrace.v1 import admin_pb2 as pb
 
 
 class ModelState(StrEnum):
-    """Where a model of the repository is in its life."""
+    """The state of a model of the repository."""
 
     UNSPECIFIED = "unspecified"
     UNLOADED = "unloaded"
@@ -56,7 +57,7 @@ class RepositoryModel:
 
     Attributes:
         name: Name of its folder.
-        state: Where it is in its life.
+        state: Its state, from unloaded to ready.
         reason: Why it failed; "" otherwise.
         memory_bytes: Memory of the device that it may take; 0: not limited, or not loaded.
     """
@@ -69,7 +70,7 @@ class RepositoryModel:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """What still runs and waits, over all models, when a server was told to drain or to resume."""
+    """What still runs and waits, over all models, when a server was asked to drain or to resume."""
 
     running_sequences: int
     waiting_requests: int

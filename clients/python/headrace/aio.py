@@ -9,24 +9,25 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Self, Unpack
 
 from headrace import calls
-from headrace.aio_session import AsyncSession
-from headrace.aio_stream import AsyncStream
-from headrace.aio_transport import AsyncTransport
 from headrace.answers import Load, Model, RequestSummary, Submitted
 from headrace.completion import Completion
-from headrace.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
+from headrace.connections.aio_transport import AsyncTransport
+from headrace.connections.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
+from headrace.sessions.aio_session import AsyncSession
 from headrace.spec import GenerationOptions, Messages
-from headrace.stream_state import StreamState, SubscriptionState
+from headrace.streams.aio_stream import AsyncStream
+from headrace.streams.stream_state import StreamState, SubscriptionState
 from headrace.v1.inference_pb2_grpc import InferenceServiceStub
 
 
 class AsyncClient:
-    """A client of a Headrace server for one event loop; an async context manager that closes its
-    connections.
+    """A client of a Headrace server for one event loop.
+
+    It is an async context manager that closes its connections.
     """
 
     def __init__(self, server: str = DEFAULT_SERVER, **options: Unpack[ConnectionOptions]) -> None:
-        """As Client; the connections belong to the loop that runs the first call."""
+        """Takes Client's arguments; the connections belong to the loop that runs the first call."""
         self._endpoint = endpoint(server, **options)
         self._transport = AsyncTransport(self._endpoint, InferenceServiceStub)
 
@@ -76,8 +77,9 @@ class AsyncClient:
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Submitted:
-        """Starts a generation that outlives its readers; read it with subscribe, end it with
-        cancel.
+        """Starts a generation that outlives its readers.
+
+        Read it with subscribe, end it with cancel.
         """
         return await self._transport.unary(
             calls.submit(prompt, token_ids, idempotency_key, traceparent, options), timeout
@@ -91,15 +93,17 @@ class AsyncClient:
         from_token: int = 0,
         timeout: float | None = None,
     ) -> AsyncStream:
-        """Reads a submitted or running generation from any token on, across broken connections; as
-        Client.subscribe.
+        """Reads a submitted or running generation from any token on, as Client.subscribe does.
+
+        Broken connections are opened again.
         """
         call = calls.subscribe(request, output_index, from_token)
         return self._stream(SubscriptionState(call, timeout, self._endpoint.retry))
 
     def session(self, *, timeout: float | None = None) -> AsyncSession:
-        """Many generations over one stream, for gateways; as Client.session, called from a running
-        event loop.
+        """Opens a session of many generations over one stream, for gateways.
+
+        It takes the arguments of Client.session and is called from a running event loop.
         """
         return AsyncSession(lambda requests: self._transport.session(requests, timeout))
 
@@ -115,8 +119,9 @@ class AsyncClient:
         page_size: int | None = None,
         timeout: float | None = None,
     ) -> AsyncIterator[RequestSummary]:
-        """The caller's own generations, newest first, fetched page by page; as
-        Client.list_requests.
+        """Yields the caller's own generations, newest first, as Client.list_requests does.
+
+        They are fetched page by page.
         """
         token = ""
         while True:

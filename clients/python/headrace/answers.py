@@ -15,7 +15,7 @@ from headrace.v1 import generation_pb2, inference_pb2
 
 
 class RequestState(StrEnum):
-    """Where a request is in its life."""
+    """The state of a request."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -55,8 +55,9 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class RequestSummary:
-    """One request of a list; `state` is None where the server is newer than this client and knows
-    another one.
+    """One request of a list.
+
+    `state` is None where the server is newer than this client and knows another one.
     """
 
     request_id: str
@@ -89,12 +90,13 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLoss:
-    """What `headrace quantize` found when it made a model's folder: its layers beside the original
-    ones, on text that was not calibrated on.
+    """What `headrace quantize` measured when it made a model's folder.
+
+    It compared its layers with the original ones, on text that was not calibrated on.
 
     Attributes:
         method: "rtn", "gptq" or "awq".
-        tokens: Of text, that both models were asked for.
+        tokens: Tokens of text that both models were asked for.
         perplexity_before: The original's on that text.
         perplexity_after: The quantized model's; it may be below.
         divergence: Mean KL divergence from the original's distribution of a token to the quantized
@@ -115,19 +117,19 @@ class Quantization:
     """How a model's weights are quantized.
 
     Attributes:
-        scheme: Of the layers, as in "int8" or "gptq int4"; "": they are not.
+        scheme: Scheme of the layers, as in "int8" or "gptq int4"; "": they are not.
         group_size: Inputs that share a scale; 0: all of an output's.
-        bits_per_weight: In memory, scales and zero points included.
+        bits_per_weight: Bits of a weight in memory, scales and zero points included.
         mean_relative_error: ||quantized - original|| / ||original|| of a tensor, the mean over all
             tensors. Says nothing of answers.
-        worst_relative_error: The same of the tensor that is farthest.
+        worst_relative_error: Relative error of the tensor that is farthest.
         worst_tensor: Its name.
-        head_scheme: Of the output layer, "int8" or "fp8"; "" where it was not quantized by itself,
-            and from servers older than this client.
-        head_bits_per_weight: Of the output layer, in memory, scales included.
-        head_relative_error: Of the output layer.
+        head_scheme: Scheme of the output layer, "int8" or "fp8"; "" where it was not quantized by
+            itself, and from servers older than this client.
+        head_bits_per_weight: Bits of a weight of the output layer in memory, scales included.
+        head_relative_error: Relative error of the output layer.
         measured: What it cost on text, as the folder's own report says; None where the folder has
-            none that is sound, and from servers older than this client.
+            none that is valid, and from servers older than this client.
         activations: How the layers' products round what they multiply, as in "int8 per token"; ""
             where they do not, and from servers older than this client.
     """
@@ -195,8 +197,8 @@ class Load:
         kv_blocks: Blocks of the KV cache.
         prefix_cache_hit_rate: Share of prompt tokens that the prefix cache had, over the engine's
             life, 0 to 1.
-        output_tokens_per_second: Over the last 10 seconds.
-        expected_wait_ns: Of a request that arrives now.
+        output_tokens_per_second: Output tokens per second over the last 10 seconds.
+        expected_wait_ns: Expected wait of a request that arrives now.
         serving: Whether the engine makes progress.
         draining: Whether no new generations are taken, because the server is drained or shuts down.
         open_calls: Generations and subscriptions open at the service process that answered.

@@ -8,46 +8,17 @@ Streaming values go out, which client.py and aio.py run.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message as ProtobufMessage
 
 from headrace import answers, completion
 from headrace.errors import invalid
+from headrace.rpc import Streaming, Unary
 from headrace.spec import GenerationOptions, Messages, assign, chat_messages, chat_spec, generation_spec
 from headrace.trace_context import metadata_of
 from headrace.v1 import inference_pb2 as pb
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Unary(Generic[T]):
-    """A call with one answer.
-
-    `takes_long` tells calls that wait for a generation, or for a model to load, from those that are
-    quick.
-    """
-
-    rpc: str
-    request: ProtobufMessage
-    convert: Callable[[Any], T]
-    takes_long: bool = False
-    metadata: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Streaming:
-    """A call that streams messages with an `event` field; of `num_outputs` outputs, where that is
-    known.
-    """
-
-    rpc: str
-    request: ProtobufMessage
-    num_outputs: int | None = None
-    metadata: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from typing import Self, Unpack
 from headrace import calls
 from headrace.answers import Load, Model, RequestSummary, Submitted
 from headrace.completion import Completion
-from headrace.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
-from headrace.session import Session
+from headrace.connections.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
+from headrace.connections.transport import Transport
+from headrace.sessions.session import Session
 from headrace.spec import GenerationOptions, Messages
-from headrace.stream import Stream
-from headrace.stream_state import StreamState, SubscriptionState
-from headrace.transport import Transport
+from headrace.streams.stream import Stream
+from headrace.streams.stream_state import StreamState, SubscriptionState
 from headrace.v1.inference_pb2_grpc import InferenceServiceStub
 
 
@@ -78,8 +78,9 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Stream:
-        """Streams the answer to a user message or to a conversation of Message objects or (role,
-        text) pairs.
+        """Streams the answer to a user message or a conversation.
+
+        A conversation is Message objects or (role, text) pairs.
         """
         return self._stream(StreamState(calls.chat(messages, continue_last_message, traceparent, options), timeout))
 
@@ -105,8 +106,9 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Submitted:
-        """Starts a generation that outlives its readers; read it with subscribe, end it with
-        cancel.
+        """Starts a generation that outlives its readers.
+
+        Read it with subscribe, end it with cancel.
         """
         return self._transport.unary(calls.submit(prompt, token_ids, idempotency_key, traceparent, options), timeout)
 
@@ -149,8 +151,7 @@ class Client:
         page_size: int | None = None,
         timeout: float | None = None,
     ) -> Iterator[RequestSummary]:
-        """The caller's own generations, newest first, fetched page by page; `timeout` is for each
-        page.
+        """Yields the caller's own generations, newest first, fetched page by page.
 
         Args:
             state: Only requests in this state: "queued", "running" or "finished". Default: all.

@@ -109,7 +109,9 @@ class OutputTranscript:
         self._note_sure_place(delta)
 
     def _note_sure_place(self, delta: Delta) -> None:
-        """After a replacement character nobody can tell from the text whether the bytes behind it
+        """Notes the last place of which the text is certain.
+
+        After a replacement character nobody can tell from the text whether the bytes behind it
         might have become a character yet.
         """
         was_sure = self.sure_text_length == self.text_length - len(delta.text)

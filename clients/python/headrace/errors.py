@@ -68,8 +68,9 @@ class HeadraceError(Exception):
 
 
 class InvalidRequest(HeadraceError):
-    """The request breaks a rule (INVALID_ARGUMENT, OUT_OF_RANGE); `violations` names field, rule
-    and limit.
+    """The request breaks a rule (INVALID_ARGUMENT, OUT_OF_RANGE).
+
+    `violations` names field, rule and limit.
     """
 
     default_code = grpc.StatusCode.INVALID_ARGUMENT
@@ -88,8 +89,9 @@ class AlreadyExists(HeadraceError):
 
 
 class Overloaded(HeadraceError):
-    """The queue, a quota or a buffer is full (RESOURCE_EXHAUSTED); `retry_after` says when to come
-    back.
+    """The queue, a quota or a buffer is full (RESOURCE_EXHAUSTED).
+
+    `retry_after` says when to come back.
     """
 
     default_code = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -117,9 +119,7 @@ class Cancelled(HeadraceError):
 
 
 class Unauthenticated(HeadraceError):
-    """The server takes no calls without an API key or client certificate that it knows
-    (UNAUTHENTICATED).
-    """
+    """The server knows no such API key or client certificate, and wants one (UNAUTHENTICATED)."""
 
     default_code = grpc.StatusCode.UNAUTHENTICATED
 
@@ -206,8 +206,9 @@ def _build(
 
 
 def _details(metadata: Iterable[Any]) -> status_pb2.Status | None:
-    """The google.rpc.Status of a call's trailing metadata; None where there is none or it is
-    damaged.
+    """Returns the google.rpc.Status of a call's trailing metadata.
+
+    It is None where there is none or it is damaged.
     """
     for key, value in metadata:
         if key == DETAILS_KEY and isinstance(value, bytes):

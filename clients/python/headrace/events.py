@@ -1,5 +1,4 @@
-"""What a stream yields: frozen dataclasses that mirror headrace.v1.GenerationEvent, and the
-conversion from the wire.
+"""What a stream yields: frozen dataclasses that mirror headrace.v1.GenerationEvent.
 
 Owns the Python shape of events, usage, ledger and log probabilities. Does not collect them
 (completion.py) nor read sockets (client.py, aio.py). Messages come in through `from_proto`,
@@ -62,13 +61,13 @@ class Logprobs:
     top_logprobs: tuple[float, ...] = ()
 
     def top(self, position: int) -> dict[int, float]:
-        """The most likely tokens of one position with their log probabilities, most likely first."""
+        """The most likely tokens of a position with their log probabilities, most likely first."""
         first = sum(self.top_counts[:position])
         rows = slice(first, first + self.top_counts[position])
         return dict(zip(self.top_token_ids[rows], self.top_logprobs[rows], strict=True))
 
     def from_position(self, position: int) -> Logprobs:
-        """The same columns without the tokens before `position`."""
+        """Returns these columns without the tokens before `position`."""
         entries = sum(self.top_counts[:position])
         return Logprobs(
             self.sampled[position:],
@@ -93,8 +92,9 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log probabilities of a run of the prompt's tokens, each given those before it, if
-    `prompt_logprobs` asked for them.
+    """Log probabilities of a run of the prompt's tokens, each given those before it.
+
+    A stream has them if `prompt_logprobs` asked for them.
 
     The parts of a prompt come in order and without gaps; the first begins at position 1, because
     nothing precedes the token at 0.
@@ -131,8 +131,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Where the time of a request went, in nanoseconds; `queued_ns` to `blocked_on_reader_ns` add
-    up to `end_to_end_ns`.
+    """The time of a request in parts, in nanoseconds.
+
+    `queued_ns` to `blocked_on_reader_ns` add up to `end_to_end_ns`.
     """
 
     queued_ns: int
@@ -162,7 +163,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The engine computed a first step; `cached_tokens` of the prompt came from the prefix cache."""
+    """The engine computed a first step; `cached_tokens` of the prompt came from its cache."""
 
     cached_tokens: int
 
@@ -196,8 +197,9 @@ class OutputFinished:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A worker of the server was replaced; the request goes on after `pause_ns` without a lost or
-    repeated token.
+    """A worker of the server was replaced.
+
+    The request goes on after `pause_ns` without a lost or repeated token.
     """
 
     pause_ns: int

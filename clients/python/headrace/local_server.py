@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 import grpc
 
 from headrace.aio import AsyncClient
-from headrace.channel import RetryPolicy, channel_options
 from headrace.client import Client
+from headrace.connections.channel import RetryPolicy, channel_options
 from headrace.server_process import FlagValue, LocalServerError, ServerProcess, require_server, serve_command
 
 POLL_SECONDS = 0.05
@@ -146,9 +146,7 @@ def local(
 
 
 def is_serving(target: str, timeout: float = 1.0) -> bool:
-    """Whether a server at `target` answers the standard health check with SERVING within `timeout`
-    seconds.
-    """
+    """Returns whether a server answers the standard health check with SERVING in time."""
     with grpc.insecure_channel(target, channel_options(target, RetryPolicy(max_attempts=1))) as channel:
         check = channel.unary_unary(
             HEALTH_RPC, request_serializer=lambda message: message, response_deserializer=lambda message: message

@@ -1,5 +1,4 @@
-"""Who the server must be and who the caller is: TLS files, API keys, and over which connections a
-key may go.
+"""TLS files, API keys, and over which connections a key may go.
 
 Owns the reading and checking of certificates, so that a wrong file is refused by name and not as a
 failed handshake, and the rule that a key never crosses a network in the clear. Does not open
@@ -73,8 +72,9 @@ class Tls:
 
 
 def system_roots() -> bytes | None:
-    """Certificates that the system trusts (SSL_CERT_FILE, else the system's own file); None: those
-    that come with gRPC.
+    """Returns the certificates that the system trusts (SSL_CERT_FILE, else the system's own file).
+
+    None stands for those that come with gRPC.
     """
     default = ssl.get_default_verify_paths().cafile
     for path in (default, *SYSTEM_ROOTS):
@@ -96,8 +96,9 @@ def bearer(api_key: str) -> tuple[str, str]:
 
 
 def is_local(server: str) -> bool:
-    """Whether a gRPC target is this machine for certain: a Unix socket, localhost, or loopback
-    addresses only.
+    """Returns whether a gRPC target is this machine for certain.
+
+    Unix sockets, localhost and loopback addresses are.
 
     Names are not looked up: a name that happens to resolve to a loopback address today is not
     local.

@@ -1,5 +1,4 @@
-"""A server process of one's own: started on a Unix socket in a private folder, watched, stopped,
-and cleaned up.
+"""A private server process: started on a Unix socket, watched, stopped and cleaned up.
 
 Owns the child process, its folder and the lines it prints. Does not wait for readiness nor speak
 the API (local_server.py). A command line goes in, a process that accepts connections on `target`
@@ -37,8 +36,9 @@ FlagValue = str | int | float | bool | Iterable[str | int | float]
 
 
 class LocalServerError(Exception):
-    """The local server could not be started, or ended before it was ready; the message holds its
-    last line.
+    """The local server could not be started, or ended before it was ready.
+
+    The message holds its last line.
     """
 
 
@@ -56,8 +56,9 @@ def require_server() -> None:
 
 
 def serve_command(model: str, folder: str, options: Mapping[str, FlagValue]) -> list[str]:
-    """The command line of `headrace serve`; each option becomes a flag, and the server refuses
-    those it does not know.
+    """Returns the command line of `headrace serve`, with each option as a flag.
+
+    The server refuses flags that it does not know.
 
     The server's private files are kept in `folder` too, so that nothing is left of them even where
     it had to be killed.
@@ -123,8 +124,9 @@ class ServerProcess:
         return f"the server ended with exit code {code}: {last.strip()}"
 
     def stop(self, grace: float) -> None:
-        """Ends the process (SIGTERM, then SIGKILL after `grace` seconds) and all it started, and
-        removes the folder.
+        """Ends the process and all it started, and removes the folder.
+
+        SIGTERM comes first, then SIGKILL after `grace` seconds.
         """
         try:
             self._process.terminate()
@@ -147,8 +149,9 @@ class ServerProcess:
             pass
 
     def _start_guard(self) -> subprocess.Popen[bytes]:
-        """A shell that outlives this program by the time it takes to stop the server, should it be
-        killed.
+        """Starts a shell that stops the server if this program is killed.
+
+        The shell outlives this program by the time that takes.
         """
         return subprocess.Popen(
             ["/bin/sh", "-c", _GUARD_SCRIPT, "headrace-guard", str(self._process.pid), self._folder],
@@ -172,8 +175,9 @@ class ServerProcess:
                 self._report(line.rstrip("\n"))
 
     def _report(self, line: str) -> None:
-        """Calls on_line; one that fails is not called again, because the server's output must still
-        be read.
+        """Calls on_line, but never again after it has failed.
+
+        The server's output must still be read.
         """
         if self._on_line is None:
             return
@@ -185,8 +189,9 @@ class ServerProcess:
 
 
 def _private_folder() -> str:
-    """A new folder that only this user can enter (mode 0700), with a path short enough for a
-    socket.
+    """Makes a folder that only this user can enter (mode 0700).
+
+    Its path is short enough for a socket.
     """
     base = tempfile.gettempdir()
     if len(os.fsencode(base)) > MAX_FOLDER_BYTES - len("/headrace-xxxxxxxx"):

@@ -1,5 +1,6 @@
-"""Builds GenerationSpec and chat messages from a caller's Python values, the same for both clients
-and the command line.
+"""Builds GenerationSpec and chat messages from a caller's Python values.
+
+Both clients and the command line use it.
 
 Owns the names and types of the options. Does not know their ranges: the server does, and refuses
 with field, rule and limit. Only what the wire format cannot carry (a negative token id, text that
@@ -40,7 +41,7 @@ class GenerationOptions(TypedDict, total=False):
             10.
         presence_penalty: Subtracted from the logits of tokens in the output. -2 to 2.
         frequency_penalty: Subtracted once for each time the output contains the token. -2 to 2.
-        seed: Of the sampling noise; any unsigned 64-bit value.
+        seed: Seed of the sampling noise; any unsigned 64-bit value.
         logit_bias: Added to the logits of these token ids. At most 1,024 entries, -100 to 100.
         stop: A string, or up to 16, that end the output; the text ends before the match.
         stop_token_ids: Tokens that end the output, besides the model's own. At most 64.
@@ -196,8 +197,9 @@ def chat_messages(messages: Messages) -> list[inference_pb2.ChatMessage]:
 
 
 def assign(message: ProtobufMessage, field: str, value: Any, path: str) -> None:
-    """Sets a scalar, repeated or map field; what protobuf refuses becomes an InvalidRequest that
-    names `path`.
+    """Sets a scalar, repeated or map field.
+
+    What protobuf refuses becomes an InvalidRequest that names `path`.
     """
     try:
         if isinstance(value, Mapping):
@@ -211,8 +213,9 @@ def assign(message: ProtobufMessage, field: str, value: Any, path: str) -> None:
 
 
 def duration(value: float | datetime.timedelta, path: str) -> Duration:
-    """Seconds, or a timedelta, as a message; what it cannot carry becomes an InvalidRequest that
-    names `path`.
+    """Returns seconds, or a timedelta, as a message.
+
+    What the message cannot carry becomes an InvalidRequest that names `path`.
     """
     message = Duration()
     try:
@@ -224,7 +227,7 @@ def duration(value: float | datetime.timedelta, path: str) -> Duration:
 
 
 def trace_detail_of(name: str, path: str) -> generation_pb2.TraceDetail:
-    """The number of a detail; a name that there is not becomes an InvalidRequest that names `path`."""
+    """The number of a detail; an unknown name becomes an InvalidRequest that names `path`."""
     if name not in TRACE_DETAILS:
         raise invalid(path, f"must be one of {', '.join(TRACE_DETAILS)} (given: {name!r:.80})")
     return TRACE_DETAILS[name]

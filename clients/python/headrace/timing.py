@@ -14,8 +14,9 @@ from headrace.events import Delta, Event
 
 
 class StreamTimer:
-    """Measures one stream from its creation on; wrap the stream's iteration with observe or
-    observe_async.
+    """Measures one stream from its creation on.
+
+    Wrap the stream's iteration with observe or observe_async.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -34,7 +35,7 @@ class StreamTimer:
             yield event
 
     async def observe_async(self, events: AsyncIterable[Event]) -> AsyncIterator[Event]:
-        """As observe."""
+        """Does what observe does, for an async iterator."""
         async for event in events:
             self.note(event)
             yield event
@@ -58,8 +59,9 @@ class StreamTimer:
         return None if self._first is None else self._first - self._start
 
     def itl(self, quantile: float) -> float | None:
-        """Inter-token latency in seconds at a quantile (0 to 1, nearest rank); None below two
-        deltas of an output.
+        """Returns the inter-token latency in seconds at a quantile (0 to 1, nearest rank).
+
+        It is None below two deltas of an output.
         """
         rank = math.ceil(quantile * sum(tokens for _, tokens in self._gaps))
         for gap, tokens in sorted(self._gaps):

@@ -1,5 +1,4 @@
-"""W3C trace contexts, as far as a caller needs them: one to begin a trace with, and what is sent of
-it.
+"""W3C trace contexts, as far as a caller needs them: making one, and what is sent of it.
 
 Owns the form of `traceparent`. A server ignores a malformed one without a word, so that it is
 refused here. Strings come in, metadata goes out.

@@ -9,6 +9,8 @@ the matrix (`row_parameters`); `sampling`, `penalties` and their kernels read it
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from headrace_kernels.sampling.philox import NoiseKeys
@@ -31,6 +33,16 @@ REPETITION = 7
 PRESENCE = 8
 FREQUENCY = 9
 NUM_COLUMNS = 16
+
+# Columns that hold a float of a request's sampling parameters as it is, by the parameter's name.
+FLOATS: Final = {
+    "temperature": TEMPERATURE,
+    "top_p": TOP_P,
+    "min_p": MIN_P,
+    "repetition_penalty": REPETITION,
+    "presence_penalty": PRESENCE,
+    "frequency_penalty": FREQUENCY,
+}
 
 
 def read_floats(rows: torch.Tensor, column: int) -> torch.Tensor:

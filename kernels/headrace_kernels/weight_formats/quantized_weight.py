@@ -371,5 +371,11 @@ def _scaled(weight: QuantizedWeight, rows: slice, numbers: Tensor) -> Tensor:
     return groups.mul_(scales.t().float()[:, :, None]).flatten(1)[:, : weight.num_inputs]
 
 
+def group_scales(weight: QuantizedWeight, rows: slice) -> Tensor:
+    """[num_rows, num_groups] fp32: the scale of each group of some rows. Not of FP8 in blocks."""
+    assert weight.scale_outputs == 1, "a block's scale is no row's"
+    return weight.scales[:, rows].t().float() if weight.is_grouped else weight.scales[rows, None]
+
+
 def _block_rows(num_inputs: int) -> int:
     return max(1, _BLOCK_NUMBERS // num_inputs)

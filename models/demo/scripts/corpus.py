@@ -1,5 +1,4 @@
-"""The demo corpus as a whole: which domains there are, in what mixture, and how an item becomes
-text.
+"""The demo corpus as a whole: its domains, their mixture, and how an item becomes text.
 
 Owns the mixture and the wrapping (system messages, several turns in one conversation). The
 sentences belong to the domain files, the border between training and held-out values to
@@ -67,8 +66,9 @@ def training_item(draw: Draw) -> Item:
 
 
 def render(turns: tuple[tuple[str, str], ...]) -> str:
-    """The turns as the chat template writes them, without the first `<|bos|>`; a plain text stays
-    as it is.
+    """The turns as the chat template writes them, without the first `<|bos|>`.
+
+    A plain text stays as it is.
     """
     if turns[0][0] == "text":
         return turns[0][1]

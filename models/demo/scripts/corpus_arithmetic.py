@@ -1,5 +1,4 @@
-"""Arithmetic of the demo corpus: sums, differences, products with their steps, comparisons and word
-problems.
+"""Arithmetic of the demo corpus: calculations with their steps, comparisons, word problems.
 
 The held-out border runs through number pairs: a pair `(operation, a, b)` that an evaluation item
 uses is never an operation of any training item, in whatever phrasing. Products of two single digits
@@ -27,9 +26,7 @@ def _operand(draw: Draw, longest: int) -> int:
 
 
 def _allowed(draw: Draw, operation: str, a: int, b: int) -> bool:
-    """Whether this split may use the pair; both orders of a pair are on the same side of the
-    border.
-    """
+    """Whether this split may use the pair, whose two orders are on one side of the border."""
     return is_held_out("pair", operation, max(a, b), min(a, b)) == (draw.split != "train")
 
 

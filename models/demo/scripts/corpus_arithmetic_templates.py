@@ -1,5 +1,6 @@
-"""The first hand-written templates of calculations and word problems, and those that training never
-sees.
+"""The first hand-written templates of calculations and word problems.
+
+Some of them training never sees.
 
 Data only. The evaluation draws from them; training uses the seen ones beside the grammars of
 `phrasings_arithmetic` and `phrasings_problems`.

@@ -59,7 +59,7 @@ class Phrasings:
 
 
 def is_held_out(*key: object) -> bool:
-    """True for the tenth of all keys that training must not see; the same in every run and process."""
+    """True for the tenth of all keys that training must not see, in every run and process."""
     return zlib.crc32("|".join(map(str, key)).encode()) % HELD_OUT_SHARE == 0
 
 

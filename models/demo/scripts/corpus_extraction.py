@@ -1,5 +1,4 @@
-"""Extraction of the demo corpus: a sentence with facts in, a compact JSON object with the asked
-keys out.
+"""Extraction of the demo corpus: a sentence with facts in, a compact JSON object out.
 
 Values are copied exactly as the sentence writes them; numbers become JSON numbers, a key the
 sentence says nothing about becomes null. Held out are names and cities (invented ones, by hash), so
@@ -120,8 +119,9 @@ def _item_of(question: str, facts: Facts, asked: list[str]) -> Item:
 
 
 def _carrier(draw: Draw, grammar: Grammar, facts: Facts) -> str:
-    """A composed sentence with the facts, now and then with a word that means nothing or between
-    neutral sentences.
+    """A composed sentence with the facts.
+
+    Now and then it has a word that means nothing, or stands between neutral sentences.
     """
     he = draw.choice(("he", "she"))
     template = dressed(draw, grammar.wording(draw), odd=0.06, opening=False)

@@ -1,5 +1,6 @@
-"""The first hand-written requests and carrier sentences of extraction, and those that training
-never sees; data only.
+"""The first hand-written requests and carrier sentences of extraction; data only.
+
+Some of them training never sees.
 """
 
 from __future__ import annotations

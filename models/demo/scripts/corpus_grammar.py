@@ -95,15 +95,17 @@ def _expand(sequence: Sequence, random: Random) -> str:
 
 
 def plain_words(text: str) -> str:
-    """The words of a template in lower case, every slot as `{}`: what two templates are compared
-    by.
+    """The words of a template in lower case, every slot as `{}`.
+
+    Two templates are compared by them.
     """
     return " ".join(re.findall(r"[a-z']+|\{\}", re.sub(r"\{\w*\}", "{}", text.lower())))
 
 
 class Grammar:
-    """Forms to say one thing; a form with more wordings is drawn more often, but far from in
-    proportion.
+    """Forms to say one thing.
+
+    A form with more wordings is drawn more often, but far from in proportion.
     """
 
     def __init__(self, *forms: str, unseen: tuple[str, ...] = ()) -> None:
@@ -112,7 +114,7 @@ class Grammar:
         self.unseen = tuple(plain_words(template) for template in unseen)
 
     def wording(self, draw: Draw) -> str:
-        """One template, with its slots still open, that contains no phrasing kept back for testing."""
+        """A template, its slots still open, that contains no phrasing kept back for testing."""
         while True:
             form = self.forms[bisect(self.weights, draw.random.random() * self.weights[-1])]
             text = _expand(form, draw.random).replace("  ", " ")
@@ -151,8 +153,9 @@ def _replaced(draw: Draw, text: str, *, by_odd_word: bool) -> str:
 
 
 def dressed(draw: Draw, template: str, *, odd: float = 0.0, closing: bool = True, opening: bool = True) -> str:
-    """The template as people type it: with or without opener, capital, closing mark, and sometimes
-    with a typo.
+    """The template as people type it.
+
+    It comes with or without opener, capital and closing mark, and sometimes with a typo.
 
     Args:
         draw: The random source.

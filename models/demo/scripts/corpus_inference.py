@@ -1,5 +1,6 @@
-"""Questions and answers about LLM inference: hand-written topics (`topics_*.toml`) in many question
-frames.
+"""Questions and answers about LLM inference: hand-written topics in many question frames.
+
+The topics are in `topics_*.toml`.
 
 Each topic has names, a one-sentence answer, more sentences, and questions of its own; the last own
 question of every topic is never trained on. A request for a short answer gets the one sentence, any
@@ -81,9 +82,7 @@ def _question(draw: Draw, topic: Topic) -> str:
 
 @cache
 def _rest(topic: Topic) -> tuple[str, ...]:
-    """What the short answer says of the topic, without the topic's name: `keeps the keys and values
-    of ...`.
-    """
+    """The short answer without the topic's name: `keeps the keys and values of ...`."""
     names = {ARTICLE.sub("", name) for name in topic.names} | {name for name in topic.names}
     for name in sorted(names, key=len, reverse=True):
         found = re.match(rf"(?:(?:A|An|The) )?{re.escape(name)} (.+)\.$", topic.short, re.IGNORECASE)
@@ -93,8 +92,9 @@ def _rest(topic: Topic) -> tuple[str, ...]:
 
 
 def _clue(draw: Draw, topic: Topic) -> str | None:
-    """The definition without the name, whole or cut at a pause; None where the answer is worded
-    otherwise.
+    """The definition without the name, whole or cut at a pause.
+
+    None stands for an answer that is worded otherwise.
     """
     rest = _rest(topic)
     if not rest:
@@ -113,9 +113,7 @@ def _span(draw: Draw, topic: Topic) -> str:
 
 
 def _varied_question(draw: Draw, topic: Topic) -> str:
-    """A question in one of three ways: by name, by the topic's own questions, by words of its
-    answer.
-    """
+    """A question by name, by the topic's own questions, or by words of its answer."""
     way = draw.random.random()
     if way < 0.14 and len(topic.asks) > 1:
         return dressed(draw, draw.choice(topic.asks[:-1]), odd=0.1)

@@ -1,5 +1,6 @@
-"""Short stories of the demo corpus: one hero, one friend, one thing, told by one of the plots in
-`stories*.toml`.
+"""Short stories of the demo corpus: one hero, one friend, one thing, one of several plots.
+
+The plots are in `stories*.toml`.
 
 The facts of a story are drawn first, so that the whole text agrees with them and questions about it
 have one answer. Held out are the names and the combination of kind, thing and place (by hash).
@@ -207,7 +208,7 @@ def _follow_up_question(draw: Draw, index: int, facts: dict[str, str]) -> str:
 
 
 def story_request(draw: Draw) -> Item:
-    """A request for a story; the answer has to mention the hero and the thing that were asked for."""
+    """A request for a story; the answer has to mention the hero and the thing asked for."""
     if draw.split == "train" and draw.chance(VARIED_SHARE):
         return _varied_request(draw)
     facts = story_facts(draw)

@@ -1,5 +1,6 @@
-"""Greedy generation in batches with a contiguous KV cache, for the evaluation only (the server has
-its own engine).
+"""Greedy generation in batches with a contiguous KV cache.
+
+It is for the evaluation only; the server has its own engine.
 
 Prompts of different lengths share a batch: they are padded at the end, causal attention keeps the
 padding out of the prompt, and each row then writes its next token over its own padding.
@@ -24,8 +25,9 @@ class KvCache:
 
 
 def _forward(model: DemoModel, cache: KvCache, ids: Tensor, positions: Tensor) -> Tensor:
-    """Runs ids [batch, tokens] at positions [batch, tokens]; returns hidden states [batch, tokens,
-    hidden].
+    """Runs ids [batch, tokens] at positions [batch, tokens].
+
+    Returns hidden states [batch, tokens, hidden].
     """
     cos, sin = (table[positions][:, None] for table in rotary_tables(model.shape, ids.device))
     seen = torch.arange(cache.keys.shape[3], device=ids.device)
@@ -86,8 +88,9 @@ def _until_end(ids: list[int]) -> list[int]:
 
 @torch.inference_mode()
 def greedy_choices(model: DemoModel, rows: list[list[int]]) -> list[list[int]]:
-    """What the model would choose after every prefix of each row: result[i][t] follows rows[i][: t
-    + 1].
+    """What the model would choose after every prefix of each row.
+
+    result[i][t] follows rows[i][: t + 1].
     """
     device = model.model.embed_tokens.weight.device
     longest = max(map(len, rows))

@@ -1,5 +1,4 @@
-"""The demo model for training and evaluation: a plain PyTorch Llama, its two sizes, and its Hugging
-Face folder.
+"""The demo model for training and evaluation: a plain PyTorch Llama in two sizes.
 
 Owns the architecture (RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied embeddings)
 and the writing and reading of `config.json` and `model.safetensors`. Parameter names are those of
@@ -64,7 +63,7 @@ class RmsNorm(nn.Module):
 
 
 def rotary_tables(shape: ModelShape, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position's angles, each [max_position_embeddings, head_dim], fp32."""
+    """Cosine and sine of the positions' angles, each [max_position_embeddings, head_dim], fp32."""
     steps = torch.arange(0, shape.head_dim, 2, device=device, dtype=torch.float32) / shape.head_dim
     positions = torch.arange(shape.max_position_embeddings, device=device, dtype=torch.float32)
     angles = torch.outer(positions, shape.rope_theta**-steps).repeat(1, 2)
@@ -72,8 +71,9 @@ def rotary_tables(shape: ModelShape, device: torch.device) -> tuple[Tensor, Tens
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Applies rotary positions to [batch, heads, tokens, head_dim]; halves are paired as in Llama's
-    HF layout.
+    """Applies rotary positions to [batch, heads, tokens, head_dim].
+
+    Halves are paired as in Llama's Hugging Face layout.
     """
     first, second = x.float().chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
@@ -81,9 +81,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention; without a cache over the whole row, with one over the cached
-    positions.
-    """
+    """Grouped-query attention over the whole row, or over the positions of a cache."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -104,8 +102,9 @@ class Attention(nn.Module):
         return rotate(query, cos, sin), rotate(key, cos, sin), value
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention over key and value, causal if there is no mask; returns [batch, tokens,
-        hidden].
+        """Attention over key and value, causal if there is no mask.
+
+        Returns [batch, tokens, hidden].
         """
         groups = self.num_heads // self.num_kv_heads
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -174,8 +173,9 @@ class DemoModel(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Normal weights; what writes to the residual stream starts at zero, so every layer starts
-        as identity.
+        """Normal weights; what writes to the residual stream starts at zero.
+
+        So every layer starts as identity.
         """
         for name, parameter in self.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -201,8 +201,9 @@ class DemoModel(nn.Module):
 
 
 def save_folder(model: DemoModel, folder: Path) -> None:
-    """Writes config.json, generation_config.json and model.safetensors (bf16) as transformers
-    would.
+    """Writes config.json, generation_config.json and model.safetensors as transformers would.
+
+    The weights are bf16.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = {

@@ -28,7 +28,7 @@ Row = list[int]
 
 
 def shard_path(folder: Path, index: int) -> Path:
-    """Where shard `index` lies."""
+    """The path of shard `index`."""
     return folder / f"shard_{index:05d}.npy"
 
 
@@ -73,7 +73,7 @@ class RowPacker:
         self.full: list[Row] = []
 
     def add(self, document: Row) -> None:
-        """Puts the document into the first open row with room; one longer than a row is left out."""
+        """Puts the document into the first open row with room, or leaves out a longer one."""
         if len(document) > ROW_TOKENS + 1:
             return
         for row in self.open:

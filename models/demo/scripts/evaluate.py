@@ -48,8 +48,9 @@ class Scored:
 
 
 def is_right(item: Item, text: str, ended: bool) -> bool:
-    """Judges an answer: it must end by itself and equal an accepted answer, the JSON value, or the
-    story's rules.
+    """Judges an answer.
+
+    It must end by itself and equal an accepted answer, the JSON value, or the story's rules.
     """
     if not ended:
         return False
@@ -89,8 +90,9 @@ def prompt_ids(encoder: Encoder, item: Item) -> list[int]:
 
 
 def draft_agreement(draft: DemoModel, scored: list[Scored]) -> dict[str, float]:
-    """Share of the target's tokens that the draft would propose, and tokens per verification with
-    PROPOSED drafts.
+    """Share of the target's tokens that the draft would propose.
+
+    Also the tokens per verification with PROPOSED drafts.
     """
     agreed, tokens, steps = 0, 0, 0
     for start in range(0, len(scored), BATCH):

@@ -1,8 +1,9 @@
-"""Makes the demo model from nothing by one command: tokenizer, corpus, target, draft, scores, model
-card.
+"""Makes the demo model from nothing by one command.
 
-    python models/demo/scripts/make.py --out models/demo                    # one GPU, about 8 minutes
-    python models/demo/scripts/make.py --out /tmp/demo --smoke              # a minute on a CPU; the model knows nothing
+It makes tokenizer, corpus, target, draft, scores and model card.
+
+    python models/demo/scripts/make.py --out models/demo        # one GPU, about 8 minutes
+    python models/demo/scripts/make.py --out /tmp/demo --smoke  # a minute on a CPU
 
 Owns the order of the steps and the settings of the two trainings. With `--tar` the folders are also
 written as `target.tar` and `draft.tar`, for machines that hand back few files.

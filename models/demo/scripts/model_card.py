@@ -1,5 +1,6 @@
-"""Writes the demo model's README.md from its scores; the text is ours, every number comes from
-eval.json or the files.
+"""Writes the demo model's README.md from its scores.
+
+The text is ours, every number comes from eval.json or the files.
 """
 
 from __future__ import annotations

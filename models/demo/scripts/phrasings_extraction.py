@@ -1,5 +1,4 @@
-"""Wordings of extraction for training: requests, sentences that carry the facts, and sentences that
-carry none.
+"""Wordings of extraction for training: requests, and sentences with and without facts.
 
 A carrier is composed of parts in varying order: how the person is introduced, which verb, which
 label, which separator. Facts and answers belong to `corpus_extraction`.

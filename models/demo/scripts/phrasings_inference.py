@@ -1,5 +1,6 @@
-"""Frames for questions about LLM inference in training: `{t}` is a topic's name, `{n}` the name
-without its article.
+"""Frames for questions about LLM inference in training.
+
+`{t}` is a topic's name, `{n}` the name without its article.
 
 Also the frames of questions that describe a topic in words of its own answer (`{clue}`), and the
 ways to ask for a short answer (`{q}`). The topics belong to `corpus_inference`.

@@ -204,8 +204,9 @@ def slots(draw: Draw, kind: str, name: str, boxes: str) -> dict[str, object]:
 
 
 def wording(draw: Draw, kind: str) -> str:
-    """A template of the kind gain, two, lose or groups, in one out of eight cases with a fact that
-    does not matter.
+    """A template of the kind gain, two, lose or groups.
+
+    In one out of eight cases it has a fact that does not matter.
     """
     grammar = {"gain": GAIN_WORDINGS, "two": TWO_PART_WORDINGS, "lose": LOSE_WORDINGS, "groups": GROUP_WORDINGS}[kind]
     text = grammar.wording(draw)

@@ -1,5 +1,6 @@
-"""Wordings of greetings, of questions about the model and of questions it cannot answer, for
-training; data only.
+"""Wordings of greetings and of questions about the model, for training; data only.
+
+Questions that it cannot answer are among them.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(stack: Tensor, steps: int = 5) -> Tensor:
-    """Newton-Schulz in bf16: singular values of every matrix of [n, rows, columns] go to about 1."""
+    """Newton-Schulz in bf16: singular values of the [n, rows, columns] matrices go to about 1."""
     a, b, c = NEWTON_SCHULZ
     x: Tensor = stack.bfloat16()
     tall = x.shape[-2] > x.shape[-1]
@@ -161,8 +161,9 @@ def rate_factor(schedule: Schedule, step: int, progress: float) -> float:
 
 
 def split_batch(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Marked rows [rows, tokens + 1] -> inputs, targets [rows, tokens] and loss weights [rows,
-    tokens].
+    """Marked rows [rows, tokens + 1] as inputs, targets and loss weights.
+
+    Each of these has the shape [rows, tokens].
     """
     ids = batch & (SPOKEN_BIT - 1)
     inputs, targets = ids[:, :-1], ids[:, 1:]
@@ -172,8 +173,9 @@ def split_batch(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def join_pairs(batch: Tensor) -> Tensor:
-    """Joins neighbouring rows: [rows, tokens + 1] -> [rows / 2, 2 x tokens + 1]; one token of each
-    pair is lost.
+    """Joins neighbouring rows: [rows, tokens + 1] -> [rows / 2, 2 x tokens + 1].
+
+    One token of each pair is lost.
     """
     first, second = batch[0::2], batch[1::2]
     return torch.cat((first[:, :-1], second), dim=1)

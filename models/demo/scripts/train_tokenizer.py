@@ -49,7 +49,7 @@ def _sample(documents: int, seed: int) -> Iterator[str]:
 
 
 def train_tokenizer(documents: int, vocab_size: int, seed: int) -> Tokenizer:
-    """Learns the merges from seeded corpus documents; the same arguments give the same tokenizer."""
+    """Learns the merges from seeded corpus documents; equal arguments give equal tokenizers."""
     tokenizer = build_tokenizer()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -66,8 +66,9 @@ def train_tokenizer(documents: int, vocab_size: int, seed: int) -> Tokenizer:
 
 
 def _fill_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """A small corpus may give fewer merges than asked for; reserved tokens keep ids and embedding
-    rows equal.
+    """Adds reserved tokens until the vocabulary has its size.
+
+    A small corpus may give fewer merges than asked for; so ids and embedding rows are equally many.
     """
     missing = vocab_size - tokenizer.get_vocab_size()
     tokenizer.add_special_tokens([f"<|reserved_{i}|>" for i in range(missing)])

@@ -7,6 +7,6 @@ Imports inside this package go one way:
     certificates
 
 Nothing here knows a handler. `interceptor.AuthInterceptor` names the caller before a handler runs,
-`rpc_boundary.Call` carries it, and whoever resolves a model's name asks `Caller.check_model`.
+`calls.call.Call` carries it, and whoever resolves a model's name asks `Caller.check_model`.
 Quotas are numbers here; the engine keeps them, because they hold over all service processes.
 """

@@ -17,7 +17,7 @@ import grpc
 from headrace_service.auth import audit_log
 from headrace_service.auth.caller import Caller
 from headrace_service.errors import echo
-from headrace_service.parsing import Unparsed
+from headrace_service.messages.parsing import Unparsed
 
 _log = audit_log.logger()
 _Context = grpc.aio.ServicerContext[Any, Any]

@@ -7,18 +7,19 @@ loaded model's own name comes before all others.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from headrace_service import errors
 from headrace_service.auth.caller import Caller
-from headrace_service.generation_stream import GenerationStream
-from headrace_service.kserve import refusals
+from headrace_service.calls.call import Call
 from headrace_service.kserve.accounting import Account
-from headrace_service.kserve.generation_wire import GenerationWire
-from headrace_service.kserve.infer_request import InferRequest
-from headrace_service.kserve.signature import Signature
-from headrace_service.rpc_boundary import Call
+from headrace_service.kserve.messages import refusals
+from headrace_service.kserve.messages.generation_wire import GenerationWire
+from headrace_service.kserve.messages.infer_request import InferRequest
+from headrace_service.kserve.messages.signature import Signature
+from headrace_service.streams.generation_stream import GenerationStream
 
 
 class Responder(Protocol):
@@ -72,6 +73,23 @@ class Model(Protocol):
         Raises:
             ServiceError: the request cannot be answered.
         """
+
+
+class InvalidModelModule(Exception):
+    """A module that was to bring models brings none."""
+
+
+def models_of(module: str) -> list[Model]:
+    """Returns the models that a Python module's `models()` makes, for this process alone.
+
+    Raises:
+        InvalidModelModule: it cannot be imported, or has no such function.
+    """
+    try:
+        make: Callable[[], Iterable[Model]] = importlib.import_module(module).models
+    except (ImportError, AttributeError, TypeError) as error:
+        raise InvalidModelModule(f"conformance_models: {module}: {error}") from error
+    return list(make())
 
 
 class ModelDirectory:

@@ -16,23 +16,24 @@ from google.protobuf import message
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import logs
+from headrace_service.calls.call import Call
+from headrace_service.calls.rpc_boundary import bidirectional, unary_encoded
 from headrace_service.config import ServiceConfig
-from headrace_service.kserve import conformance_arithmetic, conformance_sequences, conformance_timing, settings_handlers
-from headrace_service.kserve.asked import Convention
-from headrace_service.kserve.infer_handlers import Inference
-from headrace_service.kserve.infer_stream import StreamHandlers
-from headrace_service.kserve.language_model import LanguageModel
-from headrace_service.kserve.models import Model, ModelDirectory
-from headrace_service.kserve.repository_handlers import RepositoryHandlers
-from headrace_service.kserve.server_handlers import ServerHandlers
-from headrace_service.kserve.settings_handlers import SettingsHandlers
-from headrace_service.kserve.shared_document import SharedDocument
-from headrace_service.kserve.shared_memory import SharedMemoryRegions
-from headrace_service.kserve.shared_memory_handlers import SharedMemoryHandlers
+from headrace_service.kserve.handlers import settings_handlers
+from headrace_service.kserve.handlers.infer_handlers import Inference
+from headrace_service.kserve.handlers.infer_stream import StreamHandlers
+from headrace_service.kserve.handlers.repository_handlers import RepositoryHandlers
+from headrace_service.kserve.handlers.server_handlers import ServerHandlers
+from headrace_service.kserve.handlers.settings_handlers import SettingsHandlers
+from headrace_service.kserve.handlers.shared_memory_handlers import SharedMemoryHandlers
+from headrace_service.kserve.language_models.asked import Convention
+from headrace_service.kserve.language_models.language_model import LanguageModel
+from headrace_service.kserve.language_models.tensorrt_llm_tensors import TensorRtLlmTensors
+from headrace_service.kserve.language_models.vllm_tensors import VllmTensors
+from headrace_service.kserve.messages.shared_document import SharedDocument
+from headrace_service.kserve.messages.shared_memory import SharedMemoryRegions
+from headrace_service.kserve.models import Model, ModelDirectory, models_of
 from headrace_service.kserve.statistics import Statistics
-from headrace_service.kserve.tensorrt_llm_tensors import TensorRtLlmTensors
-from headrace_service.kserve.vllm_tensors import VllmTensors
-from headrace_service.rpc_boundary import Call, bidirectional, unary_encoded
 from headrace_service.service_core import ServiceCore
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -121,11 +122,7 @@ def _directory(core: ServiceCore) -> ModelDirectory:
     ]
     sources = [all_loaded, lambda: aliases]
     if core.config.conformance_models:
-        conformance: list[Model] = [
-            *conformance_arithmetic.models(),
-            *conformance_sequences.models(),
-            *conformance_timing.models(),
-        ]
+        conformance = models_of(core.config.conformance_models)
         sources.append(lambda: conformance)
     return ModelDirectory(sources)
 

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import structlog
 
 from headrace_protos.inference import grpc_service_pb2 as pb
-from headrace_service.kserve.refusals import VERSION
+from headrace_service.kserve.messages.refusals import VERSION
 
 # Responses of a request beyond these are not counted one by one (they are in all other counts).
 MAX_RESPONSES = 1024

@@ -18,7 +18,7 @@ from headrace_telemetry.metrics.push import MetricPush
 from headrace_telemetry.metrics.scrape import CannotListen, ScrapeServer
 from headrace_telemetry.metrics.sink import MetricSink
 from headrace_telemetry.metrics.snapshot import Snapshots
-from headrace_telemetry.otlp_channel import OtlpChannel
+from headrace_telemetry.otlp.otlp_channel import OtlpChannel
 
 __all__ = ["CannotListen", "Metrics"]
 

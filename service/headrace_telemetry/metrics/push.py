@@ -20,7 +20,7 @@ from opentelemetry.sdk.metrics.export import MetricsData
 
 from headrace_telemetry.counts import ExportCounts
 from headrace_telemetry.metrics.snapshot import with_new_exemplars
-from headrace_telemetry.otlp_channel import METRICS, ExportFailed, OtlpChannel
+from headrace_telemetry.otlp.otlp_channel import METRICS, ExportFailed, OtlpChannel
 
 _SIGNAL: Final = "metrics"
 

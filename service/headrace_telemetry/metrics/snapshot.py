@@ -26,7 +26,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from headrace_facts.version import server_version
-from headrace_telemetry.otlp_bytes import SCHEMA_URL
+from headrace_telemetry.otlp.otlp_bytes import SCHEMA_URL
 
 _SCOPE: Final = "headrace"
 

@@ -1,9 +1,11 @@
-// The trace as the page thinks of it. Reads the block that page.py wrote; times are ns since the call's arrival.
+// The trace, read from the block that page.py wrote; times are ns since the call's arrival.
 const D = JSON.parse(document.getElementById('data').textContent);
 const MS = 1e6;
 const KIND_WORDS = {
-  prefill: 'prefill of others', own_prefill: 'own prefill', preemption: 'preempted', engine_restart: 'engine restart', arrival: 'on its way in', reader: 'reader blocked', service: 'service late',
-  queue: 'queue', device: 'device', host_idle: 'device idle', host_read: 'read late', other_steps: 'other steps', unknown: 'not in the trace', usual: 'as usual',
+  prefill: 'prefill of others', own_prefill: 'own prefill', preemption: 'preempted', engine_restart: 'engine restart',
+  arrival: 'on its way in', reader: 'reader blocked', service: 'service late',
+  queue: 'queue', device: 'device', host_idle: 'device idle', host_read: 'read late', other_steps: 'other steps',
+  unknown: 'not in the trace', usual: 'as usual',
 };
 const T = D.tokens, S = D.steps;
 const stepAt = new Map(S.id.map((id, at) => [id, at]));
@@ -27,7 +29,8 @@ function tokenPlace(output, index) {
   return -1;
 }
 
-// The moments of token i's way, in order, with the name of the stretch that ends there; what is not known is left out.
+// The moments of token i's way, in order, with the name of the stretch that ends there; what is not
+// known is left out.
 function way(i) {
   const step = stepAt.get(T.step[i]);
   const at = [
@@ -37,7 +40,8 @@ function way(i) {
     ['in the service', T.sampled[i], T.emitted[i]],
     ['sent', T.emitted[i], T.written[i]],
   ];
-  return at.map(([name, begin, end]) => begin === null || end === null ? [name, null, null] : [name, begin, Math.max(begin, end)]);
+  return at.map(([name, begin, end]) =>
+    begin === null || end === null ? [name, null, null] : [name, begin, Math.max(begin, end)]);
 }
 
 // First place in a sorted column whose value is not below x, between low and high.
@@ -55,7 +59,8 @@ function ownTokens(step) {
   return own;
 }
 
-// Who shared steps with the request, of the steps from first to end: name, number of steps, tokens of prompts; those with the longest prompts first.
+// The requests that shared steps from first to end with this one: name, number of steps, tokens of
+// prompts; those with the longest prompts first.
 function neighbours(first, end) {
   const found = new Map();
   for (let s = first; s < end; s++) {

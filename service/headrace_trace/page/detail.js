@@ -24,24 +24,31 @@ function table(head, lines) {
 
 function tokenDetail(i) {
   const first = i === view.first, parts = [];
-  parts.push(make('h3', 'Token ' + T.index[i] + (T.output[view.end - 1] || T.output[0] ? ' of output ' + T.output[i] : '')));
-  parts.push(make('div', 'came at ' + ms(arrived(i)) + ', ' + msText(T.wait[i]) + (first ? ' after the call' : ' after the one before; usual ' + msText(D.usual.gap)), 'hint'));
+  const ofOutput = T.output[view.end - 1] || T.output[0] ? ' of output ' + T.output[i] : '';
+  parts.push(make('h3', 'Token ' + T.index[i] + ofOutput));
+  const after = first ? ' after the call' : ' after the one before; usual ' + msText(D.usual.gap);
+  parts.push(make('div', 'came at ' + ms(arrived(i)) + ', ' + msText(T.wait[i]) + after, 'hint'));
   parts.push(make('p', whyOf(i), 'why kind-' + T.kind[i]));
-  parts.push(table(['its way', 'from', 'for'], way(i).map(([name, begin, end]) => [name, begin === null ? 'unknown' : ms(begin), begin === null ? 'unknown' : ms(end - begin)])));
+  const stretches = way(i).map(([name, begin, end]) =>
+    begin === null ? [name, 'unknown', 'unknown'] : [name, ms(begin), ms(end - begin)]);
+  parts.push(table(['its way', 'from', 'for'], stretches));
   return parts;
 }
 
 function stepDetail(s) {
   const parts = [make('h4', 'Step ' + S.id[s] + (S.own[s] ? '' : ' (not in it)'))];
   const time = S.end[s] - S.start[s], beyond = time / MS - D.usual.step;
+  const excess = (beyond >= 0 ? '+' : '\u2212') + msText(Math.abs(beyond));
   const figures = [
-    ['on the device', ms(time) + (D.usual.step ? ' (' + (beyond >= 0 ? '+' : '\u2212') + msText(Math.abs(beyond)) + ' to a step of decodes)' : '')],
+    ['on the device', ms(time) + (D.usual.step ? ' (' + excess + ' to a step of decodes)' : '')],
     ['tokens of prompts', count(S.prefill_tokens[s]) + (ownTokens(s) ? ', ' + count(ownTokens(s)) + ' its own' : '')],
-    ['decodes', count(S.decodes[s])], ['sequences', count(S.sequences[s])], ['requests waiting', count(S.waiting_requests[s])],
+    ['decodes', count(S.decodes[s])], ['sequences', count(S.sequences[s])],
+    ['requests waiting', count(S.waiting_requests[s])],
     ['free blocks', S.num_blocks[s] ? count(S.free_blocks[s]) + ' of ' + count(S.num_blocks[s]) : 'unknown'],
     ['CUDA graph', S.graph[s] === null ? 'unknown' : S.graph[s] ? 'yes' : 'no'],
   ];
-  if (S.draft_tokens[s]) figures.push(['drafts accepted', count(S.accepted_tokens[s]) + ' of ' + count(S.draft_tokens[s])]);
+  if (S.draft_tokens[s])
+    figures.push(['drafts accepted', count(S.accepted_tokens[s]) + ' of ' + count(S.draft_tokens[s])]);
   if (S.late[s]) figures.push(['late work', 'something was compiled or captured']);
   parts.push(table([], figures));
   parts.push(make('h4', 'Share of the ceilings' + (S.bound[s] ? ': ' + S.bound[s] + '-bound' : '')));
@@ -51,19 +58,26 @@ function stepDetail(s) {
   }
   if (S.prefills[s].length) {
     parts.push(make('h4', 'Prompts in it'));
-    parts.push(nameButtons([...S.prefills[s]].sort((a, b) => b[1] - a[1]).map(([name, tokens]) => [name, count(tokens) + ' tokens'])));
+    const longestFirst = [...S.prefills[s]].sort((a, b) => b[1] - a[1]);
+    parts.push(nameButtons(longestFirst.map(([name, tokens]) => [name, count(tokens) + ' tokens'])));
   }
   if (S.lost[s].length) parts.push(make('h4', 'Preempted for it'), nameButtons(S.lost[s].map(name => [name, ''])));
   const others = D.sets[S.members[s]].filter(name => name !== OWN);
   parts.push(make('h4', count(others.length) + ' other requests in it'), nameButtons(others.map(name => [name, ''])));
-  if (S.links[s].length) parts.push(make('p', 'More traces of it: headrace trace ' + S.links[s].slice(0, 8).join(', '), 'hint'));
+  if (S.links[s].length)
+    parts.push(make('p', 'More traces of it: headrace trace ' + S.links[s].slice(0, 8).join(', '), 'hint'));
   if (view.name >= 0) parts.push(make('p', named(view.name), 'hint'));
   return parts;
 }
 
 function shareBar(name, share) {
-  const bar = make('div', undefined, 'share'), fill = make('div', undefined, name === 'bandwidth' ? 'memory' : 'compute');
-  for (const [key, value] of [['role', 'meter'], ['aria-label', name], ['aria-valuemin', '0'], ['aria-valuemax', '100'], ['aria-valuenow', String(Math.round(100 * share))]]) bar.setAttribute(key, value);
+  const bar = make('div', undefined, 'share');
+  const fill = make('div', undefined, name === 'bandwidth' ? 'memory' : 'compute');
+  const attributes = {
+    role: 'meter', 'aria-label': name, 'aria-valuemin': '0', 'aria-valuemax': '100',
+    'aria-valuenow': String(Math.round(100 * share)),
+  };
+  for (const [key, value] of Object.entries(attributes)) bar.setAttribute(key, value);
   fill.style.width = 100 * Math.min(1, Math.max(0, share)) + '%';
   bar.append(fill);
   return bar;
@@ -71,7 +85,8 @@ function shareBar(name, share) {
 
 function named(name) {
   const trace = D.traces[name], row = everyone.find(one => one.name === name);
-  const shared = row ? ' shared ' + count(row.steps) + ' steps, in them ' + count(row.tokens) + ' tokens of its prompt.' : '';
+  const shared = row
+    ? ' shared ' + count(row.steps) + ' steps, in them ' + count(row.tokens) + ' tokens of its prompt.' : '';
   return D.names[name] + shared + (trace ? ' Its trace: headrace trace ' + trace : '');
 }
 
@@ -101,7 +116,11 @@ listeners.push(what => {
   const parts = [];
   if (view.token >= 0) parts.push(...tokenDetail(view.token));
   if (view.step >= 0) parts.push(...stepDetail(view.step));
-  else if (view.token >= 0) parts.push(make('p', T.step[view.token] === null ? 'Its step is not known.' : 'Step ' + T.step[view.token] + ' is not in the trace.', 'hint'));
+  else if (view.token >= 0) {
+    const step = T.step[view.token];
+    const why = step === null ? 'Its step is not known.' : 'Step ' + step + ' is not in the trace.';
+    parts.push(make('p', why, 'hint'));
+  }
   if (!parts.length) parts.push(make('p', view.name >= 0 ? named(view.name) : 'Nothing is chosen.', 'hint'));
   detail.replaceChildren(...parts);
 });

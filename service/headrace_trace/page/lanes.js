@@ -1,13 +1,21 @@
 // The timeline: lanes on one canvas, drawn for the interval that is seen.
 const canvas = document.getElementById('canvas'), overview = document.getElementById('overview');
 const C = {};
-const NAMES = ['queue', 'prefill', 'decode', 'preempted', 'restart', 'send', 'reader', 'own', 'other', 'idle', 'usual', 'memory', 'compute', 'ink', 'soft', 'line', 'card', 'band', 'focus'];
-const PHASE_COLOURS = { queue: 'queue', prefill: 'prefill', decode: 'decode', preempted: 'preempted', engine_restart: 'restart' };
+const NAMES = [
+  'queue', 'prefill', 'decode', 'preempted', 'restart', 'send', 'reader', 'own', 'other', 'idle', 'usual',
+  'memory', 'compute', 'ink', 'soft', 'line', 'card', 'band', 'focus',
+];
+const PHASE_COLOURS = {
+  queue: 'queue', prefill: 'prefill', decode: 'decode', preempted: 'preempted', engine_restart: 'restart',
+};
 const KIND_COLOURS = {
-  prefill: 'prefill', own_prefill: 'own', preemption: 'preempted', engine_restart: 'restart', arrival: 'send', reader: 'reader', service: 'send', queue: 'queue', device: 'decode',
+  prefill: 'prefill', own_prefill: 'own', preemption: 'preempted', engine_restart: 'restart', arrival: 'send',
+  reader: 'reader', service: 'send', queue: 'queue', device: 'decode',
   host_idle: 'idle', host_read: 'idle', other_steps: 'other', unknown: 'other', usual: 'usual',
 };
-const STRETCHES = [['scheduled', 'other'], ['device', 'decode'], ['read', 'idle'], ['service', 'send'], ['sent', 'reader']];
+const STRETCHES = [
+  ['scheduled', 'other'], ['device', 'decode'], ['read', 'idle'], ['service', 'send'], ['sent', 'reader'],
+];
 const ROWS = 10, ROW = 15, STRETCH = 15, MANY = 2000;
 const everyone = neighbours(0, S.id.length), memberships = new Map();
 let rows = [], lanes = [], context = null, width = 0, pending = false;
@@ -35,11 +43,13 @@ function hatch(colour) {
   return C.hatch[colour];
 }
 
-// Which rows the lane of others has: of those in the steps that are seen the ones with the longest prompts, and the one that is chosen. Over very many steps, of all.
+// Rows of the lane of others: the requests with the longest prompts among those in the visible
+// steps (among all, where very many steps are visible), and the chosen one.
 function pickRows() {
   const [first, end] = visibleSteps();
   const top = (end - first > MANY ? everyone : neighbours(first, end)).slice(0, ROWS);
-  if (view.name >= 0 && view.name !== OWN && !top.some(row => row.name === view.name)) top[Math.min(top.length, ROWS - 1)] = { name: view.name };
+  if (view.name >= 0 && view.name !== OWN && !top.some(row => row.name === view.name))
+    top[Math.min(top.length, ROWS - 1)] = { name: view.name };
   rows = top.map(({ name }) => ({ name, in: membership(name) }));
 }
 
@@ -47,7 +57,8 @@ function pickRows() {
 function membership(name) {
   if (memberships.has(name)) return memberships.get(name);
   const inSet = D.sets.map(set => set.includes(name));
-  const found = Uint8Array.from(S.id, (_, s) => S.prefills[s].some(([who]) => who === name) ? 2 : inSet[S.members[s]] ? 1 : 0);
+  const found = Uint8Array.from(S.id, (_, s) =>
+    S.prefills[s].some(([who]) => who === name) ? 2 : inSet[S.members[s]] ? 1 : 0);
   memberships.set(name, found);
   return found;
 }
@@ -80,7 +91,8 @@ function visibleSteps() {
   return [lowerBound(s => S.end[s], view.from, 0, S.id.length), lowerBound(s => S.start[s], view.to, 0, S.id.length)];
 }
 
-// A stretch of time as a rectangle; nothing is thinner than a pixel, and what would fall on the pixel of the one before is left out.
+// Draws a stretch of time as a rectangle at least a pixel wide, unless it falls on the pixel of the
+// one before.
 function box(begin, end, top, height, before) {
   const left = Math.max(x(begin), LEFT), right = Math.min(x(end), width);
   if (right < LEFT || left > width || right < before + 0.5) return before;
@@ -130,7 +142,8 @@ function redraw() {
 }
 
 function drawAxis(height) {
-  const wanted = (view.to - view.from) / Math.max((width - LEFT) / 110, 1), power = 10 ** Math.floor(Math.log10(wanted));
+  const wanted = (view.to - view.from) / Math.max((width - LEFT) / 110, 1);
+  const power = 10 ** Math.floor(Math.log10(wanted));
   const tick = [1, 2, 5, 10].map(n => n * power).find(n => n >= wanted);
   context.textAlign = 'center';
   for (let at = Math.ceil(view.from / tick) * tick; at <= view.to; at += tick) {
@@ -144,7 +157,8 @@ function drawAxis(height) {
 
 function axisText(at, tick) {
   const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(tick / MS))));
-  return tick >= 1e8 ? (at / 1e9).toFixed(Math.max(0, Math.ceil(-Math.log10(tick / 1e9)))) + ' s' : (at / MS).toFixed(digits) + ' ms';
+  if (tick < 1e8) return (at / MS).toFixed(digits) + ' ms';
+  return (at / 1e9).toFixed(Math.max(0, Math.ceil(-Math.log10(tick / 1e9)))) + ' s';
 }
 
 function drawLabels(lane) {
@@ -179,7 +193,8 @@ function drawPhases(lane) {
     context.fillStyle = name === 'preempted' || name === 'engine_restart' ? hatch(colour) : C[colour];
     box(begin, end, lane.top, 19, -1);
     const left = Math.max(x(begin), LEFT), room = Math.min(x(end), width) - left;
-    const text = name.replace('_', ' ') + (room > 120 ? '  ' + ms(end - begin) : ''), across = context.measureText(text).width;
+    const text = name.replace('_', ' ') + (room > 120 ? '  ' + ms(end - begin) : '');
+    const across = context.measureText(text).width;
     if (room < across + 12) continue;
     context.fillStyle = C[colour];
     context.fillRect(left + 3, lane.top + 3, across + 6, 13);
@@ -231,7 +246,8 @@ function drawTokens(lane) {
       if (roomy && n === 1 && x(until) - x(begin) > 22) {
         context.fillStyle = C.card;
         context.textAlign = 'center';
-        context.fillText(String(T.index[i]), (Math.max(x(begin), LEFT) + Math.min(x(until), width)) / 2, lane.top + 1.5 * STRETCH);
+        const middle = (Math.max(x(begin), LEFT) + Math.min(x(until), width)) / 2;
+        context.fillText(String(T.index[i]), middle, lane.top + 1.5 * STRETCH);
       }
     });
   }
@@ -246,10 +262,15 @@ function drawSteps(lane) {
   }
   const middle = lane.top + 62, over = 58, under = lane.height - 64;
   for (let s = first; s < end; s++) {
-    const left = Math.max(x(S.start[s]), LEFT), right = Math.min(x(S.end[s]), width), across = Math.max(right - left - (right - left > 4 ? 1 : 0), 1);
-    const up = S.prefill_tokens[s] / prompts * over, own = ownTokens(s) / prompts * over, down = S.decodes[s] / decodes * under;
+    const left = Math.max(x(S.start[s]), LEFT), right = Math.min(x(S.end[s]), width);
+    const across = Math.max(right - left - (right - left > 4 ? 1 : 0), 1);
+    const up = S.prefill_tokens[s] / prompts * over, own = ownTokens(s) / prompts * over;
+    const down = S.decodes[s] / decodes * under;
     context.globalAlpha = S.own[s] ? 1 : 0.4;
-    if (up) { context.fillStyle = hatch('prefill'); context.fillRect(left, middle - up, across, Math.max(up - own, 1)); }
+    if (up) {
+      context.fillStyle = hatch('prefill');
+      context.fillRect(left, middle - up, across, Math.max(up - own, 1));
+    }
     if (own) { context.fillStyle = C.own; context.fillRect(left, middle - own, across, own); }
     context.fillStyle = C.decode;
     context.fillRect(left, middle + 2, across, down);
@@ -262,7 +283,8 @@ function drawSteps(lane) {
   }
   context.fillStyle = C.soft;
   context.textAlign = 'right';
-  context.fillText('at most ' + count(prompts) + ' prefill tokens, ' + count(decodes) + ' decodes', width - 4, lane.top + 4);
+  const most = 'at most ' + count(prompts) + ' prefill tokens, ' + count(decodes) + ' decodes';
+  context.fillText(most, width - 4, lane.top + 4);
 }
 
 function drawShares(lane) {
@@ -303,7 +325,8 @@ function drawChoice(height) {
     context.fillRect(left, 18, Math.max(right - left, 2), height - 18);
     context.globalAlpha = 1;
   };
-  if (view.token >= 0 && T.wait[view.token] !== null) band(arrived(view.token) - T.wait[view.token] * MS, arrived(view.token), C.focus, 0.16);
+  if (view.token >= 0 && T.wait[view.token] !== null)
+    band(arrived(view.token) - T.wait[view.token] * MS, arrived(view.token), C.focus, 0.16);
   if (view.step >= 0) band(S.start[view.step], S.end[view.step], C.ink, 0.08);
 }
 
@@ -319,7 +342,8 @@ function drawOverview() {
   for (let i = view.first + 1; i < view.end; i++) {
     if (T.wait[i] === null || T.kind[i] === 'usual') continue;
     ink.fillStyle = C[KIND_COLOURS[T.kind[i]]];
-    ink.fillRect(place(arrived(i) - T.wait[i] * MS), 9, Math.max(place(arrived(i)) - place(arrived(i) - T.wait[i] * MS), 2), 25);
+    const begin = place(arrived(i) - T.wait[i] * MS);
+    ink.fillRect(begin, 9, Math.max(place(arrived(i)) - begin, 2), 25);
   }
   ink.strokeStyle = C.focus;
   ink.lineWidth = 2;
@@ -342,7 +366,8 @@ function legend() {
   for (const kind of Object.keys(KIND_WORDS)) if (seen.has(kind)) add(KIND_WORDS[kind], 'kind-' + kind);
   add('in steps: its own prefill (that of others is hatched)', 'kind-own_prefill');
   add('pale: steps that it was not in');
-  if (everyone.length > ROWS) add(count(everyone.length) + ' other requests shared its steps; the rows show up to ' + ROWS + ' of those in sight');
+  if (everyone.length > ROWS)
+    add(`${count(everyone.length)} other requests shared its steps; the rows show up to ${ROWS} of those in sight`);
 }
 
 function startLanes() {

@@ -12,7 +12,8 @@ function start() {
   on('go', 'change', event => chooseToken(tokenPlace(view.output, Number(event.target.value)), true));
   on('theme', 'click', () => {
     const root = document.documentElement;
-    const dark = root.dataset.theme ? root.dataset.theme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
+    const theme = root.dataset.theme;
+    const dark = theme ? theme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
     root.dataset.theme = dark ? 'light' : 'dark';
     readColours();
     changed('time');

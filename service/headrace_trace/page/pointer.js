@@ -1,4 +1,5 @@
-// The pointer on the timeline: hovering tells, clicking chooses, dragging moves, the wheel with Ctrl zooms.
+// The pointer on the timeline: hovering explains, clicking chooses, dragging moves, and the wheel
+// with Ctrl zooms.
 const tip = document.getElementById('tip');
 const CLICK = 4;
 
@@ -29,10 +30,16 @@ function stepOver(time) {
 function under(px, py) {
   const lane = laneAt(py), time = timeAt(px);
   if (!lane) return {};
-  if (lane.id === 'others') return { name: rows[Math.max(0, Math.floor((py - lane.top) / ROW))]?.name, step: px < LEFT ? -1 : stepOver(time) };
+  if (lane.id === 'others') {
+    const row = Math.max(0, Math.floor((py - lane.top) / ROW));
+    return { name: rows[row]?.name, step: px < LEFT ? -1 : stepOver(time) };
+  }
   if (px < LEFT) return {};
   if (lane.id === 'waits') return { token: tokenAt(time) };
-  if (lane.id === 'tokens') return { token: tokenOnWay(time, Math.min(STRETCHES.length - 1, Math.max(0, Math.floor((py - lane.top) / STRETCH)))) };
+  if (lane.id === 'tokens') {
+    const stretch = Math.max(0, Math.floor((py - lane.top) / STRETCH));
+    return { token: tokenOnWay(time, Math.min(STRETCHES.length - 1, stretch)) };
+  }
   if (lane.id === 'steps' || lane.id === 'shares') return { step: stepOver(time) };
   return { phase: D.phases.find(([, begin, end]) => begin <= time && time < end) };
 }
@@ -41,7 +48,8 @@ function tipText(found) {
   if (found.phase) return found.phase[0].replace('_', ' ') + ': ' + ms(found.phase[2] - found.phase[1]);
   if (found.token !== undefined && found.token >= 0) {
     const i = found.token;
-    return 'token ' + T.index[i] + ': ' + msText(T.wait[i]) + (i === view.first ? ' after the call' : ' after the one before') + '\n' + whyOf(i);
+    const after = i === view.first ? ' after the call' : ' after the one before';
+    return 'token ' + T.index[i] + ': ' + msText(T.wait[i]) + after + '\n' + whyOf(i);
   }
   const lines = found.name === undefined ? [] : [D.names[found.name]];
   if (found.step !== undefined && found.step >= 0) lines.push(stepLine(found.step));
@@ -49,7 +57,9 @@ function tipText(found) {
 }
 
 function stepLine(s) {
-  return 'step ' + S.id[s] + ': ' + ms(S.end[s] - S.start[s]) + ', ' + count(S.prefill_tokens[s]) + ' prefill tokens, ' + count(S.decodes[s]) + ' decodes' + (S.bound[s] ? ', ' + S.bound[s] + '-bound' : '');
+  const bound = S.bound[s] ? ', ' + S.bound[s] + '-bound' : '';
+  return 'step ' + S.id[s] + ': ' + ms(S.end[s] - S.start[s]) + ', ' + count(S.prefill_tokens[s]) +
+    ' prefill tokens, ' + count(S.decodes[s]) + ' decodes' + bound;
 }
 
 function showTip(event, found) {
@@ -71,7 +81,10 @@ function choose(found) {
 
 function startPointer() {
   let pressed = null;
-  const place = event => { const at = canvas.getBoundingClientRect(); return [event.clientX - at.left, event.clientY - at.top]; };
+  const place = event => {
+    const at = canvas.getBoundingClientRect();
+    return [event.clientX - at.left, event.clientY - at.top];
+  };
   canvas.addEventListener('pointerdown', event => {
     pressed = { x: event.clientX, from: view.from, to: view.to, moved: false };
     canvas.setPointerCapture(event.pointerId);
@@ -96,8 +109,10 @@ function startPointer() {
   canvas.addEventListener('pointerleave', () => { tip.hidden = true; });
   canvas.addEventListener('dblclick', event => zoom(0.4, timeAt(place(event)[0])));
   canvas.addEventListener('wheel', event => {
-    if (event.ctrlKey || event.metaKey) zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) / 120), timeAt(place(event)[0]));
-    else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) move((event.deltaX || event.deltaY) / 1200);
+    if (event.ctrlKey || event.metaKey)
+      zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) / 120), timeAt(place(event)[0]));
+    else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY))
+      move((event.deltaX || event.deltaY) / 1200);
     else return;
     event.preventDefault();
   }, { passive: false });
@@ -108,7 +123,8 @@ function startPointer() {
 function startOverview() {
   const go = event => {
     const at = overview.getBoundingClientRect(), [low, high] = view.whole;
-    const time = low + (event.clientX - at.left - LEFT) / (at.width - LEFT) * (high - low), half = (view.to - view.from) / 2;
+    const time = low + (event.clientX - at.left - LEFT) / (at.width - LEFT) * (high - low);
+    const half = (view.to - view.from) / 2;
     showInterval(time - half, time + half);
   };
   overview.addEventListener('pointerdown', event => { overview.setPointerCapture(event.pointerId); go(event); });

@@ -1,6 +1,9 @@
-// All tokens as a table, a page at a time: the timeline for those who cannot see it, and for copying.
+// All tokens as a table, a page at a time: for those who cannot see the timeline, and for copying.
 const ROWS_SHOWN = 100;
-const COLUMNS = ['token', 'came at', 'wait', 'cause', 'step', 'prefill tokens', 'decodes', 'planned', 'device from', 'device to', 'read', 'made', 'sent'];
+const COLUMNS = [
+  'token', 'came at', 'wait', 'cause', 'step', 'prefill tokens', 'decodes', 'planned', 'device from', 'device to',
+  'read', 'made', 'sent',
+];
 const body = document.querySelector('#table tbody');
 let order = [], pageAt = 0;
 
@@ -28,8 +31,13 @@ function tableRow(i) {
   row.append(head);
   row.setAttribute('aria-selected', String(i === view.token));
   row.addEventListener('click', () => chooseToken(i, true));
-  const cells = [plainMs(arrived(i)), T.wait[i] === null ? '' : T.wait[i].toFixed(3), KIND_WORDS[T.kind[i]] + (T.why[i] ? ': ' + T.why[i] : ''), T.step[i] ?? '', of(S.prefill_tokens) ?? '', of(S.decodes) ?? '',
-    plainMs(T.scheduled[i]), plainMs(of(S.start)), plainMs(of(S.end)), plainMs(T.sampled[i]), plainMs(T.emitted[i]), plainMs(T.written[i])];
+  const cells = [
+    plainMs(arrived(i)), T.wait[i] === null ? '' : T.wait[i].toFixed(3),
+    KIND_WORDS[T.kind[i]] + (T.why[i] ? ': ' + T.why[i] : ''),
+    T.step[i] ?? '', of(S.prefill_tokens) ?? '', of(S.decodes) ?? '',
+    plainMs(T.scheduled[i]), plainMs(of(S.start)), plainMs(of(S.end)),
+    plainMs(T.sampled[i]), plainMs(T.emitted[i]), plainMs(T.written[i]),
+  ];
   cells.forEach((text, n) => row.append(make('td', String(text), n === 2 ? 'cause' : '')));
   return row;
 }

@@ -1,4 +1,5 @@
-// What is seen and chosen: the interval of time, the output, the token or step. Whoever shows something of it asks to be told of changes.
+// What is seen and chosen: the interval of time, the output, the token or step. Parts of the page
+// that show it register for its changes.
 const LEFT = 118;
 const SHORTEST = 20000;
 const view = {
@@ -64,7 +65,8 @@ function chooseName(name) {
 
 // The next or previous of the longest waits, in order of time.
 function nextSlow(direction) {
-  const places = D.slowest.map(([output, index]) => tokenPlace(output, index)).filter(i => i >= 0).sort((a, b) => arrived(a) - arrived(b));
+  const places = D.slowest.map(([output, index]) => tokenPlace(output, index)).filter(i => i >= 0);
+  places.sort((a, b) => arrived(a) - arrived(b));
   const here = view.token < 0 ? (direction > 0 ? -Infinity : Infinity) : arrived(view.token);
   const next = direction > 0 ? places.find(i => arrived(i) > here) : places.reverse().find(i => arrived(i) < here);
   if (next !== undefined) chooseToken(next, true);

@@ -1,4 +1,5 @@
-// Speaks the KServe wire by stubs generated from protos/inference alone: readiness, one inference, one generation as a stream.
+// Speaks the KServe wire by stubs generated from protos/inference alone: readiness, one inference,
+// one generation as a stream.
 package main
 
 import (

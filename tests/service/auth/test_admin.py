@@ -25,7 +25,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[3]
 _ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(
-        str(_ROOT / part) for part in ("service", "backend", "protos/python", "clients/python")
+        str(_ROOT / part) for part in ("service", "backend", "both_sides", "protos/python", "clients/python")
     ),
 }
 ADMIN, USER, NARROW = (api_keys.new_key() for _ in range(3))

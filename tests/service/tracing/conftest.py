@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest_asyncio
+from tests.kserve.conformance_models import all_models
 from tests.service.harness import Running, running_service
 from tests.service.tracing.fake_telemetry import FakeTelemetry
 
@@ -39,7 +40,7 @@ async def told(model_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator
     telemetry = FakeTelemetry(sockets / "telemetry.sock")
     await telemetry.start()
     async with running_service(
-        model_path, sockets, telemetry_socket=str(telemetry.path), conformance_models=True
+        model_path, sockets, telemetry_socket=str(telemetry.path), conformance_models=all_models.__name__
     ) as running:
         tracer = running.service.core.tracer
         assert tracer is not None

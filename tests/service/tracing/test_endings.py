@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 import yaml
 from opentelemetry.proto.trace.v1 import trace_pb2
+from tests.service.api.test_session import Collected, read_until, submit
 from tests.service.auth.credentials_case import bearer, entry, write_keys
 from tests.service.fake_engine import queue_full
 from tests.service.harness import events_of, running_service
-from tests.service.test_session import Collected, read_until, submit
 from tests.service.tracing.conftest import SAMPLED, Told
 from tests.service.tracing.fake_telemetry import FakeTelemetry
 from tests.support import told_facts
@@ -27,7 +27,7 @@ from headrace.v1 import generation_pb2, inference_pb2
 from headrace_facts.facts import CallEnded, Generation
 from headrace_service import errors
 from headrace_service.auth import api_keys
-from headrace_service.generation_stream import GenerationStream
+from headrace_service.streams.generation_stream import GenerationStream
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
 from headrace_telemetry.metrics import Metrics, catalogue

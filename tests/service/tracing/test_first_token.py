@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 from tests.kserve.wire import Wire, text
+from tests.service.api.test_session import submit
 from tests.service.harness import events_of
-from tests.service.test_session import submit
 from tests.service.tracing.conftest import Told
 from tests.service.tracing.test_told import generate, session
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_facts.facts import Generation
-from headrace_service.generation_stream import GenerationStream
-from headrace_service.output_text import OutputText
+from headrace_service.streams.generation_stream import GenerationStream
+from headrace_service.streams.output_text import OutputText
 
 Spec = generation_pb2.GenerationSpec
 

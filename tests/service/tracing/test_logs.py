@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 import structlog
-from tests.service.test_session import Collected, read_until, submit
+from tests.service.api.test_session import Collected, read_until, submit
 from tests.service.tracing.conftest import SAMPLED, TRACE_ID, Told
 
 from headrace.v1 import generation_pb2, inference_pb2
-from headrace_service import engine_request
+from headrace_service.generations import engine_request
 
 REQUEST = inference_pb2.GenerateRequest(spec=generation_pb2.GenerationSpec(text="hello"))
 

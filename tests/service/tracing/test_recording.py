@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_facts.facts import Detail, Emission, SpanContext
-from headrace_service import delivery, errors, event_wire
-from headrace_service.detokenizer import PieceTable
-from headrace_service.generation_stream import GenerationStream
-from headrace_service.ledger import DeliveryClock
-from headrace_service.render_state import RenderState
+from headrace_service import errors
+from headrace_service.api import event_wire
+from headrace_service.streams import delivery
+from headrace_service.streams.generation_stream import GenerationStream
+from headrace_service.streams.ledger import DeliveryClock
+from headrace_service.streams.render_state import RenderState
+from headrace_service.text.detokenizer import PieceTable
 from headrace_service.tracing.generation_trace import GenerationTrace
 from headrace_service.tracing.recording import OUTPUT_SHIFT, WAITING_CHANGED, Recording
 

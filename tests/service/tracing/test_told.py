@@ -11,9 +11,9 @@ import grpc
 import numpy as np
 import pytest
 from tests.kserve.wire import Wire, text
+from tests.service.api.test_session import Collected, read_until, submit
 from tests.service.fake_engine import ENGINE, UNIX_OFFSET_NS, queue_full
 from tests.service.harness import Running, events_of, kinds_of
-from tests.service.test_session import Collected, read_until, submit
 from tests.service.tracing.conftest import SAMPLED, SPAN_ID, TRACE_ID, UNSAMPLED, Told
 
 from headrace.v1 import generation_pb2, inference_pb2
@@ -296,7 +296,7 @@ async def test_a_service_that_ends_waits_for_what_the_engine_says_of_readers_who
 async def test_an_engine_that_never_says_how_it_ended_is_not_waited_for(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace_service.tracing.ending._KEEP_S", 0.2)
+    monkeypatch.setattr("headrace_service.streams.ending._KEEP_S", 0.2)
     told.engine.silent_aborts = True
     told.engine.running.clear()
     call = generate(told)
@@ -311,7 +311,7 @@ async def test_an_engine_that_never_says_how_it_ended_is_not_waited_for(
 async def test_beyond_the_bound_readers_who_leave_are_given_up_at_once(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace_service.tracing.ending._MAX_KEPT", 0)
+    monkeypatch.setattr("headrace_service.streams.ending._MAX_KEPT", 0)
     told.engine.running.clear()
     call = generate(told)
     await call.read()
@@ -426,7 +426,7 @@ async def test_a_fact_that_cannot_be_made_harms_nobody(told: Told, monkeypatch: 
     def fail(*arguments: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("headrace_service.tracing.generation_fact.of", fail)
+    monkeypatch.setattr("headrace_service.streams.generation_fact.of", fail)
     assert kinds_of(await events_of(generate(told)))[-1] == "done"
     told.engine.running.clear()
     call = generate(told)

@@ -21,7 +21,8 @@ func main() {
 		log.Fatal(err)
 	}
 	defer client.Close()
-	prompt, long := headrace.Text("Count: one, two,"), headrace.Options(headrace.WithMaxTokens(200), headrace.WithIgnoreEOS(true))
+	prompt := headrace.Text("Count: one, two,")
+	long := headrace.Options(headrace.WithMaxTokens(200), headrace.WithIgnoreEOS(true))
 
 	// Leaving the loop cancels the call, and the server stops computing.
 	for piece, err := range client.Generate(context.Background(), prompt, long).Text() {

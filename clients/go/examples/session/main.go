@@ -48,7 +48,8 @@ func main() {
 		case headrace.Failed:
 			log.Fatal(what.Err)
 		case headrace.Done:
-			fmt.Printf("%q -> %q (%d tokens)\n", prompts[event.StreamID], texts[event.StreamID], what.Usage.OutputTokens)
+			fmt.Printf("%q -> %q (%d tokens)\n", prompts[event.StreamID], texts[event.StreamID],
+				what.Usage.OutputTokens)
 		}
 	}
 }

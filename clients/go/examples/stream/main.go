@@ -36,7 +36,8 @@ func main() {
 
 func ask(client *headrace.Client, prompt string) {
 	text := ""
-	for event, err := range client.Generate(context.Background(), headrace.Text(prompt), headrace.WithMaxTokens(24)).Events() {
+	stream := client.Generate(context.Background(), headrace.Text(prompt), headrace.WithMaxTokens(24))
+	for event, err := range stream.Events() {
 		if err != nil {
 			log.Fatal(err)
 		}

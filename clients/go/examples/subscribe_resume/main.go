@@ -1,4 +1,5 @@
-// A generation that outlives its reader: read some tokens, leave, come back for the rest. Run: go run . [SERVER]
+// A generation that outlives its reader: read some tokens, leave, come back for the rest.
+// Run: go run . [SERVER]
 package main
 
 import (
@@ -37,7 +38,8 @@ func main() {
 		switch event := event.(type) {
 		case headrace.Delta:
 			first, seen = first+event.Text, event.NextTokenIndex()
-		case headrace.Reconnecting: // a broken connection needs no care: the stream goes on after the last token
+		case headrace.Reconnecting:
+			// A broken connection needs no care: the stream goes on after the last token.
 			fmt.Println("connection lost, again in", event.Delay)
 		}
 		if seen >= 10 {

@@ -16,14 +16,16 @@ func main() {
 		log.Fatal("usage: HEADRACE_API_KEY=... go run . SERVER CA_FILE")
 	}
 	client, err := headrace.New(os.Args[1],
-		headrace.WithTLS(headrace.TLS{CAFile: os.Args[2]}), // CertFile and KeyFile as well where the server asks for a certificate
+		// CertFile and KeyFile as well where the server asks for a certificate.
+		headrace.WithTLS(headrace.TLS{CAFile: os.Args[2]}),
 		headrace.WithAPIKey(os.Getenv("HEADRACE_API_KEY")))
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer client.Close()
 
-	completion, err := client.Complete(context.Background(), headrace.Text("Once upon a time"), headrace.WithMaxTokens(16))
+	completion, err := client.Complete(context.Background(), headrace.Text("Once upon a time"),
+		headrace.WithMaxTokens(16))
 	switch {
 	case errors.Is(err, headrace.ErrUnauthenticated):
 		log.Fatal("the server does not know this key: ", err)

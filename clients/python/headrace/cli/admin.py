@@ -123,9 +123,7 @@ def memory(connection: Connection, model: str | None) -> None:
 @click.argument("detail", type=click.Choice(["off", "array", "span"]))
 @server_options
 def trace_detail(connection: Connection, detail: TraceDetailName) -> None:
-    """Trace so much of each token from now on: nothing, arrays on the request's span, or a span
-    each.
-    """
+    """Trace so much of each token from now on: nothing, arrays, or a span each."""
     with connection.admin() as client:
         client.set_trace_detail(detail)
     if connection.as_json:

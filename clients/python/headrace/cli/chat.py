@@ -29,7 +29,7 @@ from headrace.client import Client
 from headrace.errors import HeadraceError
 from headrace.events import Delta, Done, FinishReason, OutputFinished
 from headrace.spec import GenerationOptions, Message
-from headrace.stream import Stream
+from headrace.streams.stream import Stream
 from headrace.timing import StreamTimer
 from headrace.trace_context import new_traceparent
 

@@ -22,7 +22,7 @@ import rich.progress
 from headrace.cli.ledger_table import print_ledger
 from headrace.cli.output import show_text, warn
 from headrace.client import Client
-from headrace.connection import DEFAULT_SERVER
+from headrace.connections.connection import DEFAULT_SERVER
 from headrace.local_server import local
 from headrace.server_process import LocalServerError
 from headrace.timing import StreamTimer
@@ -52,9 +52,7 @@ _ANNOUNCEMENT = re.compile(r"listening on .*?(127\.0\.0\.1:\d+)")
     "--worker-threads", type=int, default=WORKER_THREADS, show_default=True, help="CPU threads; 0: all cores but one."
 )
 def demo(prompt: str, model: str, max_tokens: int, worker_threads: int) -> None:
-    """Start a server with the demo model, stream one answer, show where the time went, and stop the
-    server.
-    """
+    """Start a server with the demo model, stream an answer, show its times, and stop the server."""
     warn(f"starting a server for {model} on a free loopback port: one backend, one worker, one gRPC service ...")
     begun = time.monotonic()
     progress = Progress()
@@ -77,8 +75,9 @@ def demo(prompt: str, model: str, max_tokens: int, worker_threads: int) -> None:
 
 
 class Progress:
-    """Turns the server's log lines into what a person wants to know while waiting; once it is
-    ready, warnings only.
+    """Turns the server's log lines into what a person wants to know while waiting.
+
+    Once the server is ready it shows warnings only.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import click
 
-from headrace.channel import RetryPolicy
 from headrace.cli.ledger_table import print_ledger
 from headrace.cli.options import (
     Connection,
@@ -22,8 +21,9 @@ from headrace.cli.options import (
 )
 from headrace.cli.output import echo_json, ids_of, show_json, show_text
 from headrace.cli.trace_hint import TraceHint
+from headrace.connections.channel import RetryPolicy
 from headrace.spec import GenerationOptions
-from headrace.stream import Stream
+from headrace.streams.stream import Stream
 from headrace.timing import StreamTimer
 from headrace.trace_context import new_traceparent
 

@@ -1,5 +1,4 @@
-"""The command group: built-in commands, those of an installed server, and how a failure becomes an
-exit code.
+"""The command group: built-in commands, an installed server's commands, and exit codes.
 
 Owns the loading of the entry point group `headrace.commands` and the exit codes: 0 for success, 1
 for an error of the server or of the connection, 2 for a command line that makes no sense, 130 for
@@ -35,8 +34,9 @@ class CommandGroup(click.Group):
         return sorted({*super().list_commands(ctx), *_installed()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name; for a server command without a server, one that says how to
-        install it.
+        """Returns the command of that name.
+
+        For a server command without a server it is one that says how to install it.
         """
         own = super().get_command(ctx, cmd_name)
         if own is not None:

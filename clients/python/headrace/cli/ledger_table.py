@@ -34,8 +34,9 @@ def print_ledger(timer: StreamTimer, usage: Usage, ledger: Ledger, console: Cons
 
 
 def latency_table(timer: StreamTimer, usage: Usage) -> Table:
-    """TTFT, inter-token latency and rate as this program saw them, and the tokens counted by the
-    server.
+    """Returns TTFT, inter-token latency and rate as this program saw them.
+
+    The tokens are those that the server counted.
     """
     table = Table(title="as the reader saw it", box=box.SIMPLE, show_header=False, title_justify="left")
     table.add_column(min_width=20)

@@ -131,8 +131,9 @@ _MODEL_ROWS: tuple[tuple[str, Callable[[Model], str]], ...] = (
 
 
 def kv_bytes_text(row: Model) -> str:
-    """Type of the KV cache's numbers and what a token takes on each rank's device, where the server
-    tells them.
+    """Returns the KV cache's dtype and what a token takes on each rank's device.
+
+    It is empty where the server does not report them.
     """
     return (
         f", {row.kv_dtype}, {row.kv_bytes_per_token:,} bytes a token on each device" if row.kv_bytes_per_token else ""
@@ -140,8 +141,11 @@ def kv_bytes_text(row: Model) -> str:
 
 
 def quantization_line(report: Quantization) -> str:
-    """Scheme, bits, how far the weights are from the folder's, of the layers and of an output layer
-    that has its own; how activations are rounded; and what the folder says that it cost.
+    """Returns how a model's weights are quantized, in one line.
+
+    The line has scheme, bits and distance from the folder's weights, for the layers and for an
+    output layer that has its own; how activations are rounded; and what the folder says that it
+    cost.
     """
     head = (
         f"{report.head_scheme}, {report.head_bits_per_weight:.2f} bits a weight of the output layer, off by {report.head_relative_error:.2%}"

@@ -16,10 +16,10 @@ from typing import Any, TypeVar, cast
 import click
 
 from headrace.admin import AdminClient
-from headrace.channel import RetryPolicy
 from headrace.cli.group import JSON_KEY
 from headrace.client import Client
-from headrace.connection import DEFAULT_SERVER, ConnectionOptions
+from headrace.connections.channel import RetryPolicy
+from headrace.connections.connection import DEFAULT_SERVER, ConnectionOptions
 from headrace.security import Tls
 from headrace.spec import GenerationOptions
 
@@ -142,7 +142,7 @@ SERVER_OPTIONS: tuple[tuple[str, Any, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where and how to call, and whether to print JSON lines."""
+    """The server's address, how to call it, and whether to print JSON lines."""
 
     server: str
     options: ConnectionOptions
@@ -212,7 +212,7 @@ def trace_option(command: F) -> F:
 
 
 def generation_options(command: F) -> F:
-    """Adds all options of GenerationOptions; the command gets those that were given as `options`."""
+    """Adds all options of GenerationOptions; the command gets those given as `options`."""
 
     @functools.wraps(command)
     def with_options(*args: Any, **values: Any) -> Any:

@@ -30,8 +30,9 @@ def warn(message: str) -> None:
 
 
 def echo_text(piece: str) -> None:
-    """Prints a piece of a model's text at once; on a terminal without control characters, into a
-    pipe as it is.
+    """Prints a piece of a model's text at once.
+
+    On a terminal control characters are left out; a pipe gets the text as it is.
     """
     sys.stdout.write(_TERMINAL_CONTROL.sub("\ufffd", piece) if sys.stdout.isatty() else piece)
     sys.stdout.flush()
@@ -68,8 +69,9 @@ def error_as_dict(error: HeadraceError) -> dict[str, Any]:
 
 
 def show_json(events: Iterable[Event]) -> None:
-    """Prints each event as a JSON line as it arrives; an output that failed is raised after the
-    last one.
+    """Prints each event as a JSON line as it arrives.
+
+    An output that failed is raised after the last one.
     """
     failure: HeadraceError | None = None
     for event in events:
@@ -86,8 +88,9 @@ def ids_of(delta: Delta) -> str:
 
 
 def show_text(events: Iterable[Event], piece_of: Callable[[Delta], str] = lambda delta: delta.text) -> None:
-    """Prints the text of the first output as it arrives and that of the others after it; notes go
-    to stderr.
+    """Prints the text of the first output as it arrives and that of the others after it.
+
+    Notes go to stderr.
 
     Raises:
         HeadraceError: An output ended with an error; the text before it has been printed.

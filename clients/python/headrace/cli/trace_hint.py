@@ -11,7 +11,7 @@ import click
 
 from headrace.cli.options import Connection
 from headrace.cli.output import warn
-from headrace.connection import DEFAULT_SERVER
+from headrace.connections.connection import DEFAULT_SERVER
 from headrace.errors import HeadraceError, NotFound, PermissionDenied, Unauthenticated, Unimplemented
 from headrace.trace_context import trace_id_of
 

@@ -77,14 +77,16 @@ class AdminServiceServicer(object):
     """
 
     def LoadModel(self, request, context):
-        """Starts a backend for a model of the repository folder and returns when it serves. A model that serves already is left as it is.
+        """Starts a backend for a model of the repository folder and returns when it serves. A model that
+        serves already is left as it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadModel(self, request, context):
-        """Takes a model away: no new generations, open ones go on for the grace time, then its backend ends and its memory is free.
+        """Takes a model away: no new generations, open ones go on for the grace time, then its backend
+        ends and its memory is free.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,21 +100,24 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no new generations on any model (health turns NOT_SERVING), or takes them again. What runs goes on.
+        """Takes no new generations on any model (health turns NOT_SERVING), or takes them again. What
+        runs goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetTraceDetail(self, request, context):
-        """How much of each token is traced, on all services and for requests that do not say so themselves. FAILED_PRECONDITION where telemetry is off.
+        """Sets how much of each token is traced, on all services, for requests that do not say so
+        themselves. FAILED_PRECONDITION where telemetry is off.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTrace(self, request, context):
-        """A recent trace, while the server remembers it (see the setting trace_ring). NOT_FOUND: unknown, not traced, or forgotten.
+        """Returns a recent trace, while the server remembers it (see the setting trace_ring). NOT_FOUND:
+        the request is unknown, was not traced, or is forgotten.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -114,7 +114,7 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Complete(self, request, context):
-        """The same in one message, when the generation has ended.
+        """Returns the whole answer to a prompt in one message, when the generation has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,23 +128,26 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Submit(self, request, context):
-        """Starts a generation that outlives its readers. It ends by itself, by Cancel, or by its time limit.
+        """Starts a generation that outlives its readers. It ends by itself, by Cancel, or by its time
+        limit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Subscribe(self, request, context):
-        """Reads a submitted generation from any token on, while it runs and until its log expires. Any number of readers.
+        """Reads a submitted generation from any token on, while it runs and until its log expires. Any
+        number of readers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Many generations over one stream, for gateways: submit, attach and cancel by an id of the caller's choice, and one message back per
-        engine step with what is new in all of them. Closing the sending side lets what runs end; dropping the call cancels what was
-        submitted attached to it.
+        """Many generations over one stream, for gateways: submit, attach and cancel by an id of the
+        caller's choice, and one message back per engine step with what is new in all of them. Closing
+        the sending side lets what runs end; dropping the call cancels what was submitted attached to
+        it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -62,22 +62,25 @@ class ControlServiceServicer(object):
     """
 
     def Watch(self, request, context):
-        """The server's state at once, and again whenever it changes. A service that loses the stream keeps what it knows and connects again.
+        """The server's state at once, and again whenever it changes. A service that loses the stream
+        keeps what it knows and connects again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadModel(self, request, context):
-        """Starts a backend and answers when it listens and its workers are ready. NOT_FOUND: not in the repository. RESOURCE_EXHAUSTED: not
-        enough memory is left, with the arithmetic. FAILED_PRECONDITION: there is no repository, or the folder can't be served, and why.
+        """Starts a backend and answers when it listens and its workers are ready. NOT_FOUND: the model is
+        not in the repository. RESOURCE_EXHAUSTED: not enough memory is left, with the arithmetic.
+        FAILED_PRECONDITION: there is no repository, or the folder can't be served, and why.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadModel(self, request, context):
-        """Announces UNLOADING, waits for the grace time at most until the backend has no request left, ends it. NOT_FOUND: not served.
+        """Announces UNLOADING, waits at most for the grace time until the backend has no request left,
+        and ends it. NOT_FOUND: the model is not served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

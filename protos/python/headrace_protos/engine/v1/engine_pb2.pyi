@@ -73,14 +73,16 @@ class FromEngine(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., added: _Optional[_Union[Added, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[StepOutputs, _Mapping]] = ..., list: _Optional[_Union[RequestList, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "service_name", "wants_step_records")
+    __slots__ = ("protocol_version", "service_name", "wants_step_records", "request_layout")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SERVICE_NAME_FIELD_NUMBER: _ClassVar[int]
     WANTS_STEP_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     service_name: str
     wants_step_records: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., service_name: _Optional[str] = ..., wants_step_records: bool = ...) -> None: ...
+    request_layout: str
+    def __init__(self, protocol_version: _Optional[int] = ..., service_name: _Optional[str] = ..., wants_step_records: bool = ..., request_layout: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "model", "state", "engine", "unix_offset_ns")
@@ -211,52 +213,38 @@ class EngineState(_message.Message):
     def __init__(self, serving: bool = ..., reason: _Optional[str] = ..., stale_after_ns: _Optional[int] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ("handle", "query_id", "request_id", "tenant", "prompt_token_ids", "sampling", "stop", "n", "logprobs", "priority", "remaining_ns", "service_ns", "cache_salt", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted", "prompt_logprobs", "limits", "recording")
+    __slots__ = ("handle", "query_id", "request_id", "tenant", "request", "remaining_ns", "service_ns", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted", "limits", "recording")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    STOP_FIELD_NUMBER: _ClassVar[int]
-    N_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     REMAINING_NS_FIELD_NUMBER: _ClassVar[int]
     SERVICE_NS_FIELD_NUMBER: _ClassVar[int]
-    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     DETACHED_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     SPEC_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SERVICE_STATE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     EMITTED_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     RECORDING_FIELD_NUMBER: _ClassVar[int]
     handle: int
     query_id: int
     request_id: str
     tenant: str
-    prompt_token_ids: bytes
-    sampling: EngineSampling
-    stop: EngineStop
-    n: int
-    logprobs: int
-    priority: int
+    request: bytes
     remaining_ns: int
     service_ns: int
-    cache_salt: bytes
     detached: bool
     idempotency_key: str
     spec_digest: bytes
     service_state: bytes
     traceparent: str
     emitted: _containers.RepeatedCompositeFieldContainer[EmittedTokens]
-    prompt_logprobs: int
     limits: TenantLimits
     recording: Recording
-    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[EngineSampling, _Mapping]] = ..., stop: _Optional[_Union[EngineStop, _Mapping]] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., remaining_ns: _Optional[int] = ..., service_ns: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., service_state: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., prompt_logprobs: _Optional[int] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ...) -> None: ...
+    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., request: _Optional[bytes] = ..., remaining_ns: _Optional[int] = ..., service_ns: _Optional[int] = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., service_state: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ...) -> None: ...
 
 class Recording(_message.Message):
     __slots__ = ("parent_span_id", "tracestate", "detail", "operation", "wire")
@@ -289,46 +277,6 @@ class EmittedTokens(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
     def __init__(self, token_ids: _Optional[bytes] = ...) -> None: ...
-
-class EngineSampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "logit_bias_ids", "logit_bias_values", "bad_words")
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    MIN_P_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    LOGIT_BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
-    LOGIT_BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
-    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    seed: int
-    logit_bias_ids: bytes
-    logit_bias_values: bytes
-    bad_words: _containers.RepeatedCompositeFieldContainer[EmittedTokens]
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias_ids: _Optional[bytes] = ..., logit_bias_values: _Optional[bytes] = ..., bad_words: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ...) -> None: ...
-
-class EngineStop(_message.Message):
-    __slots__ = ("strings", "token_ids", "max_tokens", "min_tokens", "include_stop_string")
-    STRINGS_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    INCLUDE_STOP_STRING_FIELD_NUMBER: _ClassVar[int]
-    strings: _containers.RepeatedScalarFieldContainer[bytes]
-    token_ids: bytes
-    max_tokens: int
-    min_tokens: int
-    include_stop_string: bool
-    def __init__(self, strings: _Optional[_Iterable[bytes]] = ..., token_ids: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., include_stop_string: bool = ...) -> None: ...
 
 class Added(_message.Message):
     __slots__ = ("handle", "query_id", "request_id", "existing", "prompt_tokens")

@@ -18,7 +18,8 @@ public class Deadline {
             } catch (DeadlineExceededException late) {
                 System.out.println("the call's deadline passed: " + late.getMessage());
             }
-            // With a time limit the answer so far is a result, and its finish reason says why it ended.
+            // With a time limit the answer so far is a result, and its finish reason says why it
+            // ended.
             GenerationOptions limited =
                     options.toBuilder().timeLimit(Duration.ofMillis(50)).build();
             String id = client.submit("Once upon a time", limited).requestId();

@@ -4,7 +4,10 @@ import io.github.headrace.Tls;
 import io.github.headrace.UnauthenticatedException;
 import java.nio.file.Path;
 
-/** An encrypted connection, with an API key. Arguments: server, file of the authority's certificate, key. */
+/**
+ * An encrypted connection, with an API key. Arguments: server, file of the authority's certificate,
+ * key.
+ */
 public class TlsWithKey {
     public static void main(String[] args) {
         String server = args.length > 0 ? args[0] : "127.0.0.1:50051";

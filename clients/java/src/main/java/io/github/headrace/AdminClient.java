@@ -5,8 +5,9 @@ import java.util.List;
 import java.util.Optional;
 
 /**
- * What an operator does to a running server. The caller's key needs the permission for it, and every call leaves a line in the server's audit
- * log. Loading and unloading have no timeout but that of {@link HeadraceClient#withTimeout}.
+ * What an operator does to a running server. The caller's key needs the permission for it, and
+ * every call leaves a line in the server's audit log. Loading and unloading have no timeout but
+ * that of {@link HeadraceClient#withTimeout}.
  */
 public final class AdminClient {
     private final Transport transport;
@@ -18,10 +19,12 @@ public final class AdminClient {
     }
 
     /**
-     * Starts a model of the server's repository folder. A model that serves already is left as it is.
+     * Starts a model of the server's repository folder. A model that serves already is left as it
+     * is.
      *
      * @param model name of a folder of the model repository
-     * @param memoryBytes memory of the device that it may take in all; 0: what the server's settings give
+     * @param memoryBytes memory of the device that it may take in all; 0: what the server's
+     *     settings give
      * @return the model, when it serves
      */
     public LoadedModel loadModel(String model, long memoryBytes) {
@@ -29,10 +32,12 @@ public final class AdminClient {
     }
 
     /**
-     * Takes a model away: no new generations, open ones go on for the grace time, then its memory is free.
+     * Takes a model away: no new generations, open ones go on for the grace time, then its memory
+     * is free.
      *
      * @param model name of a served model
-     * @param grace how long open generations may go on, at most 1 hour; null: the server's shutdown grace
+     * @param grace how long open generations may go on, at most 1 hour; null: the server's shutdown
+     *     grace
      */
     public void unloadModel(String model, Duration grace) {
         transport.call(AdminCalls.unloadModel(model, grace), timeouts);
@@ -66,7 +71,8 @@ public final class AdminClient {
     }
 
     /**
-     * How much of each token is traced, for requests that do not say so themselves. Servers without telemetry refuse it as FAILED_PRECONDITION.
+     * Sets how much of each token is traced, for requests that do not say so themselves. Servers
+     * without telemetry refuse it as FAILED_PRECONDITION.
      *
      * @param detail of requests from now on
      */

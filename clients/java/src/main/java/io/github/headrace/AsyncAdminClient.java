@@ -18,10 +18,12 @@ public final class AsyncAdminClient {
     }
 
     /**
-     * Starts a model of the server's repository folder. A model that serves already is left as it is.
+     * Starts a model of the server's repository folder. A model that serves already is left as it
+     * is.
      *
      * @param model name of a folder of the model repository
-     * @param memoryBytes memory of the device that it may take in all; 0: what the server's settings give
+     * @param memoryBytes memory of the device that it may take in all; 0: what the server's
+     *     settings give
      * @return the model, when it serves
      */
     public CompletableFuture<LoadedModel> loadModel(String model, long memoryBytes) {
@@ -29,10 +31,12 @@ public final class AsyncAdminClient {
     }
 
     /**
-     * Takes a model away: no new generations, open ones go on for the grace time, then its memory is free.
+     * Takes a model away: no new generations, open ones go on for the grace time, then its memory
+     * is free.
      *
      * @param model name of a served model
-     * @param grace how long open generations may go on, at most 1 hour; null: the server's shutdown grace
+     * @param grace how long open generations may go on, at most 1 hour; null: the server's shutdown
+     *     grace
      * @return completes when it is done
      */
     public CompletableFuture<Void> unloadModel(String model, Duration grace) {
@@ -67,7 +71,8 @@ public final class AsyncAdminClient {
     }
 
     /**
-     * How much of each token is traced, for requests that do not say so themselves. Servers without telemetry refuse it as FAILED_PRECONDITION.
+     * Sets how much of each token is traced, for requests that do not say so themselves. Servers
+     * without telemetry refuse it as FAILED_PRECONDITION.
      *
      * @param detail of requests from now on
      * @return completes when it is done

@@ -7,8 +7,9 @@ import java.util.concurrent.Flow;
 import java.util.function.Consumer;
 
 /**
- * The calls as futures. Cancelling a future cancels its call; a failed call completes it with a {@link HeadraceException}. What cannot be sent
- * at all is thrown at once, as {@link InvalidRequestException}.
+ * The calls as futures. Cancelling a future cancels its call; a failed call completes it with a
+ * {@link HeadraceException}. What cannot be sent at all is thrown at once, as {@link
+ * InvalidRequestException}.
  *
  * <p>Futures complete on gRPC's threads, or those of {@link HeadraceClientBuilder#executor}.
  */
@@ -57,7 +58,8 @@ public final class AsyncHeadraceClient {
     }
 
     /**
-     * What there is of a submitted or running generation from a token on, and its events as they come, over broken connections.
+     * What there is of a submitted or running generation from a token on, and its events as they
+     * come, over broken connections.
      *
      * @param requestId from submit, or from an accepted event
      * @param fromToken the first token wanted in each output

@@ -29,9 +29,11 @@ import java.util.List;
 import java.util.UUID;
 
 /**
- * Every call of the inference service as a value: which method, what to send, how to read the answer.
+ * Every call of the inference service as a value: which method, what to send, how to read the
+ * answer.
  *
- * <p>Owns the pairing of requests with typed answers, so that blocking, async and Flow differ in how they wait and in nothing else.
+ * <p>Owns the pairing of requests with typed answers, so that blocking, async and Flow differ in
+ * how they wait and in nothing else.
  */
 final class Calls {
     private Calls() {}
@@ -74,8 +76,9 @@ final class Calls {
     }
 
     /**
-     * Starts a generation that outlives its readers. Without a key of the caller's (null), one is drawn: the call may then be sent again
-     * after a broken connection and still starts one generation only.
+     * Starts a generation that outlives its readers. Without a key of the caller's (null), one is
+     * drawn: the call may then be sent again after a broken connection and still starts one
+     * generation only.
      */
     static UnaryCall<?, ?, Submitted> submit(Prompt prompt, GenerationOptions options, String idempotencyKey) {
         boolean given = idempotencyKey != null && !idempotencyKey.isEmpty();

@@ -4,7 +4,8 @@ import java.util.List;
 import java.util.Optional;
 
 /**
- * A whole answer. The methods speak of the first output, which is the only one unless n was asked for.
+ * A whole answer. The methods speak of the first output, which is the only one unless n was asked
+ * for.
  *
  * @param requestId names the request in logs and traces
  * @param modelRevision name and content hash of the model that answered

@@ -6,7 +6,8 @@ import java.util.List;
  * The prompt of a chat: laid out by the model's own template.
  *
  * @param messages oldest first
- * @param continueLastMessage whether the model continues the last message, which is then the assistant's, instead of answering it
+ * @param continueLastMessage whether the model continues the last message, which is then the
+ *     assistant's, instead of answering it
  */
 public record Conversation(List<ChatMessage> messages, boolean continueLastMessage) {
 

@@ -8,7 +8,8 @@ import java.util.NoSuchElementException;
 import java.util.Optional;
 
 /**
- * The events of one generation, to be read once and by one thread: one by one (it is its own iterator), as text, or as the whole answer.
+ * The events of one generation, to be read once and by one thread: one by one (it is its own
+ * iterator), as text, or as the whole answer.
  *
  * <p>Reading throws {@link HeadraceException} where the call or the generation failed.
  */
@@ -80,8 +81,9 @@ public abstract sealed class EventReader implements Iterator<GenerationEvent>, I
     }
 
     /**
-     * The pieces of text of a single output, as they arrive. While they are read they throw an {@link IllegalStateException} where the stream
-     * carries more than one output, and a {@link HeadraceException} where the output ended with an error.
+     * The pieces of text of a single output, as they arrive. While they are read they throw an
+     * {@link IllegalStateException} where the stream carries more than one output, and a {@link
+     * HeadraceException} where the output ended with an error.
      *
      * @return to be read once
      */

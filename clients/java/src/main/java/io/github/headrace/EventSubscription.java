@@ -9,10 +9,12 @@ import java.util.Queue;
 import java.util.concurrent.Flow;
 
 /**
- * One stream on its way to one subscriber: reads as many messages as events were asked for, and opens a broken subscription again.
+ * One stream on its way to one subscriber: reads as many messages as events were asked for, and
+ * opens a broken subscription again.
  *
- * <p>Owns the calls and the demand. A message is asked of gRPC only against an event that the subscriber asked for, so a slow subscriber slows
- * the server down. What a message means is the {@link StreamState}'s to say. Everything below runs in the mailbox, one task at a time.
+ * <p>Owns the calls and the demand. A message is asked of gRPC only against an event that the
+ * subscriber asked for, so a slow subscriber slows the server down. What a message means is the
+ * {@link StreamState}'s to say. Everything below runs in the mailbox, one task at a time.
  */
 final class EventSubscription implements Flow.Subscription {
     // Messages asked for at once, at most; more are asked for as these arrive.

@@ -5,7 +5,10 @@ import java.time.Duration;
 import java.util.List;
 import java.util.Optional;
 
-/** Converts events from the wire. Messages come in, records go out; what is collected from them is not known here. */
+/**
+ * Converts events from the wire. Messages come in, records go out; what is collected from them is
+ * not known here.
+ */
 final class Events {
     private Events() {}
 

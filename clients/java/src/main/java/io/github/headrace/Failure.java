@@ -15,8 +15,8 @@ import java.util.List;
 /**
  * Why a call failed, on its way from a gRPC status to an exception.
  *
- * <p>Owns the reading of google.rpc details and the choice of the exception's class. Statuses of calls, statuses inside messages and this
- * client's own refusals come in, exceptions go out.
+ * <p>Owns the reading of google.rpc details and the choice of the exception's class. Statuses of
+ * calls, statuses inside messages and this client's own refusals come in, exceptions go out.
  */
 record Failure(
         Status.Code code,
@@ -26,7 +26,9 @@ record Failure(
         String requestId,
         Throwable cause) {
 
-    /** The exception for a failed call; {@code requestId} is what the stream has learned, or null. */
+    /**
+     * The exception for a failed call; {@code requestId} is what the stream has learned, or null.
+     */
     static HeadraceException of(Status status, Metadata trailers, String requestId) {
         com.google.rpc.Status details = details(status, trailers);
         String message = status.getDescription();

@@ -5,10 +5,12 @@ import io.github.headrace.v1.SubscribeResponse;
 import java.util.concurrent.Flow;
 
 /**
- * The streams as publishers. Each subscriber gets a call of its own, which begins as it subscribes and is cancelled by {@code cancel()}.
+ * The streams as publishers. Each subscriber gets a call of its own, which begins as it subscribes
+ * and is cancelled by {@code cancel()}.
  *
- * <p>Back-pressure is real: a message is read from the connection only against an event asked for with {@code request(n)}, so that a slow
- * subscriber slows the server down. Failed calls end in {@code onError} with a {@link HeadraceException}.
+ * <p>Back-pressure is real: a message is read from the connection only against an event asked for
+ * with {@code request(n)}, so that a slow subscriber slows the server down. Failed calls end in
+ * {@code onError} with a {@link HeadraceException}.
  */
 public final class FlowHeadraceClient {
     private final Transport transport;

@@ -5,8 +5,9 @@ import java.util.List;
 import java.util.Optional;
 
 /**
- * What a stream yields. In order: accepted, started, any number of prompt log probabilities, deltas and ends of outputs, then done as the
- * last. {@link Resumed} and, in subscriptions, {@link Reconnecting} may come at any place between.
+ * What a stream yields. In order: accepted, started, any number of prompt log probabilities, deltas
+ * and ends of outputs, then done as the last. {@link Resumed} and, in subscriptions, {@link
+ * Reconnecting} may come at any place between.
  */
 public sealed interface GenerationEvent {
 
@@ -27,9 +28,11 @@ public sealed interface GenerationEvent {
     record Started(int cachedTokens) implements GenerationEvent {}
 
     /**
-     * Log probabilities of a part of the prompt, where they were asked for. The parts come in order and without gaps, before the first delta.
+     * Log probabilities of a part of the prompt, where they were asked for. The parts come in order
+     * and without gaps, before the first delta.
      *
-     * @param firstTokenIndex position in the prompt of the first of these tokens; 1 in the first part, as nothing precedes token 0
+     * @param firstTokenIndex position in the prompt of the first of these tokens; 1 in the first
+     *     part, as nothing precedes token 0
      * @param logprobs one entry per token
      */
     record PromptLogprobs(int firstTokenIndex, Logprobs logprobs) implements GenerationEvent {}
@@ -67,8 +70,8 @@ public sealed interface GenerationEvent {
     record Resumed(Duration pause) implements GenerationEvent {}
 
     /**
-     * The connection of a subscription broke, and this client opens it again. Not on the wire. The tokens that follow continue exactly where
-     * the last one before this event ended.
+     * The connection of a subscription broke, and this client opens it again. The event is not
+     * on the wire. The tokens that follow continue exactly where the last one before it ended.
      *
      * @param error what broke
      * @param attempt which failure in a row this is, from 1

@@ -9,9 +9,11 @@ import java.util.List;
 import java.util.Map;
 
 /**
- * How to sample, when to stop, what to report: all options of a generation. What is not set is the model's default, then the server's.
+ * How to sample, when to stop, what to report: all options of a generation. What is not set is the
+ * model's default, then the server's.
  *
- * <p>Ranges are the server's to check: it refuses with field, rule and limit. Only what the wire format cannot carry is refused here.
+ * <p>Ranges are the server's to check: it refuses with field, rule and limit. Only what the wire
+ * format cannot carry is refused here.
  */
 public final class GenerationOptions {
     private static final GenerationOptions DEFAULTS = builder().build();
@@ -109,7 +111,8 @@ public final class GenerationOptions {
         }
 
         /**
-         * Keeps the most likely tokens whose probabilities reach this sum. Default: the model's, else 1.
+         * Keeps the most likely tokens whose probabilities reach this sum. Default: the model's,
+         * else 1.
          *
          * @param topP above 0, to 1
          * @return this builder
@@ -120,7 +123,8 @@ public final class GenerationOptions {
         }
 
         /**
-         * Keeps this many of the most likely tokens; 0 and -1 keep all. Default: the model's, else 0.
+         * Keeps this many of the most likely tokens; 0 and -1 keep all. Default: the model's, else
+         * 0.
          *
          * @param topK -1 to the vocabulary size
          * @return this builder
@@ -142,7 +146,8 @@ public final class GenerationOptions {
         }
 
         /**
-         * Divides positive and multiplies negative logits of tokens seen. Default: the model's, else 1.
+         * Divides positive and multiplies negative logits of tokens seen. Default: the model's,
+         * else 1.
          *
          * @param repetitionPenalty 0.01 to 10
          * @return this builder
@@ -241,7 +246,8 @@ public final class GenerationOptions {
         }
 
         /**
-         * How many of the most likely tokens to report, with log probabilities, beside each sampled one. Default: none at all.
+         * How many of the most likely tokens to report, with log probabilities, beside each sampled
+         * one. Default: none at all.
          *
          * @param logprobs 0 to 20
          * @return this builder
@@ -252,7 +258,8 @@ public final class GenerationOptions {
         }
 
         /**
-         * The same at each position of the prompt; the prompt is then computed whole. Default: none at all.
+         * How many of the most likely tokens to report at each position of the prompt, which is
+         * then computed whole. Default: none at all.
          *
          * @param promptLogprobs 0 to 20
          * @return this builder
@@ -296,7 +303,8 @@ public final class GenerationOptions {
         }
 
         /**
-         * Whether deltas carry token ids alone, without text and without waiting for whole characters. Default false.
+         * Whether deltas carry token ids alone, without text and without waiting for whole
+         * characters. Default false.
          *
          * @param tokenIdsOnly true for ids alone
          * @return this builder
@@ -307,7 +315,8 @@ public final class GenerationOptions {
         }
 
         /**
-         * How much of each token's way is traced, if the generation is traced at all. Default: the server's setting.
+         * How much of each token's way is traced, if the generation is traced at all. Default: the
+         * server's setting.
          *
          * @param detail nothing, arrays on the request's span, or a span per token
          * @return this builder
@@ -331,7 +340,8 @@ public final class GenerationOptions {
         }
 
         /**
-         * Strings that end the output; the text ends before the match. Replaces what was set before.
+         * Strings that end the output; the text ends before the match. Replaces what was set
+         * before.
          *
          * @param strings at most 16, of 1 to 256 bytes each
          * @return this builder
@@ -367,7 +377,8 @@ public final class GenerationOptions {
         }
 
         /**
-         * Longest time from acceptance to the last token; what there is by then is the answer. Default: the call's deadline, else the server's limit.
+         * Longest time from acceptance to the last token; what there is by then is the answer.
+         * Default: the call's deadline, else the server's limit.
          *
          * @param limit above 0, at most 24 hours
          * @return this builder
@@ -378,7 +389,8 @@ public final class GenerationOptions {
         }
 
         /**
-         * Only outputs that match a JSON Schema. Servers that have not built it yet refuse it as UNIMPLEMENTED.
+         * Only outputs that match a JSON Schema. Servers that have not built it yet refuse it as
+         * UNIMPLEMENTED.
          *
          * @param schema JSON text
          * @return this builder
@@ -390,7 +402,8 @@ public final class GenerationOptions {
         }
 
         /**
-         * Only outputs that match a regular expression as a whole. Servers that have not built it yet refuse it as UNIMPLEMENTED.
+         * Only outputs that match a regular expression as a whole. Servers that have not built it
+         * yet refuse it as UNIMPLEMENTED.
          *
          * @param expression the expression
          * @return this builder
@@ -402,7 +415,8 @@ public final class GenerationOptions {
         }
 
         /**
-         * Only outputs of a context-free grammar. Servers that have not built it yet refuse it as UNIMPLEMENTED.
+         * Only outputs of a context-free grammar. Servers that have not built it yet refuse it as
+         * UNIMPLEMENTED.
          *
          * @param grammar in Lark's notation
          * @return this builder
@@ -414,10 +428,12 @@ public final class GenerationOptions {
         }
 
         /**
-         * Beam search instead of sampling. Servers that have not built it yet refuse it as UNIMPLEMENTED.
+         * Beam search instead of sampling. Servers that have not built it yet refuse it as
+         * UNIMPLEMENTED.
          *
          * @param width outputs kept at each step
-         * @param lengthPenalty exponent of the length that log probabilities are divided by; 1 is usual
+         * @param lengthPenalty exponent of the length that log probabilities are divided by; 1 is
+         *     usual
          * @return this builder
          */
         public Builder beamSearch(int width, double lengthPenalty) {

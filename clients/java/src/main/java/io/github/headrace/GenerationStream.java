@@ -6,8 +6,9 @@ import java.util.concurrent.Flow;
 import java.util.concurrent.LinkedBlockingQueue;
 
 /**
- * The events of one call. Closing it before its end cancels the call: a Generate or Chat is then cancelled on the server, a subscription only
- * detached. A stream that was read to its end needs no closing.
+ * The events of one call. Closing it before its end cancels the call: a Generate or Chat is then
+ * cancelled on the server, a subscription only detached. A stream that was read to its end needs no
+ * closing.
  */
 public final class GenerationStream extends EventReader implements AutoCloseable {
     // Events that wait in memory for their reader, at most; the server waits with the rest.
@@ -22,7 +23,10 @@ public final class GenerationStream extends EventReader implements AutoCloseable
         new EventSubscription(transport, state, inbox).start();
     }
 
-    /** Ends the stream, and the call with it if it still runs. May be called from any thread, and more than once. */
+    /**
+     * Ends the stream, and the call with it if it still runs. May be called from any thread, and
+     * more than once.
+     */
     @Override
     public void close() {
         closed = true;

@@ -12,8 +12,9 @@ import java.util.Objects;
 /**
  * A connection to a Headrace server, with calls that block. Safe to share between threads.
  *
- * <p>{@link #async} has the same calls as futures, {@link #flow} as publishers, {@link #admin} those of an operator; all of them, and the views of
- * {@link #withTimeout}, share this client's connections and end with it. Failed calls throw {@link HeadraceException}.
+ * <p>{@link #async} has the same calls as futures, {@link #flow} as publishers, {@link #admin}
+ * those of an operator; all of them, and the views of {@link #withTimeout}, share this client's
+ * connections and end with it. Failed calls throw {@link HeadraceException}.
  */
 public final class HeadraceClient implements AutoCloseable {
     private final Transport transport;
@@ -35,9 +36,11 @@ public final class HeadraceClient implements AutoCloseable {
     }
 
     /**
-     * The same client with a timeout for every call, streams too. That of a generation is also its deadline on the server.
+     * This client with a timeout for every call, streams too. The timeout of a generation is also
+     * its deadline on the server.
      *
-     * @param timeout for each call, from its beginning; that of a subscription includes reconnections
+     * @param timeout for each call, from its beginning; that of a subscription includes
+     *     reconnections
      * @return a view on this client's connections
      */
     public HeadraceClient withTimeout(Duration timeout) {
@@ -45,7 +48,7 @@ public final class HeadraceClient implements AutoCloseable {
     }
 
     /**
-     * The same calls as futures.
+     * The calls of this client as futures.
      *
      * @return a view on this client's connections
      */
@@ -98,7 +101,8 @@ public final class HeadraceClient implements AutoCloseable {
      * @param prompt what to continue
      * @param options how to generate
      * @return to be closed by the caller
-     * @throws InvalidRequestException a value that cannot be sent; what the server refuses is thrown by the stream
+     * @throws InvalidRequestException a value that cannot be sent; what the server refuses is
+     *     thrown by the stream
      */
     public GenerationStream generate(Prompt prompt, GenerationOptions options) {
         return stream(Calls.generate(prompt, options));
@@ -174,7 +178,8 @@ public final class HeadraceClient implements AutoCloseable {
      *
      * @param prompt what to continue
      * @param options how to generate
-     * @param idempotencyKey the same key and spec is the same request; null: one is drawn, so that sending the call again starts nothing twice
+     * @param idempotencyKey the same key and spec is the same request; null: one is drawn, so that
+     *     sending the call again starts nothing twice
      * @return its id
      */
     public Submitted submit(Prompt prompt, GenerationOptions options, String idempotencyKey) {
@@ -192,8 +197,9 @@ public final class HeadraceClient implements AutoCloseable {
     }
 
     /**
-     * Reads all outputs of a submitted or running generation. A broken connection is opened again, and the stream continues from the last
-     * token, after a {@link GenerationEvent.Reconnecting} event.
+     * Reads all outputs of a submitted or running generation. A broken connection is opened again,
+     * and the stream continues from the last token, after a {@link GenerationEvent.Reconnecting}
+     * event.
      *
      * @param requestId from submit, or from an accepted event
      * @param fromToken the first token wanted in each output
@@ -204,7 +210,8 @@ public final class HeadraceClient implements AutoCloseable {
     }
 
     /**
-     * Reads one output of a submitted or running generation; else as {@link #subscribe(String, int)}.
+     * Reads one output of a submitted or running generation; else as {@link #subscribe(String,
+     * int)}.
      *
      * @param requestId from submit, or from an accepted event
      * @param fromToken the first token wanted
@@ -267,7 +274,8 @@ public final class HeadraceClient implements AutoCloseable {
      * Text to token ids.
      *
      * @param text the text
-     * @param addSpecialTokens whether the tokenizer adds its special tokens, such as beginning-of-text
+     * @param addSpecialTokens whether the tokenizer adds its special tokens, such as
+     *     beginning-of-text
      * @param model name of the model; empty: the default model
      * @return the tokens
      */

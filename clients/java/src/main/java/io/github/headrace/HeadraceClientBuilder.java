@@ -17,22 +17,24 @@ import java.util.stream.IntStream;
 import java.util.stream.Stream;
 
 /**
- * How to reach a server. Without {@link #plaintext} or {@link #tls}, connections to this machine are plaintext and all others are TLS with the
- * authorities that Java trusts.
+ * How to reach a server. Without {@link #plaintext} or {@link #tls}, connections to this machine
+ * are plaintext and all others are TLS with the authorities that Java trusts.
  */
 public final class HeadraceClientBuilder {
     /** The most connections of one client. */
     public static final int MAX_CHANNELS = 64;
 
-    // A Complete answer with 128 outputs and 20 log probabilities a token passes gRPC's default of 4 MiB.
+    // A Complete answer with 128 outputs and 20 log probabilities a token passes gRPC's default of
+    // 4 MiB.
     private static final int MAX_RECEIVE_BYTES = 64 << 20;
     // A dead peer is noticed after keepalive time + timeout, also while a stream is silent.
     private static final Duration KEEPALIVE_TIME = Duration.ofSeconds(30);
     private static final Duration KEEPALIVE_TIMEOUT = Duration.ofSeconds(10);
     private static final int MAX_GRPC_ATTEMPTS = 5;
     private static final String AUTHORIZATION = "authorization";
-    // UNAVAILABLE only, and only calls that may be sent twice: those that read, Cancel, and Submit, which always has an idempotency key.
-    // Generate, Chat and Complete are not sent again: the caller may have seen tokens, and a second one costs a whole generation.
+    // Calls that are sent again after UNAVAILABLE, because they may be sent twice: those that read,
+    // Cancel, and Submit, which always has an idempotency key. Generate, Chat and Complete are not
+    // sent again: the caller may have seen tokens, and a second call costs a whole generation.
     private static final Map<String, List<String>> IDEMPOTENT = Map.of(
             "headrace.v1.InferenceService",
             List.of(
@@ -56,7 +58,8 @@ public final class HeadraceClientBuilder {
     }
 
     /**
-     * Sends an API key with every call. A key never crosses a network in the clear: {@link #build} refuses plaintext to other machines.
+     * Sends an API key with every call. A key never crosses a network in the clear: {@link #build}
+     * refuses plaintext to other machines.
      *
      * @param key as {@code headrace keys} printed it
      * @return this builder
@@ -104,7 +107,8 @@ public final class HeadraceClientBuilder {
     }
 
     /**
-     * Opens several connections, used in turn: a server of several service processes gives each connection to one of them.
+     * Opens several connections, used in turn: a server of several service processes gives each
+     * connection to one of them.
      *
      * @param count 1 to {@value #MAX_CHANNELS}; 1 by default
      * @return this builder
@@ -118,7 +122,8 @@ public final class HeadraceClientBuilder {
     }
 
     /**
-     * How long calls that do not generate may take; see {@link HeadraceClient#withTimeout} for single calls.
+     * How long calls that do not generate may take; see {@link HeadraceClient#withTimeout} for
+     * single calls.
      *
      * @param limit the limit, 60 s by default; null: none
      * @return this builder
@@ -166,7 +171,8 @@ public final class HeadraceClientBuilder {
      * The client. Connections are made by its first calls.
      *
      * @return to be closed by the caller
-     * @throws IllegalArgumentException a TLS file cannot be used, or the API key would cross a network in the clear
+     * @throws IllegalArgumentException a TLS file cannot be used, or the API key would cross a
+     *     network in the clear
      */
     public HeadraceClient build() {
         boolean open = plaintext == null ? Target.isLocal(target) : plaintext;

@@ -9,7 +9,8 @@ import java.util.stream.Collectors;
 /**
  * A call failed. Subclasses name the usual reasons; other statuses come as this class itself.
  *
- * <p>The message is what the server says (or this client, of requests that cannot be sent), with the rules that were broken.
+ * <p>The message is what the server says (or this client, of requests that cannot be sent), with
+ * the rules that were broken.
  */
 public class HeadraceException extends RuntimeException {
     private static final long serialVersionUID = 1L;

@@ -3,14 +3,16 @@ package io.github.headrace;
 import java.time.Duration;
 
 /**
- * Where the time of a request went. The parts from {@code queued} to {@code blockedOnReader} do not overlap and add up to {@code endToEnd}.
+ * Where the time of a request went. The parts from {@code queued} to {@code blockedOnReader} do not
+ * overlap and add up to {@code endToEnd}.
  *
  * @param queued from the arrival of the call to its first step, tokenization included
  * @param prefill from the first step to the first token
  * @param decode generating tokens
  * @param preempted waiting to be computed again, after its cache blocks were given to others
  * @param engineRestart waiting for a worker to be replaced
- * @param detokenizeAndSend from the last token in the engine to its delivery, without the time the reader took
+ * @param detokenizeAndSend from the last token in the engine to its delivery, without the time the
+ *     reader took
  * @param blockedOnReader waiting for the reader to take messages, after the last token
  * @param endToEnd from the arrival of the call to the last message
  * @param ttft from the arrival of the call to the first token in the engine

@@ -16,7 +16,8 @@ import java.time.Duration;
  * @param kvBlocks KV cache blocks in all
  * @param outputTokensPerSecond over the last ten seconds
  * @param expectedWait what a request that arrives now would wait before its first step
- * @param prefixCacheHitRate share of prompt tokens that the prefix cache had, over the engine's life, 0 to 1
+ * @param prefixCacheHitRate share of prompt tokens that the prefix cache had, over the engine's
+ *     life, 0 to 1
  * @param serving whether the engine makes progress
  * @param draining whether the server takes no new generations because it is drained or shuts down
  * @param openCalls generations and subscriptions open at the service process that answered

@@ -11,7 +11,8 @@ import java.util.Map;
  * @param sampled one per token: its own log probability
  * @param ranks one per token: its rank among all tokens, 1 being the most likely
  * @param topCounts one per token: how many entries of the two columns below are its own
- * @param topTokenIds the most likely tokens of each position, most likely first, one position after another
+ * @param topTokenIds the most likely tokens of each position, most likely first, one position after
+ *     another
  * @param topLogprobs their log probabilities
  */
 public record Logprobs(
@@ -36,7 +37,7 @@ public record Logprobs(
         return top;
     }
 
-    /** The same columns without the tokens before {@code position}. */
+    /** These columns without the tokens before {@code position}. */
     Logprobs from(int position) {
         int entries = entriesBefore(position);
         return new Logprobs(

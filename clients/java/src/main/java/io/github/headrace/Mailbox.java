@@ -6,7 +6,8 @@ import java.util.concurrent.Executor;
 import java.util.concurrent.atomic.AtomicInteger;
 
 /**
- * Runs tasks one at a time, in order, on the threads that bring them; a task may bring more. State that only tasks touch needs no lock.
+ * Runs tasks one at a time, in order, on the threads that bring them; a task may bring more. State
+ * that only tasks touch needs no lock.
  */
 final class Mailbox implements Executor {
     private final Queue<Runnable> tasks = new ConcurrentLinkedQueue<>();

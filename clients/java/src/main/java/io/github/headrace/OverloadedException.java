@@ -1,6 +1,9 @@
 package io.github.headrace;
 
-/** The queue, a quota or a buffer is full (RESOURCE_EXHAUSTED); {@code retryAfter()} says when to come back. */
+/**
+ * The queue, a quota or a buffer is full (RESOURCE_EXHAUSTED); {@code retryAfter()} says when to
+ * come back.
+ */
 public final class OverloadedException extends HeadraceException {
     private static final long serialVersionUID = 1L;
 

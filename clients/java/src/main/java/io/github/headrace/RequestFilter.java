@@ -12,7 +12,7 @@ public record RequestFilter(RequestState state, String model, Integer pageSize) 
     public static final RequestFilter ALL = new RequestFilter(null, null, null);
 
     /**
-     * The same, of one state.
+     * This filter for requests of one state.
      *
      * @param wanted the state
      * @return another filter
@@ -22,7 +22,7 @@ public record RequestFilter(RequestState state, String model, Integer pageSize) 
     }
 
     /**
-     * The same, of one model.
+     * This filter for requests of one model.
      *
      * @param wanted the model's name
      * @return another filter
@@ -32,7 +32,7 @@ public record RequestFilter(RequestState state, String model, Integer pageSize) 
     }
 
     /**
-     * The same, in other pages.
+     * This filter with pages of another size.
      *
      * @param rows most rows of a page, 1 to 1,000
      * @return another filter

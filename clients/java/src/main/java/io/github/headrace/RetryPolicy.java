@@ -3,10 +3,11 @@ package io.github.headrace;
 import java.time.Duration;
 
 /**
- * How often and how soon to try again after UNAVAILABLE. The defaults outlast the restart of a service: 8 s for calls, half a minute for
- * subscriptions.
+ * How often and how soon to try again after UNAVAILABLE. The defaults outlast the restart of a
+ * service: 8 s for calls, half a minute for subscriptions.
  *
- * @param maxAttempts attempts in a row, for subscriptions; gRPC itself makes at most 5 for a call. 1 tries once.
+ * @param maxAttempts attempts in a row, for subscriptions; gRPC itself makes at most 5 for a call.
+ *     1 tries once.
  * @param initialBackoff pause before the second attempt, spread at random by a fifth
  * @param maxBackoff longest pause
  * @param multiplier growth of the pause from attempt to attempt

@@ -21,12 +21,13 @@ import java.util.concurrent.LinkedBlockingQueue;
 import java.util.function.Supplier;
 
 /**
- * Many generations over one call: one message comes per engine step, with what is new in all of them. Closing it ends the call, and with it what
- * was submitted and not detached.
+ * Many generations over one call: one message comes per engine step, with what is new in all of
+ * them. Closing it ends the call, and with it what was submitted and not detached.
  *
- * <p>It is read in one of three ways, not mixed: {@link #steps}, {@link #events}, or its generations, each from any thread. Nothing is read that
- * nobody waits for: who waits for an event of its generation and finds none reads the next step for all. A broken connection ends a session; what
- * was detached or attached goes on and can be attached again in another one.
+ * <p>It is read in one of three ways, not mixed: {@link #steps}, {@link #events}, or its
+ * generations, each from any thread. Nothing is read that nobody waits for: who waits for an event
+ * of its generation and finds none reads the next step for all. A broken connection ends a session;
+ * what was detached or attached goes on and can be attached again in another one.
  */
 public final class Session implements AutoCloseable {
     // Steps that wait in memory to be read, at most; the server waits with the rest.
@@ -71,7 +72,8 @@ public final class Session implements AutoCloseable {
      * @param prompt what to continue
      * @param options how to generate
      * @return to be read here, or known by its id
-     * @throws InvalidRequestException a value that cannot be sent; what the server refuses comes as the generation's error
+     * @throws InvalidRequestException a value that cannot be sent; what the server refuses comes as
+     *     the generation's error
      */
     public SessionGeneration submit(Prompt prompt, GenerationOptions options) {
         return start(SessionSubmit.newBuilder().setSpec(Calls.spec(prompt, options)));
@@ -95,11 +97,13 @@ public final class Session implements AutoCloseable {
     }
 
     /**
-     * Starts a generation that outlives the session, as {@link HeadraceClient#submit(Prompt, GenerationOptions, String)} does.
+     * Starts a generation that outlives the session, as {@link HeadraceClient#submit(Prompt,
+     * GenerationOptions, String)} does.
      *
      * @param prompt what to continue
      * @param options how to generate
-     * @param idempotencyKey the same key and spec is the same request; null: a new request in any case
+     * @param idempotencyKey the same key and spec is the same request; null: a new request in any
+     *     case
      * @return to be read here, or known by its id
      */
     public SessionGeneration submitDetached(Prompt prompt, GenerationOptions options, String idempotencyKey) {
@@ -148,7 +152,8 @@ public final class Session implements AutoCloseable {
     }
 
     /**
-     * All generations' events in the order of their arrival, until the session ends; see {@link #finish}.
+     * All generations' events in the order of their arrival, until the session ends; see {@link
+     * #finish}.
      *
      * @return to be read once
      */
@@ -157,7 +162,10 @@ public final class Session implements AutoCloseable {
         return () -> new Steps<>(state::events);
     }
 
-    /** Says that nothing more will be submitted or attached: when all generations have ended, the session does. */
+    /**
+     * Says that nothing more will be submitted or attached: when all generations have ended, the
+     * session does.
+     */
     public void finish() {
         synchronized (lock) {
             if (!finished && !closed) {
@@ -167,7 +175,10 @@ public final class Session implements AutoCloseable {
         }
     }
 
-    /** Ends the session's call; what was submitted and not detached is cancelled. May be called from any thread and more than once. */
+    /**
+     * Ends the session's call; what was submitted and not detached is cancelled. May be called from
+     * any thread and more than once.
+     */
     @Override
     public void close() {
         synchronized (lock) {

@@ -1,7 +1,8 @@
 package io.github.headrace;
 
 /**
- * One event of one generation of a session. Exactly one of {@code event} and {@code error} is not null.
+ * One event of one generation of a session. Exactly one of {@code event} and {@code error} is not
+ * null.
  *
  * @param streamId which generation, see {@link SessionGeneration#streamId}
  * @param event what happened; null where the generation failed

@@ -3,7 +3,10 @@ package io.github.headrace;
 import java.util.ArrayDeque;
 import java.util.Queue;
 
-/** One generation of a session: read it here, or know it by its id in the session's steps and events. */
+/**
+ * One generation of a session: read it here, or know it by its id in the session's steps and
+ * events.
+ */
 public final class SessionGeneration extends EventReader {
     // Filled and emptied by the session under its lock.
     final Queue<SessionEvent> arrived = new ArrayDeque<>();
@@ -31,7 +34,10 @@ public final class SessionGeneration extends EventReader {
         session.cancel(streamId);
     }
 
-    /** Gives up reading: nothing more comes of it here, while it goes on if it was attached, or submitted detached. */
+    /**
+     * Gives up reading: nothing more comes of it here, while it goes on if it was attached, or
+     * submitted detached.
+     */
     public void detach() {
         session.detach(streamId);
     }

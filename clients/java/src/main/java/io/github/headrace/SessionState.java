@@ -13,8 +13,9 @@ import java.util.Map;
 import java.util.Optional;
 
 /**
- * What a session knows between two messages: which ids are open, where each output stands, and how a step becomes typed events. Does not wait
- * and does not read; {@link Session} holds a lock around it.
+ * What a session knows between two messages: which ids are open, where each output stands, and how
+ * a step becomes typed events. Does not wait and does not read; {@link Session} holds a lock around
+ * it.
  */
 final class SessionState {
 
@@ -59,7 +60,10 @@ final class SessionState {
         return open.containsKey(streamId) ? cancelMessage(streamId, false) : null;
     }
 
-    /** The message that gives up reading a generation, whose events are dropped from here on; null where it has ended already. */
+    /**
+     * The message that gives up reading a generation, whose events are dropped from here on; null
+     * where it has ended already.
+     */
     SessionRequest detach(int streamId) {
         return open.remove(streamId) == null ? null : cancelMessage(streamId, true);
     }
@@ -75,7 +79,10 @@ final class SessionState {
         }
     }
 
-    /** A step as events: first the tokens, one delta per output that has some, then the rest; what nobody reads any more is left out. */
+    /**
+     * A step as events: first the tokens, one delta per output that has some, then the rest; what
+     * nobody reads any more is left out.
+     */
     List<SessionEvent> events(SessionStep step) {
         List<SessionEvent> events = deltas(step);
         for (SessionEvent event : step.events()) {

@@ -9,9 +9,10 @@ import java.util.List;
 /**
  * What is new in all generations of a session since the step before.
  *
- * <p>The first four are columns of equal length: entry i of each belongs to the same token, in order within an output. Tokens with log
- * probabilities, and the first ones of a generation attached past its beginning, come as {@link GenerationEvent.Delta} events instead. A
- * generation's events come after its tokens.
+ * <p>The first four are columns of equal length: entry i of each belongs to the same token, in
+ * order within an output. Tokens with log probabilities, and the first ones of a generation
+ * attached past its beginning, come as {@link GenerationEvent.Delta} events instead. A generation's
+ * events come after its tokens.
  *
  * @param streamIds which generation
  * @param outputIndices which of its n outputs
@@ -26,7 +27,10 @@ public record SessionStep(
         List<String> texts,
         List<SessionEvent> events) {
 
-    /** The step of a message; columns that the wire leaves out because they say nothing are filled up. */
+    /**
+     * The step of a message; columns that the wire leaves out because they say nothing are filled
+     * up.
+     */
     static SessionStep from(SessionResponse response) {
         SessionTokens tokens = response.getTokens();
         int count = tokens.getStreamIdsCount();

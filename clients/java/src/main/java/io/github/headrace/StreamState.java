@@ -6,10 +6,11 @@ import io.github.headrace.GenerationEvent.Reconnecting;
 import io.grpc.Deadline;
 
 /**
- * What a stream knows between two messages. This class is that of Generate and Chat, where the failure of a call is final;
- * {@link SubscriptionState} opens its call again.
+ * What a stream knows between two messages. This class is that of Generate and Chat, where the
+ * failure of a call is final; {@link SubscriptionState} opens its call again.
  *
- * <p>Does not wait, read or collect: {@link EventSubscription} hands in each message or failure, one at a time, and does what comes back.
+ * <p>Does not wait, read or collect: {@link EventSubscription} hands in each message or failure,
+ * one at a time, and does what comes back.
  */
 class StreamState {
     private final Deadline deadline;

@@ -17,13 +17,15 @@ import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 
 /**
- * State of a Subscribe stream, which continues after a broken connection without a lost or doubled token.
+ * State of a Subscribe stream, which continues after a broken connection without a lost or doubled
+ * token.
  *
  * <ul>
- *   <li>One output: it is asked for again from the token after the last one yielded.
- *   <li>All outputs: they stand at different tokens, and how many there are only the server knows. So they are asked for again from where
- *       the subscription began, and what was yielded already is dropped by counting tokens and characters. Text and tokens of a delta cover
- *       each other, and the text is the same however the deltas are cut, so both counts name the same place.
+ * <li>One output: it is asked for again from the token after the last one yielded.
+ * <li>All outputs: they stand at different tokens, and how many there are only the server knows. So
+ * they are asked for again from where the subscription began, and what was yielded already is
+ * dropped by counting tokens and characters. Text and tokens of a delta cover each other, and the
+ * text is the same however the deltas are cut, so both counts name the same place.
  * </ul>
  */
 final class SubscriptionState extends StreamState {
@@ -55,7 +57,10 @@ final class SubscriptionState extends StreamState {
         this.retry = retry;
     }
 
-    /** Prepares the call that continues the stream. Final are all failures but UNAVAILABLE, and too many in a row. */
+    /**
+     * Prepares the call that continues the stream. Final are all failures but UNAVAILABLE, and too
+     * many in a row.
+     */
     @Override
     Reconnecting failed(HeadraceException error) {
         failures++;
@@ -138,7 +143,8 @@ final class SubscriptionState extends StreamState {
         if (delta.tokenIds().isEmpty() && delta.text().isEmpty()) {
             return null;
         }
-        // The first delta may start before fromToken, where a character is spread over tokens on both sides of it.
+        // The first delta may start before fromToken, where a character is spread over tokens on
+        // both sides of it.
         boolean early = delta.firstTokenIndex() < place.nextToken && place.begun;
         if (delta.firstTokenIndex() > place.nextToken || early) {
             throw Failure.contract(

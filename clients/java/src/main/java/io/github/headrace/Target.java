@@ -12,8 +12,8 @@ final class Target {
     private Target() {}
 
     /**
-     * Whether a target is this machine for certain: a Unix socket, localhost or a loopback address. A name that happens to resolve to one
-     * today is not local.
+     * Whether a target is this machine for certain: a Unix socket, localhost or a loopback address.
+     * A name that happens to resolve to one today is not local.
      */
     static boolean isLocal(String target) {
         if (target.startsWith("unix:")) {

@@ -8,7 +8,8 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 
 /**
- * How a connection is encrypted, and who proves what to whom. Files are PEM and are read when the client is built.
+ * How a connection is encrypted, and who proves what to whom. Files are PEM and are read when the
+ * client is built.
  */
 public final class Tls {
     private final Path authorities;
@@ -43,7 +44,7 @@ public final class Tls {
     }
 
     /**
-     * The same, with the caller's own certificate, for servers that ask for one (mTLS).
+     * These settings with the caller's own certificate, for servers that ask for one (mTLS).
      *
      * @param chain the certificate and its chain, PEM
      * @param key its private key, PKCS#8 PEM, not encrypted
@@ -54,7 +55,8 @@ public final class Tls {
     }
 
     /**
-     * The same, with the name that the server's certificate must be for. Default: the host of the address.
+     * These settings with the name that the server's certificate must be for. Default: the host of
+     * the address.
      *
      * @param name a host name
      * @return other settings

@@ -12,7 +12,10 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.TreeMap;
 
-/** Collects whole answers: events go in one by one (or a Complete response as a whole), a {@link Completion} comes out. */
+/**
+ * Collects whole answers: events go in one by one (or a Complete response as a whole), a {@link
+ * Completion} comes out.
+ */
 final class Transcript {
     private static final String CUT_SHORT = "the stream ended before the generation did";
 
@@ -61,7 +64,8 @@ final class Transcript {
     /**
      * The whole answer, once done.
      *
-     * @throws HeadraceException an output ended with an error; an incomplete answer is never returned as if it were whole
+     * @throws HeadraceException an output ended with an error; an incomplete answer is never
+     *     returned as if it were whole
      */
     Completion completion() {
         if (accepted == null || done == null || parts.isEmpty()) {

@@ -23,7 +23,8 @@ import java.util.concurrent.atomic.AtomicInteger;
 /**
  * The connections of a client, taken in turn, and what every call has in common.
  *
- * <p>Owns channels and their end. What is sent is in {@link Calls}, what streams remember in {@link StreamState}.
+ * <p>Owns channels and their end. What is sent is in {@link Calls}, what streams remember in {@link
+ * StreamState}.
  */
 final class Transport implements AutoCloseable {
     private final List<ManagedChannel> connections;
@@ -79,14 +80,18 @@ final class Transport implements AutoCloseable {
         return future;
     }
 
-    /** The exception for a failed call. After {@link #close} it says so, whatever gRPC makes of it. */
+    /**
+     * The exception for a failed call. After {@link #close} it says so, whatever gRPC makes of it.
+     */
     HeadraceException failure(Status status, io.grpc.Metadata trailers, String requestId) {
         return closed
                 ? Failure.of(Status.Code.CANCELLED, "the client is closed", requestId)
                 : Failure.of(status, trailers, requestId);
     }
 
-    /** Runs something after a while; connections that wait before they try again stop waiting then. */
+    /**
+     * Runs something after a while; connections that wait before they try again stop waiting then.
+     */
     void reconnectAfter(Duration delay, Runnable task) {
         CompletableFuture.delayedExecutor(delay.toNanos(), TimeUnit.NANOSECONDS, executor)
                 .execute(() -> {

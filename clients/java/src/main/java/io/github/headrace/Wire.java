@@ -2,7 +2,10 @@ package io.github.headrace;
 
 import java.time.Duration;
 
-/** Refuses values that the wire format cannot carry, with the field's path. Ranges are the server's to check. */
+/**
+ * Refuses values that the wire format cannot carry, with the field's path. Ranges are the server's
+ * to check.
+ */
 final class Wire {
     private Wire() {}
 
@@ -14,7 +17,9 @@ final class Wire {
         return value;
     }
 
-    /** Text; a surrogate without its other half is no UTF-8 and would be sent as a question mark. */
+    /**
+     * Text; a surrogate without its other half is no UTF-8 and would be sent as a question mark.
+     */
     static String utf8(String field, String text) {
         for (int i = 0; i < text.length(); i++) {
             char unit = text.charAt(i);

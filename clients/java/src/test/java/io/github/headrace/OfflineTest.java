@@ -28,7 +28,8 @@ class OfflineTest {
                 .frequencyPenalty(0.1).seed(-1L).logitBias(Map.of(3, 1.5)).stop("a", "b").stopTokenIds(List.of(1))
                 .maxTokens(9).minTokens(1).ignoreEos(true).badWords(List.of("x")).includeStopString(true).n(2)
                 .logprobs(0).promptLogprobs(0).priority(-3).timeLimit(Duration.ofMillis(1500)).cacheSalt("s")
-                .skipSpecialTokens(false).tokenIdsOnly(true).traceDetail(TraceDetail.SPAN).jsonSchema("{}").beamSearch(2, 1.0).build();
+                .skipSpecialTokens(false).tokenIdsOnly(true).traceDetail(TraceDetail.SPAN).jsonSchema("{}")
+                .beamSearch(2, 1.0).build();
         assertEquals(Set.of("text", "token_ids"), unset(all.spec()));
         assertEquals(2, all.spec().getStop().getStringsCount());
         assertEquals(500_000_000, all.spec().getTimeLimit().getNanos());

@@ -12,7 +12,10 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.condition.EnabledIfEnvironmentVariable;
 
-/** A server as others reach it: certificates on both sides, keys, permissions, quotas, administration. */
+/**
+ * A server as others reach it: certificates on both sides, keys, permissions, quotas,
+ * administration.
+ */
 @EnabledIfEnvironmentVariable(named = SecurityTest.VARIABLE, matches = ".+")
 @Timeout(60)
 class SecurityTest {

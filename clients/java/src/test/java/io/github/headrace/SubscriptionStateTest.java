@@ -22,7 +22,9 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 import java.util.stream.IntStream;
 
-/** A log that breaks anywhere and is cut into deltas differently each time gives every token once. */
+/**
+ * A log that breaks anywhere and is cut into deltas differently each time gives every token once.
+ */
 class SubscriptionStateTest {
     private static final int TOKENS = 12;
     private static final RetryPolicy PATIENT = new RetryPolicy(100, Duration.ofMillis(1), Duration.ofMillis(1), 1);

@@ -7,7 +7,10 @@ import java.net.Socket;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 
-/** The real server that tests/clients/test_java_client.py started, and the proxy before it whose connections can be cut. */
+/**
+ * The real server that tests/clients/test_java_client.py started, and the proxy before it whose
+ * connections can be cut.
+ */
 final class TestServer {
     static final String VARIABLE = "HEADRACE_TEST_SERVER";
     static final String ADDRESS = System.getenv(VARIABLE);

@@ -1,0 +1,200 @@
+"""Whether one more request may wait: queue length, queued tokens, expected wait against its
+deadline, room for its tokens.
+
+Owns the counts of requests that have not started, and the refusals. Does not check the request
+itself (`validation`) nor order the queue (`waiting_queue`). A refusal that waiting can cure says
+when to come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.engine.errors import RefusalCode, RefusalReason, RequestRefused
+from headrace_backend.engine.limits.tenant_account import TenantAccount
+from headrace_backend.engine.rates import Rates
+from headrace_backend.engine.request import EngineRequest
+from headrace_backend.step.plan_bytes import FIELD_BYTES, RUN_BYTES, columns_bytes, max_plan_bytes, table_bytes
+
+_NS_PER_S = 1_000_000_000
+_MIN_RETRY_NS = 100_000_000
+_MAX_RETRY_NS = 30 * _NS_PER_S
+
+
+class Admission:
+    """The queue's bounds."""
+
+    def __init__(self, config: EngineConfig, rates: Rates, max_model_len: int) -> None:
+        """Nothing waits."""
+        self._config = config
+        self._rates = rates
+        self._column_bytes = columns_bytes(config)
+        # What sequences that take a row with one step may bring into its plan together
+        # (`plan_bytes`).
+        self.max_admission_bytes = max_plan_bytes(config, max_model_len) - self._column_bytes
+        # None until a worker has said how large its cache is.
+        self.num_blocks: int | None = None
+        self.draining = False
+        # Requests that have not started, their prompt tokens and outputs.
+        self.num_waiting = 0
+        self.num_waiting_tokens = 0
+        self._num_waiting_outputs = 0
+        # What requests that have not ended may come to keep of their prompts.
+        self._prompt_logprob_bytes = 0
+
+    def worker_ready(self, num_blocks: int, plan_bytes: int | None) -> None:
+        """A worker's cache has so many blocks, and its plans so many bytes; None: as many as
+        before.
+        """
+        self.num_blocks = num_blocks
+        if plan_bytes is not None:
+            self.max_admission_bytes = plan_bytes - self._column_bytes
+
+    def entered(self, request: EngineRequest, account: TenantAccount) -> None:
+        """A request began to wait."""
+        self._count(request, account, 1)
+        self._prompt_logprob_bytes += request.prompt_logprob_bytes
+
+    def left(self, request: EngineRequest, account: TenantAccount) -> None:
+        """A request started, or ended before it could."""
+        self._count(request, account, -1)
+
+    def ended(self, request: EngineRequest) -> None:
+        """A request ended; what is kept of it is the request table's to bound."""
+        self._prompt_logprob_bytes -= request.prompt_logprob_bytes
+
+    def expected_wait_ns(self, num_running: int, outputs: int = 0, passed: Collection[TenantAccount] = ()) -> int:
+        """How long a request of so many outputs would wait for its first step, by what was
+        measured; 0 while nothing was.
+
+        Two queues are ahead of it: prompts to be computed, and, when rows are short, sequences that
+        must leave theirs first. Tenants that it passes, since they wait for their share of the
+        cache, are in neither.
+        """
+        rates, rows = self._rates, self._config.max_num_seqs
+        wait = 0.0
+        if rates.prefill_tokens_per_s:
+            num_tokens = self.num_waiting_tokens - sum([account.num_waiting_tokens for account in passed])
+            wait = num_tokens * _NS_PER_S / rates.prefill_tokens_per_s
+        num_outputs = self._num_waiting_outputs - sum([account.num_waiting_outputs for account in passed])
+        rows_short = num_running + num_outputs + outputs - rows
+        if rows_short > 0:
+            wait = max(wait, rows_short / rows * rates.row_time_ns)
+        return int(wait)
+
+    def check(
+        self, request: EngineRequest, now_ns: int, num_running: int, passed: Collection[TenantAccount] = ()
+    ) -> None:
+        """Lets a valid request in, which passes the waiting requests of some tenants.
+
+        Raises:
+            RequestRefused: UNAVAILABLE while draining, RESOURCE_EXHAUSTED. Not for a deadline that
+                has passed: the request ends by it, before it costs a step, as one does whose
+                deadline passes while it waits.
+        """
+        if self.draining:
+            raise RequestRefused(RefusalCode.UNAVAILABLE, "the engine is draining", retry_after_ns=_NS_PER_S)
+        self._check_sizes(request)
+        self._check_queue(request, num_running)
+        self._check_wait(request, now_ns, num_running, passed)
+
+    def check_fits(self, request: EngineRequest) -> str | None:
+        """Why one output could not be computed even if it had the whole cache and a step plan for
+        itself; None if it could.
+        """
+        num_bytes = most_admission_bytes(request, self._config.block_size)
+        if num_bytes > self.max_admission_bytes:
+            limit = self.max_admission_bytes
+            return f"spec: an output of it may take {num_bytes} bytes of a step plan; the limit is {limit}"
+        if self.num_blocks is None:
+            return None
+        # The last token's KV is never needed.
+        num_tokens = len(request.prompt_ids) + request.asked.stop.max_tokens - 1
+        capacity = self.num_blocks * self._config.block_size
+        if num_tokens <= capacity:
+            return None
+        return f"spec.stop.max_tokens: prompt and max_tokens need {num_tokens} tokens of KV cache; there are {capacity}"
+
+    def _check_sizes(self, request: EngineRequest) -> None:
+        reason = self.check_fits(request)
+        if reason is not None:
+            raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, reason)
+        bytes_per_token = 4 if request.asked.num_logprobs < 0 else 14 + 8 * request.asked.num_logprobs
+        num_bytes = request.asked.n * request.asked.stop.max_tokens * bytes_per_token
+        if num_bytes > self._config.max_log_bytes:
+            message = (
+                f"spec.stop.max_tokens: {request.asked.n} outputs of {request.asked.stop.max_tokens} tokens could take {num_bytes} bytes of log;"
+                f" the limit is {self._config.max_log_bytes}"
+            )
+            raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message)
+        num_bytes, limit = request.prompt_logprob_bytes, self._config.max_prompt_logprobs_bytes
+        if num_bytes > limit:
+            message = (
+                f"spec.prompt_logprobs: {request.asked.num_prompt_logprobs} most likely tokens at each of {len(request.prompt_ids)} prompt tokens"
+                f" take {num_bytes} bytes; the limit is {limit}"
+            )
+            raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message)
+
+    def _check_queue(self, request: EngineRequest, num_running: int) -> None:
+        limits = self._config
+        message = None
+        if self.num_waiting >= limits.max_waiting_requests:
+            message = f"the queue is full: {limits.max_waiting_requests} requests wait"
+        elif self.num_waiting and self.num_waiting_tokens + len(request.prompt_ids) > limits.max_waiting_tokens:
+            message = f"the queue is full: its prompts may have {limits.max_waiting_tokens} tokens"
+        elif self._exceeds_prompt_logprobs(request):
+            message = (
+                f"spec.prompt_logprobs: running and waiting requests may take {limits.max_log_bytes} bytes for them"
+            )
+        if message is not None:
+            retry_ns = self.expected_wait_ns(num_running) // max(1, self.num_waiting)
+            raise RequestRefused(
+                RefusalCode.RESOURCE_EXHAUSTED,
+                message,
+                retry_after_ns=_bounded_retry(retry_ns),
+                reason=RefusalReason.QUEUE_FULL,
+            )
+
+    def _exceeds_prompt_logprobs(self, request: EngineRequest) -> bool:
+        num_bytes, taken = request.prompt_logprob_bytes, self._prompt_logprob_bytes
+        return bool(num_bytes and taken) and taken + num_bytes > self._config.max_log_bytes
+
+    def _check_wait(
+        self, request: EngineRequest, now_ns: int, num_running: int, passed: Collection[TenantAccount]
+    ) -> None:
+        if request.deadline_ns is None:
+            return
+        left_ns = max(0, request.deadline_ns - now_ns)
+        wait_ns = self.expected_wait_ns(num_running, request.asked.n, passed)
+        if wait_ns > left_ns:
+            message = f"the expected wait, {wait_ns / 1e9:.3g} s, exceeds the time left, {left_ns / 1e9:.3g} s"
+            raise RequestRefused(
+                RefusalCode.RESOURCE_EXHAUSTED,
+                message,
+                retry_after_ns=_bounded_retry(wait_ns - left_ns),
+                reason=RefusalReason.DEADLINE,
+            )
+
+    def _count(self, request: EngineRequest, account: TenantAccount, sign: int) -> None:
+        self.num_waiting += sign
+        self.num_waiting_tokens += sign * len(request.prompt_ids)
+        self._num_waiting_outputs += sign * request.asked.n
+        account.num_waiting_tokens += sign * len(request.prompt_ids)
+        account.num_waiting_outputs += sign * request.asked.n
+
+
+def _bounded_retry(retry_ns: int) -> int:
+    return min(max(retry_ns, _MIN_RETRY_NS), _MAX_RETRY_NS)
+
+
+def most_admission_bytes(request: EngineRequest, block_size: int) -> int:
+    """Most bytes that one output's admission can take with its block table: with the history of all
+    its tokens, when it comes back at the end.
+    """
+    sampling, stop = request.asked.sampling, request.asked.stop
+    num_tokens = len(request.prompt_ids) + stop.max_tokens
+    words = sum(RUN_BYTES + len(word) for word in sampling.bad_words)
+    lists = words + 2 * len(sampling.logit_bias_ids) + len(stop.token_ids)
+    history = 4 * num_tokens if sampling.needs_history else 0
+    return FIELD_BYTES + lists + history + table_bytes(-(-num_tokens // block_size))

@@ -1,0 +1,128 @@
+"""Checks every field of a request again, before the engine believes any of it.
+
+Owns what only the engine is told: identities, limits of a tenant, tokens that an earlier attempt
+emitted. What the caller asked for is checked by the rules that services check it by
+(`headrace_request.rules`); this is the same gate for whatever else reaches the socket. Does not
+look at the engine's state (`admission`). Violations name fields as the public API does, since the
+message goes to its caller.
+"""
+
+from __future__ import annotations
+
+import re
+
+from headrace_backend.engine.errors import RequestRefused, Violation
+from headrace_backend.engine.request import EngineRequest, ModelLimits, TenantLimits
+from headrace_request import limits, rules
+from headrace_request.rule_kinds import Bounds, TokenIds
+
+_REQUEST_ID = re.compile(limits.REQUEST_ID_PATTERN)
+_PROMPT = "spec.token_ids"
+_EMITTED = TokenIds()
+
+
+class RequestValidator:
+    """The rules for one model and configuration."""
+
+    def __init__(self, model: ModelLimits, max_outputs: int, has_text: bool) -> None:
+        """Rules for a model; `has_text`: the bytes of its tokens are known, so that stop strings
+        can be matched.
+        """
+        self._bounds = Bounds(model.vocab_size, model.max_model_len, max_outputs, frozenset(model.eos_token_ids))
+        self._has_text = has_text
+
+    def check(self, request: EngineRequest) -> None:
+        """Accepts a request.
+
+        Raises:
+            RequestRefused: INVALID_ARGUMENT with every rule broken.
+        """
+        violations = _Violations()
+        self._check_identity(request, violations)
+        violations.found += rules.check_prompt(request.asked, self._bounds, _PROMPT)
+        violations.found += rules.check(request.asked, self._bounds)
+        violations.require(
+            self._has_text or not request.asked.stop.strings,
+            "spec.stop.strings",
+            "can't be used: the text of the model's tokens is not known",
+        )
+        self._check_emitted(request, violations)
+        self._check_limits(request.limits, violations)
+        if violations.found:
+            raise RequestRefused.invalid(violations.found)
+
+    def check_limits(self, tenant_limits: TenantLimits) -> None:
+        """Accepts limits that come without a request.
+
+        Raises:
+            RequestRefused: INVALID_ARGUMENT with every rule broken.
+        """
+        violations = _Violations()
+        self._check_limits(tenant_limits, violations)
+        if violations.found:
+            raise RequestRefused.invalid(violations.found)
+
+    def _check_limits(self, tenant_limits: TenantLimits, violations: _Violations) -> None:
+        for name in ("requests_per_minute", "concurrent_streams", "tokens_per_minute"):
+            violations.require(
+                getattr(tenant_limits, name) >= 0, f"limits.{name}", "must be 0 (no limit), or the number allowed"
+            )
+        violations.require(
+            0 <= tenant_limits.kv_cache_share <= 1,
+            "limits.kv_cache_share",
+            "must be 0 (no limit), or a share above 0 and at most 1",
+        )
+
+    def _check_identity(self, request: EngineRequest, violations: _Violations) -> None:
+        require = violations.require
+        require(_REQUEST_ID.fullmatch(request.request_id) is not None, "request_id", "must be 1 to 64 of [A-Za-z0-9_-]")
+        require(
+            len(request.tenant.encode()) <= limits.MAX_TENANT_BYTES,
+            "tenant",
+            f"must be at most {limits.MAX_TENANT_BYTES} bytes",
+        )
+        require(
+            len(request.idempotency_key.encode()) <= limits.MAX_IDEMPOTENCY_KEY_BYTES,
+            "idempotency_key",
+            f"must be at most {limits.MAX_IDEMPOTENCY_KEY_BYTES} bytes",
+        )
+        require(request.service_ns >= 0, "service_ns", "must not be negative")
+
+    def _check_emitted(self, request: EngineRequest, violations: _Violations) -> None:
+        emitted = request.emitted
+        if not emitted:
+            return
+        require = violations.require
+        require(len(emitted) == request.asked.n, "emitted", "must have one entry per output, or none")
+        require(
+            request.asked.num_logprobs < 0 and request.asked.num_prompt_logprobs < 0,
+            "emitted",
+            "can't be continued with log probabilities, which are not known any more",
+        )
+        require(
+            all(len(tokens) < request.asked.stop.max_tokens for tokens in emitted),
+            "emitted",
+            "must be shorter than max_tokens",
+        )
+        for tokens in emitted:
+            violations.found += _EMITTED.broken("emitted", tokens.tobytes(), self._bounds)
+
+
+class _Violations:
+    """Broken rules in the order found.
+
+    A comparison with NaN is false, so a rule stated as what must hold refuses NaN too.
+    """
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.found: list[Violation] = []
+
+    def add(self, field: str, rule: str) -> None:
+        """A rule is broken."""
+        self.found.append(Violation(field, rule))
+
+    def require(self, holds: bool, field: str, rule: str) -> None:
+        """A rule that must hold."""
+        if not holds:
+            self.add(field, rule)

@@ -1,0 +1,164 @@
+"""What a service asks of the engine: a request, on whose behalf, who listens.
+
+Owns the plain data that crosses from the server into the engine; what the caller wants stands in it
+as one `headrace_request.Request`. Does not own rules (`validation`) nor state (`live_request`):
+these objects are written once by the server and only read afterwards. Names follow
+protos/headrace_engine/v1/engine.proto.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from headrace_facts import facts
+from headrace_request.request import Request
+
+TokenIds = npt.NDArray[np.int32]
+
+# Of one token and of one of its top entries, as `events.LogprobColumns` keeps them.
+LOGPROB_BYTES = 10
+TOP_LOGPROB_BYTES = 8
+
+
+class Subscriber(NamedTuple):
+    """One subscription: the service's stream and the handle that the service chose on it."""
+
+    stream_id: int
+    handle: int
+
+
+class AbortCause(enum.IntEnum):
+    """Why a request is ended from outside. Values as in the protocol."""
+
+    CANCELLED = 1
+    DEADLINE = 2
+
+
+class EndReason(enum.IntEnum):
+    """Why an output ended. Values as in the protocol."""
+
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+    DEADLINE = 4
+    ERROR = 5
+
+
+class RequestState(enum.IntEnum):
+    """Where a request is, as listings show it. Values as in the protocol; ALL is only a filter."""
+
+    ALL = 0
+    QUEUED = 1
+    RUNNING = 2
+    FINISHED = 3
+
+
+class Recording(NamedTuple):
+    """How a request is described where the engine itself tells of it; with a span to tell of, it is
+    recorded too.
+    """
+
+    # gen_ai.operation.name.
+    operation: str = "text_completion"
+    # How it came.
+    wire: str = "submit"
+    detail: facts.Detail = facts.Detail.DEFAULT
+
+
+class TenantLimits(NamedTuple):
+    """What one tenant may take, over all services. 0: no such limit."""
+
+    # Accepted requests.
+    requests_per_minute: int = 0
+    # Requests that wait or run, and readers beside the first of each, at one time.
+    concurrent_streams: int = 0
+    # Of prompts and outputs.
+    tokens_per_minute: int = 0
+    # Of the KV cache's blocks, above 0 to 1.
+    kv_cache_share: float = 0.0
+
+
+NO_LIMITS = TenantLimits()
+
+
+@dataclasses.dataclass(slots=True)
+class EngineRequest:
+    """One request with all that a service says of it."""
+
+    # Chosen by the service: unique, at most 64 of [A-Za-z0-9_-].
+    request_id: str
+    # Prompt, sampling, stop conditions, outputs: as the caller asked for them.
+    asked: Request
+    # On whose behalf; a request is visible to its tenant only.
+    tenant: str = ""
+    # On the engine's clock. None: the engine's own limit applies.
+    deadline_ns: int | None = None
+    # Time spent in the service before it came here; counted as queued.
+    service_ns: int = 0
+    # Outlives its readers.
+    detached: bool = False
+    # "": none.
+    idempotency_key: str = ""
+    # SHA-256 of the resolved spec; compared when the key is known.
+    spec_digest: bytes = b""
+    # Opaque; given back by attach.
+    service_state: bytes = b""
+    # The inference span that the service made for it; None: nobody traces it.
+    span: facts.SpanContext | None = None
+    recording: Recording | None = None
+    # A continuation: per output, the tokens that an earlier attempt emitted. Empty, or n entries.
+    emitted: tuple[TokenIds, ...] = ()
+    # The tenant's newest ones: they hold for all of its requests.
+    limits: TenantLimits = NO_LIMITS
+    # [num_prompt_tokens] int32, a view of the request's column.
+    prompt_ids: TokenIds = dataclasses.field(init=False)
+    # Tokens that end an output, the model's own among them.
+    stop_token_ids: frozenset[int] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        """Reads the columns, as far as they are whole ids; `validation` refuses others."""
+        self.prompt_ids = _column(self.asked.prompt_token_ids)
+        self.stop_token_ids = frozenset(_column(self.asked.stop.token_ids).tolist())
+
+    def without_tokens(self) -> EngineRequest:
+        """The request without its prompt and what was emitted before: what is kept when it ended."""
+        asked = msgspec.structs.replace(self.asked, prompt_token_ids=b"")
+        return dataclasses.replace(self, asked=asked, emitted=())
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the way of its tokens is noted."""
+        return self.span is not None and self.recording is not None
+
+    @property
+    def prompt_logprob_bytes(self) -> int:
+        """What the log probabilities of the prompt take while they are kept, at most; 0 if none are
+        asked for.
+        """
+        num_tops = self.asked.num_prompt_logprobs
+        if num_tops < 0:
+            return 0
+        return (len(self.prompt_ids) - 1) * (LOGPROB_BYTES + TOP_LOGPROB_BYTES * num_tops)
+
+
+def _column(data: bytes) -> TokenIds:
+    return np.frombuffer(data, np.int32, len(data) // 4)
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class ModelLimits:
+    """What the engine must know of the model."""
+
+    vocab_size: int
+    # Most tokens of prompt and output.
+    max_model_len: int
+    eos_token_ids: tuple[int, ...] = ()
+    # Tokens that a token sees in every layer, itself included: the smallest sliding window of any.
+    # None: no layer has one.
+    attention_window: int | None = None

@@ -1,0 +1,263 @@
+"""A request while it lives in the engine, and its sequences: the state that the scheduler and the
+settling of steps share.
+
+Owns the counters and what follows from them directly. Does not decide anything: who runs is
+`scheduler`, which blocks is `kv_cache_manager`, what ends is `settlement`.
+
+A sequence's tokens are its prompt and its output. The engine plans one step ahead of what it has
+read, so there are two views of them:
+
+    scheduled  num_tokens    with the tokens that planned steps sample at most, read or not
+               num_computed  tokens whose KV planned steps have computed; the next step begins here
+    settled    len(tokens)   output tokens that were read
+               num_settled   tokens whose KV settled steps have computed
+
+There are no phases: a sequence needs `num_tokens - num_computed` tokens computed; when a step
+brings them level, it samples one more. A step that drafts tokens may settle fewer than planned:
+what its result lacks goes from both scheduled counters, so that they are upper bounds while steps
+are in flight and exact when all are settled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from headrace_backend.engine.events import Event, RequestDone
+from headrace_backend.engine.limits.tenant_account import Claim, TenantAccount, TokenCharge
+from headrace_backend.engine.request import EngineRequest, RequestState
+from headrace_backend.engine.requests.ledger import Ledger
+from headrace_backend.engine.requests.outbox import Stream
+from headrace_backend.engine.requests.prompt_log import PromptLog
+from headrace_backend.engine.requests.request_trace import RequestTrace
+from headrace_backend.engine.requests.stops import StopWatch
+from headrace_backend.engine.requests.token_log import OutputLog
+
+NO_ROW = -1
+
+
+class Sequence:
+    """One output of a request: its tokens, its row and its blocks."""
+
+    __slots__ = (
+        "block_keys",
+        "blocks",
+        "capacity",
+        "decodes",
+        "ended",
+        "epoch",
+        "held",
+        "leader",
+        "log",
+        "max_output_tokens",
+        "max_tokens_total",
+        "min_tokens",
+        "num_computed",
+        "num_counted_tokens",
+        "num_prompt_tokens",
+        "num_settled",
+        "num_tokens",
+        "number",
+        "planned_in",
+        "prompt_log",
+        "publish_at",
+        "request",
+        "row",
+        "runs",
+        "stop_token_ids",
+        "tail_shared",
+        "tokens",
+        "urgency",
+        "wants_logprobs",
+        "watch",
+    )
+
+    def __init__(self, request: LiveRequest, log: OutputLog, urgency_ns: int, watch: StopWatch | None) -> None:
+        """A sequence that has computed nothing; `log` may hold tokens that an earlier attempt
+        emitted.
+        """
+        spec = request.spec
+        self.request = request
+        # The request's, at hand for who is asked for many.
+        self.number = request.sequence_number
+        self.log = log
+        # The same array as the log's.
+        self.tokens = log.tokens
+        self.watch = watch
+        # Of a recorded request.
+        self.runs = request.trace.runs[log.output_index] if request.trace is not None else None
+        self.urgency = (urgency_ns, request.sequence_number, log.output_index)
+        self.stop_token_ids = spec.stop_token_ids
+        self.min_tokens = spec.asked.stop.min_tokens
+        self.wants_logprobs = log.logprobs is not None
+        # Set where this output's steps report the log probabilities of the prompt: those of a
+        # request's first output.
+        self.prompt_log = request.prompt_log if log.output_index == 0 else None
+        self.num_prompt_tokens = len(spec.prompt_ids)
+        self.max_output_tokens = spec.asked.stop.max_tokens
+        # Never scheduled beyond: the last token's KV is not needed.
+        self.max_tokens_total = self.num_prompt_tokens + spec.asked.stop.max_tokens
+        self.num_tokens = self.num_prompt_tokens + len(self.tokens)
+        # What the waiting queue counts it for while it is there.
+        self.num_counted_tokens = 0
+        self.ended = False
+        # Waits apart, while others are on trial.
+        self.held = False
+        # Computes the prefix that this one waits for (`prefix_followers`).
+        self.leader: Sequence | None = None
+        # Counts the times it lost its row, so that what an earlier stay planned is recognized.
+        self.epoch = 0
+        self.block_keys: list[bytes] = []
+        self._leave_row()
+
+    def _leave_row(self) -> None:
+        self.row = NO_ROW
+        # The row's last sampled token is the sequence's last token: a step computes exactly that
+        # one.
+        self.decodes = False
+        self.num_computed = 0
+        self.num_settled = 0
+        self.blocks: list[int] = []
+        # Tokens that `blocks` have room for.
+        self.capacity = 0
+        # Settled tokens at which the next block is full and can be offered to the prefix cache.
+        self.publish_at = 0
+        # The last block is partly filled and may be held by other outputs too.
+        self.tail_shared = False
+        # The step that it was planned in last.
+        self.planned_in = 0
+
+    def leave_row(self) -> None:
+        """Forgets row and blocks (which the caller has given back); the tokens stay."""
+        self.epoch += 1
+        self._leave_row()
+
+    def forget_unread(self) -> None:
+        """The steps in flight will never be read: what they sampled is to be sampled again."""
+        self.num_tokens = self.num_prompt_tokens + len(self.tokens)
+
+    def forget_unsettled(self, count: int) -> None:
+        """A step that is being read settled so many tokens fewer than it could."""
+        self.num_tokens -= count
+        if self.row != NO_ROW:
+            self.num_computed -= count
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens that planned steps sample at most and that were not read yet."""
+        return self.num_tokens - self.num_prompt_tokens - len(self.tokens)
+
+    @property
+    def completing(self) -> bool:
+        """All its tokens are planned; only their reading is missing."""
+        return self.num_tokens >= self.max_tokens_total
+
+    def token_bytes(self, start: int, end: int) -> bytes:
+        """Ids of the tokens in [start, end), which must have been read: int32 little-endian."""
+        prompt_length = self.num_prompt_tokens
+        if end <= prompt_length:
+            return self.request.spec.prompt_ids[start:end].tobytes()
+        output = self.tokens[max(start - prompt_length, 0) : end - prompt_length].tobytes()
+        if start >= prompt_length:
+            return output
+        return self.request.spec.prompt_ids[start:].tobytes() + output
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request in the table: what was asked, its sequences, its readers, its account.
+
+    Kept after its end until its log expires.
+    """
+
+    spec: EngineRequest
+    # Grows with every request; orders listings and breaks ties of urgency.
+    sequence_number: int
+    created_at_unix_ns: int
+    deadline_ns: int
+    ledger: Ledger
+    num_prompt_tokens: int
+    # The stream and handle that came with the request: a request that is not detached ends with
+    # them.
+    owner: tuple[int, int] | None
+    account: TenantAccount
+    # What its account gets back at its end, but for what was used; None where its tokens were not
+    # limited.
+    token_charge: TokenCharge | None = None
+    sequences: list[Sequence] = dataclasses.field(default_factory=list)
+    logs: list[OutputLog] = dataclasses.field(default_factory=list)
+    # Log probabilities of the prompt, if they were asked for.
+    prompt_log: PromptLog | None = None
+    # Outputs that wait for the first one to compute the prompt that they share.
+    unforked: list[Sequence] = dataclasses.field(default_factory=list)
+    # Subscriptions: (stream, handle) of each.
+    readers: list[tuple[Stream, int]] = dataclasses.field(default_factory=list)
+    # Sequences that have a row, and outputs that have not ended.
+    num_rows: int = 0
+    num_active: int = 0
+    # Readers were told that it started.
+    announced: bool = False
+    # When the worker was lost, until computing goes on; 0: it was not.
+    lost_at_ns: int = 0
+    # The step counted last in the ledger.
+    last_step_id: int = 0
+    # Of a recorded request.
+    trace: RequestTrace | None = None
+    # The subscription that came with it was ended by its service, before the request was.
+    given_up: bool = False
+    # Steps that it took part in and that could not be computed.
+    num_failed_steps: int = 0
+    # Set when it has ended.
+    done: RequestDone | None = None
+
+    @property
+    def active(self) -> bool:
+        """Some output has not ended."""
+        return self.num_active > 0
+
+    @property
+    def state(self) -> RequestState:
+        """As listings show it."""
+        if not self.active:
+            return RequestState.FINISHED
+        return RequestState.RUNNING if self.ledger.started else RequestState.QUEUED
+
+    @property
+    def claim(self) -> Claim:
+        """What it takes of its tenant's limits while it is active."""
+        return Claim(self.account, self.token_charge, len(self.readers), self.num_rows)
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of what readers that come later are sent."""
+        prompt_bytes = self.prompt_log.num_bytes if self.prompt_log is not None else 0
+        return prompt_bytes + sum(log.num_bytes for log in self.logs)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all outputs."""
+        return sum(len(log.tokens) for log in self.logs)
+
+    def publish(self, event: Event) -> None:
+        """Sends an event of the whole request to all its readers."""
+        for stream, handle in self.readers:
+            stream.outbox.events.append((handle, event))
+
+    def took_row(self, now_ns: int) -> None:
+        """One of its sequences is about to be computed."""
+        self.num_rows += 1
+        self.ledger.computing(now_ns)
+
+    def note_prefix(self, num_tokens: int) -> None:
+        """The sequence that just took a row found so many prompt tokens in the prefix cache; the
+        request's first one counts.
+        """
+        if self.num_rows == 1 and not self.announced:
+            self.ledger.cached_tokens = num_tokens
+
+    def lost_row(self, now_ns: int) -> None:
+        """One of its sequences, which had a row, has none any more; while others only wait, the
+        request counts as preempted.
+        """
+        self.num_rows -= 1
+        if self.num_rows == 0 and self.active:
+            self.ledger.preempted(now_ns)

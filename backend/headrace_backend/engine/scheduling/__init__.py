@@ -1,0 +1,13 @@
+"""Who runs in the next step, and with how many tokens.
+
+    scheduler           decides row by row: who goes on, who begins, who is preempted
+    waiting_queue       who waits for a row, in which order
+    prefix_followers    requests that wait for a prefix which another one is computing
+    token_budget        how many tokens a step takes; step_time: how long it would take, learned
+    plan_builder        a decision as a step plan; what is in flight until its result comes
+    plan_timing         when the next step is planned, so that the device never waits
+    isolation           which request makes steps fail: tries batches in parts until it is found
+
+Blocks are counted by `cache/`, and what a step computed is read by `settlement`; neither is decided
+here.
+"""

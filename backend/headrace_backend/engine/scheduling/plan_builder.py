@@ -1,0 +1,382 @@
+"""The columns of a step plan in the making, and the record by which its result is read.
+
+Owns the encoding of decisions that `scheduler` took into columns, and the order of entries: first
+the sequences that decode, whose columns are written all at once when the plan is complete, then the
+others, entry by entry. Does not decide.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as AbstractSequence
+
+import numpy as np
+
+from headrace_backend.engine.cache.kv_cache_manager import BlockCopy
+from headrace_backend.engine.requests.prompt_log import PromptRun
+from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.scheduling.step_time import StepLoad
+from headrace_backend.step.plan import (
+    MAX_PROMPT_LOGPROBS,
+    NO_PROMPT_LOGPROBS,
+    ForwardPlan,
+    Int32Column,
+    PromptLogprobPlan,
+    RowAdmission,
+    SamplePlan,
+    SiblingAdmission,
+    StepPlan,
+    admission_bytes,
+)
+from headrace_backend.step.plan_bytes import table_bytes
+
+
+@dataclasses.dataclass(slots=True)
+class InFlightStep:
+    """What the engine must remember of a planned step to read its result: sequences, never rows,
+    which may have changed hands.
+    """
+
+    step_id: int
+    planned_at_ns: int
+    num_tokens: int
+    # Its prefill tokens are those of prompts, and those computed again after a preemption.
+    load: StepLoad
+    # In the order of the plan's sample columns.
+    samples: list[Sequence]
+    # Sequences that computed without sampling: with their epoch, and the tokens computed after the
+    # step.
+    chunks: list[tuple[Sequence, int, int]]
+    # In the order of the plan's checked hidden states: whose they are.
+    checked: list[Sequence]
+    num_sequences: int
+    # Samples whose log probabilities were asked for.
+    num_logprobs: int
+    # In the order of the plan's runs of prompt tokens.
+    prompt_runs: list[tuple[LiveRequest, PromptRun]]
+    # Sequences that computed tokens known before: with the first of these, and how many.
+    entries: list[tuple[Sequence, int, int]]
+    # When it was planned (`step_log`): blocks, those not held by anybody, requests that waited;
+    # whether it was tried alone; requests of the sequences that lost their row for it; sequences
+    # that had a token to decode, and found no room.
+    num_blocks: int = 0
+    free_blocks: int = 0
+    num_waiting: int = 0
+    isolated: bool = False
+    # Drafted tokens that each decode computes, which are as many as it may settle beside one; empty:
+    # none of them any.
+    draft_counts: list[int] = dataclasses.field(default_factory=list)
+    preempted: list[int] = dataclasses.field(default_factory=list)
+    stalled: list[Sequence] = dataclasses.field(default_factory=list)
+
+
+def _column(values: Iterable[int]) -> Int32Column:
+    """An `array` of ints is filled twice as fast as a numpy one."""
+    return np.frombuffer(array("i", values), np.int32)
+
+
+class PlanBuilder:
+    """One step's columns."""
+
+    __slots__ = (
+        "_admission_bytes_left",
+        "_admissions",
+        "_attention_window",
+        "_checked",
+        "_checked_indices",
+        "_chunks",
+        "_copies",
+        "_counts",
+        "_decode_starts",
+        "_decodes",
+        "_draft_counts",
+        "_entries",
+        "_last_admitted",
+        "_prompt_indices",
+        "_prompt_runs",
+        "_rows",
+        "_samples",
+        "_starts",
+        "_table_blocks",
+        "_table_counts",
+        "_table_rows",
+        "_table_starts",
+        "_token_bytes",
+        "_token_indices",
+        "load",
+        "num_prompt_logprobs",
+        "num_tokens",
+        "step_id",
+    )
+
+    def __init__(self, step_id: int, max_admission_bytes: int, attention_window: int | None = None) -> None:
+        """Starts an empty step.
+
+        Args:
+            step_id: Number of the step.
+            max_admission_bytes: Bytes that its admissions and their block tables may take.
+            attention_window: Tokens that a token sees in every layer; None: all.
+        """
+        self.step_id = step_id
+        self._admission_bytes_left = max_admission_bytes
+        self._last_admitted: Sequence | None = None
+        self._attention_window = attention_window
+        self.num_tokens = 0
+        self.load = StepLoad()
+        # Prompt tokens reported by the step.
+        self.num_prompt_logprobs = 0
+        self._decodes: list[Sequence] = []
+        self._decode_starts: list[int] = []
+        self._draft_counts: list[int] = []
+        self._samples: list[Sequence] = []
+        self._chunks: list[tuple[Sequence, int, int]] = []
+        self._checked: list[Sequence] = []
+        self._checked_indices: list[int] = []
+        self._admissions: list[RowAdmission] = []
+        self._copies: list[BlockCopy] = []
+        # Entries that are not decodes.
+        self._entries: list[tuple[Sequence, int, int]] = []
+        self._rows: list[int] = []
+        self._starts: list[int] = []
+        self._counts: list[int] = []
+        self._token_bytes: list[bytes] = []
+        self._token_indices: list[int] = []
+        self._table_rows: list[int] = []
+        self._table_starts: list[int] = []
+        self._table_counts: list[int] = []
+        self._table_blocks: list[int] = []
+        self._prompt_indices: list[int] = []
+        self._prompt_runs: list[tuple[LiveRequest, PromptRun]] = []
+
+    def most_computed(self, sequence: Sequence, num_known: int) -> int:
+        """Tokens that the step may compute of a sequence of which `num_known` are computed.
+
+        These are all others, unless they report more of a prompt than a step can.
+        """
+        num_missing = sequence.num_tokens - num_known
+        log = sequence.prompt_log
+        if log is None:
+            return num_missing
+        return log.most_computed(num_known, num_missing, MAX_PROMPT_LOGPROBS - self.num_prompt_logprobs)
+
+    def admit(self, sequence: Sequence, row: int, num_blocks: int) -> bool:
+        """Has the sequence take a row with this step, and write a block table of so many blocks.
+
+        False: the plan has no room left, and nothing has changed.
+        """
+        before = self._admissions[-1] if self._admissions else None
+        if before is not None and self._last_admitted is not None and self._last_admitted.request is sequence.request:
+            admission = SiblingAdmission(row, sequence.log.output_index, _history(sequence)).after(before)
+        else:
+            admission = _admission(sequence, row)
+        num_bytes = admission_bytes(admission, before) + table_bytes(num_blocks)
+        if num_bytes > self._admission_bytes_left:
+            return False
+        self._admission_bytes_left -= num_bytes
+        self._admissions.append(admission)
+        self._last_admitted = sequence
+        return True
+
+    def add_decode(self, sequence: Sequence) -> None:
+        """Computes the row's last sampled token, which the worker knows, and samples the next.
+
+        Decodes precede all other entries.
+        """
+        self._decodes.append(sequence)
+        self.num_tokens += 1
+        sequence.num_computed += 1
+        sequence.num_tokens += 1
+        sequence.planned_in = self.step_id
+
+    def close_decodes(self) -> None:
+        """No further decodes come."""
+        self._decode_starts = [sequence.num_computed - 1 for sequence in self._decodes]
+        self.load.num_decodes = len(self._decodes)
+        self.load.context_tokens = sum(self._decode_starts) + len(self._decodes)
+
+    @property
+    def decodes(self) -> AbstractSequence[Sequence]:
+        """The sequences whose rows compute their last sampled token, in the order of the plan."""
+        return self._decodes
+
+    def add_drafts(self, counts: list[int]) -> None:
+        """Has each of the decodes compute so many drafted tokens too; other entries come later.
+
+        Positions behind a decode are upper bounds until its result says how many were settled.
+        """
+        num_drafts = sum(counts)
+        if num_drafts == 0:
+            return
+        self._draft_counts = counts
+        for sequence, count in zip(self._decodes, counts, strict=True):
+            sequence.num_computed += count
+            sequence.num_tokens += count
+        self.num_tokens += num_drafts
+        self.load.num_draft_tokens = num_drafts
+        self.load.context_tokens += num_drafts
+
+    def add_known(self, sequence: Sequence, count: int) -> bool:
+        """Computes the next `count` tokens, all of them known.
+
+        Returns whether they were the last, so that one is sampled.
+        """
+        start = sequence.num_computed
+        end = start + count
+        self._entries.append((sequence, start, count))
+        self._rows.append(sequence.row)
+        self._starts.append(start)
+        self._counts.append(count)
+        self._token_bytes.append(sequence.token_bytes(start, end))
+        if sequence.prompt_log is not None:
+            self._report_prompt(sequence, start, end)
+        self._check(sequence, count, is_sampled=end == sequence.num_tokens)
+        self.num_tokens += count
+        self.load.add_chunk(start, count)
+        sequence.num_computed = end
+        sequence.planned_in = self.step_id
+        if end == sequence.num_tokens:
+            self._sample(sequence, self.num_tokens - 1)
+            return True
+        self._chunks.append((sequence, sequence.epoch, end))
+        return False
+
+    def add_fork(self, sibling: Sequence) -> None:
+        """Samples the sibling's first token from the hidden state that the last entry sampled from."""
+        sibling.planned_in = self.step_id
+        self._sample(sibling, self.num_tokens - 1)
+
+    def update_table(self, row: int, start: int, blocks: AbstractSequence[int]) -> None:
+        """Writes block numbers into a row's block table from index `start` on."""
+        if blocks:
+            self._table_rows.append(row)
+            self._table_starts.append(start)
+            self._table_counts.append(len(blocks))
+            self._table_blocks.extend(blocks)
+
+    def add_copy(self, copy: BlockCopy) -> None:
+        """Copies a block before the pass."""
+        self._copies.append(copy)
+
+    def build(self, released_rows: AbstractSequence[int], planned_at_ns: int) -> tuple[StepPlan, InFlightStep]:
+        """The plan, and the record by which its result is read."""
+        decodes, samples = self._decodes, self._decodes + self._samples
+        num_decodes = len(decodes)
+        counts = _column([1] * num_decodes + self._counts)
+        known_counts = counts.copy()
+        known_counts[:num_decodes] = 0
+        forward = ForwardPlan(
+            rows=_column([sequence.row for sequence in decodes] + self._rows),
+            starts=_column(self._decode_starts + self._starts),
+            counts=counts,
+            known_counts=known_counts,
+            token_ids=np.frombuffer(b"".join(self._token_bytes), np.int32),
+            table_rows=_column(self._table_rows),
+            table_starts=_column(self._table_starts),
+            table_counts=_column(self._table_counts),
+            table_blocks=_column(self._table_blocks),
+            copy_sources=_column([copy.source for copy in self._copies]),
+            copy_targets=_column([copy.target for copy in self._copies]),
+            checked_indices=_column(self._checked_indices),
+        )
+        sample = SamplePlan(
+            rows=_column([sequence.row for sequence in samples]),
+            token_indices=_column([*range(num_decodes), *self._token_indices]),
+            # The sampled token is counted already.
+            output_positions=_column([sequence.num_tokens - sequence.num_prompt_tokens - 1 for sequence in samples]),
+        )
+        if self._draft_counts:
+            self._widen_decodes(forward, sample)
+        plan = StepPlan(
+            self.step_id, _column(released_rows), self._admissions, forward, sample, self._prompt_logprobs()
+        )
+        return plan, self._record(samples, planned_at_ns)
+
+    def _widen_decodes(self, forward: ForwardPlan, sample: SamplePlan) -> None:
+        """Writes into columns that count one token for each decode how many drafts it has."""
+        drafts = _column(self._draft_counts)
+        num_decodes = drafts.size
+        forward.counts[:num_decodes] += drafts
+        sample.token_indices[1:num_decodes] += np.cumsum(drafts[:-1], dtype=np.int32)
+        # The drafted tokens are counted already.
+        sample.output_positions[:num_decodes] -= drafts
+
+    def _record(self, samples: list[Sequence], planned_at_ns: int) -> InFlightStep:
+        return InFlightStep(
+            self.step_id,
+            planned_at_ns,
+            self.num_tokens,
+            self.load,
+            samples,
+            self._chunks,
+            self._checked,
+            len(self._chunks) + len(samples),
+            sum([sequence.wants_logprobs for sequence in samples]),
+            self._prompt_runs,
+            self._entries,
+            draft_counts=self._draft_counts,
+        )
+
+    def _check(self, sequence: Sequence, count: int, is_sampled: bool) -> None:
+        """Has it checked whether all that the next `count` tokens write to the cache is finite.
+
+        The last token's hidden state shows it: in each layer it is a sum over all keys and values
+        that the token sees, and a NaN among them, or an infinite value, makes it NaN or infinite,
+        which no later layer undoes. (An infinite key whose product with every query is -inf is the
+        one that stays unseen, there and in a sample.) In a layer with a sliding window a token sees
+        the last `attention_window` ones, so one token of each such stretch is checked, counted from
+        the last. A sample shows the last one's state itself.
+        """
+        stride = self._attention_window or count
+        for back in range(stride if is_sampled else 0, count, stride):
+            self._checked.append(sequence)
+            self._checked_indices.append(self.num_tokens + count - 1 - back)
+
+    def _report_prompt(self, sequence: Sequence, start: int, end: int) -> None:
+        """Tokens [start, end) of the sequence are the next of the step: what they tell of the
+        prompt.
+        """
+        log = sequence.prompt_log
+        run = log.plan(start, end) if log is not None else None
+        if run is not None:
+            self._prompt_indices.append(self.num_tokens + run.first_token - 1 - start)
+            self._prompt_runs.append((sequence.request, run))
+            self.num_prompt_logprobs += run.num_tokens
+
+    def _prompt_logprobs(self) -> PromptLogprobPlan:
+        if not self._prompt_runs:
+            return NO_PROMPT_LOGPROBS
+        runs = [(request.spec.prompt_ids, request.prompt_log, run) for request, run in self._prompt_runs]
+        return PromptLogprobPlan(
+            first_indices=_column(self._prompt_indices),
+            counts=_column([run.num_tokens for _, _, run in runs]),
+            num_tops=_column([log.num_tops for _, log, _ in runs if log is not None]),
+            token_ids=np.concatenate([ids[run.first_token : run.first_token + run.num_tokens] for ids, _, run in runs]),
+        )
+
+    def _sample(self, sequence: Sequence, token_index: int) -> None:
+        self._samples.append(sequence)
+        self._token_indices.append(token_index)
+        sequence.num_tokens += 1
+        sequence.decodes = True
+
+
+def _history(sequence: Sequence) -> bytes:
+    """The output known so far, where sampling depends on it."""
+    return sequence.tokens.tobytes() if sequence.request.spec.asked.sampling.needs_history else b""
+
+
+def _admission(sequence: Sequence, row: int) -> RowAdmission:
+    """Everything that sampling needs for as long as the sequence stays in its row."""
+    asked = sequence.request.spec.asked
+    return RowAdmission(
+        row=row,
+        sampling=asked.sampling,
+        output_index=sequence.log.output_index,
+        num_logprobs=asked.num_logprobs,
+        min_tokens=asked.stop.min_tokens,
+        stop_token_ids=asked.stop.token_ids,
+        prompt_ids=asked.prompt_token_ids if asked.sampling.needs_history else b"",
+        output_ids=_history(sequence),
+    )

@@ -1,0 +1,140 @@
+"""Sequences that wait for another one to compute the prefix that they share with it.
+
+Owns who waits for whom, and until how many tokens are published: it takes sequences out of the
+waiting queue and gives them back. Does not own rows or blocks (`scheduler`), and never looks for a
+prefix in the cache (`kv_cache_manager`).
+
+A *leader* has a row and a prompt of which full blocks are not published yet; it is known by the key
+of the first of these. A sequence whose prompt goes on with that very block, and which the leader
+precedes in urgency, can become its *follower*: it leaves the waiting queue and comes back when all
+that both share is published, or when the leader loses its row, whatever the reason. As a leader is
+more urgent than its followers and holds a row, nobody waits in a circle. A follower would have to
+compute the same tokens within the same budget, so what it loses is the wait for the step in flight;
+a few shared tokens, which cost less than that, are computed again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+import numpy as np
+
+from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager
+from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.scheduling.token_budget import MAX_COUNTED_TOKENS
+from headrace_backend.engine.scheduling.waiting_queue import WaitingQueue
+
+# Fewer shared tokens are computed anew. Reckoned, not measured: an 8B model computes 128 tokens in
+# about 1.5 ms of an H200 beside other work, and the step that would be waited for takes 5 to 15 ms;
+# but of a wave of requests every one would compute them.
+LEAST_SHARED_TOKENS = 128
+
+
+class PrefixFollowers:
+    """Leaders by the block that they compute next, and the followers of each."""
+
+    __slots__ = ("_following", "_keys", "_leaders", "_waiting", "num_counted_tokens")
+
+    def __init__(self, waiting: WaitingQueue) -> None:
+        """Nobody leads, nobody follows. Followers come from `waiting`, and go back there."""
+        self._waiting = waiting
+        self._leaders: dict[bytes, list[Sequence]] = {}
+        self._keys: dict[Sequence, bytes] = {}
+        # Heaps by the number of shared tokens, of leaders that have followers, ended ones included.
+        self._following: dict[Sequence, list[tuple[int, tuple[int, int, int], Sequence]]] = {}
+        # Tokens that followers will compute themselves, each follower's counted up to a limit.
+        self.num_counted_tokens = 0
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Followers that have not ended, in no particular order."""
+        return (entry[2] for heap in self._following.values() for entry in heap if not entry[2].ended)
+
+    def lead(self, sequence: Sequence, kv: KVCacheManager) -> None:
+        """A sequence has a row, and a prompt that is not published yet."""
+        key = kv.next_key(sequence)
+        if key is not None:
+            self._keys[sequence] = key
+            self._leaders.setdefault(key, []).append(sequence)
+
+    def advance(self, sequence: Sequence, kv: KVCacheManager) -> None:
+        """Gives followers back that have all they waited for, as a leader has published blocks."""
+        if sequence not in self._keys:
+            return
+        self._forget_key(sequence)
+        self.lead(sequence, kv)
+        if sequence not in self._keys:
+            self.retire(sequence)
+        heap = self._following.get(sequence)
+        while heap and heap[0][0] <= kv.num_published(sequence):
+            self._give_back(heapq.heappop(heap)[2])
+
+    def retire(self, sequence: Sequence) -> None:
+        """A sequence leads no longer. Those who followed it go back to the queue."""
+        self._forget_key(sequence)
+        for entry in self._following.pop(sequence, ()):
+            self._give_back(entry[2])
+
+    def take_first(self, sequence: Sequence, num_known: int, kv: KVCacheManager) -> bool:
+        """Takes the first sequence out of the queue, if another one computes its next tokens.
+
+        Args:
+            sequence: What the queue shows.
+            num_known: Tokens of it that the prefix cache has.
+            kv: The cache.
+
+        Returns:
+            Whether it did: the sequence waits here from now on.
+        """
+        num_reusable = kv.num_reusable(sequence)
+        least = num_known + LEAST_SHARED_TOKENS
+        if not self._leaders or num_reusable < least:
+            return False
+        for leader in self._leaders.get(kv.key(sequence, num_known // kv.block_size), ()):
+            num_shared = min(_num_shared(leader.request, sequence.request), num_reusable)
+            num_shared -= num_shared % kv.block_size
+            if num_shared >= least and leader.urgency < sequence.urgency:
+                self._follow(self._waiting.pop(), leader, num_shared)
+                return True
+        return False
+
+    def note_left(self, sequence: Sequence) -> None:
+        """A follower follows nobody any more; its entry stays until its leader gets to it."""
+        sequence.leader = None
+        self.num_counted_tokens -= sequence.num_counted_tokens
+
+    def check_integrity(self) -> None:
+        """Asserts that leaders are known by their keys, and that followers wait for leaders."""
+        assert {leader for leaders in self._leaders.values() for leader in leaders} == set(self._keys)
+        assert all(leader in self._leaders[key] for leader, key in self._keys.items())
+        assert set(self._following) <= set(self._keys), "somebody follows nobody"
+        followers = list(self)
+        assert all(follower.leader in self._keys for follower in followers), "a follower's leader leads no longer"
+        assert self.num_counted_tokens == sum(follower.num_counted_tokens for follower in followers)
+
+    def _follow(self, sequence: Sequence, leader: Sequence, num_shared: int) -> None:
+        heapq.heappush(self._following.setdefault(leader, []), (num_shared, sequence.urgency, sequence))
+        sequence.leader = leader
+        sequence.num_counted_tokens = min(sequence.num_tokens - num_shared, MAX_COUNTED_TOKENS)
+        self.num_counted_tokens += sequence.num_counted_tokens
+
+    def _give_back(self, sequence: Sequence) -> None:
+        if not sequence.ended:
+            self.note_left(sequence)
+            self._waiting.push(sequence)
+
+    def _forget_key(self, sequence: Sequence) -> None:
+        key = self._keys.pop(sequence, None)
+        if key is not None:
+            leaders = self._leaders[key]
+            leaders.remove(sequence)
+            if not leaders:
+                del self._leaders[key]
+
+
+def _num_shared(one: LiveRequest, other: LiveRequest) -> int:
+    """Tokens with which both prompts begin."""
+    first, second = one.spec.prompt_ids, other.spec.prompt_ids
+    length = min(first.size, second.size)
+    differs = first[:length] != second[:length]
+    return int(np.argmax(differs)) if differs.any() else length

@@ -1,0 +1,468 @@
+"""Who computes how much in the next step.
+
+Owns the running and waiting sequences, the rows, and the decisions: which sequences a step
+advances, by how many tokens, who is admitted, who is preempted. Does not own blocks
+(`kv_cache_manager`) nor the plan's encoding (`plan_builder`), and reads no results (`settlement`).
+
+There are no phases: each step lets sequences catch up with their tokens, within the token budget,
+the rows and the available blocks.
+
+1. Sequences whose row holds the token to compute (one token each; people call it decoding), most
+   urgent first.
+   Where the worker drafts tokens, each of them may settle several, as far as the budget of its row
+   and free blocks go; nobody is preempted for drafts.
+2. Sequences that catch up with a prompt, or with tokens computed before a preemption, most urgent
+   first, in chunks of what the budget leaves (`token_budget`, which may also set the long ones back
+   behind 3, with a share kept for them).
+3. Waiting sequences, most urgent first, unless blocks were short in this step, until the plan has
+   no room for the next one's admission (`plan_bytes`). Those whose prompt goes on as one that is
+   being computed wait for that (`prefix_followers`).
+
+A tenant's sequences hold at most its share of the blocks. One that waits for more is passed over
+with its whole tenant, and those of others go on; one that runs and needs more preempts the least
+urgent of its own tenant, never another's.
+
+When blocks are short for all, the least urgent sequence that the step does not compute is
+preempted: its blocks go back and it waits, to be computed again. A sequence never preempts a more
+urgent one: it stalls for the step instead and keeps what it has. So the most urgent sequence always
+advances, and as admission refuses what could not fit even alone, every sequence ends. Costs grow
+with the rows scheduled; a waiting sequence costs nothing until it is at the front.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager
+from headrace_backend.engine.cache.prefix_keys import PrefixKeys
+from headrace_backend.engine.limits.tenant_account import TenantAccount
+from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
+from headrace_backend.engine.scheduling.plan_builder import PlanBuilder
+from headrace_backend.engine.scheduling.prefix_followers import PrefixFollowers
+from headrace_backend.engine.scheduling.token_budget import MAX_COUNTED_TOKENS, TokenBudget
+from headrace_backend.engine.scheduling.waiting_queue import WaitingQueue
+
+# One block is left available for so many running sequences when another is admitted: each of them
+# asks for one within `block_size` steps, and what is admitted only to be preempted at once was
+# computed for nothing.
+_RUNNING_PER_SPARE_BLOCK = 4
+
+
+class Scheduler:
+    """Decides steps over the sequences that it is given."""
+
+    def __init__(self, config: EngineConfig, budget: TokenBudget) -> None:
+        """Nothing runs, nothing waits, and there is no cache yet."""
+        self._budget = budget
+        self.waiting = WaitingQueue()
+        # Those that are not to be computed while a few are on trial (`isolation`); None: nobody is
+        # on trial.
+        self.held: WaitingQueue | None = None
+        # Those that wait for the prefix that another one computes.
+        self._followers = PrefixFollowers(self.waiting)
+        # Sequences with a row, most urgent first.
+        self.running: list[Sequence] = []
+        self.kv: KVCacheManager | None = None
+        self._prefix_keys = PrefixKeys()
+        # Since the engine began.
+        self.num_preemptions = 0
+        self.num_prefix_query_tokens = 0
+        self.num_prefix_hit_tokens = 0
+        self._config = config
+        # Every row can decode in every step, so that no row starves behind the budget.
+        self.num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+        # Most drafted tokens that a step computes for a row that decodes: all rows together stay
+        # within the budget.
+        self._most_drafts = 0
+        self._free_rows: list[int] = []
+        # Given back, but the worker was not told yet.
+        self._leaving_rows: list[int] = []
+        # In the step in the making somebody was preempted or stalled for want of blocks, other than
+        # those of a share.
+        self._blocks_short = False
+        # Numbers of the requests of sequences preempted, and sequences that could not decode, since
+        # these were last taken.
+        self._preempted: list[int] = []
+        self._stalled: list[Sequence] = []
+        # Requests that took a row in the step planned last, while they had none.
+        self.entered: list[LiveRequest] = []
+
+    def create_cache(self, num_blocks: int, tokens_per_row: int = 1) -> None:
+        """A worker with empty rows and an empty cache is there, whose steps settle at most so many
+        tokens for a row that decodes.
+        """
+        assert not self.running, "sequences of the worker before were evicted"
+        config = self._config
+        self.kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_cache, self._prefix_keys)
+        self._most_drafts = min(tokens_per_row, config.max_num_batched_tokens // self.num_rows) - 1
+        self._free_rows = list(range(self.num_rows - 1, -1, -1))
+        self._leaving_rows = []
+
+    def drop_cache(self, now_ns: int) -> None:
+        """The worker is lost: everything that ran waits, as if it had computed nothing; what was
+        sampled but not read never was.
+        """
+        evicted, self.running = self.running, []
+        for sequence in evicted:
+            sequence.leave_row()
+            account = sequence.request.account
+            account.num_running = account.num_blocks = 0
+            self.waiting.push(sequence)
+            self.waiting.unpark(account)
+            sequence.request.lost_row(now_ns)
+            self._followers.retire(sequence)
+        for sequence in self.queued():
+            sequence.forget_unread()
+        self.kv = None
+
+    def add(self, sequence: Sequence) -> None:
+        """Enters a sequence that has computed nothing."""
+        if self.held is not None:
+            self._hold([sequence])
+        else:
+            self.waiting.push(sequence)
+
+    def remove(self, sequence: Sequence, now_ns: int) -> None:
+        """An ended sequence leaves; a step in flight may still compute it, which does no harm, as
+        later steps run later.
+        """
+        assert sequence.ended, "only what ended leaves"
+        if sequence.row != NO_ROW:
+            self._vacate(sequence, now_ns)
+        elif sequence.leader is not None:
+            self._followers.note_left(sequence)
+        elif sequence not in sequence.request.unforked:
+            queue = self.held if sequence.held else self.waiting
+            assert queue is not None, "what is held is in a queue"
+            queue.note_ended(sequence)
+
+    def try_alone(self, requests: AbstractSet[LiveRequest], now_ns: int) -> None:
+        """Only these requests are computed from now on.
+
+        No step is in flight. Whoever runs gives its row back, and computes again later.
+        """
+        for sequence in list(self.running):
+            self._vacate(sequence, now_ns)
+            self.waiting.push(sequence)
+        if self.held is None:
+            self.held = WaitingQueue()
+        self._hold(self.waiting.take())
+        for sequence in self.held.take(requests):
+            sequence.held = False
+            self.waiting.push(sequence)
+
+    def try_nobody(self) -> None:
+        """Everybody may be computed again."""
+        if self.held is not None:
+            for sequence in self.held.take():
+                sequence.held = False
+                self.waiting.push(sequence)
+            self.held = None
+
+    def publish(self, sequence: Sequence) -> None:
+        """Offers the full blocks of a running sequence's settled tokens to later prompts."""
+        assert self.kv is not None, "a step was computed"
+        self.kv.publish(sequence)
+        self._followers.advance(sequence, self.kv)
+
+    def _hold(self, sequences: Iterable[Sequence]) -> None:
+        assert self.held is not None, "somebody is on trial"
+        for sequence in sequences:
+            sequence.held = True
+            self.held.push(sequence)
+
+    def queued(self) -> list[Sequence]:
+        """Returns the sequences that wait or are held."""
+        return [*self.waiting, *self._followers, *(self.held or ())]
+
+    @property
+    def takes_newcomers(self) -> bool:
+        """Whether a sequence that comes now could be computed in the next step: there is a row for
+        it, and no crowd before it.
+        """
+        return bool(self._free_rows) and not (self._budget.throughput and self.waiting)
+
+    def schedule(self, builder: PlanBuilder, now_ns: int) -> bool:
+        """Fills a step.
+
+        Returns whether there is anything to compute; if not, nothing of the builder is to be used.
+        """
+        assert self.kv is not None, "there is a worker"
+        self.entered.clear()
+        self._blocks_short = False
+        catching_up = self._schedule_decodes(builder, now_ns)
+        builder.close_decodes()
+        if self._most_drafts:
+            builder.add_drafts([self._make_room_for_drafts(sequence, builder) for sequence in builder.decodes])
+        self._budget.note_decodes(builder.load.num_decodes)
+        if catching_up or self.waiting:
+            self._budget.begin(builder.load, self._num_backlog_tokens(catching_up))
+            long = self._take_long(catching_up)
+            self._schedule_catching_up(catching_up, builder, now_ns)
+            if not self._blocks_short:
+                self._admit_waiting(catching_up + long, builder, now_ns)
+            self._budget.unreserve()
+            self._schedule_catching_up(long, builder, now_ns)
+        self.kv.end_step()
+        return builder.num_tokens > 0
+
+    def take_leaving_rows(self) -> list[int]:
+        """Rows to be announced as released with the plan being sent."""
+        leaving, self._leaving_rows = self._leaving_rows, []
+        return leaving
+
+    def take_stalled(self) -> list[Sequence]:
+        """Sequences that had a token to decode and found no room for it since this was last asked."""
+        stalled, self._stalled = self._stalled, []
+        return stalled
+
+    def take_preempted(self) -> list[int]:
+        """Numbers of the requests whose sequences lost their row since this was last asked, one for
+        each.
+        """
+        preempted, self._preempted = self._preempted, []
+        return preempted
+
+    def check_integrity(self) -> None:
+        """Asserts that rows and blocks are where the sequences say."""
+        if self.kv is None:
+            assert not self.running, "nothing runs without a worker"
+            return
+        self.kv.check_integrity(self.running)
+        rows = [sequence.row for sequence in self.running]
+        assert sorted(rows + self._free_rows) == list(range(self.num_rows)), "a row is lost or held twice"
+        assert all(not sequence.ended for sequence in self.running), "an ended sequence holds a row"
+        assert all(s.num_settled <= s.num_computed <= s.capacity for s in self.running), "settled <= scheduled <= room"
+        assert all(not s.blocks and s.row == NO_ROW for s in self.queued()), "a waiting sequence holds something"
+        assert all(not s.held for s in self.waiting), "what is held may not be admitted"
+        self._followers.check_integrity()
+        keys = [sequence.urgency for sequence in self.running]
+        assert keys == sorted(keys), "running sequences are ordered by urgency"
+
+    def _schedule_decodes(self, builder: PlanBuilder, now_ns: int) -> list[Sequence]:
+        """One token for each that has one to decode. Returns the sequences that catch up."""
+        catching_up: list[Sequence] = []
+        # Preemption removes only less urgent sequences, which come later in the list.
+        for sequence in self.running:
+            if not sequence.decodes:
+                catching_up.append(sequence)
+            elif sequence.num_tokens < sequence.max_tokens_total:
+                if sequence.num_tokens > sequence.capacity or sequence.tail_shared:
+                    if not self._make_room(sequence, sequence.num_tokens, builder, now_ns):
+                        self._stalled.append(sequence)
+                        continue
+                builder.add_decode(sequence)
+        return catching_up
+
+    def _make_room_for_drafts(self, sequence: Sequence, builder: PlanBuilder) -> int:
+        """How many drafted tokens the step computes of a sequence that decodes: those that its
+        length allows and for which there is room, without taking anybody's.
+        """
+        kv, account = self.kv, sequence.request.account
+        assert kv is not None, "there is a worker"
+        count = min(self._most_drafts, sequence.max_tokens_total - sequence.num_tokens)
+        missing = kv.num_missing(sequence, sequence.num_computed + count)
+        if missing > min(kv.pool.num_available, account.num_blocks_left):
+            return min(count, sequence.capacity - sequence.num_computed)
+        self._grow(sequence, sequence.num_computed + count, builder)
+        return count
+
+    def _num_backlog_tokens(self, catching_up: list[Sequence]) -> int:
+        """Tokens that wait to be computed, each sequence counted up to a limit."""
+        counts = [min(sequence.num_tokens - sequence.num_computed, MAX_COUNTED_TOKENS) for sequence in catching_up]
+        return self.waiting.num_counted_tokens + self._followers.num_counted_tokens + sum(counts)
+
+    def _take_long(self, catching_up: list[Sequence]) -> list[Sequence]:
+        """Removes the long prompts, if anything else could be computed before them, and keeps a
+        share of the step for them.
+        """
+        long, share = self._budget.find_long(catching_up)
+        if not long or (len(long) == len(catching_up) and not (self.waiting and self._free_rows)):
+            return []
+        catching_up[:] = [sequence for sequence in catching_up if sequence not in long]
+        self._budget.reserve(share)
+        return long
+
+    def _schedule_catching_up(self, sequences: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
+        """Chunks for those that have more than one token to compute."""
+        for sequence in sequences:
+            # It may have been preempted for one before it.
+            if sequence.row == NO_ROW:
+                continue
+            num_wanted = builder.most_computed(sequence, sequence.num_computed)
+            if num_wanted == 0:
+                continue
+            count = self._budget.chunk(sequence.num_computed, num_wanted)
+            if count == 0:
+                return
+            if self._make_room(sequence, sequence.num_computed + count, builder, now_ns):
+                self._add_known(sequence, count, builder, now_ns)
+            elif self._blocks_short:
+                return
+
+    def _admit_waiting(self, catching_up: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
+        """Lets in who fits with all its tokens, beside the blocks that whoever catches up will
+        need.
+        """
+        kv, budget = self.kv, self._budget
+        assert kv is not None, "there is a worker"
+        promised: Counter[TenantAccount] = Counter()
+        for computing in catching_up:
+            promised[computing.request.account] += kv.num_missing(computing, computing.num_tokens)
+        num_promised = promised.total()
+        while self._free_rows and budget.num_tokens_left > 0:
+            sequence = self.waiting.peek()
+            if sequence is None:
+                return
+            account = sequence.request.account
+            prefix = [] if sequence.num_unread else kv.find_prefix(sequence)
+            num_known = len(prefix) * kv.block_size
+            if not sequence.num_unread and self._followers.take_first(sequence, num_known, kv):
+                continue
+            num_needed = kv.num_needed(sequence, prefix)
+            if num_needed + _num_spare_blocks(account.num_running) + promised[account] > account.num_blocks_left:
+                self.waiting.park()
+                continue
+            # A token sampled before a preemption may still be on its way; it has to be read before
+            # it can be computed again.
+            if sequence.num_unread:
+                return
+            if num_needed + _num_spare_blocks(len(self.running)) + num_promised > kv.pool.num_available:
+                return
+            count = budget.chunk(num_known, builder.most_computed(sequence, num_known))
+            if count == 0 or not builder.admit(sequence, self._free_rows[-1], kv.num_blocks_for(num_known + count)):
+                return
+            self.waiting.pop()
+            self._occupy(sequence, now_ns)
+            kv.take_prefix(sequence, prefix)
+            self._followers.lead(sequence, kv)
+            self._note_prefix(sequence)
+            kv.grow(sequence, sequence.num_computed + count)
+            builder.update_table(sequence.row, 0, sequence.blocks)
+            self._add_known(sequence, count, builder, now_ns)
+            num_missing = kv.num_missing(sequence, sequence.num_tokens)
+            num_promised += num_missing
+            promised[account] += num_missing
+
+    def _note_prefix(self, sequence: Sequence) -> None:
+        """The prefix cache was asked for a prompt; what is computed again after a preemption does
+        not count.
+        """
+        if sequence.epoch == 0:
+            num_hits = min(sequence.num_computed, sequence.num_prompt_tokens)
+            self.num_prefix_query_tokens += sequence.num_prompt_tokens
+            self.num_prefix_hit_tokens += num_hits
+            sequence.request.note_prefix(num_hits)
+
+    def _add_known(self, sequence: Sequence, count: int, builder: PlanBuilder, now_ns: int) -> None:
+        if builder.add_known(sequence, count) and sequence.request.unforked:
+            self._fork(sequence, builder, now_ns)
+
+    def _fork(self, leader: Sequence, builder: PlanBuilder, now_ns: int) -> None:
+        """The prompt's last token is in the step: the other outputs begin from it.
+
+        Those for which there is no row, or no room in the plan, wait like any sequence.
+        """
+        kv, request = self.kv, leader.request
+        assert kv is not None, "there is a worker"
+        siblings, request.unforked = request.unforked, []
+        for sibling in siblings:
+            if not self._free_rows or not builder.admit(sibling, self._free_rows[-1], len(leader.blocks)):
+                self.waiting.push(sibling)
+                continue
+            self._occupy(sibling, now_ns)
+            kv.fork(leader, sibling)
+            builder.update_table(sibling.row, 0, sibling.blocks)
+            builder.add_fork(sibling)
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder, now_ns: int) -> bool:
+        """Sees to it that the tokens before `num_tokens` can be written, preempting if need be.
+
+        False: not in this step.
+        """
+        kv = self.kv
+        assert kv is not None, "there is a worker"
+        account, missing = sequence.request.account, kv.num_missing(sequence, num_tokens)
+        # A preempted sequence may have been the other holder of a block: what is missing is asked
+        # again each time.
+        while missing and account.num_blocks + missing > account.max_blocks:
+            victim = self._find_victim(sequence, builder.step_id, account)
+            if victim is None:
+                return False
+            self._preempt(victim, now_ns)
+            missing = kv.num_missing(sequence, num_tokens)
+        while missing > kv.pool.num_available:
+            self._blocks_short = True
+            victim = self._find_victim(sequence, builder.step_id)
+            if victim is None:
+                return False
+            self._preempt(victim, now_ns)
+            missing = kv.num_missing(sequence, num_tokens)
+        copy = kv.copy_on_write(sequence)
+        if copy is not None:
+            builder.add_copy(copy)
+            index = sequence.num_computed // kv.block_size
+            builder.update_table(sequence.row, index, sequence.blocks[index : index + 1])
+        self._grow(sequence, num_tokens, builder)
+        return True
+
+    def _grow(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder) -> None:
+        assert self.kv is not None, "there is a worker"
+        appended = self.kv.grow(sequence, num_tokens)
+        if appended:
+            builder.update_table(sequence.row, len(sequence.blocks) - appended, sequence.blocks[-appended:])
+
+    def _find_victim(self, sequence: Sequence, step_id: int, account: TenantAccount | None = None) -> Sequence | None:
+        """The least urgent sequence, of one tenant or of all, that is less urgent than `sequence`,
+        is not computed by the step, and has more to compute.
+        """
+        for candidate in reversed(self.running):
+            if candidate is sequence:
+                return None
+            if account is not None and candidate.request.account is not account:
+                continue
+            if candidate.planned_in != step_id and not candidate.completing:
+                return candidate
+        return None
+
+    def _preempt(self, victim: Sequence, now_ns: int) -> None:
+        """Takes row and blocks; the tokens stay, and one that is on its way is kept when it
+        arrives.
+        """
+        self._vacate(victim, now_ns)
+        self.waiting.push(victim)
+        victim.request.ledger.preemptions += 1
+        self._preempted.append(victim.request.sequence_number)
+        self.num_preemptions += 1
+
+    def _occupy(self, sequence: Sequence, now_ns: int) -> None:
+        sequence.row = self._free_rows.pop()
+        bisect.insort(self.running, sequence, key=_urgency)
+        sequence.request.account.num_running += 1
+        if sequence.request.num_rows == 0:
+            self.entered.append(sequence.request)
+        sequence.request.took_row(now_ns)
+
+    def _vacate(self, sequence: Sequence, now_ns: int) -> None:
+        assert self.kv is not None, "there is a worker"
+        del self.running[bisect.bisect_left(self.running, sequence.urgency, key=_urgency)]
+        self._free_rows.append(sequence.row)
+        self._leaving_rows.append(sequence.row)
+        self.kv.release(sequence)
+        self._followers.retire(sequence)
+        sequence.leave_row()
+        sequence.request.account.num_running -= 1
+        self.waiting.unpark(sequence.request.account)
+        sequence.request.lost_row(now_ns)
+
+
+def _num_spare_blocks(num_running: int) -> int:
+    return -(-num_running // _RUNNING_PER_SPARE_BLOCK)
+
+
+def _urgency(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.urgency

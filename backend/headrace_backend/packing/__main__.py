@@ -1,0 +1,67 @@
+"""Reads a model's weights as a worker would and says as JSON whether they look packed as their
+folder or file says: `python -m headrace_backend.packing FOLDER DEVICE`.
+
+Owns the program's edge. `headrace doctor --weights` runs it, in a process of its own because torch
+is imported here. Exit code 0: an answer was given, also where the weights are refused.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import msgspec
+
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.registry import load_model
+from headrace_backend.packing.faults import packing_faults
+from headrace_backend.packing.findings import findings_of
+from headrace_backend.weights.scheme import QuantizationRefused
+from headrace_backend.worker.errors import StartRefused
+from headrace_backend.worker.start_up.device import choose_device, choose_dtype
+from headrace_model_folder import InvalidModelFolder, ModelFolder
+
+
+class Answer(msgspec.Struct):
+    """What was found."""
+
+    # Layers whose numbers another tool made and that were looked at; FP8 has none.
+    num_layers: int = 0
+    # One line each; the layer is named.
+    faults: list[str] = []
+    # Why a server would not load these weights; "": it would.
+    refused: str = ""
+
+
+def examined(path: pathlib.Path, device_name: str) -> Answer:
+    """Loads the model and looks at its quantized layers.
+
+    Args:
+        path: Model folder, or GGUF file.
+        device_name: Device to load it on, as the setting `device` names it.
+    """
+    try:
+        folder = ModelFolder.open(path)
+        model = _loaded(folder, device_name)
+    except (InvalidModelFolder, QuantizationRefused, StartRefused) as refused:
+        return Answer(refused=str(refused))
+    quantization = folder.config.quantization
+    found = findings_of(model, quantization.layers if quantization else {})
+    norms = {name: value for name, value in model.named_parameters() if name.endswith("norm.weight")}
+    return Answer(len(found), packing_faults(found, norms))
+
+
+def _loaded(folder: ModelFolder, device_name: str) -> CausalLM:
+    device, _ = choose_device(device_name)
+    dtype = choose_dtype("auto", folder.config, device)
+    return load_model(folder, folder.config, dtype, device, "folder", 0, lambda *_: None)
+
+
+def main(arguments: list[str]) -> None:
+    """One folder, one answer."""
+    path, device_name = arguments
+    sys.stdout.buffer.write(msgspec.json.encode(examined(pathlib.Path(path), device_name)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,11 @@
+"""Services' streams: what services ask of the engine, and what the engine sends back.
+
+    engine_service      the RPCs: reads a stream's messages, calls the engine, answers
+    incoming            messages of the wire -> the engine's plain data
+    outgoing            the engine's plain data -> messages of the wire
+    log_replay          a request's log, for a reader that comes later
+    service_stream      one stream's way out: merged while the service is slow, bounded in bytes
+    statuses            gRPC statuses of refusals and of streams that end
+
+Nothing here decides about a request: the engine does.
+"""

@@ -1,0 +1,362 @@
+"""The EngineService: streams of services, their questions to the engine, and the answers.
+
+Owns the RPC from the first message to the status that ends it, and the table of streams. Shape of a
+message's way in: recv -> check (`incoming`) -> engine -> answer (`outgoing`). The way out: outbox
+-> `service_stream`'s queue -> one `StepOutputs`.
+
+One message's mistake is answered with `Refused` (or, where the question has no such answer, with
+the answer that finds nothing) and never leaves that message; a mistake in the conversation itself
+(no hello, unknown message, bytes that are no message) ends the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from headrace_backend.engine.errors import RequestRefused, Violation
+from headrace_backend.engine.request import Subscriber
+from headrace_backend.engine.requests.outbox import Outbox
+from headrace_backend.server.engine_loop import EngineLoop
+from headrace_backend.server.health import Health
+from headrace_backend.server.logs import get_logger
+from headrace_backend.server.streams import incoming, log_replay, outgoing
+from headrace_backend.server.streams.service_stream import ServiceStream
+from headrace_backend.server.streams.statuses import (
+    StreamEnded,
+    ended,
+    internal_status,
+    new_error_id,
+    refusal_status,
+    status_code,
+)
+from headrace_backend.server.telemetry import Teller
+from headrace_protos.engine.v1 import engine_pb2
+from headrace_request.request import LAYOUT
+
+PROTOCOL_VERSION = 2
+_SERVICE_NAME = "headrace_engine.v1.EngineService"
+_MAX_STREAMS = 64
+_MAX_SERVICE_NAME_CHARACTERS = 64
+# What those call themselves that only ask how the engine is.
+_PROBE_NAME = "supervisor"
+_HELLO_TIMEOUT_S = 5.0
+_FLUSH_S = 1.0
+_MAX_BACKLOG_BYTES = 64 << 20
+# A replay up to this size comes in one message; a reader then renders it without waiting for
+# another.
+_MAX_ATTACHED_BYTES = 4 << 20
+
+
+def _deserialize(data: bytes) -> engine_pb2.ToEngine | None:
+    """None for bytes that are no message: an exception here would reach the peer as UNKNOWN with
+    its text.
+    """
+    try:
+        return engine_pb2.ToEngine.FromString(data)
+    except DecodeError:
+        return None
+
+
+class EngineService:
+    """Serves any number of service processes at once."""
+
+    def __init__(
+        self,
+        engine_loop: EngineLoop,
+        health: Health,
+        describe_model: Callable[[], engine_pb2.EngineModel],
+        clock: Callable[[], int],
+        *,
+        secret: bytes | None,
+        max_message_bytes: int,
+        teller: Teller | None = None,
+    ) -> None:
+        """A service without streams.
+
+        Args:
+            engine_loop: Driver of the engine.
+            health: What streams are told about the engine.
+            describe_model: The model as it is known now.
+            clock: The engine's.
+            secret: What callers must present as bearer token; None: the socket's folder protects.
+            max_message_bytes: Largest message.
+            teller: Hears of requests and refusals; None: no telemetry.
+        """
+        self._teller = teller
+        self._engine_loop = engine_loop
+        self._engine = engine_loop.engine
+        self._health = health
+        self._describe_model = describe_model
+        self._clock = clock
+        self._secret = secret
+        self._max_message_bytes = max_message_bytes
+        self._log = get_logger()
+        self._streams: dict[int, ServiceStream] = {}
+        self._stream_ids = itertools.count(1)
+        self._handlers: dict[str, Callable[[ServiceStream, Any], None]] = {
+            "add": self._add,
+            "abort": self._abort,
+            "attach": self._attach,
+            "detach": self._detach,
+            "list": self._list,
+            "load": self._load,
+        }
+        health.listen(self.send_state)
+
+    def handler(self) -> grpc.GenericRpcHandler[engine_pb2.ToEngine, engine_pb2.FromEngine]:
+        """What a grpc.aio server registers."""
+        connect = grpc.stream_stream_rpc_method_handler(
+            self.connect,
+            request_deserializer=_deserialize,
+            response_serializer=engine_pb2.FromEngine.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(_SERVICE_NAME, {"Connect": connect})
+
+    # --- to all streams
+    # -------------------------------------------------------------------------------------------------------
+
+    def deliver(self, outboxes: dict[int, Outbox]) -> None:
+        """Queues outboxes on their streams."""
+        for stream_id, outbox in outboxes.items():
+            stream = self._streams.get(stream_id)
+            if stream is not None:
+                stream.send_outbox(outbox)
+
+    def send_state(self) -> None:
+        """Tells every stream the newest state: on a change, and as heartbeat."""
+        state = outgoing.write_state(self._health.state)
+        for stream in self._streams.values():
+            stream.send_state(state)
+
+    def send_welcome(self) -> None:
+        """Tells every stream what is served, after that has changed."""
+        for stream in self._streams.values():
+            stream.send(self._welcome())
+
+    def end_streams(self, reason: StreamEnded) -> None:
+        """Ends every stream, after what is queued for it."""
+        for stream in self._streams.values():
+            stream.end(reason)
+
+    @property
+    def num_streams(self) -> int:
+        """Services connected."""
+        return len(self._streams)
+
+    # --- one stream
+    # -----------------------------------------------------------------------------------------------------------
+
+    async def connect(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """The RPC. Whatever happens, the peer gets one status and nothing of our insides."""
+        try:
+            await self._serve(context)
+        except StreamEnded as reason:
+            await self._abort_rpc(context, reason)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception:
+            error_id = new_error_id()
+            self._log.exception("stream failed", error_id=error_id)
+            await self._abort_rpc(context, StreamEnded(internal_status(error_id)))
+
+    async def _abort_rpc(self, context: grpc.aio.ServicerContext[Any, Any], reason: StreamEnded) -> None:
+        details = (("grpc-status-details-bin", reason.status.SerializeToString()),)
+        await context.abort(status_code(reason.status), reason.status.message, details)
+
+    def _authenticate(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        if self._secret is None:
+            return
+        given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+        expected = b"Bearer " + self._secret
+        presented = given[0] if len(given) == 1 else ""
+        presented_bytes = presented.encode() if isinstance(presented, str) else presented
+        if not hmac.compare_digest(presented_bytes, expected):
+            raise ended(grpc.StatusCode.UNAUTHENTICATED, "a valid bearer token is required")
+
+    async def _serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._authenticate(context)
+        if len(self._streams) >= _MAX_STREAMS:
+            raise ended(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MAX_STREAMS} services are connected; more are not taken"
+            )
+        hello = await self._read_hello(context)
+        steps = self._engine.steps.reader() if hello.wants_step_records else None
+        stream = ServiceStream(next(self._stream_ids), self._max_message_bytes, _MAX_BACKLOG_BYTES, self._clock, steps)
+        log = self._log.bind(stream=stream.stream_id, service=hello.service_name[:_MAX_SERVICE_NAME_CHARACTERS])
+        stream.send(self._welcome())
+        self._streams[stream.stream_id] = stream
+        # The supervisor and health checks come and go every few seconds.
+        say = log.debug if hello.service_name == _PROBE_NAME else log.info
+        say("service connected")
+        try:
+            await self._run_stream(stream, context)
+        finally:
+            del self._streams[stream.stream_id]
+            self._engine.stream_lost(stream.stream_id)
+            self._engine_loop.changed()
+            say("service gone", merged_steps=stream.num_merged)
+
+    async def _read_hello(self, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.Hello:
+        try:
+            first = await asyncio.wait_for(context.read(), _HELLO_TIMEOUT_S)
+        except TimeoutError:
+            raise ended(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {_HELLO_TIMEOUT_S:g} s") from None
+        if not isinstance(first, engine_pb2.ToEngine) or first.WhichOneof("message") != "hello":
+            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
+        if incoming.unknown_field(first) is not None:
+            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "hello has fields that protocol version 2 does not know")
+        version = first.hello.protocol_version
+        if version != PROTOCOL_VERSION:
+            text = f"protocol_version is {version}; this backend speaks {PROTOCOL_VERSION}"
+            raise ended(grpc.StatusCode.FAILED_PRECONDITION, text)
+        if first.hello.request_layout != LAYOUT:
+            text = f"request_layout is not {LAYOUT}: service and backend are of different versions of Headrace"
+            raise ended(grpc.StatusCode.FAILED_PRECONDITION, text)
+        return first.hello
+
+    def _welcome(self) -> engine_pb2.FromEngine:
+        welcome = engine_pb2.Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            model=self._describe_model(),
+            state=outgoing.write_state(self._health.state),
+            engine=self._engine.steps.engine,
+            unix_offset_ns=self._engine.steps.unix_offset_ns,
+        )
+        return engine_pb2.FromEngine(welcome=welcome)
+
+    async def _run_stream(self, stream: ServiceStream, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Reads and writes until one of the two ends or the stream is to end.
+
+        A half-closed stream is a lost one.
+        """
+        reader = asyncio.ensure_future(self._run_reader(stream, context))
+        writer = asyncio.ensure_future(stream.run_writer(context.write))
+        try:
+            await asyncio.wait([reader, writer, stream.ending], return_when=asyncio.FIRST_COMPLETED)
+            if not writer.done():
+                await stream.wait_idle(_FLUSH_S)
+            for task in (stream.ending, reader):
+                if task.done():
+                    task.result()
+        finally:
+            for task in (reader, writer):
+                task.cancel()
+            # A cancelled write or read of a broken call ends with grpc's own errors; the call is
+            # over either way.
+            await asyncio.gather(reader, writer, return_exceptions=True)
+            if not stream.ending.cancel():
+                stream.ending.exception()  # retrieved, so that asyncio does not report it
+
+    async def _run_reader(self, stream: ServiceStream, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while (received := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
+            if not isinstance(received, engine_pb2.ToEngine):
+                raise ended(grpc.StatusCode.INVALID_ARGUMENT, "the message is no ToEngine")
+            self._handle(stream, received)
+            self._engine_loop.changed()
+
+    def _handle(self, stream: ServiceStream, received: engine_pb2.ToEngine) -> None:
+        kind = received.WhichOneof("message")
+        handler = self._handlers.get(kind or "")
+        if handler is None:
+            text = "hello came twice" if kind == "hello" else "the message is empty or not known to protocol version 2"
+            raise ended(grpc.StatusCode.INVALID_ARGUMENT, text)
+        if incoming.has_unknown_fields_beside(received):
+            raise ended(
+                grpc.StatusCode.INVALID_ARGUMENT, f"{kind} stands beside fields that protocol version 2 does not know"
+            )
+        question = getattr(received, kind)
+        # What the engine released before this question comes before its answer.
+        self._engine_loop.flush()
+        try:
+            handler(stream, question)
+        except RequestRefused as refused:
+            if self._teller is not None and kind == "add":
+                self._teller.refused(refused.reason)
+            self._refuse(stream, question, refusal_status(refused))
+        except StreamEnded:
+            raise
+        except Exception:
+            error_id = new_error_id()
+            request_id = getattr(question, "request_id", None)
+            self._log.exception("question failed", error_id=error_id, question=kind, request_id=request_id)
+            self._refuse(stream, question, internal_status(error_id))
+
+    def _refuse(self, stream: ServiceStream, question: Any, status: Any) -> None:
+        handle, query_id = getattr(question, "handle", 0), getattr(question, "query_id", 0)
+        refused = engine_pb2.Refused(handle=handle, query_id=query_id, status=status)
+        stream.send(engine_pb2.FromEngine(refused=refused))
+
+    # --- questions
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _claim_handle(self, stream: ServiceStream, handle: int) -> Subscriber:
+        if handle in stream.handles:
+            raise RequestRefused.invalid([Violation("handle", f"{handle} is in use on this stream")])
+        return Subscriber(stream.stream_id, handle)
+
+    def _add(self, stream: ServiceStream, add: engine_pb2.AddRequest) -> None:
+        request = incoming.read_add(add, self._clock())
+        subscriber = self._claim_handle(stream, add.handle) if add.handle else None
+        outcome = self._engine.add(request, subscriber)
+        if self._teller is not None and not outcome.existing:
+            self._teller.began(outcome.number, request.request_id, request.span)
+        if subscriber is not None and not outcome.existing:
+            stream.handles.add(subscriber.handle)
+        added = engine_pb2.Added(
+            handle=add.handle,
+            query_id=add.query_id,
+            request_id=outcome.request_id,
+            existing=outcome.existing,
+            prompt_tokens=outcome.prompt_tokens,
+        )
+        stream.send(engine_pb2.FromEngine(added=added))
+        traced = {"trace_id": request.span.trace_id} if request.span is not None else {}
+        self._log.debug(
+            "request added", request_id=outcome.request_id, existing=outcome.existing, stream=stream.stream_id, **traced
+        )
+
+    def _abort(self, stream: ServiceStream, abort: engine_pb2.AbortRequest) -> None:
+        cause = incoming.read_abort_cause(abort)
+        found, was_active = self._engine.abort(abort.request_id, abort.tenant, cause)
+        aborted = engine_pb2.Aborted(query_id=abort.query_id, found=found, was_active=was_active)
+        stream.send(engine_pb2.FromEngine(aborted=aborted))
+        self._log.debug("request aborted", request_id=abort.request_id, cause=cause.name, was_active=was_active)
+
+    def _attach(self, stream: ServiceStream, attach: engine_pb2.AttachRequest) -> None:
+        limits = incoming.read_attach_limits(attach)
+        subscriber = self._claim_handle(stream, attach.handle)
+        output_index = attach.output_index if attach.HasField("output_index") else None
+        snapshot = self._engine.attach(
+            subscriber, attach.request_id, attach.tenant, output_index, attach.from_token, limits
+        )
+        if snapshot.done is None:
+            stream.handles.add(attach.handle)
+        limit = min(_MAX_ATTACHED_BYTES, self._max_message_bytes // 2)
+        answers = log_replay.write_attached(attach.handle, snapshot, self._clock(), limit)
+        stream.send_replay(answers, log_replay.snapshot_bytes(snapshot))
+        self._log.debug("reader attached", request_id=attach.request_id, stream=stream.stream_id)
+
+    def _detach(self, stream: ServiceStream, detach: engine_pb2.DetachRequest) -> None:
+        if incoming.unknown_field(detach) is not None:
+            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "detach has fields that protocol version 2 does not know")
+        # A subscription may have ended while its detach was on the way.
+        if detach.handle in stream.handles:
+            stream.handles.discard(detach.handle)
+            self._engine.detach(Subscriber(stream.stream_id, detach.handle))
+
+    def _list(self, stream: ServiceStream, query: engine_pb2.ListQuery) -> None:
+        state = incoming.read_list_state(query)
+        page = self._engine.list_requests(query.tenant, state, query.page_size, query.before)
+        stream.send(outgoing.write_page(query.query_id, page))
+
+    def _load(self, stream: ServiceStream, query: engine_pb2.LoadQuery) -> None:
+        if incoming.unknown_field(query) is not None:
+            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "load has fields that protocol version 2 does not know")
+        stream.send(outgoing.write_load(query.query_id, self._engine.load()))

@@ -1,0 +1,77 @@
+"""How far the ranks of one life are, and, once nothing moves any more, which the others wait for.
+
+Owns the board of one life's ranks (`rank_board`) and the words. A rank is late if it is behind all
+others: it began fewer steps, or entered fewer collectives. Where all are at the same place, one
+that is stopped was stopped inside a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from headrace_backend.server.workers.worker_process import RankDescriptors, WorkerProcess
+from headrace_backend.step.rank_board import RankBoard, RankMark
+
+
+class RankWatch:
+    """The board of one life."""
+
+    def __init__(self, world_size: int) -> None:
+        """Nothing is shared with ranks yet."""
+        self._world_size = world_size
+        self._board: RankBoard | None = None
+
+    @contextlib.contextmanager
+    def descriptors(self) -> Iterator[RankDescriptors]:
+        """What the ranks are to inherit.
+
+        Raises:
+            OSError: There are no descriptors left, or no memory.
+        """
+        ranks = RankDescriptors.create(self._world_size)
+        try:
+            self._board = RankBoard(ranks.board, self._world_size)
+            yield ranks
+        finally:
+            ranks.close()
+
+    def progress(self) -> tuple[int, ...]:
+        """All that the board counts: two readings that differ say that some rank went on in
+        between.
+        """
+        return () if self._board is None else self._board.progress()
+
+    def begun_step_id(self) -> int:
+        """The step that any rank began last, as plans count them; 0: none."""
+        return 0 if self._board is None else max(mark.step_id for mark in self._board.marks())
+
+    def described(self, workers: Sequence[WorkerProcess]) -> str:
+        """Who is waited for and where everybody is, as the end of a message; empty where there is
+        one rank.
+        """
+        if self._board is None or self._world_size == 1:
+            return ""
+        marks = self._board.marks()
+        late = [worker.rank for worker in workers if worker.is_stopped] or behind(marks)
+        who = f"the others wait for rank {', '.join(map(str, late))}" if late else "all ranks are at the same place"
+        where = "; ".join(
+            f"worker {worker.rank} ({state(worker)}) at step {mark.step_id}, collective {mark.collectives}"
+            for worker, mark in zip(workers, marks, strict=True)
+        )
+        return f": {who}: {where}"
+
+    def close(self) -> None:
+        """Gives the board back."""
+        if self._board is not None:
+            self._board.close()
+
+
+def behind(marks: Sequence[RankMark]) -> list[int]:
+    """Ranks that are behind the one that is farthest; none if all are at the same place."""
+    return [rank for rank, mark in enumerate(marks) if mark < max(marks)]
+
+
+def state(worker: WorkerProcess) -> str:
+    """A worker's process in words."""
+    return f"process {worker.pid}, {'stopped' if worker.is_stopped else 'running'}"

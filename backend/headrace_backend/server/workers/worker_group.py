@@ -1,0 +1,430 @@
+"""One life of all workers: the plan ring that every rank reads, one result ring per rank, start-up,
+and the first sign that something is wrong.
+
+Owns rings and processes of this life. A worker that is lost loses the group: ranks that wait for a
+dead one in a collective would wait forever. Whether there is a next life is decided in
+`worker_supervision`. Results of rank 0 alone go to the engine: all ranks sample the same tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.server.logs import get_logger
+from headrace_backend.server.workers.rank_watch import RankWatch, state
+from headrace_backend.server.workers.start_report import StartReport
+from headrace_backend.server.workers.worker_process import (
+    DEFAULT_WORKER_COMMAND,
+    RankDescriptors,
+    Record,
+    WorkerProcess,
+)
+from headrace_backend.step.messages import (
+    LoadProgress,
+    MemoryPlan,
+    Notice,
+    RecordKind,
+    StepRaised,
+    WorkerFailed,
+    WorkerReady,
+    decode_message,
+)
+from headrace_backend.step.plan import MAX_PROMPT_LOGPROBS, StepPlan
+from headrace_backend.step.plan_bytes import max_plan_bytes
+from headrace_backend.step.ring import RingDescriptors, RingFull, RingWriter, create_ring
+from headrace_facts.oom_kills import RecentOomKills
+from headrace_request import limits
+
+_MIB = 1 << 20
+# What a record takes beside its payload, at most.
+_RECORD_BYTES = 16
+# How long the end of the rank that is at fault may come after the words of those that noticed it.
+_PEER_S = 1.0
+# A stack dump of a worker takes milliseconds once it runs again.
+_DUMP_S = 0.5
+# Signals that no step brings upon its own process. SIGKILL is the kernel's for want of memory too,
+# which is planned so that no request can cause it.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# A process that holds much of a card's memory takes seconds to end, and the next life measures what
+# is free. Waiting ends with the last of them.
+_KILL_S = 30.0
+
+
+class WorkersLost(Exception):  # what happened, not a mistake of ours
+    """The group can't go on."""
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        invalid_model: bool = False,
+        does_not_fit: bool = False,
+        hung: bool = False,
+        failed_step_id: int = 0,
+        from_outside: bool = False,
+    ) -> None:
+        """Says why.
+
+        Args:
+            reason: For people.
+            invalid_model: A restart can't help.
+            does_not_fit: Memory is what is wrong.
+            hung: The processes still live, and their stacks are worth a look.
+            failed_step_id: The step that could not be computed; 0: nobody said which.
+            from_outside: What ended or stopped them is no step's doing.
+        """
+        super().__init__(reason)
+        self.from_outside = from_outside
+        self.failed_step_id = failed_step_id
+        self.invalid_model = invalid_model
+        self.does_not_fit = does_not_fit
+        self.hung = hung
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerLaunch:
+    """What is needed to start workers."""
+
+    config: EngineConfig
+    # Longest sequence in tokens: bounds the block tables and histories in a plan.
+    max_model_len: int
+    command: tuple[str, ...] = DEFAULT_WORKER_COMMAND
+    # Whether start-up is shown as bars on stderr, which then must be a terminal.
+    shows_bars: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """Ranks, each a process."""
+        return self.config.tp
+
+
+def plan_ring_bytes(launch: WorkerLaunch) -> int:
+    """Space for two of the largest plans (`plan_bytes`), so that a ring that was read takes any
+    plan at once.
+    """
+    return 2 * (max_plan_bytes(launch.config, launch.max_model_len) + _RECORD_BYTES)
+
+
+def result_ring_bytes(config: EngineConfig) -> int:
+    """Space for two of the largest results, and for messages."""
+    num_tokens = config.max_num_seqs + min(config.max_num_batched_tokens, MAX_PROMPT_LOGPROBS)
+    return 2 * num_tokens * (32 + 8 * limits.MAX_LOGPROBS) + _MIB
+
+
+class WorkerGroup:
+    """All ranks of one life.
+
+    `on_results` gets the payloads of rank 0's step results, in order; its ValueError loses the
+    group.
+    """
+
+    def __init__(self, launch: WorkerLaunch, on_results: Callable[[list[bytes]], None]) -> None:
+        """Creates the rings and spawns every rank; one that could not be started loses the group.
+
+        Raises:
+            OSError: There are no descriptors or no memory for what the ranks share.
+        """
+        self._launch = launch
+        self._on_results = on_results
+        self._loop = asyncio.get_running_loop()
+        self._log = get_logger()
+        # Set when the group can't go on; never set with a result.
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+        # Set when a step raised and its worker waits for `reset`.
+        self.raised: asyncio.Future[StepRaised] = self._loop.create_future()
+        self._all_ready = asyncio.Event()
+        self._ready: dict[int, WorkerReady] = {}
+        self._reports = [StartReport(rank, launch.shows_bars and rank == 0) for rank in range(launch.world_size)]
+        # Records of any kind so far: the watchdog's sign of life.
+        self.num_records = 0
+        self._closing = False
+        # Ranks that ended, or will, because another one is lost.
+        self._followers: set[int] = set()
+        self._rank_watch = RankWatch(launch.world_size)
+        self._oom_kills = RecentOomKills()
+        self._workers: list[WorkerProcess] = []
+        plan_ring = create_ring(plan_ring_bytes(launch), num_readers=launch.world_size)
+        try:
+            with self._rank_watch.descriptors() as ranks:
+                self._plans = RingWriter(plan_ring)
+                self._spawn(plan_ring, ranks)
+        finally:
+            plan_ring.close()
+
+    def _spawn(self, plan_ring: RingDescriptors, ranks: RankDescriptors) -> None:
+        config = self._launch.config
+        config_json = config.model_dump_json()
+        for rank in range(self._launch.world_size):
+            try:
+                worker = WorkerProcess(
+                    rank,
+                    self._launch.command,
+                    config_json,
+                    plan_ring,
+                    result_ring_bytes(config),
+                    self._on_records,
+                    ranks,
+                )
+            except OSError as error:
+                self._lose(WorkersLost(f"worker {rank} could not be started: {error.strerror}"))
+                return
+            self._workers.append(worker)
+            worker.exited.add_done_callback(functools.partial(self._on_exit, rank))
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Process ids by rank."""
+        return [worker.pid for worker in self._workers]
+
+    @property
+    def max_plan_bytes(self) -> int:
+        """Bytes of the largest plan that the engine may make."""
+        return self._plans.max_payload_at_once
+
+    def _lose(self, lost: WorkersLost) -> None:
+        if not self.lost.done() and not self._closing:
+            self.lost.set_exception(lost)
+
+    def _on_exit(self, rank: int, exited: asyncio.Future[int]) -> None:
+        if rank not in self._followers:
+            exit_code = exited.result()
+            reason = f"worker {rank} ended with {self._ending(exit_code)}"
+            self._lose(WorkersLost(reason, from_outside=-exit_code in _FROM_OUTSIDE))
+
+    def _ending(self, exit_code: int) -> str:
+        """How a process ended, in words."""
+        if exit_code >= 0:
+            return f"exit code {exit_code}"
+        return f"signal {-exit_code}" + (self._oom_kills.after_sigkill() if exit_code == -signal.SIGKILL else "")
+
+    def look_for_oom_kills(self) -> None:
+        """To be called every few seconds, so that a rank's end is not taken for a kill of long ago."""
+        self._oom_kills.look()
+
+    def _on_peer_lost(self, rank: int, lost: WorkersLost) -> None:
+        """A rank noticed that another is gone.
+
+        That one's end tells more, and is awaited; the noticing rank's tells nothing.
+        """
+        self._followers.add(rank)
+        if len(self._followers) == self._launch.world_size:
+            self._lose(lost)
+        else:
+            self._loop.call_later(_PEER_S, self._lose, lost)
+
+    # --- records
+    # --------------------------------------------------------------------------------------------------------------
+
+    def _on_records(self, rank: int, records: list[Record]) -> None:
+        if self.lost.done() or self._closing:
+            return
+        self.num_records += len(records)
+        try:
+            self._take(rank, records)
+        except Exception as error:
+            # A mistake of ours, in a callback of the event loop: the records are lost, and with
+            # them what the engine knows of the workers.
+            self._log.exception("records of a worker could not be taken", rank=rank)
+            self._lose(WorkersLost(f"worker {rank}: its records could not be taken: {type(error).__name__}"))
+
+    def _take(self, rank: int, records: list[Record]) -> None:
+        results: list[bytes] = []
+        for kind, payload in records:
+            if kind == RecordKind.STEP_RESULT:
+                results.append(payload)
+            elif kind == RecordKind.MESSAGE:
+                self._on_message(rank, payload)
+            else:
+                self._lose(WorkersLost(f"worker {rank} sent a record of unknown kind {kind}"))
+        if results and rank == 0:
+            try:
+                self._on_results(results)
+            except ValueError as error:
+                self._lose(WorkersLost(f"worker {rank}: {error}"))
+
+    def _on_message(self, rank: int, payload: bytes) -> None:
+        try:
+            message = decode_message(payload)
+        except msgspec.MsgspecError:
+            self._lose(WorkersLost(f"worker {rank} sent a message that can't be read"))
+            return
+        if isinstance(message, MemoryPlan | LoadProgress):
+            self._report(rank, message)
+        elif isinstance(message, WorkerReady):
+            self._on_ready(rank, message)
+        elif isinstance(message, Notice):
+            self._log.warning(message.text, rank=rank)
+        elif isinstance(message, StepRaised):
+            self.raised.set_result(message)
+        else:
+            assert isinstance(message, WorkerFailed)
+            reason = f"worker {rank}: {message.reason}"
+            lost = WorkersLost(
+                reason,
+                invalid_model=message.invalid_model,
+                does_not_fit=message.does_not_fit,
+                failed_step_id=message.step_id,
+                from_outside=message.peer_lost,
+            )
+            if message.peer_lost:
+                self._on_peer_lost(rank, lost)
+            else:
+                self._lose(lost)
+
+    def _report(self, rank: int, message: MemoryPlan | LoadProgress) -> None:
+        """Shows how a start goes.
+
+        A report that fails loses its form only: the message is logged as it came.
+        """
+        try:
+            if isinstance(message, MemoryPlan):
+                self._reports[rank].on_memory_plan(message)
+            else:
+                self._reports[rank].on_progress(message)
+        except Exception:
+            self._log.exception("start report failed", rank=rank, message=str(message))
+
+    def _on_ready(self, rank: int, message: WorkerReady) -> None:
+        if message.block_size != self._launch.config.block_size or message.num_blocks < 1:
+            found = f"{message.num_blocks} blocks of {message.block_size} tokens"
+            self._lose(
+                WorkersLost(f"worker {rank} has {found}; the engine's blocks have {self._launch.config.block_size}")
+            )
+            return
+        self._ready[rank] = message
+        self._reports[rank].close()
+        if len(self._ready) == self._launch.world_size:
+            self._all_ready.set()
+
+    # --- start, steps, end
+    # ----------------------------------------------------------------------------------------------------
+
+    async def wait_ready(self) -> list[WorkerReady]:
+        """Waits until every rank is ready; its messages by rank.
+
+        Raises:
+            WorkersLost: A rank ended, failed, or gave no sign of progress for `start_timeout_s`.
+        """
+        timeout_s = self._launch.config.start_timeout_s
+        ready = asyncio.ensure_future(self._all_ready.wait())
+        either: list[asyncio.Future[Any]] = [ready, self.lost]
+        try:
+            while not ready.done() and not self.lost.done():
+                seen = self.num_records
+                await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                if not ready.done() and not self.lost.done() and self.num_records == seen:
+                    raise WorkersLost(f"no start-up progress for {timeout_s:g} s{self._start_phases()}", hung=True)
+        finally:
+            ready.cancel()
+        if self.lost.done():
+            self.lost.result()
+        return [self._ready[rank] for rank in range(self._launch.world_size)]
+
+    def _start_phases(self) -> str:
+        """What each of several ranks does, or waits for."""
+        if self._launch.world_size == 1:
+            return ""
+        return ": " + "; ".join(
+            f"worker {worker.rank} ({state(worker)}) {'is ready' if worker.rank in self._ready else report.position}"
+            for worker, report in zip(self._workers, self._reports, strict=True)
+        )
+
+    def late_ranks(self) -> str:
+        """Of several ranks that compute: who is waited for, as the end of a message; empty for one."""
+        return self._rank_watch.described(self._workers)
+
+    def progress(self) -> tuple[int, ...]:
+        """All that the ranks have sent and marked: two readings that differ say that some rank went
+        on in between.
+        """
+        return (self.num_records, *self._rank_watch.progress())
+
+    @property
+    def begun_step_id(self) -> int:
+        """The step that any rank began last, as plans count them; 0: none."""
+        return self._rank_watch.begun_step_id()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger holds any of them."""
+        return any(worker.is_stopped for worker in self._workers)
+
+    def send_plan(self, plan: bytes) -> bool:
+        """Appends a plan; False if the workers left no space for it yet, or never can.
+
+        A plan that is larger than the ring, which the engine does not make, is a step that failed:
+        the group is lost with it, and the engine finds the request that is to blame.
+        """
+        try:
+            self._plans.write(RecordKind.STEP_PLAN, plan, timeout_s=0)
+        except RingFull:
+            return False
+        except ValueError as error:
+            self._lose(WorkersLost(f"a step plan: {error}", failed_step_id=StepPlan.step_id_of(plan)))
+            return False
+        return True
+
+    def reset(self) -> bool:
+        """Has the worker whose step raised begin anew. False: there was no space to say so."""
+        self.raised = self._loop.create_future()
+        try:
+            self._plans.write(RecordKind.RESET, b"", timeout_s=0)
+        except RingFull:
+            return False
+        return True
+
+    def read_results(self) -> None:
+        """Reads what the workers have written and the event loop has not seen yet."""
+        for worker in self._workers:
+            worker.read_records()
+
+    async def dump_stacks(self) -> None:
+        """Has every live worker write its stacks to stderr (it registers faulthandler for SIGUSR1),
+        also one that was stopped.
+        """
+        for worker in self._workers:
+            worker.send_signal(signal.SIGUSR1)
+            worker.send_signal(signal.SIGCONT)
+        await asyncio.sleep(_DUMP_S)
+
+    async def close(self, grace_s: float) -> None:
+        """Ends all ranks: asks, waits `grace_s`, then kills.
+
+        Nothing that they still write is read. May be called once.
+        """
+        self._closing = True
+        for report in self._reports:
+            report.close()
+        if grace_s > 0:
+            await self._shut_down(grace_s)
+        for worker in self._workers:
+            worker.send_signal(signal.SIGKILL)
+        await self._wait_exited(_KILL_S)
+        for worker in self._workers:
+            if not worker.exited.done():
+                self._log.error("worker does not die", rank=worker.rank, pid=worker.pid)
+            worker.close()
+        self._plans.close()
+        self._rank_watch.close()
+        if not self.lost.cancel():
+            self.lost.exception()  # retrieved, so that asyncio does not report it
+
+    async def _shut_down(self, grace_s: float) -> None:
+        try:
+            self._plans.write(RecordKind.SHUTDOWN, b"", timeout_s=0)
+        except RingFull:
+            return
+        await self._wait_exited(grace_s)
+
+    async def _wait_exited(self, timeout_s: float) -> None:
+        """Until all have ended, or the time is over."""
+        if self._workers:
+            await asyncio.wait([worker.exited for worker in self._workers], timeout=timeout_s)

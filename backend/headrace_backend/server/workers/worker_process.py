@@ -1,0 +1,201 @@
+"""One worker process: its command line, its end of the rings, its exit.
+
+Owns the process from spawn to reaping, and the reading end of its result ring. Does not own what a
+record means for the engine nor whether a dead worker is replaced (`worker_group`,
+`worker_supervision`).
+
+The worker inherits the ring descriptors it needs and nothing else, has its own process group (a
+Ctrl-C at the terminal must not end it before the backend has drained) and ends with this process
+(its own PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headrace_backend.server.logs import get_logger
+from headrace_backend.step.rank_board import create_board
+from headrace_backend.step.ring import RingCorrupt, RingDescriptors, RingReader, create_ring
+
+DEFAULT_WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "headrace_backend.worker")
+
+# Records read per wake-up, so that a worker that floods its ring can't hold the event loop.
+_MAX_RECORDS_PER_WAKEUP = 64
+
+Record = tuple[int, bytes]
+
+# Of /proc/<pid>/stat: by a signal, by a debugger.
+_STOPPED_STATES = ("T", "t")
+
+
+class RankDescriptors(NamedTuple):
+    """What the ranks of one life share besides the plan ring."""
+
+    # Of `rank_board`.
+    board: int
+    # An anonymous file in which several ranks find each other; None: there is one.
+    store: int | None
+
+    @classmethod
+    def create(cls, world_size: int) -> RankDescriptors:
+        """New ones, close-on-exec.
+
+        Raises:
+            OSError: There are no descriptors left, or no memory.
+        """
+        board = create_board(world_size)
+        if world_size == 1:
+            return cls(board, None)
+        try:
+            return cls(board, os.memfd_create("headrace-store", os.MFD_CLOEXEC))
+        except OSError:
+            os.close(board)
+            raise
+
+    @property
+    def open(self) -> tuple[int, ...]:
+        """Those that there are."""
+        return (self.board,) if self.store is None else (self.board, self.store)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """A worker's arguments that name them."""
+        board = ("--board", str(self.board))
+        return board if self.store is None else (*board, "--store", str(self.store))
+
+    def close(self) -> None:
+        """Closes all."""
+        for descriptor in self.open:
+            os.close(descriptor)
+
+
+class WorkerProcess:
+    """The process of one rank. Callbacks run in the event loop that started it."""
+
+    def __init__(
+        self,
+        rank: int,
+        command: tuple[str, ...],
+        config_json: str,
+        plan_ring: RingDescriptors,
+        result_ring_bytes: int,
+        on_records: Callable[[int, list[Record]], None],
+        ranks: RankDescriptors,
+    ) -> None:
+        """Spawns the worker.
+
+        Args:
+            rank: Its rank, which is also its reader index on the plan ring.
+            command: Program and first arguments; the worker's own arguments are appended.
+            config_json: `EngineConfig` as JSON.
+            plan_ring: The ring that all ranks read.
+            result_ring_bytes: Capacity of the ring that only this worker writes.
+            on_records: Called with the rank and one or more records in order.
+            ranks: What the ranks share.
+
+        Raises:
+            OSError: The process could not be started.
+        """
+        self.rank = rank
+        self._on_records = on_records
+        self._loop = asyncio.get_running_loop()
+        self._log = get_logger()
+        result_ring = create_ring(result_ring_bytes, num_readers=1)
+        try:
+            self._reader = RingReader(result_ring.memory, result_ring.data_events[0], result_ring.space_event, 0)
+            self._process = self._spawn(command, config_json, plan_ring, result_ring, ranks)
+        finally:
+            result_ring.close()
+        try:
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError:
+            # Nobody would see its end, nor bring it about.
+            self._process.kill()
+            self._process.wait()
+            self._reader.close()
+            raise
+        self.exited: asyncio.Future[int] = self._loop.create_future()
+        self._loop.add_reader(self._pidfd, self._reap)
+        self._loop.add_reader(self._reader.fileno(), self.read_records)
+
+    def _spawn(
+        self,
+        command: tuple[str, ...],
+        config_json: str,
+        plans: RingDescriptors,
+        results: RingDescriptors,
+        ranks: RankDescriptors,
+    ) -> subprocess.Popen[bytes]:
+        plan_fds = (plans.memory, plans.data_events[self.rank], plans.space_event)
+        result_fds = (results.memory, results.data_events[0], results.space_event)
+        arguments = [
+            *command,
+            *("--config-json", config_json),
+            *("--plan-ring", ",".join(map(str, (*plan_fds, self.rank)))),
+            *("--result-ring", ",".join(map(str, result_fds))),
+            *("--rank", str(self.rank)),
+            *("--parent-pid", str(os.getpid())),
+            *ranks.arguments,
+        ]
+        return subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            pass_fds=(*plan_fds, *result_fds, *ranks.open),
+            process_group=0,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger holds it."""
+        try:
+            status = pathlib.Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
+            return False
+        return status.rpartition(")")[2].split()[0] in _STOPPED_STATES
+
+    def read_records(self) -> None:
+        """Hands on what lies in the result ring."""
+        records: list[Record] = []
+        try:
+            while len(records) < _MAX_RECORDS_PER_WAKEUP and (record := self._reader.try_read()) is not None:
+                records.append(record)
+        except RingCorrupt:
+            # Its memory can't be trusted; the exit tells the owner.
+            self._log.exception("result ring is corrupt", rank=self.rank)
+            self._loop.remove_reader(self._reader.fileno())
+            self.send_signal(signal.SIGKILL)
+        if records:
+            self._on_records(self.rank, records)
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        # What it wrote before it ended counts: the reason of its failure, for one.
+        self.read_records()
+        self.exited.set_result(self._process.wait())
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signals the worker and whatever it started, if it still lives."""
+        if not self.exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def close(self) -> None:
+        """Gives descriptors back. The process must have ended, or is left to the kernel."""
+        self._loop.remove_reader(self._reader.fileno())
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._reader.close()

@@ -1,0 +1,71 @@
+"""How many bytes a step plan may take: rings are sized by it, and the scheduler admits sequences by
+it.
+
+Owns the arithmetic of the two parts of a plan. Its *columns* are bounded by rows and token budget,
+whatever is asked. Its *admissions* are bounded by nothing but the scheduler, which counts them:
+prefix hits and forks cost one token each and bring a block table and perhaps a history of the whole
+context with them, and after a loss of the workers everybody is admitted again. So a plan has room
+for all columns, and for the largest single admission at least; whoever finds no room waits for the
+next step.
+"""
+
+from __future__ import annotations
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.step.plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS
+from headrace_request import limits
+
+_INT = 4
+# Integers of one row: released (1); its entry (4); updates of its table for a copied block and for
+# new ones, the last of which may be begun (6 and 2); its copy (2); its draw (3); its run of prompt
+# tokens (3).
+_INTS_PER_ROW = 21
+# Beginning of a table update.
+_UPDATE_INTS = 3
+# Fields of an admission that every request has, msgpack's marks included; and a model's own
+# end-of-text tokens.
+FIELD_BYTES = 256
+_END_TOKEN_BYTES = 4096
+# Marks of a run of bytes.
+RUN_BYTES = 5
+# What is asked for on average, for which a plan has room in every row at once if that is not more
+# than this.
+_USUAL_ADMISSION_BYTES = 4096
+_MAX_ADMISSIONS_BYTES = 24 << 20
+
+
+def columns_bytes(config: EngineConfig) -> int:
+    """Most bytes of a plan without its admissions, the block tables that come with these apart."""
+    rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    budget = config.max_num_batched_tokens
+    tokens = budget + budget // config.block_size + min(budget, MAX_PROMPT_LOGPROBS)
+    return FRAME_BYTES + _INT * (_INTS_PER_ROW * rows + tokens)
+
+
+def table_bytes(num_blocks: int) -> int:
+    """Bytes of a row's block table that is written at once."""
+    return _INT * (_UPDATE_INTS + num_blocks)
+
+
+def largest_admission_bytes(config: EngineConfig, max_model_len: int) -> int:
+    """Most bytes of one admission with its block table: a history of the whole context, and every
+    list at its limit.
+    """
+    word_bytes = RUN_BYTES + _INT * limits.MAX_BAD_WORD_TOKENS
+    lists = 2 * _INT * limits.MAX_LOGIT_BIAS + limits.MAX_BAD_WORD_SEQUENCES * word_bytes
+    lists += _INT * limits.MAX_STOP_TOKEN_IDS + _END_TOKEN_BYTES
+    num_blocks = -(-max_model_len // config.block_size)
+    return FIELD_BYTES + lists + _INT * max_model_len + table_bytes(num_blocks)
+
+
+def max_plan_bytes(config: EngineConfig, max_model_len: int) -> int:
+    """Bytes that a plan is given: all columns, and admissions of every row with a whole history, or
+    as many as fit 24 MiB.
+
+    Args:
+        config: The engine's.
+        max_model_len: Longest sequence in tokens.
+    """
+    per_row = _INT * max_model_len + table_bytes(max_model_len // config.block_size) + _USUAL_ADMISSION_BYTES
+    wanted = min(config.max_num_seqs * per_row, _MAX_ADMISSIONS_BYTES)
+    return columns_bytes(config) + max(wanted, largest_admission_bytes(config, max_model_len))

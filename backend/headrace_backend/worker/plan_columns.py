@@ -1,0 +1,99 @@
+"""A plan's columns as both runners need them on the host: entries, whole or cut in two, and values
+made flat, one per token or per block.
+
+An entry is a row's part in a step. Owns where a row is cut whose tokens lie in both pieces of a
+step (which steps are in pieces says `CausalLM.first_piece`, why `layers.cut_step`), and numpy
+operations over the whole batch, never a loop over rows. Does not own where the results go: on a CPU
+they are computed with at once (`cpu_runner`), for a GPU they are uploaded (`columns`, `buffers`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace_backend.step.plan import ForwardPlan, Int32Column
+
+
+class Entries(NamedTuple):
+    """Columns of as many numbers as there are entries; maybe none."""
+
+    rows: Int32Column
+    # Tokens of context before the entry's own.
+    starts: Int32Column
+    counts: Int32Column
+
+    @classmethod
+    def of(cls, plan: ForwardPlan) -> Entries:
+        """Those of a whole step."""
+        return cls(plan.rows, plan.starts, plan.counts)
+
+    @property
+    def seq_lens(self) -> Int32Column:
+        """Tokens of context, those of the step included."""
+        return self.starts + self.counts
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all entries."""
+        return int(self.counts.sum())
+
+    def cut(self, first: int) -> tuple[Entries, Entries]:
+        """Those of the step's first tokens, and those of the others, which see the first ones as
+        context.
+
+        A row may have an entry in both.
+        """
+        ends = np.cumsum(self.counts, dtype=np.int64)
+        in_first = np.clip(first - (ends - self.counts), 0, self.counts).astype(np.int32)
+        in_second = self.counts - in_first
+        before, after = in_first > 0, in_second > 0
+        return (
+            Entries(self.rows[before], self.starts[before], in_first[before]),
+            Entries(self.rows[after], (self.starts + in_first)[after], in_second[after]),
+        )
+
+
+Int64Column = npt.NDArray[np.int64]
+
+# Stands for a token id that the plan does not know: the row's last sampled token.
+LAST_SAMPLED = -1
+
+
+def ranges(starts: npt.NDArray[np.integer], counts: Int32Column) -> Int64Column:
+    """[starts[0], starts[0] + 1, ... counts[0] of them, then starts[1] ...] as int64 [sum(counts)];
+    at least one range.
+    """
+    ends = np.cumsum(counts, dtype=np.int64)
+    values: Int64Column = np.arange(ends[-1]) + np.repeat(starts - ends + counts, counts)
+    return values
+
+
+def flat_token_ids(plan: ForwardPlan, ends: Int64Column) -> Int32Column:
+    """Ids of all tokens, int32 [num_tokens], with LAST_SAMPLED where the plan does not know one.
+
+    Args:
+        plan: A plan with at least one row.
+        ends: Of its rows' tokens: the running sum of `plan.counts`.
+    """
+    is_known = np.ones(int(ends[-1]), bool)
+    is_known[ends[plan.known_counts < plan.counts] - 1] = False
+    ids = np.full(is_known.size, LAST_SAMPLED, np.int32)
+    ids[is_known] = plan.token_ids
+    return ids
+
+
+def table_places(plan: ForwardPlan, max_blocks: int, num_blocks: int) -> Int64Column:
+    """Where `plan.table_blocks` belong in block tables [num_rows, max_blocks] read as one line; the
+    plan has at least one update.
+
+    Args:
+        plan: Its updates are checked against the two limits.
+        max_blocks: Blocks that a table holds.
+        num_blocks: Blocks of the cache.
+    """
+    assert int((plan.table_starts + plan.table_counts).max()) <= max_blocks, "a block table is longer than the context"
+    assert 0 <= plan.table_blocks.min() and plan.table_blocks.max() < num_blocks, "block number out of range"
+    return ranges(plan.table_rows.astype(np.int64) * max_blocks + plan.table_starts, plan.table_counts)

@@ -1,0 +1,244 @@
+"""From logits to tokens: who gets which treatment.
+
+Owns the order: changes to single logits, penalties, then the choice
+(`headrace_kernels.sampling.choice`), log probabilities of the changed logits, and the notes that
+later steps of the row need. Rows that need none of it cost an argmax. Does not own logits (the
+runners) nor any decision about when an output ends.
+
+    logits -> change     in place, of rows that ask for it
+           -> draw_all   every row, one way
+           -> finish     notes and log probabilities, of rows that ask for them
+
+On a GPU nothing here waits for the device: what the host must know of a row, its traits, it knows
+since the row's admission. The draw in the middle is the same few kernels whatever its rows ask for,
+so that it can be captured in a graph, and no row takes the others' draw off it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace_backend.step.plan import Int32Column, RowAdmission, SamplePlan, StepResult, UInt8Column
+from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
+from headrace_backend.worker.sampling.logit_changes import LogitChanges
+from headrace_backend.worker.sampling.penalty_slots import PenaltySlots
+from headrace_backend.worker.sampling.prompt_logprobs import PromptLogprobs
+from headrace_backend.worker.sampling.row_parameters import RowParameters, Trait
+from headrace_kernels.sampling.choice import choose_greedy, sample_rows
+from headrace_kernels.sampling.logprobs import TokenLogprobs, token_logprobs
+from headrace_kernels.triton_runtime import uses_triton
+
+Indices = npt.NDArray[np.int64]
+
+_CHANGED = Trait.CHANGED_LOGITS | Trait.PENALIZED
+
+
+@dataclasses.dataclass(slots=True)
+class SampledLogprobs:
+    """Log probabilities of those samples whose rows asked for them."""
+
+    # Which samples, and how many top tokens each reports.
+    samples: Indices
+    num_top: Int32Column
+    values: TokenLogprobs
+
+
+@dataclasses.dataclass(slots=True)
+class SampledTokens:
+    """What a step drew, and what it tells of prompts, still on the device."""
+
+    # int64 [num_samples]; 0 where the row is not sound.
+    tokens: torch.Tensor
+    # bool [num_samples]
+    sound: torch.Tensor
+    logprobs: SampledLogprobs | None
+    prompts: PromptLogprobs | None = None
+    # bool [num_checked] whether the hidden states that the plan has checked are finite; None: none.
+    checked: torch.Tensor | None = None
+
+    @classmethod
+    def none(
+        cls, prompts: PromptLogprobs | None, checked: torch.Tensor | None, device: torch.device
+    ) -> SampledTokens | None:
+        """What a step gives that draws nothing; None if it has no prompts to tell of nor checks."""
+        if prompts is None and checked is None:
+            return None
+        tokens = torch.empty(0, dtype=torch.int64, device=device)
+        return cls(tokens, tokens.bool(), None, prompts, checked)
+
+    def fill(self, result: StepResult) -> None:
+        """Waits for the device and writes the columns of a result."""
+        result.tokens = self.tokens.to(torch.int32).cpu().numpy()
+        result.ok = self.sound.to(torch.uint8).cpu().numpy()
+        if self.logprobs is not None:
+            _fill_logprobs(result, self.logprobs)
+        if self.prompts is not None:
+            self.prompts.fill(result)
+        if self.checked is not None:
+            result.checked_ok = self.checked.to(torch.uint8).cpu().numpy()
+
+
+class Sampler:
+    """Parameters and counts of all rows, and the draw."""
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._num_rows = num_rows
+        self._device = device
+        self._parameters = RowParameters(num_rows, vocab_size, device)
+        self._changes = LogitChanges(device)
+        self._penalties = PenaltySlots(vocab_size, device)
+
+    def release(self, rows: Int32Column) -> None:
+        """Forgets rows whose sequence left."""
+        for row in rows.tolist():
+            self._changes.release(row)
+            self._penalties.release(row)
+
+    def release_all(self) -> None:
+        """Forgets all rows."""
+        self.release(np.arange(self._num_rows, dtype=np.int32))
+
+    def admit(self, admissions: list[RowAdmission]) -> None:
+        """Takes new sequences in free rows."""
+        if not admissions:
+            return
+        self._parameters.admit(admissions)
+        for admission in admissions:
+            traits = self._parameters.traits[admission.row]
+            if traits & Trait.CHANGED_LOGITS:
+                self._changes.admit(admission)
+            if traits & Trait.PENALIZED:
+                self._penalties.admit(admission)
+
+    def is_greedy(self, plan: SamplePlan) -> bool:
+        """Whether the plan's rows all want their most likely token, and nothing else."""
+        return not np.bitwise_or.reduce(self._parameters.traits[plan.rows])
+
+    @staticmethod
+    def greedy(tokens: torch.Tensor, sound: torch.Tensor) -> SampledTokens:
+        """What a greedy plan draws.
+
+        Args:
+            tokens: int64 [num_samples], the most likely ones; changed in place.
+            sound: bool [num_samples].
+        """
+        return SampledTokens(tokens.masked_fill_(~sound, 0), sound, None)
+
+    def draw_all(
+        self, logits: torch.Tensor, rows: torch.Tensor, output_positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draws one token per sample from logits that `change` has seen.
+
+        Can be captured in a CUDA graph: parameters are read when it runs.
+
+        Args:
+            logits: bf16, fp16 or fp32 [num_samples, vocab_size].
+            rows: int32 [num_samples] on the device; num_rows, which is greedy, for padding.
+            output_positions: int32 [num_samples] on the device.
+
+        Returns:
+            Tokens, int64 [num_samples], 0 where the row is not sound; soundness, bool
+            [num_samples].
+        """
+        return sample_rows(logits, rows, output_positions, self._parameters.matrix)
+
+    def sample(self, plan: SamplePlan, logits: torch.Tensor) -> SampledTokens:
+        """Draws one token per sample, whatever its row needs.
+
+        Args:
+            plan: Rows and positions, num_samples of each.
+            logits: [num_samples, vocab_size]. May be changed in place.
+        """
+        logits = logits.float()
+        traits = self.change(plan, logits)
+        if np.bitwise_or.reduce(traits) & Trait.RANDOM or uses_triton(logits):
+            rows, positions = copy_to_device(np.stack((plan.rows, plan.output_positions)), self._device)
+            tokens, sound = self.draw_all(logits, rows, positions)
+        else:
+            tokens, sound = choose_greedy(logits)
+            tokens.masked_fill_(~sound, 0)
+        return self.finish(plan, traits, logits, tokens, sound)
+
+    def change(self, plan: SamplePlan, logits: torch.Tensor) -> UInt8Column:
+        """Launches what changes the logits of rows that ask for it: bias, bans, penalties.
+
+        Of plans without such rows it launches nothing. Whatever else decides which tokens a row may
+        draw belongs here too, and may come to the worker after the forward pass was launched.
+
+        Args:
+            plan: Rows and positions, num_samples of each.
+            logits: float32 [num_samples, vocab_size], changed in place.
+
+        Returns:
+            The traits of each sample's row, for `finish`.
+        """
+        traits: UInt8Column = self._parameters.traits[plan.rows]
+        if np.bitwise_or.reduce(traits) & _CHANGED:
+            self._change(plan, traits, logits)
+        return traits
+
+    def finish(
+        self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor, tokens: torch.Tensor, sound: torch.Tensor
+    ) -> SampledTokens:
+        """Launches what follows a draw: notes for rows' next draws, log probabilities.
+
+        Args:
+            plan: As for `change`.
+            traits: What `change` gave.
+            logits: What was drawn from.
+            tokens: int64 [num_samples], drawn.
+            sound: bool [num_samples].
+        """
+        present = int(np.bitwise_or.reduce(traits))
+        if present & _CHANGED:
+            self._note(plan, traits, tokens)
+        logprobs = self._logprobs(plan, traits, logits, tokens) if present & Trait.LOGPROBS else None
+        return SampledTokens(tokens, sound, logprobs)
+
+    def _change(self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor) -> None:
+        changed = np.flatnonzero(traits & Trait.CHANGED_LOGITS)
+        self._changes.apply(
+            logits, changed.tolist(), plan.rows[changed].tolist(), plan.output_positions[changed].tolist()
+        )
+        penalized = np.flatnonzero(traits & Trait.PENALIZED)
+        if penalized.size:
+            self._penalties.apply(logits, penalized, plan.rows[penalized], self._parameters.matrix)
+
+    def _note(self, plan: SamplePlan, traits: UInt8Column, tokens: torch.Tensor) -> None:
+        """Keeps what the rows' next draws depend on."""
+        changed = np.flatnonzero(traits & Trait.CHANGED_LOGITS)
+        self._changes.append(changed.tolist(), plan.rows[changed].tolist(), tokens)
+        penalized = np.flatnonzero(traits & Trait.PENALIZED)
+        if penalized.size:
+            self._penalties.count(plan.rows[penalized], tokens[self._to_device(penalized)])
+
+    def _logprobs(
+        self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor, tokens: torch.Tensor
+    ) -> SampledLogprobs:
+        samples = np.flatnonzero(traits & Trait.LOGPROBS)
+        num_top = np.minimum(self._parameters.num_logprobs[plan.rows[samples]], logits.shape[1])
+        chosen = self._to_device(samples)
+        return SampledLogprobs(samples, num_top, token_logprobs(logits[chosen], tokens[chosen], int(num_top.max())))
+
+    def _to_device(self, column: npt.NDArray[np.integer]) -> torch.Tensor:
+        return indices_on_device(column, self._device)
+
+
+def _fill_logprobs(result: StepResult, logprobs: SampledLogprobs) -> None:
+    """Writes the log probability columns.
+
+    A sample that is not sound has -inf, rank 0 and no top tokens; banned tokens are no top tokens.
+    """
+    sound = result.ok[logprobs.samples].astype(bool)
+    top = logprobs.values.top.cpu().numpy()
+    reported = (np.arange(top.shape[1]) < logprobs.num_top[:, None]) & np.isfinite(top) & sound[:, None]
+    result.logprob_indices = logprobs.samples.astype(np.int32)
+    result.logprob_sampled = np.where(sound, logprobs.values.sampled.cpu().numpy(), -np.inf).astype(np.float32)
+    result.logprob_ranks = np.where(sound, logprobs.values.ranks.cpu().numpy(), 0).astype(np.int32)
+    result.logprob_counts = reported.sum(axis=1).astype(np.int32)
+    result.top_token_ids = logprobs.values.top_ids.cpu().numpy()[reported].astype(np.int32)
+    result.top_logprobs = top[reported].astype(np.float32)

@@ -1,0 +1,232 @@
+"""A runner over a cache of the right size, warm and with its graphs.
+
+Owns that part of start-up, and the clock of all of its phases. On a CPU the cache has the blocks of
+the plan. On a GPU what the plan could only estimate is measured first:
+
+    profile (the largest steps, small cache) -> cache of what is left -> warm-up -> graphs -> final
+    plan
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import torch
+
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.parallel.collectives import agreed_least, agreed_most, slowest_times
+from headrace_backend.step.messages import MemoryPlan
+from headrace_backend.worker.channel import Channel
+from headrace_backend.worker.errors import DoesNotFit
+from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.start_up.device_memory import DeviceMemory
+from headrace_backend.worker.start_up.launch_bound import host_share, launch_bound_sizes
+from headrace_backend.worker.start_up.memory_plan import (
+    ModelMemory,
+    Room,
+    measured_memory,
+    plan_memory,
+    with_long_graphs,
+)
+from headrace_backend.worker.start_up.profile_step import PROFILE_BLOCKS, Profile, largest_steps, measure_steps
+from headrace_backend.worker.start_up.ranks import RankPlace
+from headrace_backend.worker.start_up.sizes import WorkerSizes
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool
+from headrace_backend.worker.start_up.warm_up import warm_up
+from headrace_backend.worker.step.buffers import StepLimits
+from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
+from headrace_backend.worker.step.gpu_runner import GpuRunner
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, cache_bytes, kv_type
+from headrace_backend.worker.step.runner import CapturesGraphs, Runner
+from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
+
+
+class Phases:
+    """Seconds of each phase, in order."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        """Takes those of phases before, and adds to them."""
+        self.seconds = seconds
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Notes the seconds of what runs inside; a phase may come twice."""
+        start = time.monotonic()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+
+
+# Graphs that need more than was estimated are captured once more beside a smaller cache.
+_CAPTURE_ATTEMPTS = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A loaded model and what its runner and cache depend on."""
+
+    causal_lm: CausalLM
+    sizes: WorkerSizes
+    dtype: torch.dtype
+    device: torch.device
+    place: RankPlace = RankPlace()
+
+    def kv_caches(self, num_blocks: int) -> list[torch.Tensor]:
+        """One cache per layer."""
+        model = self.causal_lm
+        shape = (num_blocks, 2, model.num_kv_heads, self.sizes.block_size, model.head_dim)
+        dtype = kv_type(self.sizes.kv_dtype, self.dtype)
+        return allocate_kv_caches(model.num_layers, shape, dtype, self.device)
+
+
+def make_runner(
+    model: CausalLM,
+    sizes: WorkerSizes,
+    kv_caches: list[torch.Tensor],
+    long_sizes: Sequence[int] = (),
+) -> Runner:
+    """What computes steps over a cache.
+
+    Must hold its tensors by itself: a runner that is dropped gives all of them back.
+
+    Args:
+        model: The model.
+        sizes: Of its steps.
+        kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+        long_sizes: Tokens of steps with prompts to capture beside those that always are.
+    """
+    num_blocks, device = kv_caches[0].shape[0], kv_caches[0].device
+    sampler = Sampler(sizes.max_num_seqs, model.vocab_size, device)
+    if device.type == "cpu":
+        batch = CpuBatch(sizes.max_num_seqs, sizes.max_model_len, sizes.block_size, num_blocks)
+        return CpuRunner(model, batch, sampler, kv_caches)
+    limits = StepLimits(sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.max_model_len, model.attention_window)
+    attention = AttentionSizes.of(model.num_heads, kv_caches[0], model.dtype)
+    mixed_sizes = sorted({*sizes.mixed_graphs, *long_sizes})
+    first_piece = functools.partial(model.first_piece, is_captured=True)
+    shapes = captured_shapes(sizes.batch_graphs, mixed_sizes, limits.max_num_seqs, attention, first_piece)
+    agreed_times = functools.partial(slowest_times, model.shard.collectives)
+    return GpuRunner(model, sampler, kv_caches, limits, attention, shapes, agreed_times)
+
+
+def agreed_plan(plan: MemoryPlan, place: RankPlace) -> MemoryPlan:
+    """The plan with the number of blocks that every rank has room for, so that all do the same with
+    them.
+    """
+    num_blocks = agreed_least(place.collectives, plan.num_blocks)
+    return msgspec.structs.replace(plan, num_blocks=num_blocks, kv_cache_bytes=num_blocks * plan.kv_block_bytes)
+
+
+def ready_runner(
+    model: LoadedModel, num_blocks: int, channel: Channel, timer: Phases, long_sizes: Sequence[int] = ()
+) -> Runner:
+    """A runner over a cache of that many blocks, warm."""
+    with timer.timed("cache"):
+        channel.send_progress("cache", 0, num_blocks, "blocks")
+        kv_caches = model.kv_caches(num_blocks)
+        runner = make_runner(model.causal_lm, model.sizes, kv_caches, long_sizes)
+        channel.send_progress("cache", num_blocks, num_blocks, "blocks")
+    with timer.timed("warm_up"):
+        warm_up(runner, model.causal_lm, kv_caches, model.sizes, channel.send_progress)
+    return runner
+
+
+def fitted_runner(
+    model: LoadedModel, estimate: ModelMemory, room: Room, memory: DeviceMemory, channel: Channel, timer: Phases
+) -> tuple[Runner, MemoryPlan]:
+    """A runner whose cache takes what weights, measured activations and graphs leave; and the final
+    plan.
+
+    Raises:
+        DoesNotFit: What was measured leaves too little.
+    """
+    with timer.timed("profile"):
+        profile, worthwhile = _profiled(model, memory, channel)
+        needed, long_sizes = _with_room(model, measured_memory(estimate, profile, room), worthwhile, room)
+    collectives = model.place.collectives
+    # Cards of one kind may differ in memory by less than their kind tells; all ranks capture again,
+    # or none.
+    tolerance = agreed_least(collectives, room.reserve_bytes) // 2
+    for attempt in range(1, _CAPTURE_ATTEMPTS + 1):
+        plan = agreed_plan(plan_memory(model.sizes, needed, room), model.place)
+        runner = ready_runner(model, plan.num_blocks, channel, timer, long_sizes)
+        with timer.timed("graphs"):
+            graph_bytes = agreed_most(collectives, _capture(runner, memory, channel))
+        if graph_bytes <= needed.graphs + tolerance:
+            return runner, msgspec.structs.replace(plan, graph_bytes=graph_bytes)
+        if attempt < _CAPTURE_ATTEMPTS:
+            # The next attempt needs their memory.
+            del runner
+            memory.release()
+            needed = dataclasses.replace(needed, graphs=graph_bytes)
+    raise DoesNotFit(f"graphs take {graph_bytes} bytes, and took less before; graph_sizes off works")
+
+
+def _with_room(
+    model: LoadedModel, memory: ModelMemory, long_sizes: tuple[int, ...], room: Room
+) -> tuple[ModelMemory, tuple[int, ...]]:
+    """What is needed with graphs of the long steps, and these; without them where any rank has no
+    room for them, as nobody should be refused for what only makes steps shorter.
+    """
+    larger = with_long_graphs(memory, model.sizes, long_sizes)
+    if long_sizes and not agreed_least(model.place.collectives, _fits(model, larger, room)):
+        return memory, ()
+    return larger, long_sizes
+
+
+def _fits(model: LoadedModel, memory: ModelMemory, room: Room) -> bool:
+    try:
+        plan_memory(model.sizes, memory, room)
+    except DoesNotFit:
+        return False
+    return True
+
+
+def _profiled(model: LoadedModel, memory: DeviceMemory, channel: Channel) -> tuple[Profile, tuple[int, ...]]:
+    """What the largest steps need, and which of the long ones are worth a graph."""
+    long_sizes: list[int] = []
+
+    def small_runner() -> tuple[Runner, int]:
+        kv_caches = model.kv_caches(PROFILE_BLOCKS)
+        runner = make_runner(model.causal_lm, model.sizes, kv_caches)
+        return runner, cache_bytes(kv_caches)
+
+    pool = BlockPool(PROFILE_BLOCKS, model.sizes.block_size)
+    steps = list(largest_steps(model.sizes, pool))
+
+    def look(runner: Runner) -> None:
+        long_sizes.extend(_launch_bound(model, runner, pool))
+
+    def on_step(done: int) -> None:
+        channel.send_progress("profile", done, len(steps), "steps")
+
+    return measure_steps(memory, small_runner, steps, on_step, look), tuple(long_sizes)
+
+
+def _launch_bound(model: LoadedModel, runner: Runner, pool: BlockPool) -> tuple[int, ...]:
+    """Tokens of the long steps that are worth a graph, by the rank whose host is the slowest."""
+    sizes = model.sizes
+    most = sizes.max_num_seqs * sizes.max_model_len
+    wait = functools.partial(torch.cuda.synchronize, model.device)
+
+    def share(num_tokens: int) -> float:
+        own = host_share(runner, num_tokens, sizes.max_model_len, pool, wait)
+        return slowest_times(model.place.collectives, [own])[0]
+
+    tried = [size for size in sizes.long_graphs if size <= most]
+    return launch_bound_sizes(tried, sizes.num_ranks, share)
+
+
+def _capture(runner: Runner, memory: DeviceMemory, channel: Channel) -> int:
+    """Captures the runner's graphs, if it has any; bytes of the device that they take."""
+    if not isinstance(runner, CapturesGraphs):
+        return 0
+    memory.release()
+    before = memory.free()
+    runner.capture(channel.send_progress)
+    memory.release()
+    return max(before - memory.free(), 0)

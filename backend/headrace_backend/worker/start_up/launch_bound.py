@@ -1,0 +1,78 @@
+"""Which long steps take the host so long to launch that a graph makes them shorter.
+
+Owns the steps that are tried, how the host's part is measured, and the rule. Which sizes there are
+to choose from says the configuration; graphs are the runner's.
+
+A step of a few hundred tokens is always captured. The launches of longer ones are hidden behind the
+products, unless products are short beside their number: a rank of four has a fourth of each product
+of a 70B model, and launches as many as one that has all. Where the host is busy until nearly the
+end of a step, padding it to a captured one costs nothing. What the host takes depends on the
+machine and on its neighbours, too: it took 0.52 ms for a layer of 70B on one core of an H200's
+host, and 0.97 on another in the same minute (2026-11-22), and of several ranks the slowest counts.
+So theirs are captured up to the length at which the host has as much time again as it needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Wish, make_step, prompts, release_step
+from headrace_backend.worker.step.runner import Runner
+
+# The host's part of a step's time from which on it is captured: of one rank, and of several.
+_BOUND_ALONE, _BOUND_TOGETHER = 0.9, 0.5
+# The first round compiles what a size may need.
+_ROUNDS = 2
+
+
+def tried_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Of ascending sizes those that are measured: the first, then each that is more than a third
+    larger than the one before, and the last.
+    """
+    tried: list[int] = []
+    for size in sizes:
+        if not tried or 3 * size > 4 * tried[-1] or size == sizes[-1]:
+            tried.append(size)
+    return tuple(tried)
+
+
+def launch_bound_sizes(sizes: Sequence[int], world_size: int, share_of: Callable[[int], float]) -> tuple[int, ...]:
+    """Those of the sizes to capture: from the first on without a gap, as a step is padded to the
+    next of them.
+
+    Args:
+        sizes: Tokens of steps, ascending.
+        world_size: Number of ranks.
+        share_of: Measures one size: the host's part of the step's time, on the rank where that is
+            the most.
+    """
+    longest, bound = 0, _BOUND_ALONE if world_size == 1 else _BOUND_TOGETHER
+    for size in tried_sizes(sizes):
+        if share_of(size) < bound:
+            break
+        longest = size
+    return tuple(size for size in sizes if size <= longest)
+
+
+def host_share(runner: Runner, num_tokens: int, max_model_len: int, pool: BlockPool, wait: Callable[[], None]) -> float:
+    """The part of a step's time for which the host is busy launching it, by the shortest of each.
+
+    Args:
+        runner: Launches it kernel by kernel.
+        num_tokens: Of prompts, as few as hold so many.
+        max_model_len: Longest sequence, in tokens.
+        pool: Blocks to write to.
+        wait: For the device.
+    """
+    plan = make_step(prompts(num_tokens, max_model_len), pool, Wish.GREEDY)
+    launched, done = [], []
+    for _ in range(_ROUNDS):
+        wait()
+        began = time.perf_counter()
+        runner.sample(plan, runner.forward(plan))
+        launched.append(time.perf_counter() - began)
+        wait()
+        done.append(time.perf_counter() - began)
+        runner.forward(release_step(len(plan.forward.rows)))
+    return min(launched) / min(done)

@@ -1,0 +1,345 @@
+"""How the device's memory is divided between weights, graphs, activations and cache, and when that
+can't work.
+
+Owns the arithmetic: pure functions on numbers, and `free_memory_bytes`, where a number comes from.
+It is done twice on a GPU: with estimates before anything is allocated, so that what can't work is
+refused within a second; and with what was measured (`profile_step`, `fitted_runner`), so that the
+cache gets all that is left. A plan that does not fit is refused with its numbers and with the
+nearest values that do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from headrace_backend.kv_bytes import kv_token_bytes
+from headrace_backend.models.registry import WeightMemory
+from headrace_backend.step.messages import MemoryPlan
+from headrace_backend.worker.errors import DoesNotFit
+from headrace_backend.worker.sampling.penalty_slots import BYTES_PER_TOKEN
+from headrace_backend.worker.sampling.prompt_logprobs import CPU_PIECE_ROWS
+from headrace_backend.worker.start_up.profile_step import Profile
+from headrace_backend.worker.start_up.sizes import WorkerSizes
+from headrace_model_folder import ModelConfig
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+# On a CPU other processes need memory too.
+_CPU_CACHE_SHARE = 0.25
+_CPU_CACHE_LIMIT = 4 * _GIB
+# On a GPU kept free: the allocator's fragments, and kernels that load their code late. Of the whole
+# card.
+_GPU_RESERVE_SHARE = 0.0075
+_GPU_LEAST_RESERVE = 256 * _MIB
+_CGROUP = pathlib.Path("/sys/fs/cgroup")
+# The sampler holds about this many float32 copies of the logits at once: logits, log-softmax,
+# scaled, noise, two int64 temporaries.
+_LOGIT_COPIES = 8
+# The driver's memory for one captured shape, on top of its activations, which all shapes share. Not
+# measured yet on our graphs; other engines' captures of such models take 8 to 10 MiB.
+_SHAPE_BYTES = 10 * _MIB
+
+
+class Room(NamedTuple):
+    """The memory there is."""
+
+    device: torch.device
+    # What nobody uses.
+    free_bytes: int
+    # The whole device's; 0 on a CPU.
+    device_bytes: int = 0
+    # The most that may be taken of it; 0: all.
+    budget_bytes: int = 0
+    # Workers that have equal shares of what is free and of the budget.
+    sharers: int = 1
+
+    @classmethod
+    def of_rank(
+        cls, device: torch.device, free_bytes: int, device_bytes: int, budget_bytes: int, num_ranks: int
+    ) -> Room:
+        """One rank's: all of its card, or its share of the machine."""
+        return cls(device, free_bytes, device_bytes, budget_bytes, num_ranks if device.type == "cpu" else 1)
+
+    @property
+    def free_share(self) -> int:
+        """Of what nobody uses, this worker's."""
+        return self.free_bytes // self.sharers
+
+    @property
+    def usable_bytes(self) -> int:
+        """What the worker may use in all."""
+        return min(self.free_share, self.budget_bytes // self.sharers) if self.budget_bytes else self.free_share
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What stays free."""
+        if self.device.type == "cpu":
+            return 0
+        return max(int((self.device_bytes or self.free_bytes) * _GPU_RESERVE_SHARE), _GPU_LEAST_RESERVE)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """Bytes that the model and the configuration call for."""
+
+    weights: int
+    activations: int
+    kv_block: int
+    graphs: int = 0
+    # Of the activations: what is taken together with the weights.
+    scratch: int = 0
+    # Of the graphs' activations, for each token of the largest that is captured.
+    graph_token: int = 0
+    # The driver's and libraries' own.
+    other: int = 0
+    is_measured: bool = False
+
+    @property
+    def beside_cache(self) -> int:
+        """All but the cache."""
+        return self.weights + self.activations + self.graphs + self.other
+
+
+def model_memory(
+    model: ModelConfig, sizes: WorkerSizes, weights: WeightMemory, dtype: torch.dtype, on_gpu: bool = False
+) -> ModelMemory:
+    """Estimates: weights, a step's activations at the token budget, graphs, and one block of the
+    cache over all layers.
+    """
+    size = dtype.itemsize
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    # Residual and normed stream, queries, keys and values with their rotated copies, gate-up and
+    # its product.
+    per_token = size * (4 * model.hidden_size + 3 * heads + 3 * model.intermediate_size)
+    if sizes.num_ranks > 1 and not on_gpu:
+        per_token += model.hidden_size * _gathered_bytes(sizes.num_ranks, size)
+    # Log probabilities of prompts take pieces of the CPU's size with half as many copies at most.
+    rows = max(sizes.max_num_seqs, CPU_PIECE_ROWS // 2)
+    sampled = model.vocab_size * (4 * rows * _LOGIT_COPIES + sizes.max_num_seqs * BYTES_PER_TOKEN)
+    return ModelMemory(
+        weights=weights.weights,
+        activations=sizes.max_num_batched_tokens * per_token + sampled + weights.scratch,
+        kv_block=sizes.block_size * kv_token_bytes(model, size, sizes.kv_dtype),
+        graphs=_graphs_estimate(sizes, per_token) if on_gpu else 0,
+        scratch=weights.scratch,
+        graph_token=per_token,
+    )
+
+
+def _gathered_bytes(world_size: int, size: int) -> int:
+    """Of each number that ranks on a CPU add up: everybody's, and in fp32 the sum, the sum before
+    and, of shorter types, a summand.
+    """
+    return world_size * size + (8 if size == 4 else 12)
+
+
+def _graphs_estimate(sizes: WorkerSizes, bytes_per_token: int) -> int:
+    """Activations of the largest shape, and every shape's own.
+
+    Logits are in the runner's buffers.
+    """
+    batches = sizes.batch_graphs
+    if not batches:
+        return 0
+    captured = (*batches, *sizes.mixed_graphs)
+    return max(captured) * bytes_per_token + len(captured) * _SHAPE_BYTES
+
+
+def with_long_graphs(memory: ModelMemory, sizes: WorkerSizes, long_sizes: Sequence[int]) -> ModelMemory:
+    """The estimate where steps of so many tokens, ascending, are captured beside those that always
+    are.
+
+    What is drawn from them is no more.
+    """
+    if not long_sizes:
+        return memory
+    longer = long_sizes[-1] - max(sizes.batch_graphs + sizes.mixed_graphs)
+    return dataclasses.replace(
+        memory, graphs=memory.graphs + max(longer, 0) * memory.graph_token + len(long_sizes) * _SHAPE_BYTES
+    )
+
+
+def measured_memory(estimate: ModelMemory, profile: Profile, room: Room) -> ModelMemory:
+    """The same with what was measured; graphs are still an estimate, since they are captured over
+    the cache that this is to size.
+    """
+    other = max(room.free_bytes - profile.free - profile.weights, 0)
+    return dataclasses.replace(
+        estimate,
+        weights=profile.weights - estimate.scratch,
+        activations=profile.activations + estimate.scratch,
+        other=other,
+        is_measured=True,
+    )
+
+
+def plan_memory(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> MemoryPlan:
+    """Divides the memory.
+
+    Args:
+        sizes: Of the cache above all: it holds at least one sequence of `max_model_len`, unless its
+            size is configured.
+        memory: What the model needs.
+        room: What there is.
+
+    Raises:
+        DoesNotFit: It does not fit. The message holds the arithmetic and the nearest value that
+            fits, if there is one.
+    """
+    is_configured = bool(sizes.num_blocks or sizes.kv_memory)
+    num_blocks = sizes.num_blocks or (sizes.kv_memory or _cache_share(memory, room)) // memory.kv_block
+    needed_blocks = 1 if is_configured else -(-sizes.max_model_len // sizes.block_size)
+    cache_bytes = max(num_blocks, needed_blocks) * memory.kv_block
+    if num_blocks < needed_blocks or memory.beside_cache + cache_bytes + room.reserve_bytes > room.usable_bytes:
+        raise DoesNotFit(
+            f"{_arithmetic(sizes, memory, cache_bytes, room)}{_cache_rule(sizes, room)}{_nearest(sizes, memory, room)}"
+        )
+    return MemoryPlan(
+        device=str(room.device),
+        total_bytes=room.usable_bytes,
+        weight_bytes=memory.weights,
+        activation_bytes=memory.activations,
+        graph_bytes=memory.graphs,
+        kv_cache_bytes=cache_bytes,
+        kv_block_bytes=memory.kv_block,
+        num_blocks=num_blocks,
+        block_size=sizes.block_size,
+        is_measured=memory.is_measured,
+        device_bytes=room.device_bytes,
+        other_bytes=memory.other,
+        reserve_bytes=room.reserve_bytes,
+    )
+
+
+def plan_estimate(
+    sizes: WorkerSizes,
+    model: ModelConfig,
+    weights: WeightMemory,
+    dtype: torch.dtype,
+    room: Room,
+) -> tuple[ModelMemory, MemoryPlan]:
+    """The plan before anything is allocated, and the estimates behind it.
+
+    Raises:
+        DoesNotFit: As `plan_memory`; where no cache fits at all, the message names smaller steps
+            that leave room for one.
+    """
+    memory = model_memory(model, sizes, weights, dtype, room.device.type == "cuda")
+    try:
+        return memory, plan_memory(sizes, memory, room)
+    except DoesNotFit as refused:
+        if sizes.num_blocks or sizes.kv_memory or _most_blocks(sizes, memory, room):
+            raise
+        raise DoesNotFit(f"{refused}; {_smaller_steps(sizes, model, weights, dtype, room)}") from None
+
+
+def _smaller_steps(
+    sizes: WorkerSizes, model: ModelConfig, weights: WeightMemory, dtype: torch.dtype, room: Room
+) -> str:
+    """The largest of smaller steps that leave room for a cache, as the end of a refusal."""
+    tokens, rows = sizes.max_num_batched_tokens, sizes.max_num_seqs
+    while tokens > 16 or rows > 1:
+        tokens, rows = max(tokens // 2, 16), max(rows // 2, 1)
+        smaller = sizes.with_steps(tokens, rows)
+        memory = model_memory(model, smaller, weights, dtype, room.device.type == "cuda")
+        if _most_blocks(smaller, memory, room):
+            return f"max_num_batched_tokens {tokens} with max_num_seqs {rows} leaves room for a cache"
+    return "no step is small enough: the weights leave no room"
+
+
+def _cache_share(memory: ModelMemory, room: Room) -> int:
+    """Bytes of a cache that nobody has configured."""
+    left = max(0, room.usable_bytes - room.reserve_bytes - memory.beside_cache)
+    if room.device.type == "cpu":
+        # A budget says already what is left to others.
+        share = left if room.budget_bytes else int(room.free_share * _CPU_CACHE_SHARE)
+        return min(share, _CPU_CACHE_LIMIT)
+    return left
+
+
+def _most_blocks(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> int:
+    """Blocks of the largest cache that fits."""
+    left = max(0, room.usable_bytes - room.reserve_bytes - memory.beside_cache)
+    if not (sizes.num_blocks or sizes.kv_memory):
+        left = min(left, _cache_share(memory, room))
+    return left // memory.kv_block
+
+
+def _arithmetic(sizes: WorkerSizes, memory: ModelMemory, cache_bytes: int, room: Room) -> str:
+    """Every summand, their sum and what there is."""
+    parts = [("weights", memory.weights), ("activations", memory.activations), ("graphs", memory.graphs)]
+    parts += [("driver and libraries", memory.other), ("reserve", room.reserve_bytes)]
+    summands = [f"{name} {_mib(size)}" for name, size in parts if size or name in ("weights", "activations")]
+    blocks = f"{cache_bytes // memory.kv_block} blocks of {sizes.block_size} tokens, {memory.kv_block} bytes each"
+    total = memory.beside_cache + room.reserve_bytes + cache_bytes
+    return f"{' + '.join(summands)} + KV cache {_mib(cache_bytes)} ({blocks}) = {_mib(total)}; {_there_is(room)}"
+
+
+def _there_is(room: Room) -> str:
+    """What a sum is held against, for the message of a refusal."""
+    there_is = f"{_mib(room.free_bytes)} are free on {room.device}"
+    if room.budget_bytes:
+        there_is = f"memory_budget is {room.budget_bytes} ({_mib(room.budget_bytes)}), {there_is}"
+    return there_is if room.sharers == 1 else f"{there_is}, of which each of {room.sharers} ranks gets its share"
+
+
+def _cache_rule(sizes: WorkerSizes, room: Room) -> str:
+    """How the cache's size came about, for the message of a refusal."""
+    if sizes.num_blocks:
+        return f", num_blocks is {sizes.num_blocks}"
+    if sizes.kv_memory:
+        return f", kv_memory is {sizes.kv_memory}"
+    if room.device.type == "cpu" and not room.budget_bytes:
+        return ", of which the cache gets a quarter, at most 4 GiB, and must hold one sequence of max_model_len"
+    return ", and the cache must hold one sequence of max_model_len"
+
+
+def _nearest(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> str:
+    """The value of the same setting that fits, if there is one."""
+    most = _most_blocks(sizes, memory, room)
+    if not most:
+        return ""
+    if sizes.num_blocks:
+        return f"; num_blocks of at most {most} fits"
+    if sizes.kv_memory:
+        return f"; kv_memory from {memory.kv_block} (one block) to {most * memory.kv_block} fits"
+    return f"; max_model_len of at most {most * sizes.block_size} fits"
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / _MIB:,.1f} MiB"
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that can be allocated on the device now.
+
+    On a CPU also bounded by what the control group allows.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_machine_free_bytes(), _control_group_free_bytes())
+
+
+def _machine_free_bytes() -> int:
+    """What the kernel would give without swapping."""
+    lines = (line.split() for line in pathlib.Path("/proc/meminfo").read_text().splitlines())
+    kibibytes = {name: value for name, value, *_ in lines}
+    return int(kibibytes["MemAvailable:"]) * 1024
+
+
+def _control_group_free_bytes() -> int:
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        current = int((_CGROUP / "memory.current").read_text())
+        statistics = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return 1 << 62
+    if limit == "max":
+        return 1 << 62
+    # Page cache that nobody used lately is given back before anything is killed.
+    return max(0, int(limit) - current + int(statistics.get("inactive_file", 0)))

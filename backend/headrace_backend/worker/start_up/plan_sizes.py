@@ -1,0 +1,131 @@
+"""What a model would take on GPUs that need not be here: `python -m
+headrace_backend.worker.start_up.plan_sizes` reads one question as JSON from its standard input and prints
+the answer.
+
+Owns nothing of the arithmetic: weights are those of a model that is made without memory, the rest
+is `memory_plan`'s estimate, as a worker would make it before it allocates. Imports torch, needs no
+GPU. `headrace plan` asks.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from typing import Any
+
+import msgspec
+import torch
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.models.registry import weight_memory
+from headrace_backend.quantize_rules import unsuitable_quantization
+from headrace_backend.tp_rules import rank_part, unsuitable_tp
+from headrace_backend.weights.placement import Shard
+from headrace_backend.weights.scheme import Schemes
+from headrace_backend.worker.errors import DoesNotFit
+from headrace_backend.worker.start_up.device import choose_dtype
+from headrace_backend.worker.start_up.memory_plan import Room, plan_estimate
+from headrace_backend.worker.start_up.sizes import WorkerSizes
+from headrace_model_folder import ModelConfig, expected_tensors
+from headrace_model_folder.config import parse_config
+
+_CARD = torch.device("cuda", 0)
+# The driver's and libraries' own memory of a card, which a worker measures. A guess.
+_OTHER_BYTES = 1 << 30
+# The same of a rank's part in a group: NCCL's channels, the memory that ranks read of each other. A
+# guess too.
+_GROUP_BYTES = 512 << 20
+
+
+class Question(msgspec.Struct):
+    """What is asked."""
+
+    # config.json.
+    model: dict[str, Any]
+    # Fields of EngineConfig, of each engine that is asked about.
+    engines: list[dict[str, Any]]
+    gpu_bytes: int
+    # Numbers of ranks.
+    ranks: list[int]
+
+
+class Sizes(msgspec.Struct):
+    """What one rank would have; `refused` alone where it can't be."""
+
+    tp: int
+    quantize: str
+    kv_dtype: str
+    refused: str = ""
+    weight_bytes: int = 0
+    activation_bytes: int = 0
+    graph_bytes: int = 0
+    kv_cache_bytes: int = 0
+    kv_tokens: int = 0
+    kv_token_bytes: int = 0
+    # Of a token's hidden state, which ranks add up.
+    token_bytes: int = 0
+    # Of the weights: what every step reads, and how many numbers a token is multiplied by.
+    read_bytes: int = 0
+    multiplied: int = 0
+    # Most rows of a step.
+    max_num_seqs: int = 0
+
+
+def answers(question: Question) -> list[Sizes]:
+    """By engine, and of each by number of ranks."""
+    model = parse_config(question.model)
+    engines = ({"model": pathlib.Path(), **engine, "device": str(_CARD)} for engine in question.engines)
+    return [
+        _sizes(EngineConfig(**{**engine, "tp": tp}), model, question.gpu_bytes)
+        for engine in engines
+        for tp in question.ranks
+    ]
+
+
+def _sizes(config: EngineConfig, model: ModelConfig, gpu_bytes: int) -> Sizes:
+    tp, named = config.tp, (config.tp, config.quantize, config.kv_dtype)
+    for unsuitable in (unsuitable_quantization, unsuitable_tp):
+        if (reason := unsuitable(config, model)) is not None:
+            return Sizes(*named, refused=reason)
+    dtype = choose_dtype(config.dtype, model, _CARD)
+    schemes = Schemes.named(config.quantize, config.quantize_group, config.quantize_head)
+    weights = weight_memory(model, dtype, schemes.layers, _CARD, Shard(0, tp), head=schemes.head)
+    other = _OTHER_BYTES + (_GROUP_BYTES if tp > 1 else 0)
+    room = Room(_CARD, gpu_bytes - other, gpu_bytes, int(config.memory_budget))
+    sizes = WorkerSizes.of(config, config.max_model_len or model.max_position_embeddings)
+    try:
+        memory, plan = plan_estimate(sizes, rank_part(model, tp), weights, dtype, room)
+    except DoesNotFit as refused:
+        return Sizes(*named, refused=str(refused))
+    is_read = model.tie_word_embeddings and schemes.head is None
+    embedding = 0 if is_read else model.vocab_size * model.hidden_size // tp
+    return Sizes(
+        *named,
+        weight_bytes=memory.weights,
+        activation_bytes=memory.activations,
+        graph_bytes=memory.graphs,
+        kv_cache_bytes=plan.kv_cache_bytes,
+        kv_tokens=plan.num_blocks * plan.block_size,
+        kv_token_bytes=memory.kv_block // plan.block_size,
+        token_bytes=model.hidden_size * dtype.itemsize,
+        read_bytes=memory.weights - embedding * dtype.itemsize,
+        multiplied=_matrix_numbers(model) // tp,
+        max_num_seqs=config.max_num_seqs,
+    )
+
+
+def _matrix_numbers(model: ModelConfig) -> int:
+    """Of all matrices but the embedding, the output layer's among them even where it is tied."""
+    shapes = expected_tensors(model).items()
+    layers = sum(shape[0] * shape[1] for name, shape in shapes if ".layers." in name and len(shape) == 2)
+    return layers + model.vocab_size * model.hidden_size
+
+
+def main() -> None:
+    """One question, one answer."""
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    sys.stdout.buffer.write(msgspec.json.encode(answers(question)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""What a worker asks and tells of quantized weights: whether the settings suit model and device,
+and how it went.
+
+Owns the notice where a device has no products of the chosen kind. How weights are quantized is
+`quantization`'s and `weights`' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+import torch
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.quantization.rounded_inputs import describe_inputs
+from headrace_backend.quantization.self_check import QuantizationSummary, StoredSummary
+from headrace_backend.quantization.stored_weight import KINDS
+from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
+from headrace_backend.step.messages import Notice, QuantizationReport
+from headrace_backend.weights.scheme import Schemes
+from headrace_backend.worker.channel import Channel
+from headrace_backend.worker.errors import StartRefused
+from headrace_kernels.weight_formats.block_weight import BlockKind
+from headrace_kernels.weight_formats.quantized_weight import QuantKind
+from headrace_model_folder import ModelFolder
+
+# From sm_89 on products take e4m3.
+_OLDEST_FP8_CAPABILITY = (8, 9)
+
+
+def checked_schemes(config: EngineConfig, folder: ModelFolder, device: torch.device, channel: Channel) -> Schemes:
+    """What weights are quantized by. Tells the operator what is not as it might be.
+
+    Raises:
+        StartRefused: The settings do not suit the model.
+    """
+    if (reason := unsuitable_quantization(config, folder.config, folder.gguf_file)) is not None:
+        raise StartRefused(reason)
+    if (reason := unsuitable_head(config, folder)) is not None:
+        raise StartRefused(reason)
+    schemes = Schemes.named(config.quantize, config.quantize_group, config.quantize_head)
+    kinds = {scheme.kind for scheme in schemes if scheme is not None}
+    if schemes.layers is None:
+        kinds |= folder_kinds(folder)
+    if kinds and device.type == "cuda":
+        notice = without_products(kinds, torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+        if notice is not None:
+            channel.send_message(Notice(notice))
+    return schemes
+
+
+def folder_kinds(folder: ModelFolder) -> set[QuantKind]:
+    """Kinds of numbers that another tool gave the folder's layers."""
+    quantization = folder.config.quantization
+    return {KINDS[form.number] for form in quantization.layers.values()} if quantization else set()
+
+
+def without_products(kinds: Collection[QuantKind | BlockKind], card: str, capability: tuple[int, int]) -> str | None:
+    """One line where a card can't multiply by numbers of these kinds themselves; None where it can,
+    or no card does.
+    """
+    if QuantKind.FP8 not in kinds or capability >= _OLDEST_FP8_CAPABILITY:
+        return None
+    major, minor = capability
+    return f"{card}, compute capability {major}.{minor}, has no FP8 products: weights stay in FP8 and are turned into the model's type for each product"
+
+
+def quantization_report(model: CausalLM) -> QuantizationReport | None:
+    """How the model was quantized, as it is told; None if it was not."""
+    layers, head = model.quantization, model.head_quantization
+    if layers is None and head is None:
+        return None
+    report = QuantizationReport() if layers is None else _of_layers(layers)
+    report = msgspec.structs.replace(report, activations=describe_inputs(model.low_bit_weights.values()))
+    if head is None:
+        return report
+    return msgspec.structs.replace(
+        report,
+        head_scheme=head.scheme.name,
+        head_bits_per_weight=head.bits_per_weight,
+        head_relative_error=head.mean_relative_error,
+    )
+
+
+def _of_layers(summary: QuantizationSummary | StoredSummary) -> QuantizationReport:
+    if isinstance(summary, StoredSummary):
+        # The bits are as they were found: how far these are from what they were made of, only who
+        # made them knows.
+        return QuantizationReport(summary.scheme, summary.group_size, summary.bits_per_weight)
+    return QuantizationReport(
+        scheme=summary.scheme.name,
+        group_size=summary.scheme.group_size,
+        bits_per_weight=summary.bits_per_weight,
+        mean_relative_error=summary.mean_relative_error,
+        worst_relative_error=summary.worst_relative_error,
+        worst_tensor=summary.worst_tensor,
+    )

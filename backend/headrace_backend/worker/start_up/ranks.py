@@ -1,0 +1,123 @@
+"""A worker as a rank: its device, its share of the machine, its way into the group if there are
+several, its marks on the board.
+
+Owns what start-up does differently where there are several ranks, and what a worker reports of its
+progress.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.parallel.collectives import Collectives
+from headrace_backend.parallel.rendezvous import MixedRanks, Seat, join
+from headrace_backend.step.plan import StepPlan
+from headrace_backend.step.rank_board import RankBoard, RankLine
+from headrace_backend.weights.placement import ALONE, Shard
+from headrace_backend.worker.channel import Channel, RankLinks
+from headrace_backend.worker.errors import StartRefused
+from headrace_backend.worker.sampling.sampler import SampledTokens
+from headrace_backend.worker.step.runner import Launched, Runner
+
+_GIB = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Which rank a worker is, and what connects it with the others."""
+
+    shard: Shard = ALONE
+    # None: nobody looks.
+    line: RankLine | None = None
+
+    @property
+    def collectives(self) -> Collectives | None:
+        """What the ranks compute together; None: there is one."""
+        return self.shard.collectives
+
+    def marked(self, runner: Runner, model: CausalLM, device: torch.device) -> Runner:
+        """The runner, with its steps on the board, and on a CPU with the model's layers."""
+        if self.line is None:
+            return runner
+        if device.type == "cpu":
+            model.report_progress(self.line.make_progress)
+        return MarkedRunner(runner, self.line)
+
+
+def take_place(
+    num_ranks: int, links: RankLinks | None, device: torch.device, dtype: torch.dtype, channel: Channel
+) -> RankPlace:
+    """Waits for all other ranks, if there are any.
+
+    Args:
+        num_ranks: Ranks that share the model.
+        links: Which rank this is; None: the only one, and nobody looks at its progress.
+        device: Where it computes.
+        dtype: Activations' type.
+        channel: Takes the progress of the waiting.
+
+    Raises:
+        StartRefused: Their devices are of different kinds.
+        PeerLost: One of them was lost meanwhile.
+    """
+    line = _own_line(num_ranks, links)
+    if links is None or links.store is None or line is None:
+        assert num_ranks == 1, "one of several ranks, without links to the others"
+        return RankPlace(line=line)
+    seat = Seat(links.rank, num_ranks, links.store)
+    try:
+        kind = f"{device_kind(device)}, {dtype}"
+        collectives = join(seat, device, kind, channel.send_progress, channel.check_parent, line.enter_collective)
+    except MixedRanks as mixed:
+        raise StartRefused(
+            f"tp is {num_ranks}: {mixed}; a device of which the next ones are alike works, or tp 1"
+        ) from None
+    return RankPlace(Shard(links.rank, num_ranks, collectives), line)
+
+
+def _own_line(num_ranks: int, links: RankLinks | None) -> RankLine | None:
+    if links is None or links.board is None:
+        return None
+    return RankBoard(links.board, num_ranks).line(links.rank)
+
+
+def device_kind(device: torch.device) -> str:
+    """What ranks' devices must have in common."""
+    if device.type == "cpu":
+        return "cpu"
+    properties = torch.cuda.get_device_properties(device)
+    memory_gib = round(properties.total_memory / _GIB)
+    return f"{properties.name}, compute capability {properties.major}.{properties.minor}, {memory_gib} GiB"
+
+
+class MarkedRunner:
+    """A runner that notes each step before it computes it, and when it has computed it (on a GPU:
+    launched it).
+    """
+
+    def __init__(self, runner: Runner, line: RankLine) -> None:
+        self._runner = runner
+        self._line = line
+
+    @property
+    def launched(self) -> Launched:
+        """See Runner."""
+        return self._runner.launched
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """See Runner."""
+        self._line.begin_step(plan.step_id)
+        hidden = self._runner.forward(plan)
+        self._line.make_progress()
+        return hidden
+
+    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+        """See Runner."""
+        return self._runner.sample(plan, hidden)
+
+    def reset(self) -> None:
+        """See Runner."""
+        self._runner.reset()

@@ -1,0 +1,76 @@
+"""What the engine's configuration decides about steps and cache, as start-up needs it.
+
+Owns the choice of fields: whatever plans memory, profiles, warms up or makes a runner gets
+`WorkerSizes`, made once at the worker's start, and never the whole configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, Self
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.device_defaults import default_graph_sizes, long_graph_sizes, mixed_graph_sizes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerSizes:
+    """Sizes of a worker's steps and of its cache."""
+
+    # Rows of the batch, and tokens of the largest step.
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    # Tokens of the longest sequence.
+    max_model_len: int
+    # Tokens of a block of the KV cache.
+    block_size: int
+    # Blocks of the cache, or its bytes; 0: whatever the memory leaves.
+    num_blocks: int
+    kv_memory: int
+    kv_dtype: Literal["auto", "fp8", "int8"]
+    # Ranks that share the model.
+    num_ranks: int
+    # Rows of decode steps to capture as graphs, ascending; none where graphs are off.
+    batch_graphs: tuple[int, ...]
+    # Tokens of steps with prompts to capture, and of longer ones to capture where it pays.
+    mixed_graphs: tuple[int, ...]
+    long_graphs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: EngineConfig, max_model_len: int) -> Self:
+        """The configured sizes.
+
+        Args:
+            config: The engine's configuration.
+            max_model_len: Longest sequence in tokens, with the model's context in place of 0.
+        """
+        return cls(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+            kv_memory=int(config.kv_memory),
+            kv_dtype=config.kv_dtype,
+            num_ranks=config.tp,
+            batch_graphs=config.captured_batch_sizes(),
+            mixed_graphs=config.captured_mixed_sizes(),
+            long_graphs=config.long_graph_sizes(),
+        )
+
+    def with_steps(self, max_num_batched_tokens: int, max_num_seqs: int) -> Self:
+        """The same with steps of another size, whose graphs are the default ones if there were any."""
+        captures = bool(self.batch_graphs)
+        return dataclasses.replace(
+            self,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            batch_graphs=default_graph_sizes(max_num_seqs) if captures else (),
+            mixed_graphs=mixed_graph_sizes(max_num_batched_tokens) if captures else (),
+            long_graphs=long_graph_sizes(max_num_batched_tokens) if captures else (),
+        )
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of one step: each has a token at least."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)

@@ -1,0 +1,170 @@
+"""One pass through everything before the first request: libraries choose and compile on first use.
+
+Owns which made-up steps those are. On a CPU a short prompt and one more token. On a GPU every size
+of step at which another kernel, or another version of one, may be chosen, with every kind of draw,
+so that no request waits for a compiler. Those many steps go through unlike layers alone: layers of
+one kind launch the same kernels, and each launch of a deep model's some hundred steps takes the
+host's time. A few whole steps follow, so that what sets layers apart after all is met before the
+first request. The blocks that they write are as new afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.step.plan import StepPlan
+from headrace_backend.weights.progress import Progress
+from headrace_backend.worker.start_up.sizes import WorkerSizes
+from headrace_backend.worker.start_up.synthetic_steps import (
+    BlockPool,
+    Chunk,
+    Wish,
+    copying_step,
+    make_step,
+    next_step,
+    prompts,
+    release_step,
+)
+from headrace_backend.worker.step.kv_caches import clear_blocks
+from headrace_backend.worker.step.runner import Runner, run_steps
+from headrace_kernels.linear.quantized import WARM_ROWS
+from headrace_kernels.triton_runtime import uses_triton
+
+# Blocks that warm-up may write to.
+_WARM_UP_BLOCKS = 64
+# Context that all rows of a step read together, and context before a chunk: enough for every way of
+# dividing attention's work, little enough for milliseconds a step.
+_CONTEXT_TOKENS = 1 << 17
+_CHUNK_CONTEXT_TOKENS = 4096
+# Larger chunks are computed once, alone and without a context: they take the time, and the profile
+# has run the largest in its other forms.
+_LARGE_CHUNK_TOKENS = 512
+# Tokens behind a deep context, so that the kernels over gathered contexts run for any number of
+# query heads in a group.
+_GATHERED_CHUNKS = (512, 1024, 2048)
+_DEEP_CONTEXT_TOKENS = 16_384
+
+
+def warm_up(
+    runner: Runner,
+    model: CausalLM,
+    kv_caches: list[torch.Tensor],
+    sizes: WorkerSizes,
+    progress: Progress,
+) -> None:
+    """Runs the made-up steps, then empties what they wrote.
+
+    Args:
+        runner: Takes the steps.
+        model: The runner's.
+        kv_caches: Of the runner: per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+        sizes: Bounds of the steps.
+        progress: Called with (phase, done, total, unit).
+    """
+    pool = BlockPool(min(kv_caches[0].shape[0], _WARM_UP_BLOCKS), sizes.block_size)
+    compiles = uses_triton(kv_caches[0])
+    shallow = list(gpu_steps(sizes, pool)) if compiles else []
+    whole = list(whole_steps(sizes, pool) if compiles else short_steps(sizes, pool))
+
+    def on_step(done: int) -> None:
+        progress("warm_up", done, len(shallow) + len(whole), "steps")
+
+    if shallow:
+        with model.unlike_layers():
+            run_steps(runner, shallow, on_step)
+    run_steps(runner, whole, lambda done: on_step(len(shallow) + done))
+    clear_blocks(kv_caches, pool.num_blocks)
+
+
+def short_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
+    """A prompt that leaves one slot of its block, and the token that fills it."""
+    length = min(pool.block_size - 1, max(sizes.max_model_len - 1, 1), sizes.max_num_batched_tokens)
+    prompt = make_step([Chunk(0, length)], pool, Wish.EVERYTHING)
+    yield prompt
+    if sizes.max_model_len > 1:
+        yield next_step(prompt, pool)
+    yield release_step(1)
+
+
+def probe_steps(sizes: WorkerSizes, num_blocks: int) -> list[StepPlan]:
+    """Steps that succeed on any worker that works: a prompt of a block with every wish, and a token
+    after it.
+
+    They leave no row taken.
+    """
+    return list(short_steps(sizes, BlockPool(min(num_blocks, _WARM_UP_BLOCKS), sizes.block_size)))
+
+
+def gpu_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
+    """Steps of all classes: decodes by rows, chunks by tokens, chunks behind a context, both mixed;
+    and every kind of draw, for one row and for all.
+    """
+    yield from short_steps(sizes, pool)
+    most_rows = sizes.max_rows
+    for rows in _sizes(most_rows):
+        yield from _taken(_decodes(rows, sizes.max_model_len), pool, Wish.GREEDY)
+    for count in _sizes(min(sizes.max_num_batched_tokens, sizes.max_model_len)):
+        yield from _taken([Chunk(0, count)], pool, Wish.RANDOM)
+        if count > _LARGE_CHUNK_TOKENS:
+            continue
+        yield from _taken([Chunk(min(sizes.max_model_len - count, _CHUNK_CONTEXT_TOKENS), count)], pool, Wish.RANDOM)
+        rows = min(most_rows - 1, sizes.max_num_batched_tokens - count)
+        yield from _taken([Chunk(0, count), *_decodes(rows, sizes.max_model_len)], pool, Wish.GREEDY)
+        yield make_step([Chunk(0, count)], pool, Wish.GREEDY, draws=False)
+        yield release_step(1)
+    # Products know a step's tokens alone: short sequences make up those numbers together.
+    for count in _sizes(min(sizes.max_num_batched_tokens, most_rows * sizes.max_model_len, max(WARM_ROWS))):
+        if count > sizes.max_model_len:
+            yield from _taken(prompts(count, sizes.max_model_len), pool, Wish.GREEDY)
+    # An output layer of few bits knows how many rows tell of prompts, which may be more than ever
+    # draw.
+    for count in WARM_ROWS:
+        if most_rows < count <= sizes.max_num_batched_tokens:
+            yield from _taken(prompts(count, sizes.max_model_len)[:most_rows], pool, Wish.EVERYTHING)
+    # Contexts are gathered for some of these, by the query heads of a group.
+    for count in _GATHERED_CHUNKS:
+        if count <= min(sizes.max_num_batched_tokens, sizes.max_model_len):
+            yield from _taken([Chunk(min(sizes.max_model_len - count, _DEEP_CONTEXT_TOKENS), count)], pool, Wish.RANDOM)
+    share = min(sizes.max_num_batched_tokens // most_rows, sizes.max_model_len)
+    yield from _taken([Chunk(0, share)] * most_rows, pool, Wish.GREEDY)
+    for rows in (1, most_rows):
+        for wish in Wish:
+            yield from _taken([Chunk(0, 1)] * rows, pool, wish)
+    if pool.num_blocks > 1:
+        yield copying_step()
+
+
+def whole_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
+    """A few of them: one decode and as many as there may be, a short prompt, a chunk behind a
+    context, and one beside decodes.
+    """
+    yield from short_steps(sizes, pool)
+    most_rows = sizes.max_rows
+    yield from _taken(_decodes(most_rows, sizes.max_model_len), pool, Wish.GREEDY)
+    count = min(sizes.max_num_batched_tokens, sizes.max_model_len, max(WARM_ROWS))
+    yield from _taken([Chunk(min(sizes.max_model_len - count, _CHUNK_CONTEXT_TOKENS), count)], pool, Wish.RANDOM)
+    beside = min(count, sizes.max_num_batched_tokens - (most_rows - 1))
+    yield from _taken([Chunk(0, beside), *_decodes(most_rows - 1, sizes.max_model_len)], pool, Wish.GREEDY)
+
+
+def _decodes(rows: int, max_model_len: int) -> list[Chunk]:
+    """Rows with one token each behind a context."""
+    return [Chunk(min(max_model_len - 1, _CONTEXT_TOKENS // rows), 1)] * rows if rows else []
+
+
+def _taken(chunks: list[Chunk], pool: BlockPool, wish: Wish) -> Iterator[StepPlan]:
+    """A step, and the rows given back."""
+    yield make_step(chunks, pool, wish)
+    yield release_step(len(chunks))
+
+
+def _sizes(most: int) -> list[int]:
+    """1 to 9, every power of two, small ones with the size after, those that products of few bits
+    ask for, and the largest: launch rules change at such sizes.
+    """
+    powers = [2**power for power in range(4, 21)]
+    sizes = {*range(1, 10), *WARM_ROWS, *powers, *(power + 1 for power in powers if power < _LARGE_CHUNK_TOKENS), most}
+    return sorted(size for size in sizes if size <= most)

@@ -1,0 +1,240 @@
+"""The memory on the card that every step uses in turn, at addresses that never change, so that
+graphs can hold them.
+
+Owns what a GPU keeps of each row between steps (`DeviceRows`: its block table and its last sampled
+token), the piece of columns and its upload, and what kernels make of it: token ids, positions,
+slots, attention's scratch, the hidden states that are sampled. Does not own the cache or the model.
+
+The host sends differences of block tables only: blocks that a row got since the step before. One
+row more than the batch has is scratch: padding reads and writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeAlias
+
+import torch
+
+from headrace_backend.layers.step_metadata import StepPieces
+from headrace_backend.step.plan import ForwardPlan, StepPlan
+from headrace_backend.worker.device_copies import copy_to_device, staging_memory
+from headrace_backend.worker.plan_columns import table_places
+from headrace_backend.worker.step.columns import (
+    AttentionColumns,
+    StepColumns,
+    columns_size,
+    fill_columns,
+    fill_padding,
+    split_columns,
+)
+from headrace_backend.worker.step.shape import DECODE_QUERY_LEN, AttentionSizes, StepShape
+from headrace_kernels.attention.plan import GatherColumns
+from headrace_kernels.attention.step import (
+    DecodeScratch,
+    DecodeWork,
+    GatheredContext,
+    GatherScratch,
+    PagedAttentionStep,
+    PrefillWork,
+)
+from headrace_kernels.step_inputs import build_step_inputs, scatter_int32
+
+
+class DeviceRows:
+    """Block tables int32 [num_rows + 1, max_blocks] and last tokens int32 [num_rows + 1]."""
+
+    def __init__(self, num_rows: int, max_blocks: int, num_blocks: int, device: torch.device) -> None:
+        self._num_blocks = num_blocks
+        self._device = device
+        self.scratch_row = num_rows
+        self.block_tables = torch.zeros(num_rows + 1, max_blocks, dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(num_rows + 1, dtype=torch.int32, device=device)
+
+    def update_tables(self, plan: ForwardPlan) -> None:
+        """Applies the plan's block table updates."""
+        if plan.table_rows.size:
+            places = table_places(plan, self.block_tables.shape[1], self._num_blocks)
+            places_there, blocks = (copy_to_device(column, self._device) for column in (places, plan.table_blocks))
+            scatter_int32(self.block_tables.view(-1), places_there, blocks)
+
+
+# Of each part of a step; nothing: no part gathers.
+Gathers: TypeAlias = tuple[GatherColumns | None, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step, and the largest row."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    # Tokens that a token sees in every layer; None: all before it.
+    attention_window: int | None = None
+
+    @property
+    def max_num_wanted(self) -> int:
+        """Most hidden states that a step samples from and checks: of each row, of each window."""
+        return self.max_num_seqs + self.max_num_batched_tokens // (
+            self.attention_window or self.max_num_batched_tokens + 1
+        )
+
+
+@dataclasses.dataclass(slots=True)
+class StepInputs:
+    """What the model computes in one step."""
+
+    # int64 [num_tokens]
+    token_ids: torch.Tensor
+    # int64 [num_tokens]
+    positions: torch.Tensor
+    attention: PagedAttentionStep | StepPieces
+
+
+class StepBuffers:
+    """One step's tensors, for any shape up to the largest."""
+
+    def __init__(
+        self,
+        limits: StepLimits,
+        sizes: AttentionSizes,
+        kv_cache: torch.Tensor,
+        dtype: torch.dtype,
+        hidden_size: int,
+        logit_sizes: tuple[int, int],
+        gather_bytes: int,
+    ) -> None:
+        """Allocates for the largest step.
+
+        Args:
+            limits: Its sizes.
+            sizes: Of a layer's attention.
+            kv_cache: Of one layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]; its device
+                is everybody's.
+            dtype: Of queries and hidden states.
+            hidden_size: Of the model.
+            logit_sizes: Tokens of this rank's part of the vocabulary, and of all of it.
+            gather_bytes: Most memory for contexts that are gathered before attention.
+        """
+        self._device = device = kv_cache.device
+        self._sizes = sizes
+        _, _, num_kv_heads, self._block_size, head_dim = kv_cache.shape
+        largest = StepShape.mixed(limits.max_num_batched_tokens, limits.max_num_seqs, sizes)
+        # Wherever a step is cut, a piece has no more entries and tiles than it all.
+        largest_cut = dataclasses.replace(largest, num_samples=limits.max_num_wanted, pieces=(largest, largest))
+        self._piece = torch.zeros(columns_size(largest_cut), dtype=torch.int32, device=device)
+        self._token_ids, self._positions, self._slots = torch.zeros(
+            3, largest.num_tokens, dtype=torch.int64, device=device
+        )
+        self._decode_scratch = DecodeScratch.allocate(
+            sizes.num_heads, num_kv_heads, head_dim, DECODE_QUERY_LEN, device, sizes.programs
+        )
+        self._gather_scratch = GatherScratch.allocate(num_kv_heads, head_dim, dtype, device, gather_bytes)
+        # [num_samples, hidden_size] what the forward pass leaves for the draw and for checks.
+        self.hidden = torch.zeros(limits.max_num_wanted, hidden_size, dtype=dtype, device=device)
+        part_size, vocab_size = logit_sizes
+        # fp32 [num_samples, part_size] the logits that this rank computes, and [num_samples,
+        # vocab_size] those that are drawn from: of one rank the same.
+        self.logits_part = torch.zeros(limits.max_num_seqs, part_size, dtype=torch.float32, device=device)
+        self.logits = self.logits_part
+        if part_size < vocab_size:
+            self.logits = torch.zeros(limits.max_num_seqs, vocab_size, dtype=torch.float32, device=device)
+
+    @property
+    def gather_capacity(self) -> int:
+        """Tokens of context that a step outside of graphs can gather."""
+        return 0 if self._gather_scratch is None else self._gather_scratch.capacity
+
+    def upload(self, plan: StepPlan, shape: StepShape, scratch_row: int, is_captured: bool) -> Gathers:
+        """Fills the columns of a shape that holds the plan and sends them, behind what has been
+        launched so far.
+
+        Returns:
+            Contexts that are to be gathered by each part, for `inputs`.
+        """
+        host = self._host_piece(shape)
+        capacity = 0 if is_captured else self.gather_capacity
+        columns = split_columns(host.numpy(), shape)
+        gathers = fill_columns(columns, plan, shape, self._sizes, scratch_row, capacity)
+        self._send(host)
+        return gathers
+
+    def upload_padding(self, shape: StepShape, scratch_row: int) -> None:
+        """Columns of a step in which nothing takes part."""
+        host = self._host_piece(shape)
+        fill_padding(split_columns(host.numpy(), shape), scratch_row)
+        self._send(host)
+
+    def columns(self, shape: StepShape) -> StepColumns[torch.Tensor]:
+        """The columns on the card, as they were uploaded last with this shape."""
+        return split_columns(self._piece, shape)
+
+    def inputs(self, shape: StepShape, rows: DeviceRows, gathers: Gathers) -> StepInputs:
+        """Launches the making of the model's inputs from the columns and the rows' state.
+
+        No gathers: as in graphs.
+        """
+        columns = self.columns(shape)
+        token_ids, positions, slots = (
+            column[: shape.num_tokens] for column in (self._token_ids, self._positions, self._slots)
+        )
+        build_step_inputs(
+            columns.token_ids,
+            columns.token_entries,
+            columns.positions,
+            columns.rows,
+            rows.last_tokens,
+            rows.block_tables,
+            self._block_size,
+            token_ids,
+            positions,
+            slots,
+        )
+        parts = zip(
+            columns.attention,
+            shape.parts,
+            slots.split([part.num_tokens for part in shape.parts]),
+            gathers or (None,) * len(shape.parts),
+            strict=True,
+        )
+        attention = [self._attention_step(*part, rows) for part in parts]
+        if not shape.pieces:
+            return StepInputs(token_ids, positions, attention[0])
+        first, second = attention
+        return StepInputs(token_ids, positions, StepPieces(shape.pieces[0].num_tokens, (first, second)))
+
+    def _attention_step(
+        self,
+        columns: AttentionColumns[torch.Tensor],
+        part: StepShape,
+        slots: torch.Tensor,
+        gather: GatherColumns | None,
+        rows: DeviceRows,
+    ) -> PagedAttentionStep:
+        return PagedAttentionStep(
+            query_start_loc=columns.query_start_loc,
+            seq_lens=columns.seq_lens,
+            rows=columns.rows,
+            block_tables=rows.block_tables,
+            slot_mapping=slots,
+            block_size=self._block_size,
+            decode=self._decode_work(columns) if part.num_splits else None,
+            prefill=PrefillWork(columns.tiles.view(-1, 2), self._gathered(gather)) if part.num_tiles else None,
+        )
+
+    def _decode_work(self, columns: AttentionColumns[torch.Tensor]) -> DecodeWork:
+        return DecodeWork(columns.splits.view(-1, 4), DECODE_QUERY_LEN, self._decode_scratch)
+
+    def _gathered(self, gather: GatherColumns | None) -> GatheredContext | None:
+        if gather is None:
+            return None
+        assert self._gather_scratch is not None
+        chunks, offsets = (copy_to_device(column, self._device) for column in (gather.chunks, gather.offsets))
+        return GatheredContext(chunks, offsets, self._gather_scratch)
+
+    def _host_piece(self, shape: StepShape) -> torch.Tensor:
+        return staging_memory(columns_size(shape), torch.int32, self._device)
+
+    def _send(self, host: torch.Tensor) -> None:
+        self._piece[: host.numel()].copy_(host, non_blocking=True)

@@ -1,0 +1,204 @@
+"""The columns of one step on a GPU: filled on the host from a plan, copied to the card in one
+piece, read there by kernels.
+
+Owns the order of the columns in that piece and how a plan fills them, padding included. Does not
+own what lives longer than a step (`buffers`). All of it is numpy over the whole batch, never a
+loop over rows. Token ids that the plan does not know are -1: a kernel looks them up where the step
+before left them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace_backend.step.plan import ForwardPlan, Int32Column, StepPlan
+from headrace_backend.worker.plan_columns import Entries, flat_token_ids, ranges
+from headrace_backend.worker.step.shape import DECODE_QUERY_LEN, AttentionSizes, StepShape
+from headrace_kernels.attention.plan import GatherColumns, plan_decode, plan_prefill
+
+# Columns start at multiples of this many entries (16 bytes), so that kernels may read them in wide
+# words.
+_ALIGNMENT = 4
+
+Column = TypeVar("Column", Int32Column, torch.Tensor)
+
+
+@dataclasses.dataclass(slots=True)
+class AttentionColumns(Generic[Column]):
+    """What attention reads of a step, or of a piece of one: its entries, and the work that they are
+    divided into.
+    """
+
+    # [num_entries] the row of each entry.
+    rows: Column
+    # [num_entries] tokens of context, this step's included; 0: padding.
+    seq_lens: Column
+    # [num_entries + 1]
+    query_start_loc: Column
+    # See `attention.plan.DecodeColumns`: [num_splits * 4].
+    splits: Column
+    # See `attention.plan.PrefillColumns`: [num_tiles * 2].
+    tiles: Column
+
+
+@dataclasses.dataclass(slots=True)
+class StepColumns(Generic[Column]):
+    """One step's columns, int32, on the host (numpy) or on the card (tensors): the same fields at
+    the same places.
+    """
+
+    # [num_tokens] -1: the row's last sampled token.
+    token_ids: Column
+    # [num_tokens] which entry a token belongs to; -1: padding.
+    token_entries: Column
+    # [num_tokens]
+    positions: Column
+    # [num_entries] the row of each entry of the whole step.
+    rows: Column
+    # [num_samples] the row that receives the token, the index of its hidden state, and the token's
+    # position in the output. Hidden states that are only checked have the scratch row.
+    sample_rows: Column
+    sample_tokens: Column
+    output_positions: Column
+    # Of the whole step, or of its two pieces.
+    attention: tuple[AttentionColumns[Column], ...]
+
+
+def _lengths(shape: StepShape) -> list[int]:
+    tokens, entries, samples = shape.num_tokens, shape.num_entries, shape.num_samples
+    lengths = [tokens, tokens, tokens, entries, samples, samples, samples]
+    for part in shape.parts:
+        entries = part.num_entries
+        lengths += (entries, entries, entries + 1, 4 * part.num_splits, 2 * part.num_tiles)
+    return lengths
+
+
+def _starts(shape: StepShape) -> list[int]:
+    sizes = (-(-length // _ALIGNMENT) * _ALIGNMENT for length in _lengths(shape))
+    return [0, *itertools.accumulate(sizes)]
+
+
+def columns_size(shape: StepShape) -> int:
+    """Entries of the whole piece of memory."""
+    return _starts(shape)[-1]
+
+
+def split_columns(piece: Column, shape: StepShape) -> StepColumns[Column]:
+    """The columns of a shape in a piece of memory, as views."""
+    views = (piece[start : start + length] for start, length in zip(_starts(shape), _lengths(shape), strict=False))
+    *names, last = (field.name for field in dataclasses.fields(StepColumns))
+    assert last == "attention", "what parts have comes behind what the step has"
+    of_step: dict[str, Any] = {name: next(views) for name in names}
+    size = len(dataclasses.fields(AttentionColumns))
+    of_parts = (AttentionColumns(*itertools.islice(views, size)) for _ in shape.parts)
+    return StepColumns(attention=tuple(of_parts), **of_step)
+
+
+def fill_columns(
+    columns: StepColumns[Int32Column],
+    plan: StepPlan,
+    shape: StepShape,
+    sizes: AttentionSizes,
+    scratch_row: int,
+    gather_capacity: int,
+) -> tuple[GatherColumns | None, ...]:
+    """Writes a plan into the columns of a shape that holds it.
+
+    Args:
+        columns: Where to.
+        plan: A plan with at least one row.
+        shape: Sizes of the columns.
+        sizes: What attention's work is divided by.
+        scratch_row: The row that padding uses.
+        gather_capacity: Tokens of context that may be gathered, 0 for none.
+
+    Returns:
+        For each of the shape's parts contexts that are to be copied side by side before attention,
+        which the host decides from lengths; None: none.
+    """
+    forward = plan.forward
+    _fill_tokens(columns, forward)
+    _fill(columns.rows, forward.rows, scratch_row)
+    _fill(columns.sample_rows, plan.sample.rows, scratch_row)
+    _fill(columns.sample_tokens, plan.wanted_indices, 0)
+    _fill(columns.output_positions, plan.sample.output_positions, 0)
+    whole = Entries.of(forward)
+    # A step that is padded may end within the first piece.
+    parts = whole.cut(shape.pieces[0].num_tokens) if shape.pieces else (whole,)
+    return tuple(
+        _fill_attention(each, entries, part, sizes, scratch_row, gather_capacity)
+        for each, entries, part in zip(columns.attention, parts, shape.parts, strict=True)
+    )
+
+
+def fill_padding(columns: StepColumns[Int32Column], scratch_row: int) -> None:
+    """Writes columns in which nothing takes part."""
+    for column in (columns.token_ids, columns.positions, columns.sample_tokens, columns.output_positions):
+        column[:] = 0
+    columns.token_entries[:] = -1
+    for column in (columns.rows, columns.sample_rows):
+        column[:] = scratch_row
+    for attention in columns.attention:
+        for column in (attention.seq_lens, attention.query_start_loc):
+            column[:] = 0
+        for column in (attention.splits, attention.tiles):
+            column[:] = -1
+        attention.rows[:] = scratch_row
+
+
+def _fill(column: Int32Column, values: npt.NDArray[np.integer], padding: int) -> None:
+    column[: values.size] = values
+    column[values.size :] = padding
+
+
+def _fill_tokens(columns: StepColumns[Int32Column], plan: ForwardPlan) -> None:
+    counts = plan.counts
+    ends = np.cumsum(counts, dtype=np.int64)
+    _fill(columns.token_entries, np.repeat(np.arange(counts.size, dtype=np.int32), counts), -1)
+    _fill(columns.positions, ranges(plan.starts, counts), 0)
+    _fill(columns.token_ids, flat_token_ids(plan, ends), 0)
+
+
+def _fill_attention(
+    columns: AttentionColumns[Int32Column],
+    entries: Entries,
+    shape: StepShape,
+    sizes: AttentionSizes,
+    scratch_row: int,
+    gather_capacity: int,
+) -> GatherColumns | None:
+    query_lens, seq_lens = entries.counts, entries.seq_lens
+    _fill(columns.rows, entries.rows, scratch_row)
+    _fill(columns.seq_lens, seq_lens, 0)
+    columns.query_start_loc[0] = 0
+    _fill(columns.query_start_loc[1:], np.cumsum(query_lens), entries.num_tokens)
+    if shape.num_splits:
+        decode = plan_decode(
+            query_lens,
+            seq_lens,
+            sizes.num_kv_heads,
+            shape.num_entries,
+            max_query_len=DECODE_QUERY_LEN,
+            programs=sizes.programs,
+        )
+        columns.splits[:] = decode.splits.reshape(-1)
+    if not shape.num_tiles:
+        return None
+    prefill = plan_prefill(
+        query_lens,
+        seq_lens,
+        sizes.num_heads,
+        sizes.num_kv_heads,
+        sizes.tile_tokens,
+        max_query_len=DECODE_QUERY_LEN,
+        num_tiles_padded=shape.num_tiles,
+        gather_capacity=gather_capacity,
+    )
+    columns.tiles[:] = prefill.tiles.reshape(-1)
+    return prefill.gather

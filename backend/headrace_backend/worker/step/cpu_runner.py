@@ -1,0 +1,180 @@
+"""Executes step plans on a CPU: rows in and out, the forward pass, the draw.
+
+Owns the order inside a step, and what a CPU keeps of each row between steps (`CpuBatch`: block
+tables and last sampled tokens, one entry per row), from which it makes the model's inputs.
+`forward` and `sample` are two calls, because the output layer runs only on tokens that are sampled,
+and because what sampling needs may arrive later than what the forward pass needs. A GPU has a
+runner of its own (`gpu_runner`), with the same two calls. Does not own sampling parameters
+(`row_parameters`) nor the cache itself (`kv_caches`).
+
+    plan -> CpuBatch.build -> model -> hidden states -> Sampler -> tokens, which the next step finds
+    in `CpuBatch`
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from headrace_backend.layers.step_metadata import StepPieces
+from headrace_backend.step.plan import ForwardPlan, Int32Column, SamplePlan, StepPlan
+from headrace_backend.worker.plan_columns import (
+    LAST_SAMPLED,
+    Entries,
+    Int64Column,
+    flat_token_ids,
+    ranges,
+    table_places,
+)
+from headrace_backend.worker.sampling.prompt_logprobs import hidden_indices, prompt_logprobs
+from headrace_backend.worker.sampling.sampler import SampledTokens, Sampler
+from headrace_backend.worker.step.kv_caches import copy_planned_blocks
+from headrace_backend.worker.step.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden
+from headrace_kernels.attention.paged import AttentionMetadata
+from headrace_kernels.finite_rows import finite_rows
+
+
+@dataclasses.dataclass(slots=True)
+class ModelInput:
+    """What the model computes in one step."""
+
+    # int64 [num_tokens]
+    token_ids: torch.Tensor
+    # int64 [num_tokens]
+    positions: torch.Tensor
+    metadata: AttentionMetadata | StepPieces
+
+
+class CpuBatch:
+    """Turns plans into model inputs."""
+
+    def __init__(self, num_rows: int, max_model_len: int, block_size: int, num_blocks: int) -> None:
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        # [num_rows, max_blocks] block numbers. Past a row's own blocks stand old, valid ones.
+        self._block_tables: Int32Column = np.zeros((num_rows, -(-max_model_len // block_size)), np.int32)
+        # [num_rows]
+        self._last_tokens: Int64Column = np.zeros(num_rows, np.int64)
+
+    def update_tables(self, plan: ForwardPlan) -> None:
+        """Applies the plan's block table updates; before `build`, and before blocks are copied."""
+        if plan.table_rows.size:
+            places = table_places(plan, self._block_tables.shape[1], self._num_blocks)
+            self._block_tables.reshape(-1)[places] = plan.table_blocks
+
+    def build(self, plan: ForwardPlan, first_piece: int | None = None) -> ModelInput:
+        """The inputs of a plan with at least one row; of the step in two pieces, if the first is to
+        have so many tokens.
+        """
+        ends = np.cumsum(plan.counts, dtype=np.int64)
+        return ModelInput(
+            token_ids=torch.from_numpy(self._token_ids(plan, ends)),
+            positions=torch.from_numpy(ranges(plan.starts, plan.counts)),
+            metadata=self._metadata(Entries.of(plan)) if first_piece is None else self._pieces(plan, first_piece),
+        )
+
+    def remember(self, rows: Int32Column, tokens: torch.Tensor) -> None:
+        """Notes the tokens just drawn, int64 [num_samples], as their rows' last."""
+        self._last_tokens[rows] = tokens.numpy()
+
+    def _token_ids(self, plan: ForwardPlan, ends: Int64Column) -> Int64Column:
+        """Ids from the plan, and the last sampled token where the plan does not know it."""
+        ids = flat_token_ids(plan, ends).astype(np.int64)
+        ids[ids == LAST_SAMPLED] = self._last_tokens[plan.rows[plan.known_counts < plan.counts]]
+        return ids
+
+    def _pieces(self, plan: ForwardPlan, first: int) -> StepPieces:
+        one, other = Entries.of(plan).cut(first)
+        return StepPieces(first, (self._metadata(one), self._metadata(other)))
+
+    def _metadata(self, entries: Entries) -> AttentionMetadata:
+        block_size = self._block_size
+        query_start_loc = np.zeros(entries.counts.size + 1, np.int32)
+        np.cumsum(entries.counts, out=query_start_loc[1:])
+        positions = ranges(entries.starts, entries.counts)
+        seq_lens = entries.seq_lens
+        max_seq_len = int(seq_lens.max())
+        token_rows = np.repeat(entries.rows, entries.counts)
+        blocks = self._block_tables[token_rows, positions // block_size].astype(np.int64)
+        return AttentionMetadata(
+            query_start_loc=torch.from_numpy(query_start_loc),
+            seq_lens=torch.from_numpy(seq_lens),
+            block_tables=torch.from_numpy(self._block_tables[entries.rows, : -(-max_seq_len // block_size)]),
+            slot_mapping=torch.from_numpy(blocks * block_size + positions % block_size),
+            block_size=block_size,
+            max_query_len=int(entries.counts.max()),
+            max_seq_len=max_seq_len,
+            query_lens_cpu=entries.counts,
+            seq_lens_cpu=seq_lens,
+        )
+
+
+class CpuRunner:
+    """Computes steps, strictly in the order in which they are given."""
+
+    def __init__(self, model: CausalModel, batch: CpuBatch, sampler: Sampler, kv_caches: list[torch.Tensor]) -> None:
+        """Takes its parts.
+
+        Args:
+            model: The model.
+            batch: Block tables and last tokens.
+            sampler: Sampling parameters and the draw.
+            kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+        """
+        self._model = model
+        self._batch = batch
+        self._sampler = sampler
+        self._kv_caches = kv_caches
+        self.launched = NOTHING_LAUNCHED
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Takes and gives back rows, then computes the plan's tokens.
+
+        Returns:
+            As Runner says.
+        """
+        self._sampler.release(plan.released_rows)
+        self._sampler.admit(plan.admissions)
+        self._batch.update_tables(plan.forward)
+        copy_planned_blocks(plan.forward, self._kv_caches)
+        if not plan.forward.rows.size:
+            assert not plan.sample.rows.size, "samples without a forward pass"
+            self.launched = NOTHING_LAUNCHED
+            return torch.empty(0, 0)
+        first_piece = self._model.first_piece(plan.num_tokens, is_captured=False)
+        inputs = self._batch.build(plan.forward, first_piece)
+        self.launched = Launched(plan.num_tokens, captured=False)
+        hidden = self._model(inputs.token_ids, inputs.positions, self._kv_caches, inputs.metadata)
+        indices = plan.wanted_indices.astype(np.int64)
+        if plan.prompt_logprobs.counts.size:
+            indices = np.concatenate((indices, hidden_indices(plan.prompt_logprobs)))
+        return hidden.index_select(0, torch.from_numpy(indices))
+
+    @torch.inference_mode()
+    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+        """See Runner."""
+        sampled_from, checked, telling = split_hidden(plan, hidden)
+        prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
+        finite = finite_rows(checked) if len(checked) else None
+        if not len(sampled_from):
+            return SampledTokens.none(prompts, finite, hidden.device)
+        sampled = self._draw(plan.sample, sampled_from)
+        self._batch.remember(plan.sample.rows, sampled.tokens)
+        sampled.prompts, sampled.checked = prompts, finite
+        return sampled
+
+    def reset(self) -> None:
+        """Gives back all rows.
+
+        Block tables and last tokens are written anew when a row is taken.
+        """
+        self._sampler.release_all()
+
+    def _draw(self, plan: SamplePlan, hidden: torch.Tensor) -> SampledTokens:
+        """Rows that want nothing but their most likely token need no logits beyond this rank's own."""
+        if self._sampler.is_greedy(plan):
+            return self._sampler.greedy(*self._model.most_likely(hidden))
+        return self._sampler.sample(plan, self._model.logits(hidden))

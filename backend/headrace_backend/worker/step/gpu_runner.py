@@ -1,0 +1,273 @@
+"""Executes step plans on a GPU: columns up, kernels launched, nothing waited for.
+
+Owns the order inside a step, and whether it is replayed or launched kernel by kernel. A step that
+fits a captured shape is padded to it and replayed as two graphs, the forward pass and the draw; any
+other, one whose contexts are to be gathered, and one that tells of prompts, is launched as it is.
+Both run the same code (`_forward`, `_draw`) on the same buffers, so a graph is a recording and
+never a variant.
+
+    plan -> StepBuffers.upload (one copy) -> _forward -> logits -> ... -> _draw -> tokens,
+                                                         which the next step finds in `DeviceRows`
+
+Between the two graphs is what must not be captured, because few steps need it or because it waits
+for others: ranks put their logits together, and rows with bias, bans or penalties have theirs
+changed. Behind the draw come notes and log probabilities of rows that ask for them. None of it
+takes the other rows off their graphs.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from headrace_backend.step.plan import SamplePlan, StepPlan
+from headrace_backend.weights.progress import Progress
+from headrace_backend.worker.device_copies import indices_on_device
+from headrace_backend.worker.sampling.prompt_logprobs import hidden_indices, prompt_logprobs
+from headrace_backend.worker.sampling.sampler import SampledTokens, Sampler
+from headrace_backend.worker.step.buffers import DeviceRows, Gathers, StepBuffers, StepLimits
+from headrace_backend.worker.step.graphs import StepGraphs
+from headrace_backend.worker.step.kv_caches import copy_planned_blocks
+from headrace_backend.worker.step.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden
+from headrace_backend.worker.step.shape import AttentionSizes, StepShape, smallest_holding, undominated
+from headrace_kernels.finite_rows import finite_rows
+from headrace_kernels.step_inputs import store_last_tokens
+
+# Shapes of up to this many tokens are kept untimed: theirs is the reading of the weights, whatever
+# is padded.
+_TIMED_FROM_TOKENS = 129
+# The last layer's products over sampled tokens alone are of a multiple of so many rows, which
+# warm-up has run: fewer would take kernels that steps of so many tokens never take.
+_LAST_ROWS = 128
+# Most memory for contexts that are gathered before attention: 131,072 tokens of an 8-head, 128-wide
+# layer.
+_GATHER_BYTES = 512 << 20
+
+
+class _Piece(enum.Enum):
+    """What is captured of a step."""
+
+    FORWARD = enum.auto()
+    DRAW = enum.auto()
+
+
+class GpuRunner:
+    """Computes steps, strictly in the order in which they are given."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        sampler: Sampler,
+        kv_caches: list[torch.Tensor],
+        limits: StepLimits,
+        sizes: AttentionSizes,
+        shapes: Sequence[StepShape] = (),
+        agreed_times: Callable[[list[float]], list[float]] = list,
+    ) -> None:
+        """Allocates what is shared by all steps.
+
+        Args:
+            model: The model.
+            sampler: Sampling parameters and the draw.
+            kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+            limits: Of a step.
+            sizes: Of a layer's attention.
+            shapes: What `capture` captures, smallest first. It keeps those that no larger one makes
+                useless.
+            agreed_times: Makes of this rank's times those by which all ranks decide, so that all
+                keep the same shapes.
+        """
+        self._model = model
+        self._sampler = sampler
+        self.kv_caches = kv_caches
+        self._device = kv_caches[0].device
+        num_blocks, _, _, block_size, _ = kv_caches[0].shape
+        self._sizes = sizes
+        self._rows = DeviceRows(limits.max_num_seqs, -(-limits.max_model_len // block_size), num_blocks, self._device)
+        about_model = (model.dtype, model.hidden_size, (model.part_size, model.vocab_size))
+        self._buffers = StepBuffers(limits, sizes, kv_caches[0], *about_model, _GATHER_BYTES)
+        self._shapes = tuple(shapes)
+        self._agreed_times = agreed_times
+        self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None
+        # The shape of the step launched last, for `sample`, and whether it is one of `shapes`.
+        self._shape: StepShape | None = None
+        self._is_padded = False
+        self._gathers: Gathers = ()
+        self.launched = NOTHING_LAUNCHED
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs captured so far, whether or not they were kept.
+
+        It stands still once the runner is warm.
+        """
+        return 0 if self._graphs is None else self._graphs.num_captured
+
+    @property
+    def captured_mixed_sizes(self) -> tuple[int, ...]:
+        """Tokens of the shapes that steps with prompts are padded to, ascending."""
+        return tuple(shape.num_tokens for shape in self._shapes if shape.num_tiles)
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Takes and gives back rows, then launches the pass over the plan's tokens.
+
+        Returns:
+            As Runner says, valid until the next step.
+        """
+        self._sampler.release(plan.released_rows)
+        self._sampler.admit(plan.admissions)
+        self._rows.update_tables(plan.forward)
+        copy_planned_blocks(plan.forward, self.kv_caches)
+        if not plan.forward.rows.size:
+            assert not plan.sample.rows.size, "samples without a forward pass"
+            self.launched = NOTHING_LAUNCHED
+            return self._buffers.hidden[:0]
+        needed = StepShape.of(plan, self._sizes, self._buffers.gather_capacity)
+        tells_of_prompts = plan.prompt_logprobs.counts.size > 0
+        held = None if tells_of_prompts else smallest_holding(self._shapes, needed)
+        self._shape = shape = held or self._cut(needed, plan)
+        self._is_padded = is_padded = held is not None
+        self.launched = Launched(shape.num_tokens, is_padded and self._is_captured(_Piece.FORWARD, shape))
+        self._gathers = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=is_padded)
+        if is_padded:
+            self._launch(_Piece.FORWARD, shape)
+            return self._buffers.hidden[: needed.num_samples]
+        # No graph keeps the hidden states that are not sampled.
+        hidden = self._forward(shape, wants_all=tells_of_prompts)
+        if not tells_of_prompts:
+            return self._buffers.hidden[: shape.num_samples]
+        indices = indices_on_device(hidden_indices(plan.prompt_logprobs), self._device)
+        return torch.cat((self._buffers.hidden[: shape.num_samples], hidden[indices]))
+
+    @torch.inference_mode()
+    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+        """See Runner."""
+        sampled_from, checked, telling = split_hidden(plan, hidden)
+        prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
+        finite = finite_rows(checked) if len(checked) else None
+        if not len(sampled_from):
+            return SampledTokens.none(prompts, finite, self._device)
+        sampled = self._sample(plan.sample)
+        sampled.prompts, sampled.checked = prompts, finite
+        return sampled
+
+    def _sample(self, plan: SamplePlan) -> SampledTokens:
+        """Draws from the hidden states that the forward pass has left."""
+        shape, num_samples = self._shape, plan.rows.size
+        assert shape is not None, "forward comes before sample"
+        if not self._is_padded:
+            self._write_logits(num_samples)
+        logits = self._buffers.logits[:num_samples]
+        self._model.gather_logits(self._buffers.logits_part[:num_samples], logits)
+        traits = self._sampler.change(plan, logits)
+        drawn = self._launch(_Piece.DRAW, shape) if self._is_padded else self._draw(shape, num_samples)
+        tokens, sound = (column[:num_samples] for column in drawn)
+        return self._sampler.finish(plan, traits, logits, tokens, sound)
+
+    def reset(self) -> None:
+        """Gives back all rows.
+
+        Block tables and last tokens are written anew when a row is taken.
+        """
+        self._sampler.release_all()
+
+    @torch.inference_mode()
+    def capture(self, progress: Progress) -> None:
+        """Captures all shapes, the largest first, so that the smaller ones find their memory in the
+        pool; then drops those that take no less time than a larger one.
+
+        Args:
+            progress: Called with (phase, done, total, unit).
+        """
+        if self._graphs is None:
+            return
+        for done, shape in enumerate(reversed(self._shapes)):
+            progress("graphs", done, len(self._shapes), "shapes")
+            self._buffers.upload_padding(shape, self._rows.scratch_row)
+            self._gathers = ()
+            for piece in _Piece:
+                self._graphs.capture((piece, shape), functools.partial(self._run, piece, shape))
+        progress("graphs", len(self._shapes), len(self._shapes), "shapes")
+        self._keep_undominated(self._graphs)
+
+    def _cut(self, needed: StepShape, plan: StepPlan) -> StepShape:
+        """What a step needs that is launched kernel by kernel."""
+        first_piece = self._model.first_piece(needed.num_tokens, is_captured=False)
+        return needed if first_piece is None else needed.cut(plan, first_piece, self._sizes)
+
+    def _keep_undominated(self, graphs: StepGraphs) -> None:
+        # Padding gives attention nothing to do: what is timed depends on these sizes alone, and
+        # shapes that share them are timed once.
+        sizes = {shape: (shape.num_tokens, shape.num_samples) for shape in self._shapes}
+        timed = {size: shape for shape, size in sizes.items() if shape.num_tokens >= _TIMED_FROM_TOKENS}
+        found = graphs.times_ms({size: functools.partial(self._replay_padding, shape) for size, shape in timed.items()})
+        times = dict(zip(found, self._agreed_times(list(found.values())), strict=True))
+        kept = undominated(self._shapes, {shape: times[size] for shape, size in sizes.items() if size in times})
+        for shape in set(self._shapes) - set(kept):
+            for piece in _Piece:
+                graphs.drop((piece, shape))
+        self._shapes = tuple(kept)
+
+    def _replay_padding(self, shape: StepShape) -> None:
+        """Launches a captured step in which nothing takes part."""
+        self._buffers.upload_padding(shape, self._rows.scratch_row)
+        for piece in _Piece:
+            self._launch(piece, shape)
+
+    def _is_captured(self, piece: _Piece, shape: StepShape) -> bool:
+        return self._graphs is not None and (piece, shape) in self._graphs
+
+    def _launch(self, piece: _Piece, shape: StepShape) -> Any:
+        if self._graphs is not None and self._is_captured(piece, shape):
+            return self._graphs.replay((piece, shape))
+        return self._run(piece, shape)
+
+    def _run(self, piece: _Piece, shape: StepShape) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if piece is _Piece.DRAW:
+            return self._draw(shape, shape.num_samples)
+        self._forward(shape)
+        self._write_logits(shape.num_samples)
+        return None
+
+    def _forward(self, shape: StepShape, wants_all: bool = False) -> torch.Tensor:
+        """Inputs from the columns, the model, and the hidden states that are sampled.
+
+        Gives those of all tokens, [num_tokens, hidden_size], if they are wanted.
+        """
+        inputs = self._buffers.inputs(shape, self._rows, self._gathers)
+        wanted = None if wants_all else self._wanted(shape)
+        hidden = self._model(inputs.token_ids, inputs.positions, self.kv_caches, inputs.attention, wanted)
+        sampled = self._buffers.columns(shape).sample_tokens
+        if wanted is None:
+            torch.index_select(hidden, 0, sampled, out=self._buffers.hidden[: shape.num_samples])
+        else:
+            self._buffers.hidden[: shape.num_samples].copy_(hidden[: shape.num_samples])
+        return hidden
+
+    def _wanted(self, shape: StepShape) -> torch.Tensor | None:
+        """The sampled tokens, then the first one until they are a multiple of `_LAST_ROWS`; None:
+        they are so many that the last layer may as well compute all.
+        """
+        num_rows = max(-(-shape.num_samples // _LAST_ROWS), 1) * _LAST_ROWS
+        if 2 * num_rows > shape.num_tokens:
+            return None
+        wanted = torch.zeros(num_rows, dtype=torch.int32, device=self._device)
+        wanted[: shape.num_samples] = self._buffers.columns(shape).sample_tokens
+        return wanted
+
+    def _write_logits(self, num_samples: int) -> None:
+        """This rank's part of the logits, from the hidden states that are sampled."""
+        self._model.write_logits(self._buffers.hidden[:num_samples], self._buffers.logits_part[:num_samples])
+
+    def _draw(self, shape: StepShape, num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens int64 [num_samples] and whether the logits of each are finite."""
+        columns = self._buffers.columns(shape)
+        rows, positions = columns.sample_rows[:num_samples], columns.output_positions[:num_samples]
+        tokens, sound = self._sampler.draw_all(self._buffers.logits[:num_samples], rows, positions)
+        store_last_tokens(self._rows.last_tokens, rows, tokens)
+        return tokens, sound

@@ -1,0 +1,75 @@
+"""The KV caches: one tensor per layer, allocated once, and the copies of whole blocks that a plan
+asks for.
+
+Owns how the memory is made and how blocks are copied before a forward pass. Does not own how many
+blocks there are (`memory_plan`) nor who holds which (the engine).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from headrace_backend.step.plan import ForwardPlan
+from headrace_backend.worker.device_copies import indices_on_device
+from headrace_kernels.attention.kv_cache import copy_blocks
+from headrace_kernels.attention.quantized_kv import KV_TYPES, num_bytes, tile_bytes, tiles_of, view_of
+
+
+def allocate_kv_caches(
+    num_layers: int, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device
+) -> list[torch.Tensor]:
+    """One zeroed cache [num_blocks, 2, num_kv_heads, block_size, head_dim] per layer; of a type of
+    8 bits with its scales.
+
+    Zeros, because attention multiplies what lies behind a row's end by 0, and 0 times a NaN is a
+    NaN.
+    """
+    if dtype in KV_TYPES.values():
+        block_size, head_dim = shape[3:]
+        memory = (*shape[:3], tile_bytes(block_size, head_dim))
+        return [view_of(_zeros(memory, torch.uint8, device), block_size, head_dim, dtype) for _ in range(num_layers)]
+    return [_zeros(shape, dtype, device) for _ in range(num_layers)]
+
+
+def kv_type(kv_dtype: str, dtype: torch.dtype) -> torch.dtype:
+    """The type of a cache whose `kv_dtype` is configured so, of a model that is computed in
+    `dtype`.
+    """
+    return dtype if kv_dtype == "auto" else KV_TYPES[kv_dtype]
+
+
+def cache_bytes(kv_caches: list[torch.Tensor]) -> int:
+    """Memory of all layers' caches, scales included."""
+    return sum(map(num_bytes, kv_caches))
+
+
+def clear_blocks(kv_caches: list[torch.Tensor], num_blocks: int) -> None:
+    """Zeros the first blocks of every layer, scales included."""
+    for cache in kv_caches:
+        whole = tiles_of(cache) if cache.dtype in KV_TYPES.values() else cache
+        whole[:num_blocks].zero_()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return _lazy_zeros(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def copy_planned_blocks(plan: ForwardPlan, kv_caches: list[torch.Tensor]) -> None:
+    """Copies the plan's blocks in every layer; after its table updates, before its forward pass."""
+    if plan.copy_sources.size:
+        device = kv_caches[0].device
+        sources, targets = (indices_on_device(blocks, device) for blocks in (plan.copy_sources, plan.copy_targets))
+        copy_blocks(kv_caches, sources, targets)
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that the kernel hands out page by page as they are touched. torch.zeros writes them
+    all: 4 to 14 s for 4 GiB.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)

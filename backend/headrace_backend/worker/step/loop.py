@@ -1,0 +1,162 @@
+"""The loop of the worker's life: plan in, step, result out.
+
+Owns the order: plans are executed as they come, results are written in the same order, one per
+plan. On a GPU a plan is launched as soon as it is there, whether or not the steps before it are
+done, so that the device never waits for the host; a result is sent as soon as its step is done.
+
+After a step that raised the loop goes on where it can (`recovery`): it says so, passes over what
+was planned meanwhile, and begins anew at RESET.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from headrace_backend.step.messages import RecordKind, StepRaised
+from headrace_backend.step.plan import StepPlan, StepResult
+from headrace_backend.worker.channel import Channel
+from headrace_backend.worker.errors import StepFailed, one_line
+from headrace_backend.worker.step.host_copy import FinishTimes, HostCopy
+from headrace_backend.worker.step.recovery import Recovery
+from headrace_backend.worker.step.runner import Launched, Runner
+
+# While the device works the loop looks this often for the next plan and the next result. Sleeping
+# on the ring's event would be no better: poll() counts in milliseconds.
+_LOOK_INTERVAL_S = 50e-6
+
+
+@dataclasses.dataclass(slots=True)
+class _LaunchedStep:
+    """A step that the device computes, or has computed."""
+
+    step_id: int
+    started_at_ns: int
+    launched_at_ns: int
+    samples: HostCopy
+    launched: Launched
+
+    def is_done(self) -> bool:
+        """Whether its result can be read without waiting."""
+        return self.samples.is_there()
+
+    def result(self) -> StepResult:
+        """Waits for the device."""
+        result = StepResult(self.step_id, self.started_at_ns, 0, np.empty(0, np.int32), np.empty(0, np.uint8))
+        result.padded_tokens, result.captured = self.launched
+        result.launched_at_ns = self.launched_at_ns
+        self.samples.fill(result)
+        result.finished_at_ns = time.monotonic_ns()
+        return result
+
+
+class StepLoop:
+    """Executes plans until SHUTDOWN."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        channel: Channel,
+        runs_ahead: bool,
+        count_late_work: Callable[[], int] = lambda: 0,
+        recovery: Recovery | None = None,
+    ) -> None:
+        """Joins its parts.
+
+        Args:
+            runner: Computes steps.
+            channel: Where plans come from and results go.
+            runs_ahead: Whether steps are computed elsewhere while this thread goes on (a GPU).
+            count_late_work: Kernels compiled and graphs captured so far. What is added after this
+                call should not have happened; every result tells.
+            recovery: The way back after a step that raised; None: there is none.
+        """
+        self._runner = runner
+        self._channel = channel
+        self._runs_ahead = runs_ahead
+        self._count_late_work = count_late_work
+        self._recovery = recovery
+        self._warm_count = count_late_work()
+        self._finish_times = FinishTimes()
+        self._launched: deque[_LaunchedStep] = deque()
+
+    def run(self) -> None:
+        """Returns after SHUTDOWN, when all that was planned before is answered.
+
+        Raises:
+            StepFailed: See there; the worker can't go on.
+        """
+        while True:
+            try:
+                self._run()
+                return
+            except StepFailed as failed:
+                if self._recovery is None or not self._recovery.succeeds_after(failed.__cause__):
+                    raise
+                self._report(failed)
+            # Outside of the handler, so that nothing holds the tensors of the step that raised.
+            if not self._await_reset():
+                return
+
+    def _report(self, failed: StepFailed) -> None:
+        traceback.print_exception(failed)
+        self._launched.clear()
+        self._channel.send_message(StepRaised(one_line(failed.__cause__), failed.step_id))
+
+    def _await_reset(self) -> bool:
+        """Passes over plans that were made before the failure was known.
+
+        False: SHUTDOWN came instead of RESET.
+        """
+        while True:
+            kind, _ = self._channel.wait()
+            if kind != RecordKind.STEP_PLAN:
+                return kind == RecordKind.RESET
+
+    def _run(self) -> None:
+        """Returns after SHUTDOWN. Raises StepFailed."""
+        while True:
+            record = self._channel.poll() if self._launched else self._channel.wait()
+            kind, payload = record if record is not None else (None, b"")
+            if kind == RecordKind.STEP_PLAN:
+                self._launch(StepPlan.decode(payload))
+            self._answer_done(wait=kind == RecordKind.SHUTDOWN or not self._runs_ahead)
+            if kind == RecordKind.SHUTDOWN:
+                return
+            if kind is None:
+                time.sleep(_LOOK_INTERVAL_S)
+
+    def _launch(self, plan: StepPlan) -> None:
+        started_at_ns = time.monotonic_ns()
+        try:
+            hidden = self._runner.forward(plan)
+            launched_at_ns = time.monotonic_ns()
+            samples = HostCopy(self._runner.sample(plan, hidden), hidden.device)
+        except Exception as error:
+            # The steps before it are sound.
+            self._answer_done(wait=True)
+            raise StepFailed(plan.step_id) from error
+        self._launched.append(
+            _LaunchedStep(plan.step_id, started_at_ns, launched_at_ns, samples, self._runner.launched)
+        )
+
+    def _answer_done(self, wait: bool) -> None:
+        """Sends the results that are there, or all of them."""
+        while self._launched:
+            step = self._launched[0]
+            try:
+                if not wait and not step.is_done():
+                    return
+                result = step.result()
+            except Exception as error:
+                # A GPU reports what went wrong in a kernel only here.
+                raise StepFailed(step.step_id) from error
+            result.finished_at_ns = self._finish_times.of(step.samples, result.finished_at_ns)
+            result.late_work = self._count_late_work() - self._warm_count
+            self._launched.popleft()
+            self._channel.send_result(result)

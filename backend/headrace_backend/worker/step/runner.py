@@ -1,0 +1,151 @@
+"""What the rooms of the worker need of each other where a CPU's parts and a GPU's stand in for one
+another.
+
+Owns the interfaces: a model, as runners call it, and a runner, as start-up and the step loop call
+it; and how plans that answer no request are run, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
+from headrace_backend.step.plan import StepPlan
+from headrace_backend.weights.progress import Progress
+from headrace_backend.worker.sampling.sampler import SampledTokens
+
+
+class CausalModel(Protocol):
+    """What a runner needs of a model (see `headrace_backend.models`)."""
+
+    vocab_size: int
+    hidden_size: int
+    # Of activations.
+    dtype: torch.dtype
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_caches: list[torch.Tensor],
+        metadata: StepMetadata | StepPieces,
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Hidden states [num_tokens, hidden_size] of tokens int64 [num_tokens] at positions int64
+        [num_tokens]; of those alone whose indices are `wanted`.
+        """
+
+    def first_piece(self, num_tokens: int, is_captured: bool) -> int | None:
+        """Tokens of the first of two pieces in which it takes a step; None: whole."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[num_samples, vocab_size] from [num_samples, hidden_size]: float32, on a GPU also the
+        model's type.
+        """
+
+    @property
+    def part_size(self) -> int:
+        """Tokens of this rank's part of the vocabulary, of which it computes logits itself."""
+
+    def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """Logits of this rank's part of the vocabulary: from [n, hidden_size], to [n, part_size]
+        fp32.
+
+        Can be captured: it sends nothing to other ranks.
+        """
+
+    def gather_logits(self, part: torch.Tensor, out: torch.Tensor) -> None:
+        """Puts all ranks' parts side by side, to [n, vocab_size] fp32.
+
+        Of one rank, whose part is `out` already, nothing is to be done.
+        """
+
+    def most_likely(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the same logits the most likely tokens, int64 [num_samples], and whether rows are
+        sound, bool [num_samples].
+        """
+
+
+class Launched(NamedTuple):
+    """How a step was launched."""
+
+    # Tokens that the device computes, padding included.
+    num_tokens: int
+    # Whether its forward pass was replayed from a graph.
+    captured: bool
+
+
+NOTHING_LAUNCHED = Launched(0, False)
+
+
+class Runner(Protocol):
+    """Computes steps, strictly in the order in which they are given (`cpu_runner`, `gpu_runner`)."""
+
+    @property
+    def launched(self) -> Launched:
+        """Of the last `forward`."""
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Takes and gives back rows, then computes the plan's tokens.
+
+        Returns:
+            Hidden states of the sampled tokens, of those that are checked and of those that tell of
+            prompts, [num_samples + num_checked + num_prompt_tokens, hidden_size]; see
+            `split_hidden`.
+        """
+
+    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+        """Draws the plan's tokens from what `forward` returned, checks it, and tells of prompts.
+
+        Returns:
+            None if there is nothing of these to do.
+        """
+
+    def reset(self) -> None:
+        """Gives back all rows, whatever a step that raised has left of them.
+
+        The next plan finds an empty batch.
+        """
+
+
+@runtime_checkable
+class CapturesGraphs(Protocol):
+    """A runner that replays its steps from graphs (`gpu_runner`)."""
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs captured so far, whether or not they were kept."""
+
+    @property
+    def captured_mixed_sizes(self) -> tuple[int, ...]:
+        """Tokens of the kept shapes of steps with prompts, ascending."""
+
+    def capture(self, progress: Progress) -> None:
+        """Captures them; the cache is there already."""
+
+
+def split_hidden(plan: StepPlan, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The three parts of what `Runner.forward` gave: sampled, checked, telling of prompts."""
+    num_samples, num_checked = plan.sample.rows.size, plan.forward.checked_indices.size
+    return hidden.tensor_split((num_samples, num_samples + num_checked))
+
+
+def run_steps(runner: Runner, plans: Sequence[StepPlan], on_step: Callable[[int], None]) -> None:
+    """Runs plans one after the other and waits for what the last one drew.
+
+    Args:
+        runner: Takes the plans.
+        plans: At least one.
+        on_step: Called with the number of plans launched, before each and after the last.
+    """
+    sampled = None
+    for done, plan in enumerate(plans):
+        on_step(done)
+        drawn = runner.sample(plan, runner.forward(plan))
+        sampled = sampled if drawn is None else drawn
+    if sampled is not None:
+        sampled.tokens.cpu()
+    on_step(len(plans))

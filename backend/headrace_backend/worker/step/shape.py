@@ -1,0 +1,209 @@
+"""How many entries each column of a step has: exactly as many as its plan needs, or as many as a
+graph was captured for.
+
+Owns the sizes, nothing else; the columns are `columns`. A plan *fits* a larger shape: what is
+left over is padding, for which nothing is computed that anybody reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Self
+
+import torch
+
+from headrace_backend.step.plan import StepPlan
+from headrace_backend.worker.plan_columns import Entries
+from headrace_kernels.attention.plan import (
+    TARGET_PROGRAMS,
+    decode_programs,
+    decode_sizes,
+    gathered_tokens,
+    gathering_pays,
+    max_prefill_tiles,
+    prefill_tile_tokens,
+)
+from headrace_kernels.attention.quantized_kv import is_quantized
+
+# Query tokens of an entry that the decode kernel takes. With more it computes two to four times as
+# much per key, which pays for drafts only.
+DECODE_QUERY_LEN = 1
+# Keys that a prompt's token sees on average from which gathering them is worth leaving the graphs,
+# where nothing is gathered: at 8,192, 512 tokens win 3.3 of about 20 ms in 32 layers. Derived, not
+# measured.
+_GATHER_FROM_KEYS = 8192
+# The same of steps of so many tokens and more, of whose time attention is a larger part: a prompt
+# of 2,048 tokens takes 68 ms either way on one of four ranks of a 70B Llama in FP8, one of 4,096
+# takes 144 from a graph and 126 gathered (H200, 2026-11-22).
+_LONG_STEP_TOKENS, _GATHER_LONG_FROM_KEYS = 1024, 1536
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """What attention's division of work depends on, of one layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    # Query tokens of a prefill tile.
+    tile_tokens: int
+    # Of the decode kernel, that fill a card.
+    programs: int = TARGET_PROGRAMS
+
+    @classmethod
+    def of(cls, num_heads: int, kv_cache: torch.Tensor, dtype: torch.dtype | None = None) -> Self:
+        """For a layer with `num_heads` query heads of a type over its cache [num_blocks, 2,
+        num_kv_heads, block_size, head_dim].
+
+        None: the cache's type, which must not be quantized then.
+        """
+        num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
+        item_bytes = (dtype or kv_cache.dtype).itemsize
+        assert item_bytes > 1, "a quantized cache does not tell the type of queries"
+        tile_tokens = prefill_tile_tokens(num_heads, num_kv_heads, head_dim, item_bytes)
+        programs = decode_programs(is_quantized(kv_cache), DECODE_QUERY_LEN * num_heads // num_kv_heads)
+        return cls(num_heads, num_kv_heads, tile_tokens, programs)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepShape:
+    """Sizes of one step's columns."""
+
+    num_tokens: int
+    # Rows that take part.
+    num_entries: int
+    # Hidden states that are sampled from, and those that are only checked to be finite.
+    num_samples: int
+    # Work of the decode kernel, which takes entries with one query token; 0 if there are no such
+    # entries.
+    num_splits: int
+    # Work of the prefill kernel.
+    num_tiles: int
+    # Whether its contexts are to be gathered, which no graph does.
+    gathers: bool = False
+    # Of a step that is computed in two pieces of its tokens, what attention needs of each.
+    pieces: tuple[StepShape, ...] = ()
+
+    @property
+    def parts(self) -> tuple[StepShape, ...]:
+        """What attention takes one after the other."""
+        return self.pieces or (self,)
+
+    @classmethod
+    def of(cls, plan: StepPlan, sizes: AttentionSizes, gather_capacity: int = 0) -> Self:
+        """The sizes that a plan needs; `gather_capacity`: tokens of context that may be gathered."""
+        entries = Entries.of(plan.forward)
+        needed = cls._of_entries(entries, plan.wanted_indices.size, sizes)
+        is_chunk = entries.counts > DECODE_QUERY_LEN
+        chunks, seq_lens = entries.counts[is_chunk], entries.seq_lens[is_chunk]
+        group = sizes.num_heads // sizes.num_kv_heads
+        fits = 0 < gathered_tokens(seq_lens) <= gather_capacity
+        from_keys = _GATHER_FROM_KEYS if needed.num_tokens < _LONG_STEP_TOKENS else _GATHER_LONG_FROM_KEYS
+        gathers = fits and gathering_pays(chunks, seq_lens, group, from_keys)
+        return dataclasses.replace(needed, gathers=gathers)
+
+    @classmethod
+    def decode(cls, num_rows: int, sizes: AttentionSizes) -> Self:
+        """A step in which up to `num_rows` rows compute one token each."""
+        return cls._sized(num_rows, num_rows, num_rows, True, 0, sizes)
+
+    @classmethod
+    def mixed(cls, num_tokens: int, max_rows: int, sizes: AttentionSizes, first_piece: int | None = None) -> Self:
+        """A step of up to `num_tokens` tokens of any rows; in two pieces, if the first is to have
+        so many tokens.
+        """
+        rows = min(num_tokens, max_rows)
+        num_tiles = max_prefill_tiles(num_tokens, rows, sizes.tile_tokens)
+        whole = cls._sized(num_tokens, rows, rows, True, num_tiles, sizes)
+        if first_piece is None:
+            return whole
+        pieces = tuple(cls.mixed(count, max_rows, sizes) for count in (first_piece, num_tokens - first_piece))
+        return dataclasses.replace(whole, pieces=pieces)
+
+    def cut(self, plan: StepPlan, first_piece: int, sizes: AttentionSizes) -> Self:
+        """The shape that a plan needs in two pieces, the first of so many tokens."""
+        pieces = Entries.of(plan.forward).cut(first_piece)
+        return dataclasses.replace(self, pieces=tuple(self._of_entries(piece, 0, sizes) for piece in pieces))
+
+    @classmethod
+    def _of_entries(cls, entries: Entries, num_samples: int, sizes: AttentionSizes) -> Self:
+        chunks = entries.counts[entries.counts > DECODE_QUERY_LEN]
+        num_tiles = int((-(-chunks // sizes.tile_tokens)).sum())
+        decodes = chunks.size < entries.counts.size
+        return cls._sized(entries.num_tokens, entries.counts.size, num_samples, decodes, num_tiles, sizes)
+
+    @classmethod
+    def _sized(
+        cls,
+        num_tokens: int,
+        num_entries: int,
+        num_samples: int,
+        decodes: bool,
+        num_tiles: int,
+        sizes: AttentionSizes,
+    ) -> Self:
+        num_splits = decode_sizes(num_entries, sizes.num_kv_heads, sizes.programs).num_splits if decodes else 0
+        return cls(num_tokens, num_entries, num_samples, num_splits, num_tiles)
+
+    def holds(self, other: StepShape) -> bool:
+        """Whether a step of the other shape can be padded to this one."""
+        return (
+            self.gathers >= other.gathers
+            and self.num_tokens >= other.num_tokens
+            and self.num_entries >= other.num_entries
+            and self.num_samples >= other.num_samples
+            and self.num_splits >= other.num_splits
+            and self.num_tiles >= other.num_tiles
+        )
+
+
+def smallest_holding(shapes: Iterable[StepShape], needed: StepShape) -> StepShape | None:
+    """The first of the shapes, given smallest first, that holds what is needed."""
+    return next((shape for shape in shapes if shape.holds(needed)), None)
+
+
+def captured_shapes(
+    batch_sizes: Iterable[int],
+    mixed_sizes: Iterable[int],
+    max_num_seqs: int,
+    sizes: AttentionSizes,
+    first_piece: Callable[[int], int | None] = lambda _: None,
+) -> list[StepShape]:
+    """What graphs are captured for, smallest first: decode steps, and mixed steps too short to hide
+    the launches of their kernels.
+
+    Args:
+        batch_sizes: Rows of decode steps.
+        mixed_sizes: Tokens of mixed steps.
+        max_num_seqs: Of a step.
+        sizes: Of a layer's attention.
+        first_piece: Tokens of the first of two pieces of a mixed step of so many; None: it is
+            whole.
+    """
+    decode = [StepShape.decode(size, sizes) for size in batch_sizes]
+    mixed = [StepShape.mixed(size, max_num_seqs, sizes, first_piece(size)) for size in mixed_sizes]
+    return sorted(decode + mixed, key=lambda shape: (shape.num_tokens, shape.num_tiles))
+
+
+def undominated(shapes: Sequence[StepShape], times_ms: Mapping[StepShape, float]) -> list[StepShape]:
+    """The shapes that a step should be padded to, in their order: without those that take no less
+    time than a larger one of their kind.
+
+    Products are not always slower for more rows (cuBLAS takes 13.1 ms for those of 448 tokens of an
+    8B model on an H200, and 9.7 for 512), so a step may be done sooner if it is padded further.
+
+    Args:
+        shapes: With or without tiles, which are the two kinds: their attention takes different
+            kernels.
+        times_ms: Of some of them, full of padding. The others are kept.
+    """
+
+    def pays(shape: StepShape) -> bool:
+        larger = (
+            other
+            for other in times_ms
+            if other.num_tokens > shape.num_tokens and bool(other.num_tiles) == bool(shape.num_tiles)
+        )
+        return all(times_ms[other] > times_ms[shape] for other in larger if other.holds(shape))
+
+    return [shape for shape in shapes if shape not in times_ms or pays(shape)]

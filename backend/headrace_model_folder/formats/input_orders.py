@@ -1,0 +1,81 @@
+"""Which group each input of a quantized layer is in, where inputs of a group need not be
+neighbours: read, checked and told apart.
+
+Owns the reading of g_idx, some KB a layer, which is looked at before torch is loaded: how weights
+are stored side by side, and so how much memory they take, depends on whether their inputs are in
+the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace_model_folder.errors import InvalidModelFolder, shown
+from headrace_model_folder.formats.layer_format import LayerFormat, Role
+from headrace_model_folder.formats.quantization_config import FolderQuantization
+from headrace_model_folder.safetensors_header import TensorRecord, read_tensor
+
+Groups = npt.NDArray[np.int32]
+
+
+def with_input_orders(
+    folder: pathlib.Path, quantization: FolderQuantization, tensors: Mapping[str, TensorRecord]
+) -> FolderQuantization:
+    """Returns the quantization with the order of each layer's inputs noted in its format.
+
+    Args:
+        folder: The model folder.
+        quantization: What config.json says of its layers; the tensors agree with it.
+        tensors: Name -> where the tensor lies.
+
+    Raises:
+        InvalidModelFolder: A g_idx names a group that there is not, groups are not of their size,
+            or inputs are in an order though config.json says that they are not; file and tensor are
+            named.
+    """
+    layers = {
+        layer: dataclasses.replace(form, order_digest=_order(folder, layer, form, tensors))
+        for layer, form in quantization.layers.items()
+    }
+    return dataclasses.replace(quantization, layers=layers)
+
+
+def _order(folder: pathlib.Path, layer: str, form: LayerFormat, tensors: Mapping[str, TensorRecord]) -> str:
+    """A digest of the order; "" where inputs of a group are neighbours."""
+    # The sizes are the folder's own by now, and only the tensor's name is asked for.
+    suffixes = [tensor.suffix for tensor in form.tensors(32, 32) if tensor.role is Role.ORDER]
+    name = f"{layer}.{suffixes[0]}" if suffixes else ""
+    if name not in tensors:
+        return ""
+    record = tensors[name]
+    groups = np.frombuffer(read_tensor(folder, name, record), np.dtype("<i4"))
+    group_size = form.group_size or len(groups)
+    if (groups == np.arange(len(groups)) // group_size).all() or (groups == -1).all():
+        return ""
+    if not form.is_ordered:
+        raise InvalidModelFolder(
+            f"{record.file}: tensor {shown(name)} puts inputs into other groups than their neighbours', config.json says that none are"
+        )
+    _check(name, record, groups, group_size)
+    return hashlib.sha256(groups.tobytes()).hexdigest()[:16]
+
+
+def _check(name: str, record: TensorRecord, groups: Groups, group_size: int) -> None:
+    num_groups = len(groups) // group_size
+    outside = groups[(groups < 0) | (groups >= num_groups)]
+    if len(outside):
+        raise InvalidModelFolder(
+            f"{record.file}: tensor {shown(name)} names group {int(outside[0])}, there are 0 to {num_groups - 1}"
+        )
+    counts = np.bincount(groups, minlength=num_groups)
+    wrong = np.flatnonzero(counts != group_size)
+    if len(wrong):
+        raise InvalidModelFolder(
+            f"{record.file}: tensor {shown(name)} has {int(counts[wrong[0]])} inputs in group {int(wrong[0])}, groups have {group_size}"
+        )

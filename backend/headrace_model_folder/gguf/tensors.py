@@ -1,0 +1,97 @@
+"""The tensors of a GGUF file under Hugging Face's names, which all rooms behind this one use.
+
+Owns the two names of each tensor, and whose rows come in another order: Llama files have the rows
+of queries and keys so that the two numbers that are rotated together follow each other, where ours
+lie half a head apart.
+"""
+
+from __future__ import annotations
+
+import re
+
+from headrace_model_folder.config import ModelConfig
+from headrace_model_folder.errors import InvalidModelFolder, shown
+from headrace_model_folder.expected_tensors import WEIGHT_DTYPES, expected_tensors
+from headrace_model_folder.gguf.header import GgufHeader, GgufTensor
+from headrace_model_folder.safetensors_header import TensorRecord
+
+_OUTER = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_OF_LAYER = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+# What follows from metadata or was read with them.
+_TOLERATED = re.compile(r"rope_freqs\.weight|blk\.\d{1,4}\.attn_rot_embd")
+
+
+def gguf_name(name: str) -> str:
+    """GGUF's name of a tensor."""
+    match = _LAYER_NAME.fullmatch(name)
+    return _OUTER[name] if match is None else f"blk.{match[1]}.{_OF_LAYER[match[2]]}.{match[3]}"
+
+
+def gguf_records(header: GgufHeader, config: ModelConfig) -> dict[str, TensorRecord]:
+    """Hugging Face name -> where the tensor lies.
+
+    Raises:
+        InvalidModelFolder: a tensor is missing, misshapen, surplus, or of a type that it can't
+            have.
+    """
+    records: dict[str, TensorRecord] = {}
+    for name, shape in expected_tensors(config).items():
+        theirs = gguf_name(name)
+        tensor = header.tensors.get(theirs)
+        if tensor is None:
+            raise InvalidModelFolder(f"{header.file}: tensor {shown(theirs)} is missing")
+        _check(header.file, theirs, tensor, shape)
+        records[name] = TensorRecord(
+            header.file, tensor.type.name, shape, tensor.offset, tensor.num_bytes, _head_rows(config, name)
+        )
+    known = {gguf_name(name) for name in records}
+    for theirs in header.tensors:
+        if theirs not in known and not _TOLERATED.fullmatch(theirs):
+            raise InvalidModelFolder(
+                f"{header.file}: tensor {shown(theirs)} is surplus: {config.architecture} with these metadata has none"
+            )
+    return records
+
+
+def shared_blocks(header: GgufHeader, config: ModelConfig) -> tuple[int, int]:
+    """The largest blocks, in inputs, of attention's output and of down projections
+    (`ModelConfig.shared_blocks`).
+    """
+    output, down = (
+        max(header.tensors[f"blk.{layer}.{name}.weight"].type.block_inputs for layer in range(config.num_layers))
+        for name in (_OF_LAYER["self_attn.o_proj"], _OF_LAYER["mlp.down_proj"])
+    )
+    return output, down
+
+
+def _check(file: str, name: str, tensor: GgufTensor, shape: tuple[int, ...]) -> None:
+    if tensor.shape != shape:
+        raise InvalidModelFolder(
+            f"{file}: tensor {shown(name)} has shape {list(tensor.shape)}, {list(shape)} expected from the metadata"
+        )
+    if len(shape) == 1 and tensor.type.name not in WEIGHT_DTYPES:
+        raise InvalidModelFolder(
+            f"{file}: tensor {shown(name)} has type {tensor.type.name}, one of {', '.join(WEIGHT_DTYPES)} expected for norms and biases"
+        )
+
+
+def _head_rows(config: ModelConfig, name: str) -> int:
+    is_llama = config.architecture in ("LlamaForCausalLM", "MistralForCausalLM")
+    return config.head_dim if is_llama and (".q_proj." in name or ".k_proj." in name) else 0

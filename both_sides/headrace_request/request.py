@@ -1,0 +1,67 @@
+"""One request, as a service asks the engine for it.
+
+Owns the struct and its byte form on the way from service to engine: msgpack, by the order of
+fields. Does not own what a service and an engine say about a request beside it (whose it is, when
+it must end, how it is traced): protos/headrace_engine/v1/engine.proto.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import msgspec
+
+from headrace_request.sampling import Sampling
+from headrace_request.stop import Stop
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A prompt and what is wanted of it. Every value is resolved."""
+
+    # Token ids, uint32 little-endian. At least 1, and room for one of output in the context.
+    prompt_token_ids: bytes
+    stop: Stop
+    sampling: Sampling = Sampling()
+    # Outputs. 1 to 128, or to what the engine is configured for.
+    n: int = 1
+    # Most likely tokens reported beside each sampled one, 0 to 20; -1: no log probabilities.
+    num_logprobs: int = -1
+    # The same of each token of the prompt.
+    num_prompt_logprobs: int = -1
+    # Higher runs first. -100 to 100.
+    priority: int = 0
+    # Salt of the prefix cache; tenants are salted apart besides. At most 256 bytes.
+    cache_salt: bytes = b""
+
+    def encode(self) -> bytes:
+        """Returns the bytes that `decode` reads."""
+        return _encoder.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> Request:
+        """Reads what `encode` wrote, perhaps in another process.
+
+        Raises:
+            ValueError: The bytes are no request; the text says where.
+        """
+        try:
+            return _decoder.decode(data)
+        except msgspec.MsgspecError as error:
+            raise ValueError(str(error)) from None
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Request)
+
+
+def _layout(*structs: type[msgspec.Struct]) -> str:
+    """Returns a digest of the structs' fields, with their order and types."""
+    described = [(struct.__name__, list(struct.__annotations__.items())) for struct in structs]
+    return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
+
+
+LAYOUT: Final = _layout(Request, Stop, Sampling)
+"""Names the byte form. Two processes with different ones would misread each other's requests: they
+compare it when they connect.
+"""

@@ -1,0 +1,1 @@
+"""Many generations over one call, for threads and for asyncio."""

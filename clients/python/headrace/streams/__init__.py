@@ -1,0 +1,1 @@
+"""One generation's events, for threads and for asyncio."""

@@ -1,0 +1,290 @@
+"""The service's one stream to the backend.
+
+Owns the table of subscriptions, the questions that wait for answers, what is known of the engine's
+state, and what becomes of all of them when the stream breaks: everything open ends UNAVAILABLE with
+a retry hint. Does not own the connection's life (`engine_connection` does). Questions are written
+by one task in the order they were asked; answers and steps are dealt out as they are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import itertools
+import time
+from typing import Any
+
+import structlog
+from google.protobuf import message
+
+from headrace_facts import facts
+from headrace_protos.engine.v1 import engine_pb2
+from headrace_service import errors
+from headrace_service.calls.call import Call
+from headrace_service.engines.step_dealing import deal
+from headrace_service.streams.ending import Endings
+from headrace_service.streams.generation_stream import GenerationStream
+from headrace_service.tracing.tracer import Tracer
+
+_log = structlog.get_logger("headrace.service")
+_MAX_HANDLE = (1 << 32) - 1
+# What a question takes beside itself: the mark of its kind, its length and its handle.
+_ENVELOPE_BYTES = 32
+_NOT_CONNECTED = "the engine cannot be reached"
+
+
+class EngineClient:
+    """Questions to the engine and subscriptions to its requests.
+
+    Args:
+        max_message_bytes: most that one question may take; a larger one would end the stream, which
+            is everybody's.
+        tracer: is told of generations that end, and of steps; None where there is no telemetry.
+    """
+
+    def __init__(self, max_message_bytes: int, tracer: Tracer | None = None) -> None:
+        self._max_message_bytes = max_message_bytes
+        self._tracer = tracer
+        self._endings = Endings(tracer, self.leave) if tracer is not None else None
+        # The backend's name for itself in traces, and what takes its times to UNIX time.
+        self._told_by = ("", 0)
+        self.streams: dict[int, GenerationStream] = {}
+        self.last_heard_ns = 0
+        self._state = engine_pb2.EngineState(serving=False, reason=_NOT_CONNECTED)
+        self._connected = False
+        self._next_handle = 1
+        self._query_ids = itertools.count(1)
+        self._outgoing: collections.deque[engine_pb2.ToEngine] = collections.deque()
+        self._outgoing_wake = asyncio.Event()
+        # Keyed by handle where the question has one, else by query id.
+        self._by_handle: dict[int, asyncio.Future[Any]] = {}
+        self._by_query: dict[int, asyncio.Future[Any]] = {}
+
+    # -- state
+
+    @property
+    def serving(self) -> bool:
+        """Whether the engine says it makes progress, and said so lately."""
+        return self.is_reachable and self._state.serving
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether new work has somebody to take it, now or once a worker is replaced."""
+        return self._connected and time.monotonic_ns() - self.last_heard_ns <= self._state.stale_after_ns
+
+    def check_reachable(self) -> None:
+        """Raises UNAVAILABLE while new work has nobody to take it.
+
+        An engine that replaces a worker is reachable: it queues. One that is silent is not.
+        """
+        if not self._connected:
+            raise errors.unavailable(_NOT_CONNECTED)
+        if time.monotonic_ns() - self.last_heard_ns > self._state.stale_after_ns:
+            raise errors.unavailable("the engine makes no progress")
+
+    def open_streams(self) -> list[GenerationStream]:
+        """Returns the streams that still expect something of the engine for a reader."""
+        endings = self._endings
+        return [stream for stream in self.streams.values() if endings is None or not endings.keeps(stream)]
+
+    def new_handle(self) -> int:
+        """Returns a handle that no open subscription has."""
+        while self._next_handle in self.streams:
+            self._next_handle = self._next_handle % _MAX_HANDLE + 1
+        handle, self._next_handle = self._next_handle, self._next_handle % _MAX_HANDLE + 1
+        return handle
+
+    # -- questions
+
+    async def add(self, request: engine_pb2.AddRequest, stream: GenerationStream | None) -> engine_pb2.Added:
+        """Asks for a generation; `stream`, if given, gets its tokens from then on.
+
+        Raises:
+            ServiceError: what the engine refused it with, UNAVAILABLE, or RESOURCE_EXHAUSTED, the
+                engine can't be asked for so much.
+        """
+        request.query_id = next(self._query_ids)
+        self._check_size(request)
+        if stream is not None:
+            request.handle = stream.handle
+            self.streams[stream.handle] = stream
+        added: engine_pb2.Added = await self._ask(engine_pb2.ToEngine(add=request), self._by_query, request.query_id)
+        return added
+
+    async def attach(self, request: engine_pb2.AttachRequest, stream: GenerationStream) -> engine_pb2.Attached:
+        """Asks for a running or ended request's events; `stream` gets them, from the start.
+
+        Raises:
+            ServiceError: NOT_FOUND, OUT_OF_RANGE, or UNAVAILABLE.
+        """
+        request.handle = stream.handle
+        self.streams[stream.handle] = stream
+        attached: engine_pb2.Attached = await self._ask(
+            engine_pb2.ToEngine(attach=request), self._by_handle, stream.handle
+        )
+        return attached
+
+    async def cancel(self, request_id: str, tenant: str) -> engine_pb2.Aborted:
+        """Ends a request by its owner's wish.
+
+        Raises:
+            ServiceError: UNAVAILABLE.
+        """
+        abort = engine_pb2.AbortRequest(
+            query_id=next(self._query_ids), request_id=request_id, tenant=tenant, cause=engine_pb2.ABORT_CAUSE_CANCELLED
+        )
+        aborted: engine_pb2.Aborted = await self._ask(engine_pb2.ToEngine(abort=abort), self._by_query, abort.query_id)
+        return aborted
+
+    async def list_requests(self, query: engine_pb2.ListQuery) -> engine_pb2.RequestList:
+        """Asks for one page of requests. Raises ServiceError: UNAVAILABLE."""
+        query.query_id = next(self._query_ids)
+        page: engine_pb2.RequestList = await self._ask(engine_pb2.ToEngine(list=query), self._by_query, query.query_id)
+        return page
+
+    async def load(self) -> engine_pb2.Load:
+        """Asks how busy the engine is. Raises ServiceError: UNAVAILABLE."""
+        query = engine_pb2.LoadQuery(query_id=next(self._query_ids))
+        load: engine_pb2.Load = await self._ask(engine_pb2.ToEngine(load=query), self._by_query, query.query_id)
+        return load
+
+    def leave(self, stream: GenerationStream) -> None:
+        """Gives a subscription up, if it is still open; its request goes on unless this was its
+        only, attached one.
+        """
+        if self.streams.pop(stream.handle, None) is not None:
+            self._send(engine_pb2.ToEngine(detach=engine_pb2.DetachRequest(handle=stream.handle)))
+
+    @property
+    def wants_step_records(self) -> bool:
+        """Whether the engine shall say what it settled."""
+        return self._tracer is not None
+
+    def abandon(self, stream: GenerationStream, call: Call) -> None:
+        """Ends the request of a caller who left, if it still runs, and gives its subscription up;
+        its end is told.
+        """
+        if stream.handle in self.streams:
+            expired = call.deadline_ns is not None and time.monotonic_ns() >= call.deadline_ns
+            cause = engine_pb2.ABORT_CAUSE_DEADLINE if expired else engine_pb2.ABORT_CAUSE_CANCELLED
+            self.abort(stream.request_id, call.tenant, cause)
+            if self._endings is None or not self._endings.keep(stream):
+                self.leave(stream)
+        elif self._endings is not None:
+            self._endings.ended(stream)
+
+    async def all_told(self) -> None:
+        """Returns when telemetry has been told of all generations whose readers left, in bounded
+        time.
+        """
+        if self._endings is not None:
+            await self._endings.all_told()
+
+    def abort(self, request_id: str, tenant: str, cause: engine_pb2.AbortCause) -> None:
+        """Ends a request without waiting for the answer."""
+        abort = engine_pb2.AbortRequest(
+            query_id=next(self._query_ids), request_id=request_id, tenant=tenant, cause=cause
+        )
+        self._send(engine_pb2.ToEngine(abort=abort))
+
+    # -- the connection's side
+
+    def connection_opened(self, welcome: engine_pb2.Welcome) -> None:
+        """Takes the first message of a new connection; from now on questions are asked."""
+        self._connected = True
+        self._told_by = (welcome.engine, welcome.unix_offset_ns)
+        self._state = welcome.state
+        self.last_heard_ns = time.monotonic_ns()
+
+    def connection_lost(self) -> None:
+        """Ends everything that was open on the connection."""
+        self._connected = False
+        self._state = engine_pb2.EngineState(serving=False, reason=_NOT_CONNECTED)
+        self._outgoing.clear()
+        failure = errors.unavailable("the connection to the engine was lost")
+        for stream in self.streams.values():
+            stream.fail(failure)
+        self.streams.clear()
+        for waiting in (self._by_handle, self._by_query):
+            for answer in waiting.values():
+                if not answer.done():
+                    answer.set_exception(failure)
+            waiting.clear()
+
+    def received(self, from_engine: engine_pb2.FromEngine) -> None:
+        """Deals one message of the engine out."""
+        self.last_heard_ns = time.monotonic_ns()
+        kind = from_engine.WhichOneof("message")
+        if kind == "step":
+            step = from_engine.step
+            if step.step_records and self._tracer is not None:
+                # Before the generations that end with these steps.
+                self._tracer.tell(facts.Steps(*self._told_by, step.step_records))
+            deal(step, self.streams)
+        elif kind == "state":
+            self._state = from_engine.state
+        elif kind == "attached":
+            self._received_attached(from_engine.attached)
+        elif kind == "refused":
+            self._received_refused(from_engine.refused)
+        elif kind in ("added", "aborted", "list", "load"):
+            answer = getattr(from_engine, kind)
+            _resolve(self._by_query, answer.query_id, answer)
+
+    async def next_outgoing(self) -> engine_pb2.ToEngine:
+        """Returns the next message to write, when there is one."""
+        while not self._outgoing:
+            self._outgoing_wake.clear()
+            await self._outgoing_wake.wait()
+        return self._outgoing.popleft()
+
+    # -- inside
+
+    def _send(self, to_engine: engine_pb2.ToEngine) -> None:
+        if self._connected:
+            self._outgoing.append(to_engine)
+            self._outgoing_wake.set()
+
+    def _check_size(self, request: engine_pb2.AddRequest) -> None:
+        """Everything else that is asked is small."""
+        num_bytes, limit = request.ByteSize() + _ENVELOPE_BYTES, self._max_message_bytes
+        if num_bytes > limit:
+            raise errors.exhausted(
+                f"the request takes {num_bytes} bytes on its way to the engine, and a message at most {limit}"
+            )
+
+    async def _ask(self, question: engine_pb2.ToEngine, waiting: dict[int, asyncio.Future[Any]], key: int) -> Any:
+        self.check_reachable()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        waiting[key] = answer
+        self._send(question)
+        try:
+            return await answer
+        finally:
+            waiting.pop(key, None)
+
+    def _received_attached(self, attached: engine_pb2.Attached) -> None:
+        stream = self.streams.get(attached.handle)
+        if stream is not None:
+            # At once, so that steps which follow in the same read find the stream ready.
+            stream.begin_attached(attached)
+            if stream.done is not None:
+                del self.streams[attached.handle]
+        _resolve(self._by_handle, attached.handle, attached)
+
+    def _received_refused(self, refused: engine_pb2.Refused) -> None:
+        self.streams.pop(refused.handle, None)
+        waiting, key = (
+            (self._by_query, refused.query_id)
+            if refused.query_id in self._by_query
+            else (self._by_handle, refused.handle)
+        )
+        answer = waiting.get(key)
+        if answer is not None and not answer.done():
+            answer.set_exception(errors.from_status(refused.status))
+
+
+def _resolve(waiting: dict[int, asyncio.Future[Any]], key: int, answer: message.Message) -> None:
+    future = waiting.get(key)
+    if future is not None and not future.done():
+        future.set_result(answer)

@@ -1,0 +1,211 @@
+"""The life of the connection to the backend: connect, hello, welcome, read and write until it
+breaks, and again after a pause.
+
+Owns the channel, its secret and the pauses between attempts. A backend that says nothing for too
+long (it sends its state every second) is given up like one that closed the connection. What the
+messages mean is `engine_client`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import structlog
+
+from headrace_credentials import files as credential_files
+from headrace_credentials.client_tls import ClientTlsFiles, channel_credentials, new_channel
+from headrace_credentials.files import CredentialError
+from headrace_model_folder import InvalidModelFolder
+from headrace_protos.engine.v1 import engine_pb2
+from headrace_request.request import LAYOUT
+from headrace_service import logs
+from headrace_service.config import ServiceConfig
+from headrace_service.engines.engine_client import EngineClient
+
+PROTOCOL_VERSION = 2
+_FIRST_PAUSE_S = 0.05
+_WELCOME_TIMEOUT_S = 10.0
+
+_log = structlog.get_logger("headrace.service")
+_Stream = grpc.aio.StreamStreamCall[Any, Any]
+
+
+class EngineConnection:
+    """Keeps an `EngineClient` connected.
+
+    Args:
+        config: secret, limits and pauses.
+        address: where the backend listens.
+        client: what messages are dealt to.
+        prepare: called with each welcome's model before questions are asked; its exceptions end the
+            connection for good.
+
+    Attributes:
+        num_attempts: attempts to connect that have begun.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        address: str,
+        client: EngineClient,
+        prepare: Callable[[engine_pb2.EngineModel], Awaitable[None]],
+    ) -> None:
+        self._config = config
+        self._address = address
+        self._client = client
+        self._prepare = prepare
+        self._metadata = _secret_metadata(config)
+        # A file that cannot be used ends the start; later it is tried again.
+        engine_tls(config)
+        self._was_connected = False
+        self.num_attempts = 0
+
+    async def run(self) -> None:
+        """Connects, again and again, until cancelled.
+
+        Raises:
+            InvalidModelFolder: the engine's model cannot be served by this process, now or later.
+        """
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            began_s = time.monotonic()
+            await self._run_once()
+            if time.monotonic() - began_s > self._config.engine_retry_max_s:
+                pause_s = _FIRST_PAUSE_S
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, self._config.engine_retry_max_s)
+
+    async def _run_once(self) -> None:
+        """One connection from hello to its end, whatever that is."""
+        self.num_attempts += 1
+        try:
+            opened = _channel(self._config, self._address)
+        except CredentialError as error:
+            _log.error("engine.no_credentials", why=str(error))
+            return
+        async with opened as channel:
+            stream: _Stream = _connect(channel)(None, metadata=self._metadata)
+            try:
+                await self._converse(stream)
+            except grpc.aio.AioRpcError as error:
+                # A service often starts before its backend listens; only the loss of a connection
+                # is worth a warning.
+                level = logging.WARNING if self._was_connected else logging.INFO
+                _log.log(level, "engine.disconnected", engine=self._address, code=error.code().name)
+            except asyncio.CancelledError:
+                # grpc.aio raises it in readers of a call that was cancelled here; only a cancelled
+                # task must end.
+                if _task_is_cancelled():
+                    raise
+            except InvalidModelFolder:
+                raise
+            except Exception as error:
+                _log.error("engine.connection_failed", exception_type=type(error).__name__, places=logs.places(error))
+            finally:
+                self._client.connection_lost()
+                stream.cancel()
+
+    async def _converse(self, stream: _Stream) -> None:
+        hello = engine_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            request_layout=LAYOUT,
+            service_name=self._config.service_name,
+            wants_step_records=self._client.wants_step_records,
+        )
+        await stream.write(engine_pb2.ToEngine(hello=hello))
+        first = await asyncio.wait_for(stream.read(), _WELCOME_TIMEOUT_S)
+        if not isinstance(first, engine_pb2.FromEngine) or not first.HasField("welcome"):
+            _log.error("engine.no_welcome", engine=self._address)
+            return
+        await self._welcomed(first.welcome)
+        _log.info("engine.connected", engine=self._address, model=first.welcome.model.revision)
+        writer = asyncio.create_task(self._write(stream))
+        silence = asyncio.create_task(self._end_on_silence(stream))
+        try:
+            await self._read(stream)
+        finally:
+            writer.cancel()
+            silence.cancel()
+            await asyncio.gather(writer, silence, return_exceptions=True)
+
+    async def _welcomed(self, welcome: engine_pb2.Welcome) -> None:
+        await self._prepare(welcome.model)
+        self._client.connection_opened(welcome)
+        self._was_connected = True
+
+    async def _read(self, stream: _Stream) -> None:
+        received = self._client.received
+        while isinstance(from_engine := await stream.read(), engine_pb2.FromEngine):
+            if from_engine.HasField("welcome"):
+                await self._welcomed(from_engine.welcome)
+            else:
+                received(from_engine)
+
+    async def _write(self, stream: _Stream) -> None:
+        while True:
+            await stream.write(await self._client.next_outgoing())
+
+    async def _end_on_silence(self, stream: _Stream) -> None:
+        limit_ns = int(self._config.engine_silence_s * 1e9)
+        while time.monotonic_ns() - self._client.last_heard_ns < limit_ns:
+            await asyncio.sleep(self._config.engine_silence_s / 10)
+        _log.error("engine.silent", engine=self._address, silence_s=self._config.engine_silence_s)
+        self._client.connection_lost()
+        stream.cancel()
+
+
+def _connect(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamMultiCallable[Any, Any]:
+    return channel.stream_stream(
+        "/headrace_engine.v1.EngineService/Connect",
+        request_serializer=engine_pb2.ToEngine.SerializeToString,
+        response_deserializer=engine_pb2.FromEngine.FromString,
+    )
+
+
+def _task_is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _secret_metadata(config: ServiceConfig) -> tuple[tuple[str, str], ...]:
+    if config.engine_token_file is None:
+        return ()
+    secret = credential_files.read(config.engine_token_file, private=True).strip()
+    return (("authorization", f"Bearer {secret.decode(errors='replace')}"),)
+
+
+def engine_tls(config: ServiceConfig) -> grpc.ChannelCredentials | None:
+    """Returns what this service shows to a backend with mTLS; None if the configuration names
+    nothing.
+
+    Raises:
+        CredentialError: a file cannot be used.
+    """
+    if config.engine_tls_ca is None or config.engine_tls_cert is None or config.engine_tls_key is None:
+        return None
+    return channel_credentials(ClientTlsFiles(config.engine_tls_ca, config.engine_tls_cert, config.engine_tls_key))
+
+
+def _channel(config: ServiceConfig, address: str) -> grpc.aio.Channel:
+    """Returns a new channel. Files are read for each, as they may have changed."""
+    return new_channel(address, engine_tls(config), _channel_options(config))
+
+
+def _channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_send_message_length", config.max_engine_message_bytes),
+        ("grpc.max_receive_message_length", config.max_engine_message_bytes),
+        # Each attempt is a new channel with pauses of our own; a shared subchannel would remember
+        # the last failure's.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.enable_retries", 0),
+    ]

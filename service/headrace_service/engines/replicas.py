@@ -1,0 +1,81 @@
+"""To which of a model's engines a new request goes, where it has several (replicas).
+
+Owns the rule. Prompts that begin alike go to one engine, whose prefix cache then serves them all;
+nothing is remembered for that, so every service process comes to the same answer, and so does the
+next life of one. Each prefix has an order of its own over the engines (rendezvous hashing): the
+first that serves takes its requests, unless it has far more to do than the others; when an engine
+is lost only its own prefixes go elsewhere, and they come back with it. What follows a request (its
+readers, its end) finds its engine by the request's id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from headrace_service.text.tokenization import TokenIds
+
+# Tokens by which prompts are told apart. Fewer would be what a chat template puts before
+# everything; prompts that share fewer gain little of each other.
+PREFIX_TOKENS = 64
+# An engine has far more to do than the others with this many requests more than so many times their
+# mean. Chosen, not measured: a few readers of one text stay together, a prefix that everybody has
+# spreads.
+_SPARE_REQUESTS = 32
+_MOST_OF_MEAN = 1.5
+
+
+class Replica(Protocol):
+    """One engine of a model."""
+
+    @property
+    def replica(self) -> int:
+        """Its number among the model's engines."""
+
+    @property
+    def serving(self) -> bool:
+        """Whether it makes progress and takes requests."""
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether it hears of requests: one that replaces a worker does, and queues them."""
+
+    @property
+    def num_open(self) -> int:
+        """Requests that this process has there."""
+
+
+Engine = TypeVar("Engine", bound=Replica)
+
+
+def prefix_key(token_ids: TokenIds, cache_salt: bytes) -> bytes:
+    """What a prompt has in common with others that it can share cached blocks with."""
+    return token_ids[:PREFIX_TOKENS].tobytes() + cache_salt
+
+
+def place(engines: Sequence[Engine], key: bytes) -> Engine:
+    """Returns the engine for a request of a prefix: one that serves, else one that will, else the
+    one that has it otherwise, which says what is wrong.
+    """
+    ordered = _ordered(engines, key)
+    able = [engine for engine in ordered if engine.serving] or [engine for engine in ordered if engine.is_reachable]
+    if not able:
+        return ordered[0]
+    most = _SPARE_REQUESTS + _MOST_OF_MEAN * sum(engine.num_open for engine in able) / len(able)
+    return next(engine for engine in able if engine.num_open <= most)
+
+
+def home(engines: Sequence[Engine], key: bytes) -> Engine:
+    """Returns the one engine of a key, whether it serves or not: the only one that knows what was
+    asked under that key before.
+    """
+    return _ordered(engines, key)[0]
+
+
+def _ordered(engines: Sequence[Engine], key: bytes) -> list[Engine]:
+    return sorted(engines, key=lambda engine: _weight(key, engine.replica), reverse=True)
+
+
+def _weight(key: bytes, replica: int) -> bytes:
+    return hashlib.blake2b(key, digest_size=8, salt=replica.to_bytes(2, "big")).digest()

@@ -1,0 +1,163 @@
+"""One engine of a model that this service fronts: its client, its connection, and the model's text.
+
+Owns what may be asked of it now, and why not: not reached yet, being loaded, unloaded or drained,
+not to be served by this process. Which engines there are is `served_models`'s.
+"""
+
+from __future__ import annotations
+
+from headrace_protos.control.v1 import control_pb2
+from headrace_protos.engine.v1 import engine_pb2
+from headrace_service import errors
+from headrace_service.config import ServiceConfig
+from headrace_service.engines import request_ids
+from headrace_service.engines.engine_client import EngineClient
+from headrace_service.engines.engine_connection import EngineConnection
+from headrace_service.text.text_loader import TextLoader
+from headrace_service.text.text_model import TextModel
+from headrace_service.tracing.tracer import Tracer
+
+# Why no new generation is taken, by what the supervisor says of the model.
+_CLOSED = {
+    control_pb2.BACKEND_STATE_LOADING: "the model is being loaded",
+    control_pb2.BACKEND_STATE_UNLOADING: "the model is being unloaded",
+}
+
+
+class ServedModel:
+    """One engine of a model: the client of it, and the model's text once the engine has said what
+    it serves.
+
+    Attributes:
+        replica: its number among the model's engines.
+        replicas: all engines of the model, this one among them, by number.
+        address: where its backend listens.
+        engine: questions and subscriptions.
+        connection: the life of the engine's connection; `ServedModels` runs it.
+        state: what the supervisor says of the model; BACKEND_STATE_UNSPECIFIED without a
+            supervisor.
+        closed: why no new generation is taken; "" while they are.
+        broken: why this process can't serve it at all; "" unless so.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        address: str,
+        loader: TextLoader,
+        tracer: Tracer | None,
+        name: str | None = None,
+        replica: int = 0,
+    ) -> None:
+        self.replica = replica
+        self.replicas: tuple[ServedModel, ...] = (self,)
+        self.address = address
+        self.engine = EngineClient(config.max_engine_message_bytes, tracer)
+        self.connection = EngineConnection(config, address, self.engine, self._prepare)
+        self.state: control_pb2.BackendState = control_pb2.BACKEND_STATE_UNSPECIFIED
+        self.closed = ""
+        self.broken = ""
+        self._loader = loader
+        self._name = name
+        self._text: TextModel | None = None
+        # Attempts to connect that had begun when the supervisor first said READY.
+        self._attempts_before_ready: int | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The name callers use; None until the engine was reached, where nobody else gave it."""
+        return self._text.facts.name if self._name is None and self._text is not None else self._name
+
+    @property
+    def text(self) -> TextModel:
+        """Tokenizer, template, limits. Raises ServiceError: see `reached`."""
+        self.reached()
+        assert self._text is not None
+        return self._text
+
+    def reached(self) -> ServedModel:
+        """Returns this model, once its engine has said what it serves.
+
+        Raises:
+            ServiceError: UNAVAILABLE, it has not yet; FAILED_PRECONDITION, this process can't serve
+                it.
+        """
+        if self.broken:
+            raise errors.failed_precondition(self.broken)
+        if self._text is None:
+            raise errors.unavailable(_CLOSED.get(self.state, "the engine cannot be reached yet"))
+        return self
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its engine has said what it serves."""
+        return self._text is not None and not self.broken
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it is being unloaded."""
+        return self.state == control_pb2.BACKEND_STATE_UNLOADING
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it is being loaded: not all of its engines have served yet."""
+        return self.state == control_pb2.BACKEND_STATE_LOADING
+
+    @property
+    def was_tried(self) -> bool:
+        """Whether this process has learned what its engine serves, or that it can't at present: an
+        attempt that began after the engine was ready failed.
+        """
+        if self.is_known or self.broken:
+            return True
+        before = self._attempts_before_ready
+        return before is not None and self.connection.num_attempts >= before + 2
+
+    def told(self, state: control_pb2.BackendState) -> None:
+        """Takes the supervisor's newest word on the model."""
+        self.state = state
+        if state == control_pb2.BACKEND_STATE_READY and self._attempts_before_ready is None:
+            self._attempts_before_ready = self.connection.num_attempts
+
+    @property
+    def tag(self) -> str:
+        """What the ids of this engine's requests end with.
+
+        Raises ServiceError: UNAVAILABLE while its name is not known.
+        """
+        return request_ids.model_tag(self.name if self.name is not None else self.text.facts.name, self.replica)
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether its engine is known and hears of requests."""
+        return self.is_known and self.engine.is_reachable
+
+    @property
+    def num_open(self) -> int:
+        """Generations that this process follows on this engine."""
+        return len(self.engine.streams)
+
+    @property
+    def serving(self) -> bool:
+        """Whether its engine is known and makes progress, and new generations are taken."""
+        return self.is_known and self.engine.serving and not self.closed
+
+    def check_open(self) -> None:
+        """Raises UNAVAILABLE while no new generations are taken."""
+        if self.closed:
+            raise errors.unavailable(self.closed)
+
+    def set_draining(self, draining: bool) -> None:
+        """Whether new generations are refused because the server is drained; what runs goes on."""
+        drained = "the server is drained and takes no new generations" if draining else ""
+        self.closed = drained or _CLOSED.get(self.state, "")
+
+    async def _prepare(self, engine: engine_pb2.EngineModel) -> None:
+        """Loads tokenizer and template of the engine's model, unless they are loaded, for this
+        engine or a replica of it.
+
+        Raises InvalidModelFolder.
+        """
+        texts = [model._text for model in (self, *self.replicas) if model._text is not None]
+        known = next((anew for text in texts if (anew := text.described_anew(engine)) is not None), None)
+        self._text = known if known is not None else await self._loader.load(engine)

@@ -1,0 +1,260 @@
+"""From what a caller wants to a stream that brings it, whatever the wire: headrace.v1, sessions,
+KServe.
+
+Owns the steps that every way of generating shares: a text or conversation becomes a prompt, spec
+and prompt become the engine's request, the request becomes a `GenerationStream` that is given up
+however its reader leaves. Which events are sent, and as what, is the wire's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Iterator
+
+import structlog
+
+from headrace.v1 import generation_pb2
+from headrace_protos.engine.v1 import engine_pb2
+from headrace_service import errors, validation
+from headrace_service.calls import failures
+from headrace_service.calls.call import Call
+from headrace_service.config import ServiceConfig
+from headrace_service.engines import replicas
+from headrace_service.engines.request_ids import RequestIds
+from headrace_service.engines.served_model import ServedModel
+from headrace_service.generations import engine_request
+from headrace_service.generations.conversation import Conversation
+from headrace_service.resolved_spec import ResolvedSpec
+from headrace_service.streams.generation_stream import GenerationStream
+from headrace_service.streams.ledger import DeliveryClock
+from headrace_service.streams.render_state import RenderState
+from headrace_service.streams.wires import EventWire
+from headrace_service.text.chat_template import ChatTemplateRenderer
+from headrace_service.text.tokenization import TokenIds
+from headrace_service.tracing.generation_trace import GenerationTrace
+from headrace_service.tracing.tracer import Tracer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt's tokens, the field that errors about it name, and whether it is a conversation."""
+
+    token_ids: TokenIds
+    field: str
+    is_chat: bool = False
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+class Generations:
+    """Starts and joins generations for one service process."""
+
+    def __init__(self, config: ServiceConfig, templates: ChatTemplateRenderer, tracer: Tracer | None) -> None:
+        self._config = config
+        self._tracer = tracer
+        self._templates = templates
+        self._request_ids = RequestIds()
+
+    # -- prompts
+
+    async def prompt_of(self, spec: generation_pb2.GenerationSpec, model: ServedModel) -> Prompt:
+        """Returns the prompt of a checked spec, encoded."""
+        if spec.WhichOneof("prompt") == "text":
+            return Prompt(await model.text.tokenizer.encode(spec.text, add_special_tokens=True), "spec.text")
+        return Prompt(engine_request.token_column(spec.token_ids.ids), "spec.token_ids.ids")
+
+    async def prompt_of_conversation(self, conversation: Conversation, model: ServedModel) -> Prompt:
+        """Returns a conversation as the model's own template lays it out, encoded.
+
+        Raises:
+            ServiceError: FAILED_PRECONDITION, there is no template; INVALID_ARGUMENT, the template
+                refuses it or its text is too long.
+        """
+        text_model = model.text
+        if text_model.chat_template is None:
+            raise errors.failed_precondition("the model's folder has no chat template; use Generate")
+        text = await self._templates.render(
+            text_model.chat_template,
+            conversation.messages,
+            text_model.template_tokens,
+            text_model.facts.max_text_bytes,
+            conversation.continues_last,
+        )
+        validation.check_text(text, text_model.facts.max_text_bytes, "messages")
+        # The template writes special tokens out itself.
+        return Prompt(await text_model.tokenizer.encode(text, add_special_tokens=False), "messages", is_chat=True)
+
+    # -- streams
+
+    def placed(self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel) -> ServedModel:
+        """Returns which engine of the model a prompt is for."""
+        if len(model.replicas) == 1:
+            return model
+        return replicas.place(model.replicas, replicas.prefix_key(prompt.token_ids, spec.request.cache_salt))
+
+    async def start(
+        self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, wire: EventWire
+    ) -> GenerationStream:
+        """Has the engine begin a generation that ends with its call, and returns its stream.
+
+        The model is the one that `placed` names; whoever gets the stream gives it up by
+        `model.engine.abandon(stream, call)`.
+
+        Raises:
+            ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
+        """
+        add, render, trace = self._build(spec, prompt, model, call)
+        clock = DeliveryClock(call.arrival_ns, subscribed=False)
+        handle = model.engine.new_handle()
+        stream = GenerationStream(handle, add.request_id, model.text.pieces, render, clock, wire, trace=trace)
+        try:
+            limit_ns = self._time_limit_ns(spec, call.deadline_ns)
+            stream.deadline_is_status = engine_request.set_times(add, call, limit_ns, bounded_by_call=True)
+            await model.engine.add(add, stream)
+            if trace is not None:
+                trace.accepted = True
+        except BaseException:
+            model.engine.abandon(stream, call)
+            raise
+        stream.announce(model.text.engine.revision, len(prompt))
+        return stream
+
+    @contextlib.asynccontextmanager
+    async def running(
+        self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, wire: EventWire
+    ) -> AsyncIterator[GenerationStream]:
+        """`start` on the engine for the prompt; the stream is given up at the end of the block,
+        however that comes.
+        """
+        model = self.placed(spec, prompt, model)
+        stream = await self.start(spec, prompt, model, call, wire)
+        with given_up(stream, model, call):
+            yield stream
+
+    async def start_detached(
+        self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, idempotency_key: str
+    ) -> engine_pb2.Added:
+        """Has the engine begin a generation that outlives its readers.
+
+        Raises:
+            ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
+        """
+        if idempotency_key:
+            # A second asking must find the first, also where the load or a lost engine would send
+            # it elsewhere.
+            model = replicas.home(model.replicas, f"{call.tenant}/{idempotency_key}".encode())
+        else:
+            model = self.placed(spec, prompt, model)
+        add, _, trace = self._build(spec, prompt, model, call)
+        if trace is not None:
+            trace.ask(add)
+        add.detached = True
+        add.idempotency_key = idempotency_key
+        call.check_deadline()
+        engine_request.set_times(add, call, self._time_limit_ns(spec, None), bounded_by_call=False)
+        try:
+            return await model.engine.add(add, None)
+        except asyncio.CancelledError:
+            # Nobody will ever know this request's id, unless the same key asks for it again.
+            if not add.idempotency_key:
+                model.engine.abort(add.request_id, call.tenant, engine_pb2.ABORT_CAUSE_CANCELLED)
+            raise
+
+    async def attach(
+        self, attach: engine_pb2.AttachRequest, model: ServedModel, call: Call, wire: EventWire
+    ) -> GenerationStream:
+        """Joins a generation that exists, and returns its stream; whoever gets it gives it up by
+        `model.engine.leave(stream)`.
+
+        Args:
+            attach: request id, output and first token.
+            model: the model of the request.
+            call: on whose behalf.
+            wire: what events become.
+
+        Raises:
+            ServiceError: NOT_FOUND; OUT_OF_RANGE; UNAVAILABLE.
+        """
+        attach.tenant = call.tenant
+        _name(call, attach.request_id)
+        engine_request.set_limits(attach, call)
+        stream = GenerationStream(
+            model.engine.new_handle(),
+            attach.request_id,
+            model.text.pieces,
+            None,
+            DeliveryClock(call.arrival_ns, subscribed=True),
+            wire,
+            attach.from_token,
+        )
+        try:
+            call.check_deadline()
+            attached = await model.engine.attach(attach, stream)
+        except BaseException:
+            model.engine.leave(stream)
+            raise
+        if call.trace is not None and stream.span is not None:
+            call.trace.link(stream.span)
+        stream.announce(model.text.engine.revision, attached.prompt_tokens)
+        return stream
+
+    # -- inside
+
+    def _build(
+        self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call
+    ) -> tuple[engine_pb2.AddRequest, RenderState, GenerationTrace | None]:
+        model.check_open()
+        max_tokens = validation.resolve_max_tokens(spec, len(prompt), model.text.facts, prompt.field)
+        request_id = self._request_ids.new(model.tag)
+        _name(call, request_id)
+        add, render = engine_request.build(spec, prompt.token_ids, max_tokens, model.text, request_id, call)
+        trace = self._traced(spec, prompt, model, call) if self._tracer is not None else None
+        if trace is not None and trace.span is not None:
+            render = engine_request.record(add, render, trace.span)
+            trace.ask(add)
+        return add, render, trace
+
+    def _traced(self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call) -> GenerationTrace:
+        """Returns what is kept of a new generation, for the fact that is told of it."""
+        assert self._tracer is not None
+        return self._tracer.generation(
+            model=model.text.facts.name,
+            model_revision=model.text.engine.revision,
+            operation="chat" if prompt.is_chat else "text_completion",
+            parameters=spec.given,
+            num_outputs=spec.request.n,
+            prompt_tokens=len(prompt),
+            asked_detail=spec.trace_detail,
+            call=call.trace,
+            own=call.own_context,
+        )
+
+    def _time_limit_ns(self, spec: ResolvedSpec, deadline_ns: int | None) -> int | None:
+        if spec.time_limit_ns is not None or deadline_ns is not None:
+            return spec.time_limit_ns
+        return int(self._config.default_time_limit_s * 1e9)
+
+
+@contextlib.contextmanager
+def given_up(stream: GenerationStream, model: ServedModel, call: Call) -> Iterator[None]:
+    """Gives a stream up at the end of the block, however that comes, and notes what its call ended
+    with.
+    """
+    try:
+        yield
+    except Exception as error:
+        failure = failures.failure_of(call.context, error)
+        stream.note_failure(failure)
+        raise failure from None
+    finally:
+        model.engine.abandon(stream, call)
+
+
+def _name(call: Call, request_id: str) -> None:
+    """Has the lines that are logged from here on, and the call's own span, name the request."""
+    structlog.contextvars.bind_contextvars(request_id=request_id)
+    if call.trace is not None:
+        call.trace.about(request_id)

@@ -1,0 +1,1 @@
+"""The RPCs of inference.GRPCInferenceService, a file for each kind."""

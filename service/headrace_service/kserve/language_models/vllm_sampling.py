@@ -1,0 +1,195 @@
+"""Sampling parameters by vLLM's names, into a GenerationSpec.
+
+Owns the table of names, with the types they take. A value may come as a string, which clients of
+vLLM's backend send for all of them. A name that is not in the table is refused, and so is one whose
+effect this server does not have, unless its value asks for no effect.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from headrace.v1 import generation_pb2
+from headrace_request.sampling import Sampling
+from headrace_service import errors
+from headrace_service.kserve.language_models import asked
+
+Spec = generation_pb2.GenerationSpec
+# vLLM's own default, on which its clients rely.
+DEFAULT_MAX_TOKENS = 16
+_MAX_FLOAT32 = 3.4028235e38
+_WHERE = "sampling_parameters"
+_INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
+# One way to write each number: two keys of an object are then two numbers.
+_KEY = re.compile(r"0|-?[1-9][0-9]{0,39}")
+
+NAMES = {
+    "spec.text": "text_input",
+    "spec.n": f"{_WHERE}.n",
+    "spec.logprobs": f"{_WHERE}.logprobs",
+    "spec.sampling": _WHERE,
+    "spec.stop": _WHERE,
+    "spec.stop.strings": f"{_WHERE}.stop",
+    "spec.stop.token_ids": f"{_WHERE}.stop_token_ids",
+    "spec.stop.include_stop_string": f"{_WHERE}.include_stop_str_in_output",
+    "spec.priority": "parameters[priority]",
+    "spec.time_limit": "parameters[timeout]",
+}
+
+
+def fill(spec: Spec, values: Mapping[str, Any]) -> None:
+    """Puts sampling parameters into a spec.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the parameter.
+    """
+    spec.stop.max_tokens = DEFAULT_MAX_TOKENS
+    for name, value in values.items():
+        if value is None or value == "None":
+            continue
+        if name in _SETTERS:
+            _SETTERS[name](spec, f"{_WHERE}.{name}", value)
+        elif name in _WITHOUT_EFFECT:
+            _check_without_effect(name, value)
+        elif name in _UNBUILT:
+            raise asked.unbuilt(f"{_WHERE}.{name}")
+        else:
+            raise errors.invalid_field(f"{_WHERE}.{name[:64]}", "is not known")
+    _check_best_of(values.get("best_of"), spec.n if spec.HasField("n") else 1)
+
+
+# -- values
+
+
+def _integer(field: str, value: Any) -> int:
+    if isinstance(value, bool):
+        raise errors.invalid_field(field, "must be an integer")
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
+        return int(value)
+    raise errors.invalid_field(field, "must be an integer")
+
+
+def _key(field: str, key: str) -> int:
+    """Returns the number that a key of an object is; "05" and "+5" are refused, which would be the
+    same as "5".
+    """
+    if not _KEY.fullmatch(key):
+        raise errors.invalid_field(field, "must be an integer, without leading zeros, spaces and plus sign")
+    return int(key)
+
+
+def _number(field: str, value: Any) -> float:
+    try:
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise ValueError
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise errors.invalid_field(field, "must be a number") from None
+    if not math.isfinite(number) or abs(number) > _MAX_FLOAT32:
+        raise errors.invalid_field(field, "must be a finite number that float32 holds")
+    return number
+
+
+def _truth(field: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise errors.invalid_field(field, "must be true or false")
+
+
+def _strings(field: str, value: Any) -> list[str]:
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not all(isinstance(entry, str) for entry in values):
+        raise errors.invalid_field(field, "must be a string or a list of strings")
+    return values
+
+
+def _token_ids(field: str, value: Any) -> list[int]:
+    if not isinstance(value, list):
+        raise errors.invalid_field(field, "must be a list of token ids")
+    return [
+        asked.unsigned(_integer(f"{field}[{index}]", entry), f"{field}[{index}]") for index, entry in enumerate(value)
+    ]
+
+
+# -- parameters
+
+
+def _float_setter(name: str) -> Callable[[Spec, str, Any], None]:
+    return lambda spec, field, value: setattr(spec.sampling, name, _number(field, value))
+
+
+def _logit_bias(spec: Spec, field: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise errors.invalid_field(field, "must be an object of token ids and biases")
+    for token, bias in value.items():
+        at = f"{field}[{token[:16]}]"
+        spec.sampling.logit_bias[asked.unsigned(_key(at, token), at)] = _number(at, bias)
+
+
+_SETTERS: dict[str, Callable[[Spec, str, Any], None]] = {
+    # vLLM calls them as we do.
+    **{field.name: _float_setter(field.name) for field in msgspec.structs.fields(Sampling) if field.type is float},
+    "top_k": lambda spec, field, value: setattr(spec.sampling, "top_k", asked.signed(_integer(field, value), field)),
+    "seed": lambda spec, field, value: setattr(spec.sampling, "seed", asked.seed(_integer(field, value), field)),
+    "logit_bias": _logit_bias,
+    "n": lambda spec, field, value: setattr(spec, "n", asked.unsigned(_integer(field, value), field)),
+    "logprobs": lambda spec, field, value: setattr(spec, "logprobs", asked.unsigned(_integer(field, value), field)),
+    "stop": lambda spec, field, value: spec.stop.strings.extend(_strings(field, value)),
+    "bad_words": lambda spec, field, value: spec.stop.bad_words.extend(_strings(field, value)),
+    "stop_token_ids": lambda spec, field, value: spec.stop.token_ids.extend(_token_ids(field, value)),
+    "max_tokens": lambda spec, field, value: setattr(
+        spec.stop, "max_tokens", asked.unsigned(_integer(field, value), field)
+    ),
+    "min_tokens": lambda spec, field, value: setattr(
+        spec.stop, "min_tokens", asked.unsigned(_integer(field, value), field)
+    ),
+    "ignore_eos": lambda spec, field, value: setattr(spec.stop, "ignore_eos", _truth(field, value)),
+    "include_stop_str_in_output": lambda spec, field, value: setattr(
+        spec.stop, "include_stop_string", _truth(field, value)
+    ),
+    "skip_special_tokens": lambda spec, field, value: setattr(spec, "skip_special_tokens", _truth(field, value)),
+    # Judged once `n` is known.
+    "best_of": lambda spec, field, value: None,
+}
+# Parameters of things that this server does not do, with the value that asks for nothing.
+_WITHOUT_EFFECT: dict[str, Any] = {
+    "use_beam_search": False,
+    "early_stopping": False,
+    "length_penalty": 1.0,
+    "detokenize": True,
+    "spaces_between_special_tokens": True,
+}
+_UNBUILT = frozenset(
+    "prompt_logprobs truncate_prompt_tokens guided_decoding structured_outputs guided_json guided_regex guided_choice guided_grammar "
+    "logits_processors allowed_token_ids extra_args lora_name output_kind thinking_token_budget".split()
+)
+
+
+def _check_without_effect(name: str, value: Any) -> None:
+    harmless = _WITHOUT_EFFECT[name]
+    read = _truth if isinstance(harmless, bool) else _number
+    if read(f"{_WHERE}.{name}", value) != harmless:
+        raise asked.unbuilt(f"{_WHERE}.{name} other than {str(harmless).lower()}")
+
+
+def _check_best_of(value: Any, n: int) -> None:
+    """Lets pass that as many outputs are computed as are returned, which asks for nothing."""
+    if value is None or value == "None":
+        return
+    field = f"{_WHERE}.best_of"
+    best_of = _integer(field, value)
+    if best_of < n:
+        raise errors.invalid_field(field, f"must be at least n, {n}")
+    if best_of > n:
+        raise asked.unbuilt(f"{field} other than n")

@@ -1,0 +1,1 @@
+"""`headrace bench`: load on a running server, and what its callers would feel."""

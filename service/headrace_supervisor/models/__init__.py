@@ -1,0 +1,1 @@
+"""Which models a server runs, and how their backends come and go."""

@@ -1,0 +1,1 @@
+"""`headrace plan`: how many GPUs hold a model and its users."""

@@ -1,0 +1,194 @@
+"""How many users GPUs hold, and how fast: arithmetic on a model's sizes and on rates that our own
+steps reached.
+
+Owns the model. A step reads the weights (or multiplies by them, whichever takes longer) and the
+caches of the rows that are being written, launches so many small kernels a layer, and ranks
+exchange two sums a layer. Prompts take their share of the time. Users write, read the answer,
+think, and come again; so many are active as a balance of both leaves. Where sizes come from is
+`command`'s business, how near all of this is to measurements docs/operations.md's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+_MIB = 1 << 20
+# All of H200s, 2026-11-21, models of dummy weights (`benchmarks.plan_check` compares).
+# Small kernels and launches of a layer: what a step of one row of 8B in bf16 took beyond reading
+# (4.09 ms of 3.53).
+_LAYER_S = 17.4e-6
+# Of the copy bandwidth, by which decodes read caches: 32 rows of 8,000 tokens.
+_CACHE_SHARE = 0.93
+_MOST_BUSY = 0.98
+_LONGEST_ANSWER_S = 1e5
+_HALVINGS = 100
+
+
+class Exchange(NamedTuple):
+    """One sum over ranks: seconds of a small one, and for each byte."""
+
+    latency_s: float
+    byte_s: float
+
+
+# Latencies: steps of one row of 8B in bf16 less those of one card, by two sums a layer (two ranks
+# 2026-11-22, four 272dfcd). Bytes: of two ranks what steps of 8,192 tokens of 8B took beyond their
+# products, part of whose sums run beside products; of four what steps of 256 rows of 70B took
+# beyond the same kernels without a word (2026-11-22), which is what NCCL's sums of 64 MiB take for
+# each byte. Eight ranks were not measured: latency a fifth above four's, bytes as a ring sends
+# them.
+_EXCHANGE = {
+    1: Exchange(0.0, 0.0),
+    2: Exchange(2.8e-6, 2.5e-12),
+    4: Exchange(3.6e-6, 4.8e-12),
+    8: Exchange(4.4e-6, 6.8e-12),
+}
+
+
+class Gpu(NamedTuple):
+    """A card, as it was measured."""
+
+    memory_bytes: int
+    # Read and written.
+    copy_bytes_per_s: float
+    # Of bf16, large products.
+    flops_per_s: float
+
+
+GPUS = {
+    "h200": Gpu(143_771 * _MIB, 4.27e12, 6.87e14),
+    # Not measured: the processor is an H200's.
+    "h100": Gpu(81_559 * _MIB, 3.0e12, 6.87e14),
+}
+
+
+class Products(NamedTuple):
+    """How products by one kind of weights use a card: shares of its copy bandwidth and of its
+    matrix rate.
+    """
+
+    # Of one row.
+    read: float
+    # Of 256 rows.
+    decode: float
+    # Of prompts, attention included.
+    prompt: float
+
+
+_PLAIN = Products(1.0, 0.84, 0.82)
+# By how weights are quantized. Reading: single of 8B; decode: products of 256 rows; prompt:
+# prefill8k of 8B. INT8 and INT4 in many rows are taken for what they are turned into, NF4, which
+# was not measured in steps, for INT4 as it was before its kernel of one row.
+PRODUCTS = {
+    "off": _PLAIN,
+    "int8": _PLAIN._replace(read=0.96),
+    "fp8": Products(0.98, 1.58, 1.24),
+    "int4": _PLAIN._replace(read=0.72),
+    "nf4": _PLAIN._replace(read=0.56),
+}
+
+
+class RankSizes(NamedTuple):
+    """What one of `tp` ranks has of a model (`headrace_backend.worker.start_up.plan_sizes`)."""
+
+    tp: int
+    num_layers: int
+    # Of a token in a sum over ranks.
+    token_bytes: int
+    read_bytes: int
+    multiplied: int
+    kv_token_bytes: int
+    kv_tokens: int
+    # Rows of a step.
+    max_num_seqs: int
+    products: Products = _PLAIN
+
+
+class Demand(NamedTuple):
+    """Users in a closed loop, and the lengths of what they send and get, in tokens."""
+
+    users: int
+    prompt: int
+    output: int
+    think_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of one engine."""
+
+    # Sequences that run at once: rows of a step, each of which the cache holds whole.
+    rows_held: int
+    # Sequences that are being written at a time, on average.
+    active: float
+    itl_ms: float
+    answer_s: float
+    # Prompts alone, or rows beyond those held, are more than it can do: users wait for each other.
+    is_overloaded: bool
+
+
+def exchange_s(sizes: RankSizes, tokens: float) -> float:
+    """Of one sum of so many tokens over the ranks; for numbers of ranks that are not listed, that
+    of the next larger one.
+    """
+    found = next(exchange for ranks, exchange in _EXCHANGE.items() if ranks >= sizes.tp)
+    return found.latency_s + tokens * sizes.token_bytes * found.byte_s
+
+
+def step_s(sizes: RankSizes, gpu: Gpu, rows: float, context: float) -> float:
+    """A step that decodes so many rows behind so many tokens of context each."""
+    reading_s = sizes.read_bytes / (gpu.copy_bytes_per_s * sizes.products.read)
+    products_s = 2 * sizes.multiplied * rows / (gpu.flops_per_s * sizes.products.decode)
+    caches_s = rows * context * sizes.kv_token_bytes / (gpu.copy_bytes_per_s * _CACHE_SHARE)
+    layer_s = _LAYER_S + 2 * exchange_s(sizes, rows)
+    return max(reading_s, products_s) + caches_s + sizes.num_layers * layer_s
+
+
+def predict(sizes: RankSizes, gpu: Gpu, demand: Demand) -> Prediction:
+    """The balance of one engine with all of the users."""
+    held = min(sizes.kv_tokens // (demand.prompt + demand.output), sizes.max_num_seqs)
+    low, high = 0.0, _LONGEST_ANSWER_S
+    for _ in range(_HALVINGS):
+        answer_s = (low + high) / 2
+        # Answers that take longer come less often, and the longer they are assumed to take the less
+        # there is to do.
+        if _answer_s(sizes, gpu, demand, held, answer_s) > answer_s:
+            low = answer_s
+        else:
+            high = answer_s
+    active = _active(demand, high)
+    rows = min(active, held)
+    busy = _busy(sizes, gpu, demand, high)
+    itl_s = step_s(sizes, gpu, rows, demand.prompt + demand.output / 2) / (1 - min(busy, _MOST_BUSY))
+    return Prediction(held, active, itl_s * 1e3, high, is_overloaded=busy > _MOST_BUSY or active > held)
+
+
+def _active(demand: Demand, answer_s: float) -> float:
+    return demand.users * answer_s / (answer_s + demand.think_s)
+
+
+def _busy(sizes: RankSizes, gpu: Gpu, demand: Demand, answer_s: float) -> float:
+    """Share of the time that goes to prompts."""
+    prompts_per_s = demand.users / (answer_s + demand.think_s)
+    return prompts_per_s * _prompt_s(sizes, gpu, demand)
+
+
+def _prompt_s(sizes: RankSizes, gpu: Gpu, demand: Demand) -> float:
+    """Of a prompt among others, whose steps' latencies are shared by many."""
+    products_s = 2 * sizes.multiplied * demand.prompt / (gpu.flops_per_s * sizes.products.prompt)
+    sums_s = 2 * sizes.num_layers * (exchange_s(sizes, demand.prompt) - exchange_s(sizes, 0))
+    return products_s + sums_s
+
+
+def _answer_s(sizes: RankSizes, gpu: Gpu, demand: Demand, held: int, assumed_s: float) -> float:
+    """How long an answer takes if answers take as long as assumed; rows beyond those held wait for
+    their turn.
+    """
+    active = _active(demand, assumed_s)
+    rows = max(min(active, held), 1e-9)
+    step = step_s(sizes, gpu, rows, demand.prompt + demand.output / 2)
+    turns = max(active / rows, 1.0)
+    return turns * demand.output * step / (1 - min(_busy(sizes, gpu, demand, assumed_s), _MOST_BUSY)) + _prompt_s(
+        sizes, gpu, demand
+    )

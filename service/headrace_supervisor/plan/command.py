@@ -1,0 +1,284 @@
+"""`headrace plan`: which numbers of ranks, weights and caches hold a model and its users, before
+any GPU is rented.
+
+Owns flags, the question to a process that knows the workers' arithmetic (it imports torch, and this
+one does not), and the table. What users get of it is `capacity`'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import pathlib
+import subprocess
+import sys
+from typing import Any, NamedTuple, NoReturn
+
+import click
+import rich.box
+import rich.console
+import rich.table
+
+from headrace_model_folder import InvalidModelFolder
+from headrace_model_folder.config import parse_config
+from headrace_supervisor.plan.capacity import GPUS, PRODUCTS, Demand, Gpu, Prediction, RankSizes, predict
+
+_LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128_256,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 500_000.0,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+_SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": _LLAMA
+    | {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 14_336},
+    "llama-3.1-70b": _LLAMA
+    | {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28_672},
+}
+_MOST_CONFIG_BYTES = 4 << 20
+_RANKS = (1, 2, 4, 8)
+# From what changes nothing to what takes least.
+_QUANTIZE = ("off", "int8", "fp8", "int4", "nf4")
+_KV_DTYPES = ("auto", "fp8", "int8")
+_ANY = "any"
+_TIMEOUT_S = 300.0
+_GIB = 1 << 30
+# Columns that the table needs.
+_LEAST_WIDTH = 110
+_TOKENS = click.IntRange(1, 1_000_000)
+
+
+class _Number(click.FloatRange):
+    """A range that "nan", which compares with nothing, is not in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail("nan is no number", param, ctx)
+        return number
+
+
+class _Lengths(NamedTuple):
+    """Tokens of a user's prompts and answers, on average."""
+
+    prompt: int
+    output: int
+
+
+@click.command(context_settings={"help_option_names": ["--help", "-h"]})
+@click.option("--shape", type=click.Choice(list(_SHAPES)), help="a known model, instead of --model")
+@click.option("--model", type=click.Path(path_type=pathlib.Path), help="model folder; of it only config.json is read")
+@click.option("--gpu", type=click.Choice(list(GPUS)), default="h200", show_default=True)
+@click.option("--gpus", type=click.IntRange(1, 8), default=1, show_default=True, help="GPUs of one machine")
+@click.option("--users", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="users in a closed loop")
+@click.option("--prompt-tokens", type=_TOKENS, default=512, show_default=True, help="mean of a user's prompts")
+@click.option("--output-tokens", type=_TOKENS, default=256, show_default=True, help="mean of the answers")
+@click.option("--think-s", type=_Number(0, 86_400), default=0.0, help="mean seconds between answer and prompt")
+@click.option("--target-itl-ms", type=_Number(0, 10_000, min_open=True), help="longest time between tokens")
+@click.option("--quantize", type=click.Choice([*_QUANTIZE, _ANY]), default="off", show_default=True, help="any: each")
+@click.option("--quantize-head", type=click.Choice(["off", "int8", "fp8"]), default="off", show_default=True)
+@click.option("--kv-dtype", type=click.Choice([*_KV_DTYPES, _ANY]), default="auto", show_default=True, help="any: each")
+@click.option("--max-model-len", type=click.IntRange(0), default=0, help="tokens of prompt and output; 0: the model's")
+@click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
+def plan(shape: str | None, model: pathlib.Path | None, as_json: bool, **options: Any) -> None:
+    """Says which numbers of ranks hold a model and its users: memory as a worker would plan it,
+    times by rates that were measured.
+
+    With any, which weights and caches, too.
+
+    Example: headrace plan --shape llama-3.1-70b --gpu h200 --gpus 4 --users 1000 --think-s 45
+    --quantize any
+    """
+    config = _model_config(shape, model)
+    _check_lengths(config, options)
+    rows = _rows(config, options)
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        _print(rows, options)
+    sys.exit(0 if any(row["holds"] for row in rows) else 1)
+
+
+def _model_config(shape: str | None, model: pathlib.Path | None) -> dict[str, Any]:
+    if (shape is None) == (model is None):
+        _refuse("one of --shape and --model is needed")
+    if shape is not None:
+        return _SHAPES[shape]
+    assert model is not None
+    try:
+        with (model / "config.json").open("rb") as file:
+            config = json.loads(file.read(_MOST_CONFIG_BYTES))
+        parse_config(config)
+    except (OSError, ValueError, TypeError, InvalidModelFolder) as error:
+        _refuse(f"{model}/config.json: {error}")
+    assert isinstance(config, dict)
+    return config
+
+
+def _check_lengths(config: dict[str, Any], options: dict[str, Any]) -> None:
+    """What a server would not start with, and requests that it would refuse, are no plan."""
+    context = parse_config(config).max_position_embeddings
+    if options["max_model_len"] > context:
+        _refuse(f"--max-model-len is {options['max_model_len']}; the model's context has {context} tokens")
+    lengths, longest = _lengths(options), options["max_model_len"] or context
+    if sum(lengths) > longest:
+        _refuse(
+            f"prompts of {lengths.prompt} tokens and answers of {lengths.output} are {sum(lengths)}, and a request has at most {longest}"
+        )
+
+
+def _lengths(options: dict[str, Any]) -> _Lengths:
+    return _Lengths(options["prompt_tokens"], options["output_tokens"])
+
+
+def _engines(options: dict[str, Any]) -> list[dict[str, Any]]:
+    """The engines to ask about: of each kind of weights, each kind of cache."""
+    weights = _QUANTIZE if options["quantize"] == _ANY else (options["quantize"],)
+    caches = _KV_DTYPES if options["kv_dtype"] == _ANY else (options["kv_dtype"],)
+    shared = {name: options[name] for name in ("quantize_head", "max_model_len")} | {"load": "dummy"}
+    return [
+        shared | {"quantize": quantize, "kv_dtype": kv_dtype}
+        for quantize, kv_dtype in itertools.product(weights, caches)
+    ]
+
+
+def _rows(config: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row per engine and number of ranks."""
+    gpu, gpus = GPUS[options["gpu"]], options["gpus"]
+    question = {"model": config, "engines": _engines(options), "gpu_bytes": gpu.memory_bytes}
+    answers = _asked(question | {"ranks": [tp for tp in _RANKS if tp <= gpus]})
+    lengths = _lengths(options)
+    rows = []
+    for answer in answers:
+        row = answer | {"replicas": gpus // answer["tp"], "holds": False}
+        if not answer["refused"]:
+            demand = Demand(-(-options["users"] // row["replicas"]), *lengths, options["think_s"])
+            found = predict(_rank_sizes(answer, config), gpu, demand)
+            row |= _shown(found) | {"holds": _holds(found, options["target_itl_ms"])}
+        rows.append(row)
+    return rows
+
+
+def engine_sizes(shape: str, engine: dict[str, Any], gpu: Gpu) -> RankSizes:
+    """What a rank of an engine has of a known model.
+
+    Args:
+        shape: The model.
+        engine: Fields of EngineConfig, `tp` and `quantize` among them.
+        gpu: The card of each rank.
+
+    Raises:
+        ValueError: There can be no such engine; says why.
+    """
+    question = {"model": _SHAPES[shape], "engines": [engine], "gpu_bytes": gpu.memory_bytes, "ranks": [engine["tp"]]}
+    [answer] = _asked(question)
+    if answer["refused"]:
+        raise ValueError(answer["refused"])
+    return _rank_sizes(answer, _SHAPES[shape])
+
+
+def _asked(question: dict[str, Any]) -> list[dict[str, Any]]:
+    """The answer of the process that knows."""
+    command = [sys.executable, "-m", "headrace_backend.worker.start_up.plan_sizes"]
+    done = subprocess.run(
+        command, input=json.dumps(question), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        _refuse((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    answers: list[dict[str, Any]] = json.loads(done.stdout)
+    return answers
+
+
+def _rank_sizes(answer: dict[str, Any], config: dict[str, Any]) -> RankSizes:
+    names = ("token_bytes", "read_bytes", "multiplied", "kv_token_bytes", "kv_tokens", "max_num_seqs")
+    named: dict[str, Any] = {name: answer[name] for name in names}
+    products = PRODUCTS[answer["quantize"]]
+    return RankSizes(tp=answer["tp"], num_layers=config["num_hidden_layers"], products=products, **named)
+
+
+def _shown(found: Prediction) -> dict[str, Any]:
+    return {
+        "rows_held": found.rows_held,
+        "active": round(found.active, 1),
+        "itl_ms": round(found.itl_ms, 2),
+        "answer_s": round(found.answer_s, 2),
+        "overloaded": found.is_overloaded,
+    }
+
+
+def _holds(found: Prediction, target_itl_ms: float | None) -> bool:
+    return not found.is_overloaded and (target_itl_ms is None or found.itl_ms <= target_itl_ms)
+
+
+def _print(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
+    has_choice = _ANY in (options["quantize"], options["kv_dtype"])
+    holding = [row for row in rows if row["holds"]]
+    # Of many the ones that hold are what was asked for.
+    shown = holding if has_choice and holding else rows
+    table = rich.table.Table(box=rich.box.SIMPLE)
+    titles = ("quantize", "KV", "tp", "engines", "weights", "steps", "cache", "held", "active", "ITL ms", "answer s")
+    for title in titles[0 if has_choice else 2 :]:
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in shown:
+        kinds = (row["quantize"], row["kv_dtype"]) if has_choice else ()
+        table.add_row(*kinds, str(row["tp"]), str(row["replicas"]), *_cells(row), _verdict(row))
+    console = rich.console.Console(highlight=False)
+    console.width = max(console.width, _LEAST_WIDTH)
+    console.print(table)
+    for row in shown:
+        if row["refused"]:
+            console.print(f"{_named(row)}: {row['refused']}", markup=False, soft_wrap=True)
+    if has_choice and holding:
+        console.print(_best(holding), soft_wrap=True)
+    elif not holding and not has_choice:
+        console.print(
+            "None holds; --quantize any --kv-dtype any tries weights and caches of fewer bits.", soft_wrap=True
+        )
+    console.print(
+        f"Weights, a step's memory with graphs, and cache: GiB of each of {options['gpus']} {options['gpu']}, as a worker estimates them. Sequences that an engine runs at once (its cache holds them, and a step has that many rows), and that are active of its share of {options['users']:,} users; several engines are --replicas. Times are arithmetic with rates that our steps reached on H200s.",
+        soft_wrap=True,
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    if row["refused"]:
+        return [""] * 7
+    sizes = row["weight_bytes"], row["activation_bytes"] + row["graph_bytes"], row["kv_cache_bytes"]
+    rows, times = (row["rows_held"], row["active"]), (f"{row['itl_ms']:.2f}", f"{row['answer_s']:.1f}")
+    return [*(f"{size / _GIB:.1f}" for size in sizes), *(f"{count:,.0f}" for count in rows), *times]
+
+
+def _named(row: dict[str, Any]) -> str:
+    kinds = (
+        "" if (row["quantize"], row["kv_dtype"]) == ("off", "auto") else f", {row['quantize']}, KV {row['kv_dtype']}"
+    )
+    return f"tp {row['tp']}{kinds}"
+
+
+def _best(holding: list[dict[str, Any]]) -> str:
+    """What to take, for whom loss counts most and for whom time does: rows come from the most bits
+    to the fewest.
+    """
+    most_bits = [
+        row for row in holding if (row["quantize"], row["kv_dtype"]) == (holding[0]["quantize"], holding[0]["kv_dtype"])
+    ]
+    first, quickest = (min(found, key=lambda row: float(row["answer_s"])) for found in (most_bits, holding))
+    return f"With the most bits {_named(first)} holds ({first['answer_s']} s an answer); the quickest is {_named(quickest)} ({quickest['answer_s']} s). What bits cost in answers: docs/accuracy.md."
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if row["refused"]:
+        return "refused"
+    return "holds" if row["holds"] else "users wait" if row["overloaded"] else "too slow"
+
+
+def _refuse(reason: str) -> NoReturn:
+    click.echo(f"headrace: {reason}", err=True)
+    sys.exit(2)

@@ -1,0 +1,1 @@
+"""Processes that are started, watched and ended, and what is asked of them while they run."""

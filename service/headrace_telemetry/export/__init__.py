@@ -1,0 +1,3 @@
+"""The ways that spans take: to a collector, into a file, and into the memory that `headrace trace`
+reads.
+"""

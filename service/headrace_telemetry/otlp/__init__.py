@@ -1,0 +1,1 @@
+"""OTLP itself: spans as bytes and as JSON, and the call to a collector."""

@@ -1,0 +1,1 @@
+"""Facts as OpenTelemetry spans: generations, calls, steps and tokens, encoded."""

@@ -1,0 +1,106 @@
+"""What a start looks like: lines for logs, bars for terminals, and seconds per phase in both."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import structlog
+from tests.backend.fake_worker import gpu_plan
+
+from headrace_backend.server.logs import configure_logs, format_bytes, get_logger
+from headrace_backend.server.workers import start_report
+from headrace_backend.server.workers.start_report import StartReport
+from headrace_backend.step.messages import LoadProgress, MemoryPlan
+
+PLAN = gpu_plan(0, 40960, 16, is_measured=False)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _own_logs() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Takes the place of stderr; within the test, since pytest has its own there until then."""
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setenv("TERM", "xterm")
+    return stderr
+
+
+def lines_of(stderr: Terminal) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stderr.getvalue().splitlines()]
+
+
+def test_a_gpu_plan_is_one_line_with_all_of_its_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = terminal(monkeypatch)
+    configure_logs("json", "info")
+    report = StartReport(0, shows_bars=False)
+    report.on_memory_plan(PLAN)
+    report.on_memory_plan(msgspec.structs.replace(PLAN, is_measured=True))
+    first, second = lines_of(stderr)
+    assert (first["event"], second["event"]) == ("memory plan", "memory plan, measured")
+    assert (first["device"], first["device_memory"]) == ("cuda:0", "80.0 GiB")
+    assert (first["weight"], first["kv_cache"], first["kv_tokens"]) == ("15.0 GiB", "60.0 GiB", 40960 * 16)
+    sizes = [value for name, value in msgspec.structs.asdict(PLAN).items() if name.endswith("_bytes")]
+    assert len(sizes) == 10 and all(sizes), "a GPU's plan has a value in every field"
+    assert sorted(map(format_bytes, sizes)) == sorted(text for text in first.values() if str(text).endswith("iB"))
+
+
+def test_a_cpu_plan_leaves_out_what_a_cpu_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = terminal(monkeypatch)
+    configure_logs("json", "info")
+    StartReport(0, shows_bars=False).on_memory_plan(
+        MemoryPlan("cpu", 1 << 30, 1 << 20, 1 << 16, 0, 1 << 20, 4096, 256, 16)
+    )
+    [line] = lines_of(stderr)
+    assert line["device"] == "cpu" and not line.keys() & {"graph", "other", "device_memory", "reserve", "pinned_host"}
+
+
+def test_a_phase_has_a_line_at_its_ends_and_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = terminal(monkeypatch)
+    configure_logs("json", "info")
+    clock = itertools.count(100, 0.5)
+    monkeypatch.setattr(start_report.time, "monotonic", lambda: next(clock))
+    report = StartReport(0, shows_bars=False)
+    for done in range(11):
+        report.on_progress(LoadProgress("weights", done, 10, "MiB"))
+    report.on_progress(LoadProgress("weights", 0, 10, "MiB"))
+    report.on_progress(LoadProgress("weights", 10, 10, "MiB"))
+    found = [(line["done"], line.get("seconds")) for line in lines_of(stderr)]
+    assert found == [(0, None), (4, None), (8, None), (10, 5.0), (10, 0.5)]
+
+
+def test_a_terminal_shows_bars_with_log_lines_above_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = terminal(monkeypatch)
+    configure_logs("console", "info")
+    report = StartReport(0, shows_bars=True)
+    report.on_progress(LoadProgress("weights", 3, 14, "MiB"))
+    get_logger().warning("a line of someone else")
+    report.on_progress(LoadProgress("weights", 14, 14, "MiB"))
+    report.on_progress(LoadProgress("graphs", 1, 28, "shapes"))
+    report.close()
+    report.close()
+    text = stderr.getvalue()
+    assert "14/14" in text and "28" in text and "shapes" in text and " s" in text
+    assert "a line of someone else" in text and "loading" not in text
+    assert text.endswith("\x1b[?25h"), "the cursor is still hidden"
+    assert sys.stderr is stderr
+
+
+def test_a_report_of_nothing_leaves_the_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = terminal(monkeypatch)
+    StartReport(0, shows_bars=True).close()
+    assert stderr.getvalue() == ""

@@ -1,0 +1,312 @@
+"""A model of several engines: prompts that begin alike meet at one of them, a lost one loses its
+own and nothing else, and callers see one model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.kserve.wire import Wire, stream, text
+from tests.service.fake_engine import FakeEngine
+from tests.service.fake_supervisor import FakeSupervisor
+from tests.service.harness import engine_model, events_of, heap_left_alone, ids_of, kinds_of
+
+from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
+from headrace_protos.control.v1 import control_pb2
+from headrace_service.config import ServiceConfig
+from headrace_service.engines import replicas
+from headrace_service.server import Service
+
+TOKENS = [10, 11, 12]
+READY = control_pb2.BACKEND_STATE_READY
+
+
+@dataclasses.dataclass
+class Engine:
+    """One engine as the rule sees it."""
+
+    replica: int
+    serving: bool = True
+    is_reachable: bool = True
+    num_open: int = 0
+
+
+def keys(count: int) -> list[bytes]:
+    return [replicas.prefix_key(np.arange(index, index + 100, dtype=np.uint32), b"") for index in range(count)]
+
+
+@given(st.lists(st.integers(0, 4095), min_size=64, max_size=80), st.lists(st.integers(0, 4095), max_size=80))
+def test_only_how_a_prompt_begins_decides(prefix: list[int], rest: list[int]) -> None:
+    def key(ids: list[int], salt: bytes = b"") -> bytes:
+        return replicas.prefix_key(np.array(ids, np.uint32), salt)
+
+    assert key(prefix) == key(prefix[:64] + rest)
+    # What may not share blocks need not meet.
+    assert key(prefix) != key(prefix, b"salt") and key(prefix) != key([*prefix[:63], prefix[63] ^ 1])
+
+
+def test_every_engine_has_its_share_of_the_prefixes() -> None:
+    engines = [Engine(index) for index in range(4)]
+    found = [replicas.place(engines, key).replica for key in keys(2000)]
+    assert found == [replicas.place(list(reversed(engines)), key).replica for key in keys(2000)]
+    # 500 each, less than 20; five deviations are 97.
+    assert all(abs(found.count(index) - 500) < 100 for index in range(4))
+
+
+def test_a_lost_engine_moves_its_own_prefixes_alone_and_has_them_back() -> None:
+    engines = [Engine(index) for index in range(3)]
+    before = [replicas.place(engines, key).replica for key in keys(300)]
+    engines[1].serving = engines[1].is_reachable = False
+    during = [replicas.place(engines, key).replica for key in keys(300)]
+    assert 1 in before and 1 not in during
+    assert all(now == then for now, then in zip(during, before, strict=True) if then != 1)
+    # Those that moved are dealt out to both.
+    assert {now for now, then in zip(during, before, strict=True) if then == 1} == {0, 2}
+    engines[1].serving = engines[1].is_reachable = True
+    assert [replicas.place(engines, key).replica for key in keys(300)] == before
+
+
+def test_an_engine_that_replaces_its_worker_is_asked_before_one_that_is_gone() -> None:
+    engines = [Engine(0, serving=False), Engine(1, serving=False, is_reachable=False)]
+    assert {replicas.place(engines, key).replica for key in keys(20)} == {0}
+    engines[0].is_reachable = False
+    assert {replicas.place(engines, key).replica for key in keys(20)} == {0, 1}
+
+
+@given(st.integers(1, 8), st.integers(1, 3000))
+def test_a_prefix_that_everybody_has_is_spread(count: int, requests: int) -> None:
+    engines = [Engine(index) for index in range(count)]
+    for _ in range(requests):
+        replicas.place(engines, b"shared").num_open += 1
+    opens = sorted(engine.num_open for engine in engines)
+    assert opens[-1] <= 33 + 1.5 * requests / count
+    if requests <= 32:
+        assert opens[-1] == requests
+
+
+def test_an_idempotency_keys_engine_stays_whatever_happens() -> None:
+    engines = [Engine(index) for index in range(3)]
+    before = [replicas.home(engines, key).replica for key in keys(50)]
+    for engine in engines[:2]:
+        engine.serving = engine.is_reachable = False
+        engine.num_open = 1000
+    assert [replicas.home(engines, key).replica for key in keys(50)] == before
+
+
+# -- a service over two engines of one model
+
+
+@dataclasses.dataclass
+class Server:
+    """A service and the two engines of its one model."""
+
+    service: Service
+    engines: list[FakeEngine]
+    stub: Any
+    channel: grpc.aio.Channel
+
+    async def until(self, condition: Any) -> None:
+        async with asyncio.timeout(120):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    def generate(self, spec: generation_pb2.GenerationSpec) -> Any:
+        return self.stub.Generate(inference_pb2.GenerateRequest(spec=spec))
+
+    def at(self, request_id: str) -> int:
+        """Which engine has a request."""
+        [found] = [index for index, engine in enumerate(self.engines) if request_id in engine.requests]
+        return found
+
+    async def specs(self) -> list[generation_pb2.GenerationSpec]:
+        """A prompt for each engine."""
+        found: dict[int, generation_pb2.GenerationSpec] = {}
+        for first in range(3, 60):
+            spec = spec_of(first)
+            made = await self.stub.Submit(inference_pb2.SubmitRequest(spec=spec))
+            found.setdefault(self.at(made.request_id), spec)
+            if len(found) == len(self.engines):
+                break
+        return [found[index] for index in range(len(self.engines))]
+
+
+def spec_of(first: int, last: int = 5) -> generation_pb2.GenerationSpec:
+    """A prompt whose beginning `first` names."""
+    return generation_pb2.GenerationSpec(token_ids=generation_pb2.TokenIds(ids=[first] * 64 + [last]))
+
+
+@contextlib.asynccontextmanager
+async def served(model_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[Server]:
+    engines = [FakeEngine(engine_model(model_path), lambda add, index: TOKENS) for _ in range(2)]
+    for index, engine in enumerate(engines):
+        await engine.start(f"unix:{sockets}/engine-{index}.sock")
+    name = engines[0].model.name
+    supervisor = FakeSupervisor(name)
+    await supervisor.start(f"unix:{sockets}/control.sock")
+    supervisor.set_model(name, READY, engines[0].address, replica_addresses=[engines[1].address])
+    service = Service(
+        ServiceConfig(listen=("127.0.0.1:0",), control=f"unix:{sockets}/control.sock", shutdown_grace_s=0.5)
+    )
+    (address,) = await service.start()
+    async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        server = Server(service, engines, inference_pb2_grpc.InferenceServiceStub(channel), channel)
+        try:
+            models = service.core.models
+            await server.until(lambda: len(list(models)) == 2 and all(model.serving for model in models))
+            yield server
+        finally:
+            await service.stop(0)
+            await supervisor.stop()
+            for engine in engines:
+                await engine.stop()
+
+
+@pytest_asyncio.fixture
+async def server(model_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[Server]:
+    with heap_left_alone():
+        async with served(model_path, sockets) as running:
+            yield running
+
+
+async def test_prompts_that_begin_alike_meet_at_one_engine(server: Server) -> None:
+    for first in range(3, 20):
+        made = [await server.stub.Submit(inference_pb2.SubmitRequest(spec=spec_of(first, last))) for last in range(4)]
+        assert len({server.at(one.request_id) for one in made}) == 1
+    assert all(engine.requests for engine in server.engines)
+
+
+async def test_every_wire_takes_a_prompt_to_the_same_engine(server: Server) -> None:
+    wire = Wire(server.channel)
+
+    async def asked(call: Any) -> int:
+        """Which engine a call went to."""
+        before = [len(engine.requests) for engine in server.engines]
+        await call
+        [found] = [index for index, engine in enumerate(server.engines) if len(engine.requests) > before[index]]
+        return found
+
+    found = set()
+    for index in range(8):
+        prompt = f"{index} of eight: " + "once upon a time " * 6
+        spec = generation_pb2.GenerationSpec(text=prompt)
+        submit = inference_pb2.SessionSubmit(spec=spec)
+        session = server.stub.Session()
+        engines = [
+            await asked(events_of(server.generate(spec))),
+            await asked(server.stub.Complete(inference_pb2.CompleteRequest(spec=spec))),
+            await asked(server.stub.Submit(inference_pb2.SubmitRequest(spec=spec))),
+            await asked(first_of(session, inference_pb2.SessionRequest(stream_id=1, submit=submit))),
+            await asked(wire.ModelInfer(text(prompt))),
+            await asked(stream(wire, text(prompt, stream=True))),
+        ]
+        session.cancel()
+        assert len(set(engines)) == 1
+        found.add(engines[0])
+    assert found == {0, 1}
+
+
+async def first_of(session: Any, request: inference_pb2.SessionRequest) -> None:
+    await session.write(request)
+    await session.read()
+
+
+async def test_callers_see_one_model(server: Server) -> None:
+    assert len((await server.stub.ListModels(inference_pb2.ListModelsRequest())).models) == 1
+    made = [
+        (await server.stub.Submit(inference_pb2.SubmitRequest(spec=spec_of(first)))).request_id
+        for first in range(3, 15)
+    ]
+    name = server.engines[0].model.name
+    for model in ("", name):
+        listed = (await server.stub.ListRequests(inference_pb2.ListRequestsRequest(model=model))).requests
+        assert sorted(row.request_id for row in listed) == sorted(made)
+        load = await server.stub.GetLoad(inference_pb2.GetLoadRequest(model=model))
+        one = await next(iter(server.service.core.models)).engine.load()
+        assert one.kv_blocks and (load.kv_blocks, load.model) == (2 * one.kv_blocks, name)
+
+
+async def test_requests_are_found_by_their_ids_at_either_engine(server: Server) -> None:
+    for index, spec in enumerate(await server.specs()):
+        made = await server.stub.Submit(inference_pb2.SubmitRequest(spec=spec))
+        subscribed = server.stub.Subscribe(inference_pb2.SubscribeRequest(request_id=made.request_id))
+        assert ids_of(await events_of(subscribed)) == TOKENS
+        await server.stub.Cancel(inference_pb2.CancelRequest(request_id=made.request_id))
+        assert made.request_id in [abort.request_id for abort in server.engines[index].aborts]
+
+
+async def test_a_session_reads_detached_generations_of_either_engine(server: Server) -> None:
+    def submit(stream_id: int, spec: generation_pb2.GenerationSpec, detached: bool) -> inference_pb2.SessionRequest:
+        wish = inference_pb2.SessionSubmit(spec=spec, detached=detached)
+        return inference_pb2.SessionRequest(stream_id=stream_id, submit=wish)
+
+    session = server.stub.Session()
+    specs = await server.specs()
+    for index, spec in enumerate(specs):
+        for detached in (False, True):
+            await session.write(submit(1 + 2 * index + detached, spec, detached))
+    ended: set[int] = set()
+    async with asyncio.timeout(120):
+        while len(ended) < 4:
+            response = await session.read()
+            ended |= {event.stream_id for event in response.events if event.event.HasField("done")}
+            assert not any(event.HasField("error") for event in response.events)
+    session.cancel()
+
+
+async def test_an_engine_that_is_lost_takes_its_own_streams_and_others_take_its_prompts(server: Server) -> None:
+    specs = await server.specs()
+    for engine in server.engines:
+        engine.running.clear()
+    calls = [server.generate(spec) for spec in specs]
+    for call in calls:
+        await call.read()
+    await server.engines[1].stop()
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await events_of(calls[1])
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    server.engines[0].running.set()
+    assert kinds_of(await events_of(calls[0]))[-1] == "done"
+    assert ids_of(await events_of(server.generate(specs[1]))) == TOKENS
+    assert server.service.core.serving
+    load = await server.stub.GetLoad(inference_pb2.GetLoadRequest())
+    assert load.serving and load.kv_blocks
+    # It comes back, and what begins so comes back to it.
+    back = FakeEngine(server.engines[1].model, lambda add, index: TOKENS)
+    await back.start(server.engines[1].address)
+    server.engines[1] = back
+    await server.until(lambda: all(model.serving for model in server.service.core.models))
+    made = await server.stub.Submit(inference_pb2.SubmitRequest(spec=specs[1]))
+    assert server.at(made.request_id) == 1
+
+
+async def test_an_idempotency_key_is_never_taken_to_another_engine(server: Server) -> None:
+    def submit(key: str) -> Any:
+        return server.stub.Submit(inference_pb2.SubmitRequest(spec=spec_of(7), idempotency_key=key))
+
+    made = {key: await submit(key) for key in (f"key {index}" for index in range(8))}
+    at = {key: server.at(one.request_id) for key, one in made.items()}
+    assert set(at.values()) == {0, 1}
+    for key, one in made.items():
+        again = await submit(key)
+        assert again.existing and again.request_id == one.request_id
+    await server.engines[0].stop()
+    await server.until(lambda: not all(model.serving for model in server.service.core.models))
+    for key, index in at.items():
+        if index == 1:
+            assert (await submit(key)).existing
+            continue
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await submit(key)
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE

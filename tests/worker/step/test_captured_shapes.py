@@ -1,0 +1,186 @@
+"""Which captured shapes are kept: those that no larger one makes useless, by times of their own
+device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.worker.driver import BLOCK_SIZE, Entry, admission, step
+
+from headrace_backend.layers.step_metadata import StepMetadata
+from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.step.buffers import StepLimits
+from headrace_backend.worker.step.gpu_runner import GpuRunner
+from headrace_backend.worker.step.graphs import DeviceClock, StepGraphs, least_times_ms
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches
+from headrace_backend.worker.step.shape import AttentionSizes, StepShape, captured_shapes, undominated
+from headrace_kernels.triton_runtime import INTERPRETED, forced
+
+SIZES = AttentionSizes(num_heads=8, num_kv_heads=2, tile_tokens=32)
+BATCHES, MIXED = (1, 64, 128, 224, 256, 448, 512), (64, 128, 256, 384, 448, 512, 768)
+# An 8B model on an H200: steps of 448 tokens take longer than those of 512.
+TIMES_MS = {224: 5.80, 256: 5.75, 384: 9.0, 448: 13.1, 512: 9.7, 768: 14.0}
+
+
+def replay_ms(num_tokens: int) -> float:
+    return TIMES_MS.get(num_tokens, 4.0)
+
+
+@given(st.data())
+def test_what_is_dropped_is_held_by_something_kept_that_takes_no_longer(data: st.DataObject) -> None:
+    shapes = captured_shapes(BATCHES, MIXED, 512, SIZES)
+    timed = data.draw(st.sets(st.sampled_from(shapes)))
+    times = {shape: data.draw(st.sampled_from([1.0, 2.0, 3.0, 4.0])) for shape in shapes if shape in timed}
+    kept = undominated(shapes, times)
+    assert kept == [shape for shape in shapes if shape in kept]
+    assert set(kept) >= set(shapes) - timed
+    for shape in set(shapes) - set(kept):
+        assert any(
+            o.holds(shape) and o.num_tokens > shape.num_tokens and times[o] <= times[shape] for o in timed & set(kept)
+        )
+    for is_mixed in (False, True):
+        kind = [times[shape] for shape in kept if shape in times and bool(shape.num_tiles) == is_mixed]
+        assert all(a < b for a, b in zip(kind, kind[1:], strict=False))
+
+
+def test_a_decode_is_not_given_up_for_a_mixed_shape() -> None:
+    decode, mixed = StepShape.decode(448, SIZES), StepShape.mixed(512, 512, SIZES)
+    assert mixed.holds(decode)
+    assert undominated([decode, mixed], {decode: 2.0, mixed: 1.0}) == [decode, mixed]
+
+
+class FakeClock:
+    """A device whose time passes by what is launched."""
+
+    def __init__(self) -> None:
+        self.now_ms = 100.0
+        self.marks_ms: list[float] = []
+        self.num_waits = 0
+
+    def mark(self) -> None:
+        self.marks_ms.append(self.now_ms)
+
+    def intervals_ms(self) -> list[float]:
+        self.num_waits += 1
+        return [b - a for a, b in zip(self.marks_ms, self.marks_ms[1:], strict=False)]
+
+
+def test_a_first_launch_may_take_longer_and_nothing_is_waited_for_in_between() -> None:
+    clock, launched = FakeClock(), []
+
+    def launch(name: str, time_ms: float) -> Callable[[], None]:
+        def run() -> None:
+            assert clock.num_waits == 0
+            clock.now_ms += time_ms + 5 * (name not in launched)
+            launched.append(name)
+
+        return run
+
+    times = least_times_ms({"a": launch("a", 2), "b": launch("b", 3)}, clock)
+    assert times == pytest.approx({"a": 2, "b": 3})
+    assert launched == ["a", "b", "a", "b"] and clock.num_waits == 1
+    assert least_times_ms({}, FakeClock()) == {}
+
+
+class FakeGraphs:
+    """Graphs that take a given time and compute nothing."""
+
+    def __init__(self) -> None:
+        self.keys: list[tuple[Any, StepShape]] = []
+        self.replayed: list[StepShape] = []
+        self.num_captured = 0
+        self.clock = FakeClock()
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self.keys
+
+    def capture(self, key: tuple[Any, StepShape], run: Callable[[], Any]) -> None:
+        self.keys.append(key)
+        self.num_captured += 1
+
+    def replay(self, key: tuple[Any, StepShape]) -> None:
+        assert key in self.keys
+        self.replayed.append(key[1])
+        self.clock.now_ms += replay_ms(key[1].num_tokens) / 2
+
+    def times_ms(self, launches: Mapping[Any, Callable[[], None]]) -> dict[Any, float]:
+        return least_times_ms(launches, self.clock)
+
+    def drop(self, key: tuple[Any, StepShape]) -> None:
+        self.keys.remove(key)
+
+
+class OneProduct:
+    """A model of one layer's widest product, of which nothing but its time is of interest."""
+
+    vocab_size = part_size = 128
+    hidden_size, dtype = 4096, torch.bfloat16
+
+    def __init__(self, device: torch.device) -> None:
+        wide = 28_672 if device.type == "cuda" else 1
+        self.weight = torch.zeros(wide, self.hidden_size, dtype=torch.bfloat16, device=device)
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_caches: list[torch.Tensor],
+        metadata: StepMetadata,
+        wanted: torch.Tensor | None,
+    ) -> torch.Tensor:
+        hidden = torch.zeros(token_ids.shape[0], self.hidden_size, dtype=torch.bfloat16, device=token_ids.device)
+        for _ in range(16):
+            torch.nn.functional.linear(hidden, self.weight)
+        return hidden if wanted is None else hidden.index_select(0, wanted)
+
+    def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(torch.nn.functional.linear(hidden, self.weight[: self.vocab_size]))
+
+
+def runner_of(device: torch.device) -> GpuRunner:
+    caches = allocate_kv_caches(1, (64, 2, 2, BLOCK_SIZE, 16), torch.bfloat16, device)
+    sizes = AttentionSizes.of(8, caches[0])
+    sampler = Sampler(512, OneProduct.vocab_size, device)
+    shapes = captured_shapes(BATCHES, MIXED, 512, sizes)
+    return GpuRunner(OneProduct(device), sampler, caches, StepLimits(512, 768, 1024), sizes, shapes)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
+def test_a_runner_replays_the_next_larger_shape_that_pays() -> None:
+    graphs = FakeGraphs()
+    with forced():
+        runner = runner_of(torch.device("cpu"))
+        runner._graphs = graphs  # type: ignore[assignment]
+        runner.capture(lambda *_: None)
+        assert runner.captured_mixed_sizes == (64, 128, 256, 384, 512, 768)
+        kept = [shape for _, shape in graphs.keys]
+        assert sorted({shape.num_tokens for shape in kept if not shape.num_tiles}) == [1, 64, 128, 256, 512]
+        assert runner.num_captured == 2 * (len(BATCHES) + len(MIXED)), "late work is what is captured after these"
+        # Sizes that both kinds have are timed once, short ones never.
+        timed = graphs.replayed[::2]
+        assert sorted(shape.num_tokens for shape in timed) == sorted(2 * [224, 256, 384, 448, 512, 768])
+        tables = {0: list(range(30))}
+        runner.forward(step([Entry(0, 0, [5] * 430, (0,))], [admission(0)], tables))
+    assert graphs.replayed[-1].num_tokens == 512
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_times_of_what_is_kept_ascend_on_a_card() -> None:
+    device = torch.device("cuda", 0)
+    runner = runner_of(device)
+    runner.capture(lambda *_: None)
+    assert isinstance(runner._graphs, StepGraphs)
+    shapes = [shape for shape in runner._shapes if shape.num_tiles and shape.num_tokens > 128]
+    assert shapes[-1].num_tokens == MIXED[-1]
+    launches = {shape.num_tokens: lambda shape=shape: runner._replay_padding(shape) for shape in shapes}
+    with torch.inference_mode():
+        times = list(least_times_ms(launches, DeviceClock(device)).values())
+    # Sizes that take the same time may change places by what a measurement varies.
+    assert all(a < 1.03 * b for a, b in zip(times, times[1:], strict=False)), times
