@@ -19,7 +19,7 @@ from headrace_backend.weights.destination import RotatedRows
 from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_kernels.linear.block_quantized import linear
-from headrace_kernels.weight_formats.block_weight import BlockWeight, has_negative_scales, is_finite, restore_rows
+from headrace_kernels.weight_formats.block_weight import BlockWeight, dequantize_rows, has_negative_scales, is_finite
 from headrace_model_folder import TensorRecord
 
 # Rows of the products that are compared: on a card one for each kernel there is, on a CPU, where
@@ -75,7 +75,7 @@ def check_block_product(layer: str, weight: BlockWeight) -> None:
     """Multiplies random rows by a weight, as steps will."""
     counts = _CARD_ROW_COUNTS if weight.device.type == "cuda" else _ROW_COUNTS
     rows = random_rows(max(counts), weight.num_inputs, weight.dtype).to(weight.device)
-    expected = exact_product(rows, weight.num_outputs, weight.num_inputs, functools.partial(restore_rows, weight))
+    expected = exact_product(rows, weight.num_outputs, weight.num_inputs, functools.partial(dequantize_rows, weight))
     for count in counts:
         found = linear(rows[:count].contiguous(), weight).float()
         error = float((found - expected[:count]).norm() / expected[:count].norm().clamp(min=1e-30))

@@ -20,7 +20,7 @@ from headrace_backend.quantization.self_check import QuantizationSummary, check_
 from headrace_backend.weights.destination import CopiedRows
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_backend.weights.scheme import Scheme
-from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.weight_formats.quantized_weight import Arrangement
 
 _PATH = "lm_head"
@@ -35,7 +35,7 @@ class HeadWeight(RoundedWeight):
 
     def logits(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[num_rows, num_inputs] -> [num_rows, num_outputs] fp32; `out`, if it is given."""
-        return low_bit_linear.linear(x, self.quantized, None, torch.float32, out)
+        return quantized_linear.linear(x, self.quantized, None, torch.float32, out)
 
 
 def summarize_head(scheme: Scheme, targets: Mapping[str, WeightTarget], weight: HeadWeight) -> QuantizationSummary:

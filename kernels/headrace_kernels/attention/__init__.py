@@ -1,5 +1,7 @@
-"""Attention of a step's tokens over the paged KV cache, and all that lies between a layer's
-projections: rotation, the cache's layout, copies of blocks.
+"""Attention of a step's tokens over the paged KV cache.
+
+The room has all that lies between a layer's projections: rotation, the cache's layout, copies
+of blocks, attention.
 
 paged                      the operation: reference, and which implementation takes which part of a
                            step

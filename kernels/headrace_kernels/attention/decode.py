@@ -15,9 +15,9 @@ a launch that is refused runs no program, and a kernel that dies on the way (a b
 takes the CUDA context with it, scratch included; the worker's process ends and a new one allocates
 zeros.
 
-In a step of decodes alone the kernel also norms and turns the new tokens' heads and writes their
-keys and values (`raw`): no kernel before it then. Every split of a row turns the row's query for
-itself. The new token's key belongs to the last split that has any context: that program turns it,
+In a step of decodes alone the kernel also norms and rotates the new tokens' heads and writes their
+keys and values (`raw`): no kernel before it then. Every split of a row rotates the row's query for
+itself. The new token's key belongs to the last split that has any context: that program rotates it,
 stores it, and takes it into its softmax from registers, so that nobody reads what this launch
 writes.
 """
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from headrace_kernels.attention.decode_kernels import decode_kernel, raw_decode_kernel
 from headrace_kernels.attention.merge import merged_at_once
-from headrace_kernels.attention.plan import FEW_ROWS
+from headrace_kernels.attention.plan import TRANSPOSED_ROWS
 from headrace_kernels.attention.quantized_kv import memory_of
 from headrace_kernels.attention.rope_kv import RawHeads, heads_for_norm
 from headrace_kernels.attention.step import DecodeWork, PagedAttentionStep
@@ -41,7 +41,7 @@ from headrace_kernels.attention.tiles import (
     attention_shape,
     pipeline_stages,
 )
-from headrace_kernels.attention.transposed import takes_turned, turned_rule
+from headrace_kernels.attention.transposed import takes_transposed, transposed_rule
 
 
 def decode_attention(
@@ -62,15 +62,16 @@ def decode_attention(
     Arguments as `attention.paged.paged_attention`, except that query heads lie side by side.
 
     Args:
-        query: Of other entries than the work's nothing is read. With `raw`, its `qkv`.
+        query: [num_tokens, num_heads, head_dim], of which the work's entries are read; with
+            `raw`, its `qkv`.
         kv_cache: Changed with `raw`, see there.
         step: The step.
         work: Its entries with few query tokens.
         scale: Multiplies the scores.
         sliding_window: Tokens that a token sees.
         output: [num_tokens, num_heads, head_dim] contiguous.
-        raw: Heads as the projection gave them. They are normed and turned here, and keys and values
-            are written to `step.slot_mapping`; the work must be of one query token an entry.
+        raw: Heads as the projection gave them. They are normed and rotated here, and keys and
+            values are written to `step.slot_mapping`; the work must be of one query token an entry.
         launch: Replaces the rule, for measurements.
         at_once: Partial results that are merged at a time; replaces the rule, for measurements.
     """
@@ -103,11 +104,11 @@ def _split_shape(
 ) -> tuple[Launch, SplitShape]:
     """How a decode kernel is launched and compiled for entries of at most `query_len` tokens."""
     query_rows = query_len * (shape.num_heads // shape.num_kv_heads)
-    is_transposed = takes_turned(shape.kind, query_rows, shape.padded_dim, query.dtype)
-    rows = FEW_ROWS if is_transposed else max(16, triton.next_power_of_2(query_rows))
+    is_transposed = takes_transposed(shape.kind, query_rows, shape.padded_dim, query.dtype)
+    rows = TRANSPOSED_ROWS if is_transposed else max(16, triton.next_power_of_2(query_rows))
     if launch is None:
         dim = shape.padded_dim
-        launch = turned_rule(dim, query.device) if is_transposed else _launch_rule(rows, dim, query)
+        launch = transposed_rule(dim, query.device) if is_transposed else _launch_rule(rows, dim, query)
     is_normed = raw is not None and raw.query_norm is not None
     split = SplitShape(
         query_len=query_len,
@@ -124,7 +125,9 @@ def _split_shape(
 
 
 def _launch_rule(rows: int, dim: int, query: Tensor) -> Launch:
-    """64 keys, 2 warps and 3 stages were best for 16 rows and heads of 128 on an H200; the rest
+    """Keys per tile, warps and stages of a split that no rule of `transposed` takes.
+
+    The sizes for 16 rows and heads of 128 were measured on an H200 (docs/experiments.md); the rest
     keeps registers and shared memory within bounds, and is not measured yet.
 
     A quantized cache has the launch of its model's type: registers hold its numbers in that type.

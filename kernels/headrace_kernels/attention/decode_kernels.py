@@ -6,7 +6,7 @@ and values the cache holds already; `raw_decode_kernel` takes the heads of a pro
 norms, rotates and writes.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton.language as tl
 from headrace_kernels.attention.merge import store_merged
 from headrace_kernels.attention.quantized import absorb_quantized, divided_query, first_unit
 from headrace_kernels.attention.quantized_kv import quantized_heads
-from headrace_kernels.attention.rope_kv import mean_squares, rotation_rows, turned_heads
+from headrace_kernels.attention.rope_kv import mean_squares, rotated_heads, rotation_rows
 from headrace_kernels.attention.tiles import absorb, key_offsets
 from headrace_kernels.attention.transposed import absorb_context
 
@@ -28,8 +28,10 @@ _COLUMNS = ["splits", "query_start_loc", "seq_lens", "table_rows", "slot_mapping
 
 @triton.jit
 def _mean_square_as_written(place, is_newest, HEAD_DIM: tl.constexpr, NORM_HEADS: tl.constexpr):
-    """The mean square of one head to the bit as `rope_kv` has it: as one of many heads in a tile
-    like its own, whose squares are added up in the same order.
+    """The mean square of one head, to the bit as `rope_kv` has it.
+
+    The head is one of many in a tile like the one there, whose squares are added up in the same
+    order.
     """
     copies = tl.arange(0, NORM_HEADS) * 0
     return tl.max(mean_squares(place + copies, (copies == 0) & is_newest, HEAD_DIM // 2), 0)
@@ -52,7 +54,7 @@ def _bounds(seq_len, num_tokens, index, count, window, WINDOWED: tl.constexpr):
 
 @triton.jit
 def _query_rows(query, query_stride, first_token, num_tokens, kv_head, SHAPE: tl.constexpr, SPLIT: tl.constexpr):
-    """Where the rows of Q begin: (token, head, mask, pointer), each [rows].
+    """The rows of Q and where they begin: (token, head, mask, pointer), each [rows].
 
     Row r is query token r // group of head r % group within the group.
     """
@@ -200,7 +202,7 @@ def decode_kernel(
     SHAPE: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Attention of one split for the query heads of one key/value head: grid (num_kv_heads, splits)."""
+    """Attention of one split for one key/value head: grid (num_kv_heads, splits)."""
     kv_head = tl.program_id(0)
     item = splits + tl.program_id(1) * 4
     entry = tl.load(item)
@@ -257,10 +259,10 @@ def _rotated_rows(
         key_square = _mean_square_as_written(new_key, is_newest, SHAPE.head_dim, SPLIT.norm_heads)
         key_square += tl.full([SPLIT.rows], 0.0, tl.float32)
     cosine, sine = rotation_rows(rotation, offs_row, mask_row, SHAPE.head_dim, SHAPE.padded_dim)
-    q = turned_heads(
+    q = rotated_heads(
         places, mask_row, cosine, sine, query_norm, query_square, eps, NORMED, SHAPE.head_dim, SHAPE.padded_dim
     )
-    k_new = turned_heads(
+    k_new = rotated_heads(
         key_places, mask_key_row, cosine, sine, key_norm, key_square, eps, NORMED, SHAPE.head_dim, SHAPE.padded_dim
     )
     return q, k_new
@@ -349,7 +351,7 @@ def raw_decode_kernel(
     SHAPE: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """As `decode_kernel`, from a projection's heads, of entries with one query token each."""
+    """The work of `decode_kernel` on a projection's heads, for entries of one query token."""
     kv_head = tl.program_id(0)
     item = splits + tl.program_id(1) * 4
     entry = tl.load(item)

@@ -1,15 +1,16 @@
-"""Attention of long chunks of prompts over contexts that were gathered first: the products run at
-the card's rate, which addresses from a block table do not allow.
+"""Attention of long chunks of prompts over contexts that were gathered first.
+
+The products run at the GPU's rate, which addresses from a block table do not allow.
 
 Two kernels. The first copies what the chunks see out of the paged cache into one piece per
 key/value head, each context at a multiple of 128 tokens and filled up with zeros; what is quantized
-is restored to the model's type on the way, and rounded to it. The second is `attention.prefill`'s
-with tiles of keys and values read by the copy engine through descriptors (sm_90 and later).
-Descriptors hold addresses and gathering costs memory and time, so this is for steps outside of
-graphs whose chunks are long enough (`attention.plan.plan_prefill` decides).
+is dequantized to the model's type on the way, and rounded to it. The second is
+`attention.prefill`'s with tiles of keys and values read by the copy engine through descriptors
+(sm_90 and later). Descriptors hold addresses and gathering costs memory and time, so this is for
+steps outside of graphs whose chunks are long enough (`attention.plan.plan_prefill` decides).
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Merging the partial results of rows whose context several programs of `attention.decode` shared,
-by their logarithmic sums.
+"""Merging the partial results of rows whose context several programs shared.
+
+Each program of `attention.decode` leaves a result and its logarithmic sum, by which they are
+weighted.
 
 Owns the arithmetic (`store_merged`), which the last program of a row to finish does, and how many
 results it has in flight. Partial results lie as [place, key/value head, query row, head_dim] in
@@ -7,7 +9,7 @@ fp32, query row r being token r // group of head r % group; a row's places follo
 are merged in the order of the splits, so a result's bits do not depend on who was last.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ import triton.language as tl
 # registers, for the tiles of keys are done with by then. Longer queries and wider heads, whose
 # tiles need all registers, would spill with as many.
 _THREAD_NUMBERS, _THREAD_NUMBERS_OF_LARGE = 128, 64
-# A layer of an 8B model on an H200: one row of 128k (64 splits) takes 129.9 us with 16 and 134.4
-# with 8, one of 640 8.1 and 8.9, 32 of 8k 247.6 and 247.3.
+# One row of 128k takes 129.9 us with 16 on an H200, 134.4 with 8 (docs/experiments.md).
 _MOST_AT_ONCE = 16
 
 
 def merged_at_once(query_rows: int, dim: int, warps: int) -> int:
-    """Partial results that are loaded at a time, a power of two, for splits with so many query
-    rows, heads of `dim` numbers in registers and so many warps.
+    """Partial results that are loaded at a time, a power of two.
+
+    Splits have `query_rows` query rows, heads of `dim` numbers in registers and `warps` warps.
 
     It knows no batch: a model has one way for each class of query lengths.
     """

@@ -1,5 +1,7 @@
-"""Attention of chunks of prompts: many query tokens per row, causal, after a prefix of any length,
-with or without a sliding window.
+"""Attention of chunks of prompts, read through the block table.
+
+A row has many query tokens, causal, after a prefix of any length, with or without a sliding
+window.
 
 Keys and values are read from the cache through the block table.
 
@@ -10,7 +12,7 @@ of their own. The grid depends on the number of tiles only, so that graphs can f
 outside of graphs take `attention.gathered` instead.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -53,8 +55,9 @@ def key_ranges(first_position, tile_tokens, seq_len, window, TILE: tl.constexpr,
 
 @triton.jit
 def sees(positions, offs_key, first_seen, end, window, WINDOWED: tl.constexpr):
-    """[M, N] whether tokens at `positions` see keys at `offs_key`; none is seen before `first_seen`
-    or from `end` on.
+    """Whether tokens at `positions` see keys at `offs_key`, [M, N].
+
+    None is seen before `first_seen` or from `end` on.
     """
     seen = (offs_key[None, :] <= positions[:, None]) & (offs_key < end)[None, :]
     if WINDOWED:

@@ -1,16 +1,15 @@
-"""Rotary position embedding of queries and keys, in the half-split layout of Hugging Face
-checkpoints.
+"""Rotary position embedding, in the half-split layout of Hugging Face checkpoints.
 
-Dimension i of the first half and dimension i of the second half form a plane, which turns by the
+Dimension i of the first half and dimension i of the second half form a plane, which rotates by the
 angle of the token's position. The step's rows of the table are taken once (`rope_rows`) and serve
-every layer. On a GPU a layer turns its heads in `rope_kv` or `attention.decode`, together with what
-comes before and after.
+every layer. On a GPU a layer rotates its heads in `rope_kv` or `attention.decode`, together with
+what comes before and after.
 
 Launch rule of `rope_rows`: 8 tokens a program, 4 warps, whatever the number of tokens; it runs once
 a step. Not measured yet.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -26,18 +25,19 @@ _TOKENS = 8
 
 
 def rope_rows_reference(table: Tensor, positions: Tensor) -> Tensor:
-    """See `rope_rows`."""
+    """Specification of `rope_rows`, in plain PyTorch."""
     cosine, sine = table.index_select(0, positions).unbind(1)
     return torch.stack((cosine, -sine, sine), dim=1)
 
 
 @triton.jit
-def turned(x, partner, cosine, sine):
-    """Numbers of a plane after its turn, in fp32: `partner` is the plane's other number, `sine`
-    negative for the first of the two.
+def rotated(x, partner, cosine, sine):
+    """Rotated values of a plane, fp32.
+
+    `partner` is the plane's other value, `sine` negative for the first of the two.
 
     The rounding is spelled out (a product, then a fused multiply-add), so that all kernels that
-    turn heads give the same bits.
+    rotate heads give the same bits.
     """
     return tl.fma(x, cosine, partner * sine)
 
@@ -81,12 +81,12 @@ def rope_rows(table: Tensor, positions: Tensor) -> Tensor:
 
 
 def rope_reference(x: Tensor, rows: Tensor) -> Tensor:
-    """See `rope`."""
+    """Specification of `rope`, in plain PyTorch."""
     halves = x.view(*x.shape[:-1], 2, x.shape[-1] // 2)
     wide = halves.float()
-    turned = wide * rows[:, None, :1]
-    turned.addcmul_(wide.flip(-2), rows[:, None, 1:])
-    return turned.view(x.shape).to(x.dtype)
+    rotated = wide * rows[:, None, :1]
+    rotated.addcmul_(wide.flip(-2), rows[:, None, 1:])
+    return rotated.view(x.shape).to(x.dtype)
 
 
 def rope(x: Tensor, rows: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
-"""What all paged attention kernels share: the online softmax over tiles of keys, addresses in the
-paged cache, and sizes that the card limits.
+"""What all paged attention kernels share.
+
+The file has the online softmax over tiles of keys, addresses in the paged cache, and sizes that
+the GPU limits.
 
 In the letters of the maths: S = Q K^T, P = 2^(S * scale - m), O = sum P V, z = sum P, with m the
 largest S * scale so far; scale holds log2(e). S, P, O, m and z are fp32; P is rounded to the type
@@ -7,7 +9,7 @@ of V for its product. A hidden score is -1e30 instead of minus infinity, so that
 nothing of a tile gives finite numbers that the next tile it sees wipes out.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -109,8 +111,9 @@ def absorb(
     MASKED: tl.constexpr,
     FP32_DOT: tl.constexpr,
 ):
-    """One tile: query [M, D], key and value [N, D], seen [M, N] or broadcast to it (read if
-    MASKED).
+    """Adds one tile of keys to the online softmax.
+
+    query is [M, D], key and value [N, D], seen [M, N] or broadcast to it (read if MASKED).
 
     Returns acc [M, D], largest [M], total [M].
     """
@@ -133,7 +136,7 @@ def absorb(
 
 @triton.jit
 def key_offsets(table, positions, mask, kv_head, SHAPE: tl.constexpr):
-    """Where the keys at `positions` [N] of a block table begin, int64 [N].
+    """Offsets of the keys at `positions` [N] of a block table, int64 [N].
 
     Values lie num_kv_heads * tile_stride further. Caches have more than 2^31 elements.
     """
@@ -156,8 +159,9 @@ def padded_dim(head_dim: int) -> int:
 
 
 def heads_in_line(query: Tensor) -> Tensor:
-    """[num_tokens, num_heads, head_dim] whose heads lie side by side; tokens may be further apart
-    (views of a joint projection are).
+    """Query [num_tokens, num_heads, head_dim] whose heads lie side by side.
+
+    Tokens may be further apart (views of a joint projection are).
     """
     if query.stride(2) == 1 and query.stride(1) == query.shape[2]:
         return query

@@ -1,10 +1,11 @@
-"""Few query rows over a quantized cache, products turned around: keys, and then dimensions, stand
-as the rows of a tile, and query rows as its columns.
+"""Few query rows over a quantized cache, by transposed products.
+
+Keys, and then dimensions, stand as the rows of a tile, and query rows as its columns.
 
 Owns the context of one split of `attention.decode` where a cache has 8-bit numbers and there are at
-most FEW_ROWS query rows (a group of 4 heads has 4). A tensor core's tile has 16 rows and 8 columns:
-as columns, 8 query rows cost half the products, half the softmax and half the registers that they
-do as rows. In the letters of `attention.quantized`: S^T = K (Q / q)^T, O^T += V^T P^T.
+most TRANSPOSED_ROWS query rows (a group of 4 heads has 4). A tensor core's tile has 16 rows and 8
+columns: as columns, 8 query rows cost half the products, half the softmax and half the registers
+that they do as rows. In the letters of `attention.quantized`: S^T = K (Q / q)^T, O^T += V^T P^T.
 
 One warp a program: it waits for no other, and no number passes through shared memory but on its way
 from the cache. Numbers are copied there as bytes and become fp16 in registers, in the layout of
@@ -13,7 +14,7 @@ numbers on the way from shared memory takes no bytes: they are read as pairs of 
 even dimensions of O are summed apart from the odd ones.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headrace_kernels.attention.plan import FEW_ROWS
+from headrace_kernels.attention.plan import TRANSPOSED_ROWS
 from headrace_kernels.attention.quantized import halves_assembly, halves_of
 from headrace_kernels.attention.quantized_kv import SCALE_BYTES, scale_offsets
 from headrace_kernels.attention.tiles import Launch, pipeline_stages
@@ -32,24 +33,27 @@ from headrace_kernels.weight_formats.conversions import numbers_of
 _LEAST_DIM = 32
 
 
-def takes_turned(kind: str, query_rows: int, dim: int, dtype: torch.dtype) -> bool:
-    """Whether splits with so many query rows and heads of `dim` numbers in registers, of a model in
-    `dtype` over a cache of `kind` ("": not quantized), go this way.
+def takes_transposed(kind: str, query_rows: int, dim: int, dtype: torch.dtype) -> bool:
+    """Whether products of a split are transposed.
+
+    A split has `query_rows` query rows and heads of `dim` numbers in registers, of a model in
+    `dtype` over a cache of `kind` ("": not quantized).
 
     Models in fp32 are multiplied in fp32.
     """
-    return kind != "" and query_rows <= FEW_ROWS and dim >= _LEAST_DIM and dtype.itemsize == 2
+    return kind != "" and query_rows <= TRANSPOSED_ROWS and dim >= _LEAST_DIM and dtype.itemsize == 2
 
 
-def turned_rule(dim: int, device: torch.device) -> Launch:
-    """The next two tiles are on their way while one is worked on: stages are counted twice, as keys
+def transposed_rule(dim: int, device: torch.device) -> Launch:
+    """Keys per tile, warps and stages for heads of `dim` numbers in registers.
+
+    The next two tiles are on their way while one is worked on: stages are counted twice, as keys
     wait for their blocks' numbers.
 
     Heads of 256 have half the keys, for their registers.
 
-    On an H200, heads of 128 in FP8 with 1,056 programs, 32 rows of 8,192 tokens: 133 us, 134 with
-    tiles of 16, 140 by two warps with tiles of 64, 148 with 168 registers (202 by the kernel for
-    all caches, 2026-11-21).
+    32 rows of 8,192 tokens with heads of 128 in FP8 take 133 us on an H200, 202 by the kernel for
+    all caches (docs/experiments.md, "Launch rules of kernels").
     """
     tile = 32 if dim <= 128 else 16
     buffers = pipeline_stages(device, 0, 2 * tile * (dim + SCALE_BYTES), 2)
@@ -58,8 +62,9 @@ def turned_rule(dim: int, device: torch.device) -> Launch:
 
 @triton.constexpr_function
 def _pair_assembly(kind, has_fp8):
-    """As `halves_assembly`, but the first two numbers are of bytes 0 and 2, and the others of 1 and
-    3: by other selectors, or by sorting the bytes first where none are used.
+    """Assembly like `halves_assembly`, with bytes 0 and 2 first, then 1 and 3.
+
+    It uses other selectors, or sorts the bytes first where there are none.
     """
     assembly = halves_assembly(kind, has_fp8)
     if "prmt" not in assembly:
@@ -71,8 +76,9 @@ def _pair_assembly(kind, has_fp8):
 
 @triton.jit
 def _halves_of_pairs(pairs, KIND: tl.constexpr, HAS_FP8: tl.constexpr, PLAIN: tl.constexpr):
-    """Pairs of neighbouring bytes in int16, the first one lower, as two tensors of numbers without
-    scales: the first ones and the second ones. fp16, or fp32 if PLAIN.
+    """Two tensors of values without scales: first and second bytes of pairs.
+
+    Pairs of neighbouring bytes are int16, the first one lower. Values are fp16, or fp32 if PLAIN.
     """
     if PLAIN:
         first = numbers_of(pairs.to(tl.int8), 0, KIND, tl.float32, True)
@@ -94,8 +100,9 @@ def _tile_offsets(
     SHAPE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """As `attention.tiles.key_offsets`, of the positions start up to start + TILE, where the first
-    begins a block or its part of TILE tokens: each block's number is read once.
+    """Offsets like `attention.tiles.key_offsets`, for positions start up to start + TILE.
+
+    The first begins a block or its part of TILE tokens: each block's number is read once.
 
     From `end` on they lie anywhere in the cache.
     """
@@ -126,7 +133,9 @@ def _absorb(
     seen,
     SHAPE: tl.constexpr,
 ):
-    """One tile: first and second [D / 2, M] in units of `unit`, query [D, M], k [N, D] bytes, pairs
+    """Adds one tile of keys to the online softmax, with transposed products.
+
+    first and second are [D / 2, M] in units of `unit`, query [D, M], k [N, D] bytes, pairs
     [D / 2, N] of values' bytes, scales [N], seen [N, M] or broadcast to it.
 
     Returns all five.

@@ -1,19 +1,21 @@
-"""The Triton kernels behind `block_linear`: products of few rows with the bits themselves, each
-weight read once, and rows of a weight restored.
+"""The Triton kernels behind `block_quantized`.
+
+They multiply small batches by the bits themselves, each weight read once, and dequantize rows
+of a weight.
 
 Owns the kernels and their launch; which runs when is `block_linear`'s. Sums are fp32 in an order
 that depends on the sizes alone: no atomics, the same bits every time.
 
-`_small_kernel`: up to 32 rows, on the tensor cores, Y^T = W X^T. Each warp sums tiles of its own
-(slices). The PLANE inputs of a part have one scale, so that what is multiplied are the small
+`_small_batch_kernel`: up to 32 rows, on the tensor cores, Y^T = W X^T. Each warp sums tiles of its
+own (slices). The PLANE inputs of a part have one scale, so that what is multiplied are the small
 integers
     themselves, exact in any type, and scales meet sums: y = s (sum (q + c) x - (c + offset) sum x)
     - m sum x, where sum x is a product with ones, which puts it where the first sum is.
-`_restore_kernel`: rows in order, or those that indices name, rounded once. NF4's and IQ4's numbers
-come from a table of 16.
+`_dequantize_kernel`: rows in order, or those that indices name, rounded once. NF4's and IQ4's
+numbers come from a table of 16.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ from headrace_kernels import card
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.block_weight import PARTS, BlockWeight, plane_inputs, scale_codes, table_numbers
 
-# Rows of `_small_kernel`.
-MAX_SMALL_ROWS = 32
+# Rows of `_small_batch_kernel`.
+MAX_SMALL_BATCH_ROWS = 32
 _NUM_WARPS = 4
-_RESTORED_ROWS = 16
+_DEQUANTIZED_ROWS = 16
 
 
 class BlockLayout(NamedTuple):
@@ -60,8 +62,9 @@ def _integers(
     nibble_ptr, pair_ptr, single_ptr, octet_ptr, row, tile, j, mask, PART: tl.constexpr,
     LAYOUT: tl.constexpr,
 ):  # fmt: skip
-    """The q of inputs 4 PLANE tile + PLANE PART + j of some rows as int32; `row` and `tile`
-    broadcast with j.
+    """The q of inputs 4 PLANE tile + PLANE PART + j of some rows, int32.
+
+    `row` and `tile` broadcast with j.
     """
     lane = row * (LAYOUT.num_tiles * LAYOUT.plane) + tile * LAYOUT.plane + j
     if octet_ptr is not None:
@@ -145,8 +148,9 @@ def _dot(w, x, PLAIN: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["M", "N", "row_stride"])
-def _small_kernel(
-    x_ptr, nibble_ptr, pair_ptr, single_ptr, octet_ptr, scale_ptr, min_ptr, group_scale_ptr, group_min_ptr, table_ptr, code_ptr,
+def _small_batch_kernel(
+    x_ptr, nibble_ptr, pair_ptr, single_ptr, octet_ptr, scale_ptr, min_ptr, group_scale_ptr, group_min_ptr,
+    table_ptr, code_ptr,
     bias_ptr, out_ptr,
     M, N, row_stride,
     LAYOUT: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SLICES: tl.constexpr, PLAIN: tl.constexpr,
@@ -201,15 +205,14 @@ def _small_kernel(
 
 
 @triton.jit(do_not_specialize=["N", "first_row", "num_rows", "index_ptr"])
-def _restore_kernel(
-    nibble_ptr, pair_ptr, single_ptr, octet_ptr, scale_ptr, min_ptr, group_scale_ptr, group_min_ptr, table_ptr, code_ptr,
+def _dequantize_kernel(
+    nibble_ptr, pair_ptr, single_ptr, octet_ptr, scale_ptr, min_ptr, group_scale_ptr, group_min_ptr, table_ptr,
+    code_ptr,
     index_ptr, out_ptr,
     N, first_row, num_rows,
     LAYOUT: tl.constexpr, BLOCK_N: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
-    """Rows first_row and on of W, or the rows at index_ptr, rounded to the type of `out` [num_rows,
-    K].
-    """
+    """Dequantizes rows of W, from first_row on or at index_ptr, into `out` [num_rows, K]."""
     r = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     if INDEXED:
         n = tl.load(index_ptr + r, mask=r < num_rows, other=0).to(tl.int64)
@@ -236,7 +239,7 @@ def _restore_kernel(
 
 
 def takes(weight: BlockWeight) -> bool:
-    """Whether `_small_kernel` multiplies by this weight.
+    """Whether `_small_batch_kernel` multiplies by this weight.
 
     Not fp32 activations on a card: tensor cores would cut them to tf32.
     """
@@ -265,31 +268,32 @@ def _layout(weight: BlockWeight) -> BlockLayout:
 
 
 def _tables(weight: BlockWeight, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """What q are places in, and what the 8 bits of NF4's scales stand for; None where numbers and
-    scales are integers.
+    """The tables of stored integers and of NF4's 8-bit scales.
+
+    Each is None where numbers or scales are integers.
     """
     numbers = table_numbers(weight.format.table, dtype, weight.device) if weight.format.table else None
     return numbers, scale_codes(weight.device) if weight.nested else None
 
 
-def multiply_small(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor) -> None:
+def multiply_small_batch(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor) -> None:
     """Few rows.
 
     Args:
-        x: [num_rows, K], at most MAX_SMALL_ROWS of them.
+        x: [num_rows, K], at most MAX_SMALL_BATCH_ROWS of them.
         weight: N outputs.
         bias: [N].
         out: [num_rows, N], written; its rows may be parts of longer ones.
     """
     (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
-    assert num_rows <= MAX_SMALL_ROWS and num_inputs == weight.num_inputs and x.dtype == weight.dtype
+    assert num_rows <= MAX_SMALL_BATCH_ROWS and num_inputs == weight.num_inputs and x.dtype == weight.dtype
     assert num_outputs == weight.num_outputs and out.stride(1) == 1
     layout = _layout(weight)
     rows = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32
     # Sums of more rows take registers.
     block_n = 32 if rows == 8 else 16
     slices = min(_NUM_WARPS, triton.next_power_of_2(layout.num_tiles))
-    _small_kernel[(triton.cdiv(num_outputs, block_n),)](
+    _small_batch_kernel[(triton.cdiv(num_outputs, block_n),)](
         x.contiguous(), *_planes(weight), *_tables(weight, x.dtype), bias, out, num_rows, num_outputs, out.stride(0),
         LAYOUT=layout, ROWS=rows, BLOCK_N=block_n, SLICES=slices, PLAIN=INTERPRETED,
         num_warps=_NUM_WARPS, num_stages=_stages(layout.plane * slices, block_n, rows, weight.device),
@@ -297,31 +301,30 @@ def multiply_small(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Ten
 
 
 def _stages(inputs: int, block_n: int, rows: int, device: torch.device) -> int:
-    """Tiles that are loaded ahead: what fits the shared memory, at 2 bytes a word and a number of
-    x.
+    """Tiles that are loaded ahead, as many as fit the shared memory.
+
+    A word and an element of x take 2 bytes.
     """
     return max(1, min(3, card.shared_bytes(device) // (2 * inputs * (block_n * 2 + PARTS * rows))))
 
 
-def restore(weight: BlockWeight, rows: range, out: Tensor) -> None:
+def dequantize_into(weight: BlockWeight, rows: range, out: Tensor) -> None:
     """Numbers of some rows, rounded once: [len(rows), K] into `out`, contiguous."""
-    _restore(weight, None, rows.start, out)
+    _dequantize(weight, None, rows.start, out)
 
 
 def gather(weight: BlockWeight, indices: Tensor, out: Tensor) -> None:
-    """Numbers of the rows that int64 indices name, rounded once: [len(indices), K] into `out`,
-    contiguous.
-    """
-    _restore(weight, indices, 0, out)
+    """Dequantizes the rows that int64 indices name into `out` [len(indices), K], contiguous."""
+    _dequantize(weight, indices, 0, out)
 
 
-def _restore(weight: BlockWeight, indices: Tensor | None, first_row: int, out: Tensor) -> None:
+def _dequantize(weight: BlockWeight, indices: Tensor | None, first_row: int, out: Tensor) -> None:
     num_rows = len(out)
     assert out.shape == (num_rows, weight.num_inputs) and out.is_contiguous()
     if not num_rows:
         return
     layout = _layout(weight)
-    _restore_kernel[(layout.num_tiles, triton.cdiv(num_rows, _RESTORED_ROWS))](
+    _dequantize_kernel[(layout.num_tiles, triton.cdiv(num_rows, _DEQUANTIZED_ROWS))](
         *_planes(weight), *_tables(weight, torch.float32), indices, out, weight.num_outputs, first_row, num_rows,
-        LAYOUT=layout, BLOCK_N=_RESTORED_ROWS, INDEXED=indices is not None, num_warps=_NUM_WARPS,
+        LAYOUT=layout, BLOCK_N=_DEQUANTIZED_ROWS, INDEXED=indices is not None, num_warps=_NUM_WARPS,
     )  # fmt: skip
