@@ -62,7 +62,7 @@ RUN --mount=type=bind,source=deploy/wheels,target=/wheels \
     && python tools/image_requirements.py --extra worker $without > needed.txt \
     && pip --python /opt/headrace/bin/python install --quiet --require-hashes --no-deps -r needed.txt
 # uv knows where PyTorch keeps its CPU builds. Without an index the wheel must lie in deploy/wheels.
-# pip compiles modules, uv when told to; nobody can later.
+# pip compiles modules by itself, uv when asked to; nobody can later.
 RUN --mount=type=bind,source=deploy/wheels,target=/wheels \
     --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca \
     if [ "$TORCH" = locked ]; then exit 0; fi; \

@@ -37,7 +37,7 @@ from benchmarks.accuracy_tasks import DEMO, documents, questions, right_answers
 from benchmarks.figures import ROOT, provenance, write_json
 from headrace_backend.kv_bytes import kv_token_bytes
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.quantization.self_check import QuantizationSummary
+from headrace_backend.quantization.summaries import QuantizationSummary
 from headrace_backend.weights.scheme import Schemes
 from headrace_model_folder import ModelFolder
 
@@ -159,7 +159,7 @@ class Measurement:
             case.name,
             _bits_per_weight(model),
             _mean_error(model),
-            kv_token_bytes(ModelFolder.open(DEMO).config, model.dtype.itemsize, case.kv_dtype),
+            kv_token_bytes(ModelFolder.open(DEMO).config.description, model.dtype.itemsize, case.kv_dtype),
             right,
             divergence,
             round(time.monotonic() - began, 1),

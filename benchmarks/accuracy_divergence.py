@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model
-from headrace_backend.weights.scheme import Scheme
+from headrace_backend.models.load import load_model
+from headrace_backend.weights.scheme import Scheme, Schemes
 from headrace_backend.worker.start_up.device import choose_dtype
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
 from headrace_kernels.attention.paged import AttentionMetadata
@@ -44,7 +45,8 @@ def load(folder: pathlib.Path, scheme: Scheme | None, head: Scheme | None = None
     """The model as a worker on a CPU loads it."""
     opened = ModelFolder.open(folder)
     dtype = choose_dtype("auto", opened.config, CPU)
-    return load_model(opened, opened.config, dtype, CPU, "folder", 0, lambda *_: None, scheme=scheme, head=head)
+    build = ModelBuild(opened.config, dtype, CPU, Schemes(scheme, head), records=opened.tensors)
+    return load_model(build, opened, lambda *_: None)
 
 
 @torch.inference_mode()

@@ -24,8 +24,9 @@ import torch
 from benchmarks.figures import provenance, write_json
 from benchmarks.shapes import SHAPES, write_model_folder
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
+from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model
+from headrace_backend.models.load import load_model
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Schemes
@@ -150,9 +151,9 @@ def make_model(
         where, _ = choose_device(config.device)
         prepare_torch(where, config.worker_threads, config.tp)
         dtype = choose_dtype(config.dtype, opened.config, where)
-        about = (None, opened.config, dtype, where, "dummy", 0, lambda *_: None)
         longest = min(_MAX_MODEL_LEN, opened.config.max_position_embeddings)
-        return load_model(*about, longest, schemes.layers, shard, schemes.head), config
+        build = ModelBuild(opened.config, dtype, where, schemes, shard, max_position=longest)
+        return load_model(build, None, lambda *_: None), config
 
 
 def make_caches(model: CausalLM, config: EngineConfig, num_blocks: int) -> list[torch.Tensor]:

@@ -128,17 +128,18 @@ def shape_of(folder: pathlib.Path) -> Shape:
     Raises InvalidModelFolder for one that is no model.
     """
     config = ModelFolder.open(folder, require_weights=False).config
+    model, attention = config.description, config.description.attention
     return Shape(
         config.architecture,
-        config.hidden_size,
-        config.num_layers,
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
-        config.intermediate_size,
-        config.vocab_size,
+        model.hidden_size,
+        len(model.layers),
+        attention.num_heads,
+        attention.num_kv_heads,
+        attention.head_dim,
+        model.layers[0].mlp.inner,
+        model.vocab_size,
         config.max_position_embeddings,
-        config.rope.theta,
-        config.rms_norm_eps,
-        config.tie_word_embeddings,
+        model.rope.theta,
+        model.norm.eps,
+        model.head.tied,
     )

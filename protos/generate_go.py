@@ -55,7 +55,7 @@ def generate(protoc: Callable[[list[str]], None], sources: list[str], services: 
         protoc: Runs protoc with these arguments; the include paths of protos/ and of Google's are
             its own.
         sources: All files of the public API.
-        services: Those of them that define services.
+        services: Files of `sources` that define services.
         out: Exists already.
     """
     plugins = [f"--plugin={_BIN / name}" for name in PLUGINS]

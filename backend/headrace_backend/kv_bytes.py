@@ -7,19 +7,23 @@ together.
 
 from __future__ import annotations
 
-from headrace_model_folder import ModelConfig
+from headrace_model_folder.description import Attention, ModelDescription
 
 # fp32, one of each token and head.
 _SCALE_BYTES = 4
 
 
-def kv_token_bytes(model: ModelConfig, item_bytes: int, kv_dtype: str) -> int:
+def kv_token_bytes(model: ModelDescription, item_bytes: int, kv_dtype: str) -> int:
     """Bytes of one token's keys and values in all layers, scales included.
 
     Args:
-        model: Sizes of its layers.
+        model: The whole model, or what one rank has of it.
         item_bytes: Of a number of the model's type.
         kv_dtype: As `EngineConfig.kv_dtype`.
     """
-    head = model.head_dim * item_bytes if kv_dtype == "auto" else model.head_dim + _SCALE_BYTES
-    return 2 * model.num_layers * model.num_kv_heads * head
+
+    def head(attention: Attention) -> int:
+        return attention.head_dim * item_bytes if kv_dtype == "auto" else attention.head_dim + _SCALE_BYTES
+
+    attentions = [layer.attention for layer in model.layers]
+    return sum(2 * attention.num_kv_heads * head(attention) for attention in attentions)

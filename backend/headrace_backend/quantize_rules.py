@@ -7,7 +7,7 @@ Owns the rule and its words; supervisor, backend and worker all ask here. Which 
 from __future__ import annotations
 
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
-from headrace_model_folder import ModelConfig, ModelFolder, expected_tensors
+from headrace_model_folder import ModelConfig, ModelFolder
 
 # Inputs of a block of NF4.
 NF4_INPUTS = 64
@@ -29,15 +29,15 @@ def unsuitable_quantization(config: EngineConfig, model: ModelConfig, gguf_file:
         return f"load is dummy, and config.json says that the folder is quantized ({model.quantized_by}): made-up weights of few bits are made by quantize, from a config.json without quantization_config"
     if config.quantize not in ("int4", "nf4"):
         return None
-    layers = {name: shape for name, shape in expected_tensors(model).items() if ".layers." in name and len(shape) == 2}
-    for name, (_, num_inputs) in layers.items():
+    layers = {f"{linear.name}.weight": linear.inputs for linear in model.description.linears}
+    for name, num_inputs in layers.items():
         if config.quantize == "nf4" and num_inputs % NF4_INPUTS:
             return f"quantize is nf4, whose blocks of {NF4_INPUTS} do not divide the {num_inputs} inputs of {name}; quantize int8 and fp8 work"
     if config.quantize == "nf4":
         return None
-    for name, (_, num_inputs) in layers.items():
+    for name, num_inputs in layers.items():
         if num_inputs % config.quantize_group:
-            suiting = [g for g in QUANTIZE_GROUPS if all(inputs % g == 0 for _, inputs in layers.values())]
+            suiting = [g for g in QUANTIZE_GROUPS if all(inputs % g == 0 for inputs in layers.values())]
             works = f"quantize_group {suiting[-1]} works" if suiting else "quantize int8 and fp8 work"
             return f"quantize_group is {config.quantize_group}, which does not divide the {num_inputs} inputs of {name}; {works}"
     return None
@@ -56,7 +56,8 @@ def unsuitable_head(config: EngineConfig, folder: ModelFolder) -> str | None:
         return None
     if folder.gguf_file is not None:
         return f"{asked}, and {folder.gguf_file} is a GGUF file, whose weights stay as they are; {works}"
-    name = "model.embed_tokens.weight" if folder.config.tie_word_embeddings else "lm_head.weight"
+    model = folder.config.description
+    name = f"{(model.embedding if model.head.tied else model.head).name}.weight"
     record = folder.tensors.get(name)
     if record is not None and record.nf4 is not None:
         return f"{asked}, and {record.file} has {name} in NF4 already; {works}"

@@ -7,11 +7,13 @@ all ask here. Which rows and columns a rank keeps is `weights.placement`'s.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from headrace_backend.config import MAX_TP, QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.quantize_rules import NF4_INPUTS
-from headrace_model_folder import ModelConfig, expected_tensors
+from headrace_model_folder import ModelConfig
+from headrace_model_folder.description import Layer, Mlp, ModelDescription
 
 
 def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
@@ -37,22 +39,34 @@ def fewer_ranks(config: EngineConfig, model: ModelConfig, most: int) -> str:
     return f"tp {', '.join(map(str, sizes))} {'work' if len(sizes) > 1 else 'works'}"
 
 
-def rank_part(model: ModelConfig, world_size: int) -> ModelConfig:
-    """The sizes of what one rank computes; the vocabulary stays whole, because every rank gets
-    whole logits.
+def rank_part(model: ModelDescription, world_size: int) -> ModelDescription:
+    """What one rank computes of a model; the vocabulary stays whole, because every rank gets whole
+    logits.
     """
     if world_size == 1:
         return model
-    return dataclasses.replace(
-        model,
-        num_heads=model.num_heads // world_size,
-        num_kv_heads=max(model.num_kv_heads // world_size, 1),
-        intermediate_size=model.intermediate_size // world_size,
+    return dataclasses.replace(model, layers=tuple(_layer_part(layer, world_size) for layer in model.layers))
+
+
+def _layer_part(layer: Layer, world_size: int) -> Layer:
+    attention, mlp = layer.attention, layer.mlp
+    heads, kv_heads = attention.num_heads // world_size, max(attention.num_kv_heads // world_size, 1)
+    attention = dataclasses.replace(
+        attention,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        query=dataclasses.replace(attention.query, outputs=heads * attention.head_dim),
+        key=dataclasses.replace(attention.key, outputs=kv_heads * attention.head_dim),
+        value=dataclasses.replace(attention.value, outputs=kv_heads * attention.head_dim),
+        output=dataclasses.replace(attention.output, inputs=heads * attention.head_dim),
     )
-
-
-# Layers whose inputs are dealt out to ranks; others' outputs are.
-_SHARED_INPUTS = ("o_proj", "down_proj")
+    inner = mlp.inner // world_size
+    mlp = Mlp(
+        gate=dataclasses.replace(mlp.gate, outputs=inner),
+        up=dataclasses.replace(mlp.up, outputs=inner),
+        down=dataclasses.replace(mlp.down, inputs=inner),
+    )
+    return dataclasses.replace(layer, attention=attention, mlp=mlp)
 
 
 class _Group(NamedTuple):
@@ -72,42 +86,46 @@ def _group(config: EngineConfig) -> _Group:
 def _reason(world_size: int, group: _Group, model: ModelConfig) -> str | None:
     if world_size == 1:
         return None
-    for name, size in (
-        ("num_attention_heads", model.num_heads),
-        ("intermediate_size", model.intermediate_size),
-        ("vocab_size", model.vocab_size),
-    ):
+    described = model.description
+    for name, size in _dealt_out(described):
         if size % world_size:
             return f"which does not divide {name} {size}"
-    if model.num_kv_heads % world_size and world_size % model.num_kv_heads:
-        return f"which neither divides num_key_value_heads {model.num_kv_heads} nor is a multiple of it"
+    for num_kv_heads in {layer.attention.num_kv_heads for layer in described.layers}:
+        if num_kv_heads % world_size and world_size % num_kv_heads:
+            return f"which neither divides num_key_value_heads {num_kv_heads} nor is a multiple of it"
     return _straddling(world_size, group, model) or _cut_layer(world_size, model)
+
+
+def _dealt_out(model: ModelDescription) -> Iterator[tuple[str, int]]:
+    """Sizes of which each rank gets an equal part, by config.json's names."""
+    for layer in model.layers:
+        yield "num_attention_heads", layer.attention.num_heads
+        yield "intermediate_size", layer.mlp.inner
+    yield "vocab_size", model.vocab_size
 
 
 def _cut_layer(world_size: int, model: ModelConfig) -> str | None:
     """Layers that another tool quantized are cut where their words, groups and blocks end."""
     if model.quantization is None:
         return None
-    shapes, keys = expected_tensors(model), max(model.num_kv_heads // world_size, 1) * model.head_dim
-    for layer, form in model.quantization.layers.items():
-        outputs, inputs = shapes[f"{layer}.weight"]
-        whole, name = (outputs, inputs), layer.rpartition(".")[2]
-        if name in _SHARED_INPUTS:
-            inputs //= world_size
-        else:
-            outputs = keys if name in ("k_proj", "v_proj") else outputs // world_size
-        if (reason := form.cuts(outputs, inputs, whole)) is not None:
-            return f"which {layer} does not bear: {reason}"
+    parts = rank_part(model.description, world_size).linears
+    for whole, part in zip(model.description.linears, parts, strict=True):
+        form = model.quantization.layers.get(whole.name)
+        if form is None:
+            continue
+        if (reason := form.cuts(part.outputs, part.inputs, (whole.outputs, whole.inputs))) is not None:
+            return f"which {whole.name} does not bear: {reason}"
     return None
 
 
 def _straddling(world_size: int, group: _Group, model: ModelConfig) -> str | None:
     """Inputs that share a scale must lie on one rank."""
-    sizes = (model.num_heads * model.head_dim, model.intermediate_size)
-    for name, size, block in zip(_SHARED_INPUTS, sizes, model.shared_blocks, strict=True):
-        unit = group if block == 1 else _Group(block, "a block of")
-        if size // world_size % unit.size:
-            return f"which leaves each rank {size // world_size} of {name}'s {size} inputs, and {unit.name} {unit.size} does not divide those"
+    for layer in model.description.layers:
+        for linear, block in zip((layer.attention.output, layer.mlp.down), model.shared_blocks, strict=True):
+            unit, part = group if block == 1 else _Group(block, "a block of"), linear.inputs // world_size
+            if part % unit.size:
+                name = linear.name.rpartition(".")[2]
+                return f"which leaves each rank {part} of {name}'s {linear.inputs} inputs, and {unit.name} {unit.size} does not divide those"
     return None
 
 

@@ -1,10 +1,11 @@
 """Reads and validates a Hugging Face model folder without torch: what is in it, whether it is
 sound, and nothing of the weights themselves.
 
-Path through the room: `folder.ModelFolder.open` calls `config` and `generation_defaults`
-(settings), `tensor_index` over `safetensors_header` (where each tensor lies), `expected_tensors`
-(which tensors the architecture needs, by `formats` where another tool made the weights),
-`token_table` and `chat_template` (text). A GGUF file takes the way through `gguf` instead. Every
+Path through the room: `folder.ModelFolder.open` calls `config`, which has the model's family
+(`families`) describe it (`description`), and `generation_defaults` (settings), `tensor_index` over
+`safetensors_header` (where each tensor lies), `expected_tensors` (which tensors the description
+names, by `formats` where another tool made the weights), `fused_tensors` (projections that share a
+tensor), `token_table` and `chat_template` (text). A GGUF file takes the way through `gguf` instead. Every
 file is read through `bounded_files`, which knows the size limits and keeps reads inside the folder.
 Whatever is wrong ends as one `InvalidModelFolder`. Beside that path: `measured_loss`, for who wants
 to know what quantizing cost.
@@ -12,6 +13,7 @@ to know what quantizing cost.
 
 from headrace_model_folder.chat_template import ChatTemplate
 from headrace_model_folder.config import ModelConfig
+from headrace_model_folder.description import ModelDescription
 from headrace_model_folder.errors import InvalidModelFolder
 from headrace_model_folder.expected_tensors import expected_tensors, needless_biases
 from headrace_model_folder.folder import ModelFolder
@@ -32,6 +34,7 @@ __all__ = [
     "Layout",
     "MeasuredLoss",
     "ModelConfig",
+    "ModelDescription",
     "ModelFolder",
     "Role",
     "RopeConfig",

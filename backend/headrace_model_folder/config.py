@@ -1,8 +1,7 @@
-"""config.json as a frozen dataclass: the architecture's sizes and switches, with the family's own
-defaults and bounds that keep absurd values out.
+"""config.json as a frozen dataclass: the family's description of the model, and what is alike for all
+families: types, token ids, context, what another tool made of the weights.
 
-Owns which architectures and variants exist here. Does not know tensors (`expected_tensors`) nor how
-anything is computed (the worker's models). Code of the folder's own (`auto_map`) is never run, only
+Owns the order of reading. What a field means for one family is the family's (`families`). Code of the folder's own (`auto_map`) is never run, only
 mentioned; what the fields mean is decided by the architecture's name alone.
 """
 
@@ -13,71 +12,31 @@ import pathlib
 from typing import Any, Literal
 
 from headrace_model_folder.bounded_files import MIB, read_json_object
+from headrace_model_folder.description import ModelDescription
 from headrace_model_folder.errors import InvalidModelFolder, shown
+from headrace_model_folder.families.decoder import MAX_CONTEXT
+from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.registry import FAMILIES
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.formats.bitsandbytes_tensors import GROUP, refuse_other_bitsandbytes
 from headrace_model_folder.formats.quantization_config import BITSANDBYTES, FolderQuantization, read_quantization
-from headrace_model_folder.rope_config import RopeConfig, read_rope
 
 CONFIG_FILE = "config.json"
 _CONFIG_LIMIT = 4 * MIB
 
 DType = Literal["bfloat16", "float16", "float32"]
 
-# What `transformers` assumes for a field that config.json leaves out, where families differ.
-_FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {"max_position_embeddings": 2048},
-    "MistralForCausalLM": {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
-    "Qwen2ForCausalLM": {"max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4096},
-    "Qwen3ForCausalLM": {
-        "max_position_embeddings": 32_768,
-        "num_key_value_heads": 32,
-        "sliding_window": 4096,
-        "head_dim": 128,
-    },
-}
-ARCHITECTURES = tuple(_FAMILY_DEFAULTS)
-
-# Far above any model that exists; they keep a hostile file from making us build billions of names
-# or overflow a size.
-_MAX_LAYERS = 1024
-_MAX_HEADS = 1024
-_MAX_HEAD_DIM = 1024
-_MAX_WIDTH = 1 << 20
-_MAX_VOCAB = 1 << 22
-_MAX_CONTEXT = 1 << 26
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder-only transformer. Sizes in elements, positions in tokens."""
+    """A decoder-only transformer and what its folder says of it."""
 
-    # Hugging Face class name, one of ARCHITECTURES.
+    # Hugging Face class name, a key of FAMILIES.
     architecture: str
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    # Usable context: the stated one, or what YaRN stretches it to.
+    # The embedding, the layers' parts and the output head, with sizes and tensor names.
+    description: ModelDescription
+    # Usable context in tokens: the stated one, or what YaRN stretches it to.
     max_position_embeddings: int
-    rms_norm_eps: float
-    rope: RopeConfig
-    tie_word_embeddings: bool
-    # Bias on the query, key and value projections.
-    attention_bias: bool
-    # Bias on the attention's output projection.
-    attention_output_bias: bool
-    mlp_bias: bool
-    # RMS norm over each head's query and key, before the rotation.
-    qk_norm: bool
-    # Largest window of any layer; None if every layer sees the whole context.
-    sliding_window: int | None
-    # [num_layers] each layer's window: a token sees itself and window - 1 before it. None: all
-    # before it.
-    layer_windows: tuple[int | None, ...]
     torch_dtype: DType
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
@@ -93,9 +52,9 @@ class ModelConfig:
     names_own_code: bool = False
 
     @property
-    def attention_window(self) -> int | None:
-        """Tokens that a token sees in every layer, itself included; None: all before it."""
-        return min(filter(None, self.layer_windows), default=None)
+    def vocab_size(self) -> int:
+        """Tokens of the vocabulary."""
+        return self.description.vocab_size
 
     @property
     def quantized_by(self) -> str | None:
@@ -120,60 +79,48 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
 
     Raises InvalidModelFolder naming the field, the rule and the value.
     """
-    architecture = _architecture(values)
+    family = _family(values)
     stated = Fields(CONFIG_FILE, values)
     _refuse_unsupported(stated)
-    defaults = _FAMILY_DEFAULTS[architecture]
     # A null in the file means null (Mistral: no window), so the defaults only fill what is absent.
-    fields = Fields(CONFIG_FILE, {**defaults, **values})
-    num_layers = fields.integer("num_hidden_layers", 1, _MAX_LAYERS)
-    num_heads = fields.integer("num_attention_heads", 1, _MAX_HEADS)
-    hidden_size = fields.integer("hidden_size", 1, _MAX_WIDTH)
-    vocab_size = fields.integer("vocab_size", 1, _MAX_VOCAB)
-    max_position = fields.integer("max_position_embeddings", 1, _MAX_CONTEXT)
-    head_dim = _head_dim(fields, hidden_size, num_heads)
-    rope = read_rope(fields, max_position, head_dim)
-    biases = _biases(architecture, fields)
-    windows = _layer_windows(architecture, fields, num_layers)
-    bos = fields.token_ids("bos_token_id", vocab_size)
+    fields = Fields(CONFIG_FILE, {**family.defaults, **values})
+    description = family.describe(fields)
+    max_position = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
+    bos = fields.token_ids("bos_token_id", description.vocab_size)
     is_bitsandbytes = _is_bitsandbytes(fields)
     return ModelConfig(
-        architecture=architecture,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=_kv_heads(fields, num_heads),
-        head_dim=head_dim,
-        intermediate_size=fields.integer("intermediate_size", 1, _MAX_WIDTH),
-        vocab_size=vocab_size,
-        max_position_embeddings=min(max(max_position, rope.stretched_context), _MAX_CONTEXT),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
-        rope=rope,
-        tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
-        attention_bias=biases[0],
-        attention_output_bias=biases[1],
-        mlp_bias=biases[2],
-        qk_norm=architecture == "Qwen3ForCausalLM",
-        sliding_window=max((w for w in windows if w is not None), default=None),
-        layer_windows=windows,
+        architecture=family.architecture,
+        description=description,
+        max_position_embeddings=min(max(max_position, description.rope.stretched_context), MAX_CONTEXT),
         torch_dtype=_dtype(fields),
         bos_token_id=bos[0] if bos else None,
-        eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
-        quantization=None if is_bitsandbytes else read_quantization(fields.get("quantization_config"), num_layers),
+        eos_token_ids=fields.token_ids("eos_token_id", description.vocab_size),
+        quantization=None if is_bitsandbytes else _quantization(fields, description),
         is_bitsandbytes=is_bitsandbytes,
         shared_blocks=(GROUP, GROUP) if is_bitsandbytes else (1, 1),
         names_own_code=_names_own_code(values),
     )
 
 
-def _architecture(values: dict[str, Any]) -> str:
+def _quantization(fields: Fields, model: ModelDescription) -> FolderQuantization | None:
+    """The quantization of a folder, which names projections as the folder has them, by our names."""
+    found = read_quantization(fields.get("quantization_config"), list(model.stored_linears()))
+    if found is None:
+        return None
+    formats = {linear.name: found.layers.get(linear.stored.name) for linear in model.linears}
+    layers = {name: form for name, form in formats.items() if form is not None}
+    return dataclasses.replace(found, layers=layers)
+
+
+def _family(values: dict[str, Any]) -> Family:
     names = values.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
+    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    if not isinstance(name, str) or name not in FAMILIES:
         found = names[0] if isinstance(names, list) and names else names
-        known = ", ".join(ARCHITECTURES)
+        known = ", ".join(FAMILIES)
         advice = "; code of the folder's own (auto_map) is never run" if _names_own_code(values) else ""
         raise InvalidModelFolder(f"{CONFIG_FILE}: architectures must name one of {known}, is {shown(found)}{advice}")
-    return str(names[0])
+    return FAMILIES[name]
 
 
 def _names_own_code(values: dict[str, Any]) -> bool:
@@ -190,64 +137,6 @@ def _refuse_unsupported(fields: Fields) -> None:
 def _is_bitsandbytes(fields: Fields) -> bool:
     settings = fields.get("quantization_config")
     return isinstance(settings, dict) and settings.get("quant_method") == BITSANDBYTES
-
-
-def _kv_heads(fields: Fields, num_heads: int) -> int:
-    num_kv_heads = fields.integer("num_key_value_heads", 1, _MAX_HEADS, num_heads)
-    if num_heads % num_kv_heads:
-        raise fields.error("num_key_value_heads", f"must divide num_attention_heads ({num_heads}), is {num_kv_heads}")
-    return num_kv_heads
-
-
-def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
-    if fields.get("head_dim") is None and hidden_size % num_heads:
-        raise fields.error("hidden_size", f"must be a multiple of num_attention_heads ({num_heads}), is {hidden_size}")
-    head_dim = fields.integer("head_dim", 2, _MAX_HEAD_DIM, hidden_size // num_heads)
-    if head_dim % 2:
-        raise fields.error("head_dim", f"must be even, is {head_dim}")
-    return head_dim
-
-
-def _biases(architecture: str, fields: Fields) -> tuple[bool, bool, bool]:
-    """Whether query/key/value, the attention's output and the MLP have biases."""
-    if architecture == "Qwen2ForCausalLM":
-        return True, False, False
-    if architecture == "MistralForCausalLM":
-        return False, False, False
-    attention = fields.boolean("attention_bias", False)
-    return attention, attention, architecture == "LlamaForCausalLM" and fields.boolean("mlp_bias", False)
-
-
-def _layer_windows(architecture: str, fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    if architecture == "LlamaForCausalLM":
-        return (None,) * num_layers
-    has_window = architecture == "MistralForCausalLM" or fields.boolean("use_sliding_window", False)
-    if not has_window or fields.get("sliding_window") is None:
-        return (None,) * num_layers
-    window = fields.integer("sliding_window", 1, _MAX_CONTEXT)
-    if architecture == "MistralForCausalLM":
-        _refuse_mixed_layers(fields)
-        return (window,) * num_layers
-    types = fields.get("layer_types")
-    if types is None:
-        first = fields.integer("max_window_layers", 0, 1 << 30, 28)
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    if not isinstance(types, list) or len(types) != num_layers:
-        raise fields.error(
-            "layer_types", f"must be a list of num_hidden_layers ({num_layers}) entries, is {shown(types)}"
-        )
-    for kind in types:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise fields.error("layer_types", f"must hold 'full_attention' or 'sliding_attention', has {shown(kind)}")
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
-
-
-def _refuse_mixed_layers(fields: Fields) -> None:
-    types = fields.get("layer_types")
-    if types is not None and (not isinstance(types, list) or any(kind != "sliding_attention" for kind in types)):
-        raise fields.error(
-            "layer_types", "must be all 'sliding_attention' for MistralForCausalLM with a sliding_window"
-        )
 
 
 def _dtype(fields: Fields) -> DType:

@@ -1,8 +1,7 @@
 """Which tensors an architecture needs, by Hugging Face name and shape, and the comparison with what
 a folder has.
 
-All four families share one skeleton; biases, query/key norms and tied embeddings are the config's
-switches. Where another tool quantized a layer, the tensors of its format stand in the folder in
+The model's description names them. Where another tool quantized a layer, the tensors of its format stand in the folder in
 place of its weight (`formats.layer_format`).
 """
 
@@ -10,16 +9,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from headrace_model_folder.config import ModelConfig
+from headrace_model_folder.description import Shape
 from headrace_model_folder.errors import InvalidModelFolder, shown
+from headrace_model_folder.formats.layer_format import LayerFormat
 from headrace_model_folder.safetensors_header import TensorRecord
 
-Shape = tuple[int, ...]
-
-LM_HEAD = "lm_head.weight"
 WEIGHT_DTYPES = ("F32", "F16", "BF16")
 # Old checkpoints carry the rotary frequencies, which follow from the config.
 _TOLERATED = re.compile(r"model\.(layers\.\d{1,4}\.self_attn\.)?rotary_emb\.inv_freq")
@@ -28,16 +26,9 @@ _TOLERATED = re.compile(r"model\.(layers\.\d{1,4}\.self_attn\.)?rotary_emb\.inv_
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     """Name -> shape of every tensor of the model, weights as [out, in].
 
-    `lm_head.weight` is absent if embeddings are tied.
+    The output layer's is absent if embeddings are tied.
     """
-    tensors: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
-        tensors.update((prefix + name, shape) for name, shape in _layer_tensors(config))
-    tensors["model.norm.weight"] = (config.hidden_size,)
-    if not config.tie_word_embeddings:
-        tensors[LM_HEAD] = (config.vocab_size, config.hidden_size)
-    return tensors
+    return dict(config.description.tensors())
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -75,8 +66,7 @@ def check_tensors(config: ModelConfig, found: Mapping[str, TensorRecord]) -> Non
 
 def _folder_tensors(config: ModelConfig) -> dict[str, _Expected]:
     """What a folder holds, with what it may hold."""
-    tensors = expected_tensors(config)
-    layers = config.quantization.layers if config.quantization else {}
+    tensors, layers = config.description.stored_tensors(), _stored_formats(config)
     expected: dict[str, _Expected] = {}
     for name, shape in tensors.items():
         form = layers.get(name.removesuffix(".weight"))
@@ -87,9 +77,12 @@ def _folder_tensors(config: ModelConfig) -> dict[str, _Expected]:
         form.check_sizes(layer, *shape)
         for tensor in form.tensors(*shape):
             expected[f"{layer}.{tensor.suffix}"] = _Expected(tensor.shapes, tensor.dtypes, tensor.is_required)
-    expected.update((name, _Expected((shape,), is_required=False)) for name, shape in needless_biases(config).items())
-    if config.tie_word_embeddings:
-        expected[LM_HEAD] = _Expected(((config.vocab_size, config.hidden_size),), is_required=False)
+    stored = config.description.stored_linears()
+    biases = _needless_biases(config, {name: (stored[name].outputs,) for name in layers}, tensors)
+    expected.update((name, _Expected((shape,), is_required=False)) for name, shape in biases.items())
+    if config.description.head.tied:
+        name, shape = config.description.head_tensor()
+        expected[name] = _Expected((shape,), is_required=False)
     return expected
 
 
@@ -97,11 +90,24 @@ def needless_biases(config: ModelConfig) -> dict[str, Shape]:
     """Biases that a folder may have though the architecture has none: tools for GPTQ and AWQ write
     zeros for each layer that they quantize.
     """
+    layers = config.quantization.layers if config.quantization else {}
+    outputs: dict[str, Shape] = {linear.name: (linear.outputs,) for linear in config.description.linears}
+    return _needless_biases(config, {name: outputs[name] for name in layers}, expected_tensors(config))
+
+
+def _needless_biases(
+    config: ModelConfig, layers: Mapping[str, Shape], tensors: Mapping[str, Shape]
+) -> dict[str, Shape]:
     if config.quantization is None or config.quantization.method not in ("gptq", "awq"):
         return {}
-    tensors = expected_tensors(config)
-    biases = {f"{layer}.bias": tensors[f"{layer}.weight"][:1] for layer in config.quantization.layers}
+    biases = {f"{layer}.bias": shape for layer, shape in layers.items()}
     return {name: shape for name, shape in biases.items() if name not in tensors}
+
+
+def _stored_formats(config: ModelConfig) -> dict[str, LayerFormat]:
+    """Formats of the projections by the names that the folder has for them."""
+    layers = config.quantization.layers if config.quantization else {}
+    return {linear.stored.name: layers[linear.name] for linear in config.description.linears if linear.name in layers}
 
 
 def _check_record(name: str, wanted: _Expected, record: TensorRecord) -> None:
@@ -128,26 +134,3 @@ def _likely_file(name: str, found: Mapping[str, TensorRecord]) -> str:
         r.file for r in found.values()
     ]
     return files[0] if files else "model.safetensors"
-
-
-def _layer_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    yield from _linear("self_attn.q_proj", query, hidden, config.attention_bias)
-    yield from _linear("self_attn.k_proj", key, hidden, config.attention_bias)
-    yield from _linear("self_attn.v_proj", key, hidden, config.attention_bias)
-    yield from _linear("self_attn.o_proj", hidden, query, config.attention_output_bias)
-    if config.qk_norm:
-        yield "self_attn.q_norm.weight", (config.head_dim,)
-        yield "self_attn.k_norm.weight", (config.head_dim,)
-    yield from _linear("mlp.gate_proj", inner, hidden, config.mlp_bias)
-    yield from _linear("mlp.up_proj", inner, hidden, config.mlp_bias)
-    yield from _linear("mlp.down_proj", hidden, inner, config.mlp_bias)
-    yield "input_layernorm.weight", (hidden,)
-    yield "post_attention_layernorm.weight", (hidden,)
-
-
-def _linear(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Shape]]:
-    yield f"{name}.weight", (rows, columns)
-    if bias:
-        yield f"{name}.bias", (rows,)

@@ -21,6 +21,7 @@ from headrace_model_folder.expected_tensors import check_tensors, parameter_coun
 from headrace_model_folder.formats.bitsandbytes_tensors import joined_nf4
 from headrace_model_folder.formats.input_orders import with_input_orders
 from headrace_model_folder.formats.input_scales import with_input_scales
+from headrace_model_folder.fused_tensors import split_fused
 from headrace_model_folder.generation_defaults import GenerationDefaults, read_generation_defaults
 from headrace_model_folder.gguf.config import read_gguf_config
 from headrace_model_folder.gguf.files import find_gguf
@@ -78,6 +79,7 @@ class ModelFolder:
             tensors = joined_nf4(folder, tensors)
         if require_weights:
             check_tensors(config, tensors)
+            tensors = split_fused(folder, config, tensors)
             config = _with_inputs(folder, config, tensors)
         tokenizer = (
             read_bytes(folder, TOKENIZER_FILE, TOKENIZER_LIMIT) if exists_inside(folder, TOKENIZER_FILE) else None

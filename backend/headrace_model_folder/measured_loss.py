@@ -102,8 +102,10 @@ def _words(form: LayerFormat) -> list[str]:
 def _check_layers(report: Fields, folder: ModelFolder) -> None:
     """Refuses a report whose layers, by name, are not those that config.json has quantized."""
     layers = report.get("layers")
-    if not isinstance(layers, list) or len(layers) != folder.config.num_layers:
-        raise report.error("layers", f"must be a list of {folder.config.num_layers} layers, is {shown(layers)}")
+    if not isinstance(layers, list) or len(layers) != len(folder.config.description.layers):
+        raise report.error(
+            "layers", f"must be a list of {len(folder.config.description.layers)} layers, is {shown(layers)}"
+        )
     named: set[str] = set()
     for index, layer in enumerate(layers):
         errors = layer.get("errors") if isinstance(layer, dict) else None

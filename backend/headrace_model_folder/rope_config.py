@@ -43,10 +43,10 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     # yarn: round the bounds of the blend to whole dimensions.
     truncate: bool = True
-    # [head_dim / 2] default: what each frequency is divided by, where a file states that itself;
+    # [rotary_dim / 2] default: what each frequency is divided by, where a file states that itself;
     # None: nothing.
     frequency_divisors: tuple[float, ...] | None = None
-    # [head_dim / 2] longrope: what each default frequency is divided by in contexts up to the
+    # [rotary_dim / 2] longrope: what each default frequency is divided by in contexts up to the
     # original one, and in longer ones.
     short_divisors: tuple[float, ...] = ()
     long_divisors: tuple[float, ...] = ()
@@ -59,20 +59,41 @@ class RopeConfig:
         return int(self.original_max_position_embeddings * self.factor) if self.rope_type == "yarn" else 0
 
 
-def read_rope(config: Fields, max_position: int, head_dim: int) -> RopeConfig:
-    """The rotary embedding of a config.
+def read_rotary_dim(config: Fields, head_dim: int) -> int:
+    """Elements of a head that are rotated, as `partial_rotary_factor` says.
+
+    Raises InvalidModelFolder unless they are an even number, at least 2.
+    """
+    fields = _rope_fields(config)
+    factor = fields.number("partial_rotary_factor", 0.0, 1.0, 1.0)
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise fields.error(
+            "partial_rotary_factor",
+            f"must leave an even number of the {head_dim} elements of a head to be rotated, is {factor:g}",
+        )
+    return rotary_dim
+
+
+def refuse_partial_rotation(config: Fields) -> None:
+    """For families whose heads are rotated whole. Raises InvalidModelFolder for another factor."""
+    fields = _rope_fields(config)
+    if fields.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
+        raise fields.error("partial_rotary_factor", "must be 1: this architecture rotates whole heads")
+
+
+def read_rope(config: Fields, max_position: int, rotary_dim: int) -> RopeConfig:
+    """The rotary embedding of a config, whose `rotary_dim` elements of a head are rotated.
 
     Raises InvalidModelFolder for unknown types and values out of range.
     """
     fields = _rope_fields(config)
     rope_type = _rope_type(fields)
-    if fields.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
-        raise fields.error("partial_rotary_factor", "must be 1: rotating a part of a head is not supported")
     theta = fields.number("rope_theta", 1.0, 1e12, 10_000.0)
     if rope_type in ("default", "dynamic"):
         return RopeConfig(rope_type, theta)
     if rope_type == "longrope":
-        return _longrope(fields, theta, max_position, head_dim)
+        return _longrope(fields, theta, max_position, rotary_dim)
     factor = fields.number("factor", 1.0, _MAX_FACTOR)
     if rope_type == "linear":
         return RopeConfig(rope_type, theta, factor)
@@ -110,7 +131,7 @@ def _rope_type(fields: Fields) -> RopeType:
     raise fields.error("rope_type", f"must be one of {', '.join(_TYPES)}, is {shown(value)}")
 
 
-def _longrope(fields: Fields, theta: float, max_position: int, head_dim: int) -> RopeConfig:
+def _longrope(fields: Fields, theta: float, max_position: int, rotary_dim: int) -> RopeConfig:
     original = fields.integer("original_max_position_embeddings", 2, 1 << 26, max_position)
     return RopeConfig(
         "longrope",
@@ -121,15 +142,17 @@ def _longrope(fields: Fields, theta: float, max_position: int, head_dim: int) ->
         attention_factor=None
         if fields.get("attention_factor") is None
         else fields.number("attention_factor", 1e-6, 1e6),
-        short_divisors=_divisors(fields, "short_factor", head_dim),
-        long_divisors=_divisors(fields, "long_factor", head_dim),
+        short_divisors=_divisors(fields, "short_factor", rotary_dim),
+        long_divisors=_divisors(fields, "long_factor", rotary_dim),
     )
 
 
-def _divisors(fields: Fields, key: str, head_dim: int) -> tuple[float, ...]:
+def _divisors(fields: Fields, key: str, rotary_dim: int) -> tuple[float, ...]:
     values = fields.get(key)
-    if not isinstance(values, list) or len(values) != head_dim // 2:
-        raise fields.error(key, f"must be a list of {head_dim // 2} numbers, one for each pair of a head's dimensions")
+    if not isinstance(values, list) or len(values) != rotary_dim // 2:
+        raise fields.error(
+            key, f"must be a list of {rotary_dim // 2} numbers, one for each pair of a head's rotated dimensions"
+        )
     # As fields of their own, so that each is held to the same rules as any number.
     numbered = Fields(f"{fields.name}: {key}", {str(place): value for place, value in enumerate(values)})
     return tuple(numbered.number(str(place), 1e-6, 1e6) for place in range(len(values)))

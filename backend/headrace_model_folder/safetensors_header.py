@@ -41,6 +41,9 @@ class TensorRecord:
     num_bytes: int
     # Rows of an attention head whose two halves alternate in the file; 0: all rows are in order.
     head_rows: int = 0
+    # First column, and columns of a row in the file, of a tensor that is some columns of a larger
+    # one; None: rows follow each other.
+    columns: tuple[int, int] | None = None
     # Where the scales of a weight in NF4 are; None: it is none.
     nf4: Nf4State | None = None
 

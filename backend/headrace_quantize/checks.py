@@ -85,6 +85,12 @@ def _open(config: QuantizeConfig) -> ModelFolder:
         model = ModelFolder.open(folder)
     except InvalidModelFolder as error:
         raise QuantizeRefused(f"MODEL_FOLDER: {error}") from None
+    if (
+        fused := next((linear.fused.name for linear in model.config.description.linears if linear.fused), None)
+    ) is not None:
+        raise QuantizeRefused(
+            f"MODEL_FOLDER {folder} keeps several projections in one tensor ({fused}), which is not supported yet: --quantize of a server rounds such a model as it loads"
+        )
     if model.gguf_file is not None:
         raise QuantizeRefused(
             f"MODEL_FOLDER {folder} is a GGUF file, whose weights have their own bits: a folder is needed"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.rotary import RotaryTable
-from headrace_backend.models.registry import MODEL_CLASSES
+from headrace_backend.layers.sharded_module import weight_targets
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.attention.paged import AttentionMetadata
@@ -50,10 +50,10 @@ class DecoderPass:
 
     def __init__(self, model: ModelFolder, dtype: torch.dtype, device: torch.device, length: int) -> None:
         """Prepares for pieces of `length` tokens; loads nothing."""
-        self._folder, self._config = model, model.config
+        self._folder = model
         self.dtype, self.device, self._length = dtype, device, length
-        self._model = MODEL_CLASSES[model.config.architecture](model.config, Placement(dtype, torch.device("meta")), 1)
-        self._rotary = RotaryTable(model.config.rope, model.config.head_dim, length, device)
+        self._description = model.config.description
+        self._rotary = RotaryTable(self._description.rope, self._description.attention.rotary_dim, length, device)
         self._steps: dict[int, tuple[AttentionMetadata, Tensor]] = {}
         self._cache: Tensor | None = None
 
@@ -68,12 +68,8 @@ class DecoderPass:
         Raises:
             InvalidModelFolder: A tensor can't be read, or is not finite.
         """
-        layer = self._model.make_layer(self._config, index, Placement(self.dtype, self.device))
-        layers = self._model.model.layers
-        empty, layers[index] = layers[index], layer
-        prefix = f"model.layers.{index}."
-        targets = {name: place for name, place in self._model.weight_targets().items() if name.startswith(prefix)}
-        layers[index] = empty
+        layer = DecoderLayer(self._description.layers[index], Placement(self.dtype, self.device))
+        targets = weight_targets(layer)
         load_weights(self._folder, targets, lambda *_: None)
         return LoadedLayer(layer.eval(), targets)
 
@@ -112,7 +108,7 @@ class DecoderPass:
         return torch.split(hidden, rows) if len(hidden) else ()
 
     def _nothing(self) -> Tensor:
-        return torch.empty(0, self._length, self._config.hidden_size, dtype=self.dtype)
+        return torch.empty(0, self._length, self._description.hidden_size, dtype=self.dtype)
 
     def _forward(self, layer: DecoderLayer, batch: Tensor) -> Tensor:
         """[rows, tokens, width] -> the same after the layer, on the device."""
@@ -125,7 +121,8 @@ class DecoderPass:
         """Blocks for these rows: what earlier batches left there is overwritten before it is read."""
         blocks = rows * -(-self._length // _BLOCK)
         if self._cache is None or len(self._cache) < blocks:
-            shape = (blocks, 2, self._config.num_kv_heads, _BLOCK, self._config.head_dim)
+            attention = self._description.attention
+            shape = (blocks, 2, attention.num_kv_heads, _BLOCK, attention.head_dim)
             self._cache = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return self._cache[:blocks]
 

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
 
 def _quantize(config: QuantizeConfig) -> int:
     job = check(config)
-    progress = RunProgress(job.model.config.num_layers)
+    progress = RunProgress(len(job.model.config.description.layers))
     run = Run(job, progress)
     if run.out.is_finished:
         progress.note(f"{config.out_folder} is finished")

@@ -56,7 +56,7 @@ class Run:
         dtype = torch.float32 if device.type == "cpu" else _DTYPES[job.model.config.torch_dtype]
         self._passes = DecoderPass(job.model, dtype, device, job.config.sequence_length)
         self._source = SourceTensors(job.model)
-        self.num_layers = job.model.config.num_layers
+        self.num_layers = len(job.model.config.description.layers)
         fingerprint = _fingerprint(job, self._text, device, threads)
         self.out = OutputFolder(job.out, fingerprint, self.num_layers + 2)
         self._quantizer = LayerQuantizer(job, self._source, self._passes, progress.note)
@@ -78,7 +78,7 @@ class Run:
             return self._quantized()
 
     def _quantized(self) -> RunReport:
-        tied = self._job.model.config.tie_word_embeddings
+        tied = self._job.model.config.description.head.tied
         self._copy(0, [_EMBEDDING])
         calibration = self._passes.embed(self._text.calibration, self._source)
         before = self._passes.embed(self._text.held_out, self._source)
@@ -118,7 +118,7 @@ class Run:
             self.out.write(shard, {name: self._source.read(name) for name in names}, {})
 
     def _quality(self, before: Tensor, after: Tensor, tied: bool) -> Quality:
-        eps = self._job.model.config.rms_norm_eps
+        eps = self._job.model.config.description.norm.eps
         return compare(self._text.held_out, before, after, self._source, self._passes, tied, eps)
 
     def _report(self, layers: list[LayerReport], quality: Quality | None) -> RunReport:

@@ -41,8 +41,8 @@ STAGES = (
 
 def num_inputs(stage: Stage, config: ModelConfig) -> int:
     """Of the stage's product."""
-    sizes = {"self_attn.o_proj": config.num_heads * config.head_dim, "mlp.down_proj": config.intermediate_size}
-    return sizes.get(stage.product, config.hidden_size)
+    layer = config.description.layers[0]
+    return next(linear.inputs for linear in layer.linears if linear.name == f"{layer.name}.{stage.projections[0]}")
 
 
 def tie(stage: Stage, config: ModelConfig) -> Callable[[Tensor], Tensor]:
@@ -52,8 +52,10 @@ def tie(stage: Stage, config: ModelConfig) -> Callable[[Tensor], Tensor]:
     if stage.product != "self_attn.o_proj":
         return lambda scales: scales
 
+    attention = config.description.attention
+
     def over_group(scales: Tensor) -> Tensor:
-        heads = scales.view(config.num_kv_heads, -1, config.head_dim)
+        heads = scales.view(attention.num_kv_heads, -1, attention.head_dim)
         return heads.mean(1, keepdim=True).expand_as(heads).flatten()
 
     return over_group
@@ -63,4 +65,5 @@ def of_source(stage: Stage, config: ModelConfig, scales: Tensor) -> Tensor:
     """Scales of the inputs -> those of the source's outputs: one for each."""
     if stage.product != "self_attn.o_proj":
         return scales
-    return scales.view(config.num_kv_heads, -1, config.head_dim)[:, 0].flatten()
+    attention = config.description.attention
+    return scales.view(attention.num_kv_heads, -1, attention.head_dim)[:, 0].flatten()

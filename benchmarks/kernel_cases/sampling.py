@@ -33,6 +33,7 @@ KINDS: dict[str, dict[int, float]] = {
     "top_k_top_p": {columns.TEMPERATURE: 0.7, columns.TOP_K: 20, columns.TOP_P: 0.8},
     "large_top_k_top_p": {columns.TEMPERATURE: 1.0, columns.TOP_K: 2000, columns.TOP_P: 0.95},
     "min_p": {columns.TEMPERATURE: 1.0, columns.MIN_P: 0.05},
+    "top_n_sigma": {columns.TEMPERATURE: 1.0, columns.TOP_N_SIGMA: 1.0},
 }
 
 

@@ -50,6 +50,9 @@ MIN_TEMPERATURE: Final = 0.01
 MAX_TEMPERATURE: Final = 100.0
 """Largest temperature."""
 
+MAX_TOP_N_SIGMA: Final = 100.0
+"""Most standard deviations of the logits that are kept."""
+
 MIN_REPETITION_PENALTY: Final = 0.01
 """Smallest repetition penalty. A smaller one divides logits to infinity."""
 

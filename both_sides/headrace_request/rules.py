@@ -56,6 +56,7 @@ TABLE: Final = (
     Row("spec.sampling.top_k", Whole(-1, lambda bounds: bounds.vocabulary_size)),
     Row("spec.sampling.top_p", Range(0, 1, above_low=True)),
     Row("spec.sampling.min_p", Range(0, 1)),
+    Row("spec.sampling.top_n_sigma", Range(0, limits.MAX_TOP_N_SIGMA)),
     Row("spec.sampling.repetition_penalty", Range(limits.MIN_REPETITION_PENALTY, limits.MAX_REPETITION_PENALTY)),
     Row("spec.sampling.presence_penalty", _PENALTY),
     Row("spec.sampling.frequency_penalty", _PENALTY),

@@ -26,6 +26,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     top_k: int = 0
     # Least probability relative to the most likely token's. 0 to 1; 0 keeps all.
     min_p: float = 0.0
+    # Standard deviations of the logits, from the highest one down, that are kept. 0 to 100; 0 keeps
+    # all.
+    top_n_sigma: float = 0.0
     # Divides positive and multiplies negative logits of tokens in prompt and output. 0.01 to 10; 1
     # changes nothing.
     repetition_penalty: float = 1.0

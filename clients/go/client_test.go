@@ -121,7 +121,7 @@ func TestOptionsSendWhatTheyAreGiven(t *testing.T) {
 // every option of GenerationSpec, with a value that is not the field's zero.
 var every = []headrace.GenerationOption{
 	headrace.WithModel("m"), headrace.WithTemperature(1), headrace.WithTopP(1), headrace.WithTopK(1),
-	headrace.WithMinP(1), headrace.WithRepetitionPenalty(1), headrace.WithPresencePenalty(1),
+	headrace.WithMinP(1), headrace.WithTopNSigma(1), headrace.WithRepetitionPenalty(1), headrace.WithPresencePenalty(1),
 	headrace.WithFrequencyPenalty(1), headrace.WithSeed(1), headrace.WithLogitBias(map[uint32]float32{1: 1}),
 	headrace.WithStop("a"), headrace.WithStopTokens(1), headrace.WithMaxTokens(1), headrace.WithMinTokens(1),
 	headrace.WithIgnoreEOS(true), headrace.WithBadWords("a"), headrace.WithIncludeStopString(true),

@@ -14,8 +14,8 @@
 //	}
 //
 // Every call takes a context: its deadline is the call's deadline on both sides, and cancelling it
-// ends the call (and with it a generation that [Client.Generate] or [Client.Chat] started). Failures
-// are [*Error] values, which [errors.Is] compares with the Err variables of this package.
+// ends the call (and with it a generation that [Client.Generate] or [Client.Chat] started).
+// Failures are [*Error] values, which [errors.Is] compares with the Err variables of this package.
 //
 // [Client.Submit] starts a generation that outlives its readers and [Client.Subscribe] reads it,
 // from any token on. A subscription whose connection breaks is opened again and continues after the

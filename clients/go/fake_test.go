@@ -45,11 +45,13 @@ type fake struct {
 	peers    map[string]bool
 	headers  []metadata.MD
 
-	failures  int   // of each call, before one succeeds
-	breaks    []int // after how many events each attempt of Subscribe breaks; attempts beyond the list do not
-	outputs   uint32
-	logprobs  bool
-	stalled   chan struct{} // an attempt that would break tells this and sends nothing more, where it is not nil
+	failures int // of each call, before one succeeds
+	// After how many events each attempt of Subscribe breaks; attempts beyond the list do not.
+	breaks   []int
+	outputs  uint32
+	logprobs bool
+	// Where it is not nil, an attempt that would break signals it and sends nothing more.
+	stalled   chan struct{}
 	cancelled chan struct{} // a word for each endless generation that its client dropped
 }
 

@@ -125,6 +125,12 @@ func WithMinP(value float32) GenerationOption {
 	return sampling(func(s *headracev1.SamplingParameters) { s.MinP = &value })
 }
 
+// WithTopNSigma keeps logits at most this many standard deviations below the highest one; 0 keeps
+// all. 0 to 100.
+func WithTopNSigma(value float32) GenerationOption {
+	return sampling(func(s *headracev1.SamplingParameters) { s.TopNSigma = &value })
+}
+
 // WithRepetitionPenalty divides positive and multiplies negative logits of tokens seen. 0.01 to 10.
 func WithRepetitionPenalty(value float32) GenerationOption {
 	return sampling(func(s *headracev1.SamplingParameters) { s.RepetitionPenalty = &value })

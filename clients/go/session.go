@@ -138,8 +138,8 @@ func (s *Session) Detach(streamID uint32) error {
 	return s.send(cancelRequest(streamID, &headracev1.SessionCancel{Detach: &detach}))
 }
 
-// CloseSend says that there are no more requests. What runs goes on to its end, and then the session
-// ends.
+// CloseSend says that there are no more requests. What runs goes on to its end, and then the
+// session ends.
 func (s *Session) CloseSend() error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -243,7 +243,7 @@ func (s *Session) send(request *headracev1.SessionRequest) error {
 		return nil
 	}
 	if errors.Is(err, io.EOF) { // gRPC keeps the reason for the reader
-		return &Error{Code: codes.Unavailable, Message: "the session has ended; its reader is told why"}
+		return &Error{Code: codes.Unavailable, Message: "the session has ended; its reader gets the reason"}
 	}
 	return fromRPC(err, "")
 }

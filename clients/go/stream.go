@@ -207,14 +207,14 @@ func (s *Stream) finish(err error) {
 
 // checkColumns refuses log probabilities that are not of as many tokens as they come with.
 func (s *Stream) checkColumns(event Event) error {
-	sound := true
+	whole := true
 	switch event := event.(type) {
 	case Delta:
-		sound = event.Logprobs.covers(len(event.TokenIDs))
+		whole = event.Logprobs.covers(len(event.TokenIDs))
 	case PromptLogprobs:
-		sound = event.Logprobs.covers(len(event.Logprobs.Sampled))
+		whole = event.Logprobs.covers(len(event.Logprobs.Sampled))
 	}
-	if !sound {
+	if !whole {
 		return broken(s.transcript.requestID, "log probabilities and tokens of an event are not of the same number")
 	}
 	return nil

@@ -15,9 +15,9 @@ from benchmarks import weight_files
 from benchmarks.shapes import SHAPES, shape_of, write_model_folder
 from benchmarks.synthetic_tokenizer import FIRST_WORD, NUM_SPECIAL, as_words
 from benchmarks.workloads import LONG_PROMPT_TOKENS, WORKLOADS, Trace, build, fitted
+from tests.support.model_builds import load_model
 from tokenizers import Tokenizer
 
-from headrace_backend.models.registry import load_model
 from headrace_kernels.weight_formats.quantized_weight import dequantize
 from headrace_model_folder import ModelFolder
 

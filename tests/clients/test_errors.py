@@ -37,17 +37,23 @@ CLASSES = {
 
 
 class FailedCall(grpc.RpcError):
-    def __init__(self, code: grpc.StatusCode, trailers: Any = ()) -> None:
-        self._code, self._trailers = code, trailers
+    def __init__(self, code: grpc.StatusCode, trailers: Any = (), details: str = "what happened") -> None:
+        self._code, self._trailers, self._details = code, trailers, details
 
     def code(self) -> grpc.StatusCode:
         return self._code
 
     def details(self) -> str:
-        return "what happened"
+        return self._details
 
     def trailing_metadata(self) -> Any:
         return self._trailers
+
+
+def test_a_status_that_grpc_lost_while_a_message_was_sent_is_no_error_of_the_server() -> None:
+    error = from_rpc_error(FailedCall(grpc.StatusCode.INTERNAL, details="Internal error from Core"), "request-1")
+    assert type(error) is headrace.Unavailable
+    assert (error.code, error.request_id) == (grpc.StatusCode.UNAVAILABLE, "request-1")
 
 
 @pytest.mark.parametrize(("code", "expected"), CLASSES.items())

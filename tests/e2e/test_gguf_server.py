@@ -80,12 +80,14 @@ def test_ranks_do_not_cut_its_blocks(file: pathlib.Path) -> None:
 
 
 def test_its_cache_may_be_quantized(file: pathlib.Path) -> None:
-    sizes = ModelFolder.open(file).config
+    sizes = ModelFolder.open(file).config.description
     with running_server(*CPU, "--kv-dtype", "int8", model=file) as running, connected(running.address) as stub:
         model = stub.GetModel(inference_pb2.GetModelRequest()).model
         told = generate(running.address, greedy([17 * index % 4000 for index in range(3, 60)], 8))
     assert model.quantization.scheme == "Q4_K+Q8_0+Q6_K" and model.kv_dtype == "int8"
-    assert model.kv_bytes_per_token == 2 * sizes.num_layers * sizes.num_kv_heads * (sizes.head_dim + 4)
+    assert model.kv_bytes_per_token == 2 * len(sizes.layers) * sizes.attention.num_kv_heads * (
+        sizes.attention.head_dim + 4
+    )
     assert len(told.tokens[0]) == 8
 
 

@@ -59,7 +59,9 @@ def test_the_model_says_what_a_token_takes(server: RunningServer, kv_dtype: str)
     config = ModelFolder.open(DEMO, require_weights=False).config
     assert (model.dtype, model.kv_dtype) == ("fp32", kv_dtype)
     # A byte a number, and a scale of 4 for each head's key and value.
-    assert model.kv_bytes_per_token == 2 * config.num_layers * config.num_kv_heads * (config.head_dim + 4)
+    assert model.kv_bytes_per_token == 2 * len(
+        config.description.layers
+    ) * config.description.attention.num_kv_heads * (config.description.attention.head_dim + 4)
     assert model.memory_plan.kv_cache_bytes == 512 * 16 * model.kv_bytes_per_token
 
 

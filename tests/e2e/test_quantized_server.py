@@ -74,8 +74,8 @@ def test_an_output_layer_of_8_bits_beside_a_tied_embedding() -> None:
         report, config = model.quantization, ModelFolder.open(DEMO, require_weights=False).config
         assert (report.scheme, report.head_scheme, report.worst_tensor) == ("", "int8", "")
         assert 8 < report.head_bits_per_weight < 8.2 and 0 < report.head_relative_error < 0.02
-        copy = config.vocab_size * config.hidden_size * report.head_bits_per_weight / 8
-        assert config.tie_word_embeddings and model.memory_plan.weight_bytes == 4 * model.parameter_count + copy
+        copy = config.vocab_size * config.description.hidden_size * report.head_bits_per_weight / 8
+        assert config.description.head.tied and model.memory_plan.weight_bytes == 4 * model.parameter_count + copy
         test_answers_are_right(server, "What is 17 plus 25?", "42")
 
 

@@ -8,7 +8,8 @@ from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, request
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.request import AbortCause, EndReason, RequestState
+from headrace_backend.engine.events import EndReason
+from headrace_backend.engine.request import AbortCause, RequestState
 from headrace_backend.step.plan import StepResult
 
 

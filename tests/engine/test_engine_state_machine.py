@@ -14,7 +14,8 @@ from tests.engine.fake_worker import expected_prompt, expected_tokens
 from tests.engine.harness import TOKEN_BYTES, Harness, Reader, request
 
 from headrace_backend.engine.errors import RequestRefused
-from headrace_backend.engine.request import AbortCause, EndReason, EngineRequest
+from headrace_backend.engine.events import EndReason
+from headrace_backend.engine.request import AbortCause, EngineRequest
 from headrace_backend.engine.scheduling import prefix_followers
 
 MAX_LEN = 96

@@ -14,7 +14,8 @@ from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import TOKEN_BYTES, Harness, Reader, request
 from tests.engine.test_engine_state_machine import EngineMachine, expected_end
 
-from headrace_backend.engine.request import EndReason, EngineRequest, Recording
+from headrace_backend.engine.events import EndReason
+from headrace_backend.engine.request import EngineRequest, Recording
 from headrace_backend.step.plan import StepResult
 from headrace_facts import facts, step_records, token_steps
 
@@ -116,7 +117,7 @@ def test_outputs_are_those_of_one_token_a_step(
     plain = Harness(num_blocks, **sizes)
     for (spec, reader), (_, other) in zip(harness.serve(arrivals, deaths), plain.serve(arrivals), strict=True):
         assert seen(reader) == seen(other)
-        for output_index in range(spec.n):
+        for output_index in range(spec.asked.n):
             assert (reader.tokens[output_index], reader.ends[output_index].reason) == expected_end(spec, output_index)
     assert harness.engine.load().used_blocks == 0
 

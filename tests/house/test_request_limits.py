@@ -92,6 +92,7 @@ BOUNDED: dict[str, Bounded] = {
     ),
     "temperature": sampled("temperature", limits.MAX_TEMPERATURE, 101.0),
     "low temperature": sampled("temperature", limits.MIN_TEMPERATURE, 0.0099),
+    "top_n_sigma": sampled("top_n_sigma", limits.MAX_TOP_N_SIGMA, 100.1),
     "repetition penalty": sampled("repetition_penalty", limits.MAX_REPETITION_PENALTY, 10.1),
     "low repetition penalty": sampled("repetition_penalty", limits.MIN_REPETITION_PENALTY, 0.0099),
     "presence penalty": sampled("presence_penalty", PENALTY, 2.1),
@@ -182,6 +183,7 @@ BETWEEN = {
     "prompt_logprobs": f"0 to {limits.MAX_LOGPROBS}",
     "priority": f"-{PRIORITY} to {PRIORITY}",
     "temperature": f"0, or {limits.MIN_TEMPERATURE:g} to {limits.MAX_TEMPERATURE:g}",
+    "top_n_sigma": f"0 to {limits.MAX_TOP_N_SIGMA:g}",
     "repetition_penalty": f"{limits.MIN_REPETITION_PENALTY:g} to {limits.MAX_REPETITION_PENALTY:g}",
     "presence_penalty": f"-{PENALTY:g} to {PENALTY:g}",
     "frequency_penalty": f"-{PENALTY:g} to {PENALTY:g}",
@@ -226,6 +228,7 @@ RENAMED = {
     "stop_tokens": "token_ids",
     "outputs": "n",
     "bias": "logit_bias",
+    "top_nsigma": "top_n_sigma",
 }
 GO_NAME = re.compile(r"// With(\w+) (.*(?:\n//.*)*)")
 JAVA_NAME = re.compile(r"@param (\w+) (.*(?:\n +\*  .*)*)\n(?:.*\n)*?        public Builder (\w+)\(")

@@ -13,11 +13,16 @@ from tests.model_folder.folders import CONFIG
 
 from headrace_model_folder import InvalidModelFolder
 from headrace_model_folder.bounded_files import parse_json_object
-from headrace_model_folder.config import ARCHITECTURES, parse_config
+from headrace_model_folder.config import ModelConfig, parse_config
+from headrace_model_folder.families.registry import FAMILIES
 
 
 def config(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in {**CONFIG, **changes}.items() if value != "absent"}
+
+
+def windows(parsed: ModelConfig) -> tuple[int | None, ...]:
+    return tuple(layer.attention.window for layer in parsed.description.layers)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +91,7 @@ def test_both_spellings_of_the_rotary_embedding_mean_the_same() -> None:
     old = parse_config(config(rope_theta=500_000.0, rope_scaling={"type": "llama3", **scaling}))
     new = parse_config(config(rope_parameters={"rope_type": "llama3", "rope_theta": 500_000.0, **scaling}))
     assert old == new
-    assert old.rope.theta == 500_000.0 and old.rope.rope_type == "llama3"
+    assert old.description.rope.theta == 500_000.0 and old.description.rope.rope_type == "llama3"
 
 
 def test_yarn_stretches_the_usable_context_and_others_do_not() -> None:
@@ -105,20 +110,46 @@ def test_absent_fields_take_the_familys_defaults() -> None:
         max_position_embeddings="absent",
     )
     parsed = parse_config(mistral)
-    assert (parsed.num_kv_heads, parsed.sliding_window, parsed.max_position_embeddings) == (8, 4096, 131_072)
-    assert parse_config({**mistral, "sliding_window": None}).layer_windows == (None, None)
+    attention = parsed.description.attention
+    assert (attention.num_kv_heads, attention.window, parsed.max_position_embeddings) == (8, 4096, 131_072)
+    assert windows(parse_config({**mistral, "sliding_window": None})) == (None, None)
     llama = parse_config(config(num_key_value_heads="absent"))
-    assert (llama.num_kv_heads, llama.head_dim, llama.sliding_window) == (4, 4, None)
+    attention = llama.description.attention
+    assert (attention.num_kv_heads, attention.head_dim, attention.window) == (4, 4, None)
 
 
 def test_qwen_windows_follow_use_sliding_window_and_layer_types() -> None:
     qwen = config(architectures=["Qwen2ForCausalLM"], sliding_window=8, max_window_layers=1)
-    assert parse_config(qwen).layer_windows == (None, None)
-    assert parse_config({**qwen, "use_sliding_window": True}).layer_windows == (None, 8)
+    assert windows(parse_config(qwen)) == (None, None)
+    assert windows(parse_config({**qwen, "use_sliding_window": True})) == (None, 8)
     types = ["sliding_attention", "full_attention"]
-    assert parse_config({**qwen, "use_sliding_window": True, "layer_types": types}).layer_windows == (8, None)
+    assert windows(parse_config({**qwen, "use_sliding_window": True, "layer_types": types})) == (8, None)
     with pytest.raises(InvalidModelFolder, match="layer_types"):
         parse_config({**qwen, "use_sliding_window": True, "layer_types": ["chunked_attention", "full_attention"]})
+
+
+def test_phi3_takes_its_context_window_and_rotation_from_its_own_fields() -> None:
+    phi = config(architectures=["Phi3ForCausalLM"], head_dim=8, partial_rotary_factor=0.75, rms_norm_eps="absent")
+    model = parse_config(phi).description
+    assert (model.attention.rotary_dim, model.norm.eps) == (6, 1e-5)
+    assert [linear.fused and (linear.fused.name, linear.fused.first) for linear in model.layers[1].mlp.linears] == [
+        ("model.layers.1.mlp.gate_up_proj", 0),
+        ("model.layers.1.mlp.gate_up_proj", 24),
+        None,
+    ]
+    # A window as long as the context hides nothing.
+    assert windows(parse_config({**phi, "sliding_window": 127})) == (127, 127)
+    assert windows(parse_config({**phi, "sliding_window": 128})) == (None, None)
+    factors = {"short_factor": [1.0] * 3, "long_factor": [2.0] * 3}
+    for name in ("su", "yarn", "longrope"):
+        rope = parse_config({**phi, "rope_scaling": {"type": name, **factors}}).description.rope
+        assert (rope.rope_type, rope.original_max_position_embeddings) == ("longrope", 4096)
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.1, 0.4, 1.5])
+def test_a_rotary_factor_must_leave_an_even_number_of_a_heads_elements(factor: float) -> None:
+    with pytest.raises(InvalidModelFolder, match="partial_rotary_factor must"):
+        parse_config(config(architectures=["Phi3ForCausalLM"], head_dim=8, partial_rotary_factor=factor))
 
 
 @pytest.mark.parametrize("code", [{"AutoModelForCausalLM": "modeling_evil.Evil"}, "modeling_evil.Evil", [1]])
@@ -181,7 +212,7 @@ _KEYS = [
 
 @hypothesis.settings(max_examples=300, deadline=None)
 @hypothesis.given(
-    architecture=strategies.sampled_from(ARCHITECTURES),
+    architecture=strategies.sampled_from(list(FAMILIES)),
     changes=strategies.dictionaries(strategies.sampled_from(_KEYS), _JSON, max_size=4),
 )
 def test_any_json_either_parses_or_is_refused_in_one_line(architecture: str, changes: dict[str, Any]) -> None:
@@ -191,4 +222,5 @@ def test_any_json_either_parses_or_is_refused_in_one_line(architecture: str, cha
     except InvalidModelFolder as error:
         assert "\n" not in str(error)
     else:
-        assert parsed.num_heads % parsed.num_kv_heads == 0 and len(parsed.layer_windows) == parsed.num_layers
+        assert len(windows(parsed)) == values["num_hidden_layers"]
+        assert all(a.num_heads % a.num_kv_heads == 0 for a in (layer.attention for layer in parsed.description.layers))

@@ -76,12 +76,13 @@ def refused(folder: pathlib.Path, gguf: Gguf | bytes) -> str:
 def test_a_sound_file_is_described(tmp_path: pathlib.Path) -> None:
     folder = opened(tmp_path, small())
     config = folder.config
-    assert (config.architecture, config.hidden_size, config.num_layers) == ("LlamaForCausalLM", HIDDEN, 1)
-    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (HEADS, KV_HEADS, 8)
-    assert (config.vocab_size, config.intermediate_size, config.max_position_embeddings) == (VOCAB, INNER, 128)
+    model, attention = config.description, config.description.attention
+    assert (config.architecture, model.hidden_size, len(model.layers)) == ("LlamaForCausalLM", HIDDEN, 1)
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (HEADS, KV_HEADS, 8)
+    assert (config.vocab_size, model.layers[0].mlp.inner, config.max_position_embeddings) == (VOCAB, INNER, 128)
     # fp32 in the file; what was meant are these.
-    assert (config.rms_norm_eps, config.rope.theta) == (1e-5, 500_000.0)
-    assert not config.tie_word_embeddings and not config.attention_bias and config.torch_dtype == "bfloat16"
+    assert (model.norm.eps, model.rope.theta) == (1e-5, 500_000.0)
+    assert not model.head.tied and not attention.query.bias and config.torch_dtype == "bfloat16"
     assert (folder.name, folder.gguf_file, folder.weights_folder) == ("small", FILE, tmp_path)
     assert folder.revision.startswith("small@") and folder.token_table is None
     assert {record.dtype for record in folder.tensors.values()} == {"Q8_0", "F32"}
@@ -101,12 +102,10 @@ def test_offsets_lead_to_the_data(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("arch", ["qwen2", "qwen3"])
 def test_the_families_switches(tmp_path: pathlib.Path, arch: str) -> None:
-    config = opened(tmp_path, small(arch, tied=True)).config
-    assert (
-        config.tie_word_embeddings
-        and config.attention_bias == (arch == "qwen2")
-        and config.qk_norm == (arch == "qwen3")
-    )
+    model = opened(tmp_path, small(arch, tied=True)).config.description
+    assert model.head.tied
+    assert model.attention.query.bias == (arch == "qwen2")
+    assert bool(model.attention.norms) == (arch == "qwen3")
 
 
 @pytest.mark.parametrize(
@@ -170,21 +169,24 @@ def test_ways_of_stretching_the_context(
 ) -> None:
     gguf = small()
     change(gguf)
-    found = opened(tmp_path, gguf).config.rope
+    found = opened(tmp_path, gguf).config.description.rope
     assert (found.rope_type, found.factor, found.original_max_position_embeddings, found.attention_factor) == expected
 
 
 def test_a_factor_on_yarns_sharpness_counts(tmp_path: pathlib.Path) -> None:
     gguf = small()
     rope(type="yarn", factor=4.0, original_context_length=64, attn_factor=0.5)(gguf)
-    assert opened(tmp_path, gguf).config.rope.attention_factor == pytest.approx(0.5 * (1 + 0.1 * np.log(4)))
+    assert opened(tmp_path, gguf).config.description.rope.attention_factor == pytest.approx(0.5 * (1 + 0.1 * np.log(4)))
 
 
 def test_divisors_of_frequencies_are_read(tmp_path: pathlib.Path) -> None:
     gguf = small()
     gguf.tensors["rope_freqs.weight"] = ("F32", (4,), struct.pack("<4f", 1, 1.5, 4, 8))
     folder = opened(tmp_path, gguf)
-    assert folder.config.rope.frequency_divisors == (1.0, 1.5, 4.0, 8.0) and "rope_freqs.weight" not in folder.tensors
+    assert (
+        folder.config.description.rope.frequency_divisors == (1.0, 1.5, 4.0, 8.0)
+        and "rope_freqs.weight" not in folder.tensors
+    )
     gguf.tensors["rope_freqs.weight"] = ("F32", (4,), struct.pack("<4f", 1, 0, 4, 8))
     assert "'rope_freqs.weight' must hold numbers from 1e-6" in refused(tmp_path, gguf)
     gguf.tensors["rope_freqs.weight"] = ("F32", (3,), struct.pack("<3f", 1, 1, 1))
@@ -195,7 +197,7 @@ def test_the_window_of_mistral(tmp_path: pathlib.Path) -> None:
     gguf = small()
     gguf.metadata["llama.attention.sliding_window"] = 16
     config = opened(tmp_path, gguf).config
-    assert (config.architecture, config.layer_windows) == ("MistralForCausalLM", (16,))
+    assert (config.architecture, config.description.attention.window) == ("MistralForCausalLM", 16)
 
 
 def _without(key: str) -> Callable[[Gguf], None]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.model_folder.folders import CONFIG, write_safetensors
+from tests.support.quantized_folders import layer_names
 
 from headrace_model_folder import InvalidModelFolder, LayerFormat, ModelFolder, expected_tensors
 from headrace_model_folder.config import parse_config
@@ -396,7 +397,7 @@ def test_dynamic_changes_go_from_what_holds_for_all() -> None:
     ids=str,
 )
 def test_how_inputs_are_rounded_is_read(changes: dict[str, Any], expected: InputFormat) -> None:
-    found = read_quantization(inputs(**changes), 1)
+    found = read_quantization(inputs(**changes), layer_names(1))
     assert found is not None and {form.inputs for form in found.layers.values()} == {expected}
 
 
@@ -411,13 +412,13 @@ def test_how_inputs_are_rounded_is_read(changes: dict[str, Any], expected: Input
     ids=str,
 )
 def test_how_inputs_of_fp8_are_rounded_is_read(changes: dict[str, Any], expected: InputFormat) -> None:
-    found = read_quantization(FP8 | {"weight_block_size": [128, 128]} | changes, 1)
+    found = read_quantization(FP8 | {"weight_block_size": [128, 128]} | changes, layer_names(1))
     assert found is not None and {form.inputs for form in found.layers.values()} == {expected}
 
 
 def test_what_does_not_round_inputs_says_so() -> None:
     for quantization in (GPTQ, AWQ, PACKED):
-        found = read_quantization(quantization, 1)
+        found = read_quantization(quantization, layer_names(1))
         assert found is not None and {form.inputs for form in found.layers.values()} == {None}
 
 

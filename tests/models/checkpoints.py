@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import transformers
+from tests.support.model_builds import load_model
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model
 from headrace_model_folder import ModelFolder
 
 VOCAB_SIZE = 96
@@ -70,11 +70,34 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen3-tied-bias": lambda: transformers.Qwen3Config(
         **_BASE, head_dim=8, tie_word_embeddings=True, attention_bias=True
     ),
+    "phi3": lambda: transformers.Phi3Config(**_BASE),
+    "phi3-window-tied": lambda: transformers.Phi3Config(
+        **_BASE | {"num_key_value_heads": 1}, sliding_window=21, tie_word_embeddings=True
+    ),
+    # As Phi-4-mini: three quarters of a head are rotated. transformers takes the long factors
+    # beyond 2 tokens, and we for all.
+    "phi3-partial": lambda: transformers.Phi3Config(
+        **_BASE | {"hidden_size": 128, "num_key_value_heads": 2},
+        original_max_position_embeddings=2,
+        sliding_window=512,
+        **_rope(
+            "longrope",
+            original_max_position_embeddings=2,
+            attention_factor=1.25,
+            partial_rotary_factor=0.75,
+            short_factor=[1.0] * 6,
+            long_factor=[1.0, 1.5, 2.5, 4.0, 7.0, 31.5],
+        ),
+    ),
     # Sizes that groups of 32 divide, also on two ranks.
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
     # Inputs that blocks of 128 divide, also on two ranks; outputs of keys and values that they do
     # not.
     "llama-blocks": lambda: _llama(head_dim=32, intermediate_size=256),
+    # Outputs of every projection that blocks of 128 divide, in fused tensors.
+    "phi3-blocks": lambda: transformers.Phi3Config(
+        **_BASE | {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 256}
+    ),
     # Inputs of all layers that blocks of 128 divide.
     "llama-whole-blocks": lambda: _llama(hidden_size=128, head_dim=32, intermediate_size=256),
     # Inputs that blocks of 256 divide, also on two ranks.

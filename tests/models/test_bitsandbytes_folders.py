@@ -18,11 +18,11 @@ from tests.models.checkpoints import load, write_checkpoint
 from tests.models.test_gguf_models import logits
 from tests.models.test_pinned_loader import load_late
 from tests.support.bitsandbytes_folder import write
+from tests.support.model_builds import weight_memory
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import MODEL_CLASSES, weight_memory
-from headrace_backend.quantization.self_check import StoredSummary
+from headrace_backend.quantization.summaries import StoredSummary
 from headrace_backend.quantize_rules import unsuitable_quantization
 from headrace_backend.weights.block_records import block_kinds
 from headrace_backend.weights.placement import Placement
@@ -69,8 +69,8 @@ def test_logits_are_those_of_the_numbers(
 def test_a_cards_loader_gives_the_same_numbers(source: pathlib.Path, tmp_path: pathlib.Path, piece_bytes: int) -> None:
     write(source, tmp_path)
     folder, direct = ModelFolder.open(tmp_path), load(tmp_path)
-    kinds = block_kinds(folder.tensors, CausalLM.stacked_params)
-    late = MODEL_CLASSES[folder.config.architecture](folder.config, Placement(torch.float32, CPU, blocks=kinds), 16)
+    kinds = block_kinds(folder.tensors)
+    late = CausalLM(folder.config.description, Placement(torch.float32, CPU, blocks=kinds), 16)
     load_late(tmp_path, late.weight_targets(), piece_bytes, 3)
     for path, weight in direct.block_weights.items():
         for found, expected in zip(late.block_weights[path].blocks, weight.blocks, strict=True):

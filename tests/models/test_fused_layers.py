@@ -23,7 +23,7 @@ NUM_LAYERS = 3
 PROMPT = torch.arange(1, 8).tolist()
 
 
-@pytest.fixture(scope="module", params=["llama", "llama-biases", "qwen2", "qwen3-tied-bias"])
+@pytest.fixture(scope="module", params=["llama", "llama-biases", "qwen2", "qwen3-tied-bias", "phi3-partial"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
     """Tiny, with its weights in the order in memory that they have on a GPU."""
     path: pathlib.Path = tmp_path_factory.mktemp(request.param)

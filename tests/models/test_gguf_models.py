@@ -20,14 +20,14 @@ from tests.models.paged_driver import PagedDriver, Row
 from tests.models.test_pinned_loader import load_late
 from tests.support.gguf_numbers import BLOCK_KINDS, KINDS
 from tests.support.gguf_writer import Gguf, from_folder
+from tests.support.model_builds import load_model, weight_memory
 from tests.support.running_server import DEMO
 
 from headrace_backend.layers.rotary import rope_frequencies
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import MODEL_CLASSES, load_model, weight_memory
-from headrace_backend.quantization import block_check
+from headrace_backend.quantization import product_check
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
-from headrace_backend.quantization.self_check import StoredSummary
+from headrace_backend.quantization.summaries import StoredSummary
 from headrace_backend.weights.block_records import block_kinds, with_rotated_rows
 from headrace_backend.weights.destination import RotatedRows, TensorRows
 from headrace_backend.weights.placement import Placement
@@ -155,8 +155,8 @@ def test_a_cards_loader_gives_the_same_weights(demo: Written, kind: str, piece_b
     """Pieces of any number of rows, also such as end within a head whose rows alternate."""
     file = demo(kind)[2]
     folder = ModelFolder.open(file)
-    kinds = block_kinds(folder.tensors, CausalLM.stacked_params)
-    late = MODEL_CLASSES[folder.config.architecture](folder.config, Placement(torch.float32, CPU, blocks=kinds), 128)
+    kinds = block_kinds(folder.tensors)
+    late = CausalLM(folder.config.description, Placement(torch.float32, CPU, blocks=kinds), 128)
     load_late(file, with_rotated_rows(late.weight_targets(), folder.tensors), piece_bytes, 3)
     direct = read(file)
     for name, parameter in direct.named_parameters():
@@ -187,7 +187,7 @@ def test_divisors_of_frequencies_are_used(tmp_path: pathlib.Path) -> None:
     """Llama 3.1's stretched context, as the tensor that its files have."""
     write_checkpoint(tmp_path / "source", "llama-llama3")
     gguf, plain = written(tmp_path, tmp_path / "source", "F32")
-    rope = ModelFolder.open(plain).config.rope
+    rope = ModelFolder.open(plain).config.description.rope
     stretched, _ = rope_frequencies(rope, 8, 64)
     default = 1000.0 ** -(torch.arange(0, 8, 2) / 8)
     gguf.tensors["rope_freqs.weight"] = ("F32", (4,), (default / stretched).numpy().tobytes())
@@ -227,7 +227,7 @@ def test_a_plain_number_that_is_not_finite_is_refused_by_name(demo: Written, tmp
 def test_a_product_that_differs_from_its_reference_is_refused_by_layer(
     demo: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linear = block_check.linear
+    linear = product_check.block_quantized.linear
 
     def broken(x: torch.Tensor, weight: BlockWeight) -> torch.Tensor:
         out = linear(x, weight)
@@ -235,7 +235,7 @@ def test_a_product_that_differs_from_its_reference_is_refused_by_layer(
             out[:, 3] = 0
         return out
 
-    monkeypatch.setattr(block_check, "linear", broken)
+    monkeypatch.setattr(product_check.block_quantized, "linear", broken)
     with pytest.raises(
         QuantizationRefused, match=r"layer 'model\.layers\.0\.mlp\.down_proj': its Q8_0 product of 8 rows"
     ):

@@ -18,12 +18,12 @@ from tests.models.test_loading import damage
 from tests.models.test_pinned_loader import load_late
 from tests.models.test_quantized_loading import LLAMA_8B
 from tests.support.bitsandbytes_folder import write as write_nf4
+from tests.support.model_builds import load_model, weight_memory
 from tests.support.quantized_folders import Recipe, quantize_folder
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import MODEL_CLASSES, load_model, weight_memory
 from headrace_backend.quantization import low_bit_weight
-from headrace_backend.quantization.self_check import StoredSummary
+from headrace_backend.quantization.summaries import StoredSummary
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.placement import ALONE, Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
@@ -136,7 +136,7 @@ def test_pieces_of_any_size_and_ranks_give_slices_of_the_same_weight(
 ) -> None:
     shard = Shard(rank % world, world)
     config = ModelFolder.open(root / name).config
-    late = MODEL_CLASSES[config.architecture](config, Placement(torch.float32, CPU, shard, head_scheme=HEADS[head]), 16)
+    late = CausalLM(config.description, Placement(torch.float32, CPU, shard, head_scheme=HEADS[head]), 16)
     load_late(root / name, late.weight_targets(), piece_bytes, num_readers)
     rows = shard.split(VOCAB_SIZE)
     assert torch.equal(head_numbers(late), head_numbers(loaded(root / name, head))[rows.start : rows.stop])
@@ -162,8 +162,8 @@ def test_memory_is_what_the_plan_said(
     assert model.parameter_count == ModelFolder.open(root / name).parameter_count
     # A byte a number and a scale of four for each token, beside the table or instead of it.
     plain = weight_memory(config, dtype, LAYERS[layers], CPU).weights
-    instead = 0 if name == "llama-tied" else VOCAB_SIZE * config.hidden_size * dtype.itemsize
-    assert model.weight_bytes == plain - instead + VOCAB_SIZE * (config.hidden_size + 4)
+    instead = 0 if name == "llama-tied" else VOCAB_SIZE * config.description.hidden_size * dtype.itemsize
+    assert model.weight_bytes == plain - instead + VOCAB_SIZE * (config.description.hidden_size + 4)
 
 
 def test_an_8b_models_head_takes_half_and_its_part_of_the_buffer() -> None:
@@ -180,7 +180,7 @@ def test_dummy_weights_are_the_unquantized_ones_rounded(root: pathlib.Path, name
     config = ModelFolder.open(root / name).config
     plain = load_model(None, config, torch.bfloat16, CPU, "dummy", 7, ignore_progress)
     placement = Placement(torch.bfloat16, CPU, head_scheme=HEADS[head])
-    model = MODEL_CLASSES[config.architecture](config, placement, 16)
+    model = CausalLM(config.description, placement, 16)
     fill_with_noise(model.weight_targets(), expected_tensors(config), 7, ignore_progress)
     assert isinstance(plain.lm_head.weight, torch.Tensor)
     assert torch.equal(head_numbers(model), rounded(head, plain.lm_head.weight.data, torch.bfloat16))

@@ -11,8 +11,9 @@ import safetensors.torch
 import torch
 from tests.models.checkpoints import ignore_progress, load, write_checkpoint
 from tests.models.paged_driver import PagedDriver, Row
+from tests.support.model_builds import load_model
 
-from headrace_backend.models.registry import MODEL_CLASSES, load_model
+from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement, Shard
 from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
@@ -83,7 +84,7 @@ def test_the_parts_of_all_ranks_make_the_whole(tmp_path: pathlib.Path, name: str
     rebuilt = {tensor: torch.full_like(value, math.nan) for tensor, value in stored.items()}
     for rank in range(world_size):
         placement = Placement(torch.float32, CPU, Shard(rank, world_size))
-        targets = MODEL_CLASSES[opened.config.architecture](opened.config, placement, 16).weight_targets()
+        targets = CausalLM(opened.config.description, placement, 16).weight_targets()
         load_weights(opened, targets, ignore_progress)
         for tensor, target in targets.items():
             columns = slice(None) if target.columns is None else slice(target.columns.start, target.columns.stop)
@@ -121,7 +122,7 @@ def test_dummy_weights_are_seeded_gaussian(folder: pathlib.Path) -> None:
     assert not torch.equal(embedding, other["model.embed_tokens.weight"])
     assert not torch.equal(first["model.layers.0.mlp.up_proj.weight"], first["model.layers.1.mlp.up_proj.weight"])
     assert abs(embedding.std().item() - 0.02) < 0.002 and abs(embedding.mean().item()) < 0.002
-    assert torch.equal(first["model.norm.weight"], torch.ones(config.hidden_size))
+    assert torch.equal(first["model.norm.weight"], torch.ones(config.description.hidden_size))
 
 
 def test_the_model_states_its_sizes_and_limits(folder: pathlib.Path) -> None:

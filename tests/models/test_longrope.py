@@ -11,9 +11,9 @@ import pytest
 import torch
 from tests.models.checkpoints import LONGROPE, ignore_progress, write_checkpoint
 from tests.models.paged_driver import PagedDriver, Row
+from tests.support.model_builds import load_model
 from transformers import AutoModelForCausalLM
 
-from headrace_backend.models.registry import load_model
 from headrace_model_folder import ModelFolder
 
 ORIGINAL = 64

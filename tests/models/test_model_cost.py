@@ -36,7 +36,7 @@ def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
     unread = 0 if theirs.tie_word_embeddings else model.get_input_embeddings().weight.numel()
     assert cost.weight_bytes == 2 * (sum(parameter.numel() for parameter in model.parameters()) - unread)
     attention = model.model.layers[0].self_attn
-    key_and_value = attention.k_proj.weight.shape[0] + attention.v_proj.weight.shape[0]
+    key_and_value = 2 * theirs.num_key_value_heads * attention.head_dim
     assert cost.kv_bytes_per_token == 2 * len(model.model.layers) * key_and_value
     # A product with each key's elements and one with each value's, for as many elements as the
     # output projection takes in.
@@ -53,10 +53,11 @@ def test_bytes_follow_the_type() -> None:
 def test_a_quantized_cache_takes_a_byte_a_number_and_a_scale_for_each_head() -> None:
     config = parse_config({**json.loads(CONFIGS["llama"]().to_json_string()), "architectures": ["LlamaForCausalLM"]})
     plain, quantized = model_cost(config, "bf16"), model_cost(config, "bf16", kv_dtype="int8")
-    heads = 2 * config.num_layers * config.num_kv_heads
+    attention = config.description.attention
+    heads = 2 * len(config.description.layers) * attention.num_kv_heads
     assert (plain.kv_bytes_per_token, quantized.kv_bytes_per_token) == (
-        heads * config.head_dim * 2,
-        heads * (config.head_dim + 4),
+        heads * attention.head_dim * 2,
+        heads * (attention.head_dim + 4),
     )
     assert plain[:-1] == quantized[:-1]
 
@@ -88,7 +89,7 @@ def test_a_model_whose_layers_are_plain_and_output_layer_is_not_costs_that() -> 
 @pytest.mark.parametrize(("tp", "copies"), [(1, 1), (2, 1), (4, 1), (8, 2)])
 def test_heads_that_several_ranks_keep_count_as_often(tp: int, copies: int) -> None:
     folder = ModelFolder.open(DEMO, require_weights=False)
-    assert folder.config.num_kv_heads == 4
+    assert folder.config.description.attention.num_kv_heads == 4
     config = EngineConfig(model=DEMO, device="cpu", dtype="bf16", tp=tp)
     cost = ModelFacts(config, folder, model_limits(config, folder)).cost(WorkerReady("cpu", 1, 16, 1, {}))
     plain = model_cost(folder.config, "bf16")

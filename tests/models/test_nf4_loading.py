@@ -13,12 +13,12 @@ import torch
 from tests.models.checkpoints import ignore_progress, load, write_checkpoint
 from tests.models.test_gguf_models import logits
 from tests.models.test_pinned_loader import load_late
+from tests.support.model_builds import PROJECTIONS, load_model, weight_memory
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import MODEL_CLASSES, load_model, weight_memory
-from headrace_backend.quantization import block_check, nf4_weight
-from headrace_backend.quantization.self_check import QuantizationSummary
+from headrace_backend.quantization import nf4_weight, product_check
+from headrace_backend.quantization.summaries import QuantizationSummary
 from headrace_backend.quantize_rules import unsuitable_quantization
 from headrace_backend.weights.placement import Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
@@ -52,7 +52,7 @@ def test_logits_are_those_of_the_rounded_numbers(path: pathlib.Path, tmp_path: p
     stored = safetensors.torch.load_file(path / "model.safetensors")
     for layer, whole in numbers(model).items():
         parent, _, last = layer.removesuffix(".weight").rpartition(".")
-        names = [f"{parent}.{part}.weight" for part in CausalLM.stacked_params.get(last, (last,))]
+        names = [f"{parent}.{part}.weight" for part in PROJECTIONS.get(last, (last,))]
         for name, block in zip(names, whole.split([len(stored[name]) for name in names]), strict=True):
             assert 0.03 < float((block - stored[name]).norm() / stored[name].norm()) < 0.13
             stored[name] = block.clone()
@@ -85,7 +85,7 @@ def test_memory_is_what_the_plan_said(path: pathlib.Path, dtype: torch.dtype) ->
 @pytest.mark.parametrize("piece_bytes", [300, 4097, 1 << 20])
 def test_pieces_of_any_size_give_the_same_weights(path: pathlib.Path, piece_bytes: int) -> None:
     config = ModelFolder.open(path).config
-    late = MODEL_CLASSES[config.architecture](config, Placement(torch.float32, CPU, scheme=NF4), 16)
+    late = CausalLM(config.description, Placement(torch.float32, CPU, scheme=NF4), 16)
     load_late(path, late.weight_targets(), piece_bytes, 3)
     for layer, expected in numbers(quantized(path)).items():
         assert torch.equal(numbers(late)[layer], expected)
@@ -124,12 +124,12 @@ def test_a_tensor_that_is_packed_wrongly_is_refused_by_name(
 def test_a_product_that_differs_from_its_reference_is_refused_by_layer(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linear = block_check.linear
+    linear = product_check.block_quantized.linear
 
     def broken(x: torch.Tensor, weight: BlockWeight) -> torch.Tensor:
         return linear(x, weight) * (1.01 if weight.num_inputs == 128 else 1)
 
-    monkeypatch.setattr(block_check, "linear", broken)
+    monkeypatch.setattr(product_check.block_quantized, "linear", broken)
     with pytest.raises(
         QuantizationRefused, match=r"layer 'model\.layers\.0\.mlp\.down_proj': its NF4 product of 8 rows"
     ):
@@ -147,7 +147,7 @@ def test_what_does_not_suit_is_refused(path: pathlib.Path, tmp_path: pathlib.Pat
     assert unsuitable_quantization(config, ModelFolder.open(path).config) is None
     with pytest.raises(QuantizationRefused, match="and 32 inputs: NF4 needs a multiple"):
         placement = Placement(torch.float32, CPU, Shard(0, 2), NF4)
-        MODEL_CLASSES["LlamaForCausalLM"](ModelFolder.open(path).config, placement, 16)
+        CausalLM(ModelFolder.open(path).config.description, placement, 16)
 
 
 on_a_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

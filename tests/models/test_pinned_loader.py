@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.models.checkpoints import ignore_progress, write_checkpoint
 from tests.models.test_loading import damage
 
-from headrace_backend.models.registry import MODEL_CLASSES
+from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.weights.checkpoint_files import ByteCounter, CheckpointFiles
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights, pinned_bytes
@@ -80,7 +80,7 @@ class LateTransfer:
 def targets_of(
     folder: ModelFolder, dtype: torch.dtype, shard: Shard, device: torch.device = CPU
 ) -> dict[str, WeightTarget]:
-    model = MODEL_CLASSES[folder.config.architecture](folder.config, Placement(dtype, device, shard), 16)
+    model = CausalLM(folder.config.description, Placement(dtype, device, shard), 16)
     return model.weight_targets()
 
 

@@ -15,17 +15,17 @@ from tests.models.checkpoints import VOCAB_SIZE, ignore_progress, write_checkpoi
 from tests.models.paged_driver import PagedDriver, Row
 from tests.models.test_pinned_loader import load_late
 from tests.support.kernel_case import kernels_on
+from tests.support.model_builds import PROJECTIONS, load_model, weight_memory
 from tests.support.quantized_folders import Quantized, Recipe, layer_names, quantize_folder, words
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import MODEL_CLASSES, load_model, weight_memory
-from headrace_backend.quantization.folder_check import StoredSummary
-from headrace_backend.quantization.folder_layers import formats_by_path, stage_layers
+from headrace_backend.quantization.folder_layers import stage_layers
 from headrace_backend.quantization.linear_weight import PlainWeight
 from headrace_backend.quantization.parted_weight import PartedWeight
 from headrace_backend.quantization.rounded_inputs import describe_inputs
 from headrace_backend.quantization.source_numbers import zeros_of
 from headrace_backend.quantization.stored_weight import StoredWeight
+from headrace_backend.quantization.summaries import StoredSummary
 from headrace_backend.weights.placement import Placement, Shard
 from headrace_kernels import card
 from headrace_kernels.linear import quantized as quantized_linear
@@ -107,7 +107,7 @@ def numbers(model: CausalLM) -> dict[str, torch.Tensor]:
         whole = dequantize(weight.quantized, torch.empty(weight.num_outputs, weight.num_inputs))
         layer, _, rest = path.partition(".weight")
         parent, _, own = layer.rpartition(".")
-        names = [f"{parent}.{part}" for part in model.stacked_params.get(own, (own,))]
+        names = [f"{parent}.{part}" for part in PROJECTIONS.get(own, (own,))]
         if rest:
             names = [names[int(rest.removeprefix(".parts."))]]
         sizes = {"q": 64, "k": 32, "v": 32, "o": 64, "gate": 128, "up": 128, "down": 64}
@@ -269,9 +269,10 @@ def test_memory_in_another_type_is_what_the_plan_said(folders: Made) -> None:
 
 
 def empty(folder: ModelFolder, shard: Shard | None = None) -> CausalLM:
-    formats = formats_by_path(folder.config, CausalLM.stacked_params)
+    assert folder.config.quantization is not None
+    formats = folder.config.quantization.layers
     placement = Placement(torch.float32, CPU, shard or Shard(), formats=formats)
-    return MODEL_CLASSES[folder.config.architecture](folder.config, placement, 64)
+    return CausalLM(folder.config.description, placement, 64)
 
 
 def test_layers_of_one_format_lie_in_one_weight(folders: Made) -> None:

@@ -11,9 +11,9 @@ import torch
 from tests.models.checkpoints import VOCAB_SIZE, ignore_progress, load, write_checkpoint
 from tests.models.paged_driver import PagedDriver, Row
 from tests.models.test_fused_layers import FusedCalls
+from tests.support.model_builds import load_model
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model
 from headrace_backend.quantization.linear_weight import PlainWeight
 from headrace_backend.weights.scheme import Scheme
 from headrace_kernels.triton_runtime import INTERPRETED, forced

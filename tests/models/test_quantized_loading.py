@@ -4,7 +4,7 @@ for ranks, and refused by name where they are not what was read.
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import math
 import pathlib
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tests.models.checkpoints import ignore_progress, load, write_checkpoint
 from tests.models.test_loading import damage
 from tests.models.test_pinned_loader import load_late
+from tests.support.model_builds import PROJECTIONS, load_model, weight_memory
 from tests.support.rank_threads import on_ranks
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import MODEL_CLASSES, load_model, weight_memory
 from headrace_backend.quantization import low_bit_weight
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
@@ -54,7 +54,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def empty(path: pathlib.Path, name: str, dtype: torch.dtype = torch.float32, shard: Shard = WHOLE) -> CausalLM:
     config = ModelFolder.open(path).config
-    return MODEL_CLASSES[config.architecture](config, Placement(dtype, CPU, shard, SCHEMES[name]), 16)
+    return CausalLM(config.description, Placement(dtype, CPU, shard, SCHEMES[name]), 16)
 
 
 def filled(path: pathlib.Path, name: str, dtype: torch.dtype = torch.float32, shard: Shard = WHOLE) -> CausalLM:
@@ -184,7 +184,7 @@ def _parts(
 ) -> tuple[list[str], tuple[torch.Tensor, ...]]:
     """The checkpoint's names of a layer's weights, and their rows in it."""
     parent, _, kind = layer.removesuffix(".weight").rpartition(".")
-    stacked = CausalLM.stacked_params.get(kind, (kind,))
+    stacked = PROJECTIONS.get(kind, (kind,))
     names = [f"{parent}.{part}.weight" for part in stacked]
     return names, whole.split([len(stored[part]) for part in names])
 
@@ -253,10 +253,10 @@ def test_a_product_that_differs_from_its_reference_is_refused_by_layer(
 
 
 def test_groups_that_do_not_divide_a_ranks_inputs_are_refused(path: pathlib.Path) -> None:
-    config = dataclasses.replace(ModelFolder.open(path).config, intermediate_size=96)
+    config = parse_config({**json.loads((path / "config.json").read_text()), "intermediate_size": 96})
     placement = Placement(torch.float32, CPU, Shard(0, 2), SCHEMES["int4"])
     with pytest.raises(QuantizationRefused, match="quantize_group is 32, which does not divide 48 inputs"):
-        MODEL_CLASSES[config.architecture](config, placement, 16)
+        CausalLM(config.description, placement, 16)
 
 
 def test_the_buffer_of_a_cards_products_is_planned_for() -> None:

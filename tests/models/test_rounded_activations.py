@@ -11,10 +11,10 @@ import pytest
 import torch
 from tests.models.checkpoints import ignore_progress, write_checkpoint
 from tests.models.paged_driver import PagedDriver, Row
+from tests.support.model_builds import load_model
 from tests.support.rank_threads import on_ranks
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Scheme

@@ -36,7 +36,7 @@ def prefill(model: CausalLM, wanted: torch.Tensor | None) -> tuple[torch.Tensor,
         return model(PROMPT, torch.arange(length), caches, metadata, wanted), caches
 
 
-@pytest.mark.parametrize("name", ["llama-biases", "qwen3-tied-bias"])
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3-tied-bias", "phi3-partial"])
 def test_the_last_layer_computes_wanted_tokens_alone(name: str, tmp_path: pathlib.Path) -> None:
     write_checkpoint(tmp_path, name)
     model = load(tmp_path)

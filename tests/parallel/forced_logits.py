@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from benchmarks import rank_processes
+from tests.support.model_builds import load_model
 from tests.worker.driver import BLOCK_SIZE, Entry, admission, step
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.rendezvous import Seat
 from headrace_backend.step.plan import StepPlan

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import torch
 from tests.models.checkpoints import ignore_progress
+from tests.support.model_builds import load_model
 from tests.worker.driver import Entry, admission, execute, make_runner, step
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_model_folder import ModelFolder

@@ -19,9 +19,9 @@ import safetensors.torch
 import torch
 from tests.models.checkpoints import write_checkpoint
 from tests.parallel.rank_group import Ranks, ranks
+from tests.support.model_builds import load_model
 from tests.worker.driver import Entry, admission, execute, make_runner, step
 
-from headrace_backend.models.registry import load_model
 from headrace_backend.server.workers.worker_group import WorkersLost
 from headrace_backend.step.messages import WorkerReady
 from headrace_backend.step.plan import StepPlan

@@ -14,11 +14,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.demo_config import demo_config
+from tests.support.model_builds import weight_memory
 from tests.support.quantized_folders import Recipe
 from tests.support.running_server import DEMO
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.models.registry import weight_memory
 from headrace_backend.parallel.rendezvous import MixedRanks, Seat, join
 from headrace_backend.server.workers.rank_watch import behind
 from headrace_backend.step.rank_board import RankBoard, RankMark, create_board
@@ -46,13 +47,13 @@ def config(tp: int, **settings: object) -> EngineConfig:
         (2, {"vocab_size": 4097}, "tp is 2, which does not divide vocab_size 4097; tp 1 works"),
         (
             4,
-            {"num_heads": 12, "num_kv_heads": 6},
+            {"num_attention_heads": 12, "num_key_value_heads": 6},
             "tp is 4, which neither divides num_key_value_heads 6 nor is a multiple of it; tp 1, 2 work",
         ),
     ],
 )
 def test_sizes_that_do_not_divide_are_refused(tp: int, changes: dict[str, int], reason: str) -> None:
-    assert unsuitable_tp(config(tp), dataclasses.replace(MODEL, **changes)) == reason
+    assert unsuitable_tp(config(tp), demo_config(**changes)) == reason
 
 
 def test_files_in_blocks_are_shared_where_blocks_end() -> None:
@@ -70,12 +71,13 @@ def test_files_in_blocks_are_shared_where_blocks_end() -> None:
 
 def folder_of(recipe: Recipe, **changes: object) -> ModelConfig:
     """The demo model as another tool would quantize it."""
-    found = read_quantization(recipe.config(), MODEL.num_layers)
+    plain = demo_config(**changes)
+    found = read_quantization(recipe.config(), [linear.name for linear in plain.description.linears])
     assert found is not None
     if recipe.ordered:
         layers = {name: dataclasses.replace(form, order_digest="1") for name, form in found.layers.items()}
         found = dataclasses.replace(found, layers=layers)
-    return dataclasses.replace(MODEL, quantization=found, **changes)
+    return dataclasses.replace(plain, quantization=found)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +131,14 @@ def test_scales_of_outputs_or_tensors_need_no_groups(tp: int) -> None:
 
 def test_key_value_heads_may_be_fewer_than_ranks() -> None:
     assert unsuitable_tp(config(8), MODEL) is None
-    part = rank_part(MODEL, 8)
-    assert (part.num_heads, part.num_kv_heads, part.intermediate_size, part.vocab_size) == (1, 1, 88, 4096)
+    part = rank_part(MODEL.description, 8)
+    assert (part.attention.num_heads, part.attention.num_kv_heads, part.vocab_size) == (1, 1, 4096)
+    assert {layer.mlp.inner for layer in part.layers} == {88}
+    layer = part.layers[0]
+    assert [(linear.outputs, linear.inputs) for linear in layer.linears] == [
+        *((32, 256), (32, 256), (32, 256), (256, 32)),
+        *((88, 256), (88, 256), (256, 88)),
+    ]
 
 
 def test_groups_that_straddle_ranks_are_refused_with_what_works() -> None:
@@ -147,7 +155,7 @@ def test_blocks_of_nf4_that_straddle_ranks_are_refused() -> None:
     assert said is not None
     assert "which leaves each rank 352 of down_proj's 704 inputs, and NF4's block of 64 does not divide those" in said
     assert said.endswith("; tp 1 works")
-    assert unsuitable_tp(config(2, quantize="nf4"), dataclasses.replace(MODEL, intermediate_size=768)) is None
+    assert unsuitable_tp(config(2, quantize="nf4"), demo_config(intermediate_size=768)) is None
 
 
 @given(
@@ -161,10 +169,9 @@ def test_blocks_of_nf4_that_straddle_ranks_are_refused() -> None:
 def test_what_is_not_refused_can_be_built_and_the_rest_can_not(
     tp: int, heads: int, kv: int, inner: int, vocabulary: int, scheme: str
 ) -> None:
-    model = dataclasses.replace(
-        MODEL, num_layers=1, layer_windows=(None,), num_heads=heads * kv, num_kv_heads=kv, intermediate_size=inner
-    )
-    model = dataclasses.replace(model, vocab_size=vocabulary, hidden_size=64, head_dim=16)
+    heads_of = {"num_attention_heads": heads * kv, "num_key_value_heads": kv, "head_dim": 16}
+    sizes = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": inner, "vocab_size": vocabulary}
+    model = demo_config(**heads_of, **sizes)
     settings = config(tp, quantize=scheme, **({"quantize_group": 32} if scheme == "int4" else {}))
     assert (unsuitable_tp(settings, model) is None) == (tp == 1 or can_be_built(model, tp, settings))
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from tests.models.checkpoints import ignore_progress, write_checkpoint
+from tests.support.model_builds import load_model, weight_memory
 from tests.support.rank_threads import ThreadCollectives, on_ranks
 from tests.worker.driver import BLOCK_SIZE, Entry, admission, execute, id_bytes, make_runner, step
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model, weight_memory
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Scheme
@@ -26,8 +26,8 @@ from headrace_model_folder import ModelFolder
 
 CPU = torch.device("cpu")
 # One model per thing that is shared out in its own way: biases, norms of heads, tied embeddings,
-# one key/value head for all ranks, as many as query heads, windows.
-NAMES = ("llama-biases", "qwen3-tied-bias", "qwen2-window-tied", "llama-group-8", "llama-mha")
+# one key/value head for all ranks, as many as query heads, windows, several projections in a tensor.
+NAMES = ("llama-biases", "qwen3-tied-bias", "qwen2-window-tied", "llama-group-8", "llama-mha", "phi3-partial")
 PROMPT = [17 * index % 89 + 3 for index in range(37)]
 NUM_TOKENS = 8
 

@@ -15,10 +15,10 @@ from tests.parallel.rank_group import ranks
 from tests.parallel.shared_run import CPU, SharedRun, load, plans, run
 from tests.support import bitsandbytes_folder
 from tests.support.gguf_writer import from_folder
+from tests.support.model_builds import weight_memory
 from tests.support.rank_threads import on_ranks
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.models.registry import weight_memory
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.tp_rules import unsuitable_tp
 from headrace_backend.weights.placement import Shard

@@ -14,17 +14,17 @@ from tests.models.checkpoints import write_checkpoint
 from tests.models.test_quantized_folders import RECIPES
 from tests.parallel.rank_group import ranks
 from tests.parallel.shared_run import CPU, load, plans, run
+from tests.support.model_builds import weight_memory
 from tests.support.quantized_folders import Quantized, quantize_folder
 from tests.support.rank_threads import on_ranks
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.models.registry import weight_memory
-from headrace_backend.quantization.layer_part import LayerPart
 from headrace_backend.tp_rules import unsuitable_tp
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, dequantize
 from headrace_model_folder import ModelFolder, expected_tensors
+from headrace_model_folder.formats.layer_part import LayerPart
 
 SHARED = {name: recipe for name, recipe in RECIPES.items() if not recipe.ordered}
 

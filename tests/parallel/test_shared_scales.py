@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.models.checkpoints import ignore_progress, write_checkpoint
 from tests.models.test_pinned_loader import load_late
+from tests.support.model_builds import load_model
 from tests.support.rank_threads import ThreadCollectives, on_ranks
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model
 from headrace_backend.quantization import low_bit_weight
 from headrace_backend.quantization.low_bit_weight import QuantizedRows
 from headrace_backend.quantization.shared_scales import LargestMagnitudes

@@ -50,7 +50,7 @@ def request(model: pathlib.Path, out: pathlib.Path, **options: Any) -> QuantizeC
 
 def quantize(config: QuantizeConfig) -> RunReport:
     job = check(config)
-    return Run(job, RunProgress(job.model.config.num_layers)).quantize()
+    return Run(job, RunProgress(len(job.model.config.description.layers))).quantize()
 
 
 class Bench:

@@ -85,9 +85,10 @@ def test_scales_cancel(tmp_path: pathlib.Path, family: str) -> None:
 def test_heads_that_share_a_value_head_share_scales(tmp_path: pathlib.Path) -> None:
     sizes = Bench(tmp_path, "llama", method="rtn", group_size="channel").job.model.config
     output = STAGES[1]
-    scales = tie(output, sizes)(torch.rand(sizes.num_heads * sizes.head_dim))
-    heads = scales.view(sizes.num_heads, sizes.head_dim)
-    group = sizes.num_heads // sizes.num_kv_heads
-    for head in range(sizes.num_heads):
+    attention = sizes.description.attention
+    scales = tie(output, sizes)(torch.rand(attention.num_heads * attention.head_dim))
+    heads = scales.view(attention.num_heads, attention.head_dim)
+    group = attention.num_heads // attention.num_kv_heads
+    for head in range(attention.num_heads):
         assert torch.equal(heads[head], heads[head // group * group])
-    assert len(of_source(output, sizes, scales)) == sizes.num_kv_heads * sizes.head_dim
+    assert len(of_source(output, sizes, scales)) == attention.num_kv_heads * attention.head_dim

@@ -19,10 +19,10 @@ from headrace_quantize.stages import STAGES, num_inputs
 def test_layer_by_layer_gives_what_transformers_gives(tmp_path: pathlib.Path, family: str) -> None:
     bench = Bench(tmp_path, family, method="rtn", group_size="channel")
     hidden = bench.passes.embed(bench.pieces, bench.source)
-    for index in range(bench.job.model.config.num_layers):
+    for index in range(len(bench.job.model.config.description.layers)):
         bench.passes.run(bench.passes.load(index).module, hidden)
     theirs = bench.theirs(torch.tensor(bench.pieces), output_hidden_states=True)
-    ours = torch.nn.functional.rms_norm(hidden, hidden.shape[-1:], eps=bench.job.model.config.rms_norm_eps)
+    ours = torch.nn.functional.rms_norm(hidden, hidden.shape[-1:], eps=bench.job.model.config.description.norm.eps)
     ours = ours * bench.source.read("model.norm.weight")
     # fp32 through three layers of random weights with standard deviation 0.2.
     assert torch.allclose(ours, theirs.hidden_states[-1], atol=2e-3, rtol=1e-3)
@@ -32,9 +32,9 @@ def test_layer_by_layer_gives_what_transformers_gives(tmp_path: pathlib.Path, fa
 def test_a_model_beside_itself_differs_by_nothing(tmp_path: pathlib.Path) -> None:
     bench = Bench(tmp_path, "qwen2", method="rtn", group_size="channel")
     hidden = bench.passes.embed(bench.pieces, bench.source)
-    for index in range(bench.job.model.config.num_layers):
+    for index in range(len(bench.job.model.config.description.layers)):
         bench.passes.run(bench.passes.load(index).module, hidden)
-    eps = bench.job.model.config.rms_norm_eps
+    eps = bench.job.model.config.description.norm.eps
     quality = compare(bench.pieces, hidden, hidden, bench.source, bench.passes, False, eps)
     ids = torch.tensor(bench.pieces)
     logits = bench.theirs(ids).logits[:, :-1].flatten(0, 1)
@@ -50,7 +50,7 @@ def test_intervals_are_over_pieces(tmp_path: pathlib.Path) -> None:
     bench = Bench(tmp_path, "qwen2", method="rtn", group_size="channel")
     hidden = bench.passes.embed(bench.pieces, bench.source)
     other = hidden + 0.3 * torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1))
-    eps = bench.job.model.config.rms_norm_eps
+    eps = bench.job.model.config.description.norm.eps
 
     def of(count: int) -> Quality:
         return compare(bench.pieces[:count], hidden[:count], other[:count], bench.source, bench.passes, False, eps)
@@ -76,6 +76,6 @@ def test_the_inputs_that_are_taken_are_those_of_each_product(tmp_path: pathlib.P
     sizes = bench.job.model.config
     for stage in STAGES:
         assert torch.cat(taken[stage.product]).shape == (len(bench.pieces) * LENGTH, num_inputs(stage, sizes))
-    normed = torch.nn.functional.rms_norm(hidden.flatten(0, 1), hidden.shape[-1:], eps=sizes.rms_norm_eps)
+    normed = torch.nn.functional.rms_norm(hidden.flatten(0, 1), hidden.shape[-1:], eps=sizes.description.norm.eps)
     expected = normed * bench.source.read("model.layers.0.input_layernorm.weight")
     assert torch.allclose(torch.cat(taken["self_attn.qkv_proj"]), expected, atol=1e-4)

@@ -38,6 +38,7 @@ BROKEN: list[tuple[str, object, str, str]] = [
     ("sampling.top_p", 0.0, "top_p", "must be above 0 and at most 1"),
     ("sampling.top_k", 101, "top_k", "must be at least -1 and at most 100"),
     ("sampling.min_p", -0.1, "min_p", "must be at least 0 and at most 1"),
+    ("sampling.top_n_sigma", math.nan, "top_n_sigma", "must be at least 0 and at most 100"),
     ("sampling.repetition_penalty", math.inf, "repetition_penalty", "must be at least 0.01 and at most 10"),
     ("sampling.presence_penalty", -2.5, "presence_penalty", "must be at least -2 and at most 2"),
     ("sampling.bad_words", (column(5), b""), "bad_words[1]", "must have at least 1 and at most 262 tokens"),

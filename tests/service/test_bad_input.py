@@ -68,6 +68,7 @@ CASES: dict[str, tuple[Callable[[int], Spec], str, str]] = {
     "top_k -2": (sampling(top_k=-2), "spec.sampling.top_k", "at least -1"),
     "top_k 2^31-1": (sampling(top_k=2**31 - 1), "spec.sampling.top_k", "at most"),
     "min_p 2": (sampling(min_p=2), "spec.sampling.min_p", "at most 1"),
+    "top_n_sigma 101": (sampling(top_n_sigma=101), "spec.sampling.top_n_sigma", "at least 0 and at most 100"),
     "presence nan": (sampling(presence_penalty=math.nan), "spec.sampling.presence_penalty", "at most 2"),
     "frequency 1e39": (sampling(frequency_penalty=1e39), "spec.sampling.frequency_penalty", "at most 2"),
     "repetition 0": (sampling(repetition_penalty=0), "spec.sampling.repetition_penalty", "at least 0.01"),

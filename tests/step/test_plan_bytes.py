@@ -14,8 +14,9 @@ from tests.engine.harness import Harness, config, request
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
+from headrace_backend.engine.events import EndReason
 from headrace_backend.engine.limits.admission import most_admission_bytes
-from headrace_backend.engine.request import EndReason, EngineRequest, ModelLimits, Subscriber
+from headrace_backend.engine.request import EngineRequest, ModelLimits, Subscriber
 from headrace_backend.step.plan import StepPlan, StepResult, admission_bytes
 from headrace_backend.step.plan_bytes import columns_bytes, largest_admission_bytes, max_plan_bytes
 from headrace_request import limits

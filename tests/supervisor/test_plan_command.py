@@ -13,9 +13,9 @@ import torch
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.model_builds import weight_memory
 from tests.support.running_server import DEMO, environment
 
-from headrace_backend.models.registry import weight_memory
 from headrace_backend.weights.placement import Shard
 from headrace_backend.worker.start_up.plan_sizes import Question, answers
 from headrace_model_folder import ModelFolder
@@ -108,9 +108,11 @@ def test_an_output_layer_of_8_bits_takes_and_reads_half() -> None:
         json.loads(run("--model", str(DEMO), "--quantize-head", head, "--json").output)[0] for head in ("off", "int8")
     ]
     config = ModelFolder.open(DEMO, require_weights=False).config
-    copy = config.vocab_size * (config.hidden_size + 4)
-    assert config.tie_word_embeddings and tied[1]["weight_bytes"] - tied[0]["weight_bytes"] == copy
-    assert tied[0]["read_bytes"] - tied[1]["read_bytes"] == 2 * config.vocab_size * config.hidden_size - copy
+    copy = config.vocab_size * (config.description.hidden_size + 4)
+    assert config.description.head.tied and tied[1]["weight_bytes"] - tied[0]["weight_bytes"] == copy
+    assert (
+        tied[0]["read_bytes"] - tied[1]["read_bytes"] == 2 * config.vocab_size * config.description.hidden_size - copy
+    )
 
 
 @pytest.mark.usefixtures("answered_here")

@@ -22,7 +22,7 @@ def ids(*tokens: int) -> bytes:
 
 def greedy_request(prompt: list[int], max_tokens: int, **fields: Any) -> Request:
     """A request without anything else, but for the fields."""
-    return Request(ids(*prompt), Stop(max_tokens), **{"sampling": GREEDY, **fields})
+    return Request(ids(*prompt), **{"stop": Stop(max_tokens), "sampling": GREEDY, **fields})
 
 
 def asked(add: engine_pb2.AddRequest) -> Request:

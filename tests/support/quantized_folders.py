@@ -310,6 +310,16 @@ def layer_names(num_layers: int) -> list[str]:
     return [f"model.layers.{layer}.{name}" for layer in range(num_layers) for name in LAYERS]
 
 
+def _projections(stored: Tensors) -> list[str]:
+    """The layers of a folder that are quantized, fused ones among them, in the order of a forward
+    pass.
+    """
+    kinds = ("self_attn.qkv_proj", *LAYERS[:4], "mlp.gate_up_proj", *LAYERS[4:])
+    names = sorted({int(name.split(".")[2]) for name in stored if name.startswith("model.layers.")})
+    layers = [f"model.layers.{layer}.{kind}" for layer in names for kind in kinds]
+    return [name for name in layers if f"{name}.weight" in stored]
+
+
 @dataclasses.dataclass
 class Quantized:
     """A folder in a recipe's format, and one of plain fp32 with the same weights."""
@@ -356,7 +366,7 @@ def quantize_folder(
     values = json.loads((source / "config.json").read_text())
     tensors, weights = dict(stored), {}
     plain_tensors = {name: value.float() for name, value in stored.items()}
-    for index, name in enumerate(layer_names(values["num_hidden_layers"])):
+    for index, name in enumerate(_projections(stored)):
         own = recipe if isinstance(recipe, Recipe) else recipe[name]
         if own is None:
             continue

@@ -37,6 +37,7 @@ class RawCase:
         seed: int = 0,
         padding: int = 0,
         plan_window: int | None = None,
+        rotary_dim: int | None = None,
     ) -> None:
         rows = [(count, 1) for count in computed]
         self.shape, self._num_rows = shape, len(rows)
@@ -49,7 +50,7 @@ class RawCase:
         tokens = len(rows) + padding
         qkv = randn(tokens, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
         qkv[len(rows) :] = float("nan")
-        angles = 6 * torch.rand(tokens, shape.head_dim // 2, generator=generator, device=device)
+        angles = 6 * torch.rand(tokens, (rotary_dim or shape.head_dim) // 2, generator=generator, device=device)
         rotations = torch.stack((angles.cos(), -angles.sin(), angles.sin()), dim=1)
         weights = [randn(shape.head_dim) if normed else None for _ in range(2)]
         self.raw = RawHeads(qkv, rotations, shape.num_heads, *weights, EPS)
@@ -99,6 +100,8 @@ class RawCase:
         wide = heads.double()
         if weight is not None:
             wide = wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+        turning = 2 * self.raw.rotations.shape[-1]
+        wide, still = wide[..., :turning], wide[..., turning:]
         a, b = wide.chunk(2, dim=-1)
         cosine, _, sine = self.raw.rotations[: heads.shape[0], :, None].double().unbind(1)
-        return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1).to(self.shape.dtype)
+        return torch.cat((a * cosine - b * sine, b * cosine + a * sine, still), dim=-1).to(self.shape.dtype)

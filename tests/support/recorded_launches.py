@@ -26,6 +26,7 @@ from unittest import mock
 
 import torch
 import triton
+from tests.support.model_builds import load_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
@@ -33,7 +34,6 @@ from triton.runtime.jit import JITFunction
 from headrace_backend.config import EngineConfig
 from headrace_backend.models import causal_lm
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model
 from headrace_backend.parallel.collectives import Collectives, PieceRule
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
@@ -229,12 +229,12 @@ class Server:
 
     def shallow(self) -> None:
         """Launches through representative layers alone."""
-        with self.causal_lm.unlike_layers():
+        with self.causal_lm.representative_layers():
             self.whole()
 
     def ends(self) -> None:
         """Launches through the first layer and the last: too little where layers differ."""
-        with mock.patch.object(causal_lm, "unlike_places", lambda kinds, together: [0, len(kinds) - 1]):
+        with mock.patch.object(causal_lm, "representative_places", lambda kinds, together: [0, len(kinds) - 1]):
             self.shallow()
 
     def warm(self) -> None:

@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 import torch
+from tests.support.model_builds import load_model
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model
 from headrace_model_folder import ModelFolder
 
 

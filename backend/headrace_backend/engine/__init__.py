@@ -11,7 +11,7 @@ A token's way back:  engine.settle -> settlement -> requests (stops -> token_log
 
 Rooms, each of which knows only those below it:
 
-    engine              the order in which all are asked; with settlement, endings, readers,
+    engine              the order in which all are asked; with settlement, readers,
                         load_meter, step_log, which know several rooms
     scheduling/         who runs, waits or is preempted; how large a step is, and how long it takes
     cache/              blocks of the KV cache: who holds them, whose prefixes may be shared

@@ -6,11 +6,10 @@ Owns the shapes only. Names follow protos/headrace_engine/v1/engine.proto.
 from __future__ import annotations
 
 import dataclasses
-from array import array
 from typing import NamedTuple
 
-from headrace_backend.engine.events import LogprobColumns, OutputEnd, PromptLogprobs, RequestDone
-from headrace_backend.engine.request import EndReason, RequestState
+from headrace_backend.engine.events import EndReason, OutputSnapshot, PromptLogprobs, RequestDone
+from headrace_backend.engine.request import RequestState
 
 
 class AddOutcome(NamedTuple):
@@ -40,19 +39,6 @@ class LossOutcome(NamedTuple):
     closer: bool = False
     # It was found and has ended; "": it was not.
     guilty_request_id: str = ""
-
-
-@dataclasses.dataclass(slots=True, frozen=True)
-class OutputSnapshot:
-    """All released tokens of one output, from 0 on."""
-
-    output_index: int
-    # uint32.
-    token_ids: array[int]
-    # For all of these tokens; None where none were asked for.
-    logprobs: LogprobColumns | None
-    # Set if the output has ended.
-    end: OutputEnd | None
 
 
 @dataclasses.dataclass(slots=True, frozen=True)

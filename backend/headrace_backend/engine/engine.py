@@ -31,9 +31,8 @@ from headrace_backend.engine.answers import (
     LossOutcome,
     RequestPage,
 )
-from headrace_backend.engine.endings import Endings
 from headrace_backend.engine.errors import RequestRefused, Violation
-from headrace_backend.engine.events import Resumed, Started
+from headrace_backend.engine.events import EndReason, Resumed, Started
 from headrace_backend.engine.limits.admission import Admission
 from headrace_backend.engine.limits.deadlines import Deadlines
 from headrace_backend.engine.limits.quotas import Quotas
@@ -45,13 +44,13 @@ from headrace_backend.engine.readers import Readers
 from headrace_backend.engine.request import (
     NO_LIMITS,
     AbortCause,
-    EndReason,
     EngineRequest,
     ModelLimits,
     RequestState,
     Subscriber,
     TenantLimits,
 )
+from headrace_backend.engine.requests.endings import Endings
 from headrace_backend.engine.requests.intake import Intake
 from headrace_backend.engine.requests.outbox import Outbox, Outboxes
 from headrace_backend.engine.requests.request_table import RequestTable

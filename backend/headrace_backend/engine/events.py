@@ -8,11 +8,20 @@ the server's.
 from __future__ import annotations
 
 import dataclasses
+import enum
 from array import array
 
 import msgspec
 
-from headrace_backend.engine.request import EndReason
+
+class EndReason(enum.IntEnum):
+    """Why an output ended. Values as in the protocol."""
+
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+    DEADLINE = 4
+    ERROR = 5
 
 
 def u32() -> array[int]:
@@ -99,6 +108,19 @@ class OutputEnd:
     trim_bytes: int = 0
     # For ERROR: what to tell the client. Its code is INTERNAL.
     error: str = ""
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class OutputSnapshot:
+    """All released tokens of one output, from 0 on."""
+
+    output_index: int
+    # uint32.
+    token_ids: array[int]
+    # For all of these tokens; None where none were asked for.
+    logprobs: LogprobColumns | None
+    # Set if the output has ended.
+    end: OutputEnd | None
 
 
 class RequestDone(msgspec.Struct, frozen=True):

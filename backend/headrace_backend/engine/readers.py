@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 
 from headrace_backend.engine.answers import AttachSnapshot
-from headrace_backend.engine.endings import Endings
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
+from headrace_backend.engine.events import EndReason
 from headrace_backend.engine.limits.quotas import Quotas
 from headrace_backend.engine.limits.tenant_account import TenantAccount
-from headrace_backend.engine.request import EndReason, Subscriber
+from headrace_backend.engine.request import Subscriber
+from headrace_backend.engine.requests.endings import Endings
 from headrace_backend.engine.requests.request_table import RequestTable
 from headrace_backend.engine.requests.subscriptions import Subscriptions, read_outputs
 

@@ -40,16 +40,6 @@ class AbortCause(enum.IntEnum):
     DEADLINE = 2
 
 
-class EndReason(enum.IntEnum):
-    """Why an output ended. Values as in the protocol."""
-
-    STOP = 1
-    LENGTH = 2
-    CANCELLED = 3
-    DEADLINE = 4
-    ERROR = 5
-
-
 class RequestState(enum.IntEnum):
     """Where a request is, as listings show it. Values as in the protocol; ALL is only a filter."""
 

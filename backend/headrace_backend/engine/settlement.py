@@ -17,9 +17,8 @@ from collections.abc import Sequence as AbstractSequence
 
 import numpy as np
 
-from headrace_backend.engine.endings import Endings
-from headrace_backend.engine.events import OutputEnd
-from headrace_backend.engine.request import EndReason
+from headrace_backend.engine.events import EndReason, OutputEnd
+from headrace_backend.engine.requests.endings import Endings
 from headrace_backend.engine.requests.request_table import RequestTable
 from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
 from headrace_backend.engine.requests.token_log import TokenLogprobs

@@ -1,7 +1,7 @@
 """Layers of decoder-only transformers: parameters with their sharding, and a forward pass made of
 `headrace_kernels` operations.
 
-Every module that owns checkpoint weights derives from `ShardedModule` and says which rows and
-columns of which part it keeps; the model gives the parts their checkpoint names. Layers know
-neither configurations nor checkpoints.
+A layer is given its parts as `headrace_model_folder.description` describes them, and knows no
+family. Every module that owns checkpoint weights derives from `ShardedModule` and says which rows
+and columns of which tensor it keeps.
 """

@@ -4,7 +4,6 @@ rotation, cache write, attention, output projection.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable
 
 import torch
@@ -16,41 +15,25 @@ from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.attention.paged import RawHeads, rotate_write_attend
 from headrace_kernels.rounded_tokens import Activations
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """Sizes and switches of one layer's attention, for the whole model (before sharding)."""
-
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    # Bias on query, key and value.
-    bias: bool
-    output_bias: bool
-    # Epsilon of the norm over each head's query and key; None: no such norm.
-    qk_norm_eps: float | None
-    # Tokens that a token sees, itself included; None: all before it.
-    sliding_window: int | None
+from headrace_model_folder import description
 
 
 class Attention(nn.Module):
     """Grouped-query self-attention of one layer."""
 
-    def __init__(self, shape: AttentionShape, placement: Placement) -> None:
+    def __init__(self, attention: description.Attention, placement: Placement) -> None:
         super().__init__()
-        head_dim = shape.head_dim
-        query = placement.shard.split(shape.num_heads * head_dim, head_dim)
-        key = placement.shard.split_kv_heads(shape.num_kv_heads, head_dim)
+        head_dim = attention.head_dim
+        query = placement.shard.split(attention.query.outputs, head_dim)
+        key = placement.shard.split_kv_heads(attention.num_kv_heads, head_dim)
         self.num_heads, self.num_kv_heads, self.head_dim = len(query) // head_dim, len(key) // head_dim, head_dim
-        self.sliding_window = shape.sliding_window
+        self.sliding_window = attention.window
         self.scale = head_dim**-0.5
-        self.qkv_proj = ColumnLinear(shape.hidden_size, (query, key, key), shape.bias, placement.within("qkv_proj"))
-        self.o_proj = RowLinear(query, shape.hidden_size, shape.output_bias, placement.within("o_proj"))
-        eps = shape.qk_norm_eps
-        self.q_norm = None if eps is None else RmsNorm(head_dim, eps, placement)
-        self.k_norm = None if eps is None else RmsNorm(head_dim, eps, placement)
+        projections = (attention.query, attention.key, attention.value)
+        self.qkv_proj = ColumnLinear(projections, (query, key, key), placement)
+        self.o_proj = RowLinear(attention.output, query, placement)
+        self.q_norm = None if attention.query_norm is None else RmsNorm(attention.query_norm, placement)
+        self.k_norm = None if attention.key_norm is None else RmsNorm(attention.key_norm, placement)
 
     def heads(self, x: Activations, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
         """Attention of the step's tokens, before the output projection, which takes each token by

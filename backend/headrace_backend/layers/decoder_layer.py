@@ -8,13 +8,14 @@ from collections.abc import Hashable, Iterator
 
 from torch import Tensor, nn
 
-from headrace_backend.layers.attention import Attention, AttentionShape
+from headrace_backend.layers.attention import Attention
 from headrace_backend.layers.mlp import GatedMlp
 from headrace_backend.layers.norm import residual_norm
 from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.launch_kind import launch_kind
+from headrace_model_folder.description import Layer
 
 
 class DecoderLayer(nn.Module):
@@ -23,15 +24,13 @@ class DecoderLayer(nn.Module):
     An output is added to the residual stream by the norm that follows it, in one operation.
     """
 
-    def __init__(
-        self, attention: AttentionShape, intermediate_size: int, mlp_bias: bool, norm_eps: float, placement: Placement
-    ) -> None:
+    def __init__(self, layer: Layer, placement: Placement) -> None:
+        """Allocates the parts that the description names, of several ranks this one's share."""
         super().__init__()
-        hidden_size = attention.hidden_size
-        self.input_layernorm = residual_norm(hidden_size, norm_eps, placement)
-        self.self_attn = Attention(attention, placement.within("self_attn"))
-        self.post_attention_layernorm = residual_norm(hidden_size, norm_eps, placement)
-        self.mlp = GatedMlp(hidden_size, intermediate_size, mlp_bias, placement.within("mlp"))
+        self.input_layernorm = residual_norm(layer.attention_norm, placement)
+        self.self_attn = Attention(layer.attention, placement)
+        self.post_attention_layernorm = residual_norm(layer.mlp_norm, placement)
+        self.mlp = GatedMlp(layer.mlp, placement)
         # Partial sums of several ranks have to be added up before they reach the residual stream.
         self._is_whole = placement.shard.world_size == 1
 

@@ -24,17 +24,18 @@ from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.embedding import embedding
 from headrace_kernels.linear.dense import linear
 from headrace_kernels.sampling.choice import best_candidates, choose_greedy, most_likely_part
+from headrace_model_folder.description import Embedding, ModelDescription
 
 
 class TokenEmbedding(ShardedModule):
     """Token id -> vector."""
 
-    def __init__(self, vocab_size: int, size: int, placement: Placement) -> None:
+    def __init__(self, embedding: Embedding, placement: Placement) -> None:
         super().__init__()
-        self._shard = placement.shard
-        self._rows = placement.shard.split(vocab_size)
-        self._is_whole = len(self._rows) == vocab_size
-        self.weight = _table(len(self._rows), size, placement)
+        self._name, self._shard = embedding.name, placement.shard
+        self._rows = placement.shard.split(embedding.vocab_size)
+        self._is_whole = len(self._rows) == embedding.vocab_size
+        self.weight = _table(len(self._rows), embedding.hidden_size, placement.of(embedding.name))
         self._copy: tuple[HeadWeight, ...] = ()
 
     def fill_too(self, copy: HeadWeight) -> None:
@@ -65,19 +66,20 @@ class TokenEmbedding(ShardedModule):
         for copy in self._copy:
             rows = CopiedRows(target.destination, copy.destination(range(len(self._rows))))
             target = dataclasses.replace(target, destination=rows)
-        yield CheckpointPart("weight", 0, target)
+        yield CheckpointPart(f"{self._name}.weight", target)
 
 
 class OutputHead(ShardedModule):
     """Hidden state -> logits."""
 
-    def __init__(self, vocab_size: int, size: int, placement: Placement, tied_to: TokenEmbedding | None) -> None:
+    def __init__(self, model: ModelDescription, placement: Placement, embedding: TokenEmbedding) -> None:
+        """Allocates the weight, unless it is the embedding's."""
         super().__init__()
-        self._shard = placement.shard
-        self._rows = placement.shard.split(vocab_size)
-        self._is_whole = len(self._rows) == vocab_size
-        self._is_tied = tied_to is not None
-        self.weight = self._made(size, placement, tied_to)
+        self._name, self._shard = model.head.name, placement.shard
+        self._rows = placement.shard.split(model.vocab_size)
+        self._is_whole = len(self._rows) == model.vocab_size
+        self._is_tied = model.head.tied
+        self.weight = self._made(model.hidden_size, placement.of(self._name), embedding if self._is_tied else None)
 
     def _made(
         self, size: int, placement: Placement, tied_to: TokenEmbedding | None
@@ -129,7 +131,7 @@ class OutputHead(ShardedModule):
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight; nothing if the embedding's tensor fills it."""
         if not self._is_tied:
-            yield CheckpointPart("weight", 0, _target(self.weight, self._rows))
+            yield CheckpointPart(f"{self._name}.weight", _target(self.weight, self._rows))
 
 
 def _table(num_rows: int, size: int, placement: Placement) -> nn.Parameter | BlockLinearWeight:

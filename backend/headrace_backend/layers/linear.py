@@ -15,6 +15,7 @@ from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.quantization.make_weight import make_weight
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.rounded_tokens import Activations
+from headrace_model_folder.description import Linear
 
 
 class ColumnLinear(ShardedModule):
@@ -22,19 +23,20 @@ class ColumnLinear(ShardedModule):
     computes all.
     """
 
-    def __init__(self, input_size: int, outputs: Sequence[range], bias: bool, placement: Placement) -> None:
+    def __init__(self, projections: Sequence[Linear], outputs: Sequence[range], placement: Placement) -> None:
         """Allocates the weight.
 
         Args:
-            input_size: Columns.
+            projections: Projections of one input; all have a bias, or none has.
             outputs: Per projection, the rows of its checkpoint tensor that this rank keeps.
-            bias: Whether each projection has one.
             placement: Type and device.
         """
         super().__init__()
+        (num_inputs,), (bias,) = {part.inputs for part in projections}, {part.bias for part in projections}
+        self._names = tuple(part.name for part in projections)
         self._outputs = tuple(outputs)
         size = sum(len(rows) for rows in outputs)
-        self.weight = make_weight(self._outputs, range(input_size), placement)
+        self.weight = make_weight(self._outputs, range(num_inputs), placement.of(*self._names))
         self.bias = placement.empty(size) if bias else None
 
     def forward(self, x: Activations) -> Tensor:
@@ -58,13 +60,13 @@ class ColumnLinear(ShardedModule):
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The projections in order, each with its bias."""
         first = 0
-        for index, rows in enumerate(self._outputs):
+        for name, rows in zip(self._names, self._outputs, strict=True):
             kept = range(first, first + len(rows))
             first += len(rows)
             columns = range(self.weight.num_inputs)
-            yield CheckpointPart("weight", index, WeightTarget(self.weight.destination(kept), rows, columns))
+            yield CheckpointPart(f"{name}.weight", WeightTarget(self.weight.destination(kept), rows, columns))
             if self.bias is not None:
-                yield CheckpointPart("bias", index, WeightTarget.of(self.bias[kept.start : kept.stop], rows))
+                yield CheckpointPart(f"{name}.bias", WeightTarget.of(self.bias[kept.start : kept.stop], rows))
 
 
 class RowLinear(ShardedModule):
@@ -73,19 +75,18 @@ class RowLinear(ShardedModule):
     The ranks' results add up to the projection; rank 0 holds the bias.
     """
 
-    def __init__(self, inputs: range, output_size: int, bias: bool, placement: Placement) -> None:
+    def __init__(self, projection: Linear, inputs: range, placement: Placement) -> None:
         """Allocates the weight.
 
         Args:
+            projection: The projection, whole.
             inputs: The columns of the checkpoint tensor that this rank keeps.
-            output_size: Rows.
-            bias: Whether the projection has one.
             placement: Type and device.
         """
         super().__init__()
-        self._inputs = inputs
-        self.weight = make_weight((range(output_size),), inputs, placement)
-        self.bias = placement.empty(output_size) if bias and placement.shard.rank == 0 else None
+        self._name, self._inputs = projection.name, inputs
+        self.weight = make_weight((range(projection.outputs),), inputs, placement.of(projection.name))
+        self.bias = placement.empty(projection.outputs) if projection.bias and placement.shard.rank == 0 else None
 
     def forward(self, x: Activations) -> Tensor:
         """[num_tokens, len(inputs)] -> [num_tokens, output_size]."""
@@ -106,6 +107,6 @@ class RowLinear(ShardedModule):
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight, and the bias where this rank has it."""
         rows = range(self.weight.num_outputs)
-        yield CheckpointPart("weight", 0, WeightTarget(self.weight.destination(rows), rows, self._inputs))
+        yield CheckpointPart(f"{self._name}.weight", WeightTarget(self.weight.destination(rows), rows, self._inputs))
         if self.bias is not None:
-            yield CheckpointPart("bias", 0, WeightTarget.of(self.bias, rows))
+            yield CheckpointPart(f"{self._name}.bias", WeightTarget.of(self.bias, rows))

@@ -10,16 +10,17 @@ from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.rounded_tokens import Activations
 from headrace_kernels.swiglu import rounded_swiglu, swiglu
+from headrace_model_folder.description import Mlp
 
 
 class GatedMlp(nn.Module):
     """down(silu(gate(x)) * up(x)), gate and up in one weight."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool, placement: Placement) -> None:
+    def __init__(self, mlp: Mlp, placement: Placement) -> None:
         super().__init__()
-        inner = placement.shard.split(intermediate_size)
-        self.gate_up_proj = ColumnLinear(hidden_size, (inner, inner), bias, placement.within("gate_up_proj"))
-        self.down_proj = RowLinear(inner, hidden_size, bias, placement.within("down_proj"))
+        inner = placement.shard.split(mlp.inner)
+        self.gate_up_proj = ColumnLinear((mlp.gate, mlp.up), (inner, inner), placement)
+        self.down_proj = RowLinear(mlp.down, inner, placement)
 
     def forward(self, x: Activations) -> Tensor:
         """[num_tokens, hidden_size] -> the same shape."""

@@ -18,15 +18,17 @@ from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.rms_norm import add_rms_norm, rms_norm, rounded_add_rms_norm, rounded_rms_norm
 from headrace_kernels.rounded_tokens import Activations
+from headrace_model_folder.description import Norm
 
 
 class RmsNorm(ShardedModule):
     """RMS norm over the last dimension."""
 
-    def __init__(self, size: int, eps: float, placement: Placement) -> None:
+    def __init__(self, norm: Norm, placement: Placement) -> None:
         super().__init__()
-        self.weight = placement.empty(size)
-        self.eps = eps
+        self._name = norm.name
+        self.weight = placement.empty(norm.size)
+        self.eps = norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> [..., size]."""
@@ -58,14 +60,14 @@ class RmsNorm(ShardedModule):
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight."""
-        yield CheckpointPart("weight", 0, WeightTarget.of(self.weight, range(self.weight.shape[0])))
+        yield CheckpointPart(f"{self._name}.weight", WeightTarget.of(self.weight, range(self.weight.shape[0])))
 
 
 class SummingRmsNorm(RmsNorm):
     """The norm where outputs of several ranks meet the residual stream."""
 
-    def __init__(self, size: int, eps: float, placement: Placement) -> None:
-        super().__init__(size, eps, placement)
+    def __init__(self, norm: Norm, placement: Placement) -> None:
+        super().__init__(norm, placement)
         self._shard = placement.shard
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -81,7 +83,7 @@ class SummingRmsNorm(RmsNorm):
         return self._shard.together.rounded_add_rms_norm(pending, residual, self.weight, self.eps, number)
 
 
-def residual_norm(size: int, eps: float, placement: Placement) -> RmsNorm:
+def residual_norm(norm: Norm, placement: Placement) -> RmsNorm:
     """The norm that adds a `RowLinear`'s output to the residual stream, for one rank or several."""
     kind = RmsNorm if placement.shard.world_size == 1 else SummingRmsNorm
-    return kind(size, eps, placement)
+    return kind(norm, placement)

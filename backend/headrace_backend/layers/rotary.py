@@ -22,13 +22,13 @@ from headrace_model_folder import RopeConfig
 
 
 class RotaryTable(nn.Module):
-    """[max_position, 2, head_dim / 2] fp32 cosines and sines, shared by all layers."""
+    """[max_position, 2, rotary_dim / 2] fp32 cosines and sines, shared by all layers."""
 
     table: Tensor
 
-    def __init__(self, rope: RopeConfig, head_dim: int, max_position: int, device: torch.device) -> None:
+    def __init__(self, rope: RopeConfig, rotary_dim: int, max_position: int, device: torch.device) -> None:
         super().__init__()
-        frequencies, attention_factor = rope_frequencies(rope, head_dim, max_position)
+        frequencies, attention_factor = rope_frequencies(rope, rotary_dim, max_position)
         self.register_buffer(
             "table", rope_table(frequencies, max_position, attention_factor).to(device), persistent=False
         )
@@ -38,37 +38,37 @@ class RotaryTable(nn.Module):
         return rope_rows(self.table, positions)
 
 
-def rope_frequencies(rope: RopeConfig, head_dim: int, max_position: int) -> tuple[Tensor, float]:
+def rope_frequencies(rope: RopeConfig, rotary_dim: int, max_position: int) -> tuple[Tensor, float]:
     """Computes the frequencies of a rotary embedding.
 
     Args:
         rope: Its parameters.
-        head_dim: Numbers of a head.
+        rotary_dim: Elements of a head that are rotated.
         max_position: Tokens of context that the model is prepared for.
 
     Returns:
-        [head_dim / 2] fp32 radians per token, and the factor on cosine and sine.
+        [rotary_dim / 2] fp32 radians per token, and the factor on cosine and sine.
     """
     match rope.rope_type:
         # dynamic stretches beyond the stated context only, which we never exceed
         case "default" | "dynamic":
-            frequencies = default_frequencies(head_dim, rope.theta)
+            frequencies = default_frequencies(rotary_dim, rope.theta)
             if rope.frequency_divisors is not None:
                 frequencies /= torch.tensor(rope.frequency_divisors)
             return frequencies, 1.0
         case "linear":
-            return linear_frequencies(head_dim, rope.theta, rope.factor), 1.0
+            return linear_frequencies(rotary_dim, rope.theta, rope.factor), 1.0
         case "llama3":
             low, high = rope.low_freq_factor, rope.high_freq_factor
             original = rope.original_max_position_embeddings
-            return llama3_frequencies(head_dim, rope.theta, rope.factor, low, high, original), 1.0
+            return llama3_frequencies(rotary_dim, rope.theta, rope.factor, low, high, original), 1.0
         case "yarn":
-            return _yarn(rope, head_dim)
+            return _yarn(rope, rotary_dim)
         case "longrope":
-            return _longrope(rope, head_dim, max_position)
+            return _longrope(rope, rotary_dim, max_position)
 
 
-def _longrope(rope: RopeConfig, head_dim: int, max_position: int) -> tuple[Tensor, float]:
+def _longrope(rope: RopeConfig, rotary_dim: int, max_position: int) -> tuple[Tensor, float]:
     """One set of divisors for all requests: rotated keys stay in the cache, where a sequence that
     outgrows the original context could not change sets, and one prefix serves short and long
     requests.
@@ -78,13 +78,13 @@ def _longrope(rope: RopeConfig, head_dim: int, max_position: int) -> tuple[Tenso
     attention_factor = rope.attention_factor
     if attention_factor is None:
         attention_factor = longrope_attention_factor(rope.factor, rope.original_max_position_embeddings)
-    return longrope_frequencies(head_dim, rope.theta, divisors), attention_factor
+    return longrope_frequencies(rotary_dim, rope.theta, divisors), attention_factor
 
 
-def _yarn(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
+def _yarn(rope: RopeConfig, rotary_dim: int) -> tuple[Tensor, float]:
     attention_factor = rope.attention_factor
     if attention_factor is None:
         attention_factor = yarn_attention_factor(rope.factor, rope.mscale, rope.mscale_all_dim)
     original = rope.original_max_position_embeddings
     blend = (rope.beta_fast, rope.beta_slow, rope.truncate)
-    return yarn_frequencies(head_dim, rope.theta, rope.factor, original, *blend), attention_factor
+    return yarn_frequencies(rotary_dim, rope.theta, rope.factor, original, *blend), attention_factor

@@ -16,10 +16,8 @@ from headrace_backend.weights.placement import WeightTarget
 class CheckpointPart(NamedTuple):
     """One checkpoint tensor of a layer."""
 
-    # `weight` or `bias`.
-    parameter: str
-    # Which of the projections that share the parameter; 0 if there is one.
-    part: int
+    # Whole, such as model.layers.0.self_attn.q_proj.bias.
+    name: str
     target: WeightTarget
 
 
@@ -31,3 +29,9 @@ class ShardedModule(nn.Module, abc.ABC):
         """Every checkpoint tensor that goes into this module's own parameters, each entry of them
         covered exactly once.
         """
+
+
+def weight_targets(root: nn.Module) -> dict[str, WeightTarget]:
+    """Returns, by checkpoint tensor name, the place in a parameter under `root` that it fills."""
+    modules = (module for module in root.modules() if isinstance(module, ShardedModule))
+    return {part.name: part.target for module in modules for part in module.checkpoint_parts()}

@@ -1,4 +1,7 @@
-"""Models: one file per family, a registry from Hugging Face architecture names, and loading.
+"""Models: torch modules made from a `ModelDescription`, and loading.
 
-A model is its layers, their checkpoint names and a forward pass.
+    ModelBuild -> CausalLM (empty) -> load_model -> CausalLM with its weights
+
+What differs between families is in the description (`headrace_model_folder.families`); nothing here
+knows a family.
 """

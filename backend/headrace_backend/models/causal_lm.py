@@ -1,61 +1,46 @@
-"""The decoder-only language model that all families share: embedding, layers, norm, output head,
-and the checkpoint names of its weights.
-
-A family says how its layers differ (`make_layer`) and how its checkpoint names relate to merged
-weights (`stacked_params`). Module names mirror Hugging Face's, so that a module's path is its
-tensors' name.
+"""The decoder-only language model that all families share: embedding, layers, norm and output head,
+made from a `ModelDescription`, which says what a family's layers have and how its tensors are named.
 """
 
 from __future__ import annotations
 
-import abc
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor, nn
 
-from headrace_backend.layers.attention import AttentionShape
 from headrace_backend.layers.cut_step import CutStep
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
 from headrace_backend.layers.norm import residual_norm
 from headrace_backend.layers.rotary import RotaryTable
-from headrace_backend.layers.sharded_module import ShardedModule
+from headrace_backend.layers.sharded_module import weight_targets
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
-from headrace_backend.models.unlike_layers import unlike_places
+from headrace_backend.models.representative_layers import representative_places
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.quantization.head_weight import HeadWeight
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
-from headrace_backend.quantization.self_check import QuantizationSummary, StoredSummary
+from headrace_backend.quantization.summaries import QuantizationSummary, StoredSummary
+from headrace_backend.tp_rules import rank_part
 from headrace_backend.weights.placement import Placement, WeightTarget
-from headrace_model_folder import ModelConfig
-
-# A merged weight of ours -> the checkpoint's projections in it, in order.
-STACKED_PARAMS: Mapping[str, tuple[str, ...]] = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
+from headrace_model_folder import ModelDescription
 
 
 class Decoder(nn.Module):
     """Embedding, layers and the last norm: the part that checkpoints call `model`."""
 
-    def __init__(
-        self, config: ModelConfig, layers: list[DecoderLayer], placement: Placement, max_position: int
-    ) -> None:
+    def __init__(self, model: ModelDescription, placement: Placement, max_position: int) -> None:
         super().__init__()
-        self.embed_tokens = TokenEmbedding(
-            config.vocab_size, config.hidden_size, placement.within("model.embed_tokens")
-        )
-        self.rotary = RotaryTable(config.rope, config.head_dim, max_position, placement.device)
+        self.embed_tokens = TokenEmbedding(model.embedding, placement)
+        self.rotary = RotaryTable(model.rope, model.attention.rotary_dim, max_position, placement.device)
+        layers = [DecoderLayer(layer, placement) for layer in model.layers]
         self.layers = nn.ModuleList(layers)
-        # The same, with their type; inside `unlike_layers` some of them, by their places.
+        # The same, with their type; inside `representative_layers` some of them, by their places.
         self._layers = tuple(layers)
         self._places: list[int] | None = None
         # One layer of each kind: those of a folder that another tool quantized may differ.
-        self._unlike = tuple({layer.launch_kind(): layer for layer in layers}.values())
-        self.norm = residual_norm(config.hidden_size, config.rms_norm_eps, placement)
+        self._kinds = tuple({layer.launch_kind(): layer for layer in layers}.values())
+        self.norm = residual_norm(model.norm, placement)
         self._together = placement.shard.collectives
         # Called with each layer that is computed; None: nobody wants to know.
         self.on_progress: Callable[[], None] | None = None
@@ -68,7 +53,7 @@ class Decoder(nn.Module):
         metadata: StepMetadata | StepPieces,
         wanted: Tensor | None = None,
     ) -> Tensor:
-        """See `CausalLM.forward`."""
+        """Passes a step through all layers and the last norm: `CausalLM.forward` says how."""
         if self._places is not None:
             kv_caches = [kv_caches[place] for place in self._places]
         residual: Tensor = self.embed_tokens(token_ids)
@@ -105,7 +90,7 @@ class Decoder(nn.Module):
         """Whether all layers take a step of so many tokens with norms, SwiGLU and additions inside
         their products.
         """
-        return all(layer.fuses(num_tokens) for layer in self._unlike)
+        return all(layer.fuses(num_tokens) for layer in self._kinds)
 
     def _forward_fused(
         self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata
@@ -122,10 +107,10 @@ class Decoder(nn.Module):
         return layers if self.on_progress is None else _reporting(layers, self.on_progress)
 
     @contextlib.contextmanager
-    def unlike_layers(self) -> Iterator[None]:
-        """See `CausalLM.unlike_layers`."""
+    def representative_layers(self) -> Iterator[None]:
+        """Takes steps through some layers: `CausalLM.representative_layers` says which."""
         whole = self._layers
-        self._places = unlike_places([layer.launch_kind() for layer in whole], self._together)
+        self._places = representative_places([layer.launch_kind() for layer in whole], self._together)
         self._layers = tuple(whole[place] for place in self._places)
         try:
             yield
@@ -141,38 +126,30 @@ def _reporting(
         report()
 
 
-class CausalLM(nn.Module, abc.ABC):
+class CausalLM(nn.Module):
     """A language model. Its weights are empty until a loader has filled `weight_targets`."""
 
-    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = STACKED_PARAMS
-
-    def __init__(self, config: ModelConfig, placement: Placement, max_position: int) -> None:
+    def __init__(self, model: ModelDescription, placement: Placement, max_position: int) -> None:
         """Allocates the parameters.
 
         Args:
-            config: Sizes and switches.
+            model: Parts, sizes and tensor names.
             placement: Type, device and rank.
             max_position: Tokens of context to prepare for.
         """
         super().__init__()
-        layers = [
-            self.make_layer(config, index, placement.within(f"model.layers.{index}"))
-            for index in range(config.num_layers)
-        ]
-        self.model = Decoder(config, layers, placement, max_position)
-        tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
-        self.lm_head = OutputHead(config.vocab_size, config.hidden_size, placement.within("lm_head"), tied_to)
-        self.num_layers = config.num_layers
+        self.model = Decoder(model, placement, max_position)
+        self.lm_head = OutputHead(model, placement, self.model.embed_tokens)
+        self.num_layers = len(model.layers)
         self.shard = placement.shard
         # Of this rank: what attention and the KV cache need.
-        self.num_heads = layers[0].self_attn.num_heads
-        self.num_kv_heads = layers[0].self_attn.num_kv_heads
-        self.head_dim = config.head_dim
-        self.hidden_size = config.hidden_size
+        part = rank_part(model, placement.shard.world_size).attention
+        self.num_heads, self.num_kv_heads, self.head_dim = part.num_heads, part.num_kv_heads, part.head_dim
+        self.hidden_size = model.hidden_size
         # Of activations.
         self.dtype = placement.dtype
-        self.vocab_size = config.vocab_size
-        self.attention_window = config.attention_window
+        self.vocab_size = model.vocab_size
+        self.attention_window = model.window
         self.max_position = max_position
         # How the layers were quantized, once they are; None where they were not.
         self.quantization: QuantizationSummary | StoredSummary | None = None
@@ -194,12 +171,8 @@ class CausalLM(nn.Module, abc.ABC):
         self.parameter_count = sum(parameter.numel() for parameter in self.parameters())
         self.parameter_count += sum(weight.num_weights for weight in self.low_bit_weights.values())
         self.parameter_count += sum(weight.num_block_weights for weight in self.block_weights.values())
-        if self.head_weight is not None and tied_to is None:
+        if self.head_weight is not None and not model.head.tied:
             self.parameter_count += self.head_weight.num_weights
-
-    @abc.abstractmethod
-    def make_layer(self, config: ModelConfig, index: int, placement: Placement) -> DecoderLayer:
-        """The family's layer number `index`."""
 
     def forward(
         self,
@@ -238,7 +211,7 @@ class CausalLM(nn.Module, abc.ABC):
             return None
         return together.piece_rule.first_piece(num_tokens, self.hidden_size * self.dtype.itemsize, is_captured)
 
-    def unlike_layers(self) -> contextlib.AbstractContextManager[None]:
+    def representative_layers(self) -> contextlib.AbstractContextManager[None]:
         """Inside, steps go through the first layer, the last and one of each other kind: every
         kernel that whole steps launch, in a fraction of the launches.
 
@@ -246,7 +219,7 @@ class CausalLM(nn.Module, abc.ABC):
 
         Of several ranks all enter together.
         """
-        return self.model.unlike_layers()
+        return self.model.representative_layers()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] hidden states of the rows that sample -> [n, vocab_size] fp32."""
@@ -281,7 +254,7 @@ class CausalLM(nn.Module, abc.ABC):
         self.lm_head.whole(part, out)
 
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The token with the highest logit, int64 [n], and whether the row is sound, bool [n], of
+        """The token with the highest logit, int64 [n], and whether the row is finite, bool [n], of
         hidden states [n, hidden_size]; as `choose_greedy` of their logits.
         """
         return self.lm_head.most_likely(hidden)
@@ -299,27 +272,6 @@ class CausalLM(nn.Module, abc.ABC):
 
         Together they cover every parameter exactly once.
         """
-        targets: dict[str, WeightTarget] = {}
-        for path, module in self.named_modules():
-            if not isinstance(module, ShardedModule):
-                continue
-            parent, _, name = path.rpartition(".")
-            parts = self.stacked_params.get(name, (name,))
-            for part in module.checkpoint_parts():
-                targets[".".join(filter(None, (parent, parts[part.part], part.parameter)))] = part.target
+        targets = weight_targets(self)
         assert sum(target.num_elements for target in targets.values()) == self.parameter_count
         return targets
-
-
-def attention_shape(config: ModelConfig, index: int) -> AttentionShape:
-    """Layer `index`'s attention as the configuration states it."""
-    return AttentionShape(
-        hidden_size=config.hidden_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        bias=config.attention_bias,
-        output_bias=config.attention_output_bias,
-        qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
-        sliding_window=config.layer_windows[index],
-    )

@@ -12,8 +12,9 @@ import sys
 
 import msgspec
 
+from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model
+from headrace_backend.models.load import load_model
 from headrace_backend.packing.faults import packing_faults
 from headrace_backend.packing.findings import findings_of
 from headrace_backend.weights.scheme import QuantizationRefused
@@ -54,7 +55,8 @@ def examined(path: pathlib.Path, device_name: str) -> Answer:
 def _loaded(folder: ModelFolder, device_name: str) -> CausalLM:
     device, _ = choose_device(device_name)
     dtype = choose_dtype("auto", folder.config, device)
-    return load_model(folder, folder.config, dtype, device, "folder", 0, lambda *_: None)
+    build = ModelBuild(folder.config, dtype, device, records=folder.tensors)
+    return load_model(build, folder, lambda *_: None)
 
 
 def main(arguments: list[str]) -> None:

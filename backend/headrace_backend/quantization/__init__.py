@@ -1,23 +1,24 @@
-"""What a layer's product multiplies by: a plain weight or one of few bits, behind one interface.
+"""What a layer's product multiplies by: three kinds of weight behind one interface.
 
-    linear_weight   the interface, and the plain weight
-    low_bit_weight  weights of few bits; those filled by rows that are quantized as they come
-    stored_weight   those whose layers another tool made, in its formats: which of our layouts holds
-                    which
+    linear_weight   the interface (`destination`, `finish`, `report`), and the first kind: plain
+    low_bit_weight  the second kind, numbers with scales, and those whose rows are quantized as they
+                    come; stored_weight: those of another tool's layers
+    block_linear_weight  the third kind, blocks as a file has them (GGUF's types, NF4); nf4_weight:
+                    those whose rows are rounded to NF4 as they come
     parted_weight   projections of different formats side by side
-    block_linear_weight  weights that keep the blocks that a file has, or rows are rounded to:
-    GGUF's types, NF4
-    shared_scales   scales of whole rows where ranks have parts of them
-    nf4_weight      those filled by rows that are rounded to NF4 as they come
-    head_weight     the output layer's, of 8 bits, and what is checked and said of it
+    head_weight     the output layer's weight of 8 bits
     make_weight     which of them a placement asks for
-    tensor_error    how far each tensor ended from what was read, and how far it may be
-    self_check      what is checked and said once all weights are there; block_check: of weights in
-                    blocks
+
+A weight is filled by rows of its checkpoint's tensors, and finished once all of them are there:
+
+    shared_scales   scales of whole rows where ranks have parts of them
     folder_layers   all layers of a folder of another tool; staged_layer: one, from its tensors to
                     our layout; layer_part: what a rank reads of them; source_numbers: the bits of
                     each format
-    folder_check    what is checked and said of those
+    tensor_error    how far each rounded tensor is from what was read, and how far it may be
+    product_check   each product against the numbers that the bits stand for
+    summaries       the order of all checks, and what operators are told; rounded_inputs: how
+                    products round their inputs
 
 Layers hold weights and know no scheme. How numbers of few bits lie in memory and are multiplied is
 `headrace_kernels`' business. Whether other tools packed their layers as they say is asked by

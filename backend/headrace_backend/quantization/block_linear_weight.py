@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 
-from headrace_backend.quantization.linear_weight import LinearWeight
+from headrace_backend.quantization.linear_weight import LinearWeight, WeightReport
+from headrace_backend.quantization.product_check import check_block_product
 from headrace_backend.weights.destination import Destination, TensorRows
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused
@@ -168,6 +170,18 @@ class BlockLinearWeight(LinearWeight):
                     return BlockRows(part, within)
                 return TensorRows(part[within.start : within.stop])
         raise AssertionError(f"no outputs {outputs}")
+
+    def finish(self, layer: str) -> None:
+        """See LinearWeight."""
+        for part in self.blocks:
+            check_block_product(layer, part)
+
+    def report(self) -> WeightReport:
+        """See LinearWeight."""
+        kinds: Counter[str] = Counter()
+        for part in self.blocks:
+            kinds[part.kind.value] += part.num_outputs * part.num_inputs
+        return WeightReport(self.num_bytes, kinds)
 
 
 def _run_of(part: tuple[int, tuple[BlockKind | None, int]]) -> tuple[BlockKind | None, int]:

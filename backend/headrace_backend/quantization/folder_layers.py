@@ -1,7 +1,6 @@
 """The layers of a folder that another tool quantized, between its tensors and the model's weights.
 
-Owns which format each of the model's weights is made for, and the staging of all layers while they
-are read. What one layer's way is, `staged_layer` says.
+Owns the staging of all layers while they are read. What one layer's way is, `staged_layer` says.
 """
 
 from __future__ import annotations
@@ -15,29 +14,7 @@ from torch import Tensor
 from headrace_backend.quantization.staged_layer import StagedLayer
 from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import WeightTarget
-from headrace_model_folder import InvalidModelFolder, LayerFormat, ModelConfig, TensorRecord, needless_biases
-
-Formats = Mapping[str, tuple[LayerFormat | None, ...]]
-
-
-def formats_by_path(config: ModelConfig, stacked_params: Mapping[str, tuple[str, ...]]) -> Formats:
-    """Path of each of the model's weights with a layer of few bits -> the formats of its
-    projections.
-
-    Args:
-        config: Of a folder.
-        stacked_params: A merged weight -> the folder's projections in it, in order.
-    """
-    if config.quantization is None:
-        return {}
-    layers = config.quantization.layers
-    merged = {part: (name, parts) for name, parts in stacked_params.items() for part in parts}
-    formats: dict[str, tuple[LayerFormat | None, ...]] = {}
-    for layer in layers:
-        parent, _, own = layer.rpartition(".")
-        name, parts = merged.get(own, (own, (own,)))
-        formats[f"{parent}.{name}"] = tuple(layers.get(f"{parent}.{part}") for part in parts)
-    return formats
+from headrace_model_folder import InvalidModelFolder, ModelConfig, TensorRecord, needless_biases
 
 
 class FolderLayers(NamedTuple):

@@ -1,13 +1,18 @@
 """The weight of a linear layer as the layer sees it, and its plain form.
 
-Owns the interface. A plain weight gives the operations that `headrace_kernels.linear.dense` and
+Owns the interface. There are three kinds: plain, scaled (`low_bit_weight`: numbers with scales) and
+in blocks (`block_linear_weight`: a file's own blocks), and `parted_weight` puts several side by side.
+Each has a `destination` that a checkpoint's rows go to, a `finish` that checks it once it is filled,
+and a `report` of its bits. A plain weight gives the operations that `headrace_kernels.linear.dense` and
 `small_linear` gave before there were others.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +22,15 @@ from headrace_kernels.launch_kind import launch_kind
 from headrace_kernels.linear import dense_small_batch as small_linear
 from headrace_kernels.linear.dense import linear
 from headrace_kernels.rounded_tokens import Activations, RoundedTokens
+
+
+class WeightReport(NamedTuple):
+    """What a weight, or several, take in few bits."""
+
+    # Scales and zero points included; plain parts are left out.
+    num_bytes: int = 0
+    # Kind of number or block -> how many weights are of it.
+    num_weights: Mapping[str, int] = {}
 
 
 class LinearWeight(nn.Module, abc.ABC):
@@ -74,6 +88,18 @@ class LinearWeight(nn.Module, abc.ABC):
     def destination(self, outputs: range) -> Destination:
         """What fills these outputs from one checkpoint tensor."""
 
+    @abc.abstractmethod
+    def finish(self, layer: str) -> None:
+        """Checks the weight once it is filled, before any request is computed with it.
+
+        Raises:
+            QuantizationRefused: A product differs from its reference; the layer is named.
+        """
+
+    @abc.abstractmethod
+    def report(self) -> WeightReport:
+        """What it takes in few bits."""
+
     @property
     def num_weights(self) -> int:
         """As many as the checkpoint has."""
@@ -115,3 +141,19 @@ class PlainWeight(LinearWeight):
     def destination(self, outputs: range) -> Destination:
         """See LinearWeight."""
         return TensorRows(self.tensor[outputs.start : outputs.stop])
+
+    def finish(self, layer: str) -> None:
+        """See LinearWeight. Numbers were checked while they were read."""
+
+    def report(self) -> WeightReport:
+        """See LinearWeight."""
+        return WeightReport()
+
+
+def total_report(weights: Iterable[LinearWeight]) -> WeightReport:
+    """The reports of several weights in one."""
+    num_bytes, num_weights = 0, Counter[str]()
+    for report in (weight.report() for weight in weights):
+        num_bytes += report.num_bytes
+        num_weights.update(report.num_weights)
+    return WeightReport(num_bytes, num_weights)

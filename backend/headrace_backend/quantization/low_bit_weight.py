@@ -15,8 +15,9 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from headrace_backend.quantization.linear_weight import LinearWeight
-from headrace_backend.quantization.tensor_error import TensorError
+from headrace_backend.quantization.linear_weight import LinearWeight, WeightReport
+from headrace_backend.quantization.product_check import check_product
+from headrace_backend.quantization.tensor_error import RoundedRows, TensorError
 from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import Scheme
@@ -85,6 +86,14 @@ class LowBitWeight(LinearWeight):
         """See LinearWeight."""
         return quantized_linear.rounded_linear(tokens, self.quantized, bias)
 
+    def finish(self, layer: str) -> None:
+        """See LinearWeight."""
+        check_product(layer, self.quantized, lambda rows: self.multiply(rows, None))
+
+    def report(self) -> WeightReport:
+        """See LinearWeight."""
+        return WeightReport(self.num_bytes, {self.quantized.kind.value: self.num_weights})
+
 
 class RoundedWeight(LowBitWeight):
     """A weight that is quantized by a scheme of the settings."""
@@ -112,16 +121,14 @@ class RoundedWeight(LowBitWeight):
         return QuantizedRows(self.quantized, outputs)
 
 
-class QuantizedRows(Destination):
-    """Some outputs of a weight, quantized while they come; knows afterwards how far they are from
-    what came.
-    """
+class QuantizedRows(RoundedRows):
+    """Some outputs of a weight, quantized while they come."""
 
     def __init__(self, weight: QuantizedWeight, outputs: range) -> None:
         self.weight = weight
         self._outputs = outputs
         self.shape, self.dtype, self.device = (len(outputs), weight.num_inputs), weight.dtype, weight.device
-        self.error = TensorError(weight.kind, weight.group_size, weight.device)
+        self._error = TensorError(weight.kind, weight.group_size, weight.device)
         # [num_rows] fp32, the largest magnitudes of whole rows, where these are a rank's parts of
         # them; None: the rows' own. To be set before any row comes.
         self.magnitudes: Tensor | None = None
@@ -132,10 +139,14 @@ class QuantizedRows(Destination):
         for offset in range(0, len(rows), step):
             self._quantize(rows[offset : offset + step].to(self.device), first + offset)
 
+    def error(self) -> tuple[float, float]:
+        """See RoundedRows."""
+        return self._error.read()
+
     def _quantize(self, rows: Tensor, first: int) -> None:
         begin = self._outputs.start + first
         magnitudes = None if self.magnitudes is None else self.magnitudes[first : first + len(rows)]
         quantize_rows(rows, self.weight, begin, magnitudes)
         found = torch.empty_like(rows, dtype=torch.float32)
         dequantize_rows(self.weight, slice(begin, begin + len(rows)), found)
-        self.error.add(rows, found, magnitudes)
+        self._error.add(rows, found, magnitudes)

@@ -35,7 +35,7 @@ def make_weight(outputs: Sequence[range], inputs: range, placement: Placement) -
         return Nf4Weight(sum(sizes), num_inputs, placement)
     if placement.scheme is not None:
         return RoundedWeight(sum(sizes), num_inputs, placement.scheme, placement)
-    formats = placement.formats.get(placement.path, (None,) * len(sizes))
+    formats = placement.layer_formats
     assert len(formats) == len(sizes)
     if not any(formats):
         return _of_one_format(None, outputs, inputs, placement)

@@ -1,4 +1,4 @@
-"""Rows that are rounded to NF4 while they come, and what is said of them once all are there.
+"""Rows that are rounded to NF4 while they come.
 
     piece of whole rows -quantize_rows-> BlockWeight -dequantize_rows-> how far they are from the piece
 
@@ -8,17 +8,13 @@ original is never held beyond its piece.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from headrace_backend.quantization.block_check import check_block_product
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
-from headrace_backend.quantization.self_check import QuantizationSummary
+from headrace_backend.quantization.tensor_error import RoundedRows
 from headrace_backend.weights.destination import Destination
-from headrace_backend.weights.placement import Placement, WeightTarget
-from headrace_backend.weights.scheme import QuantizationRefused, Scheme
+from headrace_backend.weights.placement import Placement
 from headrace_kernels.weight_formats.block_weight import BlockKind, BlockWeight, dequantize_rows
 from headrace_kernels.weight_formats.nf4 import GROUP, quantize_rows
 
@@ -26,7 +22,6 @@ from headrace_kernels.weight_formats.nf4 import GROUP, quantize_rows
 _NUMBER_ERROR = (1 - 0.6961928) / 2
 # Half the widest gap of the 8 bits of a scale; of the largest scale of a row at most.
 _SCALE_ERROR = 0.0071
-_ROUNDING_SLACK = 1.1
 # Weights that are in fp32 at a time while they are compared: 16 MB.
 _BLOCK_NUMBERS = 1 << 22
 
@@ -47,10 +42,8 @@ class Nf4Weight(BlockLinearWeight):
         return Nf4Rows(self.blocks[0], outputs)
 
 
-class Nf4Rows(Destination):
-    """Some outputs of a weight, rounded while they come; knows afterwards how far they are from
-    what came.
-    """
+class Nf4Rows(RoundedRows):
+    """Some outputs of a weight, rounded while they come."""
 
     def __init__(self, weight: BlockWeight, outputs: range) -> None:
         self._weight, self._outputs = weight, outputs
@@ -65,10 +58,7 @@ class Nf4Rows(Destination):
             self._quantize(rows[offset : offset + step].to(self.device), begin + offset)
 
     def error(self) -> tuple[float, float]:
-        """||rounded - original|| / ||original||, and the most that rounding can have made of it.
-
-        Waits for the device.
-        """
+        """See RoundedRows."""
         difference, limit, square = self._sums.tolist()
         if square == 0:
             return (0.0 if difference == 0 else float("inf")), 0.0
@@ -82,41 +72,3 @@ class Nf4Rows(Destination):
         scales = exact.abs().view(len(rows), -1, GROUP).amax(2)
         most = _NUMBER_ERROR * scales + _SCALE_ERROR * scales.amax(1, keepdim=True)
         self._sums += torch.stack([(found - exact).square().sum(), most.square().sum() * GROUP, exact.square().sum()])
-
-
-def summarize_nf4(
-    scheme: Scheme, targets: Mapping[str, WeightTarget], weights: Mapping[str, BlockLinearWeight]
-) -> QuantizationSummary:
-    """Checks all weights in NF4 of a model and says how far they are from what was read.
-
-    Args:
-        scheme: What they were quantized by.
-        targets: Those of the layers, filled.
-        weights: Path in the model -> weight.
-
-    Raises:
-        QuantizationRefused: A tensor is farther from its original than rounding can bring it, or a
-            product differs from its reference. Tensor or layer is named.
-    """
-    errors = {
-        name: _checked_error(name, target.destination)
-        for name, target in targets.items()
-        if isinstance(target.destination, Nf4Rows)
-    }
-    for path, weight in weights.items():
-        for part in weight.blocks:
-            check_block_product(path.removesuffix(".weight"), part)
-    num_weights = sum(weight.num_block_weights for weight in weights.values())
-    num_bytes = sum(weight.num_bytes for weight in weights.values())
-    worst = max(errors, key=errors.__getitem__)
-    mean = sum(errors.values()) / len(errors)
-    return QuantizationSummary(scheme, 8 * num_bytes / num_weights, mean, errors[worst], worst)
-
-
-def _checked_error(name: str, rows: Nf4Rows) -> float:
-    error, most = rows.error()
-    if not error <= most * _ROUNDING_SLACK:
-        raise QuantizationRefused(
-            f"tensor {name!r} is not what was read: quantized it is off by {error:.3%}, and rounding explains {most:.3%}"
-        )
-    return error

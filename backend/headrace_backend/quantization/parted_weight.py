@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor, nn
 
-from headrace_backend.quantization.linear_weight import LinearWeight
+from headrace_backend.quantization.linear_weight import LinearWeight, WeightReport, total_report
 from headrace_backend.weights.destination import Destination
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.swiglu import swiglu
@@ -64,3 +64,12 @@ class PartedWeight(LinearWeight):
                 return part.destination(range(part.num_outputs))
             first += part.num_outputs
         raise AssertionError(f"{outputs} are no part")
+
+    def finish(self, layer: str) -> None:
+        """See LinearWeight."""
+        for part in self._parts:
+            part.finish(layer)
+
+    def report(self) -> WeightReport:
+        """See LinearWeight."""
+        return total_report(self._parts)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headrace_backend.quantization.layer_part import LayerPart
 from headrace_backend.quantization.source_numbers import rows_of
 from headrace_backend.quantization.stored_weight import StoredRows
 from headrace_backend.weights.checkpoint_files import DTYPES
@@ -29,6 +28,7 @@ from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_kernels.weight_formats.quantized_weight import BLOCK_SIZE, QuantKind
 from headrace_kernels.weight_formats.stored_rows import Rows, store_blocks, store_order, store_rows
 from headrace_model_folder import InvalidModelFolder, LayerFormat, Role, SourceTensor, TensorRecord
+from headrace_model_folder.formats.layer_part import LayerPart
 
 # Numbers that are unpacked and looked at a time. On a CPU they stay in its caches.
 _CPU_NUMBERS = 1 << 22

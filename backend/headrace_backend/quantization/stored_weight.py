@@ -119,7 +119,7 @@ def _kept_group(form: LayerFormat, inputs: range, placement: Placement) -> int:
     size = math.gcd(form.group_size, inputs.start, inputs.stop)
     if size < LEAST_GROUP:
         raise QuantizationRefused(
-            f"groups of {form.group_size} and their pieces down to {LEAST_GROUP} do not divide the {len(inputs)} inputs that a rank has of {placement.path}"
+            f"groups of {form.group_size} and their pieces down to {LEAST_GROUP} do not divide the {len(inputs)} inputs that a rank has of {', '.join(placement.names)}"
         )
     return size
 

@@ -9,9 +9,13 @@ neighbour's scale or with a zero point one off exceed it, whatever the model.
 
 from __future__ import annotations
 
+import abc
+
 import torch
 from torch import Tensor
 
+from headrace_backend.weights.destination import Destination
+from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_kernels.weight_formats.quantized_weight import QuantKind
 
 _INT8_MOST = 127
@@ -21,6 +25,35 @@ _INT4_STEPS = 15
 _FP8_HALF_STEP = 2.0**-4
 _FP8_MOST = 448.0
 _FP8_LEAST = 2.0**-9
+# A tensor may be this many times as far from its original as rounding can bring it: scales are
+# rounded too.
+_ROUNDING_SLACK = 1.1
+
+
+class RoundedRows(Destination):
+    """Rows that are rounded to few bits while they come, and that know afterwards how far they are
+    from what came.
+    """
+
+    @abc.abstractmethod
+    def error(self) -> tuple[float, float]:
+        """||rounded - original|| / ||original||, and the most that rounding can have made of it.
+
+        Waits for the device.
+        """
+
+    def finish(self, name: str) -> float:
+        """The relative error of the tensor `name`, once all of its rows have come.
+
+        Raises:
+            QuantizationRefused: Rounding does not explain it.
+        """
+        error, most = self.error()
+        if not error <= most * _ROUNDING_SLACK:
+            raise QuantizationRefused(
+                f"tensor {name!r} is not what was read: quantized it is off by {error:.3%}, and rounding explains {most:.3%}"
+            )
+        return error
 
 
 class TensorError:

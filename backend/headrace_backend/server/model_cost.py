@@ -42,7 +42,7 @@ def model_cost(
     """The cost of a model.
 
     Args:
-        config: Its sizes.
+        config: Describes it.
         dtype: Of weights and, unless quantized, cache: fp32, bf16, fp16, or torch's spelling.
         layer_bits: Bits per weight of the layers' products, scales included, where they are
             quantized.
@@ -50,21 +50,20 @@ def model_cost(
         head_bits: As `layer_bits`, of the output layer.
     """
     item_bytes = _DTYPE_BYTES[dtype]
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    # Query, key, value and output; gate, up and down.
-    layer = config.hidden_size * (2 * query + 2 * key) + 3 * config.hidden_size * config.intermediate_size
-    head = config.hidden_size * config.vocab_size
-    num_read = parameter_count(config) - (0 if config.tie_word_embeddings else head)
+    model = config.description
+    layers = sum(linear.outputs * linear.inputs for linear in model.linears)
+    head = model.hidden_size * model.vocab_size
+    num_read = parameter_count(config) - (0 if model.head.tied else head)
     weight_bytes = num_read * item_bytes
     if layer_bits is not None:
-        weight_bytes -= int(config.num_layers * layer * (item_bytes - layer_bits / 8))
+        weight_bytes -= int(layers * (item_bytes - layer_bits / 8))
     if head_bits is not None:
         weight_bytes -= int(head * (item_bytes - head_bits / 8))
     return ModelCost(
         weight_bytes=weight_bytes,
-        flops_per_token=2.0 * config.num_layers * layer,
+        flops_per_token=2.0 * layers,
         # One product of query and key, one of probability and value.
-        flops_per_pair=4.0 * config.num_layers * query,
+        flops_per_pair=4.0 * sum(layer.attention.output.inputs for layer in model.layers),
         flops_per_sample=2.0 * head,
-        kv_bytes_per_token=kv_token_bytes(config, item_bytes, kv_dtype),
+        kv_bytes_per_token=kv_token_bytes(model, item_bytes, kv_dtype),
     )

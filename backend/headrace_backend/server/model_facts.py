@@ -21,7 +21,7 @@ def model_limits(config: EngineConfig, folder: ModelFolder) -> ModelLimits:
         vocab_size=folder.config.vocab_size,
         max_model_len=config.max_model_len or folder.config.max_position_embeddings,
         eos_token_ids=folder.generation_defaults.eos_token_ids,
-        attention_window=folder.config.attention_window,
+        attention_window=folder.config.description.window,
     )
 
 
@@ -92,7 +92,7 @@ class ModelFacts:
         cost = model_cost(model, self._dtype(), layer_bits, self._config.kv_dtype, head_bits)
         # Of all ranks together: where they are more than key and value heads, several have the same
         # one.
-        copies = max(1, self._config.tp // model.num_kv_heads)
+        copies = max(1, self._config.tp // model.description.attention.num_kv_heads)
         return cost._replace(kv_bytes_per_token=copies * cost.kv_bytes_per_token)
 
     def _kv_dtype(self) -> str:

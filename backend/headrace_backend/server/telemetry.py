@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.errors import RefusalReason
-from headrace_backend.engine.request import EndReason, Recording
+from headrace_backend.engine.events import EndReason
+from headrace_backend.engine.request import Recording
 from headrace_backend.engine.requests.sequence import LiveRequest
 from headrace_backend.engine.step_log import EndedRequest, StepLog
 from headrace_backend.server.logs import get_logger

@@ -18,31 +18,17 @@ from headrace_model_folder import TensorRecord
 _KINDS = {kind.value: kind for kind in BlockKind}
 
 
-def block_kinds(
-    records: Mapping[str, TensorRecord], stacked_params: Mapping[str, tuple[str, ...]]
-) -> dict[str, tuple[BlockKind | None, ...]]:
-    """Path of each module with a matrix -> how the file has the projections in it; None: plain.
+def block_kinds(records: Mapping[str, TensorRecord]) -> dict[str, BlockKind]:
+    """Name of each matrix that is in blocks, without its last word -> the kind of its blocks.
 
     Args:
-        records: By checkpoint name.
-        stacked_params: A merged weight of ours -> the checkpoint's projections in it, in order.
+        records: Checkpoint tensor name -> where it lies.
     """
-    merged_names = {part: (name, parts) for name, parts in stacked_params.items() for part in parts}
-    kinds: dict[str, tuple[BlockKind | None, ...]] = {}
-    for name, record in records.items():
-        path, _, parameter = name.rpartition(".")
-        if parameter != "weight" or len(record.shape) != 2:
-            continue
-        parent, _, last = path.rpartition(".")
-        merged, parts = merged_names.get(last, (last, (last,)))
-        names = [f"{parent}.{part}.weight" if parent else f"{part}.weight" for part in parts]
-        kinds[f"{parent}.{merged}" if parent else merged] = tuple(_kind(records.get(name)) for name in names)
-    return kinds
-
-
-def _kind(record: TensorRecord | None) -> BlockKind | None:
-    # A layer in the format of another tool has no weight of its own name.
-    return None if record is None else _KINDS.get(record.dtype)
+    return {
+        name.removesuffix(".weight"): _KINDS[record.dtype]
+        for name, record in records.items()
+        if name.endswith(".weight") and len(record.shape) == 2 and record.dtype in _KINDS
+    }
 
 
 def with_rotated_rows(

@@ -80,7 +80,12 @@ class RowSpan(NamedTuple):
             row_bytes, rest = divmod(record.num_bytes, record.shape[0])
             assert not rest
             return cls.of_columns(target.kept, (record.shape[0], row_bytes), 1)
-        return cls.of_columns(target.columns, record.shape, DTYPES[record.dtype].itemsize)
+        columns, shape = target.columns, record.shape
+        if record.columns is not None:
+            first, width = record.columns
+            assert columns is not None
+            columns, shape = range(first + columns.start, first + columns.stop), (shape[0], width)
+        return cls.of_columns(columns, shape, DTYPES[record.dtype].itemsize)
 
     @classmethod
     def of_columns(cls, columns: range | None, shape: tuple[int, ...], itemsize: int) -> RowSpan:

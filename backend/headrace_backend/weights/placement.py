@@ -75,26 +75,30 @@ class Placement:
     # Of the output layer, which has one of its own; None: as the embedding, of `dtype` or as the
     # file has it.
     head_scheme: Scheme | None = None
-    # Where the module that is being made stands in the model, dots between names.
-    path: str = ""
-    # Path of a module with a weight -> the format of each projection in it, where another tool
-    # quantized the folder's layers; None: plain. Modules that are not here are plain.
-    formats: Mapping[str, tuple[LayerFormat | None, ...]] = dataclasses.field(default_factory=dict)
-    # Path of a module with a weight -> the blocks that the file has each projection in; None:
-    # plain. Modules that are not here are plain.
-    blocks: Mapping[str, tuple[BlockKind | None, ...]] = dataclasses.field(default_factory=dict)
+    # Names of the projections in the weight that is being made, such as
+    # model.layers.0.self_attn.q_proj.
+    names: tuple[str, ...] = ()
+    # Name of a projection -> its format, where another tool quantized the folder's layers.
+    # Projections that are not here are plain.
+    formats: Mapping[str, LayerFormat] = dataclasses.field(default_factory=dict)
+    # Name of a projection, embedding or head -> the blocks that the file has it in. What is not
+    # here is plain.
+    blocks: Mapping[str, BlockKind] = dataclasses.field(default_factory=dict)
 
-    def within(self, name: str) -> Placement:
-        """The same for a module inside this one."""
-        return dataclasses.replace(self, path=f"{self.path}.{name}" if self.path else name)
+    def of(self, *names: str) -> Placement:
+        """Returns the same placement for the weight of these projections."""
+        return dataclasses.replace(self, names=names)
+
+    @property
+    def layer_formats(self) -> tuple[LayerFormat | None, ...]:
+        """The format of each projection in the weight; None: plain."""
+        return tuple(self.formats.get(name) for name in self.names)
 
     @property
     def block_kinds(self) -> tuple[BlockKind | None, ...] | None:
-        """The blocks that the file has the projections of the module at this path in; None: all
-        plain.
-        """
-        kinds = self.blocks.get(self.path)
-        return None if kinds is None or not any(kinds) else kinds
+        """The blocks that the file has each projection in the weight in; None: all plain."""
+        kinds = tuple(self.blocks.get(name) for name in self.names)
+        return kinds if any(kinds) else None
 
     def empty(self, *shape: int) -> torch.nn.Parameter:
         """A parameter that is still to be filled."""

@@ -8,7 +8,7 @@ is plain; among groups its own name goes before a pattern, and a pattern before 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from headrace_model_folder.errors import InvalidModelFolder, shown
@@ -52,7 +52,7 @@ class _Group(NamedTuple):
     form: LayerFormat
 
 
-def read_compressed_tensors(fields: Fields, names: list[str]) -> dict[str, LayerFormat]:
+def read_compressed_tensors(fields: Fields, names: Sequence[str]) -> dict[str, LayerFormat]:
     """Layer -> format.
 
     Raises:

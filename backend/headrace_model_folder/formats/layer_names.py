@@ -12,16 +12,6 @@ from collections.abc import Sequence
 
 from headrace_model_folder.errors import InvalidModelFolder, shown
 
-# Products of a decoder layer, in the order of a forward pass.
-PROJECTIONS = (
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.o_proj",
-    "mlp.gate_proj",
-    "mlp.up_proj",
-    "mlp.down_proj",
-)
 LM_HEAD = "lm_head"
 _MOST_ENTRIES = 16_384
 # What regular expressions may hold. Matching may try every way to spread a name over repetitions
@@ -40,11 +30,6 @@ _SPECIAL = re.compile(r"\(\?(?![:=!]|<[=!]|P<)")
 _REPETITION = re.compile(r"(?:[*+?]|\{[^{}]*\})[?+]?")
 # Takes exponential time where the group may match in several ways.
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
-
-
-def linear_layers(num_layers: int) -> list[str]:
-    """Names of all products of the decoder layers."""
-    return [f"model.layers.{layer}.{name}" for layer in range(num_layers) for name in PROJECTIONS]
 
 
 class Patterns:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headrace_model_folder.errors import InvalidModelFolder, shown
@@ -17,10 +17,8 @@ from headrace_model_folder.formats.compressed_tensors_config import read_compres
 from headrace_model_folder.formats.layer_format import BLOCK_SIZE, InputFormat, LayerFormat, Layout
 from headrace_model_folder.formats.layer_names import (
     LM_HEAD,
-    PROJECTIONS,
     Patterns,
     dotted_parts,
-    linear_layers,
     strings,
 )
 
@@ -46,12 +44,12 @@ class FolderQuantization:
     layers: Mapping[str, LayerFormat]
 
 
-def read_quantization(values: object, num_layers: int) -> FolderQuantization | None:
+def read_quantization(values: object, names: Sequence[str]) -> FolderQuantization | None:
     """The quantization of a folder; None if it has none.
 
     Args:
         values: `quantization_config` of config.json, not bitsandbytes'.
-        num_layers: Decoder layers of the model.
+        names: Paths of the projections of all decoder layers, in the order of a forward pass.
 
     Raises:
         InvalidModelFolder: A format, or a way of using it, that can't be served; the field is
@@ -71,7 +69,7 @@ def read_quantization(values: object, num_layers: int) -> FolderQuantization | N
     method = fields.text("quant_method")
     if method not in readers:
         raise fields.error("quant_method", f"must be one of {', '.join(readers)}, {BITSANDBYTES}, is {shown(method)}")
-    layers = readers[method](fields, linear_layers(num_layers))
+    layers = readers[method](fields, names)
     if not layers:
         raise InvalidModelFolder(f"{_NAME}: {method} is asked for, and no layer is left that it is for")
     return FolderQuantization(method, layers)
@@ -105,7 +103,7 @@ def _unordered(value: object) -> object:
     return sorted(map(repr, value)) if isinstance(value, list) else value
 
 
-def _gptq(fields: Fields, names: list[str]) -> dict[str, LayerFormat]:
+def _gptq(fields: Fields, names: Sequence[str]) -> dict[str, LayerFormat]:
     form = fields.text("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
         raise fields.error("checkpoint_format", f"must be 'gptq' or 'gptq_v2', is {shown(form)}")
@@ -118,11 +116,11 @@ def _gptq(fields: Fields, names: list[str]) -> dict[str, LayerFormat]:
         )
     if fields.boolean("is_marlin_format", False):
         raise fields.error("is_marlin_format", "must be false: other layouts are not read")
-    blocks, changes = _gptq_blocks(fields), _gptq_changes(fields)
+    blocks, changes = _gptq_blocks(fields, names), _gptq_changes(fields)
     plain, has_borrows = _gptq_layer(fields, form), _has_borrows(fields)
     layers: dict[str, LayerFormat] = {}
     for name in names:
-        if name.split(".", 3)[3] not in blocks:
+        if _in_layer(name) not in blocks:
             continue
         own = next((change.fields for change in changes if change.pattern.match(name)), fields)
         if own is not None:
@@ -159,19 +157,25 @@ def _gptq_layer(fields: Fields, form: str) -> LayerFormat:
     )
 
 
-def _gptq_blocks(fields: Fields) -> frozenset[str]:
+def _in_layer(name: str) -> str:
+    """The path of a projection inside its decoder layer."""
+    return name.split(".", 3)[3]
+
+
+def _gptq_blocks(fields: Fields, names: Sequence[str]) -> frozenset[str]:
     """Names inside a decoder layer that are quantized."""
+    projections = list(dict.fromkeys(map(_in_layer, names)))
     stages = fields.get("modules_in_block_to_quantize")
     if stages is None:
-        return frozenset(PROJECTIONS)
+        return frozenset(projections)
     where = f"{fields.name}: modules_in_block_to_quantize"
     if not isinstance(stages, list):
         raise InvalidModelFolder(f"{where} must be a list of lists of names, is {shown(stages)}")
     # One list, or one for each stage.
     lists = stages if all(isinstance(stage, list) for stage in stages) else [stages]
     blocks = frozenset(name for stage in lists for name in strings(stage, where))
-    for name in sorted(blocks.difference(PROJECTIONS)):
-        raise InvalidModelFolder(f"{where} must be of {', '.join(PROJECTIONS)}, has {shown(name)}")
+    for name in sorted(blocks.difference(projections)):
+        raise InvalidModelFolder(f"{where} must be of {', '.join(projections)}, has {shown(name)}")
     return blocks
 
 
@@ -203,7 +207,7 @@ def _gptq_changes(fields: Fields) -> list[_Change]:
     return changes
 
 
-def _awq(fields: Fields, names: list[str]) -> dict[str, LayerFormat]:
+def _awq(fields: Fields, names: Sequence[str]) -> dict[str, LayerFormat]:
     fields = _with_synonyms(fields, {"bits": "w_bit", "group_size": "q_group_size"})
     if fields.integer("bits", 1, 32, 4) != 4:
         raise fields.error("bits", f"must be 4, is {shown(fields.get('bits'))}")
@@ -218,7 +222,7 @@ def _awq(fields: Fields, names: list[str]) -> dict[str, LayerFormat]:
     return {name: form for name in names if not any(entry in name for entry in plain)}
 
 
-def _fp8(fields: Fields, names: list[str]) -> dict[str, LayerFormat]:
+def _fp8(fields: Fields, names: Sequence[str]) -> dict[str, LayerFormat]:
     if fields.text("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise fields.error("fmt", f"must be 'e4m3', is {shown(fields.get('fmt'))}")
     activations = fields.text("activation_scheme", "dynamic")

@@ -1,6 +1,6 @@
 """The metadata of a GGUF file as a `ModelConfig`: what config.json says elsewhere.
 
-Owns which architectures of GGUF are ours and which of their keys mean what. The result passes
+Owns which of a file's keys mean what. The result passes
 through `parse_config`, so that the bounds are the same whatever the file. Numbers that GGUF keeps
 in fp32 (epsilon, rotary base) are taken as the shortest decimals that they can have been.
 """
@@ -17,11 +17,12 @@ from typing import Any
 from headrace_model_folder.bounded_files import open_inside
 from headrace_model_folder.config import ModelConfig, parse_config
 from headrace_model_folder.errors import InvalidModelFolder, shown
+from headrace_model_folder.families.family import GgufNaming
+from headrace_model_folder.families.registry import GGUF_FAMILIES
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.gguf.header import GgufHeader, GgufTensor
+from headrace_model_folder.gguf.tensors import gguf_family
 
-# GGUF's name -> Hugging Face's. Mistral's files say llama.
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _ROPE_FACTORS = "rope_freqs.weight"
 _LIMIT = 1 << 26
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -36,21 +37,14 @@ def read_gguf_config(folder: pathlib.Path, header: GgufHeader) -> ModelConfig:
             rule are named.
     """
     fields = Fields(header.file, header.metadata)
-    name = _architecture(fields)
-    _refuse_unsupported(fields, name)
+    family = gguf_family(header)
+    _refuse_unsupported(fields, family.name)
     try:
-        config = parse_config(_config_values(fields, name, header))
+        config = parse_config(_config_values(fields, family, header))
     except InvalidModelFolder as error:
         raise InvalidModelFolder(f"{header.file}: metadata, in config.json's words: {error}") from None
-    factors = _rope_factors(folder, header, config.head_dim)
+    factors = _rope_factors(folder, header, config.description.attention.rotary_dim)
     return config if factors is None else _with_factors(header.file, config, factors)
-
-
-def _architecture(fields: Fields) -> str:
-    name = fields.text("general.architecture")
-    if name not in _ARCHITECTURES:
-        raise fields.error("general.architecture", f"must be one of {', '.join(_ARCHITECTURES)}, is {shown(name)}")
-    return name
 
 
 def _refuse_unsupported(fields: Fields, name: str) -> None:
@@ -66,8 +60,9 @@ def _refuse_unsupported(fields: Fields, name: str) -> None:
         )
 
 
-def _config_values(fields: Fields, name: str, header: GgufHeader) -> dict[str, Any]:
+def _config_values(fields: Fields, family: GgufNaming, header: GgufHeader) -> dict[str, Any]:
     """config.json's fields."""
+    name = family.name
 
     def integer(key: str, high: int = _LIMIT, default: int | None = None) -> int:
         return fields.integer(f"{name}.{key}", 1, high, default)
@@ -78,9 +73,8 @@ def _config_values(fields: Fields, name: str, header: GgufHeader) -> dict[str, A
         if integer(key, default=head_dim) != head_dim:
             raise fields.error(f"{name}.{key}", f"must be the length of a head's key ({head_dim}), is {integer(key)}")
     window = fields.integer(f"{name}.attention.sliding_window", 0, _LIMIT, 0)
-    is_mistral = name == "llama" and window > 0
     return {
-        "architectures": ["MistralForCausalLM" if is_mistral else _ARCHITECTURES[name]],
+        "architectures": [family.windowed if family.windowed and window else GGUF_FAMILIES[name].architecture],
         "hidden_size": hidden,
         "num_hidden_layers": integer("block_count"),
         "num_attention_heads": heads,
@@ -147,18 +141,18 @@ def _rope(fields: Fields, name: str) -> dict[str, Any]:
     return rope | yarn
 
 
-def _rope_factors(folder: pathlib.Path, header: GgufHeader, head_dim: int) -> tuple[float, ...] | None:
+def _rope_factors(folder: pathlib.Path, header: GgufHeader, rotary_dim: int) -> tuple[float, ...] | None:
     """What each frequency of the rotary embedding is divided by, which Llama 3.1's files state as a
     tensor; None if there is none.
     """
     tensor = header.tensors.get(_ROPE_FACTORS)
     if tensor is None:
         return None
-    if tensor.type.name != "F32" or tensor.shape != (head_dim // 2,):
+    if tensor.type.name != "F32" or tensor.shape != (rotary_dim // 2,):
         raise InvalidModelFolder(
-            f"{header.file}: tensor {shown(_ROPE_FACTORS)} must be F32 [{head_dim // 2}], is {tensor.type.name} {list(tensor.shape)}"
+            f"{header.file}: tensor {shown(_ROPE_FACTORS)} must be F32 [{rotary_dim // 2}], is {tensor.type.name} {list(tensor.shape)}"
         )
-    factors = struct.unpack(f"<{head_dim // 2}f", _data(folder, header, tensor))
+    factors = struct.unpack(f"<{rotary_dim // 2}f", _data(folder, header, tensor))
     if not all(math.isfinite(factor) and 1e-6 <= factor <= 1e6 for factor in factors):
         raise InvalidModelFolder(f"{header.file}: tensor {shown(_ROPE_FACTORS)} must hold numbers from 1e-6 to 1e6")
     return factors
@@ -178,11 +172,13 @@ def _data(folder: pathlib.Path, header: GgufHeader, tensor: GgufTensor) -> bytes
 
 
 def _with_factors(file: str, config: ModelConfig, factors: tuple[float, ...]) -> ModelConfig:
-    if config.rope.rope_type != "default":
+    rope = config.description.rope
+    if rope.rope_type != "default":
         raise InvalidModelFolder(
-            f"{file}: tensor {shown(_ROPE_FACTORS)} and rope.scaling.type {config.rope.rope_type} stretch the context twice"
+            f"{file}: tensor {shown(_ROPE_FACTORS)} and rope.scaling.type {rope.rope_type} stretch the context twice"
         )
-    return dataclasses.replace(config, rope=dataclasses.replace(config.rope, frequency_divisors=factors))
+    rope = dataclasses.replace(rope, frequency_divisors=factors)
+    return dataclasses.replace(config, description=config.description.with_rope(rope))
 
 
 def _dtype(header: GgufHeader) -> str:

@@ -12,6 +12,9 @@ import re
 from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.expected_tensors import WEIGHT_DTYPES, expected_tensors
+from headrace_model_folder.families.family import GgufNaming
+from headrace_model_folder.families.registry import GGUF_FAMILIES
+from headrace_model_folder.fields import Fields
 from headrace_model_folder.gguf.header import GgufHeader, GgufTensor
 from headrace_model_folder.safetensors_header import TensorRecord
 
@@ -44,6 +47,19 @@ def gguf_name(name: str) -> str:
     return _OUTER[name] if match is None else f"blk.{match[1]}.{_OF_LAYER[match[2]]}.{match[3]}"
 
 
+def gguf_family(header: GgufHeader) -> GgufNaming:
+    """Returns the family that the file says it is of.
+
+    Raises InvalidModelFolder for one that is not served.
+    """
+    fields = Fields(header.file, header.metadata)
+    name = fields.text("general.architecture")
+    family = GGUF_FAMILIES.get(name)
+    if family is None or family.gguf is None:
+        raise fields.error("general.architecture", f"must be one of {', '.join(GGUF_FAMILIES)}, is {shown(name)}")
+    return family.gguf
+
+
 def gguf_records(header: GgufHeader, config: ModelConfig) -> dict[str, TensorRecord]:
     """Hugging Face name -> where the tensor lies.
 
@@ -52,6 +68,7 @@ def gguf_records(header: GgufHeader, config: ModelConfig) -> dict[str, TensorRec
             have.
     """
     records: dict[str, TensorRecord] = {}
+    alternating = _alternating(config) if gguf_family(header).alternates else {}
     for name, shape in expected_tensors(config).items():
         theirs = gguf_name(name)
         tensor = header.tensors.get(theirs)
@@ -59,7 +76,7 @@ def gguf_records(header: GgufHeader, config: ModelConfig) -> dict[str, TensorRec
             raise InvalidModelFolder(f"{header.file}: tensor {shown(theirs)} is missing")
         _check(header.file, theirs, tensor, shape)
         records[name] = TensorRecord(
-            header.file, tensor.type.name, shape, tensor.offset, tensor.num_bytes, _head_rows(config, name)
+            header.file, tensor.type.name, shape, tensor.offset, tensor.num_bytes, alternating.get(name, 0)
         )
     known = {gguf_name(name) for name in records}
     for theirs in header.tensors:
@@ -75,7 +92,10 @@ def shared_blocks(header: GgufHeader, config: ModelConfig) -> tuple[int, int]:
     (`ModelConfig.shared_blocks`).
     """
     output, down = (
-        max(header.tensors[f"blk.{layer}.{name}.weight"].type.block_inputs for layer in range(config.num_layers))
+        max(
+            header.tensors[f"blk.{layer}.{name}.weight"].type.block_inputs
+            for layer in range(len(config.description.layers))
+        )
         for name in (_OF_LAYER["self_attn.o_proj"], _OF_LAYER["mlp.down_proj"])
     )
     return output, down
@@ -92,6 +112,12 @@ def _check(file: str, name: str, tensor: GgufTensor, shape: tuple[int, ...]) -> 
         )
 
 
-def _head_rows(config: ModelConfig, name: str) -> int:
-    is_llama = config.architecture in ("LlamaForCausalLM", "MistralForCausalLM")
-    return config.head_dim if is_llama and (".q_proj." in name or ".k_proj." in name) else 0
+def _alternating(config: ModelConfig) -> dict[str, int]:
+    """Name of each tensor of queries and keys -> rows of a head."""
+    attentions = [layer.attention for layer in config.description.layers]
+    return {
+        name: attention.head_dim
+        for attention in attentions
+        for linear in (attention.query, attention.key)
+        for name, _ in linear.tensors()
+    }

@@ -583,8 +583,9 @@ func (x *TokenIds) GetIds() []uint32 {
 }
 
 // How the next token is chosen from the model's logits. Applied in this order: logit_bias, bad
-// words and min_tokens, repetition, presence and frequency penalties, temperature, top_k, min_p,
-// top_p, and a draw with noise that depends on the seed, the output and the position only.
+// words and min_tokens, repetition, presence and frequency penalties, temperature, top_n_sigma,
+// top_k, min_p, top_p, and a draw with noise that depends on the seed, the output and the position
+// only.
 type SamplingParameters struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Divides the logits; 0 chooses the most likely token (greedy). Range 0, or 0.01 to 100. Default:
@@ -613,7 +614,12 @@ type SamplingParameters struct {
 	Seed *uint64 `protobuf:"varint,8,opt,name=seed,proto3,oneof" json:"seed,omitempty"`
 	// Added to the logits of these token ids. At most 1,024 entries; keys below the vocabulary size;
 	// values -100 to 100.
-	LogitBias     map[uint32]float32 `protobuf:"bytes,9,rep,name=logit_bias,json=logitBias,proto3" json:"logit_bias,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"fixed32,2,opt,name=value"`
+	LogitBias map[uint32]float32 `protobuf:"bytes,9,rep,name=logit_bias,json=logitBias,proto3" json:"logit_bias,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"fixed32,2,opt,name=value"`
+	// Keeps tokens whose logit is at most this many standard deviations below the highest one. The
+	// deviation is that of the logits of all tokens that are not banned, after bias and penalties;
+	// which tokens are kept does not depend on the temperature. 0 keeps all. Range 0 to 100.
+	// Default 0.
+	TopNSigma     *float32 `protobuf:"fixed32,10,opt,name=top_n_sigma,json=topNSigma,proto3,oneof" json:"top_n_sigma,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -709,6 +715,13 @@ func (x *SamplingParameters) GetLogitBias() map[uint32]float32 {
 		return x.LogitBias
 	}
 	return nil
+}
+
+func (x *SamplingParameters) GetTopNSigma() float32 {
+	if x != nil && x.TopNSigma != nil {
+		return *x.TopNSigma
+	}
+	return 0
 }
 
 // When a generation ends.
@@ -1926,7 +1939,7 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\x0elength_penalty\x18\x02 \x01(\x02H\x00R\rlengthPenalty\x88\x01\x01B\x11\n" +
 	"\x0f_length_penalty\"\x1c\n" +
 	"\bTokenIds\x12\x10\n" +
-	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xbe\x04\n" +
+	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xf3\x04\n" +
 	"\x12SamplingParameters\x12%\n" +
 	"\vtemperature\x18\x01 \x01(\x02H\x00R\vtemperature\x88\x01\x01\x12\x18\n" +
 	"\x05top_p\x18\x02 \x01(\x02H\x01R\x04topP\x88\x01\x01\x12\x18\n" +
@@ -1937,7 +1950,9 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\x11frequency_penalty\x18\a \x01(\x02H\x06R\x10frequencyPenalty\x88\x01\x01\x12\x17\n" +
 	"\x04seed\x18\b \x01(\x04H\aR\x04seed\x88\x01\x01\x12M\n" +
 	"\n" +
-	"logit_bias\x18\t \x03(\v2..headrace.v1.SamplingParameters.LogitBiasEntryR\tlogitBias\x1a<\n" +
+	"logit_bias\x18\t \x03(\v2..headrace.v1.SamplingParameters.LogitBiasEntryR\tlogitBias\x12#\n" +
+	"\vtop_n_sigma\x18\n" +
+	" \x01(\x02H\bR\ttopNSigma\x88\x01\x01\x1a<\n" +
 	"\x0eLogitBiasEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x02R\x05value:\x028\x01B\x0e\n" +
@@ -1948,7 +1963,8 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\x13_repetition_penaltyB\x13\n" +
 	"\x11_presence_penaltyB\x14\n" +
 	"\x12_frequency_penaltyB\a\n" +
-	"\x05_seed\"\xca\x02\n" +
+	"\x05_seedB\x0e\n" +
+	"\f_top_n_sigma\"\xca\x02\n" +
 	"\x0eStopConditions\x12\x18\n" +
 	"\astrings\x18\x01 \x03(\tR\astrings\x12\x1b\n" +
 	"\ttoken_ids\x18\x02 \x03(\rR\btokenIds\x12\"\n" +

@@ -142,6 +142,10 @@ class Internal(HeadraceError):
     default_code = grpc.StatusCode.INTERNAL
 
 
+# What grpc.aio reports instead of the server's status where a call ends while a message is being
+# written (grpc/grpc#36066). Trying again either works or meets the status itself.
+_LOST_STATUS = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+
 _CLASSES: dict[grpc.StatusCode, type[HeadraceError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
@@ -174,8 +178,10 @@ def from_rpc_error(error: grpc.RpcError, request_id: str | None = None) -> Headr
         request_id: What the stream has learned, used where the status does not name the request
             itself.
     """
-    details = _details(error.trailing_metadata() or ())
-    return _build(error.code(), error.details() or "", details, request_id)
+    code, text = error.code(), error.details() or ""
+    if (code, text) == _LOST_STATUS:
+        code, text = grpc.StatusCode.UNAVAILABLE, "the call ended while a message was being sent; its status is lost"
+    return _build(code, text, _details(error.trailing_metadata() or ()), request_id)
 
 
 def from_status(status: status_pb2.Status, request_id: str | None = None) -> HeadraceError:

@@ -37,6 +37,8 @@ class GenerationOptions(TypedDict, total=False):
         top_p: Keeps the most likely tokens whose probabilities reach this sum. Above 0, to 1.
         top_k: Keeps this many of the most likely tokens; 0 and -1 keep all.
         min_p: Keeps tokens at least this likely relative to the most likely one. 0 to 1.
+        top_n_sigma: Keeps logits at most this many standard deviations below the highest one; 0
+            keeps all. 0 to 100.
         repetition_penalty: Divides positive and multiplies negative logits of tokens seen. 0.01 to
             10.
         presence_penalty: Subtracted from the logits of tokens in the output. -2 to 2.
@@ -70,6 +72,7 @@ class GenerationOptions(TypedDict, total=False):
     top_p: float | None
     top_k: int | None
     min_p: float | None
+    top_n_sigma: float | None
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
@@ -102,6 +105,7 @@ _FIELDS: dict[str, tuple[str, str]] = {
             "top_p",
             "top_k",
             "min_p",
+            "top_n_sigma",
             "repetition_penalty",
             "presence_penalty",
             "frequency_penalty",

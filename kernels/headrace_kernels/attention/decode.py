@@ -119,6 +119,7 @@ def _split_shape(
         is_windowed=is_windowed,
         merged_rows=triton.next_power_of_2(query_rows),
         at_once=at_once or merged_at_once(query_rows, shape.padded_dim, launch.warps),
+        rotary_dim=2 * raw.rotations.shape[2] if raw is not None else 0,
         norm_heads=heads_for_norm(shape.head_dim // 2, launch.warps) if is_normed else 0,
     )
     return launch, split

@@ -27,14 +27,15 @@ _COLUMNS = ["splits", "query_start_loc", "seq_lens", "table_rows", "slot_mapping
 
 
 @triton.jit
-def _mean_square_as_written(place, is_newest, HEAD_DIM: tl.constexpr, NORM_HEADS: tl.constexpr):
+def _mean_square_as_written(place, is_newest, SHAPE: tl.constexpr, SPLIT: tl.constexpr):
     """The mean square of one head, to the bit as `rope_kv` has it.
 
     The head is one of many in a tile like the one there, whose squares are added up in the same
     order.
     """
-    copies = tl.arange(0, NORM_HEADS) * 0
-    return tl.max(mean_squares(place + copies, (copies == 0) & is_newest, HEAD_DIM // 2), 0)
+    copies = tl.arange(0, SPLIT.norm_heads) * 0
+    is_first = (copies == 0) & is_newest
+    return tl.max(mean_squares(place + copies, is_first, SHAPE.head_dim // 2, SPLIT.rotary_dim // 2), 0)
 
 
 @triton.jit
@@ -255,16 +256,18 @@ def _rotated_rows(
     key_places, mask_key_row = new_key + offs_row * 0, mask_row & is_newest
     query_square, key_square = 0.0, 0.0
     if NORMED:
-        query_square = mean_squares(places, mask_row, SHAPE.head_dim // 2)
-        key_square = _mean_square_as_written(new_key, is_newest, SHAPE.head_dim, SPLIT.norm_heads)
+        query_square = mean_squares(places, mask_row, SHAPE.head_dim // 2, SPLIT.rotary_dim // 2)
+        key_square = _mean_square_as_written(new_key, is_newest, SHAPE, SPLIT)
         key_square += tl.full([SPLIT.rows], 0.0, tl.float32)
-    cosine, sine = rotation_rows(rotation, offs_row, mask_row, SHAPE.head_dim, SHAPE.padded_dim)
+    cosine, sine = rotation_rows(rotation, offs_row, mask_row, SPLIT.rotary_dim, SHAPE.padded_dim)
     q = rotated_heads(
-        places, mask_row, cosine, sine, query_norm, query_square, eps, NORMED, SHAPE.head_dim, SHAPE.padded_dim
-    )
+        places, mask_row, cosine, sine, query_norm, query_square, eps,
+        NORMED, SHAPE.head_dim, SPLIT.rotary_dim, SHAPE.padded_dim,
+    )  # fmt: skip
     k_new = rotated_heads(
-        key_places, mask_key_row, cosine, sine, key_norm, key_square, eps, NORMED, SHAPE.head_dim, SHAPE.padded_dim
-    )
+        key_places, mask_key_row, cosine, sine, key_norm, key_square, eps,
+        NORMED, SHAPE.head_dim, SPLIT.rotary_dim, SHAPE.padded_dim,
+    )  # fmt: skip
     return q, k_new
 
 
@@ -375,7 +378,7 @@ def raw_decode_kernel(
     new_value = new_key + SHAPE.num_kv_heads * SHAPE.head_dim
     v_new = tl.load(new_value + offs_dim[None, :], mask=mask_new, other=0.0)
     slot = tl.load(slot_mapping + first_token)
-    rotation = rotations + first_token.to(tl.int64) * (3 * SHAPE.head_dim // 2)
+    rotation = rotations + first_token.to(tl.int64) * (3 * SPLIT.rotary_dim // 2)
     q, k_new = _rotated_rows(places, new_key, is_newest, mask_row, rotation, query_norm, key_norm, eps, SHAPE, SPLIT)
 
     largest = tl.full([SPLIT.rows], -1.0e30, tl.float32)

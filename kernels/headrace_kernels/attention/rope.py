@@ -1,9 +1,11 @@
 """Rotary position embedding, in the half-split layout of Hugging Face checkpoints.
 
 Dimension i of the first half and dimension i of the second half form a plane, which rotates by the
-angle of the token's position. The step's rows of the table are taken once (`rope_rows`) and serve
-every layer. On a GPU a layer rotates its heads in `rope_kv` or `attention.decode`, together with
-what comes before and after.
+angle of the token's position. If only the first `rotary_dim` of a head's dimensions rotate, the two
+halves are theirs, and the other dimensions stay as they are; the width of the table says how many
+rotate. The step's rows of the table are taken once (`rope_rows`) and serve every layer. On a GPU a
+layer rotates its heads in `rope_kv` or `attention.decode`, together with what comes before and
+after.
 
 Launch rule of `rope_rows`: 8 tokens a program, 4 warps, whatever the number of tokens; it runs once
 a step. Not measured yet.
@@ -70,11 +72,11 @@ def rope_rows(table: Tensor, positions: Tensor) -> Tensor:
     """The step's rotations.
 
     Args:
-        table: [max_position, 2, head_dim / 2] fp32 of `rope_table`.
+        table: [max_position, 2, rotary_dim / 2] fp32 of `rope_table`.
         positions: [num_tokens] int64.
 
     Returns:
-        [num_tokens, 3, head_dim / 2] fp32: cosine, minus sine, sine. The two signs belong to the
+        [num_tokens, 3, rotary_dim / 2] fp32: cosine, minus sine, sine. The two signs belong to the
         plane's two halves.
     """
     return _rope_rows_triton(table, positions) if uses_triton(table) else rope_rows_reference(table, positions)
@@ -82,7 +84,10 @@ def rope_rows(table: Tensor, positions: Tensor) -> Tensor:
 
 def rope_reference(x: Tensor, rows: Tensor) -> Tensor:
     """Specification of `rope`, in plain PyTorch."""
-    halves = x.view(*x.shape[:-1], 2, x.shape[-1] // 2)
+    half = rows.shape[-1]
+    if 2 * half < x.shape[-1]:
+        return torch.cat((rope_reference(x[..., : 2 * half], rows), x[..., 2 * half :]), dim=-1)
+    halves = x.view(*x.shape[:-1], 2, half)
     wide = halves.float()
     rotated = wide * rows[:, None, :1]
     rotated.addcmul_(wide.flip(-2), rows[:, None, 1:])
@@ -90,11 +95,12 @@ def rope_reference(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def rope(x: Tensor, rows: Tensor) -> Tensor:
-    """Turns every head of every token.
+    """Rotates every head of every token.
 
     Args:
         x: [num_tokens, num_heads, head_dim], queries or keys or both; may be a view with strides.
-        rows: [num_tokens, 3, head_dim / 2] fp32 of `rope_rows`.
+        rows: [num_tokens, 3, rotary_dim / 2] fp32 of `rope_rows`; dimensions of x from rotary_dim
+            on stay as they are.
 
     Returns:
         [num_tokens, num_heads, head_dim] contiguous, in the type of x.

@@ -43,7 +43,7 @@ class RawHeads:
 
     # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
     qkv: Tensor
-    # [num_tokens, 3, head_dim / 2] fp32
+    # [num_tokens, 3, rotary_dim / 2] fp32
     rotations: Tensor
     num_heads: int
     # [head_dim]; None: no such norms.
@@ -76,6 +76,21 @@ def rope_and_write_kv_reference(
 
 
 @triton.jit
+def _plane_offsets(offs, HALF: tl.constexpr, ROTARY_HALF: tl.constexpr):
+    """Offsets of the two elements of each of a head's HALF planes.
+
+    The first ROTARY_HALF planes rotate, the others pair what stays as it is.
+    """
+    if ROTARY_HALF == HALF:
+        offs_a, offs_b = offs, offs + HALF
+    else:
+        rotates = offs < ROTARY_HALF
+        offs_a = tl.where(rotates, offs, offs + ROTARY_HALF)
+        offs_b = tl.where(rotates, offs + ROTARY_HALF, offs + HALF)
+    return offs_a, offs_b
+
+
+@triton.jit
 def _norm_weights(query_norm, key_norm, heads, offs, mask, NUM_HEADS: tl.constexpr):
     """Each head's factors of its norm, [heads, planes]."""
     is_query = (heads < NUM_HEADS)[:, None]
@@ -103,6 +118,7 @@ def _rope_and_write_kv_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    ROTARY_HALF: tl.constexpr,
     HEADS: tl.constexpr,
     PLANES: tl.constexpr,
 ):
@@ -112,20 +128,22 @@ def _rope_and_write_kv_kernel(
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     offs = tl.arange(0, PLANES)[None, :]
     mask = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & (offs < HALF)
-    place = qkv + token * TOKEN_STRIDE + heads[:, None] * (2 * HALF) + offs
-    raw_a = tl.load(place, mask=mask, other=0.0)
-    raw_b = tl.load(place + HALF, mask=mask, other=0.0)
-    rotation = rotations + token * (3 * HALF) + offs + heads[:, None] * 0
-    cosine = tl.load(rotation, mask=mask, other=0.0)
-    sine = tl.load(rotation + 2 * HALF, mask=mask, other=0.0)
+    offs_a, offs_b = _plane_offsets(offs, HALF, ROTARY_HALF)
+    place = qkv + token * TOKEN_STRIDE + heads[:, None] * (2 * HALF)
+    raw_a = tl.load(place + offs_a, mask=mask, other=0.0)
+    raw_b = tl.load(place + offs_b, mask=mask, other=0.0)
+    rotation = rotations + token * (3 * ROTARY_HALF) + offs + heads[:, None] * 0
+    mask_rotated = mask & (offs < ROTARY_HALF)
+    cosine = tl.load(rotation, mask=mask_rotated, other=1.0)
+    sine = tl.load(rotation + 2 * ROTARY_HALF, mask=mask_rotated, other=0.0)
     slot = tl.load(slot_mapping + token)
 
     a, b = raw_a.to(tl.float32), raw_b.to(tl.float32)
     if NORMED:
         dtype: tl.constexpr = qkv.dtype.element_ty
         # Before the sum, which later loads would wait for.
-        weight_a = _norm_weights(query_norm, key_norm, heads, offs, mask, NUM_HEADS)
-        weight_b = _norm_weights(query_norm, key_norm, heads, offs + HALF, mask, NUM_HEADS)
+        weight_a = _norm_weights(query_norm, key_norm, heads, offs_a, mask, NUM_HEADS)
+        weight_b = _norm_weights(query_norm, key_norm, heads, offs_b, mask, NUM_HEADS)
         mean_square = tl.sum(a * a + b * b, axis=1) / (2 * HALF)
         a = scaled_by_rms(a, mean_square, weight_a, eps, dtype).to(dtype).to(tl.float32)
         b = scaled_by_rms(b, mean_square, weight_b, eps, dtype).to(dtype).to(tl.float32)
@@ -133,9 +151,9 @@ def _rope_and_write_kv_kernel(
     rotated_b = rotated(b, a, cosine, sine).to(qkv.dtype.element_ty)
 
     mask_query = mask & (heads < NUM_HEADS)[:, None]
-    target = query + token * (NUM_HEADS * 2 * HALF) + heads[:, None] * (2 * HALF) + offs
-    tl.store(target, rotated_a, mask=mask_query)
-    tl.store(target + HALF, rotated_b, mask=mask_query)
+    target = query + token * (NUM_HEADS * 2 * HALF) + heads[:, None] * (2 * HALF)
+    tl.store(target + offs_a, rotated_a, mask=mask_query)
+    tl.store(target + offs_b, rotated_b, mask=mask_query)
 
     # A block holds all heads' keys, then all heads' values, as they follow each other in the
     # projection too. Values are stored as they are.
@@ -143,17 +161,17 @@ def _rope_and_write_kv_kernel(
     is_value = (kv_heads >= NUM_KV_HEADS)[:, None]
     mask_kv = mask & (kv_heads >= 0)[:, None] & (slot >= 0)
     start = kv_cache + slot // BLOCK_SIZE * (2 * NUM_KV_HEADS * TILE_STRIDE) + slot % BLOCK_SIZE * (2 * HALF)
-    target = start + kv_heads[:, None] * TILE_STRIDE + offs
+    target = start + kv_heads[:, None] * TILE_STRIDE
     if KIND == "":
-        tl.store(target, tl.where(is_value, raw_a, rotated_a).to(kv_cache.dtype.element_ty), mask=mask_kv)
-        tl.store(target + HALF, tl.where(is_value, raw_b, rotated_b).to(kv_cache.dtype.element_ty), mask=mask_kv)
+        tl.store(target + offs_a, tl.where(is_value, raw_a, rotated_a).to(kv_cache.dtype.element_ty), mask=mask_kv)
+        tl.store(target + offs_b, tl.where(is_value, raw_b, rotated_b).to(kv_cache.dtype.element_ty), mask=mask_kv)
     else:
         kept_a = tl.where(is_value, raw_a, rotated_a).to(tl.float32)
         kept_b = tl.where(is_value, raw_b, rotated_b).to(tl.float32)
         amax = tl.max(tl.maximum(tl.abs(kept_a), tl.abs(kept_b)), 1)
         scale = head_scale(amax, tl.sum(kept_a * 0.0 + kept_b * 0.0, 1), KIND)
-        tl.store(target, bits_of(rounded(kept_a, scale[:, None], KIND), KIND), mask=mask_kv)
-        tl.store(target + HALF, bits_of(rounded(kept_b, scale[:, None], KIND), KIND), mask=mask_kv)
+        tl.store(target + offs_a, bits_of(rounded(kept_a, scale[:, None], KIND), KIND), mask=mask_kv)
+        tl.store(target + offs_b, bits_of(rounded(kept_b, scale[:, None], KIND), KIND), mask=mask_kv)
         tile = slot // BLOCK_SIZE * (2 * NUM_KV_HEADS) + kv_heads
         of_scale = scales + tile * (TILE_STRIDE // 4) + BLOCK_SIZE * 2 * HALF // 4 + slot % BLOCK_SIZE
         tl.store(of_scale, scale, mask=(kv_heads >= 0) & (kv_heads < 2 * NUM_KV_HEADS) & (slot >= 0))
@@ -167,7 +185,7 @@ def launch_rule(num_tokens: int, half: int) -> tuple[int, int, int]:
 
 
 @triton.jit
-def mean_squares(places, mask_head, HALF: tl.constexpr):
+def mean_squares(places, mask_head, HALF: tl.constexpr, ROTARY_HALF: tl.constexpr):
     """Mean square of the heads that begin at `places`, [heads].
 
     Squares are added up in the order of `_rope_and_write_kv_kernel` if there are as many heads as
@@ -175,8 +193,9 @@ def mean_squares(places, mask_head, HALF: tl.constexpr):
     """
     offs = tl.arange(0, triton.next_power_of_2(HALF))[None, :]
     mask = mask_head[:, None] & (offs < HALF)
-    a = tl.load(places[:, None] + offs, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(places[:, None] + HALF + offs, mask=mask, other=0.0).to(tl.float32)
+    offs_a, offs_b = _plane_offsets(offs, HALF, ROTARY_HALF)
+    a = tl.load(places[:, None] + offs_a, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(places[:, None] + offs_b, mask=mask, other=0.0).to(tl.float32)
     return tl.sum(a * a + b * b, axis=1) / (2 * HALF)
 
 
@@ -189,18 +208,18 @@ def heads_for_norm(half: int, num_warps: int) -> int:
 
 
 @triton.jit
-def rotation_rows(rotation, offs_row, mask_row, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr):
+def rotation_rows(rotation, offs_row, mask_row, ROTARY_DIM: tl.constexpr, PADDED_DIM: tl.constexpr):
     """One token's cosines and signed sines of every dimension, [rows, PADDED_DIM] each.
 
     They are the same in all rows, which are there so that the loads have the layout of the heads
-    to be rotated.
+    to be rotated. Dimensions that do not rotate have 1 and 0.
     """
     dims = tl.arange(0, PADDED_DIM)[None, :] + offs_row[:, None] * 0
-    mask = mask_row[:, None] & (dims < HEAD_DIM)
+    mask = mask_row[:, None] & (dims < ROTARY_DIM)
     # A rotation is cosine, minus sine, sine: one cosine for both halves, and the two signs side by
     # side.
-    cosine = tl.load(rotation + dims % (HEAD_DIM // 2), mask=mask, other=0.0)
-    return cosine, tl.load(rotation + HEAD_DIM // 2 + dims, mask=mask, other=0.0)
+    cosine = tl.load(rotation + dims % (ROTARY_DIM // 2), mask=mask, other=1.0)
+    return cosine, tl.load(rotation + ROTARY_DIM // 2 + dims, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -214,6 +233,7 @@ def rotated_heads(
     eps,
     NORMED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
 ):
     """Heads that begin at `places` [rows], normed and rotated, [rows, PADDED_DIM].
@@ -222,7 +242,7 @@ def rotated_heads(
     their dtype, and are 0 where masked and beyond HEAD_DIM.
     """
     dims = tl.arange(0, PADDED_DIM)[None, :]
-    partners = (dims + HEAD_DIM // 2) % HEAD_DIM
+    partners = (dims + ROTARY_DIM // 2) % ROTARY_DIM
     mask = mask_row[:, None] & (dims < HEAD_DIM)
     dtype: tl.constexpr = places.dtype.element_ty
     x = tl.load(places[:, None] + dims, mask=mask, other=0.0).to(tl.float32)
@@ -272,6 +292,7 @@ def _rope_and_write_kv_triton(
         num_heads,
         num_kv_heads,
         half,
+        rotations.shape[2],
         heads,
         planes,
         num_warps=num_warps,
@@ -294,7 +315,8 @@ def rope_and_write_kv(
     Args:
         qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], a layer's projection: queries,
             keys, values. Not changed.
-        rotations: [num_tokens, 3, head_dim / 2] fp32 of `rope.rope_rows`.
+        rotations: [num_tokens, 3, rotary_dim / 2] fp32 of `rope.rope_rows`; dimensions of a head
+            from rotary_dim on do not rotate.
         kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] in the type of qkv, or
             quantized (`quantized_kv`), changed in place.
         slot_mapping: [num_tokens] int64, one slot per token, none twice; -1 for tokens that are not

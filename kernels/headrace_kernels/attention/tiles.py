@@ -81,6 +81,8 @@ class SplitShape(NamedTuple):
     at_once: int
     # Heads of the tile in which squares of the new key are added up; 0: the kernel norms nothing.
     norm_heads: int = 0
+    # Dimensions of a head that the kernel rotates; 0: none.
+    rotary_dim: int = 0
 
 
 def attention_shape(num_heads: int, head_dim: int, kv_cache: Tensor, memory: CacheMemory) -> AttentionShape:

@@ -1,6 +1,6 @@
 """The choice of each row's next token from its logits.
 
-It is greedy, or a draw after temperature, top-k, min-p and top-p.
+It is greedy, or a draw after temperature, top-n-sigma, top-k, min-p and top-p.
 
 Owns the choice. Bias, bans and penalties happened before (`penalties`, the worker's sampler); the
 noise is `philox`'s.
@@ -11,8 +11,8 @@ on its own logits, parameters and keys only. For that, whatever compares with a 
 one order per row: `torch.softmax` reduces each row alone, and cumulative sums run over the row's
 tokens in their order (`ordering`).
 
-Rows that truncate work on candidates, their most likely tokens in order, because what top-k, min-p
-and top-p keep is always a prefix of those. The first 128 (or the largest top-k) nearly always hold
+Rows that truncate work on candidates, their most likely tokens in order, because what top-n-sigma,
+top-k, min-p and top-p keep is always a prefix of those. The first 128 (or the largest top-k) nearly always hold
 the whole prefix; rows for which they don't try again with sixteen times as many. So only flat
 distributions with top-p ever sort a vocabulary, and noise is computed for candidates only.
 """
@@ -25,7 +25,15 @@ import torch
 
 from headrace_kernels.sampling.choice_triton import sample_rows_triton
 from headrace_kernels.sampling.ordering import top_tokens_reference
-from headrace_kernels.sampling.parameters import MIN_P, TEMPERATURE, TOP_K, TOP_P, read_floats, read_noise_keys
+from headrace_kernels.sampling.parameters import (
+    MIN_P,
+    TEMPERATURE,
+    TOP_K,
+    TOP_N_SIGMA,
+    TOP_P,
+    read_floats,
+    read_noise_keys,
+)
 from headrace_kernels.sampling.philox import NoiseKeys, gumbel_noise_at_reference, gumbel_noise_reference
 from headrace_kernels.triton_runtime import uses_triton
 
@@ -39,11 +47,14 @@ _MIN_BLOCKED_ELEMENTS = 1 << 15
 class Truncation(NamedTuple):
     """Which tokens a row may draw, in the order of application. Columns of [num_rows]."""
 
+    # float32; keeps logits at most so many standard deviations of the row's finite logits below the
+    # highest one, 0 all.
+    top_n_sigma: torch.Tensor
     # int64; keeps so many of the most likely tokens, 0 all.
     top_k: torch.Tensor
     # float32; keeps tokens at least so likely relative to the most likely one, 0 all.
     min_p: torch.Tensor
-    # float32; keeps the smallest set of most likely tokens whose share of what top_k and min_p left
+    # float32; keeps the smallest set of most likely tokens whose share of what the others left
     # reaches this; 1 all.
     top_p: torch.Tensor
 
@@ -84,7 +95,7 @@ def draw_reference(logits: torch.Tensor, temperature: torch.Tensor, keys: NoiseK
 def draw_truncated_reference(
     logits: torch.Tensor, temperature: torch.Tensor, truncation: Truncation, keys: NoiseKeys
 ) -> torch.Tensor:
-    """Draws from what top_k, min_p and top_p keep.
+    """Draws from what top_n_sigma, top_k, min_p and top_p keep.
 
     Args:
         logits: float32 [num_rows, vocab_size].
@@ -120,7 +131,7 @@ def _first_candidates(top_k: torch.Tensor, vocab_size: int) -> int:
 def kept_tokens_reference(
     scaled: torch.Tensor, truncation: Truncation, num_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What top_k, min_p and top_p keep, as a prefix of the row's most likely tokens.
+    """What top_n_sigma, top_k, min_p and top_p keep, as a prefix of the row's most likely tokens.
 
     Args:
         scaled: float32 [num_rows, vocab_size], logits after temperature.
@@ -138,8 +149,10 @@ def kept_tokens_reference(
     probabilities = torch.softmax(scaled, dim=1).gather(1, candidates).double()
     ranks = torch.arange(num_candidates, device=scaled.device)
     limit = torch.where(truncation.top_k > 0, truncation.top_k, scaled.shape[1])[:, None]
-    threshold = values[:, :1] + truncation.min_p.log()[:, None]
-    survives = (ranks < limit) & (values >= threshold)
+    threshold = torch.maximum(
+        values[:, 0] + truncation.min_p.log(), top_n_sigma_threshold_reference(scaled, truncation.top_n_sigma)
+    )
+    survives = (ranks < limit) & (values >= threshold[:, None])
     num_survivors = survives.sum(dim=1)
     survivors_known = (
         (num_survivors < num_candidates) | (limit[:, 0] <= num_candidates) | (num_candidates == scaled.shape[1])
@@ -147,7 +160,7 @@ def kept_tokens_reference(
 
     cumulative = probabilities.cumsum(dim=1)
     # Where nothing else truncates, the total is 1 without adding anything up.
-    nothing_before = (truncation.top_k <= 0) & (truncation.min_p <= 0)
+    nothing_before = (truncation.top_k <= 0) & (truncation.min_p <= 0) & (truncation.top_n_sigma <= 0)
     total = cumulative.gather(1, (num_survivors - 1).clamp_(min=0)[:, None])[:, 0].masked_fill_(nothing_before, 1.0)
     # A token stays if those before it don't reach the share. The first always does.
     target = (total * truncation.top_p).masked_fill_(truncation.top_p >= 1, torch.inf)
@@ -155,6 +168,34 @@ def kept_tokens_reference(
     reached = nothing_before & (cumulative[:, -1] >= target)
     num_kept = torch.minimum(num_reaching, num_survivors).clamp_(min=1)
     return candidates, num_kept, survivors_known | reached
+
+
+def top_n_sigma_threshold_reference(logits: torch.Tensor, top_n_sigma: torch.Tensor) -> torch.Tensor:
+    """The lowest logit that top_n_sigma keeps: the highest one less so many standard deviations.
+
+    The deviation is that of the row's finite logits (of the population: their number divides), so
+    banned tokens do not count. A temperature divides logits and threshold alike, so that the tokens
+    which are kept do not depend on it.
+
+    Args:
+        logits: float32 [num_rows, vocab_size], before or after temperature.
+        top_n_sigma: float32 [num_rows]; 0 keeps all.
+
+    Returns:
+        float32 [num_rows]; -inf where all are kept.
+    """
+    threshold = torch.full_like(top_n_sigma, -torch.inf)
+    rows = (top_n_sigma > 0).nonzero()[:, 0]
+    if rows.numel():
+        chosen = logits[rows].double()
+        finite = chosen.isfinite()
+        count = finite.sum(dim=1)
+        # Sums in the order of tokens: the same in any batch.
+        mean = chosen.masked_fill(~finite, 0).cumsum(dim=1)[:, -1] / count
+        squares = (chosen - mean[:, None]).square_().masked_fill_(~finite, 0)
+        deviation = (squares.cumsum(dim=1)[:, -1] / count).sqrt_()
+        threshold[rows] = (chosen.amax(dim=1) - top_n_sigma[rows] * deviation).float()
+    return threshold
 
 
 def _draw_prefix(
@@ -254,7 +295,9 @@ def sample_rows_reference(
     temperature = read_floats(chosen, TEMPERATURE)
     truncation = _truncation_of(chosen, logits.shape[1])
     random = temperature > 0
-    truncates = random & ((truncation.top_k > 0) | (truncation.min_p > 0) | (truncation.top_p < 1))
+    truncates = random & (
+        (truncation.top_n_sigma > 0) | (truncation.top_k > 0) | (truncation.min_p > 0) | (truncation.top_p < 1)
+    )
     keys = read_noise_keys(chosen, output_positions)
     for mask in (random & ~truncates, truncates):
         indices = mask.nonzero()[:, 0]
@@ -273,7 +316,12 @@ def sample_rows_reference(
 def _truncation_of(rows: torch.Tensor, vocab_size: int) -> Truncation:
     """What rows of the parameter matrix keep."""
     top_k = rows[:, TOP_K].to(torch.int64)
-    return Truncation(top_k.masked_fill_(top_k >= vocab_size, 0), read_floats(rows, MIN_P), read_floats(rows, TOP_P))
+    return Truncation(
+        read_floats(rows, TOP_N_SIGMA),
+        top_k.masked_fill_(top_k >= vocab_size, 0),
+        read_floats(rows, MIN_P),
+        read_floats(rows, TOP_P),
+    )
 
 
 def sample_rows(

@@ -27,12 +27,13 @@ import triton.language as tl
 from headrace_kernels.sampling import parameters as columns
 from headrace_kernels.sampling.ordering_triton import KEY_SHIFTS, NO_ID, best_of
 from headrace_kernels.sampling.philox_triton import gumbel_noise
-from headrace_kernels.sampling.truncation_triton import LOG2_E, draw_truncated
+from headrace_kernels.sampling.truncation_triton import LOG2_E, draw_truncated, lowest_kept
 
 _TEMPERATURE = tl.constexpr(columns.TEMPERATURE)
 _TOP_P = tl.constexpr(columns.TOP_P)
 _MIN_P = tl.constexpr(columns.MIN_P)
 _TOP_K = tl.constexpr(columns.TOP_K)
+_TOP_N_SIGMA = tl.constexpr(columns.TOP_N_SIGMA)
 _SEED_LOW = tl.constexpr(columns.SEED_LOW)
 _SEED_HIGH = tl.constexpr(columns.SEED_HIGH)
 _OUTPUT_INDEX = tl.constexpr(columns.OUTPUT_INDEX)
@@ -57,11 +58,12 @@ def _float(bits):
 
 @triton.jit
 def _truncates(parameters, VOCAB: tl.constexpr):
-    """The row's top_k (0: all), min_p, top_p, and whether they leave something out."""
+    """The row's top_k (0: all), min_p, top_p, top_n_sigma, and whether they leave something out."""
     top_k = tl.load(parameters + _TOP_K)
     top_k = tl.where(top_k >= VOCAB, 0, top_k)
     min_p, top_p = _float(tl.load(parameters + _MIN_P)), _float(tl.load(parameters + _TOP_P))
-    return top_k, min_p, top_p, (top_k > 0) | (min_p > 0) | (top_p < 1)
+    top_n_sigma = _float(tl.load(parameters + _TOP_N_SIGMA))
+    return top_k, min_p, top_p, top_n_sigma, (top_k > 0) | (min_p > 0) | (top_p < 1) | (top_n_sigma > 0)
 
 
 @triton.jit(do_not_specialize=_INDEX_POINTERS, do_not_specialize_on_alignment=_INDEX_POINTERS)
@@ -115,7 +117,7 @@ def summarize_blocks_kernel(
             tl.load(output_positions + sample).to(tl.int32),
             BLOCK,
         )
-        _, _, top_p, _ = _truncates(parameters, VOCAB)
+        _, _, top_p, _, _ = _truncates(parameters, VOCAB)
         if top_p < 1:
             # A block in which all is banned has no mass.
             origin = tl.where(peak == -float("inf"), 0.0, peak)
@@ -180,8 +182,11 @@ def choose_tokens_kernel(
     row_peak = tl.max(peak, axis=0)
     is_finite = (row_peak > -float("inf")) & (row_peak < float("inf"))
     _, token = best_of(score, winner)
-    top_k, min_p, top_p, truncates = _truncates(parameters, VOCAB)
+    top_k, min_p, top_p, top_n_sigma, truncates = _truncates(parameters, VOCAB)
     if is_finite & truncates & (temperature > 0):
+        threshold = lowest_kept(
+            logits + sample * STRIDE, row_peak, temperature, min_p, top_n_sigma, VOCAB, TILE, NUM_BLOCKS * BLOCK // TILE
+        )
         token = draw_truncated(
             logits + sample * STRIDE,
             peaks + sample * NUM_SLOTS,
@@ -191,7 +196,7 @@ def choose_tokens_kernel(
             winner,
             temperature,
             top_k,
-            min_p,
+            threshold,
             top_p,
             tl.load(parameters + _SEED_LOW),
             tl.load(parameters + _SEED_HIGH),

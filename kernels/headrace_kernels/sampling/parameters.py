@@ -32,6 +32,8 @@ OUTPUT_INDEX = 6
 REPETITION = 7
 PRESENCE = 8
 FREQUENCY = 9
+# float32; standard deviations below the highest logit that are kept, 0 all.
+TOP_N_SIGMA = 10
 NUM_COLUMNS = 16
 
 # Columns that hold a float of a request's sampling parameters as it is, by the parameter's name.
@@ -42,6 +44,7 @@ FLOATS: Final = {
     "repetition_penalty": REPETITION,
     "presence_penalty": PRESENCE,
     "frequency_penalty": FREQUENCY,
+    "top_n_sigma": TOP_N_SIGMA,
 }
 
 

@@ -1,6 +1,6 @@
-"""What a Triton program does for a row with top-k, min-p or top-p, without sorting it.
+"""What a Triton program does for a row with top-n-sigma, top-k, min-p or top-p, without sorting it.
 
-Owns that search as device functions; `sampling.choice_triton` launches it. What the three keep is
+Owns that search as device functions; `sampling.choice_triton` launches it. What the four keep is
 always a prefix of the row's tokens in their order (`ordering_triton`), and the draw is the token
 with the highest score in that prefix. So the search goes by rejection:
 
@@ -15,6 +15,7 @@ average. Two candidates, the second under the assumption that the first is not k
 in each pass. The winners of the blocks make further candidates cheap: only a block whose winner is
 no longer before the bound is computed again. Passes skip tiles in which nothing can come before.
 
+Min-p and top-n-sigma are one threshold, which for the latter takes two passes over the row.
 Top-k starts with a bound that the blocks' peaks give. With top-p, which is a share of what top-k
 leaves, its exact bound is searched first, by counting: for bf16 in at most eight passes.
 """
@@ -157,7 +158,7 @@ def _surviving_mass(
     NUM_BLOCKS: tl.constexpr,
     KEY_SHIFT: tl.constexpr,
 ):
-    """Mass of what top_k and min_p leave, relative to the most likely token."""
+    """Mass of what top_k and the threshold leave, relative to the most likely token."""
     masses = tl.zeros((TILE,), tl.float32)
     counts = tl.zeros((TILE,), tl.int32)
     # Of one token whose key is the bound's.
@@ -276,6 +277,47 @@ def _is_kept(logits, count, mass, id, temperature, top_k, threshold, target, VOC
 
 
 @triton.jit
+def _deviation(logits, VOCAB: tl.constexpr, TILE: tl.constexpr, NUM_TILES: tl.constexpr):
+    """Standard deviation of the finite logits of a sound row, in float32: sqrt(mean((x - mean(x))^2))."""
+    sums = tl.zeros((TILE,), tl.float32)
+    counts = tl.zeros((TILE,), tl.float32)
+    for tile in range(NUM_TILES):
+        values = _load(logits, tile * TILE + tl.arange(0, TILE), VOCAB)
+        finite = values > -float("inf")
+        sums += tl.where(finite, values, 0.0)
+        counts += tl.where(finite, 1.0, 0.0)
+    count = tl.sum(counts, axis=0)
+    mean = tl.sum(sums, axis=0) / count
+    squares = tl.zeros((TILE,), tl.float32)
+    for tile in range(NUM_TILES):
+        values = _load(logits, tile * TILE + tl.arange(0, TILE), VOCAB)
+        distance = tl.where(values > -float("inf"), values - mean, 0.0)
+        squares += distance * distance
+    return tl.sqrt(tl.sum(squares, axis=0) / count)
+
+
+@triton.jit
+def lowest_kept(
+    logits,
+    row_peak,
+    temperature,
+    min_p,
+    top_n_sigma,
+    VOCAB: tl.constexpr,
+    TILE: tl.constexpr,
+    NUM_TILES: tl.constexpr,
+):
+    """The lowest logit / temperature of a sound row that min_p and top_n_sigma keep; -inf: they keep
+    all.
+    """
+    threshold = row_peak * (1.0 / temperature) + tl.where(min_p > 0, tl.log(min_p), -float("inf"))
+    if top_n_sigma > 0:
+        lowest = row_peak - top_n_sigma * _deviation(logits, VOCAB, TILE, NUM_TILES)
+        threshold = tl.maximum(threshold, lowest * (1.0 / temperature))
+    return threshold
+
+
+@triton.jit
 def draw_truncated(
     logits,
     peaks,
@@ -285,7 +327,7 @@ def draw_truncated(
     winner,
     temperature,
     top_k,
-    min_p,
+    threshold,
     top_p,
     seed_low,
     seed_high,
@@ -309,7 +351,7 @@ def draw_truncated(
         winner: Their ids, loaded.
         temperature: Above 0.
         top_k: 0: all.
-        min_p: 0: all.
+        threshold: `lowest_kept`; -inf: all.
         top_p: 1: all.
         seed_low: Lower half of the noise's key, int32.
         seed_high: Likewise.
@@ -326,7 +368,6 @@ def draw_truncated(
     row_peak = tl.max(peak, axis=0)
     peak_keys = ordered_keys(peak, KEY_SHIFT)
     winner_keys = ordered_keys(tl.load(logits + winner).to(tl.float32), KEY_SHIFT)
-    threshold = row_peak * (1.0 / temperature) + tl.where(min_p > 0, tl.log(min_p), -float("inf"))
     bound_key, bound_id = tl.min(peak_keys, axis=0) * 0 + LOWEST_KEY, tl.min(winner, axis=0) * 0 + NO_ID
     if top_k > 0:
         bound_key = _kth_peak(peak_keys, top_k, NUM_SLOTS)
@@ -336,7 +377,7 @@ def draw_truncated(
             )
     target = row_peak * 0 + float("inf")
     if top_p < 1:
-        if (top_k > 0) | (min_p > 0):
+        if (top_k > 0) | (threshold > -float("inf")):
             total = _surviving_mass(
                 logits,
                 peaks,

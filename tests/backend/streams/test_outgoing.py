@@ -10,9 +10,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_backend.engine.answers import AttachSnapshot, OutputSnapshot
-from headrace_backend.engine.events import LogprobColumns, OutputEnd, PromptLogprobs, RequestDone, Started
-from headrace_backend.engine.request import EndReason
+from headrace_backend.engine.answers import AttachSnapshot
+from headrace_backend.engine.events import (
+    EndReason,
+    LogprobColumns,
+    OutputEnd,
+    OutputSnapshot,
+    PromptLogprobs,
+    RequestDone,
+    Started,
+)
 from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.server.streams.log_replay import write_attached
 from headrace_backend.server.streams.outgoing import merge_outbox, split_outbox, write_outbox

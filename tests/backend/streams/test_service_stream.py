@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from tests.backend.streams.test_outgoing import add_logprobs, outbox_of, read_rows
 
-from headrace_backend.engine.events import LogprobColumns, OutputEnd, PromptLogprobs, RequestDone
-from headrace_backend.engine.request import EndReason
+from headrace_backend.engine.events import EndReason, LogprobColumns, OutputEnd, PromptLogprobs, RequestDone
 from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.engine.step_log import RECORDS_EVERY_NS, StepLog
 from headrace_backend.server.streams.outgoing import write_outbox

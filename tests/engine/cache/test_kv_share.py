@@ -13,8 +13,9 @@ from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
+from headrace_backend.engine.events import EndReason
 from headrace_backend.engine.limits.tenant_account import TenantAccount
-from headrace_backend.engine.request import EndReason, EngineRequest, TenantLimits
+from headrace_backend.engine.request import EngineRequest, TenantLimits
 
 HALF = TenantLimits(kv_cache_share=0.5)
 

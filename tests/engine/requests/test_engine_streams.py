@@ -7,8 +7,8 @@ from tests.engine.fake_worker import expected_tokens, top_tokens
 from tests.engine.harness import TOKEN_BYTES, Harness, Reader, logprob_entries, request
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.events import OutputEnd, RequestDone, Started
-from headrace_backend.engine.request import AbortCause, EndReason, RequestState, Subscriber
+from headrace_backend.engine.events import EndReason, OutputEnd, RequestDone, Started
+from headrace_backend.engine.request import AbortCause, RequestState, Subscriber
 
 
 def text(tokens: list[int]) -> bytes:

@@ -11,8 +11,8 @@ from tests.engine.fake_worker import expected_prompt, expected_tokens
 from tests.engine.harness import Harness, Reader, logprob_entries, request
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.events import PromptLogprobs, Started
-from headrace_backend.engine.request import EndReason, Subscriber
+from headrace_backend.engine.events import EndReason, PromptLogprobs, Started
+from headrace_backend.engine.request import Subscriber
 from headrace_backend.engine.scheduling import plan_builder
 
 asked = st.tuples(

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
 
-from headrace_backend.engine.request import AbortCause, EndReason, EngineRequest
+from headrace_backend.engine.events import EndReason
+from headrace_backend.engine.request import AbortCause, EngineRequest
 from headrace_backend.engine.scheduling import prefix_followers
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, request
 
-from headrace_backend.engine.scheduling import token_budget
+from headrace_backend.engine.scheduling import token_budget, waiting_queue
 from headrace_backend.engine.scheduling.step_time import StepLoad, StepTimeModel
 from headrace_backend.engine.scheduling.token_budget import StepLimits, TokenBudget
 
@@ -354,7 +354,7 @@ def test_waiting_tokens_are_counted_up_to_a_limit_each() -> None:
     harness.step()
     harness.add(request(100, max_tokens=2))
     harness.add(request(5000, max_tokens=2))
-    assert waiting.num_counted_tokens == 100 + token_budget.MAX_COUNTED_TOKENS
+    assert waiting.num_counted_tokens == 100 + waiting_queue.MAX_COUNTED_TOKENS
     harness.run()
     assert waiting.num_counted_tokens == 0
 

@@ -77,6 +77,21 @@ def check_but_for_rounding(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=1 / 7, equal_nan=True)
 
 
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "rotary_dim"),
+    [
+        (Shape(8, 2, 16), 12),
+        (Shape(3, 1, 96, 16, dtype=torch.bfloat16), 24),
+        (Shape(7, 1, 8, 16, kv="fp8"), 2),
+        (Shape(3, 1, 128, 16, dtype=torch.bfloat16, kv="int8"), 96),
+    ],
+    ids=str,
+)
+def test_dimensions_that_do_not_turn_stay_as_they_are(shape: Shape, rotary_dim: int, normed: bool) -> None:
+    check(RawCase(shape, [1, 40, 17], DEVICE, normed=normed, rotary_dim=rotary_dim))
+
+
 # With norms of heads and without: the first shape both ways, the others in turn.
 @pytest.mark.parametrize(
     ("shape", "normed"), [(SHAPES[0], True), *((shape, bool(at % 2)) for at, shape in enumerate(SHAPES))], ids=str

@@ -26,6 +26,8 @@ class Heads:
     kv: int
     size: int
     normed: bool = False
+    # Dimensions that turn; 0: all.
+    rotary: int = 0
 
 
 class Step:
@@ -36,7 +38,7 @@ class Step:
     ) -> None:
         self.heads, self.slots, self.block_size = heads, slots, block_size
         device = numbers.device
-        table = rope_table(default_frequencies(heads.size, 10_000.0), 512).to(device)
+        table = rope_table(default_frequencies(heads.rotary or heads.size, 10_000.0), 512).to(device)
         self.rotations = rope_rows(table, numbers.integers(0, 512, len(slots)))
         self.qkv = numbers.randn(len(slots), heads.query + 2 * heads.kv, heads.size)
         self.kv_cache = numbers.randn(num_blocks, 2, heads.kv, block_size, heads.size)
@@ -75,12 +77,14 @@ class Step:
         wide = raw.double()
         if weight is not None:
             wide = wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+        turning = self.heads.rotary or self.heads.size
+        wide, still = wide[..., :turning], wide[..., turning:]
         a, b = wide.chunk(2, dim=-1)
         cosine, _, sine = (self.rotations if rotations is None else rotations).double()[:, None].unbind(2)
-        expected = torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1)
+        expected = torch.cat((a * cosine - b * sine, b * cosine + a * sine, still), dim=-1)
         # Both parts of a plane may cancel, so an error is relative to the plane. Normed heads are
         # rounded twice more before.
-        plane = (a.abs() + b.abs()).repeat(1, 1, 2)
+        plane = torch.cat(((a.abs() + b.abs()).repeat(1, 1, 2), still.abs()), dim=-1)
         assert_rounded(found, expected, 1 if weight is None else 3, plane)
 
 
@@ -90,6 +94,10 @@ SHAPES = (
     Heads(3, 3, 80),
     Heads(7, 1, 96, normed=True),
     Heads(8, 1, 128),
+    # Some dimensions turn: most, few, and a number of planes that is no power of two.
+    Heads(3, 1, 128, rotary=96),
+    Heads(4, 2, 16, normed=True, rotary=4),
+    Heads(3, 3, 80, rotary=20),
 )
 
 
@@ -120,18 +128,19 @@ def test_a_step_without_tokens_changes_nothing(device: str) -> None:
 
 @hypothesis.settings(max_examples=15, deadline=None)
 @hypothesis.given(
+    rotary=strategies.sampled_from([0, 2, 4, 6]),
     slots=strategies.lists(
         strategies.integers(-1, 4 * 8 - 1), min_size=1, max_size=9, unique_by=lambda s: s if s >= 0 else object()
     ),
     normed=strategies.booleans(),
 )
-def test_exactly_the_mapped_slots_are_written(slots: list[int], normed: bool) -> None:
-    Step(Heads(3, 2, 8, normed), slots, Numbers("cpu", torch.float16), block_size=8).check()
+def test_exactly_the_mapped_slots_are_written(slots: list[int], normed: bool, rotary: int) -> None:
+    Step(Heads(3, 2, 8, normed, rotary), slots, Numbers("cpu", torch.float16), block_size=8).check()
 
 
-@pytest.mark.parametrize("normed", [False, True])
-def test_the_reference_is_the_operations_one_after_the_other(normed: bool) -> None:
-    step = Step(Heads(4, 2, 16, normed), [5, -1, 9], Numbers("cpu", torch.float32))
+@pytest.mark.parametrize(("normed", "rotary"), [(False, 0), (True, 0), (False, 12), (True, 12)])
+def test_the_reference_is_the_operations_one_after_the_other(normed: bool, rotary: int) -> None:
+    step = Step(Heads(4, 2, 16, normed, rotary), [5, -1, 9], Numbers("cpu", torch.float32))
     cache = step.kv_cache.clone()
     query = rope_and_write_kv_reference(
         step.qkv, step.rotations, cache, step.slot_mapping, 4, step.weights[0], step.weights[1], EPS
@@ -148,7 +157,14 @@ def test_the_reference_is_the_operations_one_after_the_other(normed: bool) -> No
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "heads",
-    [Heads(32, 8, 128), Heads(32, 8, 128, normed=True), Heads(14, 2, 64), Heads(16, 4, 256, normed=True)],
+    [
+        Heads(32, 8, 128),
+        Heads(32, 8, 128, normed=True),
+        Heads(14, 2, 64),
+        Heads(16, 4, 256, normed=True),
+        Heads(24, 8, 128, rotary=96),
+        Heads(24, 8, 128, normed=True, rotary=96),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("tokens", [1, 64, 65, 2048])

@@ -18,6 +18,7 @@ from headrace_kernels.sampling.choice import (
     draw,
     draw_truncated,
     kept_tokens_reference,
+    top_n_sigma_threshold_reference,
 )
 from headrace_kernels.sampling.ordering import top_tokens_reference
 from headrace_kernels.sampling.philox import NoiseKeys
@@ -31,8 +32,10 @@ def some_keys(count: int, first_position: int = 0, seed: int = 11) -> NoiseKeys:
     return NoiseKeys(torch.full((count,), seed), torch.zeros(count, dtype=torch.int64), positions)
 
 
-def truncation(top_k: int = 0, min_p: float = 0.0, top_p: float = 1.0, count: int = 1) -> Truncation:
-    columns = torch.tensor([top_k]), torch.tensor([min_p]), torch.tensor([top_p])
+def truncation(
+    top_k: int = 0, min_p: float = 0.0, top_p: float = 1.0, count: int = 1, top_n_sigma: float = 0.0
+) -> Truncation:
+    columns = torch.tensor([top_n_sigma]), torch.tensor([top_k]), torch.tensor([min_p]), torch.tensor([top_p])
     return Truncation(*(column.expand(count) for column in columns))
 
 
@@ -62,10 +65,11 @@ def test_the_order_of_tokens_is_exact_among_equals(row: list[float], data: st.Da
     st.integers(0, 45),
     st.sampled_from([0.0, 0.05, 0.3, 1.0]),
     st.one_of(st.just(1.0), st.floats(1 / 64, 255 / 256, width=32)),
+    st.sampled_from([0.0, 0.0, 0.01, 0.5, 1.0, 1.7, 100.0]),
     st.sampled_from([3, 8, 1000]),
 )
 def test_truncation_keeps_the_smallest_set(
-    row: list[float], top_k: int, min_p: float, top_p: float, first: int
+    row: list[float], top_k: int, min_p: float, top_p: float, top_n_sigma: float, first: int
 ) -> None:
     """Against sums in fp64.
 
@@ -78,6 +82,9 @@ def test_truncation_keeps_the_smallest_set(
     sizes = set()
     for slack in (-1e-6, 0, 1e-6):
         survivors = probabilities[: top_k or None]
+        if top_n_sigma:
+            lowest = logits.max() - top_n_sigma * logits[np.isfinite(logits)].std() + slack
+            survivors = survivors[: int((logits >= lowest).sum())]
         survivors = survivors[(survivors >= min_p + slack) & (survivors > 0)] if min_p else survivors
         # The most likely token is always kept.
         survivors = survivors if survivors.size else probabilities[:1]
@@ -88,7 +95,7 @@ def test_truncation_keeps_the_smallest_set(
     k = top_k if top_k < len(row) else 0
     num_candidates = min(len(row), max(first, k))
     candidates, num_kept, complete = kept_tokens_reference(
-        torch.tensor([row]), truncation(k, min_p, top_p), num_candidates
+        torch.tensor([row]), truncation(k, min_p, top_p, top_n_sigma=top_n_sigma), num_candidates
     )
     if len(row) == num_candidates:
         assert complete.all()
@@ -98,11 +105,20 @@ def test_truncation_keeps_the_smallest_set(
 
 
 @pytest.mark.parametrize(
-    ("top_k", "min_p", "top_p"), [(0, 0.0, 1.0), (3, 0.0, 1.0), (0, 0.2, 1.0), (0, 0.0, 0.7), (6, 0.05, 0.9)]
+    ("top_k", "min_p", "top_p", "top_n_sigma"),
+    [
+        (0, 0.0, 1.0, 0.0),
+        (3, 0.0, 1.0, 0.0),
+        (0, 0.2, 1.0, 0.0),
+        (0, 0.0, 0.7, 0.0),
+        (6, 0.05, 0.9, 0.0),
+        (0, 0.0, 1.0, 1.0),
+        (6, 0.0, 0.9, 1.8),
+    ],
 )
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_draws_have_the_distribution_of_the_kept_tokens(
-    top_k: int, min_p: float, top_p: float, temperature: float
+    top_k: int, min_p: float, top_p: float, top_n_sigma: float, temperature: float
 ) -> None:
     """Chi-square over 6,000 draws with fixed seeds, at a level of one in a million."""
     count = 6_000
@@ -110,6 +126,9 @@ def test_draws_have_the_distribution_of_the_kept_tokens(
     scaled = logits / temperature
     ids = order(scaled)
     probabilities = np.exp(scaled[ids])
+    if top_n_sigma:
+        # Whatever the temperature.
+        probabilities = probabilities[: int((logits >= logits.max() - top_n_sigma * logits.std()).sum())]
     probabilities = probabilities[: top_k or None]
     probabilities = probabilities[probabilities >= min_p * probabilities[0]]
     probabilities /= probabilities.sum()
@@ -118,10 +137,11 @@ def test_draws_have_the_distribution_of_the_kept_tokens(
         probabilities /= probabilities.sum()
 
     rows, temperatures = torch.tensor(logits, dtype=torch.float32).expand(count, -1), torch.full((count,), temperature)
-    if (top_k, min_p, top_p) == (0, 0.0, 1.0):
+    if (top_k, min_p, top_p, top_n_sigma) == (0, 0.0, 1.0, 0.0):
         tokens = draw(rows, temperatures, some_keys(count))
     else:
-        tokens = draw_truncated(rows, temperatures, truncation(top_k, min_p, top_p, count), some_keys(count))
+        kept = truncation(top_k, min_p, top_p, count, top_n_sigma)
+        tokens = draw_truncated(rows, temperatures, kept, some_keys(count))
     observed = np.bincount(tokens.numpy(), minlength=8)[ids]
     assert observed[probabilities.size :].sum() == 0
     expected = probabilities * count
@@ -129,6 +149,24 @@ def test_draws_have_the_distribution_of_the_kept_tokens(
     # Wilson and Hilferty's bound on the chi-square quantile at 4.75 standard deviations.
     freedom = max(1, probabilities.size - 1)
     assert statistic < freedom * (1 - 2 / (9 * freedom) + 4.76 * math.sqrt(2 / (9 * freedom))) ** 3
+
+
+def test_banned_tokens_are_no_part_of_the_deviation() -> None:
+    row = [3.0, 2.0, -1.0, -math.inf, -math.inf, 0.5]
+    got = top_n_sigma_threshold_reference(torch.tensor([row, row]), torch.tensor([1.5, 0.0]))
+    assert got.tolist() == [pytest.approx(3.0 - 1.5 * np.std([3.0, 2.0, -1.0, 0.5])), -math.inf]
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows_of_logits(), st.integers(0, 4), st.sampled_from([0.0, 0.1]))
+def test_a_hundred_standard_deviations_leave_out_banned_tokens_alone(
+    row: list[float], top_k: int, min_p: float
+) -> None:
+    logits = torch.tensor([row])
+    k = top_k if top_k < len(row) else 0
+    off, widest = (kept_tokens_reference(logits, truncation(k, min_p, top_n_sigma=n), len(row)) for n in (0.0, 100.0))
+    assert torch.equal(off[0], widest[0])
+    assert int(widest[1]) == min(int(off[1]), int(logits.isfinite().sum()))
 
 
 @settings(max_examples=30, deadline=None)
@@ -140,6 +178,7 @@ def test_a_rows_draw_does_not_depend_on_its_batch(vocab: int, count: int, seed: 
     top_k = torch.tensor(data.draw(st.lists(st.sampled_from([0, 1, 5, 400]), min_size=count, max_size=count)))
     top_k[top_k >= vocab] = 0
     parameters = Truncation(
+        torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 1.0, 2.5]), min_size=count, max_size=count))),
         top_k,
         torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 0.01, 0.5]), min_size=count, max_size=count))),
         torch.tensor(data.draw(st.lists(st.sampled_from([0.3, 0.95, 1.0]), min_size=count, max_size=count))),

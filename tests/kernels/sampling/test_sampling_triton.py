@@ -38,7 +38,7 @@ def parameter_matrix(rows: list[dict[str, float]]) -> torch.Tensor:
     for row, values in enumerate(rows):
         for name, value in values.items():
             column = getattr(columns, name)
-            is_float = name in ("TEMPERATURE", "TOP_P", "MIN_P")
+            is_float = name in ("TEMPERATURE", "TOP_P", "MIN_P", "TOP_N_SIGMA")
             matrix.view(np.float32 if is_float else np.int32)[row, column] = value
     return torch.from_numpy(matrix)
 
@@ -71,9 +71,11 @@ def is_right(token: int, logits: torch.Tensor, row: dict[str, float], position: 
     keys = NoiseKeys(*(torch.tensor([value], device=device) for value in key))
     scores = (scaled + gumbel_noise_reference(keys, vocab))[0]
     top_k, min_p, top_p = int(row.get("TOP_K", 0)), row.get("MIN_P", 0.0), row.get("TOP_P", 1.0)
+    top_n_sigma = row.get("TOP_N_SIGMA", 0.0)
     for slack, factor in itertools.product((0.0, -share_slack, share_slack), (1.0, 1 - 1e-6, 1 + 1e-6)):
         share = min(1.0, max(1e-30, top_p + slack)) if top_p < 1 else 1.0
-        parameters = (top_k if top_k < vocab else 0, min_p * factor, share)
+        # The deviation is a sum too: in float32 there, in float64 here.
+        parameters = (top_n_sigma * factor, top_k if top_k < vocab else 0, min_p * factor, share)
         truncation = Truncation(*(torch.tensor([value], device=device) for value in parameters))
         candidates, num_kept, _ = kept_tokens_reference(scaled, truncation, vocab)
         kept = candidates[0, : int(num_kept)]
@@ -87,6 +89,7 @@ ROW = st.fixed_dictionaries(
         "TEMPERATURE": st.sampled_from([0.0, 0.3, 1.0, 3.0]),
         "TOP_K": st.sampled_from([0, 0, 1, 2, 5, 17, 60, 1000]),
         "MIN_P": st.sampled_from([0.0, 0.0, 0.05, 0.4, 1.0]),
+        "TOP_N_SIGMA": st.sampled_from([0.0, 0.0, 0.01, 0.7, 1.0, 2.3, 100.0]),
         "TOP_P": st.sampled_from([1.0, 1.0, 1e-6, 0.3, 0.7, 0.9, 0.999]),
         "SEED_LOW": st.integers(-(2**31), 2**31 - 1),
         "SEED_HIGH": st.integers(-(2**31), 2**31 - 1),
@@ -173,21 +176,34 @@ def test_a_temperature_that_overflows_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("top_k", "min_p", "top_p"), [(0, 0.0, 1.0), (3, 0.0, 1.0), (0, 0.2, 1.0), (0, 0.0, 0.7), (6, 0.05, 0.9)]
+    ("top_k", "min_p", "top_p", "top_n_sigma"),
+    [
+        (0, 0.0, 1.0, 0.0),
+        (3, 0.0, 1.0, 0.0),
+        (0, 0.2, 1.0, 0.0),
+        (0, 0.0, 0.7, 0.0),
+        (6, 0.05, 0.9, 0.0),
+        (0, 0.0, 1.0, 1.0),
+        (6, 0.0, 0.9, 1.8),
+    ],
 )
-def test_draws_have_the_distribution_of_the_kept_tokens(top_k: int, min_p: float, top_p: float) -> None:
+def test_draws_have_the_distribution_of_the_kept_tokens(
+    top_k: int, min_p: float, top_p: float, top_n_sigma: float
+) -> None:
     """Chi-square over fixed seeds, at a level of one in a million."""
     count = 6_000 if DEVICE.type == "cuda" else 24
     logits = np.array([2.0, 1.5, -1.0, 0.3, 0.3, 1.0, -0.5, 2.2])
     scaled = logits / 0.8
     ids = np.lexsort((np.arange(8), -scaled))
-    probabilities = np.exp(scaled[ids])[: top_k or None]
+    num_near = int((logits >= logits.max() - top_n_sigma * logits.std()).sum()) if top_n_sigma else 8
+    probabilities = np.exp(scaled[ids])[:num_near][: top_k or None]
     probabilities = probabilities[probabilities >= min_p * probabilities[0]]
     probabilities /= probabilities.sum()
     if top_p < 1:
         probabilities = probabilities[: 1 + int((np.cumsum(probabilities) < top_p).sum())]
         probabilities /= probabilities.sum()
-    matrix = parameter_matrix([{"TEMPERATURE": 0.8, "TOP_K": top_k, "MIN_P": min_p, "TOP_P": top_p, "SEED_LOW": 9}])
+    row = {"TEMPERATURE": 0.8, "TOP_K": top_k, "MIN_P": min_p, "TOP_P": top_p, "TOP_N_SIGMA": top_n_sigma}
+    matrix = parameter_matrix([{**row, "SEED_LOW": 9}])
     rows = torch.tensor(logits, dtype=torch.float32).expand(count, -1).contiguous()
     tokens, _ = sample(rows, matrix, [0] * count, list(range(count)))
     observed = np.bincount(tokens, minlength=8)[ids]
@@ -233,6 +249,7 @@ def test_blocks_of_the_real_size(vocab: int) -> None:
         {"TEMPERATURE": 0.8, "TOP_P": 0.9, "TOP_K": 40, "SEED_LOW": 6},
         {"TEMPERATURE": 2.0, "TOP_K": 700, "SEED_LOW": 7},
         {"TEMPERATURE": 1.0, "MIN_P": 0.1, "TOP_P": 0.8, "SEED_LOW": 8},
+        {"TEMPERATURE": 1.5, "TOP_N_SIGMA": 1.0, "SEED_LOW": 9},
     ]
     logits = (torch.randn(len(rows), vocab, generator=torch.Generator().manual_seed(2)) * 2).to(torch.bfloat16)
     tokens, _ = sample(logits, parameter_matrix(rows), list(range(len(rows))), [1] * len(rows), block=2048)
@@ -254,6 +271,8 @@ def test_tokens_at_the_sizes_of_models(count: int, vocab: int, dtype: torch.dtyp
         {"TEMPERATURE": 1.0, "TOP_K": 2000, "TOP_P": 0.99},
         {"TEMPERATURE": 1.0, "MIN_P": 0.05, "TOP_P": 0.95},
         {"TEMPERATURE": 1.0, "TOP_P": 0.3},
+        {"TEMPERATURE": 2.0, "TOP_N_SIGMA": 1.0},
+        {"TEMPERATURE": 1.0, "TOP_N_SIGMA": 2.5, "TOP_K": 500, "TOP_P": 0.9},
     ]
     rows = [
         {**kinds[(index + count) % len(kinds)], "SEED_LOW": index, "OUTPUT_INDEX": index % 3} for index in range(count)

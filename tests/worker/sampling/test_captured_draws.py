@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.models.checkpoints import ignore_progress, write_checkpoint
+from tests.support.model_builds import load_model
 from tests.support.rank_threads import ThreadCollectives, ThreadGroup, on_ranks
 from tests.worker.driver import (
     BLOCK_SIZE,
@@ -26,7 +27,6 @@ from tests.worker.step.test_gpu_runner import PROMPTS, cpu_runner, wishful_plans
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.worker.sampling.sampler import Sampler

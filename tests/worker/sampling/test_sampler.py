@@ -130,6 +130,7 @@ def test_a_row_draws_the_same_in_any_company(
         dict(temperature=1.0),
         dict(temperature=0.7, top_p=0.8),
         dict(temperature=2.0, top_k=5),
+        dict(temperature=2.0, top_n_sigma=0.8),
     ]
     chosen = [data.draw(st.sampled_from(kinds)) for _ in rows]
     samplings = [

@@ -34,6 +34,7 @@ def admissions(draw: st.DrawFn) -> list[RowAdmission]:
                 top_k=draw(st.sampled_from([0, -1, 1, 4, VOCAB, 2**31 - 1])),
                 top_p=draw(st.sampled_from([1.0, 0.9, 0.5])),
                 min_p=draw(st.sampled_from([0.0, 0.1])),
+                top_n_sigma=draw(st.sampled_from([0.0, 0.0, 1.3])),
                 seed=draw(st.integers(0, 2**64 - 1)),
                 output_index=draw(st.integers(0, 3)),
                 bad_words=tuple(id_bytes(*word) for word in words),
@@ -107,6 +108,7 @@ PLAIN = [
     {"temperature": 1.0},
     {"temperature": 0.7, "top_p": 0.8, "seed": 2**64 - 1},
     {"temperature": 2.0, "top_k": 5},
+    {"temperature": 2.0, "top_n_sigma": 0.8},
 ]
 CHANGED = [
     {"repetition_penalty": 2.0, "prompt_ids": id_bytes(1)},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import re
 
@@ -12,9 +11,10 @@ import structlog
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.demo_config import demo_config
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.models.registry import WeightMemory
+from headrace_backend.models.load import WeightMemory
 from headrace_backend.server.workers.start_report import StartReport
 from headrace_backend.worker.errors import DoesNotFit, StartRefused
 from headrace_backend.worker.start_up.device import choose_device, choose_dtype
@@ -194,7 +194,7 @@ def test_where_no_cache_fits_smaller_steps_are_named_if_they_leave_room_for_one(
     def estimate(free: int, **values: object) -> ModelMemory:
         sizes = sizes_of(256, max_num_seqs=512, max_num_batched_tokens=8192, **values)
         return plan_estimate(
-            sizes, folder.config, WeightMemory(2 * folder.parameter_count), torch.bfloat16, Room(GPU, free)
+            sizes, folder.config.description, WeightMemory(2 * folder.parameter_count), torch.bfloat16, Room(GPU, free)
         )[0]
 
     estimated = estimate(10 * GIB)
@@ -211,7 +211,7 @@ def test_where_no_cache_fits_smaller_steps_are_named_if_they_leave_room_for_one(
     sizes = sizes_of(max_num_batched_tokens=smaller[1], max_num_seqs=smaller[2], graph_sizes="off", max_model_len=16)
     room = Room(GPU, 256 * MIB + 2 * MIB + estimated.weights)
     assert (
-        plan_estimate(sizes, folder.config, WeightMemory(2 * folder.parameter_count), torch.bfloat16, room)[
+        plan_estimate(sizes, folder.config.description, WeightMemory(2 * folder.parameter_count), torch.bfloat16, room)[
             1
         ].num_blocks
         >= 1
@@ -231,7 +231,9 @@ def test_what_was_measured_takes_the_place_of_estimates() -> None:
 
 def test_a_gpus_plans_have_every_field_and_are_reported(llama_path: pathlib.Path) -> None:
     folder, room = ModelFolder.open(llama_path), Room(GPU, 79 * GIB, 80 * GIB)
-    estimate, estimated = plan_estimate(sizes_of(256), folder.config, WeightMemory(GIB), torch.bfloat16, room)
+    estimate, estimated = plan_estimate(
+        sizes_of(256), folder.config.description, WeightMemory(GIB), torch.bfloat16, room
+    )
     profile = Profile(weights=GIB, activations=2 * GIB, free=70 * GIB)
     measured = plan_memory(sizes_of(256), measured_memory(estimate, profile, room), room)
     for plan, missing in ((estimated, {"other_bytes", "pinned_host_bytes"}), (measured, {"pinned_host_bytes"})):
@@ -247,8 +249,8 @@ def test_a_gpus_plans_have_every_field_and_are_reported(llama_path: pathlib.Path
 def test_a_buffer_that_was_taken_with_the_weights_counts_as_activations_once(llama_path: pathlib.Path) -> None:
     folder, room = ModelFolder.open(llama_path), Room(GPU, 79 * GIB, 80 * GIB)
     weights = WeightMemory(4 * GIB, scratch=256 * MIB)
-    estimate = model_memory(folder.config, sizes_of(), weights, torch.bfloat16)
-    plain = model_memory(folder.config, sizes_of(), WeightMemory(4 * GIB), torch.bfloat16)
+    estimate = model_memory(folder.config.description, sizes_of(), weights, torch.bfloat16)
+    plain = model_memory(folder.config.description, sizes_of(), WeightMemory(4 * GIB), torch.bfloat16)
     assert estimate.activations == plain.activations + 256 * MIB
     profile = Profile(weights=4 * GIB + 256 * MIB, activations=2 * GIB, free=70 * GIB)
     measured = measured_memory(estimate, profile, room)
@@ -260,16 +262,18 @@ def test_a_buffer_that_was_taken_with_the_weights_counts_as_activations_once(lla
 def test_the_models_bytes_are_those_it_allocates(llama_path: pathlib.Path) -> None:
     folder = ModelFolder.open(llama_path)
     memory = model_memory(
-        folder.config, sizes_of(block_size=32), WeightMemory(2 * folder.parameter_count), torch.bfloat16
+        folder.config.description, sizes_of(block_size=32), WeightMemory(2 * folder.parameter_count), torch.bfloat16
     )
     assert memory.weights == 2 * folder.parameter_count
-    assert memory.kv_block == folder.config.num_layers * torch.zeros(2, 2, 32, 8, dtype=torch.bfloat16).nbytes
+    assert (
+        memory.kv_block == len(folder.config.description.layers) * torch.zeros(2, 2, 32, 8, dtype=torch.bfloat16).nbytes
+    )
     # At the least the logits of every row.
     assert memory.activations > 64 * 97 * 4
 
 
 def test_what_ranks_on_a_cpu_gather_is_planned(llama_path: pathlib.Path) -> None:
-    model = ModelFolder.open(llama_path).config
+    model = ModelFolder.open(llama_path).config.description
 
     def per_token(tp: int, dtype: torch.dtype, on_gpu: bool = False) -> int:
         def activations(tokens: int) -> int:
@@ -313,11 +317,10 @@ def test_auto_means_fp32_on_a_cpu_and_the_models_type_elsewhere(llama_path: path
 
 
 @pytest.mark.parametrize(("kv_dtype", "head_bytes"), [("auto", 2 * 128), ("int8", 128 + 4), ("fp8", 128 + 4)])
-def test_a_block_is_planned_as_it_is_allocated(llama_path: pathlib.Path, kv_dtype: str, head_bytes: int) -> None:
-    folder = ModelFolder.open(llama_path)
-    model = dataclasses.replace(folder.config, num_layers=3, num_kv_heads=2, head_dim=128)
+def test_a_block_is_planned_as_it_is_allocated(kv_dtype: str, head_bytes: int) -> None:
+    model = demo_config(num_hidden_layers=3, num_key_value_heads=2, head_dim=128).description
     sizes = sizes_of(kv_dtype=kv_dtype, block_size=32)
     memory = model_memory(model, sizes, WeightMemory(0), torch.bfloat16)
-    shape = (1, 2, model.num_kv_heads, sizes.block_size, model.head_dim)
-    caches = allocate_kv_caches(model.num_layers, shape, kv_type(kv_dtype, torch.bfloat16), CPU)
+    shape = (1, 2, 2, sizes.block_size, 128)
+    caches = allocate_kv_caches(3, shape, kv_type(kv_dtype, torch.bfloat16), CPU)
     assert memory.kv_block == cache_bytes(caches) == 2 * 3 * 2 * 32 * head_bytes

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.model_folder.test_gguf import FILE, small
+from tests.support.demo_config import demo_config
 from tests.support.running_server import DEMO
 
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
@@ -29,7 +30,7 @@ def config_of(quantize: str, group: int = 128) -> EngineConfig:
 
 
 def shaped(hidden_size: int, intermediate_size: int) -> ModelConfig:
-    return dataclasses.replace(MODEL, hidden_size=hidden_size, intermediate_size=intermediate_size)
+    return demo_config(hidden_size=hidden_size, intermediate_size=intermediate_size)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_the_value_that_is_said_to_work_works(group: int, hidden: int, inner: in
     model = shaped(16 * hidden, 16 * inner)
     line = unsuitable_quantization(config_of("int4", group), model)
     if line is None:
-        assert all(size % group == 0 for size in (16 * hidden, 16 * inner, model.num_heads * model.head_dim))
+        assert all(size % group == 0 for size in (16 * hidden, 16 * inner, model.description.attention.output.inputs))
     elif "quantize_group" in line.partition(";")[2]:
         works = int(line.split()[-2])
         assert unsuitable_quantization(config_of("int4", works), model) is None
@@ -111,7 +112,7 @@ def test_a_head_that_has_few_bits_already_is_named(is_tied: bool) -> None:
     name = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
     part = TensorRecord("model.safetensors", "U8", (4,), 0, 4)
     record = TensorRecord("model.safetensors", "NF4", (4, 64), 0, 128, nf4=Nf4State(part, part))
-    config = dataclasses.replace(MODEL, tie_word_embeddings=is_tied)
+    config = demo_config(tie_word_embeddings=is_tied)
     folder = dataclasses.replace(ModelFolder.open(DEMO), config=config, tensors={name: record})
     assert unsuitable_head(head_of("fp8"), folder) == (
         f"quantize_head is fp8, and model.safetensors has {name} in NF4 already; quantize_head off works"

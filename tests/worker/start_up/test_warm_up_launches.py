@@ -1,4 +1,4 @@
-"""Warm-up's many steps go through unlike layers alone, and yet nothing is launched later that they
+"""Warm-up's many steps go through representative layers alone, and yet nothing is launched later that they
 have not launched: by all that Triton, libraries and our rules tell launches apart by.
 """
 
@@ -146,7 +146,9 @@ def records(case: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, di
     return {record.pop("way"): record for record in found}
 
 
-def test_unlike_layers_launch_all_that_whole_steps_launch(case: str, records: dict[str, dict[str, Any]]) -> None:
+def test_representative_layers_launch_all_that_whole_steps_launch(
+    case: str, records: dict[str, dict[str, Any]]
+) -> None:
     whole, shallow, warm = (records[way]["launches"].keys() for way in ("whole", "shallow", "warm"))
     assert not whole - shallow and not whole - warm
     assert sum(records["shallow"]["launches"].values()) < sum(records["whole"]["launches"].values())

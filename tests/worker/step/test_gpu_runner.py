@@ -206,7 +206,7 @@ def wishful_plans() -> list[StepPlan]:
     rows = [
         admission(0, temperature=0.8),
         admission(1, temperature=0.7, top_k=20, top_p=0.9, num_logprobs=3),
-        admission(2, temperature=1.5, min_p=0.05),
+        admission(2, temperature=1.5, min_p=0.05, top_n_sigma=1.5),
         admission(3, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.1, **history),
         admission(4, **bias, **banned, min_tokens=2, stop_token_ids=id_bytes(9), num_logprobs=0),
     ]

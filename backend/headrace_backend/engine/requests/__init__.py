@@ -7,6 +7,7 @@
                         probabilities of the prompt
     stops               where an output ends: token ids, strings
     outbox              what the next message to each service holds; subscriptions: who reads what
+    endings             what an end does, in which order
     ledger              a request's time, split by phase; request_trace: what a recorded one leaves
 
 State lives here; decisions about it are taken in `scheduling/`, `settlement` and `endings`.

@@ -6,8 +6,8 @@ decide what a lost reader means for a request (`readers`) nor what it may see (`
 
 from __future__ import annotations
 
-from headrace_backend.engine.answers import OutputSnapshot
 from headrace_backend.engine.errors import RefusalCode, RequestRefused, Violation
+from headrace_backend.engine.events import OutputSnapshot
 from headrace_backend.engine.request import Subscriber
 from headrace_backend.engine.requests.outbox import Outboxes
 from headrace_backend.engine.requests.sequence import LiveRequest

@@ -12,8 +12,7 @@ from array import array
 from collections.abc import Sequence as AbstractSequence
 from typing import NamedTuple
 
-from headrace_backend.engine.answers import OutputSnapshot
-from headrace_backend.engine.events import LogprobColumns, OutputEnd
+from headrace_backend.engine.events import LogprobColumns, OutputEnd, OutputSnapshot
 from headrace_backend.engine.requests.outbox import Outbox, Stream
 
 

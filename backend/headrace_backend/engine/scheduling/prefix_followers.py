@@ -22,8 +22,7 @@ import numpy as np
 
 from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
-from headrace_backend.engine.scheduling.token_budget import MAX_COUNTED_TOKENS
-from headrace_backend.engine.scheduling.waiting_queue import WaitingQueue
+from headrace_backend.engine.scheduling.waiting_queue import MAX_COUNTED_TOKENS, WaitingQueue
 
 # Fewer shared tokens are computed anew. Reckoned, not measured: an 8B model computes 128 tokens in
 # about 1.5 ms of an H200 beside other work, and the step that would be waited for takes 5 to 15 ms;

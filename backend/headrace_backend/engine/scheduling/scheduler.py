@@ -43,8 +43,8 @@ from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
 from headrace_backend.engine.scheduling.plan_builder import PlanBuilder
 from headrace_backend.engine.scheduling.prefix_followers import PrefixFollowers
-from headrace_backend.engine.scheduling.token_budget import MAX_COUNTED_TOKENS, TokenBudget
-from headrace_backend.engine.scheduling.waiting_queue import WaitingQueue
+from headrace_backend.engine.scheduling.token_budget import TokenBudget
+from headrace_backend.engine.scheduling.waiting_queue import MAX_COUNTED_TOKENS, WaitingQueue
 
 # One block is left available for so many running sequences when another is admitted: each of them
 # asks for one within `block_size` steps, and what is admitted only to be preempted at once was

@@ -82,9 +82,6 @@ _STRETCH = 4.0
 _STRETCHED_PROMPT_STEPS = 2.5
 _STRETCHED_GAPS = 0.005
 _MOST_STRETCHED = 3
-# What one waiting sequence counts for at most, so that one very long prompt is not taken for a
-# crowd.
-MAX_COUNTED_TOKENS = 2048
 
 
 class StepLimits(NamedTuple):

@@ -28,9 +28,11 @@ from collections.abc import Set as AbstractSet
 
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
-from headrace_backend.engine.scheduling.token_budget import MAX_COUNTED_TOKENS
 
 _MIN_SWEEP = 64
+# What one waiting sequence counts for at most, so that one very long prompt is not taken for a
+# crowd.
+MAX_COUNTED_TOKENS = 2048
 
 
 class _Line:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
-from headrace_backend.engine.answers import AttachSnapshot, OutputSnapshot
-from headrace_backend.engine.events import PromptLogprobs
+from headrace_backend.engine.answers import AttachSnapshot
+from headrace_backend.engine.events import OutputSnapshot, PromptLogprobs
 from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.server.streams.outgoing import (
     EVENT_BYTES,

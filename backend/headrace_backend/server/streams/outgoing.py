@@ -13,6 +13,7 @@ import grpc
 
 from headrace_backend.engine.answers import LoadSnapshot, RequestPage
 from headrace_backend.engine.events import (
+    EndReason,
     Event,
     LogprobColumns,
     OutputEnd,
@@ -21,7 +22,7 @@ from headrace_backend.engine.events import (
     Resumed,
     Started,
 )
-from headrace_backend.engine.request import LOGPROB_BYTES, TOP_LOGPROB_BYTES, EndReason
+from headrace_backend.engine.request import LOGPROB_BYTES, TOP_LOGPROB_BYTES
 from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.server.health import STALE_AFTER_NS, HealthState
 from headrace_backend.server.streams.statuses import make_status

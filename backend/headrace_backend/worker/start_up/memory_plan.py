@@ -18,14 +18,14 @@ from typing import NamedTuple
 import torch
 
 from headrace_backend.kv_bytes import kv_token_bytes
-from headrace_backend.models.registry import WeightMemory
+from headrace_backend.models.load import WeightMemory
 from headrace_backend.step.messages import MemoryPlan
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.sampling.penalty_slots import BYTES_PER_TOKEN
 from headrace_backend.worker.sampling.prompt_logprobs import CPU_PIECE_ROWS
 from headrace_backend.worker.start_up.profile_step import Profile
 from headrace_backend.worker.start_up.sizes import WorkerSizes
-from headrace_model_folder import ModelConfig
+from headrace_model_folder import ModelDescription
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -106,16 +106,18 @@ class ModelMemory:
 
 
 def model_memory(
-    model: ModelConfig, sizes: WorkerSizes, weights: WeightMemory, dtype: torch.dtype, on_gpu: bool = False
+    model: ModelDescription, sizes: WorkerSizes, weights: WeightMemory, dtype: torch.dtype, on_gpu: bool = False
 ) -> ModelMemory:
     """Estimates: weights, a step's activations at the token budget, graphs, and one block of the
     cache over all layers.
     """
     size = dtype.itemsize
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    # The largest of any layer: layers follow each other in the same memory.
+    heads = max(sum(part.outputs for part in layer.attention.linears[:3]) for layer in model.layers)
+    inner = max(layer.mlp.inner for layer in model.layers)
     # Residual and normed stream, queries, keys and values with their rotated copies, gate-up and
     # its product.
-    per_token = size * (4 * model.hidden_size + 3 * heads + 3 * model.intermediate_size)
+    per_token = size * (4 * model.hidden_size + 3 * heads + 3 * inner)
     if sizes.num_ranks > 1 and not on_gpu:
         per_token += model.hidden_size * _gathered_bytes(sizes.num_ranks, size)
     # Log probabilities of prompts take pieces of the CPU's size with half as many copies at most.
@@ -218,7 +220,7 @@ def plan_memory(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> MemoryPl
 
 def plan_estimate(
     sizes: WorkerSizes,
-    model: ModelConfig,
+    model: ModelDescription,
     weights: WeightMemory,
     dtype: torch.dtype,
     room: Room,
@@ -239,7 +241,7 @@ def plan_estimate(
 
 
 def _smaller_steps(
-    sizes: WorkerSizes, model: ModelConfig, weights: WeightMemory, dtype: torch.dtype, room: Room
+    sizes: WorkerSizes, model: ModelDescription, weights: WeightMemory, dtype: torch.dtype, room: Room
 ) -> str:
     """The largest of smaller steps that leave room for a cache, as the end of a refusal."""
     tokens, rows = sizes.max_num_batched_tokens, sizes.max_num_seqs

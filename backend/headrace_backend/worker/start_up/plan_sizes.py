@@ -17,7 +17,8 @@ import msgspec
 import torch
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.models.registry import weight_memory
+from headrace_backend.models.build import ModelBuild
+from headrace_backend.models.load import weight_memory
 from headrace_backend.quantize_rules import unsuitable_quantization
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.placement import Shard
@@ -26,7 +27,7 @@ from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.start_up.device import choose_dtype
 from headrace_backend.worker.start_up.memory_plan import Room, plan_estimate
 from headrace_backend.worker.start_up.sizes import WorkerSizes
-from headrace_model_folder import ModelConfig, expected_tensors
+from headrace_model_folder import ModelConfig, ModelDescription
 from headrace_model_folder.config import parse_config
 
 _CARD = torch.device("cuda", 0)
@@ -89,16 +90,17 @@ def _sizes(config: EngineConfig, model: ModelConfig, gpu_bytes: int) -> Sizes:
             return Sizes(*named, refused=reason)
     dtype = choose_dtype(config.dtype, model, _CARD)
     schemes = Schemes.named(config.quantize, config.quantize_group, config.quantize_head)
-    weights = weight_memory(model, dtype, schemes.layers, _CARD, Shard(0, tp), head=schemes.head)
+    weights = weight_memory(ModelBuild(model, dtype, _CARD, schemes, Shard(0, tp)))
     other = _OTHER_BYTES + (_GROUP_BYTES if tp > 1 else 0)
     room = Room(_CARD, gpu_bytes - other, gpu_bytes, int(config.memory_budget))
     sizes = WorkerSizes.of(config, config.max_model_len or model.max_position_embeddings)
     try:
-        memory, plan = plan_estimate(sizes, rank_part(model, tp), weights, dtype, room)
+        memory, plan = plan_estimate(sizes, rank_part(model.description, tp), weights, dtype, room)
     except DoesNotFit as refused:
         return Sizes(*named, refused=str(refused))
-    is_read = model.tie_word_embeddings and schemes.head is None
-    embedding = 0 if is_read else model.vocab_size * model.hidden_size // tp
+    described = model.description
+    is_read = described.head.tied and schemes.head is None
+    embedding = 0 if is_read else described.vocab_size * described.hidden_size // tp
     return Sizes(
         *named,
         weight_bytes=memory.weights,
@@ -107,18 +109,16 @@ def _sizes(config: EngineConfig, model: ModelConfig, gpu_bytes: int) -> Sizes:
         kv_cache_bytes=plan.kv_cache_bytes,
         kv_tokens=plan.num_blocks * plan.block_size,
         kv_token_bytes=memory.kv_block // plan.block_size,
-        token_bytes=model.hidden_size * dtype.itemsize,
+        token_bytes=described.hidden_size * dtype.itemsize,
         read_bytes=memory.weights - embedding * dtype.itemsize,
-        multiplied=_matrix_numbers(model) // tp,
+        multiplied=_matrix_numbers(described) // tp,
         max_num_seqs=config.max_num_seqs,
     )
 
 
-def _matrix_numbers(model: ModelConfig) -> int:
+def _matrix_numbers(model: ModelDescription) -> int:
     """Of all matrices but the embedding, the output layer's among them even where it is tied."""
-    shapes = expected_tensors(model).items()
-    layers = sum(shape[0] * shape[1] for name, shape in shapes if ".layers." in name and len(shape) == 2)
-    return layers + model.vocab_size * model.hidden_size
+    return sum(linear.outputs * linear.inputs for linear in model.linears) + model.vocab_size * model.hidden_size
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ import torch
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.quantization.rounded_inputs import describe_inputs
-from headrace_backend.quantization.self_check import QuantizationSummary, StoredSummary
 from headrace_backend.quantization.stored_weight import KINDS
+from headrace_backend.quantization.summaries import QuantizationSummary, StoredSummary
 from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
 from headrace_backend.step.messages import Notice, QuantizationReport
 from headrace_backend.weights.scheme import Schemes

@@ -14,12 +14,13 @@ import msgspec
 import torch
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model, weight_memory
+from headrace_backend.models.load import load_model, weight_memory
 from headrace_backend.step.messages import MemoryPlan, Notice, WorkerReady
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.loader import pinned_bytes
-from headrace_backend.weights.scheme import QuantizationRefused, Schemes
+from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_backend.worker.channel import Channel, RankLinks
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.start_up.ceilings import Rates, measured_rates
@@ -29,7 +30,7 @@ from headrace_backend.worker.start_up.fitted_runner import LoadedModel, Phases, 
 from headrace_backend.worker.start_up.kernel_cache import use_kernel_cache
 from headrace_backend.worker.start_up.memory_plan import Room, free_memory_bytes, plan_estimate
 from headrace_backend.worker.start_up.quantized import checked_schemes, quantization_report
-from headrace_backend.worker.start_up.ranks import RankPlace, take_place
+from headrace_backend.worker.start_up.ranks import take_place
 from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.start_up.warm_up import probe_steps
 from headrace_backend.worker.step.loop import StepLoop
@@ -74,9 +75,9 @@ def start_worker(
     free_bytes = free_on_card if memory else free_memory_bytes(device)
     room = Room.of_rank(device, free_bytes, memory.total() if memory else 0, int(config.memory_budget), config.tp)
     schemes = checked_schemes(config, folder, device, channel)
-    about = (folder.config, dtype, schemes.layers, device, place.shard, folder.tensors, schemes.head)
-    weights = weight_memory(*about)
-    part = rank_part(folder.config, config.tp)
+    build = ModelBuild(folder.config, dtype, device, schemes, place.shard, folder.tensors, sizes.max_model_len)
+    weights = weight_memory(build)
+    part = rank_part(folder.config.description, config.tp)
     estimate, plan = plan_estimate(sizes, part, weights, dtype, room)
     plan = agreed_plan(plan, place)
     plan = msgspec.structs.replace(plan, pinned_host_bytes=pinned_bytes(device) if config.load == "folder" else 0)
@@ -84,7 +85,7 @@ def start_worker(
     with timer.timed("ceilings"):
         rates = measured_rates(device, dtype)
     with timer.timed("weights"):
-        causal_lm = _loaded_model(config, folder, dtype, device, schemes, sizes.max_model_len, channel, place)
+        causal_lm = _loaded_model(config, folder, build, channel)
     model = LoadedModel(causal_lm, sizes, dtype, device, place)
     if memory is None:
         runner = ready_runner(model, plan.num_blocks, channel, timer)
@@ -130,16 +131,7 @@ def _ready(
     )
 
 
-def _loaded_model(
-    config: EngineConfig,
-    folder: ModelFolder,
-    dtype: torch.dtype,
-    device: torch.device,
-    schemes: Schemes,
-    max_model_len: int,
-    channel: Channel,
-    place: RankPlace,
-) -> CausalLM:
+def _loaded_model(config: EngineConfig, folder: ModelFolder, build: ModelBuild, channel: Channel) -> CausalLM:
     """The model with its weights, of several ranks this one's part.
 
     Raises:
@@ -147,8 +139,7 @@ def _loaded_model(
     """
     source = folder if config.load == "folder" else None
     try:
-        about = (dtype, device, config.load, config.seed, channel.send_progress, max_model_len)
-        return load_model(source, folder.config, *about, schemes.layers, place.shard, schemes.head)
+        return load_model(build, source, channel.send_progress, config.seed)
     except QuantizationRefused as refused:
         raise StartRefused(f"{_source_of_bits(config, folder)}: {refused}") from refused
 

@@ -2,7 +2,7 @@
 
 Owns which made-up steps those are. On a CPU a short prompt and one more token. On a GPU every size
 of step at which another kernel, or another version of one, may be chosen, with every kind of draw,
-so that no request waits for a compiler. Those many steps go through unlike layers alone: layers of
+so that no request waits for a compiler. Those many steps go through representative layers alone: layers of
 one kind launch the same kernels, and each launch of a deep model's some hundred steps takes the
 host's time. A few whole steps follow, so that what sets layers apart after all is met before the
 first request. The blocks that they write are as new afterwards.
@@ -73,7 +73,7 @@ def warm_up(
         progress("warm_up", done, len(shallow) + len(whole), "steps")
 
     if shallow:
-        with model.unlike_layers():
+        with model.representative_layers():
             run_steps(runner, shallow, on_step)
     run_steps(runner, whole, lambda done: on_step(len(shallow) + done))
     clear_blocks(kv_caches, pool.num_blocks)

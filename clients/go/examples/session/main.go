@@ -34,7 +34,7 @@ func main() {
 		}
 		prompts[id] = prompt
 	}
-	// No more wishes: the session ends when its generations have.
+	// No more requests: the session ends when its generations have.
 	if err := session.CloseSend(); err != nil {
 		log.Fatal(err)
 	}

@@ -77,6 +77,9 @@ GENERATION_OPTIONS: dict[str, click.Option] = {
         _option("top_p", float, "Nucleus: above 0, to 1. Default: the model's, else 1."),
         _option("top_k", int, "Keep this many of the most likely tokens; 0 keeps all. Default: the model's, else 0."),
         _option("min_p", float, "Least probability relative to the most likely token, 0 to 1. Default: 0."),
+        _option(
+            "top_n_sigma", float, "Keep logits so many standard deviations from the highest, 0 to 100. Default: 0."
+        ),
         _option("repetition_penalty", float, "0.01 to 10. Default: the model's, else 1 (none)."),
         _option("presence_penalty", float, "-2 to 2. Default: 0."),
         _option("frequency_penalty", float, "-2 to 2. Default: 0."),

@@ -146,6 +146,18 @@ public final class GenerationOptions {
         }
 
         /**
+         * Keeps logits at most so many standard deviations below the highest one; 0 keeps all.
+         * Default 0.
+         *
+         * @param topNSigma 0 to 100
+         * @return this builder
+         */
+        public Builder topNSigma(double topNSigma) {
+            spec.getSamplingBuilder().setTopNSigma((float) topNSigma);
+            return this;
+        }
+
+        /**
          * Divides positive and multiplies negative logits of tokens seen. Default: the model's,
          * else 1.
          *

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from tests.support.rank_threads import on_ranks
 
-from headrace_backend.models.unlike_layers import unlike_places
+from headrace_backend.models.representative_layers import representative_places
 
 
 @pytest.mark.parametrize(
@@ -16,10 +16,10 @@ from headrace_backend.models.unlike_layers import unlike_places
     [("a", [0]), ("aa", [0, 1]), ("aaa", [0, 1, 2]), ("abbba", [0, 1, 4]), ("abcbcba", [0, 1, 2, 6])],
 )
 def test_first_and_last_are_taken_and_one_of_each_kind_between(kinds: str, places: list[int]) -> None:
-    assert unlike_places(kinds, None) == places
+    assert representative_places(kinds, None) == places
 
 
 def test_ranks_take_the_layers_that_any_of_them_needs() -> None:
     kinds = ("aaabaaa", "aacaaaa")
-    found = on_ranks(2, lambda shard: unlike_places(kinds[shard.rank], shard.collectives))
+    found = on_ranks(2, lambda shard: representative_places(kinds[shard.rank], shard.collectives))
     assert found == [[0, 1, 2, 3, 6]] * 2

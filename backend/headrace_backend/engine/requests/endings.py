@@ -8,36 +8,52 @@ for those whose deadline has passed or that fit no more. Does not decide that an
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 import msgspec
 
-from headrace_backend.engine.events import OutputEnd, RequestDone
+from headrace_backend.engine.events import EndReason, OutputEnd, RequestDone
 from headrace_backend.engine.limits.admission import Admission
 from headrace_backend.engine.limits.deadlines import Deadlines
 from headrace_backend.engine.limits.quotas import Quotas
 from headrace_backend.engine.rates import Rates
-from headrace_backend.engine.request import EndReason
 from headrace_backend.engine.requests.ledger import Phase
 from headrace_backend.engine.requests.request_table import RequestTable
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
 from headrace_backend.engine.requests.subscriptions import Subscriptions
-from headrace_backend.engine.scheduling.scheduler import Scheduler
-from headrace_backend.engine.step_log import StepLog
 from headrace_facts import facts
+
+
+class Rows(Protocol):
+    """The scheduler, as far as an end needs it."""
+
+    def remove(self, sequence: Sequence, now_ns: int) -> None:
+        """Takes an ended sequence's row and blocks back, or its place in the queue."""
+
+
+class EndLog(Protocol):
+    """The step log, as far as an end needs it."""
+
+    # Name of the engine, and UNIX time less the engine's clock, in nanoseconds.
+    engine: str
+    unix_offset_ns: int
+
+    def note_ended(self, request: LiveRequest, trace: facts.EngineTrace | None) -> None:
+        """Notes an end that no service can report."""
 
 
 @dataclasses.dataclass(slots=True)
 class Endings:
     """Everything that must hear of an end."""
 
-    scheduler: Scheduler
+    rows: Rows
     table: RequestTable
     subscriptions: Subscriptions
     admission: Admission
     deadlines: Deadlines[LiveRequest]
     rates: Rates
     quotas: Quotas
-    steps: StepLog
+    steps: EndLog
 
     def end_output(self, sequence: Sequence, end: OutputEnd, now_ns: int) -> None:
         """Ends one output: releases what was held back, gives row and blocks back; with the last
@@ -48,7 +64,7 @@ class Endings:
         sequence.ended = True
         request.num_active -= 1
         sequence.log.finish(end)
-        self.scheduler.remove(sequence, now_ns)
+        self.rows.remove(sequence, now_ns)
         if not request.active:
             self._end_request(request, now_ns)
 

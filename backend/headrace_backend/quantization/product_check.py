@@ -1,29 +1,27 @@
-"""What is looked at once all weights are quantized, before any request is: each tensor's distance
-from its original, and each product against the numbers it should multiply by.
+"""Products of a filled weight against the numbers that its bits stand for.
 
-Owns the limits and the answer that operators see. Nothing here says how good answers are: that
-needs the unquantized model, which is not kept; docs/accuracy.md compares the two.
+Owns the rows that are multiplied and how far a product may be from its reference. Every weight of
+few bits asks here once it is filled (`LinearWeight.finish`), before any request is computed. Nothing
+here says how good answers are: that needs the unquantized model, which is not kept;
+docs/accuracy.md compares the two.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from headrace_backend.quantization.low_bit_weight import LowBitWeight, QuantizedRows
-from headrace_backend.weights.placement import WeightTarget
-from headrace_backend.weights.scheme import QuantizationRefused, Scheme
+from headrace_backend.weights.scheme import QuantizationRefused
+from headrace_kernels.linear import block_quantized
 from headrace_kernels.linear.quantized import input_rounding
+from headrace_kernels.weight_formats import block_weight
+from headrace_kernels.weight_formats.block_weight import BlockWeight
 from headrace_kernels.weight_formats.input_rounding import InputRounding, rounded_inputs
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, dequantize_rows
 
-# A tensor may be this many times as far from its original as rounding can bring it: scales are
-# rounded too.
-_ROUNDING_SLACK = 1.1
 # Rows of the products that are compared: a vector, few rows, more than few. A card multiplies some
 # tens and many rows in other ways, a CPU does not.
 _ROW_COUNTS = (1, 8, 32)
@@ -41,77 +39,10 @@ _CARD_NUMBERS = 1 << 24
 _SEED = 0x10B175
 # Numbers of inputs that a model's layers have, for which rows are kept: 5 MB each of a large model.
 _KEPT_SIZES = 4
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class QuantizationSummary:
-    """How a model was quantized.
-
-    Relative errors are ||quantized - original|| / ||original|| of checkpoint tensors.
-    """
-
-    scheme: Scheme
-    # What the weights take in memory, scales and zero points included, per weight.
-    bits_per_weight: float
-    mean_relative_error: float
-    worst_relative_error: float
-    worst_tensor: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StoredSummary:
-    """How a folder or file has the weights that somebody else quantized.
-
-    There is no original to state a distance from.
-    """
-
-    # A folder's format and its numbers, such as "gptq int4" or "compressed-tensors int4+int8", or
-    # the kinds of blocks, such as "Q4_K+Q6_K"; the most frequent first.
-    scheme: str
-    # Inputs that share a scale; 0: all of an output's, or not the same for all weights.
-    group_size: int
-    # What the quantized weights take in memory, scales and zero points included, per weight.
-    bits_per_weight: float
-
-
-def summarize(
-    scheme: Scheme, targets: Mapping[str, WeightTarget], weights: Mapping[str, LowBitWeight]
-) -> QuantizationSummary:
-    """Checks all quantized weights of a model and says how far they are from what was read.
-
-    Args:
-        scheme: What they were quantized by.
-        targets: Those of the layers, filled.
-        weights: Path in the model -> weight.
-
-    Raises:
-        QuantizationRefused: A tensor is farther from its original than rounding can bring it, or a
-            product differs from its reference. Tensor or layer is named.
-    """
-    rows = {name: target.destination for name, target in targets.items()}
-    errors = {name: checked_error(name, into) for name, into in rows.items() if isinstance(into, QuantizedRows)}
-    for path, weight in weights.items():
-        check_layer(path, weight)
-    num_weights = sum(weight.num_weights for weight in weights.values())
-    num_bytes = sum(weight.num_bytes for weight in weights.values())
-    worst = max(errors, key=errors.__getitem__)
-    mean = sum(errors.values()) / len(errors)
-    return QuantizationSummary(scheme, 8 * num_bytes / num_weights, mean, errors[worst], worst)
-
-
-def checked_error(name: str, rows: QuantizedRows) -> float:
-    """A tensor's relative error. Raises QuantizationRefused where rounding does not explain it."""
-    error, most = rows.error.read()
-    if not error <= most * _ROUNDING_SLACK:
-        raise QuantizationRefused(
-            f"tensor {name!r} is not what was read: quantized it is off by {error:.3%}, and rounding explains {most:.3%}"
-        )
-    return error
-
-
-def check_layer(path: str, weight: LowBitWeight) -> None:
-    """`check_product` of a layer's weight, by its path in the model."""
-    check_product(path.removesuffix(".weight"), weight.quantized, lambda rows: weight.multiply(rows, None))
+# Weights in blocks: on a card one number of rows for each kernel there is, on a CPU, where few rows
+# are multiplied as many are, one.
+_BLOCK_CARD_ROW_COUNTS = (1, 8, 12, 32, 96)
+_BLOCK_ROW_COUNTS = (8,)
 
 
 def check_product(layer: str, quantized: QuantizedWeight, multiply: Callable[[Tensor], Tensor]) -> None:
@@ -142,6 +73,23 @@ def check_product(layer: str, quantized: QuantizedWeight, multiply: Callable[[Te
         if not error <= limit:
             raise QuantizationRefused(
                 f"layer {layer!r}: its {quantized.kind.value} product of {count} rows differs from the reference by {error:.2%}, more than {limit:.2%}"
+            )
+
+
+def check_block_product(layer: str, weight: BlockWeight) -> None:
+    """As `check_product`, of a weight in blocks."""
+    counts = _BLOCK_CARD_ROW_COUNTS if weight.device.type == "cuda" else _BLOCK_ROW_COUNTS
+    rows = random_rows(max(counts), weight.num_inputs, weight.dtype).to(weight.device)
+    expected = exact_product(
+        rows, weight.num_outputs, weight.num_inputs, functools.partial(block_weight.dequantize_rows, weight)
+    )
+    for count in counts:
+        found = block_quantized.linear(rows[:count].contiguous(), weight).float()
+        error = float((found - expected[:count]).norm() / expected[:count].norm().clamp(min=1e-30))
+        limit = _PRODUCT_LIMITS[weight.dtype]
+        if not error <= limit:
+            raise QuantizationRefused(
+                f"layer {layer!r}: its {weight.kind.value} product of {count} rows differs from the reference by {error:.2%}, more than {limit:.2%}"
             )
 
 

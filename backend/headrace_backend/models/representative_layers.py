@@ -12,13 +12,13 @@ from collections.abc import Hashable, Sequence
 from headrace_backend.parallel.collectives import Collectives, agreed_any
 
 
-def unlike_places(kinds: Sequence[Hashable], together: Collectives | None) -> list[int]:
+def representative_places(kinds: Sequence[Hashable], together: Collectives | None) -> list[int]:
     """The first layer, the last, and of those between one of each kind; in order.
 
     Args:
-        kinds: Of all layers, on this rank: `DecoderLayer.launch_kind`.
-        together: Of several ranks, all of which must ask: a layer that any of them needs is taken
-            by all, as they add up together.
+        kinds: `DecoderLayer.launch_kind` of every layer, on this rank.
+        together: The ranks' collectives; None: one rank. All ranks must ask: a layer that any of
+            them needs is taken by all, as they compute it together.
     """
     last = len(kinds) - 1
     # Of places with the same kind the dictionary keeps the one that comes last.

@@ -1,20 +1,20 @@
-"""Which rows and columns of a layer's tensors hold the outputs and inputs that a rank keeps, so
-that each rank reads its own bytes of a folder that another tool quantized.
+"""Which rows and columns of a layer's tensors hold some of its outputs and inputs, so that each rank
+reads its own bytes of a folder that another tool quantized, and a projection its own of a tensor
+that holds several.
 
-Owns where each layout (`headrace_model_folder.formats.layer_format`) has outputs and inputs, one by
-one, in words, in groups or in blocks. Whether a part may be cut there is `LayerFormat.cuts`'.
+Owns where each layout (`layer_format`) has outputs and inputs, one by one, in words, in groups or
+in blocks. Whether a part may be cut there is `LayerFormat.cuts`'.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from headrace_model_folder import LayerFormat, Layout, Role
-from headrace_model_folder.formats.layer_format import BLOCK_SIZE
+from headrace_model_folder.formats.layer_format import BLOCK_SIZE, LayerFormat, Layout, Role
 
 
 class LayerPart(NamedTuple):
-    """Of a layer, in the order of its plain weight."""
+    """Some outputs and inputs of a layer, in the order of its plain weight."""
 
     outputs: range
     inputs: range
@@ -23,9 +23,9 @@ class LayerPart(NamedTuple):
         """Rows and columns of one of its tensors that are read.
 
         Args:
-            form: Of the layer.
-            role: Of the tensor.
-            shape: Of the tensor, whole; at least one dimension.
+            form: The layer's format.
+            role: What the tensor holds.
+            shape: The whole tensor's shape; at least one dimension.
 
         Returns:
             Both; no columns where it has one dimension.
@@ -60,9 +60,19 @@ class LayerPart(NamedTuple):
         return _covering(self.outputs, unit), self.groups(form)
 
     def groups(self, form: LayerFormat) -> range:
-        """Those that its inputs are in; the only one where a scale holds for all."""
+        """Groups that its inputs are in; the only one where a scale holds for all."""
         size = BLOCK_SIZE if form.scales == "block" else form.group_size
         return _covering(self.inputs, size) if size else range(1)
+
+    def cut_unit(self, form: LayerFormat) -> int | None:
+        """Outputs that share a word or a block that the part begins or ends within; None: it cuts
+        none.
+        """
+        packs_outputs = form.layout in (Layout.GPTQ, Layout.AWQ)
+        packs_zeros = form.layout is Layout.PACKED and not form.is_symmetric
+        unit = BLOCK_SIZE if form.scales == "block" else 32 // form.bits if packs_outputs or packs_zeros else 1
+        is_cut = self.outputs.start % unit or (form.scales != "block" and self.outputs.stop % unit)
+        return unit if is_cut else None
 
 
 def _covering(part: range, unit: int) -> range:

@@ -1,0 +1,147 @@
+"""From a `ModelBuild` to a model with its weights, or to the memory that they will take."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from headrace_backend.models.build import ModelBuild
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.quantization.folder_layers import stage_layers
+from headrace_backend.quantization.shared_scales import share_scales
+from headrace_backend.quantization.summaries import (
+    block_targets,
+    summarize,
+    summarize_blocks,
+    summarize_folder,
+    summarize_head,
+)
+from headrace_backend.weights.block_records import with_rotated_rows
+from headrace_backend.weights.dummy import fill_with_noise
+from headrace_backend.weights.loader import load_weights
+from headrace_backend.weights.nf4_states import load_nf4_states
+from headrace_backend.weights.placement import WeightTarget
+from headrace_backend.weights.progress import Progress
+from headrace_backend.weights.scheme import Schemes
+from headrace_kernels.weight_formats.dequantized_buffer import scratch_bytes
+from headrace_model_folder import ModelFolder, expected_tensors
+
+# What ranks do before they load where scales hold for more than a rank's part.
+_FIRST_PHASE = "scales"
+
+
+class WeightMemory(NamedTuple):
+    """Bytes of a model's weights."""
+
+    weights: int
+    # The buffer that products with quantized weights share, taken with the weights.
+    scratch: int = 0
+
+
+def load_model(build: ModelBuild, folder: ModelFolder | None, progress: Progress, seed: int = 0) -> CausalLM:
+    """Builds a model and fills its weights.
+
+    Args:
+        build: The model's parts, type, device, bits and rank.
+        folder: The folder with the weights; None: seeded Gaussian weights.
+        progress: Called with (phase, done, total, unit); also a sign of life.
+        seed: Seed of Gaussian weights.
+
+    Returns:
+        The model in evaluation form: no parameter requires a gradient.
+
+    Raises:
+        InvalidModelFolder: a weight can't be read or is not finite.
+        QuantizationRefused: the bits do not suit the model, or a quantized weight is not what it
+            should be.
+    """
+    model = build.empty_model()
+    targets, shapes = model.weight_targets(), expected_tensors(build.config)
+    # Biases that are added once are rank 0's.
+    assert targets.keys() == shapes.keys() if build.shard.rank == 0 else targets.keys() <= shapes.keys()
+    share_scales(targets, shapes, build.shard, functools.partial(_fill_first, folder, shapes, seed, progress))
+    with torch.inference_mode():
+        if folder is None:
+            fill_with_noise(targets, shapes, seed, progress)
+        elif build.config.quantization is not None:
+            _load_quantized(model, folder, targets, progress)
+        else:
+            _load_rows(model, folder, targets, progress)
+        _check_schemes(model, targets, build.bits)
+    return model.eval()
+
+
+def _check_schemes(model: CausalLM, targets: Mapping[str, WeightTarget], bits: Schemes) -> None:
+    """Checks what was quantized while it was read, and keeps what there is to say of it.
+
+    Raises QuantizationRefused.
+    """
+    layers, (scheme, head) = {name: target for name, target in targets.items() if ".layers." in name}, bits
+    if scheme is not None:
+        model.quantization = summarize(scheme, layers, model.low_bit_weights or model.block_weights)
+    if head is not None and model.head_weight is not None:
+        model.head_quantization = summarize_head(head, targets, model.head_weight)
+
+
+def _fill_first(
+    folder: ModelFolder | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    seed: int,
+    progress: Progress,
+    targets: Mapping[str, WeightTarget],
+) -> None:
+    """Fills what looks at some tensors before all are loaded: a phase of its own, as they come a
+    second time.
+
+    Without a folder the weights are noise.
+    """
+    if folder is None:
+        fill_with_noise(targets, shapes, seed, progress, _FIRST_PHASE)
+    else:
+        load_weights(folder, targets, progress, _FIRST_PHASE)
+
+
+def _load_quantized(
+    model: CausalLM, folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress
+) -> None:
+    """Fills a model from a folder whose layers another tool quantized."""
+    quantization = folder.config.quantization
+    assert quantization is not None
+    staged = stage_layers(folder.config, targets, expected_tensors(folder.config), folder.tensors)
+    load_weights(folder, staged.targets, progress)
+    staged.check(folder.tensors)
+    model.quantization = summarize_folder(quantization, model.low_bit_weights)
+
+
+def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress) -> None:
+    """Fills a model by rows, whether numbers, which may be quantized as they come, or bytes that a
+    file has in blocks.
+    """
+    records = folder.tensors
+    targets = with_rotated_rows(targets, records)
+    states = {
+        name: (into.weight, targets[name]) for name, into in block_targets(targets) if records[name].nf4 is not None
+    }
+    load_nf4_states(folder, states)
+    load_weights(folder, targets, progress)
+    if any(block_targets(targets)):
+        model.quantization = summarize_blocks(targets, model.block_weights, records)
+
+
+def weight_memory(build: ModelBuild) -> WeightMemory:
+    """What the weights of a rank will take on its device, exactly: a model is made as it would be,
+    without memory.
+
+    Raises QuantizationRefused where the bits do not suit the model.
+    """
+    model = build.weightless_model()
+    low_bits = [*model.low_bit_weights.values(), *filter(None, [model.head_weight])]
+    sizes = {(weight.num_outputs, weight.num_inputs) for weight in low_bits}
+    blocks = [part for weight in model.block_weights.values() for part in weight.blocks]
+    sizes |= {(part.num_outputs, part.num_inputs) for part in blocks}
+    # Elsewhere products dequantize weights in small blocks, which they give up again.
+    scratch = [scratch_bytes(*size, build.dtype) for size in sizes] if build.device.type == "cuda" else []
+    return WeightMemory(model.weight_bytes, max(scratch, default=0))

@@ -1,0 +1,251 @@
+"""A model as data: its embedding, the parts of each decoder layer and its output head, each with its
+sizes and the names of its tensors.
+
+    config.json -> families/<family>.describe -> ModelDescription -> expected tensors, rules for
+                                                                     ranks, memory plan, step costs,
+                                                                     torch modules
+
+Owns the vocabulary of parts. A family says which parts its layers have; whoever needs a model's
+tensors, sizes or modules makes them from here and knows no family. What a part computes is the
+backend's `layers`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from headrace_model_folder.rope_config import RopeConfig
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fused:
+    """Projections of one input that the checkpoint keeps as one, outputs after outputs."""
+
+    # Path of its tensors without the last word, such as model.layers.0.self_attn.qkv_proj.
+    name: str
+    # Outputs of all projections in it.
+    outputs: int
+    # Where one projection's outputs begin.
+    first: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Linear:
+    """One projection: a weight [outputs, inputs] and, if it has one, a bias [outputs]."""
+
+    # Path of its tensors without the last word, such as model.layers.0.self_attn.q_proj.
+    name: str
+    outputs: int
+    inputs: int
+    bias: bool = False
+    # The tensors of the checkpoint that hold it among others; None: it has tensors of its own.
+    fused: Fused | None = None
+
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of each of its tensors."""
+        yield f"{self.name}.weight", (self.outputs, self.inputs)
+        if self.bias:
+            yield f"{self.name}.bias", (self.outputs,)
+
+    @property
+    def stored(self) -> Linear:
+        """The projection as the checkpoint has it: this one, or the one that holds it."""
+        if self.fused is None:
+            return self
+        return Linear(self.fused.name, self.fused.outputs, self.inputs, self.bias)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMS norm over `size` elements."""
+
+    name: str
+    size: int
+    eps: float
+
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of its weight."""
+        yield f"{self.name}.weight", (self.size,)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Attention:
+    """Grouped-query self-attention with rotated queries and keys."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    # Tokens that a token sees, itself included; None: itself and all before it.
+    window: int | None
+    rope: RopeConfig
+    # Elements of a head that are rotated, from the first on.
+    rotary_dim: int
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    # Norms over each head's query and key before the rotation; None: there are none.
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The projections in the order of a forward pass."""
+        return self.query, self.key, self.value, self.output
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """The norms of queries and keys, none or both."""
+        return tuple(norm for norm in (self.query_norm, self.key_norm) if norm is not None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mlp:
+    """down(silu(gate(x)) * up(x))."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+
+    @property
+    def inner(self) -> int:
+        """Elements between the projections."""
+        return self.down.inputs
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The projections in the order of a forward pass."""
+        return self.gate, self.up, self.down
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layer:
+    """A decoder layer: norm, attention, norm, MLP, with additions to the residual stream after
+    attention and MLP.
+    """
+
+    # Such as model.layers.0.
+    name: str
+    attention_norm: Norm
+    attention: Attention
+    mlp_norm: Norm
+    mlp: Mlp
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The projections in the order of a forward pass."""
+        return self.attention.linears + self.mlp.linears
+
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of each of the layer's tensors, each projection by itself."""
+        parts: tuple[tuple[Linear | Norm, ...], ...] = (
+            self.attention.linears,
+            self.attention.norms,
+            self.mlp.linears,
+            (self.attention_norm, self.mlp_norm),
+        )
+        for part in itertools.chain.from_iterable(parts):
+            yield from part.tensors()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Embedding:
+    """One row of `hidden_size` elements for each token of the vocabulary."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of its table."""
+        yield f"{self.name}.weight", (self.vocab_size, self.hidden_size)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Head:
+    """The output layer, whose weight has the embedding's shape."""
+
+    name: str
+    # Whether its weight is the embedding's table.
+    tied: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """A decoder-only transformer, whole: what one rank of several has of it is `tp_rules`'."""
+
+    embedding: Embedding
+    layers: tuple[Layer, ...]
+    # The norm behind the last layer.
+    norm: Norm
+    head: Head
+
+    @property
+    def hidden_size(self) -> int:
+        """Elements of the residual stream."""
+        return self.embedding.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the vocabulary."""
+        return self.embedding.vocab_size
+
+    @property
+    def attention(self) -> Attention:
+        """The attention of the first layer, whose heads and rotation all layers share."""
+        return self.layers[0].attention
+
+    @property
+    def rope(self) -> RopeConfig:
+        """The rotary embedding that all layers share."""
+        return self.attention.rope
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that a token sees in every layer, itself included; None: all before it."""
+        return min((layer.attention.window for layer in self.layers if layer.attention.window), default=None)
+
+    @property
+    def linears(self) -> Iterator[Linear]:
+        """The projections of all layers in the order of a forward pass."""
+        return itertools.chain.from_iterable(layer.linears for layer in self.layers)
+
+    def stored_linears(self) -> dict[str, Linear]:
+        """The projections of all layers as the checkpoint has them, by name, in the order of a
+        forward pass.
+        """
+        return {stored.name: stored for stored in (linear.stored for linear in self.linears)}
+
+    def stored_tensors(self) -> dict[str, Shape]:
+        """Name -> shape of every tensor of a checkpoint of the model, without a tied output
+        layer's.
+        """
+        fused = {name for linear in self.linears if linear.fused for name, _ in linear.tensors()}
+        stored = (linear.tensors() for linear in self.stored_linears().values())
+        own = {name: shape for name, shape in self.tensors() if name not in fused}
+        return own | dict(itertools.chain.from_iterable(stored))
+
+    def head_tensor(self) -> tuple[str, Shape]:
+        """Name and shape of the output layer's weight; a tied one need not be in a folder."""
+        return f"{self.head.name}.weight", (self.vocab_size, self.hidden_size)
+
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of every tensor of the model, without a tied output layer's."""
+        yield from self.embedding.tensors()
+        for layer in self.layers:
+            yield from layer.tensors()
+        yield from self.norm.tensors()
+        if not self.head.tied:
+            yield self.head_tensor()
+
+    def with_rope(self, rope: RopeConfig) -> ModelDescription:
+        """Returns the same model with another rotary embedding in all layers."""
+        layers = (
+            dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, rope=rope))
+            for layer in self.layers
+        )
+        return dataclasses.replace(self, layers=tuple(layers))

@@ -1,0 +1,38 @@
+"""What a family of models is: names, defaults, and the way from its fields to a description."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace_model_folder.description import ModelDescription
+from headrace_model_folder.fields import Fields
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GgufNaming:
+    """How GGUF files hold models of a family."""
+
+    # Value of general.architecture, and prefix of the family's keys.
+    name: str
+    # Whether the two elements that are rotated together follow each other in the rows of queries
+    # and keys, where a Hugging Face folder has them half a head apart.
+    alternates: bool = False
+    # Architecture of files that state a sliding window; "": the family's own.
+    windowed: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Family:
+    """One value of config.json's `architectures`."""
+
+    architecture: str
+    # What `transformers` assumes for fields that config.json leaves out. A null in the file means
+    # null, so these fill only what is absent.
+    defaults: Mapping[str, Any]
+    # Called with the fields of config.json, defaults filled in. Raises InvalidModelFolder naming
+    # the field, the rule and the value.
+    describe: Callable[[Fields], ModelDescription]
+    # None: GGUF files of the family say that they are another one's.
+    gguf: GgufNaming | None = None

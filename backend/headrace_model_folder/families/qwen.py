@@ -1,0 +1,48 @@
+"""Qwen2, Qwen2.5 and Qwen3 (dense): Qwen2 has biases on queries, keys and values; Qwen3 has an RMS
+norm on every head's query and key instead, and a head_dim of its own. Layers of both may have a
+sliding window.
+"""
+
+from __future__ import annotations
+
+from headrace_model_folder.description import ModelDescription
+from headrace_model_folder.errors import shown
+from headrace_model_folder.families.decoder import Switches, decoder, read_sizes, read_window
+from headrace_model_folder.families.family import Family, GgufNaming
+from headrace_model_folder.fields import Fields
+
+_DEFAULTS = {"max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4096}
+
+
+def describe_qwen2(fields: Fields) -> ModelDescription:
+    """Biases on queries, keys and values only."""
+    sizes = read_sizes(fields)
+    return decoder(sizes, _windows(fields, sizes.num_layers), Switches(qkv_bias=True))
+
+
+def describe_qwen3(fields: Fields) -> ModelDescription:
+    """Norms on queries and keys; variants may have biases in attention."""
+    sizes, bias = read_sizes(fields), fields.boolean("attention_bias", False)
+    return decoder(sizes, _windows(fields, sizes.num_layers), Switches(bias, bias, head_norms=True))
+
+
+def _windows(fields: Fields, num_layers: int) -> list[int | None]:
+    """Each layer's window, by `layer_types` or from `max_window_layers` on."""
+    if not fields.boolean("use_sliding_window", False) or (window := read_window(fields)) is None:
+        return [None] * num_layers
+    types = fields.get("layer_types")
+    if types is None:
+        first = fields.integer("max_window_layers", 0, 1 << 30, 28)
+        return [window if layer >= first else None for layer in range(num_layers)]
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise fields.error(
+            "layer_types", f"must be a list of num_hidden_layers ({num_layers}) entries, is {shown(types)}"
+        )
+    for kind in types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise fields.error("layer_types", f"must hold 'full_attention' or 'sliding_attention', has {shown(kind)}")
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
+QWEN2 = Family("Qwen2ForCausalLM", _DEFAULTS, describe_qwen2, gguf=GgufNaming("qwen2"))
+QWEN3 = Family("Qwen3ForCausalLM", {**_DEFAULTS, "head_dim": 128}, describe_qwen3, gguf=GgufNaming("qwen3"))
