@@ -258,7 +258,10 @@ def heading(rows: Sequence[Row]) -> str:
         )
     )  # fmt: skip
     first = rows[0]
-    return f"{len(first.right):,} questions, {first.divergence.tokens:,} tokens of text; {dates}, commit {commits}, on {machines}."
+    return (
+        f"{len(first.right):,} questions, {first.divergence.tokens:,} tokens of text; {dates}, commit {commits}, on "
+        f"{machines}."
+    )
 
 
 def replace_table(path: pathlib.Path, text: str, what: str) -> None:

@@ -228,7 +228,10 @@ def check_mixed(collectives: SymmetricCollectives) -> None:
     """
     draw = random.Random(0)
     calls = [_drawn_call(collectives, draw) for _ in range(_MIXED_CALLS)]
-    parts = [torch.zeros(collectives.world_size, num_bytes // 2, dtype=torch.bfloat16, device=collectives.device) for _, _, num_bytes in calls]  # fmt: skip
+    parts = [
+        torch.zeros(collectives.world_size, num_bytes // 2, dtype=torch.bfloat16, device=collectives.device)
+        for _, _, num_bytes in calls
+    ]
     own = [part[collectives.rank].clone() for part in parts]
     outs: list[torch.Tensor] = []
 

@@ -230,7 +230,8 @@ def main() -> None:
     for case in rank_processes.results("benchmarks.bench_communication", options.ranks, sys.argv[1:]):
         cases.append(case)
         print(
-            f"{case['step']:>10} {options.ranks} ranks: {case['step_us']:>10,.1f} us a step, {case['silent_us']:>10,.1f} without a word, "
+            f"{case['step']:>10} {options.ranks} ranks: {case['step_us']:>10,.1f} us a step, "
+            f"{case['silent_us']:>10,.1f} without a word, "
             f"exposed {case['exposed_us']:>9,.1f} us, {case['exposed_us_per_layer']:.2f} a layer",
             flush=True,
         )

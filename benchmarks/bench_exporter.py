@@ -321,7 +321,8 @@ def main() -> None:
     for answer in ("down", "hung", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "INTERNAL"):
         result = results[answer] = measure_bad_collector(answer, options.spans)
         print(
-            f"{answer:18}: {result['spans']:10,.0f} spans, {result['dropped']:10,.0f} dropped, {result['failures']:3,.0f} failures, "
+            f"{answer:18}: {result['spans']:10,.0f} spans, {result['dropped']:10,.0f} dropped, "
+            f"{result['failures']:3,.0f} failures, "
             f"{result['mib_before']:.0f} -> at most {result['mib_peak']:.0f} MiB",
             flush=True,
         )

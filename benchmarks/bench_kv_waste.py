@@ -4,8 +4,9 @@ Requests have the lengths of mix1000.
 
 The real engine plans every step; a worker without a model answers. Allocated slots and used slots
 are read off the step plans themselves (block table updates and positions), so the figure holds for
-what a worker is asked to keep. All steps weigh the same. Beside it, for the same steps, what a cache would waste that reserves for each
-running sequence one contiguous stretch of (a) the whole context, (b) its prompt and max_tokens.
+what a worker is asked to keep. All steps weigh the same. Beside it, for the same steps, stands what
+a cache would waste that reserves for each running sequence one contiguous stretch of (a) the whole
+context, (b) its prompt and max_tokens.
 """
 
 from __future__ import annotations

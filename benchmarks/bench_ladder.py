@@ -156,7 +156,8 @@ def low_bit_rungs(names: str, quantize_group: int) -> dict[str, dict[str, Any]]:
         settings = {field: scheme for part in parts if part for field, scheme in part.items()}
         if None in parts or len(settings) < len(parts):
             raise ValueError(
-                f"--low-bits: {name!r} is none of {', '.join(_LOW_BITS)}, or one of the layers and one of the head with a plus"
+                f"--low-bits: {name!r} is none of {', '.join(_LOW_BITS)}, or one of the layers and one of the head "
+                "with a plus"
             )
         rungs[name] = settings | ({"quantize_group": quantize_group} if settings.get("quantize") == "int4" else {})
     return rungs

@@ -209,7 +209,8 @@ def main() -> None:
         results.append(result)
         limit = LIMITS_US.get(case.rows)
         print(
-            f"{case.rows:4d}  {case.waiting:7d}  {'yes' if case.parked else 'no':>6s}  {result['p50_us']:6.1f}  {result['p99_us']:6.1f}  "
+            f"{case.rows:4d}  {case.waiting:7d}  {'yes' if case.parked else 'no':>6s}  {result['p50_us']:6.1f}  "
+            f"{result['p99_us']:6.1f}  "
             f"{result['cpu_p50_us']:7.1f}  {result['cpu_p99_us']:7.1f}  "
             f"{'-' if limit is None else limit}"
         )

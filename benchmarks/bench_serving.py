@@ -142,7 +142,10 @@ def main() -> int:
     parser.add_argument(
         "--telemetry",
         default="",
-        help=f"instead of the engine beside the front: off and some of {', '.join(serving_telemetry.DETAILS)}, all traced, with commas",
+        help=(
+            f"instead of the engine beside the front: off and some of {', '.join(serving_telemetry.DETAILS)}, all "
+            "traced, with commas"
+        ),
     )
     options = parser.parse_args()
     modes = tuple(filter(None, options.telemetry.split(",")))

@@ -67,7 +67,10 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
         "--think-s",
         type=float,
         default=0.0,
-        help=f"how long they think instead, on average; {THINK_SECONDS:g} with fewer --seconds is the beginning of the whole",
+        help=(
+            f"how long they think instead, on average; {THINK_SECONDS:g} with fewer --seconds is the beginning of the "
+            "whole"
+        ),
     )
     parser.add_argument("--repeats", type=int, default=0, help="runs of each workload; 0: the benchmark's own number")
 
@@ -109,7 +112,10 @@ def which_engine(parser: argparse.ArgumentParser) -> None:
         "--limit-s",
         type=positive_seconds,
         default=_LIMIT_S,
-        help="wall time of the whole; then, as on SIGTERM and SIGINT, what was measured is written and marked incomplete (default %(default)g)",
+        help=(
+            "wall time of the whole; then, as on SIGTERM and SIGINT, what was measured is written and marked "
+            "incomplete (default %(default)g)"
+        ),
     )
 
 

@@ -166,7 +166,9 @@ async def measured_engine(
         started = await _start(session, plan, workloads, on_gpu)
         warm_s = time.perf_counter() - begin_s
         print(
-            f"start-up {started.startup_s} s, {'warm' if started.warm else 'STILL COMPILING'} after {started.warm_up_rounds} rounds in {warm_s:.1f} s; phases {started.phases_s}; captured {started.captured_mixed_sizes}; ceilings {ceilings.summary()}",
+            f"start-up {started.startup_s} s, {'warm' if started.warm else 'STILL COMPILING'} after "
+            f"{started.warm_up_rounds} rounds in {warm_s:.1f} s; phases {started.phases_s}; captured "
+            f"{started.captured_mixed_sizes}; ceilings {ceilings.summary()}",
             flush=True,
         )
         yield (

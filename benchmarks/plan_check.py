@@ -87,7 +87,10 @@ def table(lines: list[Line]) -> Iterator[str]:
     for line in lines:
         digits = 0 if line.predicted >= 1000 else 2
         shown = (f"{value:,.{digits}f}" for value in (line.predicted, line.measured))
-        yield f"| {line.model} | {line.tp} | {line.workload} | {line.unit} | {' | '.join(shown)} | {line.measured / line.predicted:.2f} |"
+        yield (
+            f"| {line.model} | {line.tp} | {line.workload} | {line.unit} | {' | '.join(shown)} | "
+            f"{line.measured / line.predicted:.2f} |"
+        )
 
 
 def main() -> None:

@@ -40,6 +40,7 @@ def lines(result: dict[str, Any]) -> list[str]:
         shown.append(f"  {name:<13}{result[name]:>12,.2f} {unit:<5}{beside}")
     if result.get("held_plans"):
         shown.append(
-            f"  plans        {result['held_plans']:>12,} of {result['step_count']:,} held back, {result['late_plans']:,} late"
+            f"  plans        {result['held_plans']:>12,} of {result['step_count']:,} held back, "
+            f"{result['late_plans']:,} late"
         )
     return shown

@@ -122,12 +122,19 @@ def page(records: list[dict[str, Any]]) -> str:
     subjects = collected(records)
     cards = ", ".join(sorted({subject.gpu for subject in subjects}))
     dates = sorted(point.date[:10] for points in subjects.values() for point in points.values() if point.date)
-    words = (
-        "# Scaling over GPUs\n\n"
-        f"Made by `python -m benchmarks.scaling` of results in `benchmarks/results`: {cards}, {dates[0]} to {dates[-1]}. Bold is measured; behind it the roofline, the same workload at the ceilings of the same run with nothing\n"
-        "exchanged between ranks, and the share of it that was reached. Where nothing was measured only a roofline is given, that of the nearest number of ranks shared among these. Products in FP8 are\n"
-        "held against the rate of bf16, which they can beat. Exposed communication is what a step takes longer than the same kernels do without a word to other ranks\n"
-        "(`python -m benchmarks.bench_communication`), steps as ROWSxCONTEXT."
+    words = "\n".join(
+        [
+            "# Scaling over GPUs",
+            "",
+            "`python -m benchmarks.scaling` made this page of the results in `benchmarks/results`:",
+            f"{cards}, {dates[0]} to {dates[-1]}. Bold is measured. Behind it stand the roofline (the same",
+            "workload at the ceilings of the same run, with nothing exchanged between ranks) and the share of",
+            "it that was reached. Where nothing was measured only a roofline is given, that of the nearest",
+            "number of ranks shared among these. Products in FP8 are held against the rate of bf16, which they",
+            "can beat. Exposed communication is what a step takes longer than the same kernels do without",
+            "communication between ranks (`python -m benchmarks.bench_communication`); steps are named",
+            "ROWSxCONTEXT.",
+        ]
     )
     return "\n".join([words, "", *table(subjects, exposed(records)), ""])
 

@@ -197,7 +197,8 @@ async def send_texts(
             raise NotMeasured(f"{workload.name}: a call failed: {result.error}")
         if (result.prompt_tokens, len(result.arrivals_s)) != (len(ids), output):
             raise NotMeasured(
-                f"{workload.name}: {result.prompt_tokens} -> {len(result.arrivals_s)} tokens instead of {len(ids)} -> {output}"
+                f"{workload.name}: {result.prompt_tokens} -> {len(result.arrivals_s)} tokens instead of {len(ids)} -> "
+                f"{output}"
             )
         requests.append(Request(result.start_s, result.prompt_tokens, np.asarray(result.arrivals_s)))
     begin_s = work[0].begin_s

@@ -219,7 +219,8 @@ def _against_off(turns: list[dict[str, Any]], off: list[dict[str, Any]]) -> dict
 def lines(result: dict[str, Any]) -> list[str]:
     """Tokens per second and latencies of all modes, with what they change against none."""
     shown = [
-        f"{result['name']}: {result['requests']} requests, {result['repeats']} turns of each mode, {result['spans_collected']:,} spans; beyond off: median and 95% interval",
+        f"{result['name']}: {result['requests']} requests, {result['repeats']} turns of each mode, "
+        f"{result['spans_collected']:,} spans; beyond off: median and 95% interval",
         *(f"  {'off':<6}{name:<21}{result[name]:>12,.2f}" for name in _COMPARED if result[name] is not None),
     ]
     for mode, compared in result["telemetry"].items():

@@ -338,12 +338,15 @@ def main() -> None:
     arguments = parser.parse_args()
     results = [simulate(name, arguments) for name in arguments.workloads.split(",")]
     print(
-        "SIMULATED             TTFT ms p50     p95   ITL ms p50    p99    max    out tok/s  in tok/s  steps  tokens/mixed step  held  late  idle ms"
+        "SIMULATED             TTFT ms p50     p95   ITL ms p50    p99    max    out tok/s  in tok/s  steps  "
+        "tokens/mixed step  held  late  idle ms"
     )
     for figure in results:
         print(
-            f"{figure['workload']:20} {figure['ttft_p50_ms']:12.1f} {figure['ttft_p95_ms']:7.1f} {figure['itl_p50_ms']:12.2f} "
-            f"{figure['itl_p99_ms']:6.2f} {figure['itl_max_ms']:6.1f} {figure['output_tok_s']:12,.0f} {figure['input_tok_s']:9,.0f} "
+            f"{figure['workload']:20} {figure['ttft_p50_ms']:12.1f} {figure['ttft_p95_ms']:7.1f} "
+            f"{figure['itl_p50_ms']:12.2f} "
+            f"{figure['itl_p99_ms']:6.2f} {figure['itl_max_ms']:6.1f} {figure['output_tok_s']:12,.0f} "
+            f"{figure['input_tok_s']:9,.0f} "
             f"{figure['steps']:6} {figure['prefill_tokens_per_mixed_step']:8.0f} "
             f"{figure['held_plans']:16} {figure['late_plans']:5} {figure['device_idle_ms']:8.0f}"
             + (

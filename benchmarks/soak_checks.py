@@ -174,7 +174,10 @@ def memory_check(name: str, samples: Sequence[int]) -> Check:
     if len(samples) < LEAST_SAMPLES:
         return Check(f"{name} memory", False, f"{len(samples)} samples; {LEAST_SAMPLES} are needed to tell")
     growth = growth_bytes(samples)
-    message = f"{max(samples) / 2**30:.3f} GiB at most; last quarter {growth / 2**20:+.1f} MiB from the second, {FLAT_BYTES >> 20} allowed"
+    message = (
+        f"{max(samples) / 2**30:.3f} GiB at most; last quarter {growth / 2**20:+.1f} MiB from the second, "
+        f"{FLAT_BYTES >> 20} allowed"
+    )
     return Check(f"{name} memory", growth <= FLAT_BYTES, message)
 
 

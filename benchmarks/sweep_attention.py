@@ -77,7 +77,10 @@ def main() -> None:
             # Most often more shared memory than the card has.
             print(launch, type(error).__name__, flush=True)
             continue
-        rates = f"{2 * keys * NUM_KV_HEADS * head_bytes(options.kv) / seconds / 1e12:.3f} TB/s {4 * pairs * NUM_HEADS * HEAD_DIM / seconds / 1e12:.1f} TFLOP/s"
+        rates = (
+            f"{2 * keys * NUM_KV_HEADS * head_bytes(options.kv) / seconds / 1e12:.3f} TB/s "
+            f"{4 * pairs * NUM_HEADS * HEAD_DIM / seconds / 1e12:.1f} TFLOP/s"
+        )
         print(f"{launch} {seconds * 1e6:.1f} us {rates}", flush=True)
 
 

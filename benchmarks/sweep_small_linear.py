@@ -74,7 +74,8 @@ def sweep(name: str, num_rows: int) -> tuple[float, float, float]:
     assert best, "no tile ran"
     terabytes = operands[0].bytes_and_flops()[0] / times[best[0]] / 1e6
     print(
-        f"{name} rows={num_rows}: best {times[best[0]]:.1f} us ({terabytes:.2f} TB/s), cuBLAS {cublas:.1f}, separate {separate:.1f}"
+        f"{name} rows={num_rows}: best {times[best[0]]:.1f} us ({terabytes:.2f} TB/s), cuBLAS {cublas:.1f}, separate "
+        f"{separate:.1f}"
     )
     for tile in best[:4]:
         print(f"    {times[tile]:7.1f} {tuple(tile)}", flush=True)

@@ -81,9 +81,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """The last lines, after pytest's own, name the toolchains whose tests were left out, and how to
-    get them.
-    """
+    """Names the toolchains whose tests were left out, and how to get them, in the last lines."""
     yield
     lines = toolchains.summary(terminalreporter.stats.get("skipped", []))
     if lines:

@@ -32,7 +32,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 MARKDOWN_COLUMNS = 100
 MOST_FILES = 20
 KINDS = (".py", ".md", ".proto")
-PRODUCT = ("service", "backend", "kernels", "clients/python")
+PRODUCT = ("service", "backend", "both_sides", "kernels", "clients/python")
 # Logs keep the words of their time; the demo model is made of ordinary English; two files are about
 # retired words.
 KEEP_THEIR_WORDS = (
@@ -131,7 +131,7 @@ def check_openings(path: str, source: str) -> Iterator[Finding]:
 
 
 def prose_of_markdown(text: str) -> Iterator[tuple[int, str]]:
-    """Yields numbered lines that wrap: no code, tables, headings, images or comments."""
+    """Yields numbered lines that wrap: no code, tables, headings, quotations or images."""
     fenced = commented = indented = False
     before = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -139,7 +139,7 @@ def prose_of_markdown(text: str) -> Iterator[tuple[int, str]]:
         fence = stripped.startswith(("```", "~~~"))
         commented = commented or stripped.startswith("<!--")
         indented = line.startswith("    ") and (indented or not before.strip())
-        if not (fenced or fence or commented or indented or stripped.startswith(("|", "#", "!["))):
+        if not (fenced or fence or commented or indented or stripped.startswith(("|", "#", ">", "!["))):
             yield number, line
         fenced, commented, before = fenced != fence, commented and "-->" not in stripped, line
 
@@ -184,7 +184,9 @@ def room_of(finding: Finding) -> str:
     """The room that a finding counts for: a package, a folder of the tests, or a top folder."""
     parts = pathlib.PurePosixPath(finding.path).parts
     folders = parts if finding.rule == "folder" else parts[:-1]
-    depth = 2 if folders[:1] and folders[0] in ("service", "backend", "kernels", "clients", "tests") else 1
+    depth = (
+        2 if folders[:1] and folders[0] in ("service", "backend", "both_sides", "kernels", "clients", "tests") else 1
+    )
     return "/".join(folders[:depth]) or "."
 
 

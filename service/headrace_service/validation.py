@@ -11,20 +11,19 @@ from __future__ import annotations
 import itertools
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from google.protobuf import message
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_request import limits, rule_kinds, rules
 from headrace_request.request import Request
+from headrace_request.rule_kinds import Found, Violation
 from headrace_request.sampling import Sampling
 from headrace_request.stop import Stop
 from headrace_service import errors
 from headrace_service.resolved_spec import ModelFacts, ResolvedSpec
-from headrace_service.violations import Violations
 
 _REQUEST_ID = re.compile(limits.REQUEST_ID_PATTERN)
 # Of a token in headrace.v1.Logprobs, and of one of its most likely tokens: a float and one-byte
@@ -46,30 +45,29 @@ def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: boo
         ServiceError: UNIMPLEMENTED for what is not built yet; INVALID_ARGUMENT with all violations.
     """
     _refuse_unbuilt(spec)
-    found = Violations()
-    _check_prompt(spec, model, in_chat, found)
-    request = _request_of(spec, model)
-    found.extend(rules.check(request, model.bounds))
+    broken_prompt, broken_extras = _check_prompt(spec, model, in_chat), _check_extras(spec)
+    request, given = _request_of(spec, model), _given_parameters(spec)
     bad_words = tuple(spec.stop.bad_words[: limits.MAX_BAD_WORDS + 1])
-    found.extend(rules.BAD_WORDS.broken("spec.stop.bad_words", [word.encode() for word in bad_words], model.bounds))
-    found.require(
-        spec.trace_detail in generation_pb2.TraceDetail.values(),
-        "spec.trace_detail",
-        "must be a TraceDetail of this API: off, array, span, or unset",
-    )
-    time_limit_ns = _time_limit_ns(spec, found)
-    found.raise_if_any()
+    words = [word.encode() for word in bad_words]
+    broken = [
+        *broken_prompt,
+        *rules.check(request, model.bounds),
+        *rules.BAD_WORDS.broken("spec.stop.bad_words", words, model.bounds),
+        *broken_extras,
+    ]
+    if broken:
+        raise errors.invalid(broken)
     return ResolvedSpec(
         request=request,
         max_tokens=spec.stop.max_tokens if spec.stop.HasField("max_tokens") else None,
         draws_seed=not spec.sampling.HasField("seed"),
         ignore_eos=spec.stop.ignore_eos,
         bad_words=bad_words,
-        time_limit_ns=time_limit_ns,
+        time_limit_ns=spec.time_limit.ToNanoseconds() if spec.HasField("time_limit") else None,
         skip_special_tokens=spec.skip_special_tokens if spec.HasField("skip_special_tokens") else True,
         token_ids_only=spec.token_ids_only,
         trace_detail=spec.trace_detail,
-        given=_given_parameters(spec),
+        given=given,
     )
 
 
@@ -77,20 +75,6 @@ def refuse_tools(request: inference_pb2.ChatRequest) -> None:
     """Raises UNIMPLEMENTED if a chat offers functions."""
     if request.tools:
         raise errors.unimplemented("tools: tool calls are not built yet")
-
-
-def resolve_max_tokens(spec: ResolvedSpec, num_prompt_tokens: int, model: ModelFacts, prompt_field: str) -> int:
-    """Returns how many tokens an output may have, given its prompt.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT; prompt and output do not fit the context.
-    """
-    room = model.bounds.max_context_tokens - num_prompt_tokens
-    max_tokens = room if spec.max_tokens is None else spec.max_tokens
-    found = rules.check_lengths(num_prompt_tokens, max_tokens, spec.request.stop.min_tokens, model.bounds, prompt_field)
-    if found:
-        raise errors.invalid(found)
-    return max_tokens
 
 
 def check_prompt_logprobs(spec: ResolvedSpec, num_prompt_tokens: int, max_bytes: int) -> None:
@@ -112,16 +96,16 @@ def check_token_ids(token_ids: Iterable[int], vocabulary_size: int, field: str, 
     """Raises INVALID_ARGUMENT if an id, the first being number `first_index` of its field, is none
     of the vocabulary's.
     """
-    found = Violations()
-    _check_ids(token_ids, vocabulary_size, field, found, first_index)
-    found.raise_if_any()
+    broken = _check_ids(token_ids, vocabulary_size, field, first_index)
+    if broken:
+        raise errors.invalid(broken)
 
 
 def check_text(text: str, max_bytes: int, field: str) -> None:
     """Raises INVALID_ARGUMENT if a text is too long to be encoded."""
-    found = Violations()
-    _check_text_size(text, max_bytes, field, found)
-    found.raise_if_any()
+    broken = _check_text_size(text, max_bytes, field)
+    if broken:
+        raise errors.invalid(broken)
 
 
 def check_request_id(request_id: str) -> None:
@@ -151,39 +135,54 @@ def _refuse_unbuilt(spec: generation_pb2.GenerationSpec) -> None:
             raise errors.unimplemented(f"spec.{field}: {what} is not built yet")
 
 
-def _check_prompt(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: bool, found: Violations) -> None:
+def _check_prompt(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: bool) -> Found:
     kind = spec.WhichOneof("prompt")
     if in_chat:
-        found.require(kind is None, f"spec.{kind}", "must not be set in Chat, where the messages are the prompt")
-    elif kind is None:
-        found.add("spec.prompt", "one of spec.text and spec.token_ids must be set")
-    elif kind == "text":
-        found.require(spec.text != "", "spec.text", "must not be empty")
-        _check_text_size(spec.text, model.max_text_bytes, "spec.text", found)
-    else:
-        _check_prompt_ids(spec.token_ids.ids, model, found)
+        rule = "must not be set in Chat, where the messages are the prompt"
+        return () if kind is None else [Violation(f"spec.{kind}", rule)]
+    if kind is None:
+        return [Violation("spec.prompt", "one of spec.text and spec.token_ids must be set")]
+    if kind == "token_ids":
+        return _check_prompt_ids(spec.token_ids.ids, model)
+    if spec.text == "":
+        return [Violation("spec.text", "must not be empty")]
+    return _check_text_size(spec.text, model.max_text_bytes, "spec.text")
 
 
-def _check_prompt_ids(ids: message.Message | Iterable[int], model: ModelFacts, found: Violations) -> None:
-    num_ids = len(ids)  # type: ignore[arg-type]
+def _check_prompt_ids(ids: Sequence[int], model: ModelFacts) -> Found:
     limit = model.bounds.max_context_tokens - 1
-    if not 1 <= num_ids <= limit:
-        found.add("spec.token_ids.ids", f"has {num_ids} tokens; must have at least 1 and at most {limit}")
-    else:
-        _check_ids(ids, model.bounds.vocabulary_size, "spec.token_ids.ids", found)  # type: ignore[arg-type]
+    if not 1 <= len(ids) <= limit:
+        rule = f"has {len(ids)} tokens; must have at least 1 and at most {limit}"
+        return [Violation("spec.token_ids.ids", rule)]
+    return _check_ids(ids, model.bounds.vocabulary_size, "spec.token_ids.ids")
 
 
-def _check_text_size(text: str, max_bytes: int, field: str, found: Violations) -> None:
+def _check_text_size(text: str, max_bytes: int, field: str) -> Found:
     # A character has at most 4 bytes; most texts need no count.
     num_bytes = len(text.encode()) if len(text) * 4 > max_bytes else 0
-    found.require(num_bytes <= max_bytes, field, f"has {num_bytes} bytes; must have at most {max_bytes}")
+    if num_bytes <= max_bytes:
+        return ()
+    return [Violation(field, f"has {num_bytes} bytes; must have at most {max_bytes}")]
 
 
-def _check_ids(
-    token_ids: Iterable[int], vocabulary_size: int, field: str, found: Violations, first_index: int = 0
-) -> None:
+def _check_ids(token_ids: Iterable[int], vocabulary_size: int, field: str, first_index: int = 0) -> Found:
     wrong = [index for index, token in enumerate(token_ids, first_index) if token >= vocabulary_size]
-    found.extend(rule_kinds.unknown_tokens(field, wrong, vocabulary_size))
+    return rule_kinds.unknown_tokens(field, wrong, vocabulary_size)
+
+
+def _check_extras(spec: generation_pb2.GenerationSpec) -> list[Violation]:
+    """Returns the rules that a spec breaks in the fields that only services know."""
+    broken = []
+    if spec.trace_detail not in generation_pb2.TraceDetail.values():
+        rule = "must be a TraceDetail of this API: off, array, span, or unset"
+        broken.append(Violation("spec.trace_detail", rule))
+    limit = spec.time_limit
+    well_formed = abs(limit.nanos) < 10**9 and limit.seconds * limit.nanos >= 0
+    within = 0 < limit.seconds * 10**9 + limit.nanos <= limits.MAX_TIME_LIMIT_S * 10**9
+    if spec.HasField("time_limit") and not (well_formed and within):
+        rule = f"must be above 0 and at most {limits.MAX_TIME_LIMIT_S // 3600} hours"
+        broken.append(Violation("spec.time_limit", rule))
+    return broken
 
 
 def _request_of(spec: generation_pb2.GenerationSpec, model: ModelFacts) -> Request:
@@ -225,20 +224,6 @@ def _stop_of(given: generation_pb2.StopConditions, model: ModelFacts) -> Stop:
         token_ids=array("I", given.token_ids[: limits.MAX_STOP_TOKEN_IDS + 1]).tobytes(),
         include_stop_string=given.include_stop_string,
     )
-
-
-def _time_limit_ns(spec: generation_pb2.GenerationSpec, found: Violations) -> int | None:
-    if not spec.HasField("time_limit"):
-        return None
-    limit = spec.time_limit
-    limit_ns = limit.seconds * 10**9 + limit.nanos
-    if (
-        abs(limit.nanos) >= 10**9
-        or limit.seconds * limit.nanos < 0
-        or not 0 < limit_ns <= limits.MAX_TIME_LIMIT_S * 10**9
-    ):
-        found.add("spec.time_limit", f"must be above 0 and at most {limits.MAX_TIME_LIMIT_S // 3600} hours")
-    return limit_ns
 
 
 def _given_parameters(spec: generation_pb2.GenerationSpec) -> dict[str, int | float]:

@@ -41,9 +41,9 @@ TIMEOUT_S = 900
 
 
 def readme_programs() -> dict[str, str]:
-    """The programs of the README, by the example that the line before each names."""
+    """The programs of the README, by the example that the paragraph before each names."""
     text = (CLIENT / "README.md").read_text()
-    return dict(re.findall(r"`examples/(\w+)`[^\n]*\n\n```go\n(.*?)```\n", text, re.DOTALL))
+    return dict(re.findall(r"`examples/(\w+)`[^\n]*\n(?:[^\n]+\n)*\n```go\n(.*?)```\n", text, re.DOTALL))
 
 
 def run(command: list[str], folder: pathlib.Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -24,6 +24,7 @@ with atheris.instrument_imports(include=["headrace_service", "google.protobuf"])
     from headrace_request.sampling import Sampling
     from headrace_service import errors, validation
     from headrace_service.auth.caller import EVERYBODY
+    from headrace_service.generations import conversation, engine_request
     from headrace_service.kserve.language_models.asked import Convention
     from headrace_service.kserve.language_models.tensorrt_llm_tensors import TensorRtLlmTensors
     from headrace_service.kserve.language_models.vllm_tensors import VllmTensors
@@ -42,7 +43,7 @@ _REGIONS = SharedMemoryRegions(enabled=False, document=SharedDocument(None, {}))
 def _generate(data: bytes) -> None:
     spec = parsing.Unparsed(inference_pb2.GenerateRequest, data).parse().spec
     resolved = validation.resolve(spec, _FACTS)
-    validation.resolve_max_tokens(resolved, 10, _FACTS, "spec.text")
+    engine_request.resolve_max_tokens(resolved, 10, _FACTS.bounds, "spec.text")
 
 
 def _spec(data: bytes) -> None:
@@ -51,7 +52,7 @@ def _spec(data: bytes) -> None:
 
 def _chat(data: bytes) -> None:
     request = parsing.Unparsed(inference_pb2.ChatRequest, data).parse()
-    validation.conversation(request.messages, request.continue_last_message)
+    conversation.check_conversation(request.messages, request.continue_last_message)
 
 
 def _infer(data: bytes) -> None:

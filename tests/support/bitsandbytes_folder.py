@@ -51,7 +51,10 @@ def quantize(values: Floats, double: bool) -> tuple[dict[str, npt.NDArray[Any]],
     """
     blocks = values.reshape(-1, 64)
     scales = np.abs(blocks).max(1).astype(np.float32)
-    codes = np.concatenate([nearest(part / s, NUMBERS) for part, s in zip(np.array_split(blocks, 64), np.array_split(np.maximum(scales, 1e-30)[:, None], 64), strict=True)])  # fmt: skip
+    # In parts, because `nearest` compares each value with all 16.
+    divisors = np.array_split(np.maximum(scales, 1e-30)[:, None], 64)
+    parts = zip(np.array_split(blocks, 64), divisors, strict=True)
+    codes = np.concatenate([nearest(part / divisor, NUMBERS) for part, divisor in parts])
     flat = codes.reshape(-1)
     state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": "float16", "shape": list(values.shape)}
     stored: dict[str, npt.NDArray[Any]] = {"": (flat[0::2] << 4 | flat[1::2])[:, None], ".quant_map": NUMBERS}

@@ -29,8 +29,9 @@ class Kind(NamedTuple):
 
 KINDS = {
     "F32": Kind(0, 1, 4), "F16": Kind(1, 1, 2), "BF16": Kind(30, 1, 2),
-    "Q4_0": Kind(2, 32, 18), "Q4_1": Kind(3, 32, 20), "Q5_0": Kind(6, 32, 22), "Q5_1": Kind(7, 32, 24), "Q8_0": Kind(8, 32, 34),
-    "Q2_K": Kind(10, 256, 84), "Q3_K": Kind(11, 256, 110), "Q4_K": Kind(12, 256, 144), "Q5_K": Kind(13, 256, 176), "Q6_K": Kind(14, 256, 210),
+    "Q4_0": Kind(2, 32, 18), "Q4_1": Kind(3, 32, 20), "Q5_0": Kind(6, 32, 22), "Q5_1": Kind(7, 32, 24),
+    "Q8_0": Kind(8, 32, 34), "Q2_K": Kind(10, 256, 84), "Q3_K": Kind(11, 256, 110), "Q4_K": Kind(12, 256, 144),
+    "Q5_K": Kind(13, 256, 176), "Q6_K": Kind(14, 256, 210),
     "IQ4_NL": Kind(20, 32, 18), "IQ4_XS": Kind(23, 256, 136),
 }  # fmt: skip
 BLOCK_KINDS = [name for name, kind in KINDS.items() if kind.inputs > 1]

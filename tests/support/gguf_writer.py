@@ -21,13 +21,24 @@ import torch
 from tests.support.gguf_numbers import KINDS, Bytes, Floats, decode, quantize
 
 _NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 # Type of a metadata value -> number in files and struct's letter.
-_TYPES = {"u8": (0, "B"), "i8": (1, "b"), "u16": (2, "H"), "i16": (3, "h"), "u32": (4, "I"), "i32": (5, "i"), "f32": (6, "f"), "u64": (10, "Q"), "i64": (11, "q"), "f64": (12, "d")}  # fmt: skip
+_TYPES = {
+    "u8": (0, "B"), "i8": (1, "b"), "u16": (2, "H"), "i16": (3, "h"), "u32": (4, "I"), "i32": (5, "i"),
+    "f32": (6, "f"), "u64": (10, "Q"), "i64": (11, "q"), "f64": (12, "d"),
+}  # fmt: skip
+_ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +143,7 @@ def from_folder(folder: pathlib.Path, choose: Choice | str) -> tuple[Gguf, dict[
         order of Hugging Face.
     """
     config = json.loads((folder / "config.json").read_text())
-    arch = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}[config["architectures"][0]]  # fmt: skip
+    arch = _ARCHITECTURES[config["architectures"][0]]
     tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
     exact: dict[str, torch.Tensor] = {}
     for name, tensor in safetensors.torch.load_file(folder / "model.safetensors").items():

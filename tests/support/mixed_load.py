@@ -160,7 +160,8 @@ def _triton(address: str, text: str, max_tokens: int) -> list[Answer]:
     """Triton's own client, streaming; the context comes as a header of its call."""
     context, came = new_traceparent(), queue.SimpleQueue[Any]()
     asked = json.dumps({"max_tokens": max_tokens, "ignore_eos": True})
-    inputs = [triton.InferInput(name, [1], kind) for name, kind in (("text_input", "BYTES"), ("stream", "BOOL"), ("sampling_parameters", "BYTES"))]  # fmt: skip
+    kinds = {"text_input": "BYTES", "stream": "BOOL", "sampling_parameters": "BYTES"}
+    inputs = [triton.InferInput(name, [1], kind) for name, kind in kinds.items()]
     for tensor, value in zip(inputs, (text.encode(), True, asked.encode()), strict=True):
         tensor.set_data_from_numpy(np.array([value], dtype=bool if value is True else object))
     with triton.InferenceServerClient(address) as client:

@@ -311,9 +311,7 @@ def layer_names(num_layers: int) -> list[str]:
 
 
 def _projections(stored: Tensors) -> list[str]:
-    """The layers of a folder that are quantized, fused ones among them, in the order of a forward
-    pass.
-    """
+    """The quantized layers of a folder, fused ones among them, in the order of a forward pass."""
     kinds = ("self_attn.qkv_proj", *LAYERS[:4], "mlp.gate_up_proj", *LAYERS[4:])
     names = sorted({int(name.split(".")[2]) for name in stored if name.startswith("model.layers.")})
     layers = [f"model.layers.{layer}.{kind}" for layer in names for kind in kinds]

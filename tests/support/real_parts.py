@@ -31,6 +31,15 @@ _FOLDER = pathlib.Path(os.environ.get("REAL_PARTS", "~/.cache/headrace-parts")).
 _START_S = 30.0
 
 
+# Ports of Jaeger's version 1 that no test speaks to: the kernel chooses them.
+_UNUSED_PORTS = (
+    "collector.otlp.http.host-port",
+    "collector.grpc-server.host-port",
+    "collector.http-server.host-port",
+    "admin.http.host-port",
+)
+
+
 def program(*names: str) -> str | None:
     """Path of the first of the programs that is there; None: none is."""
     for name in names:
@@ -133,9 +142,9 @@ def _jaeger_command(folder: pathlib.Path, otlp: int, query: int) -> list[str]:
         addresses = {
             "collector.otlp.grpc.host-port": otlp,
             "query.http-server.host-port": query,
-            **dict.fromkeys(("collector.otlp.http.host-port", "collector.grpc-server.host-port", "collector.http-server.host-port", "admin.http.host-port"), 0),
+            **dict.fromkeys(_UNUSED_PORTS, 0),
             "query.grpc-server.host-port": free_port(),
-        }  # fmt: skip
+        }
         return [JAEGER, *(f"--{name}=127.0.0.1:{port}" for name, port in addresses.items())]
     config = yaml.safe_load((DEPLOY / "jaeger" / "config.yaml").read_text())
     config["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"] = f"127.0.0.1:{otlp}"

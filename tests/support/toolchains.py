@@ -50,7 +50,10 @@ GO = Toolchain(
     how="install Go 1.23 or newer (.ci/install_go does it on Debian) and let it reach a Go module proxy",
 )
 
-_HOW_JAVA = "install JDK 17 or newer and Maven (`apt-get install default-jdk-headless maven` does it on Debian) and let Maven reach its repository"
+_HOW_JAVA = (
+    "install JDK 17 or newer and Maven (`apt-get install default-jdk-headless maven` does it on Debian) and let Maven "
+    "reach its repository"
+)
 JAVA = Toolchain(name="the Java client", program="javac", version=("-version",), oldest=(17,), how=_HOW_JAVA)
 MAVEN = Toolchain(name="the Java client", program="mvn", version=("--version",), oldest=(3, 8), how=_HOW_JAVA)
 

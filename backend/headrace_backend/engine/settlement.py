@@ -109,8 +109,8 @@ class Settlement:
         """
         step_id, owners = step.step_id, []
         for sequence, count, most in zip(step.samples, counts, _most_counts(step), strict=True):
+            owners += [sequence] * count
             if sequence.ended:
-                owners += [sequence] * count
                 continue
             if count == 0 and sequence.request.last_step_id != step_id:
                 self._count_step(sequence.request, step_id)
@@ -118,7 +118,6 @@ class Settlement:
             ledger.draft_tokens += most - 1
             ledger.accepted_tokens += max(count - 1, 0)
             sequence.forget_unsettled(most - count)
-            owners += [sequence] * count
         return owners
 
     def _note_ways(self, step: InFlightStep, counts: list[int] | None, settled_id: int) -> None:

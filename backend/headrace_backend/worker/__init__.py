@@ -3,7 +3,8 @@
 `main` reads arguments and model folder without torch, then `start_up/` brings the model to where it
 computes (device, memory plan, weights, cache, warm-up, graphs). From then on a plan's way is
 
-    ring -> channel -> step/ (loop -> a runner: forward, then sample -> host_copy) -> channel -> ring
+    ring -> channel -> step/loop -> a runner: forward, then sample -> step/host_copy -> channel
+    -> ring
 
 Rooms, each of which knows only those below it:
 

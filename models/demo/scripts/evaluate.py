@@ -173,7 +173,8 @@ def print_scores(scores: dict[str, object]) -> None:
             )
         for wrong in result["wrong"][:14]:
             print(
-                f"  Q {wrong['question'][:110]!r}\n    expected {wrong['expected'][:90]!r}\n    got      {wrong['got'][:90]!r}"
+                f"  Q {wrong['question'][:110]!r}\n    expected {wrong['expected'][:90]!r}\n    got      "
+                f"{wrong['got'][:90]!r}"
             )
     for story in scores["heldout"]["stories"][:3]:  # type: ignore[index]
         print(f"\n--- {story}")

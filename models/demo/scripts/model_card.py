@@ -17,9 +17,10 @@ language: en
 
 # Headrace demo model
 
-A very small Llama-architecture model and a smaller draft of the same vocabulary, trained from scratch by the scripts in `scripts/`
-on text that this repository generates. They let anybody try the server without a download. They know short stories, questions
-about LLM inference, small sums, extraction to JSON and list tasks, and say so when they are asked about anything else.
+A very small Llama-architecture model and a smaller draft of the same vocabulary, trained from
+scratch by the scripts in `scripts/` on text that this repository generates. They let anybody try
+the server without a download. They know short stories, questions about LLM inference, small sums,
+extraction to JSON and list tasks, and say so when they are asked about anything else.
 
 | | parameters | file | layers | hidden | heads / KV heads | context |
 |---|---|---|---|---|---|---|
@@ -29,21 +30,28 @@ License of the weights: Apache-2.0, ours. No outside text, weights or data went 
 
 ## Limits
 
-- It knows nothing but the subjects above, in English. Asked about anything else it should say so, but it may answer with a fact
-  about LLM inference instead. Do not rely on any answer: it is there to exercise a server, not to inform anybody.
-- Sums have operands of at most three digits, products a factor of one digit. Longer numbers are not worked out rightly.
-- Wordings that are far from those it was trained on often fail; the second column below is the honest measure of that.
-- Stories follow one of {plots} plots. The same request gives the same story unless the server samples.
-- Conversations longer than 2,048 tokens do not fit. There was no tuning for safety beyond the harmless subjects of the corpus.
+- It knows nothing but the subjects above, in English. Asked about anything else it should say so,
+  but it may answer with a fact about LLM inference instead. Do not rely on any answer: it is there
+  to exercise a server, not to inform anybody.
+- Sums have operands of at most three digits, products a factor of one digit. Longer numbers are not
+  worked out rightly.
+- Wordings that are far from those it was trained on often fail; the second column below is the
+  honest measure of that.
+- Stories follow one of {plots} plots. The same request gives the same story unless the server
+  samples.
+- Conversations longer than 2,048 tokens do not fit. There was no tuning for safety beyond the
+  harmless subjects of the corpus.
 
 ## Scores
 
-Greedy decoding of the bf16 checkpoint in {dtype} on {device}. *Held-out values*: numbers, names and combinations that training never
-saw, in phrasings it did see. *Unseen phrasings*: the phrasing was kept back as well. (Whoever wrote the training grammars knew the
-phrasings kept back; the grammars reject them, so they are new to the model, not to its authors.) An answer counts if it ends by itself and is
-exactly right (JSON: equal value; LLM questions: exactly a known answer to that topic; stories: at least five sentences, with the hero
-and the thing that were asked for). *Draft*: share of the target's tokens that the draft model proposes, and tokens per target step
-with four proposed tokens.
+Greedy decoding of the bf16 checkpoint in {dtype} on {device}. *Held-out values*: numbers, names and
+combinations that training never saw, in phrasings it did see. *Unseen phrasings*: the phrasing was
+kept back as well. (Whoever wrote the training grammars knew the phrasings kept back; the grammars
+reject them, so they are new to the model, not to its authors.) An answer counts if it ends by
+itself and is exactly right (JSON: equal value; LLM questions: exactly a known answer to that topic;
+stories: at least five sentences, with the hero and the thing that were asked for). *Draft*: share
+of the target's tokens that the draft model proposes, and tokens per target step with four proposed
+tokens.
 
 | domain | held-out values | unseen phrasings | draft agrees | tokens per step |
 |---|---|---|---|---|
@@ -57,16 +65,18 @@ From nothing, on one GPU, from the repository root:
 
     {command}
 
-This generates the corpus (paraphrase grammars over our own templates, topics and story parts), trains the tokenizer, the target
-(next token, Muon and AdamW, a quarter of the steps on rows of 2,048 tokens) and then the draft (to imitate the target's distribution).
-Held-out values and phrasings are kept out of the corpus by construction, and `tests/models/test_demo_corpus.py` checks it.
+This generates the corpus (paraphrase grammars over our own templates, topics and story parts),
+trains the tokenizer, the target (next token, Muon and AdamW, a quarter of the steps on rows of
+2,048 tokens) and then the draft (to imitate the target's distribution). Held-out values and
+phrasings are kept out of the corpus by construction, and `tests/models/test_demo_corpus.py` checks
+it.
 
 Only the scores and this page:
 
     python models/demo/scripts/evaluate.py --model models/demo
 
-The corpus is a function of the seed. The weights are not bit for bit the same from run to run: training is bounded by the clock, and
-GPU sums differ in order.
+The corpus is a function of the seed. The weights are not bit for bit the same from run to run:
+training is bounded by the clock, and GPU sums differ in order.
 
 ## A story it told
 

@@ -12,10 +12,8 @@ from headrace_service import errors, validation
 from headrace_service.api import event_wire
 from headrace_service.api.completion import collect
 from headrace_service.calls.call import Call
-from headrace_service.engines.served_model import ServedModel
 from headrace_service.generations.conversation import check_conversation
-from headrace_service.generations.generations import Prompt
-from headrace_service.resolved_spec import ResolvedSpec
+from headrace_service.generations.generations import Generations
 from headrace_service.service_core import ServiceCore
 
 
@@ -24,13 +22,16 @@ class GenerationHandlers:
 
     def __init__(self, core: ServiceCore) -> None:
         self._core = core
+        self._generations: Generations = core.generations
 
     async def generate(self, request: inference_pb2.GenerateRequest, call: Call) -> None:
         """Streams the answer to a prompt."""
         with self._core.open_generation():
             model = self._core.models.find(request.spec.model, call.caller)
             spec = validation.resolve(request.spec, model.text.facts)
-            await self._stream(spec, await self._core.generations.prompt_of(request.spec, model), model, call)
+            prompt = await self._generations.prompt_of(request.spec, model)
+            async with self._generations.running(spec, prompt, model, call, event_wire) as stream:
+                await self._core.deliver(stream, call.context.write)
 
     async def chat(self, request: inference_pb2.ChatRequest, call: Call) -> None:
         """Streams the answer to a conversation."""
@@ -39,17 +40,18 @@ class GenerationHandlers:
             validation.refuse_tools(request)
             spec = validation.resolve(request.spec, model.text.facts, in_chat=True)
             conversation = check_conversation(request.messages, request.continue_last_message)
-            prompt = await self._core.generations.prompt_of_conversation(conversation, model)
-            await self._stream(spec, prompt, model, call)
+            prompt = await self._generations.prompt_of_conversation(conversation, model)
+            async with self._generations.running(spec, prompt, model, call, event_wire) as stream:
+                await self._core.deliver(stream, call.context.write)
 
     async def complete(self, request: inference_pb2.CompleteRequest, call: Call) -> inference_pb2.CompleteResponse:
         """Answers a prompt in one message."""
         with self._core.open_generation():
             model = self._core.models.find(request.spec.model, call.caller)
             spec = validation.resolve(request.spec, model.text.facts)
-            prompt = await self._core.generations.prompt_of(request.spec, model)
+            prompt = await self._generations.prompt_of(request.spec, model)
             validation.check_prompt_logprobs(spec, len(prompt), self._core.config.max_message_bytes)
-            async with self._core.generations.running(spec, prompt, model, call, event_wire) as stream:
+            async with self._generations.running(spec, prompt, model, call, event_wire) as stream:
                 await stream.wait_ended()
                 response = collect(stream, model.text.engine.revision, spec)
             _check_whole(response, stream.deadline_is_status, self._core.config.max_message_bytes)
@@ -61,8 +63,8 @@ class GenerationHandlers:
             model = self._core.models.find(request.spec.model, call.caller)
             validation.check_idempotency_key(request.idempotency_key)
             spec = validation.resolve(request.spec, model.text.facts)
-            prompt = await self._core.generations.prompt_of(request.spec, model)
-            added = await self._core.generations.start_detached(spec, prompt, model, call, request.idempotency_key)
+            prompt = await self._generations.prompt_of(request.spec, model)
+            added = await self._generations.start_detached(spec, prompt, model, call, request.idempotency_key)
             return inference_pb2.SubmitResponse(
                 request_id=added.request_id,
                 model_revision=model.text.engine.revision,
@@ -80,15 +82,11 @@ class GenerationHandlers:
             attach = engine_pb2.AttachRequest(
                 request_id=request.request_id, from_token=request.from_token, output_index=output_index
             )
-            stream = await self._core.generations.attach(attach, model, call, event_wire)
+            stream = await self._generations.attach(attach, model, call, event_wire)
             try:
                 await core.deliver(stream, call.context.write)
             finally:
                 model.engine.leave(stream)
-
-    async def _stream(self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call) -> None:
-        async with self._core.generations.running(spec, prompt, model, call, event_wire) as stream:
-            await self._core.deliver(stream, call.context.write)
 
 
 def _check_whole(response: inference_pb2.CompleteResponse, ends_with_call: bool, max_bytes: int) -> None:

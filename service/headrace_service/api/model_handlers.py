@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from headrace.v1 import inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
@@ -88,7 +88,7 @@ class ModelHandlers:
         """Says how busy the model's engine is, or its engines are together."""
         core = self._core
         model = core.models.find(request.model, call.caller)
-        load = _together(await _loads(model.replicas))
+        load = _together(await _loads(model.engines))
         return inference_pb2.GetLoadResponse(
             running_sequences=load.running_sequences,
             waiting_requests=load.waiting_requests,
@@ -108,7 +108,7 @@ class ModelHandlers:
         )
 
 
-async def _loads(engines: Sequence[ServedModel]) -> list[engine_pb2.Load]:
+async def _loads(engines: Iterable[ServedModel]) -> list[engine_pb2.Load]:
     """What those say that can be asked. Raises ServiceError: UNAVAILABLE; nobody can."""
     answers = await asyncio.gather(*(engine.engine.load() for engine in engines), return_exceptions=True)
     loads = [answer for answer in answers if isinstance(answer, engine_pb2.Load)]

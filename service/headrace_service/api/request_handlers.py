@@ -40,7 +40,7 @@ class RequestHandlers:
     ) -> inference_pb2.ListRequestsResponse:
         """Lists a page of the caller's requests, newest first, of one model or of all."""
         models = self._core.models
-        asked = models.find(request.model, call.caller).replicas if request.model else models.known()
+        asked = list(models.find(request.model, call.caller).engines) if request.model else models.known()
         page = await request_pages.page(asked, _query(request, call.tenant), request.page_token)
         return inference_pb2.ListRequestsResponse(
             requests=[_summary(row, model) for row, model in page.rows], next_page_token=page.next_page_token

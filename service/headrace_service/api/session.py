@@ -24,7 +24,7 @@ from headrace_service.calls.call import Call
 from headrace_service.calls.shared_call import SharedCall
 from headrace_service.engines.served_model import ServedModel
 from headrace_service.generations.conversation import check_conversation
-from headrace_service.generations.generations import Prompt
+from headrace_service.generations.engine_request import Prompt
 from headrace_service.messages.parsing import Unparsed
 from headrace_service.service_core import ServiceCore
 from headrace_service.streams.generation_stream import GenerationStream
@@ -184,7 +184,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             await self._join(entry, engine_pb2.AttachRequest(request_id=added.request_id), model, call)
             return
         wire = entry.wire = self._wire(entry, model, deltas_are_events=False)
-        model = entry.model = generations.placed(spec, prompt, model)
+        model = entry.model = generations.placed(spec, prompt, model, call)
         stream = entry.stream = await generations.start(spec, prompt, model, call, wire)
         entry.give_up = lambda: model.engine.abandon(stream, call)
 

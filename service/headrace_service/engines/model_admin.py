@@ -69,7 +69,7 @@ class ModelAdmin:
         addresses = engine_addresses(loaded.model)
 
         def found() -> ServedModel | None:
-            engines = [model for model in self._models if model.address in addresses]
+            engines = [model for model in self._models if model.address in addresses.values()]
             if not engines or not all(map(_has_loaded, engines)):
                 return None
             return engines[0].reached()

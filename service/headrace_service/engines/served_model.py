@@ -13,6 +13,7 @@ from headrace_service.config import ServiceConfig
 from headrace_service.engines import request_ids
 from headrace_service.engines.engine_client import EngineClient
 from headrace_service.engines.engine_connection import EngineConnection
+from headrace_service.engines.engine_set import EngineSet
 from headrace_service.text.text_loader import TextLoader
 from headrace_service.text.text_model import TextModel
 from headrace_service.tracing.tracer import Tracer
@@ -29,8 +30,8 @@ class ServedModel:
     it serves.
 
     Attributes:
-        replica: its number among the model's engines.
-        replicas: all engines of the model, this one among them, by number.
+        number: its number among the model's engines.
+        engines: the engines of the model.
         address: where its backend listens.
         engine: questions and subscriptions.
         connection: the life of the engine's connection; `ServedModels` runs it.
@@ -46,11 +47,12 @@ class ServedModel:
         address: str,
         loader: TextLoader,
         tracer: Tracer | None,
+        engines: EngineSet[ServedModel],
         name: str | None = None,
-        replica: int = 0,
+        number: int = 0,
     ) -> None:
-        self.replica = replica
-        self.replicas: tuple[ServedModel, ...] = (self,)
+        self.number = number
+        self.engines = engines
         self.address = address
         self.engine = EngineClient(config.max_engine_message_bytes, tracer)
         self.connection = EngineConnection(config, address, self.engine, self._prepare)
@@ -125,7 +127,7 @@ class ServedModel:
 
         Raises ServiceError: UNAVAILABLE while its name is not known.
         """
-        return request_ids.model_tag(self.name if self.name is not None else self.text.facts.name, self.replica)
+        return request_ids.model_tag(self.name if self.name is not None else self.text.facts.name, self.number)
 
     @property
     def is_reachable(self) -> bool:
@@ -154,10 +156,10 @@ class ServedModel:
 
     async def _prepare(self, engine: engine_pb2.EngineModel) -> None:
         """Loads tokenizer and template of the engine's model, unless they are loaded, for this
-        engine or a replica of it.
+        engine or another one of the model.
 
         Raises InvalidModelFolder.
         """
-        texts = [model._text for model in (self, *self.replicas) if model._text is not None]
+        texts = [model._text for model in (self, *self.engines) if model._text is not None]
         known = next((anew for text in texts if (anew := text.described_anew(engine)) is not None), None)
         self._text = known if known is not None else await self._loader.load(engine)

@@ -1,5 +1,5 @@
-"""The models that this service fronts, each with its engine and its text; a model of several
-engines (replicas) is there once for each.
+"""The models that this service fronts, each with its set of engines and its text; a model of
+several engines is there once for each.
 
 Owns which there are, the finding of a model by the name a caller gives and of the model that a
 request id belongs to (ids carry their model's tag), and the connections to their engines. Models
@@ -10,7 +10,7 @@ whose name is the engine's, known from its welcome on. Nothing here starts or en
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import structlog
 
@@ -20,6 +20,7 @@ from headrace_service import errors
 from headrace_service.auth.caller import Caller
 from headrace_service.config import ServiceConfig
 from headrace_service.engines import request_ids
+from headrace_service.engines.engine_set import EngineSet
 from headrace_service.engines.served_model import ServedModel
 from headrace_service.text.text_loader import TextLoader
 from headrace_service.tracing.tracer import Tracer
@@ -42,7 +43,9 @@ class ServedModels:
         self._config = config
         self._loader = loader
         self._tracer = tracer
+        # Engines of all models, and by the models' names.
         self._models: list[ServedModel] = []
+        self._engines: dict[str, EngineSet[ServedModel]] = {}
         self._connections: dict[ServedModel, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         # Whether any model ever was.
@@ -51,7 +54,9 @@ class ServedModels:
         # runs alone waits for nobody.
         self._has_started = not config.control
         if config.engine:
-            self._models.append(ServedModel(config, config.engine, loader, tracer))
+            alone: EngineSet[ServedModel] = EngineSet()
+            alone.add(ServedModel(config, config.engine, loader, tracer, alone))
+            self._models += alone
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(list(self._models))
@@ -68,7 +73,7 @@ class ServedModels:
         name = self._default_name
         for model in self._models:
             if name is None or model.name == name:
-                return _best(model.replicas)
+                return model.engines.best
         if name is None:
             raise errors.unavailable("the models are not known yet")
         self._check_not_loading(name)
@@ -118,7 +123,7 @@ class ServedModels:
             return self.default.reached()
         for model in self._models:
             if model.name == name:
-                return _best(model.replicas).reached()
+                return model.engines.best.reached()
         self._check_all_named()
         self._check_not_loading(name)
         raise errors.not_found(
@@ -189,20 +194,18 @@ class ServedModels:
     # -- how they come and go
 
     def told(self, state: control_pb2.ServerState) -> None:
-        """Takes the supervisor's newest word: new backends are connected to, those that are gone
-        are left.
+        """Takes the supervisor's newest word: new engines are connected to, those that are gone are
+        left.
         """
         self.repository = state
-        have = {model.address: model for model in self._models}
-        self._models = []
+        before, self._engines, self._models = self._engines, {}, []
         for told in state.models:
-            engines = tuple(
-                have.get(address)
-                or ServedModel(self._config, address, self._loader, self._tracer, told.name, replica=replica)
-                for replica, address in enumerate(engine_addresses(told))
-            )
+            engines = before.get(told.name)
+            if engines is None:
+                engines = EngineSet()
+            self._engines[told.name] = engines
+            self._follow_engines(engines, told)
             for engine in engines:
-                engine.replicas = engines
                 engine.told(told.state)
             self._models += engines
         self.set_draining(state.draining)
@@ -249,6 +252,20 @@ class ServedModels:
             model.broken = f"model {model.name} can't be served by this process; its log says why"
             _log.error("model.broken", model=model.name, reason=str(error))
 
+    def _follow_engines(self, engines: EngineSet[ServedModel], told: control_pb2.ModelBackend) -> None:
+        """Has a set consist of the engines that the supervisor names; one whose number has another
+        address now is another engine.
+        """
+        addresses = engine_addresses(told)
+        for engine in list(engines):
+            if addresses.get(engine.number) != engine.address:
+                engines.remove(engine)
+        present = {engine.number for engine in engines}
+        for number, address in addresses.items():
+            if number not in present:
+                config, loader = self._config, self._loader
+                engines.add(ServedModel(config, address, loader, self._tracer, engines, told.name, number))
+
     def _follow_models(self) -> None:
         self._was_known = self._was_known or any(model.is_known for model in self._models)
         for model in self._models:
@@ -258,15 +275,11 @@ class ServedModels:
             self._connections.pop(model).cancel()
 
 
-def engine_addresses(model: control_pb2.ModelBackend) -> list[str]:
-    """Where a model's engines listen, in their order; none while it is not loaded."""
-    return [model.engine_address, *model.replica_addresses] if model.engine_address else []
+def engine_addresses(model: control_pb2.ModelBackend) -> dict[int, str]:
+    """Where a model's engines listen, by number; none while it is not loaded."""
+    addresses = (model.engine_address, *model.replica_addresses)
+    return {number: address for number, address in enumerate(addresses) if address}
 
 
 def _is_loading(model: control_pb2.ModelBackend) -> bool:
     return model.state == control_pb2.BACKEND_STATE_LOADING
-
-
-def _best(engines: Sequence[ServedModel]) -> ServedModel:
-    """The engine to answer for all: one that serves, else one that is known, else the first."""
-    return max(engines, key=lambda engine: (engine.serving, engine.is_known))

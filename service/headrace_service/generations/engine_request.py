@@ -1,63 +1,153 @@
-"""A resolved generation as the engine's AddRequest.
+"""Makes the engine's AddRequest from a checked spec and its prompt, in one call.
 
-Owns what completes a request once its prompt is known, the seed that the service draws where the caller gave none, and the digest that
+Owns what completes a request once its prompt is known (request id, the seed that the service draws
+where the caller gave none, times and limits, what telemetry wants noted) and the digest that
 idempotency keys are compared by. The digest covers what the caller asked for, resolved (prompt ids,
-sampling, stops, limits), and not what differs between two sendings of the same request: request id,
+sampling, stops, limits), and not what differs between two sendings of one request: request id,
 drawn seed (an absent seed counts as "absent"), time already spent, trace context, the call's own
 deadline.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import secrets
 import time
 from array import array
-from collections.abc import Sequence
 
 import msgspec
-import numpy as np
+import structlog
 
-from headrace_facts.facts import SpanContext
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request import rules
 from headrace_request.request import Request
+from headrace_request.rule_kinds import Bounds
 from headrace_service import errors
 from headrace_service.calls.call import Call
+from headrace_service.engines.request_ids import RequestIds
+from headrace_service.engines.served_model import ServedModel
 from headrace_service.resolved_spec import ResolvedSpec
 from headrace_service.streams.render_state import RenderState
 from headrace_service.text.text_model import TextModel
 from headrace_service.text.tokenization import TokenIds
+from headrace_service.tracing.generation_trace import GenerationTrace
+from headrace_service.tracing.tracer import Tracer
 
 
-def build(
-    spec: ResolvedSpec, prompt: TokenIds, max_tokens: int, model: TextModel, request_id: str, call: Call
-) -> tuple[engine_pb2.AddRequest, RenderState]:
-    """Returns the request, without handle and without remaining time, and the state that renders
-    it.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt's tokens, the field that errors about it name, and whether it is a conversation."""
+
+    token_ids: TokenIds
+    field: str
+    is_chat: bool = False
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A generation that the engine is about to be asked for.
+
+    Attributes:
+        add: The engine's message, complete but for the handle of its stream.
+        render: How tokens become text.
+        trace: What telemetry keeps of the generation; None without telemetry.
+        deadline_is_status: Whether the call's deadline comes before the request's own time limit.
     """
-    asked = _completed(spec, prompt, max_tokens, model)
-    strings = tuple([string.decode() for string in asked.stop.strings])
-    render = RenderState(spec.skip_special_tokens, asked.num_logprobs >= 0, strings, spec.token_ids_only)
-    encoded, state = asked.encode(), render.encode()
-    digest = _digest(encoded, state, spec, model)
-    if spec.draws_seed:
-        sampling = msgspec.structs.replace(asked.sampling, seed=secrets.randbits(64))
-        encoded = msgspec.structs.replace(asked, sampling=sampling).encode()
-    request = engine_pb2.AddRequest(
-        request=encoded, service_state=state, spec_digest=digest, request_id=request_id, tenant=call.tenant
-    )
-    set_limits(request, call)
-    return request, render
+
+    add: engine_pb2.AddRequest
+    render: RenderState
+    trace: GenerationTrace | None
+    deadline_is_status: bool
 
 
-def record(request: engine_pb2.AddRequest, render: RenderState, span: SpanContext) -> RenderState:
-    """Has who joins the generation later know its span; returns the state that says so.
+class RequestBuilder:
+    """Makes the engine's requests of one service process."""
 
-    Not part of the digest: it differs between two sendings.
-    """
-    render = msgspec.structs.replace(render, span=span)
-    request.service_state = render.encode()
-    return render
+    def __init__(self, default_time_limit_s: float, tracer: Tracer | None) -> None:
+        """Starts with a fresh sequence of request ids.
+
+        Args:
+            default_time_limit_s: Time limit of requests that neither have one nor end with a
+                deadline.
+            tracer: Decides which generations are recorded; None without telemetry.
+        """
+        self._default_time_limit_ns = int(default_time_limit_s * 1e9)
+        self._tracer = tracer
+        self._request_ids = RequestIds()
+
+    def build_request(
+        self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, ends_with_call: bool
+    ) -> EngineRequest:
+        """Returns the request of a checked spec, to be sent at once: its times count from now.
+
+        Args:
+            spec: What the caller asks for.
+            prompt: Its tokens.
+            model: The engine that is going to be asked, and its model.
+            call: The call that brought it.
+            ends_with_call: Whether the call's deadline ends the request.
+
+        Raises:
+            ServiceError: INVALID_ARGUMENT, prompt and output do not fit the context;
+                DEADLINE_EXCEEDED, the caller waits no more.
+        """
+        text = model.text
+        asked = _completed(spec, prompt, text)
+        request_id = self._request_ids.new(model.tag)
+        name_request(call, request_id)
+        strings = tuple([string.decode() for string in asked.stop.strings])
+        render = RenderState(spec.skip_special_tokens, asked.num_logprobs >= 0, strings, spec.token_ids_only)
+        encoded, state = asked.encode(), render.encode()
+        digest = _digest(encoded, state, spec, text)
+        if spec.draws_seed:
+            sampling = msgspec.structs.replace(asked.sampling, seed=secrets.randbits(64))
+            encoded = msgspec.structs.replace(asked, sampling=sampling).encode()
+        add = engine_pb2.AddRequest(request=encoded, spec_digest=digest, request_id=request_id, tenant=call.tenant)
+        set_limits(add, call)
+        trace = self._traced(spec, prompt, text, call)
+        if trace is not None and trace.span is not None:
+            # Whoever joins the generation later links to its span, which is not part of the digest:
+            # it differs between two sendings.
+            render = msgspec.structs.replace(render, span=trace.span)
+            state = render.encode()
+        if trace is not None and (trace.span is not None or not ends_with_call):
+            trace.ask(add)
+        add.service_state = state
+        deadline_ns = call.deadline_ns if ends_with_call else None
+        deadline_is_status = set_times(add, call.arrival_ns, self._time_limit_ns(spec, deadline_ns), deadline_ns)
+        return EngineRequest(add, render, trace, deadline_is_status)
+
+    def _traced(self, spec: ResolvedSpec, prompt: Prompt, model: TextModel, call: Call) -> GenerationTrace | None:
+        """Returns what telemetry keeps of a new generation, for the fact that is sent at its end."""
+        if self._tracer is None:
+            return None
+        return self._tracer.generation(
+            model=model.facts.name,
+            model_revision=model.engine.revision,
+            operation="chat" if prompt.is_chat else "text_completion",
+            parameters=spec.given,
+            num_outputs=spec.request.n,
+            prompt_tokens=len(prompt),
+            asked_detail=spec.trace_detail,
+            call=call.trace,
+            own=call.own_context,
+        )
+
+    def _time_limit_ns(self, spec: ResolvedSpec, deadline_ns: int | None) -> int | None:
+        if spec.time_limit_ns is not None or deadline_ns is not None:
+            return spec.time_limit_ns
+        return self._default_time_limit_ns
+
+
+def name_request(call: Call, request_id: str) -> None:
+    """Has the lines that are logged from here on, and the call's own span, name the request."""
+    structlog.contextvars.bind_contextvars(request_id=request_id)
+    if call.trace is not None:
+        call.trace.about(request_id)
 
 
 def set_limits(request: engine_pb2.AddRequest | engine_pb2.AttachRequest, call: Call) -> None:
@@ -80,36 +170,33 @@ def set_limits(request: engine_pb2.AddRequest | engine_pb2.AttachRequest, call: 
         )
 
 
-def token_column(ids: Sequence[int]) -> TokenIds:
-    """Returns a message's token ids, all of them checked, as an array."""
-    return np.array(ids, dtype=np.uint32)
-
-
-def set_times(request: engine_pb2.AddRequest, call: Call, time_limit_ns: int | None, bounded_by_call: bool) -> bool:
+def set_times(
+    request: engine_pb2.AddRequest, arrival_ns: int, time_limit_ns: int | None, deadline_ns: int | None
+) -> bool:
     """Fills in how long the request has been here and may still take.
 
     Args:
-        request: to be sent at once.
-        call: the call behind it.
-        time_limit_ns: from acceptance on; None: only the call's deadline bounds it.
-        bounded_by_call: whether the request ends with its call.
+        request: The message, to be sent at once.
+        arrival_ns: CLOCK_MONOTONIC when the request reached this process.
+        time_limit_ns: Longest time from acceptance to the last token; None: there is no such limit.
+        deadline_ns: CLOCK_MONOTONIC of the deadline that ends the request; None: it has none.
 
     Returns:
-        Whether the call's deadline comes first.
+        Whether the deadline comes first.
 
     Raises:
-        ServiceError: DEADLINE_EXCEEDED; the caller waits no more.
+        ServiceError: DEADLINE_EXCEEDED; the deadline has passed.
     """
     now_ns = time.monotonic_ns()
-    request.service_ns = now_ns - call.arrival_ns
+    request.service_ns = now_ns - arrival_ns
     limits = [time_limit_ns] if time_limit_ns is not None else []
-    call_ns = call.deadline_ns - now_ns if bounded_by_call and call.deadline_ns is not None else None
-    if call_ns is not None:
-        if call_ns <= 0:
+    left_ns = deadline_ns - now_ns if deadline_ns is not None else None
+    if left_ns is not None:
+        if left_ns <= 0:
             raise errors.deadline_exceeded()
-        limits.append(call_ns)
+        limits.append(left_ns)
     request.remaining_ns = min(limits, default=0)
-    return call_ns is not None and request.remaining_ns == call_ns
+    return left_ns is not None and request.remaining_ns == left_ns
 
 
 def _digest(encoded: bytes, state: bytes, spec: ResolvedSpec, model: TextModel) -> bytes:
@@ -121,8 +208,9 @@ def _digest(encoded: bytes, state: bytes, spec: ResolvedSpec, model: TextModel) 
     return digest.digest()
 
 
-def _completed(spec: ResolvedSpec, prompt: TokenIds, max_tokens: int, model: TextModel) -> Request:
+def _completed(spec: ResolvedSpec, prompt: Prompt, model: TextModel) -> Request:
     """Returns the request with what is known once its prompt is; a drawn seed is missing."""
+    max_tokens = resolve_max_tokens(spec, len(prompt), model.facts.bounds, prompt.field)
     asked, sampling = spec.request, spec.request.sampling
     if spec.bad_words:
         sequences = [sequence for word in spec.bad_words for sequence in model.tokenizer.encode_word(word)]
@@ -133,5 +221,18 @@ def _completed(spec: ResolvedSpec, prompt: TokenIds, max_tokens: int, model: Tex
     ending = array("I", sorted(token_ids)).tobytes()
     stop = msgspec.structs.replace(asked.stop, max_tokens=max_tokens, token_ids=ending)
     return msgspec.structs.replace(
-        asked, prompt_token_ids=prompt.astype("<u4", copy=False).tobytes(), sampling=sampling, stop=stop
+        asked, prompt_token_ids=prompt.token_ids.astype("<u4", copy=False).tobytes(), sampling=sampling, stop=stop
     )
+
+
+def resolve_max_tokens(spec: ResolvedSpec, num_prompt_tokens: int, bounds: Bounds, prompt_field: str) -> int:
+    """Returns how many tokens an output may have, given its prompt.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT; prompt and output do not fit the context.
+    """
+    max_tokens = bounds.max_context_tokens - num_prompt_tokens if spec.max_tokens is None else spec.max_tokens
+    broken = rules.check_lengths(num_prompt_tokens, max_tokens, spec.request.stop.min_tokens, bounds, prompt_field)
+    if broken:
+        raise errors.invalid(broken)
+    return max_tokens

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator, Iterator
 
-import structlog
+import numpy as np
 
 from headrace.v1 import generation_pb2
 from headrace_protos.engine.v1 import engine_pb2
@@ -21,42 +20,25 @@ from headrace_service import errors, validation
 from headrace_service.calls import failures
 from headrace_service.calls.call import Call
 from headrace_service.config import ServiceConfig
-from headrace_service.engines import replicas
-from headrace_service.engines.request_ids import RequestIds
+from headrace_service.engines.routing import RoutingKey
 from headrace_service.engines.served_model import ServedModel
 from headrace_service.generations import engine_request
 from headrace_service.generations.conversation import Conversation
+from headrace_service.generations.engine_request import Prompt, RequestBuilder
 from headrace_service.resolved_spec import ResolvedSpec
 from headrace_service.streams.generation_stream import GenerationStream
 from headrace_service.streams.ledger import DeliveryClock
-from headrace_service.streams.render_state import RenderState
 from headrace_service.streams.wires import EventWire
 from headrace_service.text.chat_template import ChatTemplateRenderer
-from headrace_service.text.tokenization import TokenIds
-from headrace_service.tracing.generation_trace import GenerationTrace
 from headrace_service.tracing.tracer import Tracer
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt's tokens, the field that errors about it name, and whether it is a conversation."""
-
-    token_ids: TokenIds
-    field: str
-    is_chat: bool = False
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
 
 
 class Generations:
     """Starts and joins generations for one service process."""
 
     def __init__(self, config: ServiceConfig, templates: ChatTemplateRenderer, tracer: Tracer | None) -> None:
-        self._config = config
-        self._tracer = tracer
         self._templates = templates
-        self._request_ids = RequestIds()
+        self._requests = RequestBuilder(config.default_time_limit_s, tracer)
 
     # -- prompts
 
@@ -64,7 +46,7 @@ class Generations:
         """Returns the prompt of a checked spec, encoded."""
         if spec.WhichOneof("prompt") == "text":
             return Prompt(await model.text.tokenizer.encode(spec.text, add_special_tokens=True), "spec.text")
-        return Prompt(engine_request.token_column(spec.token_ids.ids), "spec.token_ids.ids")
+        return Prompt(np.array(spec.token_ids.ids, dtype=np.uint32), "spec.token_ids.ids")
 
     async def prompt_of_conversation(self, conversation: Conversation, model: ServedModel) -> Prompt:
         """Returns a conversation as the model's own template lays it out, encoded.
@@ -89,11 +71,16 @@ class Generations:
 
     # -- streams
 
-    def placed(self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel) -> ServedModel:
-        """Returns which engine of the model a prompt is for."""
-        if len(model.replicas) == 1:
+    def placed(
+        self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, idempotency_key: str = ""
+    ) -> ServedModel:
+        """Returns which engine of the model a new request goes to.
+
+        The given one where the model has lost all engines meanwhile: it says so.
+        """
+        if not len(model.engines):
             return model
-        return replicas.place(model.replicas, replicas.prefix_key(prompt.token_ids, spec.request.cache_salt))
+        return model.engines.choose(RoutingKey(prompt.token_ids, spec.request.cache_salt, call.tenant, idempotency_key))
 
     async def start(
         self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, wire: EventWire
@@ -106,13 +93,14 @@ class Generations:
         Raises:
             ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
         """
-        add, render, trace = self._build(spec, prompt, model, call)
+        model.check_open()
+        request = self._requests.build_request(spec, prompt, model, call, ends_with_call=True)
+        add, trace = request.add, request.trace
         clock = DeliveryClock(call.arrival_ns, subscribed=False)
         handle = model.engine.new_handle()
-        stream = GenerationStream(handle, add.request_id, model.text.pieces, render, clock, wire, trace=trace)
+        stream = GenerationStream(handle, add.request_id, model.text.pieces, request.render, clock, wire, trace=trace)
+        stream.deadline_is_status = request.deadline_is_status
         try:
-            limit_ns = self._time_limit_ns(spec, call.deadline_ns)
-            stream.deadline_is_status = engine_request.set_times(add, call, limit_ns, bounded_by_call=True)
             await model.engine.add(add, stream)
             if trace is not None:
                 trace.accepted = True
@@ -129,7 +117,7 @@ class Generations:
         """`start` on the engine for the prompt; the stream is given up at the end of the block,
         however that comes.
         """
-        model = self.placed(spec, prompt, model)
+        model = self.placed(spec, prompt, model, call)
         stream = await self.start(spec, prompt, model, call, wire)
         with given_up(stream, model, call):
             yield stream
@@ -142,19 +130,12 @@ class Generations:
         Raises:
             ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
         """
-        if idempotency_key:
-            # A second asking must find the first, also where the load or a lost engine would send
-            # it elsewhere.
-            model = replicas.home(model.replicas, f"{call.tenant}/{idempotency_key}".encode())
-        else:
-            model = self.placed(spec, prompt, model)
-        add, _, trace = self._build(spec, prompt, model, call)
-        if trace is not None:
-            trace.ask(add)
+        model = self.placed(spec, prompt, model, call, idempotency_key)
+        model.check_open()
+        add = self._requests.build_request(spec, prompt, model, call, ends_with_call=False).add
         add.detached = True
         add.idempotency_key = idempotency_key
         call.check_deadline()
-        engine_request.set_times(add, call, self._time_limit_ns(spec, None), bounded_by_call=False)
         try:
             return await model.engine.add(add, None)
         except asyncio.CancelledError:
@@ -179,7 +160,7 @@ class Generations:
             ServiceError: NOT_FOUND; OUT_OF_RANGE; UNAVAILABLE.
         """
         attach.tenant = call.tenant
-        _name(call, attach.request_id)
+        engine_request.name_request(call, attach.request_id)
         engine_request.set_limits(attach, call)
         stream = GenerationStream(
             model.engine.new_handle(),
@@ -201,42 +182,6 @@ class Generations:
         stream.announce(model.text.engine.revision, attached.prompt_tokens)
         return stream
 
-    # -- inside
-
-    def _build(
-        self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call
-    ) -> tuple[engine_pb2.AddRequest, RenderState, GenerationTrace | None]:
-        model.check_open()
-        max_tokens = validation.resolve_max_tokens(spec, len(prompt), model.text.facts, prompt.field)
-        request_id = self._request_ids.new(model.tag)
-        _name(call, request_id)
-        add, render = engine_request.build(spec, prompt.token_ids, max_tokens, model.text, request_id, call)
-        trace = self._traced(spec, prompt, model, call) if self._tracer is not None else None
-        if trace is not None and trace.span is not None:
-            render = engine_request.record(add, render, trace.span)
-            trace.ask(add)
-        return add, render, trace
-
-    def _traced(self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call) -> GenerationTrace:
-        """Returns what is kept of a new generation, for the fact that is told of it."""
-        assert self._tracer is not None
-        return self._tracer.generation(
-            model=model.text.facts.name,
-            model_revision=model.text.engine.revision,
-            operation="chat" if prompt.is_chat else "text_completion",
-            parameters=spec.given,
-            num_outputs=spec.request.n,
-            prompt_tokens=len(prompt),
-            asked_detail=spec.trace_detail,
-            call=call.trace,
-            own=call.own_context,
-        )
-
-    def _time_limit_ns(self, spec: ResolvedSpec, deadline_ns: int | None) -> int | None:
-        if spec.time_limit_ns is not None or deadline_ns is not None:
-            return spec.time_limit_ns
-        return int(self._config.default_time_limit_s * 1e9)
-
 
 @contextlib.contextmanager
 def given_up(stream: GenerationStream, model: ServedModel, call: Call) -> Iterator[None]:
@@ -251,10 +196,3 @@ def given_up(stream: GenerationStream, model: ServedModel, call: Call) -> Iterat
         raise failure from None
     finally:
         model.engine.abandon(stream, call)
-
-
-def _name(call: Call, request_id: str) -> None:
-    """Has the lines that are logged from here on, and the call's own span, name the request."""
-    structlog.contextvars.bind_contextvars(request_id=request_id)
-    if call.trace is not None:
-        call.trace.about(request_id)

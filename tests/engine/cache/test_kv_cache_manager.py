@@ -21,7 +21,7 @@ def sequences(spec: EngineRequest) -> list[Sequence]:
 
 def computed(kv: KVCacheManager, sequence: Sequence) -> None:
     """As if a step had computed the whole prompt and sampled."""
-    kv.take_prefix(sequence, [])
+    kv.take_prefix(sequence, kv.no_prefix())
     kv.grow(sequence, sequence.num_tokens)
     sequence.num_computed = sequence.num_tokens
     sequence.num_tokens += 1
@@ -39,10 +39,9 @@ def forked(kv: KVCacheManager, n: int) -> list[Sequence]:
 def test_source_of_a_copy_is_not_given_away_before_the_plan_is_complete() -> None:
     kv = KVCacheManager(4, 16, enable_prefix_cache=True, keys=PrefixKeys())
     leader, sibling = forked(kv, 2)
-    copy = kv.copy_on_write(leader)
-    assert copy is not None
+    [copy] = kv.copy_on_write(leader)
     kv.release(sibling)
-    sibling.blocks = []
+    sibling.tables = []
     available = [kv.pool.allocate() for _ in range(kv.pool.num_available)]
     assert copy.source not in available
     kv.pool.release([block for block in available if block is not None])
@@ -55,12 +54,12 @@ def test_last_holder_writes_in_place() -> None:
     kv = KVCacheManager(8, 16, enable_prefix_cache=True, keys=PrefixKeys())
     first, second, third = forked(kv, 3)
     assert kv.num_missing(first, 21) == 1
-    assert kv.copy_on_write(first) is not None
-    assert kv.copy_on_write(second) is not None
+    assert len(kv.copy_on_write(first)) == 1
+    assert len(kv.copy_on_write(second)) == 1
     assert kv.num_missing(third, 21) == 0
-    assert kv.copy_on_write(third) is None
-    assert len({first.blocks[1], second.blocks[1], third.blocks[1]}) == 3
-    assert first.blocks[0] == second.blocks[0] == third.blocks[0]
+    assert kv.copy_on_write(third) == []
+    assert len({first.tables[0][1], second.tables[0][1], third.tables[0][1]}) == 3
+    assert first.tables[0][0] == second.tables[0][0] == third.tables[0][0]
     kv.end_step()
     kv.check_integrity([first, second, third])
 
@@ -68,9 +67,9 @@ def test_last_holder_writes_in_place() -> None:
 def test_copy_is_made_once() -> None:
     kv = KVCacheManager(8, 16, enable_prefix_cache=True, keys=PrefixKeys())
     first, second = forked(kv, 2)
-    assert kv.copy_on_write(first) is not None
+    assert len(kv.copy_on_write(first)) == 1
     first.num_computed += 1
-    assert kv.copy_on_write(first) is None
+    assert kv.copy_on_write(first) == []
     kv.end_step()
     kv.check_integrity([first, second])
 
@@ -82,7 +81,7 @@ def test_disabled_prefix_cache_publishes_nothing() -> None:
     sequence.num_settled = 40
     kv.publish(sequence)
     (same,) = sequences(request(40))
-    assert kv.find_prefix(same) == []
+    assert kv.find_prefix(same) == [[]]
     kv.release(sequence)
     assert kv.pool.num_free == 8
 
@@ -97,6 +96,6 @@ def test_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
     (same,) = sequences(request(49))
     prompts = sequence.request.spec.prompt_ids, same.request.spec.prompt_ids[48:]
     same.request.spec.prompt_ids = np.concatenate(prompts)
-    assert len(kv.find_prefix(same)) == 3
+    assert len(kv.find_prefix(same)[0]) == 3
     kv.pool.allocate()
-    assert len(kv.find_prefix(same)) == 2
+    assert len(kv.find_prefix(same)[0]) == 2

@@ -26,7 +26,7 @@ from tests.service.harness import engine_model, events_of, heap_left_alone, ids_
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_protos.control.v1 import control_pb2
 from headrace_service.config import ServiceConfig
-from headrace_service.engines import replicas
+from headrace_service.engines import routing
 from headrace_service.server import Service
 
 TOKENS = [10, 11, 12]
@@ -37,20 +37,20 @@ READY = control_pb2.BACKEND_STATE_READY
 class Engine:
     """One engine as the rule sees it."""
 
-    replica: int
+    number: int
     serving: bool = True
     is_reachable: bool = True
     num_open: int = 0
 
 
 def keys(count: int) -> list[bytes]:
-    return [replicas.prefix_key(np.arange(index, index + 100, dtype=np.uint32), b"") for index in range(count)]
+    return [routing.prefix_key(np.arange(index, index + 100, dtype=np.uint32), b"") for index in range(count)]
 
 
 @given(st.lists(st.integers(0, 4095), min_size=64, max_size=80), st.lists(st.integers(0, 4095), max_size=80))
 def test_only_how_a_prompt_begins_decides(prefix: list[int], rest: list[int]) -> None:
     def key(ids: list[int], salt: bytes = b"") -> bytes:
-        return replicas.prefix_key(np.array(ids, np.uint32), salt)
+        return routing.prefix_key(np.array(ids, np.uint32), salt)
 
     assert key(prefix) == key(prefix[:64] + rest)
     # What may not share blocks need not meet.
@@ -59,37 +59,37 @@ def test_only_how_a_prompt_begins_decides(prefix: list[int], rest: list[int]) ->
 
 def test_every_engine_has_its_share_of_the_prefixes() -> None:
     engines = [Engine(index) for index in range(4)]
-    found = [replicas.place(engines, key).replica for key in keys(2000)]
-    assert found == [replicas.place(list(reversed(engines)), key).replica for key in keys(2000)]
+    found = [routing.place(engines, key).number for key in keys(2000)]
+    assert found == [routing.place(list(reversed(engines)), key).number for key in keys(2000)]
     # 500 each, less than 20; five deviations are 97.
     assert all(abs(found.count(index) - 500) < 100 for index in range(4))
 
 
 def test_a_lost_engine_moves_its_own_prefixes_alone_and_has_them_back() -> None:
     engines = [Engine(index) for index in range(3)]
-    before = [replicas.place(engines, key).replica for key in keys(300)]
+    before = [routing.place(engines, key).number for key in keys(300)]
     engines[1].serving = engines[1].is_reachable = False
-    during = [replicas.place(engines, key).replica for key in keys(300)]
+    during = [routing.place(engines, key).number for key in keys(300)]
     assert 1 in before and 1 not in during
     assert all(now == then for now, then in zip(during, before, strict=True) if then != 1)
     # Those that moved are dealt out to both.
     assert {now for now, then in zip(during, before, strict=True) if then == 1} == {0, 2}
     engines[1].serving = engines[1].is_reachable = True
-    assert [replicas.place(engines, key).replica for key in keys(300)] == before
+    assert [routing.place(engines, key).number for key in keys(300)] == before
 
 
 def test_an_engine_that_replaces_its_worker_is_asked_before_one_that_is_gone() -> None:
     engines = [Engine(0, serving=False), Engine(1, serving=False, is_reachable=False)]
-    assert {replicas.place(engines, key).replica for key in keys(20)} == {0}
+    assert {routing.place(engines, key).number for key in keys(20)} == {0}
     engines[0].is_reachable = False
-    assert {replicas.place(engines, key).replica for key in keys(20)} == {0, 1}
+    assert {routing.place(engines, key).number for key in keys(20)} == {0, 1}
 
 
 @given(st.integers(1, 8), st.integers(1, 3000))
 def test_a_prefix_that_everybody_has_is_spread(count: int, requests: int) -> None:
     engines = [Engine(index) for index in range(count)]
     for _ in range(requests):
-        replicas.place(engines, b"shared").num_open += 1
+        routing.place(engines, b"shared").num_open += 1
     opens = sorted(engine.num_open for engine in engines)
     assert opens[-1] <= 33 + 1.5 * requests / count
     if requests <= 32:
@@ -98,11 +98,11 @@ def test_a_prefix_that_everybody_has_is_spread(count: int, requests: int) -> Non
 
 def test_an_idempotency_keys_engine_stays_whatever_happens() -> None:
     engines = [Engine(index) for index in range(3)]
-    before = [replicas.home(engines, key).replica for key in keys(50)]
+    before = [routing.home(engines, key).number for key in keys(50)]
     for engine in engines[:2]:
         engine.serving = engine.is_reachable = False
         engine.num_open = 1000
-    assert [replicas.home(engines, key).replica for key in keys(50)] == before
+    assert [routing.home(engines, key).number for key in keys(50)] == before
 
 
 # -- a service over two engines of one model
@@ -116,6 +116,7 @@ class Server:
     engines: list[FakeEngine]
     stub: Any
     channel: grpc.aio.Channel
+    supervisor: FakeSupervisor
 
     async def until(self, condition: Any) -> None:
         async with asyncio.timeout(120):
@@ -124,6 +125,11 @@ class Server:
 
     def generate(self, spec: generation_pb2.GenerationSpec) -> Any:
         return self.stub.Generate(inference_pb2.GenerateRequest(spec=spec))
+
+    def tell(self, *addresses: str) -> None:
+        """Says where the model's engines are, by number; "": nobody has the number."""
+        first, *others = addresses
+        self.supervisor.set_model(self.engines[0].model.name, READY, first, replica_addresses=others)
 
     def at(self, request_id: str) -> int:
         """Which engine has a request."""
@@ -161,7 +167,7 @@ async def served(model_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterat
     )
     (address,) = await service.start()
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        server = Server(service, engines, inference_pb2_grpc.InferenceServiceStub(channel), channel)
+        server = Server(service, engines, inference_pb2_grpc.InferenceServiceStub(channel), channel, supervisor)
         try:
             models = service.core.models
             await server.until(lambda: len(list(models)) == 2 and all(model.serving for model in models))
@@ -310,3 +316,69 @@ async def test_an_idempotency_key_is_never_taken_to_another_engine(server: Serve
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await submit(key)
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_engines_join_and_leave_while_the_model_is_served(server: Server) -> None:
+    models = server.service.core.models
+    first, second = server.engines
+    made = [
+        (await server.stub.Submit(inference_pb2.SubmitRequest(spec=spec_of(index)))).request_id
+        for index in range(3, 15)
+    ]
+    at_second = [request_id for request_id in made if server.at(request_id) == 1]
+    at_first = [request_id for request_id in made if server.at(request_id) == 0]
+    third = FakeEngine(first.model, lambda add, index: TOKENS)
+    await third.start(first.address.replace("engine-0", "engine-2"))
+    server.engines.append(third)
+    server.tell(first.address, second.address, third.address)
+    await server.until(lambda: len(list(models)) == 3 and all(model.serving for model in models))
+    moved = {index: server.at((await submitted(server, index)).request_id) for index in range(3, 40)}
+    assert set(moved.values()) == {0, 1, 2}
+    # The first leaves: its number stays free, and the others keep theirs and what they have.
+    server.tell("", second.address, third.address)
+    await server.until(lambda: len(list(models)) == 2)
+    for request_id in at_second:
+        subscribed = server.stub.Subscribe(inference_pb2.SubscribeRequest(request_id=request_id))
+        assert ids_of(await events_of(subscribed)) == TOKENS
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await events_of(server.stub.Subscribe(inference_pb2.SubscribeRequest(request_id=at_first[0])))
+    assert error.value.code() is grpc.StatusCode.NOT_FOUND
+    for index, number in moved.items():
+        now = server.at((await submitted(server, index)).request_id)
+        assert now == number if number else now in (1, 2)
+    # It comes back under its number, with its prefixes.
+    server.tell(first.address, second.address, third.address)
+    await server.until(lambda: len(list(models)) == 3 and all(model.serving for model in models))
+    assert {index: server.at((await submitted(server, index)).request_id) for index in moved} == moved
+
+
+async def submitted(server: Server, first: int) -> inference_pb2.SubmitResponse:
+    return await server.stub.Submit(inference_pb2.SubmitRequest(spec=spec_of(first)))
+
+
+async def test_an_engine_that_leaves_ends_its_own_streams_alone(server: Server) -> None:
+    specs = await server.specs()
+    for engine in server.engines:
+        engine.running.clear()
+    calls = [server.generate(spec) for spec in specs]
+    for call in calls:
+        await call.read()
+    server.tell(server.engines[0].address)
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await events_of(calls[1])
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    server.engines[0].running.set()
+    assert kinds_of(await events_of(calls[0]))[-1] == "done"
+    assert ids_of(await events_of(server.generate(specs[1]))) == TOKENS
+
+
+async def test_a_number_that_has_another_address_is_another_engine(server: Server) -> None:
+    specs = await server.specs()
+    other = FakeEngine(server.engines[1].model, lambda add, index: [20, 21])
+    await other.start(server.engines[1].address.replace("engine-1", "engine-9"))
+    server.tell(server.engines[0].address, other.address)
+    models = server.service.core.models
+    await server.until(lambda: [model.address for model in models][-1] == other.address)
+    await server.until(lambda: all(model.serving for model in models))
+    assert ids_of(await events_of(server.generate(specs[1]))) == [20, 21]
+    await other.stop()

@@ -69,7 +69,7 @@ async def test_none_come_unless_they_are_asked_for(running: Running) -> None:
     events = await events_of(running.stub.Generate(inference_pb2.GenerateRequest(spec=Spec(text=TEXT))))
     assert not parts_of(events)
     (request,) = running.engine.requests.values()
-    assert not request.add.HasField("prompt_logprobs")
+    assert asked(request.add).num_prompt_logprobs < 0
 
 
 async def test_complete_joins_them(running: Running) -> None:

@@ -1,8 +1,12 @@
 """Which blocks a sequence holds: growing, taking up a known prefix, sharing between outputs,
 copying before a write, giving back.
 
-Owns every change to a sequence's `blocks`, and through it the block pool and what the tenants'
-accounts count as held. Does not decide who may have blocks (`scheduler`). A block is published to
+Owns every change to a sequence's `tables`, of which each cache group has one, and through it the
+block pool and what the tenants' accounts count as held. Does not decide who may have blocks
+(`scheduler`). All tables of a sequence are equally long: the block at index i holds the same tokens
+in each group. In a group with a window the blocks that no later token reads go back to the pool as
+soon as the steps that might read them have settled, and a prefix is known as far as each group has
+the blocks that the next token reads. A block is published to
 the prefix cache when the step that filled it has settled, if the hidden states that attended to all
 of it came out finite (a sample's, or those that the plan has checked, see `plan_builder`): a NaN
 anywhere in it would have shown there.
@@ -15,6 +19,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from headrace_backend.engine.cache.block_pool import BlockPool
+from headrace_backend.engine.cache.cache_group import NO_BLOCK, ONE_GROUP, CacheGroup
 from headrace_backend.engine.cache.prefix_keys import PrefixKeys
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.requests.sequence import Sequence
@@ -25,20 +30,44 @@ class BlockCopy(NamedTuple):
 
     source: int
     target: int
+    # Index of the cache group in whose table the copy takes the source's place.
+    group: int = 0
+
+
+# Of each group the blocks of a known prefix: a sequence's tables when it begins.
+Prefix = list[list[int]]
 
 
 class KVCacheManager:
     """Blocks of `block_size` tokens for sequences."""
 
-    __slots__ = ("_enable_prefix_cache", "_held_sources", "_keys", "_source_accounts", "block_size", "pool")
+    __slots__ = (
+        "_enable_prefix_cache",
+        "_groups",
+        "_has_windows",
+        "_held_sources",
+        "_keys",
+        "_source_accounts",
+        "block_size",
+        "pool",
+    )
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_cache: bool, keys: PrefixKeys) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_cache: bool,
+        keys: PrefixKeys,
+        groups: tuple[CacheGroup, ...] = ONE_GROUP,
+    ) -> None:
         """All blocks free, no prefix known.
 
         `keys` outlive the cache, as sequences remember theirs.
         """
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
+        self._groups = groups
+        self._has_windows = any(group.window is not None for group in groups)
         self._keys = keys
         self._enable_prefix_cache = enable_prefix_cache
         # Sources of the copies of the step in the making: not to be given away before its plan is
@@ -47,22 +76,28 @@ class KVCacheManager:
         self._source_accounts: dict[int, TenantAccount] = {}
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """Blocks of each group that hold so many tokens."""
         return -(-num_tokens // self.block_size)
 
-    def find_prefix(self, sequence: Sequence) -> list[int]:
+    def no_prefix(self) -> Prefix:
+        """What a sequence begins with that takes up nothing."""
+        return [[] for _ in self._groups]
+
+    def find_prefix(self, sequence: Sequence) -> Prefix:
         """Known blocks from the sequence's start on; never all of its tokens, so that the last one
         is computed and can be sampled from.
 
-        Nor any whose hidden states have to tell of the prompt.
+        Nor any whose hidden states have to tell of the prompt. The prefix ends where every group
+        has the blocks that the token behind it reads.
         """
-        blocks = []
-        for index in range(self.num_reusable(sequence) // self.block_size):
-            block = self.pool.find(self.key(sequence, index))
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        prefix, most = self.no_prefix(), self.num_reusable(sequence) // self.block_size
+        for index, group in enumerate(self._groups):
+            if group.window is None:
+                prefix[index] = self._find(sequence, index, 0, most)
+                most = len(prefix[index])
+        while self._has_windows and most and not self._reach(sequence, prefix, most):
+            most -= 1
+        return [table[:most] for table in prefix]
 
     def num_reusable(self, sequence: Sequence) -> int:
         """Tokens from the sequence's start on that may come from the prefix cache."""
@@ -83,19 +118,22 @@ class KVCacheManager:
             return None
         return self.key(sequence, index)
 
-    def num_needed(self, sequence: Sequence, prefix: list[int]) -> int:
-        """Available blocks that the sequence would use up to compute all its tokens, given a prefix
-        just found.
+    def num_needed(self, sequence: Sequence, prefix: Prefix) -> int:
+        """Available blocks that the sequence would use up at most to compute all its tokens, given a
+        prefix just found.
         """
-        ref_counts = self.pool.ref_counts
-        return self.num_blocks_for(sequence.num_tokens) - sum(1 for block in prefix if ref_counts[block])
+        ref_counts, num_blocks, needed = self.pool.ref_counts, self.num_blocks_for(sequence.num_tokens), 0
+        for table in prefix:
+            needed += num_blocks - sum([1 for block in table if block == NO_BLOCK or ref_counts[block]])
+        return needed
 
-    def take_prefix(self, sequence: Sequence, prefix: list[int]) -> None:
+    def take_prefix(self, sequence: Sequence, prefix: Prefix) -> None:
         """Gives a sequence without blocks the prefix just found."""
-        assert not sequence.blocks, "only a sequence that begins takes up a prefix"
-        sequence.request.account.num_blocks += sum([self.pool.hold(block) for block in prefix])
-        sequence.blocks = prefix
-        num_tokens = len(prefix) * self.block_size
+        assert not sequence.tables, "only a sequence that begins takes up a prefix"
+        for table in prefix:
+            sequence.request.account.num_blocks += sum([self.pool.hold(block) for block in table if block != NO_BLOCK])
+        sequence.tables = prefix
+        num_tokens = len(prefix[0]) * self.block_size
         sequence.publish_at = num_tokens + self.block_size
         sequence.num_computed = sequence.num_settled = sequence.capacity = num_tokens
 
@@ -103,38 +141,34 @@ class KVCacheManager:
         """Blocks that must be allocated before the tokens in [num_computed, num_tokens) can be
         written.
         """
-        missing = max(0, self.num_blocks_for(num_tokens) - len(sequence.blocks))
-        return missing + 1 if self._must_copy(sequence) else missing
+        missing = max(0, self.num_blocks_for(num_tokens) - len(sequence.tables[0])) * len(self._groups)
+        return missing + len(self._shared_tails(sequence)) if sequence.tail_shared else missing
 
     def grow(self, sequence: Sequence, num_tokens: int) -> int:
-        """Appends blocks until the tokens fit.
+        """Appends blocks to each table until the tokens fit.
 
-        The caller has seen to it that they are available. Returns how many were appended.
+        The caller has seen to it that they are available. Returns how many were appended to each.
         """
-        missing = max(0, self.num_blocks_for(num_tokens) - len(sequence.blocks))
-        for _ in range(missing):
-            sequence.blocks.append(self._allocate())
-        sequence.request.account.num_blocks += missing
-        sequence.capacity = len(sequence.blocks) * self.block_size
+        tables = sequence.tables
+        missing = max(0, self.num_blocks_for(num_tokens) - len(tables[0]))
+        for table in tables:
+            for _ in range(missing):
+                table.append(self._allocate())
+        sequence.request.account.num_blocks += missing * len(tables)
+        sequence.capacity = len(tables[0]) * self.block_size
         return missing
 
-    def copy_on_write(self, sequence: Sequence) -> BlockCopy | None:
-        """Makes the block that the sequence writes to next its own; None if it is.
+    def copy_on_write(self, sequence: Sequence) -> list[BlockCopy]:
+        """Makes the blocks that the sequence writes to next its own. Returns the copies that this
+        takes: at most one in each group.
 
         The last holder needs no copy.
         """
-        must_copy = self._must_copy(sequence)
+        if not sequence.tail_shared:
+            return []
+        shared, index = self._shared_tails(sequence), sequence.num_computed // self.block_size
         sequence.tail_shared = False
-        if not must_copy:
-            return None
-        index = sequence.num_computed // self.block_size
-        source, target = sequence.blocks[index], self._allocate()
-        sequence.blocks[index] = target
-        sequence.request.account.num_blocks += 1
-        # The sequence's own hold passes to the copy.
-        self._held_sources[source] += 1
-        self._source_accounts[source] = sequence.request.account
-        return BlockCopy(source, target)
+        return [self._copy(sequence, group, index) for group in shared]
 
     def end_step(self) -> None:
         """The step's plan is complete: sources of its copies may be given away by later ones."""
@@ -148,9 +182,11 @@ class KVCacheManager:
         """Gives an output that has computed nothing the prompt's blocks of the output that computed
         it.
         """
-        for block in leader.blocks:
-            self.pool.hold(block)
-        sibling.blocks = list(leader.blocks)
+        for table in leader.tables:
+            for block in table:
+                if block != NO_BLOCK:
+                    self.pool.hold(block)
+        sibling.tables = [list(table) for table in leader.tables]
         sibling.capacity = leader.capacity
         sibling.block_keys = leader.block_keys[: leader.num_prompt_tokens // self.block_size]
         # The leader publishes the prompt.
@@ -159,12 +195,18 @@ class KVCacheManager:
         leader.tail_shared = sibling.tail_shared = leader.num_computed % self.block_size != 0
 
     def publish(self, sequence: Sequence) -> None:
-        """Offers the full blocks of settled tokens to later prompts."""
+        """Offers the full blocks of settled tokens to later prompts, then lets those go that no
+        later token of the sequence reads.
+        """
         first, num_full = sequence.publish_at // self.block_size - 1, sequence.num_settled // self.block_size
         if self._enable_prefix_cache:
             for index in range(first, num_full):
-                self.pool.publish(sequence.blocks[index], self.key(sequence, index))
+                key = self.key(sequence, index)
+                for group, table in enumerate(sequence.tables):
+                    self.pool.publish(table[index], _group_key(key, group))
         sequence.publish_at = (num_full + 1) * self.block_size
+        if self._has_windows:
+            self._release_behind_windows(sequence)
 
     def key(self, sequence: Sequence, index: int) -> bytes:
         """Key of the sequence's block `index`, whose tokens must have been read; the chain is kept
@@ -180,33 +222,91 @@ class KVCacheManager:
 
     def release(self, sequence: Sequence) -> None:
         """Gives all blocks back; the end of a prefix is forgotten before its beginning."""
-        sequence.request.account.num_blocks -= self.pool.release(reversed(sequence.blocks))
-        sequence.blocks = []
+        for table in sequence.tables:
+            held = [block for block in reversed(table) if block != NO_BLOCK] if self._has_windows else reversed(table)
+            sequence.request.account.num_blocks -= self.pool.release(held)
+        sequence.tables = []
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Asserts that reference counts and accounts are what the sequences' tables say, between
         steps.
         """
         assert not self._held_sources, "copies are held for a step that is not being planned"
-        sequences = list(sequences)
-        self.pool.check_integrity(dict(Counter(block for sequence in sequences for block in sequence.blocks)))
+        holders: Counter[int] = Counter()
         held: dict[TenantAccount, set[int]] = {}
         for sequence in sequences:
-            held.setdefault(sequence.request.account, set()).update(sequence.blocks)
-        for account, blocks in held.items():
-            assert account.num_blocks == len(blocks), "an account counts each block of its sequences once"
+            assert len(sequence.tables) == len(self._groups), "a sequence that runs has a table in each group"
+            for group, table in zip(self._groups, sequence.tables, strict=True):
+                assert len(table) * self.block_size == sequence.capacity, "a table is as long as the capacity says"
+                needed = table[group.first_needed(sequence.num_computed, self.block_size) :]
+                assert NO_BLOCK not in needed, "a block went back that a later token reads"
+                blocks = [block for block in table if block != NO_BLOCK]
+                holders.update(blocks)
+                held.setdefault(sequence.request.account, set()).update(blocks)
+        self.pool.check_integrity(dict(holders))
+        for account, counted in held.items():
+            assert account.num_blocks == len(counted), "an account counts each block of its sequences once"
 
     def _allocate(self) -> int:
         block = self.pool.allocate()
         assert block is not None, "the scheduler looked before it took"
         return block
 
-    def _must_copy(self, sequence: Sequence) -> bool:
-        """Whether others hold the block that is written next.
+    def _find(self, sequence: Sequence, group: int, first: int, end: int) -> list[int]:
+        """Known blocks of a group from index `first` on, up to the first that is not known."""
+        blocks = []
+        for index in range(first, end):
+            block = self.pool.find(_group_key(self.key(sequence, index), group))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def _reach(self, sequence: Sequence, prefix: Prefix, num_blocks: int) -> bool:
+        """Whether groups with windows have what the token behind so many blocks reads; `prefix` gets
+        their tables.
+        """
+        for index, group in enumerate(self._groups):
+            if group.window is not None:
+                first = group.first_needed(num_blocks * self.block_size, self.block_size)
+                known = self._find(sequence, index, first, num_blocks)
+                if first + len(known) < num_blocks:
+                    return False
+                prefix[index] = [NO_BLOCK] * first + known
+        return True
+
+    def _release_behind_windows(self, sequence: Sequence) -> None:
+        """Lets the blocks go that only settled tokens read: a step in flight computes none before
+        `num_settled`, and a window reaches back from there.
+        """
+        for group, table in zip(self._groups, sequence.tables, strict=True):
+            end = min(group.first_needed(sequence.num_settled, self.block_size), len(table))
+            first = end
+            while first and table[first - 1] != NO_BLOCK:
+                first -= 1
+            behind, table[first:end] = table[first:end], [NO_BLOCK] * (end - first)
+            sequence.request.account.num_blocks -= self.pool.release(reversed(behind))
+
+    def _copy(self, sequence: Sequence, group: int, index: int) -> BlockCopy:
+        table = sequence.tables[group]
+        source, target = table[index], self._allocate()
+        table[index] = target
+        sequence.request.account.num_blocks += 1
+        # The sequence's own hold passes to the copy.
+        self._held_sources[source] += 1
+        self._source_accounts[source] = sequence.request.account
+        return BlockCopy(source, target, group)
+
+    def _shared_tails(self, sequence: Sequence) -> list[int]:
+        """The groups in which others hold the block that is written next.
 
         Holds for copies of this very step don't read it any more.
         """
-        if not sequence.tail_shared:
-            return False
-        block = sequence.blocks[sequence.num_computed // self.block_size]
-        return self.pool.ref_counts[block] - self._held_sources[block] > 1
+        index, ref_counts = sequence.num_computed // self.block_size, self.pool.ref_counts
+        blocks = [table[index] for table in sequence.tables]
+        return [group for group, block in enumerate(blocks) if ref_counts[block] - self._held_sources[block] > 1]
+
+
+def _group_key(key: bytes, group: int) -> bytes:
+    """Under what a group's block of a prefix is found: the first group's under the prefix's key."""
+    return key + bytes((group,)) if group else key

@@ -40,7 +40,6 @@ class Sequence:
 
     __slots__ = (
         "block_keys",
-        "blocks",
         "capacity",
         "decodes",
         "ended",
@@ -64,6 +63,7 @@ class Sequence:
         "row",
         "runs",
         "stop_token_ids",
+        "tables",
         "tail_shared",
         "tokens",
         "urgency",
@@ -116,8 +116,9 @@ class Sequence:
         self.decodes = False
         self.num_computed = 0
         self.num_settled = 0
-        self.blocks: list[int] = []
-        # Tokens that `blocks` have room for.
+        # Its blocks, of each cache group a table; empty while it has no row.
+        self.tables: list[list[int]] = []
+        # Tokens that each table has room for.
         self.capacity = 0
         # Settled tokens at which the next block is full and can be offered to the prefix cache.
         self.publish_at = 0

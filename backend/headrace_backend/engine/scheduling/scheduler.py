@@ -43,6 +43,7 @@ from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
 from headrace_backend.engine.scheduling.plan_builder import PlanBuilder
 from headrace_backend.engine.scheduling.prefix_followers import PrefixFollowers
+from headrace_backend.engine.scheduling.row_tables import RowTables
 from headrace_backend.engine.scheduling.token_budget import TokenBudget
 from headrace_backend.engine.scheduling.waiting_queue import MAX_COUNTED_TOKENS, WaitingQueue
 
@@ -75,6 +76,7 @@ class Scheduler:
         self._config = config
         # Every row can decode in every step, so that no row starves behind the budget.
         self.num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._tables = RowTables(config.max_num_seqs)
         # Most drafted tokens that a step computes for a row that decodes: all rows together stay
         # within the budget.
         self._most_drafts = 0
@@ -237,7 +239,7 @@ class Scheduler:
         assert sorted(rows + self._free_rows) == list(range(self.num_rows)), "a row is lost or held twice"
         assert all(not sequence.ended for sequence in self.running), "an ended sequence holds a row"
         assert all(s.num_settled <= s.num_computed <= s.capacity for s in self.running), "settled <= scheduled <= room"
-        assert all(not s.blocks and s.row == NO_ROW for s in self.queued()), "a waiting sequence holds something"
+        assert all(not s.tables and s.row == NO_ROW for s in self.queued()), "a waiting sequence holds something"
         assert all(not s.held for s in self.waiting), "what is held may not be admitted"
         self._followers.check_integrity()
         keys = [sequence.urgency for sequence in self.running]
@@ -268,7 +270,7 @@ class Scheduler:
         missing = kv.num_missing(sequence, sequence.num_computed + count)
         if missing > min(kv.pool.num_available, account.num_blocks_left):
             return min(count, sequence.capacity - sequence.num_computed)
-        self._grow(sequence, sequence.num_computed + count, builder)
+        self._tables.grow(sequence, sequence.num_computed + count, kv, builder)
         return count
 
     def _num_backlog_tokens(self, catching_up: list[Sequence]) -> int:
@@ -319,8 +321,8 @@ class Scheduler:
             if sequence is None:
                 return
             account = sequence.request.account
-            prefix = [] if sequence.num_unread else kv.find_prefix(sequence)
-            num_known = len(prefix) * kv.block_size
+            prefix = kv.no_prefix() if sequence.num_unread else kv.find_prefix(sequence)
+            num_known = len(prefix[0]) * kv.block_size
             if not sequence.num_unread and self._followers.take_first(sequence, num_known, kv):
                 continue
             num_needed = kv.num_needed(sequence, prefix)
@@ -342,7 +344,7 @@ class Scheduler:
             self._followers.lead(sequence, kv)
             self._note_prefix(sequence)
             kv.grow(sequence, sequence.num_computed + count)
-            builder.update_table(sequence.row, 0, sequence.blocks)
+            self._tables.write(sequence, builder)
             self._add_known(sequence, count, builder, now_ns)
             num_missing = kv.num_missing(sequence, sequence.num_tokens)
             num_promised += num_missing
@@ -371,12 +373,12 @@ class Scheduler:
         assert kv is not None, "there is a worker"
         siblings, request.unforked = request.unforked, []
         for sibling in siblings:
-            if not self._free_rows or not builder.admit(sibling, self._free_rows[-1], len(leader.blocks)):
+            if not self._free_rows or not builder.admit(sibling, self._free_rows[-1], len(leader.tables[0])):
                 self.waiting.push(sibling)
                 continue
             self._occupy(sibling, now_ns)
             kv.fork(leader, sibling)
-            builder.update_table(sibling.row, 0, sibling.blocks)
+            self._tables.write(sibling, builder)
             builder.add_fork(sibling)
 
     def _make_room(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder, now_ns: int) -> bool:
@@ -402,19 +404,10 @@ class Scheduler:
                 return False
             self._preempt(victim, now_ns)
             missing = kv.num_missing(sequence, num_tokens)
-        copy = kv.copy_on_write(sequence)
-        if copy is not None:
-            builder.add_copy(copy)
-            index = sequence.num_computed // kv.block_size
-            builder.update_table(sequence.row, index, sequence.blocks[index : index + 1])
-        self._grow(sequence, num_tokens, builder)
+        if sequence.tail_shared:
+            self._tables.copy_on_write(sequence, kv, builder)
+        self._tables.grow(sequence, num_tokens, kv, builder)
         return True
-
-    def _grow(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder) -> None:
-        assert self.kv is not None, "there is a worker"
-        appended = self.kv.grow(sequence, num_tokens)
-        if appended:
-            builder.update_table(sequence.row, len(sequence.blocks) - appended, sequence.blocks[-appended:])
 
     def _find_victim(self, sequence: Sequence, step_id: int, account: TenantAccount | None = None) -> Sequence | None:
         """The least urgent sequence, of one tenant or of all, that is less urgent than `sequence`,

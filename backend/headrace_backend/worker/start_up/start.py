@@ -28,7 +28,7 @@ from headrace_backend.worker.start_up.device import choose_dtype, choose_rank_de
 from headrace_backend.worker.start_up.device_memory import CudaMemory
 from headrace_backend.worker.start_up.fitted_runner import LoadedModel, Phases, agreed_plan, fitted_runner, ready_runner
 from headrace_backend.worker.start_up.kernel_cache import use_kernel_cache
-from headrace_backend.worker.start_up.memory_plan import Room, free_memory_bytes, plan_estimate
+from headrace_backend.worker.start_up.memory_plan import ModelMemory, Room, free_memory_bytes, plan_estimate
 from headrace_backend.worker.start_up.quantized import checked_schemes, quantization_report
 from headrace_backend.worker.start_up.ranks import take_place
 from headrace_backend.worker.start_up.sizes import WorkerSizes
@@ -61,96 +61,127 @@ def start_worker(
         InvalidModelFolder: The folder is.
         PeerLost: Another rank was lost.
     """
-    sizes = WorkerSizes.of(config, checked_max_model_len(config, folder))
-    if (reason := unsuitable_tp(config, folder.config)) is not None:
-        raise StartRefused(reason)
-    timer = Phases(phases)
-    device = _prepared_device(config, folder, links.rank if links else 0, channel)
-    dtype = choose_dtype(config.dtype, folder.config, device)
-    memory = CudaMemory(device) if device.type == "cuda" else None
-    # What a card's part in the group takes is in the plan: the libraries' own.
-    free_on_card = memory.free() if memory else 0
-    with timer.timed("ranks"):
-        place = take_place(config.tp, links, device, dtype, channel)
-    free_bytes = free_on_card if memory else free_memory_bytes(device)
-    room = Room.of_rank(device, free_bytes, memory.total() if memory else 0, int(config.memory_budget), config.tp)
-    schemes = checked_schemes(config, folder, device, channel)
-    build = ModelBuild(folder.config, dtype, device, schemes, place.shard, folder.tensors, sizes.max_model_len)
-    weights = weight_memory(build)
-    part = rank_part(folder.config.description, config.tp)
-    estimate, plan = plan_estimate(sizes, part, weights, dtype, room)
-    plan = agreed_plan(plan, place)
-    plan = msgspec.structs.replace(plan, pinned_host_bytes=pinned_bytes(device) if config.load == "folder" else 0)
-    channel.send_message(plan)
-    with timer.timed("ceilings"):
-        rates = measured_rates(device, dtype)
-    with timer.timed("weights"):
-        causal_lm = _loaded_model(config, folder, build, channel)
-    model = LoadedModel(causal_lm, sizes, dtype, device, place)
-    if memory is None:
-        runner = ready_runner(model, plan.num_blocks, channel, timer)
-    else:
-        runner, final = fitted_runner(model, estimate, room, memory, channel, timer)
-        plan = msgspec.structs.replace(final, pinned_host_bytes=plan.pinned_host_bytes)
-        channel.send_message(plan)
-    # What start-up made lives as long as the process; no collection needs to look at it again.
-    gc.collect()
-    gc.freeze()
-    channel.send_message(_ready(causal_lm, folder, device, plan, rates, runner, phases))
-    count_late_work = functools.partial(_count_late_work, runner)
-    # Other ranks may wait in a collective for one that raised.
-    marked = place.marked(runner, causal_lm, device)
-    recovery = Recovery(marked, probe_steps(sizes, plan.num_blocks)) if config.tp == 1 else None
-    return StepLoop(marked, channel, device.type == "cuda", count_late_work, recovery)
+    return WorkerStart(config, folder, channel, Phases(phases), links or RankLinks()).ready_loop()
 
 
-def _ready(
-    causal_lm: CausalLM,
-    folder: ModelFolder,
-    device: torch.device,
-    plan: MemoryPlan,
-    rates: Rates,
-    runner: Runner,
-    phases: dict[str, float],
-) -> WorkerReady:
-    """What the engine hears of a worker that is ready."""
-    load_gb_s = sum(record.num_bytes for record in folder.tensors.values()) / phases["weights"] / 1e9
-    return WorkerReady(
-        str(device),
-        plan.num_blocks,
-        plan.block_size,
-        folder.parameter_count,
-        phases,
-        load_gb_s,
-        plan,
-        runner.captured_mixed_sizes if isinstance(runner, CapturesGraphs) else (),
-        rates.copy_bytes_per_s,
-        rates.matmul_flops_per_s,
-        quantization_report(causal_lm),
-        causal_lm.num_layers if device.type == "cpu" else 1,
-    )
+class WorkerStart:
+    """One worker's start: what was decided of it, phase by phase.
 
-
-def _loaded_model(config: EngineConfig, folder: ModelFolder, build: ModelBuild, channel: Channel) -> CausalLM:
-    """The model with its weights, of several ranks this one's part.
-
-    Raises:
-        StartRefused: Weights do not bear being quantized.
+    The configuration is read here and nowhere later: what follows sees sizes, the room that there
+    is, and the model's build.
     """
-    source = folder if config.load == "folder" else None
-    try:
-        return load_model(build, source, channel.send_progress, config.seed)
-    except QuantizationRefused as refused:
-        raise StartRefused(f"{_source_of_bits(config, folder)}: {refused}") from refused
+
+    def __init__(
+        self, config: EngineConfig, folder: ModelFolder, channel: Channel, timer: Phases, links: RankLinks
+    ) -> None:
+        """Settles device, place among the ranks and bits. Loads nothing."""
+        self._folder, self._channel, self._timer = folder, channel, timer
+        self._sizes = WorkerSizes.of(config, checked_max_model_len(config, folder))
+        if (reason := unsuitable_tp(config, folder.config)) is not None:
+            raise StartRefused(reason)
+        self._device = _prepared_device(config, folder, links.rank, channel)
+        self._dtype = choose_dtype(config.dtype, folder.config, self._device)
+        self._memory = CudaMemory(self._device) if self._device.type == "cuda" else None
+        # What a card's part in the group takes is in the plan: the libraries' own.
+        free_on_card = self._memory.free() if self._memory else 0
+        with timer.timed("ranks"):
+            self._place = take_place(config.tp, links, self._device, self._dtype, channel)
+        free_bytes = free_on_card if self._memory else free_memory_bytes(self._device)
+        device_bytes = self._memory.total() if self._memory else 0
+        self._room = Room.of_rank(self._device, free_bytes, device_bytes, int(config.memory_budget), config.tp)
+        self._bits = checked_schemes(config, folder, self._device, channel)
+        # None: seeded weights instead of the folder's.
+        self._source = folder if config.load == "folder" else None
+        self._seed = config.seed
+        self._source_of_bits = _source_of_bits(config, folder)
+
+    def ready_loop(self) -> StepLoop:
+        """Plans, loads, warms up and says so.
+
+        Returns:
+            What takes steps from now on.
+        """
+        build = self._build()
+        estimate, plan = self._planned(build)
+        with self._timer.timed("ceilings"):
+            rates = measured_rates(self._device, self._dtype)
+        with self._timer.timed("weights"):
+            causal_lm = self._loaded(build)
+        runner, plan = self._runner(causal_lm, estimate, plan)
+        # What start-up made lives as long as the process; no collection needs to look at it again.
+        gc.collect()
+        gc.freeze()
+        self._channel.send_message(self._readiness(causal_lm, plan, rates, runner))
+        count_late_work = functools.partial(_count_late_work, runner)
+        # Other ranks may wait in a collective for one that raised.
+        marked = self._place.marked(runner, causal_lm, self._device)
+        alone = self._sizes.num_ranks == 1
+        recovery = Recovery(marked, probe_steps(self._sizes, plan.num_blocks)) if alone else None
+        return StepLoop(marked, self._channel, self._device.type == "cuda", count_late_work, recovery)
+
+    def _build(self) -> ModelBuild:
+        folder, sizes = self._folder, self._sizes
+        where = (self._dtype, self._device, self._bits, self._place.shard)
+        return ModelBuild(folder.config, *where, folder.tensors, sizes.max_model_len)
+
+    def _planned(self, build: ModelBuild) -> tuple[ModelMemory, MemoryPlan]:
+        """The plan before anything is allocated, sent, and the estimates behind it."""
+        part = rank_part(self._folder.config.description, self._sizes.num_ranks)
+        estimate, plan = plan_estimate(self._sizes, part, weight_memory(build), self._dtype, self._room)
+        plan = agreed_plan(plan, self._place)
+        pinned = pinned_bytes(self._device) if self._source is not None else 0
+        plan = msgspec.structs.replace(plan, pinned_host_bytes=pinned)
+        self._channel.send_message(plan)
+        return estimate, plan
+
+    def _loaded(self, build: ModelBuild) -> CausalLM:
+        """The model with its weights, of several ranks this one's part.
+
+        Raises:
+            StartRefused: Weights do not bear being quantized.
+        """
+        try:
+            return load_model(build, self._source, self._channel.send_progress, self._seed)
+        except QuantizationRefused as refused:
+            raise StartRefused(f"{self._source_of_bits}: {refused}") from refused
+
+    def _runner(self, causal_lm: CausalLM, estimate: ModelMemory, plan: MemoryPlan) -> tuple[Runner, MemoryPlan]:
+        """The runner over its cache, warm, and the plan that it follows."""
+        model = LoadedModel(causal_lm, self._sizes, self._dtype, self._device, self._place)
+        if self._memory is None:
+            return ready_runner(model, plan.num_blocks, self._channel, self._timer), plan
+        runner, final = fitted_runner(model, estimate, self._room, self._memory, self._channel, self._timer)
+        final = msgspec.structs.replace(final, pinned_host_bytes=plan.pinned_host_bytes)
+        self._channel.send_message(final)
+        return runner, final
+
+    def _readiness(self, causal_lm: CausalLM, plan: MemoryPlan, rates: Rates, runner: Runner) -> WorkerReady:
+        """What the engine hears of a worker that is ready."""
+        phases = self._timer.seconds
+        load_gb_s = sum(record.num_bytes for record in self._folder.tensors.values()) / phases["weights"] / 1e9
+        return WorkerReady(
+            str(self._device),
+            plan.num_blocks,
+            plan.block_size,
+            self._folder.parameter_count,
+            phases,
+            load_gb_s,
+            plan,
+            runner.captured_mixed_sizes if isinstance(runner, CapturesGraphs) else (),
+            rates.copy_bytes_per_s,
+            rates.matmul_flops_per_s,
+            quantization_report(causal_lm),
+            causal_lm.num_layers if self._device.type == "cpu" else 1,
+        )
 
 
 def _source_of_bits(config: EngineConfig, folder: ModelFolder) -> str:
-    """Whose wish few bits are."""
+    """Who asked for few bits: settings, or the tool that made the folder."""
     asked = {"quantize": config.quantize, "quantize_head": config.quantize_head}
-    wishes = [f"{name} is {value}" for name, value in asked.items() if value != "off"]
+    sources = [f"{name} is {value}" for name, value in asked.items() if value != "off"]
     if folder.config.quantized_by is not None or folder.gguf_file is not None:
-        wishes.append(f"{folder.name}: quantized by another tool")
-    return ", ".join(wishes)
+        sources.append(f"{folder.name}: quantized by another tool")
+    return ", ".join(sources)
 
 
 def _count_late_work(runner: Runner) -> int:

@@ -167,7 +167,8 @@ def _log_fields(line: str) -> dict[str, Any] | None:
 def _describe(client: Client) -> None:
     model = client.get_model()
     warn(
-        f"{model.name}: {model.architecture}, {model.parameter_count / 1e6:.1f} M parameters, {model.dtype} on {model.device}, "
+        f"{model.name}: {model.architecture}, {model.parameter_count / 1e6:.1f} M parameters, {model.dtype} on "
+        f"{model.device}, "
         f"{model.kv_blocks:,} KV cache blocks of {model.kv_block_tokens} tokens"
     )
 

@@ -109,13 +109,16 @@ def _print_error(error: HeadraceError, *, as_json: bool) -> None:
         warn(f"try again in {error.retry_after:g} s")
     elif isinstance(error, Unauthenticated):
         warn(
-            "the server asks for a key or a client certificate: HEADRACE_API_KEY, or --client-certificate and --client-key"
+            "the server asks for a key or a client certificate: HEADRACE_API_KEY, or --client-certificate and "
+            "--client-key"
         )
     elif isinstance(error, Unavailable) and "CERTIFICATE_VERIFY_FAILED" in error.message:
         warn(
-            "the server's certificate is not vouched for by a trusted authority, or is for another name: --ca, --server-name"
+            "the server's certificate is not vouched for by a trusted authority, or is for another name: --ca, "
+            "--server-name"
         )
     elif isinstance(error, Unavailable):
         warn(
-            "is a server running? start one with: headrace serve --model <folder> (see --server); one that speaks TLS wants --ca, or --tls"
+            "is a server running? start one with: headrace serve --model <folder> (see --server); one that speaks TLS "
+            "wants --ca, or --tls"
         )

@@ -148,7 +148,8 @@ def quantization_line(report: Quantization) -> str:
     cost.
     """
     head = (
-        f"{report.head_scheme}, {report.head_bits_per_weight:.2f} bits a weight of the output layer, off by {report.head_relative_error:.2%}"
+        f"{report.head_scheme}, {report.head_bits_per_weight:.2f} bits a weight of the output layer, off by "
+        f"{report.head_relative_error:.2%}"
         if report.head_scheme
         else ""
     )
@@ -172,7 +173,8 @@ def _layers_line(report: Quantization) -> str:
 def _measured_line(measured: MeasuredLoss) -> str:
     interval = "" if measured.divergence_interval is None else f" ± {measured.divergence_interval:.5f}"
     return (
-        f"by the folder's report of {measured.method}, on {measured.tokens:,} tokens of text: perplexity {measured.perplexity_before:.4f} before,"
+        f"by the folder's report of {measured.method}, on {measured.tokens:,} tokens of text: perplexity "
+        f"{measured.perplexity_before:.4f} before,"
         f" {measured.perplexity_after:.4f} after, divergence {measured.divergence:.5f}{interval} nats"
     )
 

@@ -44,7 +44,8 @@ class TraceHint:
         if self._why_not == _TELEMETRY_OFF:
             return f"{server} has telemetry off: nothing shows it"
         return (
-            f"{server} does not give it back ({self._why_not}); where the server sends traces to Jaeger, see it with: headrace trace {trace_id} --jaeger URL "
+            f"{server} does not give it back ({self._why_not}); where the server sends traces to Jaeger, see it with: "
+            f"headrace trace {trace_id} --jaeger URL "
             "(in the compose stack: http://127.0.0.1:16686), else in the server's trace file"
         )
 

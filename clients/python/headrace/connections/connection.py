@@ -111,5 +111,6 @@ def _check_key(server: str, metadata: Metadata, *, encrypted: bool, allow_plaint
         raise ValueError("give api_key or an authorization entry in metadata, not both")
     if not (encrypted or allow_plaintext or is_local(server)):
         raise ValueError(
-            f"api_key would go to {server} in the clear: give tls=True (or a Tls), or allow_plaintext_key=True if the network is trusted"
+            f"api_key would go to {server} in the clear: give tls=True (or a Tls), or allow_plaintext_key=True if the "
+            "network is trusted"
         )

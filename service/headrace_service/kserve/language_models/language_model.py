@@ -14,7 +14,8 @@ from headrace_service import errors, validation
 from headrace_service.auth.caller import EVERYBODY, Caller
 from headrace_service.calls.call import Call
 from headrace_service.engines.served_model import ServedModel
-from headrace_service.generations.generations import Prompt, given_up
+from headrace_service.generations.engine_request import Prompt
+from headrace_service.generations.generations import given_up
 from headrace_service.kserve.accounting import Account
 from headrace_service.kserve.language_models.asked import Asked, Convention
 from headrace_service.kserve.messages import refusals
@@ -132,7 +133,7 @@ class LanguageModel:
             spec, prompt = await self._resolve(asked, model)
             wire = self._wire(asked, spec, request, model)
             account.inputs_read()
-            model = self._core.generations.placed(spec, prompt, model)
+            model = self._core.generations.placed(spec, prompt, model, call)
             stream = await self._core.generations.start(spec, prompt, model, call, wire)
         except errors.ServiceError as error:
             raise refusals.renamed(error, self._convention.names) from None

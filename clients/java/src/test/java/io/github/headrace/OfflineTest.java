@@ -24,9 +24,10 @@ class OfflineTest {
     @Test
     void everyFieldOfTheSpecHasAnOption() {
         GenerationOptions all = GenerationOptions.builder()
-                .model("m").temperature(0.5).topP(0.5).topK(5).minP(0.1).topNSigma(1.5).repetitionPenalty(1.1).presencePenalty(0.1)
-                .frequencyPenalty(0.1).seed(-1L).logitBias(Map.of(3, 1.5)).stop("a", "b").stopTokenIds(List.of(1))
-                .maxTokens(9).minTokens(1).ignoreEos(true).badWords(List.of("x")).includeStopString(true).n(2)
+                .model("m").temperature(0.5).topP(0.5).topK(5).minP(0.1).topNSigma(1.5).repetitionPenalty(1.1)
+                .presencePenalty(0.1).frequencyPenalty(0.1).seed(-1L).logitBias(Map.of(3, 1.5))
+                .stop("a", "b").stopTokenIds(List.of(1)).maxTokens(9).minTokens(1).ignoreEos(true)
+                .badWords(List.of("x")).includeStopString(true).n(2)
                 .logprobs(0).promptLogprobs(0).priority(-3).timeLimit(Duration.ofMillis(1500)).cacheSalt("s")
                 .skipSpecialTokens(false).tokenIdsOnly(true).traceDetail(TraceDetail.SPAN).jsonSchema("{}")
                 .beamSearch(2, 1.0).build();

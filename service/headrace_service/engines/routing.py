@@ -1,18 +1,21 @@
-"""To which of a model's engines a new request goes, where it has several (replicas).
+"""To which of a model's engines a new request goes, where the set has several.
 
-Owns the rule. Prompts that begin alike go to one engine, whose prefix cache then serves them all;
+Owns the policy. Prompts that begin alike go to one engine, whose prefix cache then serves them all;
 nothing is remembered for that, so every service process comes to the same answer, and so does the
 next life of one. Each prefix has an order of its own over the engines (rendezvous hashing): the
-first that serves takes its requests, unless it has far more to do than the others; when an engine
-is lost only its own prefixes go elsewhere, and they come back with it. What follows a request (its
-readers, its end) finds its engine by the request's id.
+first that serves takes its requests, unless so much is open there that they would wait far longer
+than at the others. When an engine is lost or leaves only its own prefixes go elsewhere, and they
+come back with it; one that joins takes prefixes from all others and moves none between them. A
+tenant's idempotency key has one engine as long as that is in the set, as only that one knows what
+was asked under the key. What follows a request (its readers, its end) finds its engine by the
+request's id.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from headrace_service.text.tokenization import TokenIds
 
@@ -26,12 +29,12 @@ _SPARE_REQUESTS = 32
 _MOST_OF_MEAN = 1.5
 
 
-class Replica(Protocol):
-    """One engine of a model."""
+class RoutedEngine(Protocol):
+    """One engine of a model, as the policy sees it."""
 
     @property
-    def replica(self) -> int:
-        """Its number among the model's engines."""
+    def number(self) -> int:
+        """Its number among the model's engines, the same in every service process."""
 
     @property
     def serving(self) -> bool:
@@ -46,7 +49,26 @@ class Replica(Protocol):
         """Requests that this process has there."""
 
 
-Engine = TypeVar("Engine", bound=Replica)
+Engine = TypeVar("Engine", bound=RoutedEngine)
+
+
+class RoutingKey(NamedTuple):
+    """What of a new request decides which engine it goes to."""
+
+    token_ids: TokenIds
+    cache_salt: bytes
+    tenant: str
+    # "": it has none.
+    idempotency_key: str = ""
+
+
+def choose(engines: Sequence[Engine], key: RoutingKey) -> Engine:
+    """Returns the engine, of at least one, for a new request."""
+    if len(engines) == 1:
+        return engines[0]
+    if key.idempotency_key:
+        return home(engines, f"{key.tenant}/{key.idempotency_key}".encode())
+    return place(engines, prefix_key(key.token_ids, key.cache_salt))
 
 
 def prefix_key(token_ids: TokenIds, cache_salt: bytes) -> bytes:
@@ -74,8 +96,8 @@ def home(engines: Sequence[Engine], key: bytes) -> Engine:
 
 
 def _ordered(engines: Sequence[Engine], key: bytes) -> list[Engine]:
-    return sorted(engines, key=lambda engine: _weight(key, engine.replica), reverse=True)
+    return sorted(engines, key=lambda engine: _weight(key, engine.number), reverse=True)
 
 
-def _weight(key: bytes, replica: int) -> bytes:
-    return hashlib.blake2b(key, digest_size=8, salt=replica.to_bytes(2, "big")).digest()
+def _weight(key: bytes, number: int) -> bytes:
+    return hashlib.blake2b(key, digest_size=8, salt=number.to_bytes(2, "big")).digest()

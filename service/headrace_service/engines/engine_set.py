@@ -1,0 +1,59 @@
+"""The engines of one model, wherever they are: they come and go while the model is served.
+
+Owns which engines there are, by number, and asks `routing` for one of them. Does not own their
+connections nor who says that they come and go (`served_models`). Numbers are told from outside, so
+that all service processes give an engine the same one: request ids and prefixes name engines by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+from headrace_service.engines import routing
+from headrace_service.engines.routing import RoutedEngine, RoutingKey
+
+
+class Member(RoutedEngine, Protocol):
+    """One engine of the set."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has said what it serves."""
+
+
+Engine = TypeVar("Engine", bound=Member)
+
+
+class EngineSet(Generic[Engine]):
+    """The engines of one model, in the order of their numbers."""
+
+    def __init__(self) -> None:
+        self._engines: tuple[Engine, ...] = ()
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(self._engines)
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    def add(self, engine: Engine) -> None:
+        """Takes an engine in. Raises ValueError: its number is taken."""
+        if any(other.number == engine.number for other in self._engines):
+            raise ValueError(f"engine {engine.number} is in the set already")
+        self._engines = tuple(sorted((*self._engines, engine), key=lambda each: each.number))
+
+    def remove(self, engine: Engine) -> None:
+        """Lets an engine go; what it computes is its connection's to end."""
+        self._engines = tuple(other for other in self._engines if other is not engine)
+
+    def choose(self, key: RoutingKey) -> Engine:
+        """Returns the engine for a new request; the set has at least one."""
+        return routing.choose(self._engines, key)
+
+    @property
+    def best(self) -> Engine:
+        """The engine to answer for all, of at least one: one that serves, else one that is known,
+        else the first.
+        """
+        return max(self._engines, key=lambda engine: (engine.serving, engine.is_known))
