@@ -12,9 +12,10 @@ one order per row: `torch.softmax` reduces each row alone, and cumulative sums r
 tokens in their order (`ordering`).
 
 Rows that truncate work on candidates, their most likely tokens in order, because what top-n-sigma,
-top-k, min-p and top-p keep is always a prefix of those. The first 128 (or the largest top-k) nearly always hold
-the whole prefix; rows for which they don't try again with sixteen times as many. So only flat
-distributions with top-p ever sort a vocabulary, and noise is computed for candidates only.
+top-k, min-p and top-p keep is always a prefix of those. The first 128 (or the largest top-k) nearly
+always hold the whole prefix; rows for which they don't try again with sixteen times as many. So
+only flat distributions with top-p ever sort a vocabulary, and noise is computed for candidates
+only.
 """
 
 from __future__ import annotations

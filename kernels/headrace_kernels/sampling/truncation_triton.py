@@ -278,7 +278,7 @@ def _is_kept(logits, count, mass, id, temperature, top_k, threshold, target, VOC
 
 @triton.jit
 def _deviation(logits, VOCAB: tl.constexpr, TILE: tl.constexpr, NUM_TILES: tl.constexpr):
-    """Standard deviation of the finite logits of a sound row, in float32: sqrt(mean((x - mean(x))^2))."""
+    """Standard deviation of the finite logits of a finite row, fp32: sqrt(mean((x - mean)^2))."""
     sums = tl.zeros((TILE,), tl.float32)
     counts = tl.zeros((TILE,), tl.float32)
     for tile in range(NUM_TILES):
@@ -307,8 +307,9 @@ def lowest_kept(
     TILE: tl.constexpr,
     NUM_TILES: tl.constexpr,
 ):
-    """The lowest logit / temperature of a sound row that min_p and top_n_sigma keep; -inf: they keep
-    all.
+    """The lowest logit / temperature of a row that min_p and top_n_sigma keep.
+
+    It is -inf if they keep all. The row is finite.
     """
     threshold = row_peak * (1.0 / temperature) + tl.where(min_p > 0, tl.log(min_p), -float("inf"))
     if top_n_sigma > 0:
