@@ -28,7 +28,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class ServiceError(Exception):
-    """An answer other than OK.
+    """An answer other than OK, raised by handlers and turned into a gRPC status.
 
     Attributes:
         code: the gRPC status code.

@@ -61,7 +61,7 @@ class Service:
 
     @property
     def core(self) -> ServiceCore:
-        """What the handlers share."""
+        """The state that all handlers of the process share."""
         return self._core
 
     async def start(self) -> list[str]:

@@ -58,7 +58,7 @@ _PROBE_TIMEOUT_S = 120.0
 
 
 class Verdict(enum.StrEnum):
-    """What a finding means."""
+    """The meaning of a finding for a server that would start here."""
 
     OK = "ok"
     # Serving works, with less than could be had.
@@ -71,7 +71,7 @@ class Verdict(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """One thing that the doctor looked at, and what it found."""
 
     subject: str
     verdict: Verdict

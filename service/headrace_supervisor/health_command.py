@@ -29,7 +29,7 @@ _FILE = click.Path(path_type=pathlib.Path, dir_okay=False)
 
 
 class NotWell(Exception):  # an outcome
-    """It does not work, or can't be asked; the text says why."""
+    """A process does not work, or can't be asked; the text says why."""
 
 
 @click.command(context_settings={"help_option_names": ["--help", "-h"]})

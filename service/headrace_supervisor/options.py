@@ -71,7 +71,7 @@ def settings_options(groups: tuple[Group, ...]) -> Callable[[click.Command], cli
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:
-    """What was typed: without the options that were not."""
+    """Returns the options that were typed."""
     return {name: value for name, value in values.items() if value is not None and value != ()}
 
 

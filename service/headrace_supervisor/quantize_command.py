@@ -92,7 +92,7 @@ def quantize(model_folder: str, out_folder: str, **flags: Any) -> None:
 
 
 def request(values: dict[str, Any]) -> QuantizeConfig:
-    """The request that flags make.
+    """Returns the request that the command's flags make.
 
     Raises:
         QuantizeRefused: A value is none that its flag takes, or two do not go together; the message

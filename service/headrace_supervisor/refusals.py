@@ -22,7 +22,7 @@ def invalid(message: str) -> Refused:
 
 
 def not_found(message: str) -> Refused:
-    """NOT_FOUND: no such model."""
+    """Returns NOT_FOUND: there is no such model."""
     return Refused(grpc.StatusCode.NOT_FOUND, message)
 
 

@@ -41,7 +41,7 @@ class ModelRepository:
         return self._model_at(name) is not None
 
     def find(self, name: str) -> pathlib.Path:
-        """The folder of a model.
+        """Returns the folder of a model.
 
         Raises:
             Refused: INVALID_ARGUMENT: no name at all; NOT_FOUND: there is no such model.
@@ -76,7 +76,7 @@ def check_name(name: str) -> None:
 
 
 def is_inside(path: pathlib.Path, folder: pathlib.Path) -> bool:
-    """Whether a path, its symbolic links followed, lies below a folder."""
+    """Returns whether a path, its symbolic links followed, lies below a folder."""
     try:
         return path.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError):
@@ -84,7 +84,7 @@ def is_inside(path: pathlib.Path, folder: pathlib.Path) -> bool:
 
 
 def is_name(name: str) -> bool:
-    """Whether a model may have this name."""
+    """Returns whether a model may have this name."""
     return len(name) <= _MAX_NAME_CHARACTERS and _NAME.fullmatch(name) is not None
 
 

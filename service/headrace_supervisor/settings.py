@@ -44,12 +44,12 @@ class Group(NamedTuple):
     hidden: frozenset[str] = frozenset()
 
     def fields(self) -> dict[str, FieldInfo]:
-        """The fields that are settings of the command."""
+        """Returns the fields that are settings of the command."""
         return {name: field for name, field in self.model.model_fields.items() if name not in self.hidden}
 
 
 def needed(field: str) -> str:
-    """What a setting without a value is answered with."""
+    """Returns the error for a setting without a value."""
     return f"{field} is needed: {flag_name(field)}, {PREFIX}{field.upper()} or a line in the --config file"
 
 

@@ -123,7 +123,7 @@ def check_models(launches: Launches, names: Sequence[str]) -> None:
 
 
 def service_specs(service: configs.ServiceConfig, folder: pathlib.Path, probes: Sequence[str]) -> list[ProcessSpec]:
-    """The services of a configuration, one for each address of health checks.
+    """Returns the services of a configuration, one for each address of health checks.
 
     Their JSON is written to `folder`. Raises RuntimeFolderError.
     """
@@ -135,7 +135,7 @@ def service_specs(service: configs.ServiceConfig, folder: pathlib.Path, probes: 
 
 
 def telemetry_process(config: ServerConfig, folder: pathlib.Path) -> TelemetryProcess | None:
-    """The telemetry process of a configuration; None: it is off.
+    """Returns the telemetry process of a configuration; None: it is off.
 
     Its JSON is written to `folder`. Raises RuntimeFolderError.
     """

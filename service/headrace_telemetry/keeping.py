@@ -16,7 +16,7 @@ _FAILED_REASONS = frozenset({"error", "deadline"})
 
 
 def reason(generation: facts.Generation, config: TelemetryConfig) -> str | None:
-    """Why a generation's trace is exported: "head", "failed", "ttft", "itl" or "preempted".
+    """Returns why a trace is exported: "head", "failed", "ttft", "itl" or "preempted".
 
     None: it is not.
 

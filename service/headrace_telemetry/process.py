@@ -84,7 +84,7 @@ class _Tasks:
         self._failure: BaseException | None = None
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts a part."""
+        """Starts one part of the process."""
         task = asyncio.create_task(work)
         task.add_done_callback(self._ended)
         return task

@@ -100,7 +100,7 @@ class SpanSink:
     # What the hub asks.
 
     def decide(self, generation: facts.Generation) -> str | None:
-        """Why a generation's trace is exported; None: it is not."""
+        """Returns why a generation's trace is exported; None: it is not."""
         span = generation.span
         if span is None:
             return None
@@ -132,7 +132,7 @@ class SpanSink:
     # What the hub tells.
 
     def take(self, source: facts.Hello, fact: facts.Fact) -> None:
-        """A fact that is no generation."""
+        """Takes a fact other than the end of a generation."""
         match fact:
             case facts.Steps():
                 self._take_steps(source, fact)
@@ -154,7 +154,7 @@ class SpanSink:
                 self._counts.reported_dropped += fact.facts
 
     def generation(self, source: facts.Hello, generation: facts.Generation, kept: str | None) -> None:
-        """A generation has ended."""
+        """Takes the fact that a generation has ended."""
         span = generation.span
         if span is None:
             return
@@ -171,7 +171,7 @@ class SpanSink:
         self._steps.tick(time.time_ns())
 
     def gone(self, source: facts.Hello) -> None:
-        """Somebody tells no more."""
+        """Notes that a connection has ended."""
         for engine, book in self._books.items():
             if book.source is source:
                 book.source = None
@@ -189,7 +189,7 @@ class SpanSink:
             self._forget(engine)
 
     def finish(self) -> None:
-        """Nothing will be reported any more: exports all that waits."""
+        """Exports all that waits, because no more facts come."""
         self._ready += self._waiting
         self._waiting.clear()
         self._export_ready(_NEVER_NS)

@@ -155,7 +155,7 @@ class _Judge:
         )
 
     def gap(self, wait: _Wait) -> Gap:
-        """The wait with its causes."""
+        """Returns the wait with its causes."""
         usual_ns = 0.0 if wait.first else self._usual.gap_ns
         token = wait.token
         return Gap(

@@ -84,12 +84,12 @@ class Gap:
 
     @property
     def excess_ms(self) -> float:
-        """What it took beyond the usual."""
+        """Milliseconds that the wait took beyond the usual."""
         return max(0.0, self.ms - self.usual_ms)
 
     @property
     def cause(self) -> Cause:
-        """The main cause."""
+        """The main cause of the wait, which stands first."""
         return self.causes[0]
 
 
@@ -116,7 +116,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A trace explained.
+    """The explanation of one trace: every wait with its causes.
 
     Attributes:
         ending: How it ended.
@@ -147,7 +147,7 @@ class Explanation:
     gaps: tuple[Gap, ...]
 
     def slowest(self, count: int = SLOWEST) -> tuple[Gap, ...]:
-        """The longest waits, the longest first.
+        """Returns the longest waits, the longest first.
 
         Outputs that waited for the same step are reported once, by the one that waited longest.
         """
@@ -157,7 +157,7 @@ class Explanation:
         return tuple(longest.values())[:count]
 
     def alike(self, gap: Gap) -> int:
-        """How many other outputs waited for the same step."""
+        """Number of other outputs that waited for the same step."""
         return sum(
             other.step_id == gap.step_id and other.output != gap.output
             for other in self.gaps

@@ -30,7 +30,7 @@ _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def render(trace: Trace, explanation: Explanation) -> str:
-    """The page of a trace."""
+    """Returns the HTML page of a trace."""
     style = _read("page.css")
     script = "(() => {\n'use strict';\n" + "\n".join(map(_read, _SCRIPTS)) + "\n})();"
     return _filled(

@@ -37,7 +37,7 @@ class _Table:
         self._numbers: dict[Any, int] = {}
 
     def number(self, value: Any) -> int:
-        """The number of a value."""
+        """Returns the number by which the page's data names a value."""
         number = self._numbers.setdefault(value, len(self.values))
         if number == len(self.values):
             self.values.append(value)
@@ -45,7 +45,7 @@ class _Table:
 
 
 def page_data(trace: Trace, explanation: Explanation) -> dict[str, Any]:
-    """The whole trace as JSON types."""
+    """Returns the whole trace as JSON types."""
     names, sets = _Table(), _Table()
     own = names.number(plain(trace.request_id))
     return {

@@ -79,7 +79,7 @@ def check() -> None:
 
 
 def draw(trace: Trace, explanation: Explanation) -> bytes:
-    """The picture of a trace.
+    """Returns the picture of a trace.
 
     Raises:
         TraceError: matplotlib is missing.

@@ -35,12 +35,12 @@ _NAMED = 5
 
 
 def inference_spans(spans: Iterable[Span]) -> list[Span]:
-    """The spans of requests."""
+    """Returns the inference spans: those of requests."""
     return [span for span in spans if REQUEST_ID in span.attributes and _OPERATION in span.attributes]
 
 
 def read_trace(spans: Sequence[Span], *, request_id: str | None = None, trace_id: str | None = None) -> Trace:
-    """The trace of one request.
+    """Returns the trace of one request.
 
     Args:
         spans: All there are; those of other requests may be among them.
@@ -78,7 +78,7 @@ def _no_request(spans: Sequence[Span], trace_id: str | None) -> str:
 
 
 class SeveralRequests(TraceError):
-    """It must be said which request is meant."""
+    """The spans are of several requests, and the caller must name one."""
 
 
 def _several(request_ids: Sequence[str]) -> str:

@@ -71,7 +71,7 @@ def from_server(client: AdminClient, server: str, key: str, request_id: str | No
 
 
 def from_jaeger(url: str, key: str, request_id: str | None) -> Trace:
-    """A trace that Jaeger has.
+    """Returns a trace that Jaeger has.
 
     Raises:
         TraceError: It does not have it, or cannot be asked.

@@ -92,7 +92,7 @@ def parse_protobuf(data: bytes) -> list[Span]:
 
 
 def spans_of_json(document: Any) -> Iterator[Span]:
-    """The spans of a decoded OTLP JSON document.
+    """Returns the spans of a decoded OTLP JSON document.
 
     A TracesData, an export request, or a list or `result` of such (as Jaeger answers).
 

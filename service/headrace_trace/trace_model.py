@@ -118,18 +118,18 @@ class Step:
 
     @property
     def duration_ns(self) -> int:
-        """Its time on the device."""
+        """Nanoseconds that the step took on the device."""
         return self.end_ns - self.start_ns
 
     @property
     def only_decodes(self) -> bool:
-        """Whether nobody's prompt was computed in it."""
+        """Whether the step computed no part of any prompt."""
         return self.prefill_tokens == 0 and self.decodes > 0
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One request.
+    """The trace of one request, as the viewer thinks of it.
 
     Attributes:
         ttft_ns: From the arrival until the first message with a token had left; None where nothing

@@ -58,7 +58,7 @@ class Part:
 
     @property
     def ns(self) -> int:
-        """Its length."""
+        """Length of the window, in nanoseconds."""
         return self.end_ns - self.start_ns
 
 

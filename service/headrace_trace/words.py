@@ -38,12 +38,12 @@ LEDGER_WORDS = {
 
 
 def lines_of(explanation: Explanation) -> list[str]:
-    """The whole explanation, a line each."""
+    """Returns the lines of the whole explanation."""
     return [*_header(explanation), "", *_slowest(explanation)]
 
 
 def cause_words(gap: Gap, explanation: Explanation) -> str:
-    """Why one wait took what it took."""
+    """Returns in words why one wait took what it took."""
     words = [_one(cause, gap, explanation) for cause in gap.causes]
     text = words[0] if len(words) == 1 else f"{words[0]}; also {'; '.join(words[1:])}"
     return plain(text)
@@ -61,7 +61,7 @@ def wait_words(gap: Gap, explanation: Explanation) -> str:
 
 
 def first_token_words(explanation: Explanation) -> str:
-    """When the first token left, and when the engine had it."""
+    """Returns in words when the first token left, and when the engine had it."""
     left, had = explanation.ttft_ms, explanation.engine_ttft_ms
     if left is None and had is not None:
         return f"first token in the engine after {milliseconds(had)}"
@@ -69,7 +69,7 @@ def first_token_words(explanation: Explanation) -> str:
 
 
 def ending_words(explanation: Explanation) -> str:
-    """What its caller got, why, and where the request was then."""
+    """Returns in words what the caller got, why, and where the request was then."""
     e = explanation.ending
     why = ", ".join(dict.fromkeys((*e.reasons, *([e.error_type] if e.error_type not in ("", e.status) else []))))
     text = f"{e.status or 'unknown'}" + (f" ({why})" if why else "")
@@ -238,7 +238,7 @@ def _steps(cause: Cause) -> str:
 
 
 def milliseconds(ms: float | None) -> str:
-    """A time for people."""
+    """Returns a duration as text with its unit."""
     if ms is None:
         return "unknown"
     if ms >= 10_000:

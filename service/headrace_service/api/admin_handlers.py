@@ -36,7 +36,7 @@ _DETAILS = {
 
 
 class AdminHandlers:
-    """RPCs of operators."""
+    """Handlers of the RPCs that operators call."""
 
     def __init__(self, core: ServiceCore) -> None:
         self._core = core
@@ -140,5 +140,5 @@ def method_handlers(core: ServiceCore) -> dict[str, grpc.RpcMethodHandler[Any, A
 
 
 def register(server: grpc.aio.Server, core: ServiceCore) -> None:
-    """Adds the service to a server."""
+    """Adds AdminService to a gRPC server."""
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, method_handlers(core)),))

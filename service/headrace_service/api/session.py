@@ -65,7 +65,7 @@ class _Entry:
 
 
 class SessionHandlers:
-    """The RPC."""
+    """Handler of the RPC Session."""
 
     def __init__(self, core: ServiceCore) -> None:
         self._core = core

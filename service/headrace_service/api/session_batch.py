@@ -34,7 +34,7 @@ _UTF8_PER_BYTE = 3
 
 
 class SessionBatch:
-    """Collects until `take`.
+    """The events of a session that wait for its next message; `take` collects them.
 
     Args:
         max_bytes: largest message.

@@ -67,7 +67,7 @@ class Caller:
             raise refusals.method_denied(method, permissions.needed(method))
 
     def check_model(self, model: str) -> None:
-        """Lets a model pass, by name.
+        """Raises unless the caller may use the model of this name.
 
         Raises:
             ServiceError: PERMISSION_DENIED; or UNAUTHENTICATED, the key is not valid any more.

@@ -15,7 +15,7 @@ HEALTH_PREFIX = "grpc.health.v1.Health/"
 
 
 class Permission(enum.StrEnum):
-    """A group of methods."""
+    """A group of methods that a key may be allowed to call."""
 
     GENERATE = "generate"
     READ = "read"

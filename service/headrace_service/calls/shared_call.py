@@ -21,7 +21,7 @@ from headrace_service.messages.parsing import Request, Unparsed
 
 
 class SharedCall(abc.ABC, Generic[Request]):
-    """The frame.
+    """The frame of a call that carries many generations: one reader and one writer.
 
     Also the `Reader` that is watched for being too slow: see there for `writer` and what follows.
 
@@ -44,7 +44,7 @@ class SharedCall(abc.ABC, Generic[Request]):
     @property
     @abc.abstractmethod
     def pending_bytes(self) -> int:
-        """Memory that waits for the caller."""
+        """Memory that waits for the caller, in bytes."""
 
     @abc.abstractmethod
     def take(self, request: Request) -> None:

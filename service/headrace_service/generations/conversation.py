@@ -29,7 +29,7 @@ class Conversation:
 
 
 def check_conversation(messages: Sequence[inference_pb2.ChatMessage], continue_last_message: bool) -> Conversation:
-    """Checks a chat's messages.
+    """Returns a chat's messages as templates read them, after checking them.
 
     Raises:
         ServiceError: INVALID_ARGUMENT with all violations.

@@ -13,7 +13,7 @@ from headrace_service.kserve.statistics import Durations, ModelCounters, Respons
 
 
 class Account:
-    """One request.
+    """The account of one request, for the statistics of its model.
 
     Args:
         counters: of its model.

@@ -25,7 +25,7 @@ class DescriptorPools:
         self._pools = pools
 
     def FindFileByName(self, file_name: str) -> Any:
-        """Returns a file. Raises KeyError."""
+        """Returns the file descriptor of a name. Raises KeyError if no pool has it."""
         return DescribedFile(self._first(lambda pool: pool.FindFileByName(file_name)))
 
     def FindFileContainingSymbol(self, symbol: str) -> Any:
@@ -61,16 +61,16 @@ class DescribedFile:
 
     @property
     def name(self) -> str:
-        """Its path."""
+        """Path of the proto file."""
         return str(self._file.name)
 
     @property
     def dependencies(self) -> list[DescribedFile]:
-        """The files that it imports."""
+        """File descriptors of the files that this one imports."""
         return [DescribedFile(file) for file in self._file.dependencies]
 
     def CopyToProto(self, proto: descriptor_pb2.FileDescriptorProto) -> None:
-        """Writes the whole description."""
+        """Copies the file's description to a FileDescriptorProto."""
         self._file.CopyToProto(proto)
         for message in proto.message_type:
             _fill_json_names(message, self._file.message_types_by_name[message.name])

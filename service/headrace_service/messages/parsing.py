@@ -36,7 +36,7 @@ class Unparsed(Generic[Request]):
         self._data = data
 
     def parse(self) -> Request:
-        """Returns the message.
+        """Returns the parsed message.
 
         Raises:
             ServiceError: INVALID_ARGUMENT; the bytes are no such message, hold fields that the

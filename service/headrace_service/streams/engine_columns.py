@@ -47,7 +47,7 @@ class LogprobReader:
         self._top_row = 0
 
     def next(self) -> TokenLogprobs:
-        """Returns the next token's."""
+        """Returns the log probabilities of the next token."""
         row, begin = self._row, self._top_row
         self._row, self._top_row = row + 1, begin + self._counts[row]
         return TokenLogprobs(

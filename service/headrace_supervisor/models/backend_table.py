@@ -54,7 +54,7 @@ class Probe(NamedTuple):
 
 
 class BackendTable:
-    """All models of one server.
+    """The models of one server, and the backends that serve them.
 
     Args:
         launches: which models there are and how their backends start.
@@ -105,7 +105,7 @@ class BackendTable:
         )
 
     async def states(self) -> AsyncIterator[control_pb2.ServerState]:
-        """The state now, and again whenever it has changed."""
+        """Yields the server's state now, and again whenever it has changed."""
         while True:
             change = self._change
             yield self.state()

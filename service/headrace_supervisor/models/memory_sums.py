@@ -20,7 +20,7 @@ _CPU = "cpu"
 
 
 class Claim(NamedTuple):
-    """What one model may take.
+    """The memory that one model may take.
 
     Attributes:
         name: the model's.

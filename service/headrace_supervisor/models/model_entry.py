@@ -44,7 +44,7 @@ class Entry:
     unloading: asyncio.Task[None] | None = None
 
     def message(self) -> control_pb2.ModelBackend:
-        """What services are reported."""
+        """The model's state as services hear it."""
         model = control_pb2.ModelBackend(name=self.name, state=self.state, reason=self.reason)
         if self.backends and self.state in RUNNING:
             first, *others = (backend.launch for backend in self.backends)

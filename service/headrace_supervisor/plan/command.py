@@ -169,7 +169,7 @@ def _rows(config: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any
 
 
 def engine_sizes(shape: str, engine: dict[str, Any], gpu: Gpu) -> RankSizes:
-    """What a rank of an engine has of a known model.
+    """Returns the sizes of what one rank of an engine has of a known model.
 
     Args:
         shape: The model.

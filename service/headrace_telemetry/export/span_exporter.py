@@ -33,7 +33,7 @@ _log = structlog.get_logger(process="telemetry")
 
 
 class Channel(Protocol):
-    """The way to a collector."""
+    """A connection to a collector."""
 
     async def export(self, method: str, request: bytes, timeout_s: float | None = None) -> bytes:
         """Sends a request. Raises ExportFailed."""
@@ -48,7 +48,7 @@ class _Batch(NamedTuple):
 
 
 class SpanExporter:
-    """The queue, and who empties it.
+    """A bounded queue of spans, and the task that sends them to a collector.
 
     Args:
         channel: to the collector.

@@ -59,7 +59,7 @@ class Metrics:
         self._snapshots.close()
 
     def snapshot(self) -> MetricsData:
-        """All figures as they stand."""
+        """Returns all figures as they stand."""
         self.sink.heed_time()
         return self._snapshots.take(self.sink.metrics)
 

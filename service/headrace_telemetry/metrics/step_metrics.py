@@ -60,11 +60,11 @@ class StepMetrics:
         self._num_waiting = 0
 
     def describe(self, engine: facts.EngineFacts) -> None:
-        """What is known of an engine's model and device."""
+        """Takes what is known of an engine's model and device."""
         self._engine(engine.engine).facts = engine
 
     def name(self, engine: str, model: str) -> None:
-        """Which model an engine serves."""
+        """Takes which model an engine serves."""
         self._engine(engine).model = model
 
     def take(self, steps: facts.Steps, from_backend: bool, now_ns: int) -> None:
@@ -183,7 +183,7 @@ class _Seen:
         self._newest = 0
 
     def new(self, ids: npt.NDArray[np.uint64], settled_at_ns: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-        """Remembers steps.
+        """Remembers the steps that were not counted before.
 
         Returns the indices of those that were not known, in order of their ids, each id once.
         """

@@ -137,12 +137,12 @@ def cut(text: str, limit: int) -> bytes:
 
 
 def text_element(value: str, limit: int = 1 << 16) -> bytes:
-    """An element of an array of texts."""
+    """Returns the bytes of an element of an array of texts."""
     return field(b"\x0a", field(b"\x0a", cut(value, limit)))
 
 
 def link(trace_id: bytes, span_id: bytes, tracestate: str = "") -> bytes:
-    """A link of a span (field 13)."""
+    """Returns the bytes of a span's link (field 13)."""
     state = field(b"\x1a", tracestate.encode()) if tracestate else b""
     return field(b"\x6a", b"\x0a\x10" + trace_id + b"\x12\x08" + span_id + state)
 
@@ -211,7 +211,7 @@ _drawn: list[bytes] = []
 
 
 def resource(attributes: Mapping[str, AttributeValue]) -> bytes:
-    """A serialized Resource."""
+    """Returns a serialized Resource."""
     return b"".join([field(b"\x0a", _key_value(name, value)) for name, value in attributes.items()])
 
 
@@ -239,5 +239,5 @@ def resource_spans(resource_bytes: bytes, scope: bytes, spans: Iterable[bytes]) 
 
 
 def scope(version: str) -> bytes:
-    """The serialized InstrumentationScope of all our spans."""
+    """Returns the serialized InstrumentationScope of all our spans."""
     return field(b"\x0a", SCOPE_NAME.encode()) + (field(b"\x12", version.encode()) if version else b"")

@@ -40,7 +40,7 @@ _DETAILS: Final = "grpc-status-details-bin"
 
 
 class ExportFailed(Exception):  # an outcome
-    """The collector did not take it.
+    """The collector did not take an export.
 
     Attributes:
         code: the gRPC status.
@@ -71,7 +71,7 @@ class Backoff:
         return max(pause_s, min(wanted_s or 0.0, 60.0))
 
     def succeeded(self) -> None:
-        """Starts anew."""
+        """Begins again with the shortest pause."""
         self._pause_s = _FIRST_PAUSE_S
 
 

@@ -53,7 +53,7 @@ class Request:
 
 
 class Members(NamedTuple):
-    """Who was in a step, by number.
+    """The requests and chunks in a step, by the requests' numbers.
 
     Attributes:
         numbers: requests of its sequences.
@@ -81,7 +81,7 @@ class FoundSteps(NamedTuple):
 
 
 class People(NamedTuple):
-    """The requests in a step.
+    """The requests that took part in a step.
 
     Attributes:
         ids: their ids as elements of an attribute; "?" for one that is forgotten.
@@ -149,11 +149,11 @@ class EngineBook:
         return request
 
     def request(self, number: int) -> Request | None:
-        """The request of a number, while it is remembered."""
+        """Returns the request of a number, while it is remembered."""
         return self._requests.get(number)
 
     def people(self, numbers: U32) -> People:
-        """The requests of these numbers, each once."""
+        """Returns the requests of these numbers, each once."""
         key = numbers.tobytes()
         if self._last_people[0] != key:
             requests = [self._requests.get(number) for number in dict.fromkeys(numbers.tolist())]

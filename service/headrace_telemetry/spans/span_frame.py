@@ -46,7 +46,7 @@ def check_time(time_ns: int) -> None:
 
 
 def frame_of(generation: facts.Generation) -> Frame:
-    """The frame of a generation that has a span context.
+    """Returns the frame of a generation that has a span context.
 
     Raises ValueError if its times are none.
     """

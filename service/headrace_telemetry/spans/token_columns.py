@@ -93,7 +93,7 @@ class TokenColumns(NamedTuple):
     parent_ids: npt.NDArray[np.uint8]
 
     def rows(self, rows: slice | npt.NDArray[np.intp]) -> TokenColumns:
-        """Some of the tokens."""
+        """Returns these rows of the columns."""
         return TokenColumns._make(column[rows] for column in self)
 
 

@@ -38,7 +38,7 @@ _Requests = AsyncIterator[Unparsed[pb.ModelInferRequest]]
 
 
 class StreamHandlers:
-    """The RPC."""
+    """Handler of the RPC ModelStreamInfer."""
 
     def __init__(self, core: ServiceCore, inference: Inference) -> None:
         self._core = core

@@ -31,7 +31,7 @@ _UNLOAD_DEPENDENTS = "unload_dependents"
 
 
 class RepositoryHandlers:
-    """The RPCs."""
+    """Handlers of the RPCs that list, load and unload models."""
 
     def __init__(self, core: ServiceCore, models: ModelDirectory) -> None:
         self._core = core

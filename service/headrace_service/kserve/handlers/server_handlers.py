@@ -22,7 +22,7 @@ _EXTENSIONS = (
 
 
 class ServerHandlers:
-    """RPCs that only read."""
+    """Handlers of the RPCs that only read the server's state."""
 
     def __init__(
         self, core: ServiceCore, models: ModelDirectory, regions: SharedMemoryRegions, statistics: Statistics

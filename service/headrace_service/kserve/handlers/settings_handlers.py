@@ -35,7 +35,7 @@ _MAX_VERBOSE = 1
 
 
 class SettingsHandlers:
-    """The RPCs.
+    """Handlers of the RPCs that read and change trace and log settings.
 
     Args:
         models: whose settings may be asked for.

@@ -15,7 +15,7 @@ _NO_CUDA = "CUDA shared memory is not supported: this service has no GPU of its 
 
 
 class SharedMemoryHandlers:
-    """The RPCs."""
+    """Handlers of the RPCs that register shared memory."""
 
     def __init__(self, regions: SharedMemoryRegions) -> None:
         self._regions = regions
@@ -52,7 +52,7 @@ class SharedMemoryHandlers:
     async def cuda_register(
         self, request: pb.CudaSharedMemoryRegisterRequest, call: Call
     ) -> pb.CudaSharedMemoryRegisterResponse:
-        """Refused."""
+        """Refuses to register CUDA memory, which this server does not read."""
         raise refusals.unsupported(_NO_CUDA)
 
     async def cuda_unregister(

@@ -77,7 +77,7 @@ _ASKED_BY = {
 
 
 class TensorRtLlmTensors:
-    """The convention."""
+    """The tensors of TensorRT-LLM's ensemble model."""
 
     signature = SIGNATURE
     names: Mapping[str, str] = {

@@ -48,7 +48,7 @@ _UNFINISHED = "None"
 
 
 class VllmTensors:
-    """The convention."""
+    """The tensors of Triton's vLLM backend."""
 
     signature = SIGNATURE
     names: Mapping[str, str] = vllm_sampling.NAMES

@@ -38,7 +38,7 @@ _LOGPROB_BYTES = 80
 
 @dataclasses.dataclass(slots=True)
 class Piece:
-    """What is new of one output.
+    """The part of one output that no response has reported yet.
 
     Attributes:
         text: new text.
@@ -55,7 +55,7 @@ class Piece:
     reason: str | None = None
 
     def begin_anew(self) -> None:
-        """Forgets what was reported."""
+        """Forgets what was reported, so that the next response begins anew."""
         self.text = ""
         self.token_ids, self.logprobs = [], []
 

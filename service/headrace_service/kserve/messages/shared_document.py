@@ -25,7 +25,7 @@ _RETRY_S = 5.0
 
 
 class SharedDocument:
-    """One document.
+    """One JSON document that all processes of a server share.
 
     Args:
         path: its file; None: this process alone has it.

@@ -62,7 +62,7 @@ class Placement:
         return data
 
     def write(self, data: bytes) -> None:
-        """Puts a tensor's bytes there.
+        """Writes a tensor's bytes to its place in shared memory.
 
         Raises:
             ServiceError: INVALID_ARGUMENT; they do not fit, or the object is gone or has shrunk.
@@ -121,7 +121,7 @@ class CallerRegions:
         self._tenant = caller.tenant
 
     def register(self, request: pb.SystemSharedMemoryRegisterRequest) -> None:
-        """Adds a region.
+        """Registers a region of shared memory.
 
         Raises:
             ServiceError: INVALID_ARGUMENT for names, keys and ranges that cannot be;
