@@ -41,8 +41,9 @@ def f32() -> array[float]:
 
 @dataclasses.dataclass(slots=True)
 class LogprobColumns:
-    """Log probabilities of a run of tokens: three entries' worth per token, and the most likely
-    tokens of all of them flat.
+    """Log probabilities of a run of tokens, as columns.
+
+    Each token has one entry in three columns; the most likely tokens of all tokens are flat.
     """
 
     # Per token: natural logarithm of its probability, its rank (1 is the most likely), how many top

@@ -1,5 +1,4 @@
-"""How busy the engine is, and how fast: what settled steps tell of the device, and the snapshot
-that callers see.
+"""The engine's load and rates, measured from settled steps, and the snapshot of them.
 
 Owns the counts of settled steps and of late work, and the moment at which the device was free.
 Durations go on to `step_time` and `rates`, which plan and admit by them, and moments to

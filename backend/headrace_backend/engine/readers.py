@@ -37,8 +37,9 @@ class Readers:
         output_index: int | None,
         from_token: int,
     ) -> AttachSnapshot:
-        """A further reader of a request of its tenant, of one output or of all; what it missed is
-        in the snapshot.
+        """Adds a reader to a request of its tenant, for one output or for all of them.
+
+        What the reader missed is in the snapshot.
 
         Raises:
             RequestRefused: INVALID_ARGUMENT, the handle is in use; NOT_FOUND; OUT_OF_RANGE;
@@ -65,12 +66,11 @@ class Readers:
         )
 
     def leave(self, subscriber: Subscriber, now_ns: int, given_up: bool = True) -> None:
-        """Ends a subscription; if it came with a request that is not detached, ends the request
-        too.
+        """Ends a subscription, and its request if it came with one that is not detached.
 
         Args:
             subscriber: Who leaves; nothing happens if it does not read.
-            now_ns: Of the engine's clock.
+            now_ns: The engine's monotonic time, in nanoseconds.
             given_up: Its service said so, and is not itself gone.
         """
         request = self.subscriptions.remove(subscriber)

@@ -1,5 +1,6 @@
-"""Where a request's time goes: one state machine, one running state at a time, so that the parts
-can't overlap and leave nothing out.
+"""The ledger of a request's time, by state.
+
+Exactly one state runs at a time, so that the parts never overlap and leave nothing out.
 
 Owns the states and the arithmetic. Does not decide transitions (the engine and the scheduler call
 them) and reads no clock. All times are nanoseconds on the engine's clock.

@@ -31,9 +31,7 @@ class Subscriptions:
             raise RequestRefused.invalid([Violation("handle", "is in use on this stream")])
 
     def add(self, subscriber: Subscriber, request: LiveRequest, output_index: int | None) -> None:
-        """What is released and what happens from now on goes to the subscriber, of one output or of
-        all.
-        """
+        """Subscribes a reader to one output or to all: to what is released and what follows."""
         stream_id, handle = subscriber
         reader = (self._outboxes.stream(stream_id), handle)
         self._requests.setdefault(stream_id, {})[handle] = request

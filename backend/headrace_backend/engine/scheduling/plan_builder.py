@@ -35,8 +35,9 @@ from headrace_backend.step.plan_bytes import table_bytes
 
 @dataclasses.dataclass(slots=True)
 class InFlightStep:
-    """What the engine must remember of a planned step to read its result: sequences, never rows,
-    which may have changed hands.
+    """What the engine remembers of a planned step to read its result.
+
+    It names sequences, never rows, which may have changed hands meanwhile.
     """
 
     step_id: int
@@ -65,8 +66,8 @@ class InFlightStep:
     free_blocks: int = 0
     num_waiting: int = 0
     isolated: bool = False
-    # Drafted tokens that each decode computes, which are as many as it may settle beside one; empty:
-    # none of them any.
+    # Drafted tokens that each decode computes, which are as many as it may settle beside one;
+    # empty: no decode computes any.
     draft_counts: list[int] = dataclasses.field(default_factory=list)
     preempted: list[int] = dataclasses.field(default_factory=list)
     stalled: list[Sequence] = dataclasses.field(default_factory=list)
@@ -243,7 +244,7 @@ class PlanBuilder:
         return False
 
     def add_fork(self, sibling: Sequence) -> None:
-        """Samples the sibling's first token from the hidden state that the last entry sampled from."""
+        """Samples the sibling's first token from the hidden state of the last entry's sample."""
         sibling.planned_in = self.step_id
         self._sample(sibling, self.num_tokens - 1)
 
@@ -334,9 +335,7 @@ class PlanBuilder:
             self._checked_indices.append(self.num_tokens + count - 1 - back)
 
     def _report_prompt(self, sequence: Sequence, start: int, end: int) -> None:
-        """Tokens [start, end) of the sequence are the next of the step: what they tell of the
-        prompt.
-        """
+        """Plans the prompt logprobs that tokens [start, end), the next of the step, report."""
         log = sequence.prompt_log
         run = log.plan(start, end) if log is not None else None
         if run is not None:

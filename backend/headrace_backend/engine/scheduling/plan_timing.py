@@ -1,5 +1,6 @@
-"""When to plan the step after the one in flight: not before it must be, so that a prompt that
-arrives meanwhile is in it.
+"""Decides when to plan the step after the one in flight.
+
+The plan is made as late as possible, so that a prompt that arrives meanwhile is in it.
 
 Owns the prediction of when the step in flight ends, what is learned of its errors, and the moment
 that follows. Reads no clock and plans nothing (the engine does both), and does not know what a step
@@ -58,14 +59,15 @@ class RecentLimit:
 
     @property
     def value(self) -> float:
-        """The limit: exceeded by one of the last samples, by none while they are few; 0 without
-        any.
+        """The sample that few of the last ones exceed; the largest while few exist.
+
+        It is 0 without samples.
         """
         return self._in_order[-1 - self._num_beyond] if self._in_order else 0.0
 
     @property
     def least(self) -> float:
-        """The same from below."""
+        """The sample that few of the last ones fall below; the smallest while few exist."""
         return self._in_order[self._num_beyond] if self._in_order else 0.0
 
     @property
@@ -144,8 +146,9 @@ class PlanTiming:
         return self._due_ns
 
     def may_plan(self, now_ns: int, worthwhile: bool) -> bool:
-        """Whether the next step is to be planned now; `planned` follows if there is anything to
-        plan.
+        """Whether the next step is to be planned now.
+
+        `planned` follows if there is anything to plan.
 
         Args:
             now_ns: The time.

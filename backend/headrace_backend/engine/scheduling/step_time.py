@@ -1,5 +1,6 @@
-"""How long a step takes, learned from the steps themselves: a linear model over what a step
-computes, fitted as results come in.
+"""How long a step takes, learned from the steps themselves.
+
+A linear model over what a step computes is fitted as results come in.
 
 Owns the features of a step, the fit, and the answer to "how many tokens of this prompt fit into so
 much time". Decides nothing (`token_budget`) and reads no clock (the engine gives it durations).
@@ -102,14 +103,15 @@ class StepLoad:
 
     @property
     def num_tokens(self) -> int:
-        """Of decodes and prompts."""
+        """Number of tokens of decodes and prompts."""
         return self.num_decodes + self.num_draft_tokens + self.num_prefill_tokens
 
     def features(self, has_prompts: bool = False, num_padded: int = 0) -> list[float]:
-        """By the order of the coefficients.
+        """The features of the load, in the order of the coefficients.
 
         Args:
-            has_prompts: As if it had prompts, although none of their tokens is in it yet.
+            has_prompts: Whether the step counts as one with prompts although none of their tokens
+                is in it yet.
             num_padded: Tokens that are computed where that is more than the step has.
         """
         tokens = max(self.num_tokens, num_padded)
@@ -175,7 +177,7 @@ class StepTimeModel:
 
     @property
     def coefficients_us(self) -> tuple[float, ...]:
-        """As in the module's docstring, in its order; none is negative."""
+        """The coefficients in us, in the order of the module's docstring; none is negative."""
         return tuple(self._coefficients)
 
     def observe(self, load: StepLoad, duration_us: float) -> None:
@@ -196,8 +198,9 @@ class StepTimeModel:
         return _dot(self._coefficients, self._features(load))
 
     def replays(self, load: StepLoad) -> bool:
-        """Whether such a step is short enough to be replayed from a graph; deep in a context it may
-        be launched kernel by kernel all the same.
+        """Whether such a step is short enough to be replayed from a graph.
+
+        A step deep in a context may be launched kernel by kernel all the same.
         """
         return bool(self.captured) and (not load.num_prefill_tokens or load.num_tokens <= self.captured[-1])
 
@@ -210,10 +213,9 @@ class StepTimeModel:
         return load.features(num_padded=self.padded(load.num_tokens) if load.num_prefill_tokens else 0)
 
     def fitting_tokens(self, load: StepLoad, start: int, limit_us: float) -> int:
-        """Most tokens of a prompt, from position `start` on, with which the step stays within
-        `limit_us`; 0 if none.
+        """Most tokens of a prompt, from position `start`, that keep a step within `limit_us`.
 
-        Where steps are padded, those that fill one.
+        It is 0 if there is no such number. Where steps are padded, it is the number that fills one.
         """
         count = self._fitting_unpadded(load, start, limit_us)
         total = load.num_tokens + count
@@ -226,7 +228,7 @@ class StepTimeModel:
         return max(0, count)
 
     def _fitting_unpadded(self, load: StepLoad, start: int, limit_us: float) -> int:
-        """The same if no step were padded.
+        """Computes `fitting_tokens` as if no step were padded.
 
         The cost of a chunk is piecewise quadratic and grows with its length: pieces are walked
         until the time is used up.

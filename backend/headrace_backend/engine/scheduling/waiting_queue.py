@@ -36,8 +36,9 @@ MAX_COUNTED_TOKENS = 2048
 
 
 class _Line:
-    """The waiting sequences of one tenant: a heap with lazy removal, whose front is never an ended
-    one.
+    """The waiting sequences of one tenant.
+
+    It is a heap with lazy removal, whose front is never an ended sequence.
     """
 
     __slots__ = ("account", "front", "heap", "num_counted_tokens", "num_dead", "parked")
@@ -116,8 +117,9 @@ class WaitingQueue:
         return sequence
 
     def park(self) -> None:
-        """Passes over the tenant of what `peek` showed, until `unpark` or until a more urgent
-        sequence of it comes.
+        """Passes over the tenant of the sequence that `peek` showed.
+
+        This holds until `unpark` or until a more urgent sequence of the tenant comes.
         """
         line = self._order.pop(0)
         line.parked = True
@@ -162,7 +164,7 @@ class WaitingQueue:
             self.num_counted_tokens += num_tokens
 
     def _place(self, line: _Line) -> None:
-        """Sorts a line in by its front, which may be a new one; drops it if nobody is left in it."""
+        """Sorts a line in by its front, which may be new; drops the line if it is empty."""
         if line.parked:
             line.parked = False
             self.num_counted_tokens += line.num_counted_tokens
