@@ -17,8 +17,9 @@ from headrace_model_folder.description import Layer, Mlp, ModelDescription
 
 
 def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
-    """Why the model can't be shared by `config.tp` ranks, with the numbers that work; None if it
-    can.
+    """Explains why `config.tp` ranks can't share the model; returns None if they can.
+
+    The message names the numbers of ranks that work.
 
     Args:
         config: The engine's.
@@ -40,8 +41,9 @@ def fewer_ranks(config: EngineConfig, model: ModelConfig, most: int) -> str:
 
 
 def rank_part(model: ModelDescription, world_size: int) -> ModelDescription:
-    """What one rank computes of a model; the vocabulary stays whole, because every rank gets whole
-    logits.
+    """What one rank computes of a model.
+
+    The vocabulary stays whole, because every rank gets whole logits.
     """
     if world_size == 1:
         return model
@@ -125,7 +127,10 @@ def _straddling(world_size: int, group: _Group, model: ModelConfig) -> str | Non
             unit, part = group if block == 1 else _Group(block, "a block of"), linear.inputs // world_size
             if part % unit.size:
                 name = linear.name.rpartition(".")[2]
-                return f"which leaves each rank {part} of {name}'s {linear.inputs} inputs, and {unit.name} {unit.size} does not divide those"
+                return (
+                    f"which leaves each rank {part} of {name}'s {linear.inputs} inputs, and {unit.name} {unit.size} "
+                    "does not divide those"
+                )
     return None
 
 

@@ -20,7 +20,7 @@ _STEP, _COLLECTIVES, _PROGRESS, _NUM_COUNTERS = range(4)
 
 
 class RankMark(NamedTuple):
-    """Where a rank is; ordered as ranks are."""
+    """The place in its work that a rank has reached; marks are in the order of the work."""
 
     # Step begun last, as plans count them; 0: none.
     step_id: int
@@ -54,9 +54,7 @@ class RankBoard:
         return [RankMark(*counters[:_PROGRESS]) for counters in self._lines()]
 
     def progress(self) -> tuple[int, ...]:
-        """All counters of all ranks: two readings that differ say that some rank went on in
-        between.
-        """
+        """All counters of all ranks; two readings differ if some rank went on in between."""
         return tuple(counter for counters in self._lines() for counter in counters)
 
     def close(self) -> None:
