@@ -1,4 +1,4 @@
-"""Whether the engine makes progress: one state, told to everybody who listens.
+"""Whether the engine makes progress: one state, reported to everybody who listens.
 
 Owns the state and its order of precedence. Who finds out that progress stopped is
 `worker_supervision`; who tells the services is `engine_service`.
@@ -15,7 +15,7 @@ HEARTBEAT_S = 1.0
 
 
 class HealthState(NamedTuple):
-    """As in `EngineState`: `reason` is for people."""
+    """The state that `EngineState` reports; `reason` is for people."""
 
     serving: bool
     reason: str

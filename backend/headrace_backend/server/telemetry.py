@@ -1,7 +1,8 @@
-"""What the backend tells the telemetry process: its engine, its steps, its load, and the
-generations of which no service can tell.
+"""What the backend reports to the telemetry process.
 
-Owns when each is told and how it is put together. Does not own the way there
+It reports its engine, its steps, its load, and the generations that no service can report.
+
+Owns when each is reported and how it is put together. Does not own the way there
 (`headrace_facts.feed`) nor what is noted (`engine.step_log`). A backend without a telemetry socket
 has no `Teller`.
 """
@@ -65,11 +66,11 @@ class Teller:
     """Tells a feed what happens. Everything in the event loop's thread."""
 
     def __init__(self, feed: Feed, engine: Engine, model: ModelFacts) -> None:
-        """Nothing told yet.
+        """Starts with nothing reported.
 
         Args:
-            feed: Where facts go; started and stopped here.
-            engine: Whose steps, requests and load are told.
+            feed: The connection that facts are sent over; it is started and stopped here.
+            engine: The engine whose steps, requests and load are reported.
             model: What is known of the model.
         """
         self._feed = feed
@@ -138,10 +139,10 @@ class Teller:
             self._feed.tell(self._generation(ended))
 
     async def _repeat(self, period_s: float, tell: Callable[[], None]) -> None:
-        """Tells again and again.
+        """Calls `tell` again and again.
 
-        A mistake of ours costs what was to be told then, and is logged once until telling works
-        again.
+        A mistake of ours costs what was to be reported then, and is logged once until reporting
+        works again.
         """
         failing = False
         while True:
@@ -151,7 +152,7 @@ class Teller:
                 failing = False
             except Exception:
                 if not failing:
-                    self._log.exception("telemetry not told", what=tell.__name__)
+                    self._log.exception("telemetry not reported", what=tell.__name__)
                 failing = True
 
     def _tell_active(self) -> None:
@@ -232,8 +233,9 @@ class Teller:
 
 
 def _parameters(request: LiveRequest) -> dict[str, int | float]:
-    """As the engine has them: what the caller left out has become a value, and those that change
-    nothing are left out here.
+    """The request's parameters with the values that are in force in the engine.
+
+    Defaults stand where the caller left something out; parameters that change nothing are left out.
     """
     spec, sampling = request.spec, request.spec.asked.sampling
     parameters: dict[str, int | float] = {

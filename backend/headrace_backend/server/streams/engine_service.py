@@ -55,8 +55,9 @@ _MAX_ATTACHED_BYTES = 4 << 20
 
 
 def _deserialize(data: bytes) -> engine_pb2.ToEngine | None:
-    """None for bytes that are no message: an exception here would reach the peer as UNKNOWN with
-    its text.
+    """Parses a message; returns None for bytes that are no message.
+
+    An exception here would reach the peer as UNKNOWN with its text.
     """
     try:
         return engine_pb2.ToEngine.FromString(data)
@@ -82,7 +83,7 @@ class EngineService:
 
         Args:
             engine_loop: Driver of the engine.
-            health: What streams are told about the engine.
+            health: The state of the engine that streams report.
             describe_model: The model as it is known now.
             clock: The engine's.
             secret: What callers must present as bearer token; None: the socket's folder protects.

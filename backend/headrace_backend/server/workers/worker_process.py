@@ -62,7 +62,7 @@ class RankDescriptors(NamedTuple):
 
     @property
     def open(self) -> tuple[int, ...]:
-        """Those that there are."""
+        """Returns the descriptors of the worker that exist."""
         return (self.board,) if self.store is None else (self.board, self.store)
 
     @property

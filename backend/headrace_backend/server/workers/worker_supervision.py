@@ -76,9 +76,7 @@ class _Watchdog:
         return (self._engine_loop.num_plans, *self._group.progress())
 
     def is_too_long(self) -> bool:
-        """Whether there is work, and has been no progress for longer than a step may take without
-        it.
-        """
+        """Whether there is work and was no progress for longer than a step may take."""
         expected_s = self._engine_loop.expected_step_s / self._marks_per_step
         return self._stall() >= self._watchdog_s + _PATIENCE * expected_s
 
@@ -105,8 +103,10 @@ class WorkerSupervision:
         health: Health,
         on_ready: Callable[[WorkerReady], None],
     ) -> None:
-        """`on_ready` gets what rank 0 says when all are ready, with the number of blocks that all
-        ranks have.
+        """Starts to watch over workers.
+
+        `on_ready` gets rank 0's message when all ranks are ready, with the number of blocks that
+        all ranks have.
         """
         self._launch = launch
         self._engine_loop = engine_loop
@@ -171,8 +171,9 @@ class WorkerSupervision:
             raise lost from error
 
     def _note_outcome(self, outcome: LossOutcome) -> None:
-        """Losses on the way to the request that caused them end with it: they say nothing about the
-        next life.
+        """Forgets earlier losses when the request that caused them has ended.
+
+        They say nothing about the next life.
         """
         if outcome.closer:
             self._losses.explained()
