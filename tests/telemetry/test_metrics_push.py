@@ -15,7 +15,7 @@ import pytest
 import structlog
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.metrics.v1 import metrics_pb2
-from tests.support import told_facts as told
+from tests.support import reported_facts as told
 from tests.support.ports import free_port
 
 from headrace_facts.version import server_version

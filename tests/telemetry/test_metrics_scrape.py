@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 from prometheus_client.samples import Sample
-from tests.support import told_facts as told
+from tests.support import reported_facts as told
 
 from headrace_facts import facts
 from headrace_telemetry.config import TelemetryConfig

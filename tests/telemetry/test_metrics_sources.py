@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, NumberDataPoint
-from tests.support import told_facts as told
+from tests.support import reported_facts as told
 
 from headrace_facts import facts
 from headrace_telemetry.config import TelemetryConfig

@@ -20,7 +20,7 @@ from tests.service.fake_engine import queue_full
 from tests.service.harness import events_of, running_service
 from tests.service.tracing.conftest import SAMPLED, Told
 from tests.service.tracing.fake_telemetry import FakeTelemetry
-from tests.support import told_facts
+from tests.support import reported_facts
 from tests.telemetry.told import Listener, attributes
 
 from headrace.v1 import generation_pb2, inference_pb2
@@ -222,9 +222,9 @@ def counted(generations: list[Generation], calls: list[CallEnded], metric: catal
     """The values of a metric's attribute that were counted."""
     metrics = Metrics(TelemetryConfig(telemetry_socket=pathlib.Path("unused")), ExportCounts())
     for generation in generations:
-        metrics.sink.generation(told_facts.SERVICE, generation, None)
+        metrics.sink.generation(reported_facts.SERVICE, generation, None)
     for call in calls:
-        metrics.sink.take(told_facts.SERVICE, call)
+        metrics.sink.take(reported_facts.SERVICE, call)
     told = [each for scope in metrics.snapshot().resource_metrics[0].scope_metrics for each in scope.metrics]
     points = [point for each in told if each.name == metric.name for point in each.data.data_points]
     return [str((point.attributes or {})[label]) for point in points]
@@ -232,7 +232,7 @@ def counted(generations: list[Generation], calls: list[CallEnded], metric: catal
 
 def spans_of(generations: list[Generation], calls: list[CallEnded]) -> tuple[list[trace_pb2.Span], trace_pb2.Span]:
     """The spans of generations, and of the call."""
-    listener = Listener().hear([(told_facts.SERVICE, fact) for fact in (*generations, *calls)])
+    listener = Listener().hear([(reported_facts.SERVICE, fact) for fact in (*generations, *calls)])
     listener.sink.finish()
     (server,) = [span for span in listener.spans if span.kind == trace_pb2.Span.SPAN_KIND_SERVER]
     return listener.named("text_completion " + generations[0].model) if generations else [], server
