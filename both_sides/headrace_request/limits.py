@@ -1,5 +1,6 @@
-"""The limits of one request, stated once: what the API's comments promise to callers, and what
-follows from that for the engine.
+"""The limits of one request, stated once.
+
+What the API's comments promise to callers, and what follows from that for the engine.
 
 Owns the numbers. Services check what callers send by them, the engine checks again what services
 send, and buffers are sized by them. Does not own limits that a configuration sets (outputs,

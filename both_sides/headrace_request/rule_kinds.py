@@ -119,7 +119,8 @@ class Whole:
         Args:
             low: Smallest number.
             high: Largest number, or where it stands.
-            unsigned: Whether no caller can send a number below `low`, so that nobody is told of it.
+            unsigned: Whether no caller can send a number below `low`, so that no message mentions
+                it.
         """
         self._low = low
         self._high = high if callable(high) else lambda bounds: high

@@ -225,9 +225,7 @@ class ServiceConfig(pydantic.BaseModel):
     ] = ""
     telemetry_socket: Annotated[
         str,
-        Field(
-            description="socket of the telemetry process, which traces and metrics are told to; empty: telemetry is off"
-        ),
+        Field(description="socket of the telemetry process, which gets traces and metrics; empty: telemetry is off"),
     ] = ""
     exit_with_parent: Annotated[
         bool, Field(description="shut down when the process that started this one dies (Linux)")

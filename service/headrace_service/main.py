@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the service until it is told to stop; returns the exit code."""
+    """Runs the service until a signal stops it; returns the exit code."""
     parser = argparse.ArgumentParser(prog="headrace_service", description="Headrace's gRPC front end")
     parser.add_argument(
         "--config-json", required=True, metavar="FILE", help="ServiceConfig as JSON; - reads standard input"

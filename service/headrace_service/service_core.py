@@ -105,8 +105,9 @@ class ServiceCore:
                 self._idle.set()
 
     async def drain(self, grace_s: float) -> None:
-        """Takes no more generations, and lets the open ones go on for the grace time; what is left
-        ends UNAVAILABLE.
+        """Takes no more generations, and lets the open ones go on for the grace time.
+
+        What is left ends UNAVAILABLE.
         """
         self._draining = True
         with contextlib.suppress(TimeoutError):

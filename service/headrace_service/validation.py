@@ -78,9 +78,7 @@ def refuse_tools(request: inference_pb2.ChatRequest) -> None:
 
 
 def check_prompt_logprobs(spec: ResolvedSpec, num_prompt_tokens: int, max_bytes: int) -> None:
-    """Raises RESOURCE_EXHAUSTED if what is told of the prompt can't be part of one answer of
-    `max_bytes`.
-    """
+    """Raises RESOURCE_EXHAUSTED if the prompt's log probabilities cannot fit one answer."""
     num_tops = spec.request.num_prompt_logprobs
     if num_tops < 0:
         return
@@ -202,8 +200,9 @@ def _request_of(spec: generation_pb2.GenerationSpec, model: ModelFacts) -> Reque
 
 
 def _sampling_of(given: generation_pb2.SamplingParameters, defaults: Sampling) -> Sampling:
-    """Returns the sampling that a caller asks for. Fields of the message are fields of the struct by
-    the same name.
+    """Returns the sampling that a caller asks for.
+
+    Fields of the message are fields of the struct by the same name.
     """
     values: dict[str, Any] = {field.name: value for field, value in given.ListFields()}
     biases = values.pop("logit_bias", None)
@@ -227,8 +226,9 @@ def _stop_of(given: generation_pb2.StopConditions, model: ModelFacts) -> Stop:
 
 
 def _given_parameters(spec: generation_pb2.GenerationSpec) -> dict[str, int | float]:
-    """Returns what the caller gave, by the names of gen_ai.request; of stop strings their number
-    alone.
+    """Returns what the caller gave, by the names of gen_ai.request.
+
+    Of stop strings their number alone.
     """
     sampling, stop = spec.sampling, spec.stop
     given = {name: getattr(sampling, name) for name in _TRACED_PARAMETERS if sampling.HasField(name)}

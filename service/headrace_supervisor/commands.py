@@ -1,5 +1,6 @@
-"""The commands that the server distribution adds to `headrace`: serve, service, backend, telemetry,
-doctor, bench, quantize.
+"""The commands that the server distribution adds to `headrace`.
+
+Serve, service, backend, telemetry, doctor, bench, quantize.
 
 Owns the command line's edge: flags in, exit codes out, one line for a mistake. What a command does
 is in the module that it calls.
@@ -73,8 +74,9 @@ def backend(config_file: pathlib.Path | None, **flags: Any) -> None:
 @click.command(cls=GroupedCommand, context_settings=_HELP)
 @_config_option
 def telemetry(config_file: pathlib.Path | None, **flags: Any) -> None:
-    """Runs the telemetry process alone: traces and metrics of the services and backends that have
-    its --telemetry-socket.
+    """Runs the telemetry process alone.
+
+    Traces and metrics of the services and backends that have its --telemetry-socket.
     """
     _become("headrace_telemetry", _loaded(configs.load_telemetry, config_file, flags))
 
@@ -92,8 +94,9 @@ def telemetry(config_file: pathlib.Path | None, **flags: Any) -> None:
 def doctor(
     listen: str, model: pathlib.Path | None, model_repository: pathlib.Path | None, weights: bool, as_json: bool
 ) -> None:
-    """Says what this machine can run, and why not. Exit code 1 if it can't serve at all, or if
-    weights are damaged.
+    """Says what this machine can run, and why not.
+
+    Exit code 1 if it can't serve at all, or if weights are damaged.
     """
     if weights and model is None:
         _refuse("--weights needs --model")

@@ -28,7 +28,7 @@ from headrace_telemetry.config import TelemetryConfig as TelemetryConfig
 
 
 def _checked_hang_timeout(value: float) -> float:
-    """Raises ValueError for what a sound process on a busy machine would not meet."""
+    """Raises ValueError for what a healthy process on a busy machine would not meet."""
     if 0 < value < 1:
         raise ValueError("must be 0 (never) or 1 and more")
     return value
@@ -102,7 +102,7 @@ class SupervisorConfig(pydantic.BaseModel):
 
 
 class ServerConfig(pydantic.BaseModel):
-    """Everything `headrace serve` was told.
+    """Everything `headrace serve` was reported.
 
     `service` and `backend` lack the addresses until the supervisor fills them in.
 
@@ -207,8 +207,9 @@ def load_server(flags: Mapping[str, Any], config: pathlib.Path | None) -> Server
 
 
 def _with_model_found(engine_values: dict[str, Any], supervisor: SupervisorConfig) -> dict[str, Any]:
-    """The engine's settings, `model` being a folder: a bare name that the repository has is meant
-    to be that one.
+    """The engine's settings, `model` being a folder.
+
+    A bare name that the repository has is meant to be that one.
     """
     if supervisor.model_repository is None:
         if supervisor.load_models:
@@ -225,8 +226,9 @@ def _with_model_found(engine_values: dict[str, Any], supervisor: SupervisorConfi
 
 
 def _own_name(model: pathlib.Path) -> str:
-    """The name of a model that is given by its path: its folder's, or its file's without the
-    ending.
+    """The name of a model that is given by its path.
+
+    Its folder's, or its file's without the ending.
 
     A file may be a link to a name that says nothing.
     """
@@ -236,8 +238,10 @@ def _own_name(model: pathlib.Path) -> str:
 def model_backend(
     config: ServerConfig, name: str, folder: pathlib.Path, *, memory_bytes: int = 0, **private: Any
 ) -> BackendConfig:
-    """Configuration of one model's backend: the server's settings, before them the model's own
-    file, before that a budget given at its loading.
+    """Configuration of one model's backend.
+
+    The server's settings, before them the model's own file, before that a budget given at its
+    loading.
 
     Args:
         config: the server's.

@@ -72,8 +72,10 @@ def _default(field: FieldInfo) -> str:
 @click.argument("model_folder")
 @click.argument("out_folder")
 def quantize(model_folder: str, out_folder: str, **flags: Any) -> None:
-    """Writes a model in fewer bits: MODEL_FOLDER in bf16, fp16 or fp32 becomes OUT_FOLDER in
-    compressed-tensors, which transformers reads too.
+    """Writes a model in fewer bits.
+
+    MODEL_FOLDER in bf16, fp16 or fp32 becomes OUT_FOLDER in compressed-tensors, which transformers
+    reads too.
 
     Layer by layer, so that a large model needs the memory of one of its layers. A run that was
     killed goes on with --resume and ends with the same bytes.

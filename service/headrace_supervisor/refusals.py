@@ -1,4 +1,4 @@
-"""The one exception with which an operator's wish is answered: a gRPC code and one line.
+"""The one exception with which an operator's request is refused: a gRPC code and one line.
 
 Owns nothing else; `control_server` turns it into a status, `supervisor` into a refused start.
 """
@@ -17,7 +17,7 @@ class Refused(Exception):  # an outcome
 
 
 def invalid(message: str) -> Refused:
-    """INVALID_ARGUMENT: the wish itself is malformed."""
+    """INVALID_ARGUMENT: the request itself is malformed."""
     return Refused(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
@@ -37,5 +37,5 @@ def exhausted(message: str) -> Refused:
 
 
 def unavailable(message: str) -> Refused:
-    """UNAVAILABLE: the same wish may be granted later."""
+    """UNAVAILABLE: the same request may be granted later."""
     return Refused(grpc.StatusCode.UNAVAILABLE, message)

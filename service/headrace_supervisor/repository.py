@@ -52,8 +52,9 @@ class ModelRepository:
         return found
 
     def _model_at(self, name: str) -> pathlib.Path | None:
-        """The folder of that name if it is a model of ours: with a config.json or a GGUF file, and
-        really below the repository.
+        """The folder of that name if it is a model of ours.
+
+        With a config.json or a GGUF file, and really below the repository.
         """
         if not is_name(name):
             return None

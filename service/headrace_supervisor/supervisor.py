@@ -45,7 +45,7 @@ _SERVICE_MARGIN_S = 5.0
 # Telemetry flushes to its file, and twice to its collector: spans and metrics.
 _TELEMETRY_MARGIN_S = 3.0
 # The imports of all others come first: on two cores its own would cost them half a second. What
-# happens before is told once it listens.
+# happens before is reported once it listens.
 _TELEMETRY_DELAY_S = 2.5
 
 
@@ -61,7 +61,7 @@ class TelemetryProcess(NamedTuple):
 
 
 def serve(config: ServerConfig) -> int:
-    """Runs a server until it is told to end. Returns the exit code.
+    """Runs a server until a signal ends it. Returns the exit code.
 
     Raises:
         StartRefused: before anything was started.
@@ -167,7 +167,8 @@ class Supervisor:
         addresses: the public ones.
         probes: where each service answers health checks, without TLS and keys.
         grace_s: what services get to finish their streams.
-        telemetry: who is told what happens; its end never ends the server, which starts it again.
+        telemetry: who is reported what happens; its end never ends the server, which starts it
+            again.
         ready: returns when a service serves, by its probe address.
         probe: questions to backends.
     """
@@ -243,8 +244,9 @@ class Supervisor:
         return _exit_code([*lives, table.fatal])
 
     def _ends_server(self, name: str) -> bool:
-        """Whether the server is of no use without this model: it was asked for at start, and never
-        served; or nobody could load it again.
+        """Whether the server is of no use without this model.
+
+        It was asked for at start, and never served; or nobody could load it again.
         """
         return name in self._names and (not self._served or not self._has_repository)
 
@@ -281,7 +283,7 @@ class Supervisor:
     async def _end(self, table: BackendTable) -> None:
         """Services first: they finish their streams while the backends still compute.
 
-        Telemetry last: it is told of all ends.
+        Telemetry ends last, because it records all other ends.
         """
         grace_s = self._grace_s + _SERVICE_MARGIN_S
         await asyncio.gather(*(service.stop(grace_s, self._hurry) for service in self._services))

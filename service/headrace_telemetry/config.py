@@ -38,7 +38,7 @@ Buckets = tuple[float, ...]
 
 
 class Endpoint(NamedTuple):
-    """Where a collector listens."""
+    """The address of a collector."""
 
     target: str
     secure: bool

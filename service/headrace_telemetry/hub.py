@@ -1,5 +1,6 @@
-"""The socket on which services and backends tell facts: connections, frames, and what they are
-answered.
+"""The socket on which services and backends tell facts.
+
+Connections, frames, and what they are answered.
 
 Owns the connections: a frame is 4 bytes of length (little-endian) and a fact; the first fact is a
 Hello; a frame that is none ends its connection and no other. Facts go to the sinks in order, one
@@ -25,7 +26,7 @@ import structlog
 from headrace_facts import facts
 from headrace_telemetry.counts import ExportCounts
 
-# How often sinks are told the time.
+# How often sinks hear the time.
 _TICK_S: Final = 0.25
 _PART_BYTES: Final = 1 << 20
 # A connection that leaves this much of its answers unread is ended.
@@ -70,7 +71,7 @@ class Hub:
         settings: what those who tell are asked for at first.
         traces: the judge and memory of traces.
         sinks: who gets all facts, in this order.
-        counts: of connections that told no facts.
+        counts: of connections that sent no facts.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class _Connection(asyncio.Protocol):
                 self._read(frame)
         except (msgspec.MsgspecError, ValueError, _NoFrame) as error:
             self._hub.counts.bad_frames += 1
-            _log.warning("a connection that told no facts was ended", why=type(error).__name__)
+            _log.warning("a connection that sent no facts was ended", why=type(error).__name__)
             self.end()
 
     def connection_lost(self, error: Exception | None) -> None:

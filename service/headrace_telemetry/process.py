@@ -101,7 +101,7 @@ class _Tasks:
 
 
 async def _serve(hub: Hub, config: TelemetryConfig, stop: asyncio.Event, port: int | None, tasks: _Tasks) -> None:
-    """Hears facts until told to stop, and a moment longer."""
+    """Hears facts until a signal stops it, and a moment longer."""
     server = await hub.listen(config.telemetry_socket)
     ticking = tasks.start(hub.keep_time())
     _log.info("telemetry is ready", otlp=config.otlp_endpoint or None, metrics_port=port)

@@ -33,7 +33,7 @@ from headrace_telemetry.step_export import StepExport
 
 Outlet = Callable[[bytes, SpanBlock], None]
 
-# How long a generation waits for steps that nobody has told yet.
+# How long a generation waits for steps that nobody has reported yet.
 _STEPS_WAIT_NS: Final = 2_000_000_000
 _MOST_WAITING: Final = 4096
 _NEVER_NS: Final = 1 << 63
@@ -65,7 +65,7 @@ class SpanSink:
     Args:
         config: what is kept, and the limits of attributes.
         scope: the serialized InstrumentationScope.
-        counts: of what could not be told.
+        counts: of what could not be reported.
         outlets: who takes spans beside the ring: file and collector.
     """
 
@@ -90,8 +90,8 @@ class SpanSink:
         self._decided: NewestTable[bool] = NewestTable(_MOST_TRACES)
         self._calls: NewestTable[tuple[facts.Hello, facts.CallEnded]] = NewestTable(_MOST_WAITING)
         self._bounds: NewestTable[tuple[int, int]] = NewestTable(_MOST_WAITING)
-        # By id of the server span: calls to export whose generation is still to be told, and until
-        # when they wait.
+        # By id of the server span: calls to export whose generation is still to be reported, and
+        # until when they wait.
         self._early: dict[str, tuple[int, facts.Hello, facts.CallEnded]] = {}
         self._resources = Resources(config)
 
@@ -149,7 +149,7 @@ class SpanSink:
             case facts.SetDetail():
                 self._detail = fact.detail or self._detail
             case facts.Dropped():
-                self._counts.told_dropped += fact.facts
+                self._counts.reported_dropped += fact.facts
 
     def generation(self, source: facts.Hello, generation: facts.Generation, kept: str | None) -> None:
         """A generation has ended."""
@@ -187,7 +187,7 @@ class SpanSink:
             self._forget(engine)
 
     def finish(self) -> None:
-        """Nothing will be told any more: exports all that waits."""
+        """Nothing will be reported any more: exports all that waits."""
         self._ready += self._waiting
         self._waiting.clear()
         self._export_ready(_NEVER_NS)
@@ -223,7 +223,10 @@ class SpanSink:
         return book is not None and bool(book.has(np.concatenate([waiting.kept.steps for waiting in some])).all())
 
     def _due(self, some: list[_Waiting], now_ns: int) -> list[_Waiting]:
-        """Those that have their steps or have waited for them; the others wait on, so many at most."""
+        """Returns those that have their steps or have waited for them.
+
+        The others wait on, so many at most.
+        """
         due = []
         for waiting in some:
             if waiting.until_ns <= now_ns or self._has_steps(waiting):
@@ -286,8 +289,9 @@ class SpanSink:
             self._calls.put(span.trace_id, (source, call))
 
     def _export_or_wait(self, source: facts.Hello, call: facts.CallEnded, span: facts.SpanContext) -> None:
-        """Exports a call; one whose caller left ends before its generation, which the server span
-        must enclose.
+        """Exports a call.
+
+        One whose caller left ends before its generation, which the server span must enclose.
         """
         if not call.request_id or call.status == "OK" or self._bounds.get(span.span_id) is not None:
             self._export_call(source, call)
@@ -314,7 +318,7 @@ class SpanSink:
         self._send(resource, block)
 
     def _kept_links(self, call: facts.CallEnded) -> list[facts.SpanContext]:
-        """Those of its links that lead to exported spans."""
+        """Returns the links that lead to exported spans."""
         return [link for link in call.links if link.sampled or self._decided.get(link.trace_id)]
 
     # Steps.

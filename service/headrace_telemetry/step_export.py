@@ -41,7 +41,7 @@ class StepExport:
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        # For ends of members, and for members to be told. In order of their times.
+        # For ends of members, and for members to be reported. In order of their times.
         self._undecided: collections.deque[_Waiting] = collections.deque()
         self._unpeopled: collections.deque[_Waiting] = collections.deque()
         # Steps that wait, and whether an exported generation was in them.

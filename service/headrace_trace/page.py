@@ -109,8 +109,9 @@ def _tiles(trace: Trace, explanation: Explanation) -> str:
 
 
 def _first_token_tile(explanation: Explanation) -> tuple[str, str, str]:
-    """When the first token left, and beside it when the engine had it; of an answer in one message
-    only that.
+    """When the first token left, and beside it when the engine had it.
+
+    Of an answer in one message only that.
     """
     left, had = explanation.ttft_ms, explanation.engine_ttft_ms
     if left is None and had is not None:

@@ -119,7 +119,7 @@ def _numbers(names: _Table, request_ids: Iterable[str]) -> tuple[int, ...]:
 
 
 def _unnamed(trace: Trace, step: Step) -> list[str]:
-    """Traces of members whose request ids are not told: their spans did not come with this one."""
+    """Traces of members whose request ids are not reported: their spans did not come with this one."""
     known = trace.requests_by_span
     return sorted(
         {m.trace_id for m in step.members if m.trace_id != trace.trace_id and (m.trace_id, m.span_id) not in known}

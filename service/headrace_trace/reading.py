@@ -87,8 +87,9 @@ def _several(request_ids: Sequence[str]) -> str:
 
 
 def step_traces(span: Span) -> set[str]:
-    """Trace ids under which the steps of a request are found; they follow from the engine and the
-    steps' ids.
+    """Trace ids under which the steps of a request are found.
+
+    They follow from the engine and the steps' ids.
 
     Args:
         span: An inference span.
@@ -144,8 +145,9 @@ def _trace(root: Span, spans: Sequence[Span], requests: Sequence[Span]) -> Trace
 
 
 def _call_status(root: Span, spans: Sequence[Span]) -> str:
-    """What the call of a request ended with; empty if its span did not come, or is of many
-    requests.
+    """What the call of a request ended with.
+
+    Empty if its span did not come, or is of many requests.
     """
     for span in spans:
         if (span.trace_id, span.span_id) == (root.trace_id, root.parent_id):
@@ -226,16 +228,17 @@ def _token_arrays(root: Span) -> tuple[Token, ...]:
             step if step > 0 else None,
             scheduled,
             sampled,
-            _told(emitted, root),
-            _told(written, root),
+            _reported(emitted, root),
+            _reported(written, root),
         )
         for output, index, step, scheduled, sampled, emitted, written in rows
     )
 
 
-def _told(time: int | None, root: Span) -> int | None:
-    """A time of the way out; nothing left at the very moment of the arrival: that is how one says
-    that nobody read it.
+def _reported(time: int | None, root: Span) -> int | None:
+    """A time of the way out.
+
+    Nothing left at the very moment of the arrival: that is how one says that nobody read it.
     """
     return time if time is not None and time > root.start_ns else None
 
@@ -251,7 +254,7 @@ def _token_span(root: Span, span: Span) -> Token:
         offset = _integer(span.attributes, name)
         return root.start_ns + offset if offset is not None and offset >= 0 else None
 
-    sampled, emitted = time("headrace.token.sampled_ns"), _told(time("headrace.token.emitted_ns"), root)
+    sampled, emitted = time("headrace.token.sampled_ns"), _reported(time("headrace.token.emitted_ns"), root)
     return Token(
         output=_integer(span.attributes, "headrace.output.index") or 0,
         index=_integer(span.attributes, "headrace.token.index") or 0,

@@ -1,5 +1,6 @@
-"""A request's trace as the viewer thinks of it: phases, prompt chunks, tokens, and the steps of the
-engine under them.
+"""A request's trace as the viewer thinks of it.
+
+Phases, prompt chunks, tokens, and the steps of the engine under them.
 
 Owns the values; how spans become them is in reading.py. All times are UNIX nanoseconds. Whatever a
 trace may lack (a step that nobody exported, a token that nobody read) is None here, never 0.
@@ -82,8 +83,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass of the whole batch. start_ns to end_ns is its time on the device; shares are
-    of measured ceilings, 0 to 1.
+    """One forward pass of the whole batch. start_ns to end_ns is its time on the device.
+
+    Shares are of measured ceilings, 0 to 1.
     """
 
     step_id: int
@@ -135,7 +137,7 @@ class Trace:
             or the call carried many requests.
         failed: Whether its span says that it failed.
         left_out_tokens: Tokens that it generated besides, too many for the trace.
-        ledger: Where its time went, in ns by part, as the server's ledger has it; without
+        ledger: How its time was spent, in ns by part, as the server's ledger has it; without
             end_to_end.
         steps: By id; those of the request's engine that the trace holds, not only the request's
             own.

@@ -1,7 +1,7 @@
 """Bad requests for a generation, one row each, as every entrance of the server is asked for them.
 
 A row has up to three forms: a `GenerationSpec` for the own API, sampling parameters (or the
-prompt's bytes) for the KServe wire, a change of a sound `AddRequest` for the engine's socket. None
+prompt's bytes) for the KServe wire, a change of a valid `AddRequest` for the engine's socket. None
 where an entrance cannot express the row. Numbers are those of the bad-input list that the rows were
 taken from.
 """

@@ -1,5 +1,6 @@
-"""What a caller may get wrong, at both entrances: one row each, refused by name, and the server as
-before.
+"""What a caller may get wrong, at both entrances.
+
+One row each, refused by name, and the server as before.
 """
 
 from __future__ import annotations

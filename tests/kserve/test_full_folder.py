@@ -1,5 +1,6 @@
-"""File systems without room, under what clients set and where their outputs go: one refusal, and
-nothing lost.
+"""File systems without room, under what clients set and where their outputs go.
+
+One refusal, and nothing lost.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Generations by both tensor conventions: what the engine is asked for, and what comes back, at
-once and as a stream.
+"""Generations by both tensor conventions.
+
+What the engine is asked for, and what comes back, at once and as a stream.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ async def test_a_stream_brings_deltas_and_marks_the_last(running: Running, wire:
         assert [(o.name, o.datatype, list(o.shape)) for o in response.outputs] == [("text_output", "BYTES", [1])]
 
 
-async def test_one_answer_begins_with_the_prompt_unless_told_otherwise(wire: Wire) -> None:
+async def test_one_answer_begins_with_the_prompt_unless_asked_otherwise(wire: Wire) -> None:
     whole = await wire.ModelInfer(text("hello "))
     assert strings_of(whole) == ["hello " + ANSWER] and is_final(whole)
     (streamed,) = responses_of(await stream(wire, text("hello ", exclude_input_in_output=True)))

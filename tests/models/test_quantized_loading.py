@@ -26,8 +26,8 @@ from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
-from headrace_kernels.linear import quantized as low_bit_linear
-from headrace_kernels.weight_formats import dequantized_buffer as restored_weights
+from headrace_kernels.linear import quantized as quantized_linear
+from headrace_kernels.weight_formats import dequantized_buffer as dequantized_buffer
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, allocate, dequantize, quantize_rows
 from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
 from headrace_model_folder.config import parse_config
@@ -237,7 +237,7 @@ def test_a_tensor_that_is_packed_wrongly_is_refused_by_name(
 def test_a_product_that_differs_from_its_reference_is_refused_by_layer(
     path: pathlib.Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linear = low_bit_linear.linear
+    linear = quantized_linear.linear
 
     def broken(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         out = linear(x, weight, bias)
@@ -245,7 +245,7 @@ def test_a_product_that_differs_from_its_reference_is_refused_by_layer(
             out[:, 3] = 0
         return out
 
-    monkeypatch.setattr(low_bit_linear, "linear", broken)
+    monkeypatch.setattr(quantized_linear, "linear", broken)
     with pytest.raises(
         QuantizationRefused, match=r"layer 'model\.layers\.0\.mlp\.down_proj': its .* product of 8 rows"
     ):
@@ -295,7 +295,7 @@ def test_nothing_of_the_original_stays_on_a_card(path: pathlib.Path) -> None:
     torch.cuda.reset_peak_memory_stats()
     scheme = Scheme.named("int4", 128)
     model = load_model(None, config, torch.bfloat16, card, "dummy", 0, ignore_progress, 64, scheme)
-    planned = model.weight_bytes + restored_weights.scratch_bytes(2 * 14336, 4096, torch.bfloat16)
+    planned = model.weight_bytes + dequantized_buffer.scratch_bytes(2 * 14336, 4096, torch.bfloat16)
     # The rotary table, sums of errors and libraries' workspaces beside the weights and the room
     # that restores one.
     assert torch.cuda.memory_allocated() - before - planned < 80 << 20

@@ -1,5 +1,6 @@
-"""A small model folder for the service's tests: a byte-level BPE tokenizer trained on the spot,
-special tokens, a chat template, no weights.
+"""A small model folder for the service's tests.
+
+A byte-level BPE tokenizer trained on the spot, special tokens, a chat template, no weights.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""What callers may not send: refused with the field's path and its limit, by every RPC that
-generates, and the next request works.
+"""What callers may not send.
+
+Refused with the field's path and its limit, by every RPC that generates, and the next request
+works.
 """
 
 from __future__ import annotations

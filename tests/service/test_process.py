@@ -93,7 +93,7 @@ def test_a_taken_address_is_named() -> None:
         assert address in refusal(ServiceConfig(listen=(address,), engine="unix:/nowhere").model_dump_json())
 
 
-def test_a_unix_address_without_a_folder_is_told_of_the_folder(tmp_path: pathlib.Path) -> None:
+def test_a_unix_address_without_a_folder_hears_of_the_folder(tmp_path: pathlib.Path) -> None:
     address = f"unix:{tmp_path}/missing/s"
     said = refusal(ServiceConfig(listen=(address,), engine="unix:/nowhere").model_dump_json())
     assert address in said and "folder is missing" in said

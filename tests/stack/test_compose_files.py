@@ -1,5 +1,6 @@
-"""What the compose files promise, read from the files: nobody may do more than it needs, ports are
-this machine's, versions are named, settings exist.
+"""What the compose files promise, read from the files.
+
+Nobody may do more than it needs, ports are this machine's, versions are named, settings exist.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 from tests.support.processes import wait_until
 from tests.support.running_server import RunningServer, environment, running_server
 
-# A busy machine may take seconds for a sound answer.
+# A busy machine may take seconds for a healthy answer.
 PATIENT = ("--timeout-s", "60")
 
 

@@ -160,11 +160,11 @@ def test_an_answers_trace_is_in_jaeger(stack: Stack) -> None:
 
 
 def test_prometheus_counts_the_tokens(stack: Stack) -> None:
-    told = sum(sum(found.tokens or ()) for found in mixed_load(stack.address, rounds=1))
+    reported = sum(sum(found.tokens or ()) for found in mixed_load(stack.address, rounds=1))
     wait_until(
         lambda: (
             sum(float(row["value"][1]) for row in stack.query('headrace_tokens_total{headrace_token_kind="output"}'))
-            >= told
+            >= reported
         ),
         60,
         "Prometheus has scraped them",
@@ -199,8 +199,9 @@ def test_nobody_in_the_stack_reaches_out(stack: Stack) -> None:
 
 
 def test_a_backend_that_dies_comes_back(stack: Stack) -> None:
-    """The container's first process is killed from inside; the restart policy starts it anew, and
-    the service finds it.
+    """The container's first process is killed from inside.
+
+    The restart policy starts it anew, and the service finds it.
     """
     before = stack.containers()["backend"]["State"]["StartedAt"]
     stack.compose("exec", "-T", "backend", "python", "-c", "import os, signal; os.kill(1, signal.SIGTERM)", check=False)

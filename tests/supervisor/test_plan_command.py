@@ -44,7 +44,8 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture
 def answered_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Questions to the process that knows are answered in this one, which has imported torch;
+    """Questions to the process that knows are answered in this one, which has imported torch.
+
     `test_every_number_of_ranks_has_its_row` asks the process.
     """
 

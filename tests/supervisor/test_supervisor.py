@@ -99,7 +99,7 @@ def test_a_process_that_dies_is_started_again_and_the_others_run_on(run: Callabl
     assert len(server.starts("service-0")) == 2
 
 
-def test_an_end_for_want_of_memory_is_told_from_another(run: Callable[..., Run]) -> None:
+def test_an_end_for_want_of_memory_is_reported_from_another(run: Callable[..., Run]) -> None:
     # Its first life takes all memory once the server has started.
     hungry = (
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nup()\n"

@@ -1,4 +1,4 @@
-"""Facts as services and backends report them, for tests of the figures made of them."""
+"""Facts as services and backends would tell them, for tests of what becomes of them in figures."""
 
 from __future__ import annotations
 

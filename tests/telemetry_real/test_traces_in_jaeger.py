@@ -1,5 +1,6 @@
-"""A real server under mixed load tells a real collector, which tells a real Jaeger; what Jaeger
-then has must agree with itself and with what the callers saw.
+"""A real server under mixed load tells a real collector, which tells a real Jaeger.
+
+What Jaeger then has must agree with itself and with what the callers saw.
 
 Nothing of ours reads the traces here. Marked slow, and skipped where the programs are missing
 (tests/support/real_parts says where they are looked for).
@@ -160,8 +161,9 @@ def test_nothing_was_dropped(run: Run) -> None:
 
 
 def test_the_load_was_mixed(run: Run) -> None:
-    """Several outputs, prompts in chunks, preemptions: or the other tests would prove less than
-    they say.
+    """Several outputs, prompts in chunks, preemptions.
+
+    Or the other tests would prove less than they say.
     """
     assert max(len(request.chunks) for request in run.requests) > 3
     assert sum(request.inference.attributes["headrace.preemptions"] for request in run.requests) > 0
@@ -300,8 +302,8 @@ def test_the_ledger_of_the_trace_is_the_callers(run: Run) -> None:
             continue
         attributes = request.inference.attributes
         for part in [*_PHASES.values(), "detokenize_and_send", "blocked_on_reader", "end_to_end"]:
-            told = getattr(ledger, f"{part}_ns")
-            assert abs(attributes[f"headrace.ledger.{part}_ns"] - told) <= _SAME_NS, (part, request.answer.kind)
+            reported = getattr(ledger, f"{part}_ns")
+            assert abs(attributes[f"headrace.ledger.{part}_ns"] - reported) <= _SAME_NS, (part, request.answer.kind)
         # The message with the ledger is the last; writing it comes after.
         assert 0 <= request.inference.duration_ns - attributes["headrace.ledger.end_to_end_ns"] <= 50_000_000
 

@@ -1,5 +1,6 @@
-"""One call that carries many generations both ways: the frame that sessions and KServe's streams
-share.
+"""One call that carries many generations both ways.
+
+The frame that sessions and KServe's streams share.
 
 Owns the call's two coroutines (one reads the caller's messages, the handler's own writes), what
 becomes of the call when either ends, and its part in the watch over slow readers. What the messages
@@ -89,7 +90,7 @@ class SharedCall(abc.ABC, Generic[Request]):
         reading = asyncio.create_task(self._read(requests))
         try:
             await self.write_until_over()
-            # Tells of a mistake of ours in the reader.
+            # Reports a mistake of ours in the reader.
             await reading
         except BaseException as error:
             # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason

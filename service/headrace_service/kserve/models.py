@@ -23,7 +23,7 @@ from headrace_service.streams.generation_stream import GenerationStream
 
 
 class Responder(Protocol):
-    """Where a request on a stream leaves its responses."""
+    """The place where a request on a stream leaves its responses."""
 
     async def send(self, response: bytes) -> None:
         """Takes a whole ModelInferResponse."""
@@ -56,8 +56,8 @@ class Model(Protocol):
         """What else there is to say of it."""
 
     def check_allowed(self, caller: Caller) -> None:
-        """Raises ServiceError: PERMISSION_DENIED if the caller may not use it, UNAVAILABLE if it
-        cannot be told yet.
+        """Raises ServiceError: PERMISSION_DENIED if the caller may not use it, UNAVAILABLE if that
+        is not known yet.
         """
 
     async def answer(self, request: InferRequest, call: Call, account: Account) -> bytes:

@@ -66,7 +66,7 @@ class _Table(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Durations:
-    """Where a request's time went, nanoseconds."""
+    """How the time of a request was spent, in nanoseconds."""
 
     total: int = 0
     queue: int = 0
@@ -237,8 +237,9 @@ def _with_room(path: pathlib.Path) -> pathlib.Path | None:
 
 
 def _reserve(path: pathlib.Path, offset: int, num_bytes: int) -> bool:
-    """Whether the file system has room for that part of a file, which then is its own; says in the
-    log if not.
+    """Whether the file system has room for that part of a file, which then is its own.
+
+    Says in the log if not.
     """
     try:
         with path.open("r+b") as file:

@@ -1,5 +1,6 @@
-"""Several descriptor pools as one, for reflection, and what protobuf's own pool does not tell:
-methods by name, and JSON names of fields.
+"""Several descriptor pools as one, for reflection, and what protobuf's own pool does not tell.
+
+Methods by name, and JSON names of fields.
 
 The KServe wire's descriptors live in a pool of their own
 (`headrace_protos.inference.private_pool`), all others in protobuf's default one. Reflection asks a

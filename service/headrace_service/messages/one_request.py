@@ -1,4 +1,4 @@
-"""Calls that must hold one request: a caller that ends its sending without any is told so.
+"""Calls that must hold one request: one that ends its sending without any is refused.
 
 grpc reads the request of such a call itself, and leaves a call without one unanswered until its
 deadline, which may be never. So grpc is given a handler of a stream in its place, which reads the

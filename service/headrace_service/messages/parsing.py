@@ -60,8 +60,9 @@ class Unparsed(Generic[Request]):
             return None
 
     def _check_unknown_bytes(self, request: Request) -> None:
-        """Refuses a mass of unknown fields unseen: UnknownFieldSet makes an object of each, seconds
-        for a large request.
+        """Refuses a mass of unknown fields unseen.
+
+        UnknownFieldSet makes an object of each, seconds for a large request.
         """
         known = self._message_type.FromString(self._data)
         known.DiscardUnknownFields()

@@ -91,8 +91,9 @@ def _parts(closed: generation_pb2.Ledger) -> dict[str, int]:
 
 
 def _engine_trace(done: engine_pb2.RequestDone) -> facts.EngineTrace | None:
-    """Returns what the engine noted; None if it noted nothing, or what a newer one means by it is
-    not known here.
+    """Returns what the engine noted.
+
+    None if it noted nothing, or what a newer one means by it is not known here.
     """
     if not done.engine_trace:
         return None

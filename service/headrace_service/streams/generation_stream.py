@@ -58,8 +58,8 @@ class GenerationStream:
         listener: called on news instead of waking whoever awaits `news`; for readers of many
             streams.
         ends: how each output that has ended did.
-        ledger: what the reader was told of where the time went; None before it was.
-        trace: what will be told of the generation at its end; None if nothing will, or it has been.
+        ledger: how the time was spent, as the reader was informed; None before that.
+        trace: what is reported at the generation's end; None if nothing is, or it has been.
         recording: when messages left; None if nobody wants to know.
     """
 
@@ -131,7 +131,7 @@ class GenerationStream:
         return self._render.span if self._render is not None else None
 
     def announce(self, model_revision: str, num_prompt_tokens: int) -> None:
-        """Has the reader told that the request is accepted, before all other events."""
+        """Informs the reader that the request is accepted, before all other events."""
         self._accepted = (model_revision, num_prompt_tokens)
         self._wake()
 
@@ -196,7 +196,7 @@ class GenerationStream:
             self.writer.cancel()
 
     def note_failure(self, failure: errors.ServiceError) -> None:
-        """Notes what the call ended with, for what is told of the generation.
+        """Notes what the call ended with, for the report about the generation.
 
         A caller who left is no failure.
         """
@@ -234,8 +234,9 @@ class GenerationStream:
             self.tokens_left(left_ns)
 
     def tokens_left(self, now_ns: int) -> None:
-        """Notes when tokens left, if the first ones are among what was taken; to be called while
-        `at_edge`.
+        """Notes when tokens left, if the first ones are among what was taken.
+
+        To be called while `at_edge`.
         """
         if not self.clock.first_left_ns and any(output.num_taken for output in self._outputs.values()):
             self.clock.first_left_ns = now_ns
@@ -256,8 +257,9 @@ class GenerationStream:
         return self._waiter
 
     async def wait_ended(self) -> None:
-        """Returns when the request or the subscription has ended; for calls that answer with
-        everything at once.
+        """Returns when the request or the subscription has ended.
+
+        For calls that answer with everything at once.
         """
         self._whole = True
         while self.done is None and self.failure is None:

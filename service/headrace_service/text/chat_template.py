@@ -244,8 +244,9 @@ def _as_trimmed(prompt: str, conversation: str, rest: str) -> str:
 
 
 async def _why_lost(helper: asyncio.subprocess.Process) -> Exception:
-    """Returns what to raise for a helper whose connection broke: whether its template ended it, or
-    somebody else did.
+    """Returns what to raise for a helper whose connection broke.
+
+    Whether its template ended it, or somebody else did.
     """
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(helper.wait(), _END_WITHIN_S)
@@ -257,8 +258,9 @@ async def _why_lost(helper: asyncio.subprocess.Process) -> Exception:
 
 
 def _cpu_s(pid: int) -> float:
-    """Returns the CPU time that a child of this process has used, seconds; 0 once it is gone, which
-    its connection tells.
+    """Returns the CPU time that a child of this process has used, seconds.
+
+    0 once it is gone, which its connection tells.
     """
     try:
         times = psutil.Process(pid).cpu_times()

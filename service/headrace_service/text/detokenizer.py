@@ -216,8 +216,9 @@ class IncrementalDetokenizer:
         return len(token_ids)
 
     def _trimmed(self, token_ids: list[int], trim_bytes: int) -> list[bytes]:
-        """Returns the tokens' bytes, less what the engine cut: it matches stop strings on the text
-        without special tokens.
+        """Returns the tokens' bytes, less what the engine cut.
+
+        It matches stop strings on the text without special tokens.
         """
         pieces = [self._pieces[token] for token in token_ids]
         for row in range(len(token_ids) - 1, -1, -1):

@@ -57,8 +57,9 @@ def parse(traceparent: str, tracestate: str = "") -> CallerContext | None:
 
 
 def of_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> CallerContext | None:
-    """Returns the context that a call brought; None if it brought none, more than one, or a
-    malformed one.
+    """Returns the context that a call brought.
+
+    None if it brought none, more than one, or a malformed one.
     """
     parents: list[str] = []
     states: list[str] = []
@@ -104,8 +105,9 @@ class RootSampler:
         self._bound = round(min(1.0, max(0.0, ratio)) * (1 << _LOW_BITS))
 
     def root(self, record_all: bool) -> SpanContext | None:
-        """Returns the root span of a new trace, sampled or to be decided on at its end; None if
-        nobody wants it.
+        """Returns the root span of a new trace, sampled or to be decided on at its end.
+
+        None if nobody wants it.
         """
         low = _bits(_LOW_BITS)
         sampled = low < self._bound

@@ -37,7 +37,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        """As tables and plots call it."""
+        """The name in tables and plots."""
         return f"{self.rate:g}/s" if self.rate else f"{self.concurrency} open"
 
 
@@ -74,8 +74,9 @@ class Prompt:
 
 
 def prompts(load: Load, point: int, vocabulary_size: int, max_context: int) -> Iterator[Prompt]:
-    """The requests of point number `point`, as many as its bounds allow; seconds of an open loop
-    are bounded here, those of a closed loop by its sender.
+    """The requests of point number `point`, as many as its bounds allow.
+
+    Seconds of an open loop are bounded here, those of a closed loop by its sender.
     """
     rng = random.Random(f"{load.seed}/{point}")
     rate, at_s = (load.points[point].rate, 0.0) if point >= 0 else (0.0, 0.0)

@@ -1,5 +1,6 @@
-"""The result of `headrace bench` for people and machines: tables, JSON, and a plot of throughput
-against latency.
+"""The result of `headrace bench` for people and machines.
+
+Tables, JSON, and a plot of throughput against latency.
 
 Owns the layout. The plot needs matplotlib, which the `bench` extra brings; it is imported by name
 when a plot is wanted, so that nothing else needs it.

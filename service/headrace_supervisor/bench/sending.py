@@ -153,8 +153,9 @@ async def _measured(client: headrace.AsyncClient, load: Load, prompt: Prompt, st
 
 
 def _note(sample: Sample, now_s: float, started_s: float, last_s: float, tokens: int) -> None:
-    """Counts the tokens of one message; tokens that arrive together share the time since the
-    message before.
+    """Counts the tokens of one message.
+
+    Tokens that arrive together share the time since the message before.
     """
     if sample.output_tokens == 0:
         sample.ttft_s = now_s - started_s

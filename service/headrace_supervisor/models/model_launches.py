@@ -44,7 +44,7 @@ class Launch(NamedTuple):
 
 
 class Launches(Protocol):
-    """Where backends come from."""
+    """The launches of backends."""
 
     @property
     def default(self) -> str:
@@ -172,15 +172,17 @@ class ModelLaunches:
         return self._repository.find(name)
 
     def _shown(self, name: str, folder: pathlib.Path) -> str:
-        """How a model is named to whoever asked: by its path where that is what was typed, else
-        without the server's paths.
+        """How a model is named to whoever asked.
+
+        By its path where that is what was typed, else without the server's paths.
         """
         return str(folder) if self._repository is None else name
 
 
 def device_of(engine: configs.EngineConfig, replica: int) -> str:
-    """The device on which a model's backend begins: GPUs of replicas follow each other, a CPU they
-    share.
+    """The device on which a model's backend begins.
+
+    GPUs of replicas follow each other, a CPU they share.
     """
     device = engine.expected_device()
     kind, _, index = device.partition(":")

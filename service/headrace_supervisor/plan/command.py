@@ -87,8 +87,9 @@ class _Lengths(NamedTuple):
 @click.option("--max-model-len", type=click.IntRange(0), default=0, help="tokens of prompt and output; 0: the model's")
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
 def plan(shape: str | None, model: pathlib.Path | None, as_json: bool, **options: Any) -> None:
-    """Says which numbers of ranks hold a model and its users: memory as a worker would plan it,
-    times by rates that were measured.
+    """Says which numbers of ranks hold a model and its users.
+
+    Memory as a worker would plan it, times by rates that were measured.
 
     With any, which weights and caches, too.
 
@@ -263,8 +264,9 @@ def _named(row: dict[str, Any]) -> str:
 
 
 def _best(holding: list[dict[str, Any]]) -> str:
-    """What to take, for whom loss counts most and for whom time does: rows come from the most bits
-    to the fewest.
+    """What to take, for whom loss counts most and for whom time does.
+
+    Rows come from the most bits to the fewest.
     """
     most_bits = [
         row for row in holding if (row["quantize"], row["kv_dtype"]) == (holding[0]["quantize"], holding[0]["kv_dtype"])

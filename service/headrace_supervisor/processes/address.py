@@ -38,8 +38,9 @@ def claimed(addresses: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def check_free(address: str) -> None:
-    """Looks whether HOST:PORT could be listened on now, for a process that comes later; holds
-    nothing.
+    """Looks whether HOST:PORT could be listened on now, for a process that comes later.
+
+    Holds nothing.
 
     Port 0 is always free.
 

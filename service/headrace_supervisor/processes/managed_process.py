@@ -1,5 +1,6 @@
-"""One process that is to run: started, watched, started again when it dies or hangs, ended when
-asked.
+"""One process that is to run.
+
+Started, watched, started again when it dies or hangs, ended when asked.
 
 Owns the backoff between starts and the verdict when starting is no use; whether a process hangs
 says `hang_watch`. Each process leads a session of its own, so that Ctrl-C at a terminal reaches the

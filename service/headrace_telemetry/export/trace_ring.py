@@ -1,5 +1,6 @@
-"""Recent traces in memory, for `headrace trace`: found by request id or trace id, the oldest
-forgotten first.
+"""Recent traces in memory, for `headrace trace`.
+
+Found by request id or trace id, the oldest forgotten first.
 
 Owns the bound in bytes, over spans of requests and of steps together. They are kept as they were
 exported; nothing is encoded twice.
@@ -52,7 +53,7 @@ class TraceRing:
 
     Args:
         limit_bytes: what it may take; 0: it remembers nothing.
-        counts: told how much it takes.
+        counts: gets how much memory it takes.
     """
 
     def __init__(self, limit_bytes: int, counts: ExportCounts) -> None:

@@ -156,7 +156,7 @@ class Aggregates:
     def metrics(self, now_unix_ns: int) -> Iterator[Metric]:
         """All metrics that have a series, with their data points.
 
-        A histogram of nothing has no extremes and is not told.
+        A histogram of nothing has no extremes and is not reported.
         """
         for metric, histograms in self._histograms.items():
             points = [histogram.point(now_unix_ns) for histogram in histograms.values() if not histogram.is_empty()]

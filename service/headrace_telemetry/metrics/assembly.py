@@ -1,5 +1,6 @@
-"""The parts of metrics put together: for the process's main, which knows no other name of this
-room.
+"""The parts of metrics put together.
+
+For the process's main, which knows no other name of this room.
 """
 
 from __future__ import annotations

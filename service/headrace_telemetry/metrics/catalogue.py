@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 
 class Metric(NamedTuple):
-    """What is told of one metric. Units are UCUM's, as OpenTelemetry wants them."""
+    """The description of one metric. Units are UCUM's, as OpenTelemetry wants them."""
 
     name: str
     kind: Literal["histogram", "counter", "gauge"]
@@ -178,7 +178,7 @@ QUEUED_BYTES: Final = Metric(
 )
 RING_BYTES: Final = Metric("headrace.telemetry.ring_bytes", "gauge", "By", "Memory of recent traces.")
 BAD_FRAMES: Final = Metric(
-    "headrace.telemetry.bad_frames", "counter", "{frame}", "Connections that were ended, as what they told is no fact."
+    "headrace.telemetry.bad_frames", "counter", "{frame}", "Connections that were ended, as what they sent is no fact."
 )
 
 # Of money.

@@ -114,7 +114,7 @@ def _exemplars_by_bucket(point: HistogramDataPoint) -> dict[int, Exemplar]:
 
 def _name_and_unit(metric: Metric, kind: str) -> tuple[str, str]:
     name = base_name(metric.name, metric.unit or "", kind)
-    # OpenMetrics demands that a unit that is told ends the name.
+    # OpenMetrics demands that a unit that is reported ends the name.
     return name, next((word for word in ("seconds", "bytes", "ratio") if name.endswith(f"_{word}")), "")
 
 

@@ -2,8 +2,8 @@
 
 Owns two things that processes don't keep: totals that go on over restarts (a backend counts from 0
 in each life; its model's counters don't), and forgetting: figures of who has left, or has said
-nothing for 10 s, are no longer told. That a process was there and is gone is told for a quarter of
-an hour: long enough for an alert, not for ever where it was stopped on purpose.
+nothing for 10 s, are no longer reported. That a process was there and is gone is reported for a
+quarter of an hour: long enough for an alert, not for ever where it was stopped on purpose.
 """
 
 from __future__ import annotations

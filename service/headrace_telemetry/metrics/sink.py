@@ -28,7 +28,7 @@ class MetricSink:
 
     Args:
         config: bounds and prices.
-        meter: of the SDK, for what is seldom told.
+        meter: of the SDK, for what is seldom reported.
         counts: what this process counts of its own work.
         now_ns: a clock that never goes back.
     """

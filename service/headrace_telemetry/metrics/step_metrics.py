@@ -1,8 +1,8 @@
 """Metrics of steps: their time, what was in them, and how much of the device they used.
 
-Owns the counting of steps, each once: a step may be told by its backend and by every service that
-had somebody in it. Records wait until there are enough of them to be worth numpy's overhead, or
-until a tick or a snapshot wants them.
+Owns the counting of steps, each once: a step may be reported by its backend and by every service
+that had somebody in it. Records wait until there are enough of them to be worth numpy's overhead,
+or until a tick or a snapshot wants them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_WAITING: Final = 1024
 _REMEMBERED: Final = 1 << 16
 # Services' word for a step is not needed for so long after the backend's last.
 _BACKEND_SPEAKS_NS: Final = 10_000_000_000
-# Engines that are remembered, a MiB each; those go first of which nothing was told for longest.
+# Engines that are remembered, a MiB each; those go first of which nothing was reported for longest.
 # Each life of a backend is one.
 _MOST_ENGINES: Final = 64
 
@@ -183,8 +183,9 @@ class _Seen:
         self._newest = 0
 
     def new(self, ids: npt.NDArray[np.uint64], settled_at_ns: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-        """Remembers steps; returns the indices of those that were not known, in order of their ids,
-        each id once.
+        """Remembers steps.
+
+        Returns the indices of those that were not known, in order of their ids, each id once.
         """
         _, first = np.unique(ids, return_index=True)
         self._newest = max(self._newest, int(ids[first[-1]])) if len(first) else self._newest

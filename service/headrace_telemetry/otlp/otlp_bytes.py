@@ -1,5 +1,6 @@
-"""OTLP spans as protobuf bytes, packed by hand: a generated class costs 2.5 us per span, which
-300,000 token spans a second can't pay.
+"""OTLP spans as protobuf bytes, packed by hand.
+
+A generated class costs 2.5 us per span, which 300,000 token spans a second can't pay.
 
 Owns the wire form of spans, attributes, links and resources (opentelemetry.proto.trace.v1,
 common.v1). What they say is the business of `generation_spans`, `step_spans` and `token_spans`,
@@ -146,7 +147,7 @@ def link(trace_id: bytes, span_id: bytes, tracestate: str = "") -> bytes:
 
 
 class SpanHead(NamedTuple):
-    """Where a span stands, what it is called, when it was.
+    """A span's place in its trace, its name and its times.
 
     Attributes:
         trace_id: 16 bytes.
@@ -195,8 +196,9 @@ def _name(name: str) -> bytes:
 
 
 def new_span_id() -> bytes:
-    """Eight random bytes, of many that the system was asked for at once: a call of its own takes as
-    long as a small span.
+    """Eight random bytes, of many that the system was asked for at once.
+
+    A call of its own takes as long as a small span.
     """
     if not _drawn:
         drawn = os.urandom(8 * _MOST_REMEMBERED)

@@ -1,5 +1,6 @@
-"""One call to the collector: serialized bytes out, serialized bytes back, and how often it is tried
-again.
+"""One call to the collector.
+
+Serialized bytes out, serialized bytes back, and how often it is tried again.
 
 Owns the gRPC channel, its headers and TLS, and the rule of OTLP on what may be tried again. Knows
 nothing of what the bytes mean; queues and counts are their owners'.

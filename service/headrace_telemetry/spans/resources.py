@@ -38,8 +38,9 @@ class Resources:
         return known
 
     def of_engine(self, book: EngineBook) -> bytes:
-        """The Resource of an engine: its backend's, or, if only services speak of it, what they
-        know.
+        """The Resource of an engine.
+
+        Its backend's, or, if only services speak of it, what they know.
         """
         if book.source is not None:
             book.resource = self.of(book.source)

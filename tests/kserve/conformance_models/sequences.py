@@ -1,5 +1,6 @@
-"""Conformance models that keep state between requests: simple_sequence, simple_dyna_sequence,
-simple_string_dyna_sequence.
+"""Conformance models that keep state between requests.
+
+Simple_sequence, simple_dyna_sequence, simple_string_dyna_sequence.
 
 Owns the sequences that are open. They live in the process that a client's connection reaches; a
 sequence is for one connection.

@@ -111,7 +111,7 @@ async def test_token_ids_alone_come_without_text_and_at_once(running: Running) -
     assert collected.ids[1] == running.ids(ANSWER)
 
 
-async def test_a_failing_wish_ends_alone(running: Running) -> None:
+async def test_a_failing_request_ends_alone(running: Running) -> None:
     call, collected = running.stub.Session(), Collected()
     await call.write(submit(1, spec=Spec(text="hello", sampling={"top_p": 2})))
     await call.write(submit(2, spec=Spec(text="hello", model="other")))

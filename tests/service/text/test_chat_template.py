@@ -1,5 +1,6 @@
-"""The template's helper process: bombs end in a clear error within their bounds, and the next
-conversation works.
+"""The template's helper process.
+
+Bombs end in a clear error within their bounds, and the next conversation works.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ async def test_a_template_may_refuse_a_conversation_in_its_own_words(renderer: C
         await render(renderer, "{{ raise_exception('roles must alternate') }}")
 
 
-async def test_half_of_a_surrogate_pair_in_a_templates_own_words_is_told_escaped(
+async def test_half_of_a_surrogate_pair_in_a_templates_own_words_is_reported_escaped(
     renderer: ChatTemplateRenderer,
 ) -> None:
     with pytest.raises(ServiceError) as refused:

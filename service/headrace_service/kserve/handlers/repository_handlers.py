@@ -43,9 +43,9 @@ class RepositoryHandlers:
         listed = {
             model.name: (_READY if model.ready else _UNAVAILABLE, "") for model in self._models.usable(call.caller)
         }
-        for name, told in self._in_repository().items():
+        for name, reported in self._in_repository().items():
             if call.caller.may_use_model(name):
-                listed[name] = told
+                listed[name] = reported
         response = pb.RepositoryIndexResponse()
         for name, (state, reason) in sorted(listed.items()):
             if state == _READY or not request.ready:
@@ -127,6 +127,6 @@ def _check_unload_parameters(parameters: Mapping[str, pb.ModelRepositoryParamete
 
 def _meant(error: ServiceError, what: str) -> ServiceError:
     """Returns the supervisor's refusal in the words that clients look for."""
-    told = ServiceError(error.code, what + error.message)
-    told.details = error.details
-    return told
+    reported = ServiceError(error.code, what + error.message)
+    reported.details = error.details
+    return reported

@@ -1,5 +1,6 @@
-"""The RPCs about shared memory: the system's, in `shared_memory`, and CUDA's, which this server
-does not have.
+"""The RPCs about shared memory.
+
+The system's, in `shared_memory`, and CUDA's, which this server does not have.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ class SharedMemoryHandlers:
     async def cuda_unregister(
         self, request: pb.CudaSharedMemoryUnregisterRequest, call: Call
     ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """Does nothing, as there is nothing to forget; programs call it before they begin with
-        system shared memory.
+        """Does nothing, as there is nothing to forget.
+
+        Programs call it before they begin with system shared memory.
         """
         self._regions.check_enabled()
         return pb.CudaSharedMemoryUnregisterResponse()

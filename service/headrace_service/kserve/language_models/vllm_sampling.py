@@ -79,8 +79,9 @@ def _integer(field: str, value: Any) -> int:
 
 
 def _key(field: str, key: str) -> int:
-    """Returns the number that a key of an object is; "05" and "+5" are refused, which would be the
-    same as "5".
+    """Returns the number that a key of an object is.
+
+    "05" and "+5" are refused, which would be the same as "5".
     """
     if not _KEY.fullmatch(key):
         raise errors.invalid_field(field, "must be an integer, without leading zeros, spaces and plus sign")

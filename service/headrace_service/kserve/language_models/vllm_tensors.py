@@ -115,8 +115,9 @@ def _sampling(request: InferRequest) -> dict[str, Any]:
 
 
 def _logprobs(piece: Piece, token_text: Callable[[int], str]) -> str:
-    """Returns the log probabilities of the new tokens as vLLM writes them: per token an object by
-    token id.
+    """Returns the log probabilities of the new tokens as vLLM writes them.
+
+    Per token an object by token id.
     """
     columns = []
     for token, entry in zip(piece.token_ids, piece.logprobs, strict=True):

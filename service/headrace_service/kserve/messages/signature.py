@@ -1,7 +1,7 @@
 """What a model takes and gives: its tensors, and how requests and responses relate.
 
 Owns the plain data that requests are checked against (`tensors`) and that ModelConfig and
-ModelMetadata tell of (`model_config`).
+ModelMetadata report (`model_config`).
 """
 
 from __future__ import annotations
