@@ -61,7 +61,7 @@ class AttachSnapshot:
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class RequestRow:
-    """One line of a listing."""
+    """One request in a listing, as plain data."""
 
     # Newer requests have larger ones; pages go backwards.
     sequence_number: int
@@ -85,7 +85,7 @@ class RequestPage(NamedTuple):
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class LoadSnapshot:
-    """How busy the engine is."""
+    """The engine's load at one moment: queue, rows, blocks and counters."""
 
     running_sequences: int
     waiting_requests: int

@@ -305,7 +305,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Some request has not ended."""
+        """Whether some request has not ended."""
         return self._table.num_active > 0
 
     @property
@@ -387,12 +387,12 @@ class Engine:
         self._quotas.expire(now_ns)
 
     def next_deadline_ns(self) -> int | None:
-        """When `expire` has something to do next; None: nothing in sight."""
+        """The time at which `expire` has something to do next; None if there is none."""
         times_ns = (self._deadlines.next_ns(), self._table.next_expiry_ns(), self._quotas.next_expiry_ns())
         return min((time_ns for time_ns in times_ns if time_ns is not None), default=None)
 
     def drain(self) -> None:
-        """Takes no new requests from now on; those there are go on."""
+        """Takes no new requests from now on; requests that exist go on."""
         self._admission.draining = True
 
     # What can be seen.
@@ -406,7 +406,7 @@ class Engine:
         return self._table.active()
 
     def load(self) -> LoadSnapshot:
-        """How busy the engine is. Without a worker there are no blocks."""
+        """Returns the engine's load; without a worker there are no blocks."""
         return self._meter.snapshot(self._scheduler, self._admission, self._table.num_active, self._clock())
 
     def check_integrity(self) -> None:

@@ -56,7 +56,7 @@ class LogprobColumns:
     top_logprobs: array[float] = dataclasses.field(default_factory=f32)
 
     def __len__(self) -> int:
-        """Tokens."""
+        """Number of tokens in the columns."""
         return len(self.sampled)
 
     @property
@@ -67,7 +67,7 @@ class LogprobColumns:
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class Started:
-    """The request's first step was planned."""
+    """Says that the request's first step was planned."""
 
     cached_tokens: int
 
@@ -90,7 +90,7 @@ class PromptLogprobs:
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class Resumed:
-    """Computing goes on after a worker was replaced."""
+    """Says that computing goes on after a worker was replaced."""
 
     pause_ns: int
 

@@ -18,7 +18,7 @@ from headrace_backend.step.plan import StepResult
 
 
 class LoadMeter:
-    """Reads settled steps."""
+    """Measures the engine's load by settled steps."""
 
     __slots__ = (
         "_device_free_ns",
@@ -65,7 +65,7 @@ class LoadMeter:
         return duration_ns / 1e3
 
     def snapshot(self, scheduler: Scheduler, admission: Admission, num_active: int, now_ns: int) -> LoadSnapshot:
-        """How busy the engine is. Without a worker there are no blocks."""
+        """Returns the engine's load; without a worker there are no blocks."""
         kv = scheduler.kv
         pool = kv.pool if kv is not None else None
         num_blocks, num_used = (pool.num_blocks, pool.num_used) if pool is not None else (0, 0)

@@ -22,7 +22,7 @@ from headrace_backend.engine.requests.subscriptions import Subscriptions, read_o
 
 @dataclasses.dataclass(slots=True)
 class Readers:
-    """Everything that must hear of a reader."""
+    """Attaches and detaches readers, and informs everything that must hear of them."""
 
     table: RequestTable
     subscriptions: Subscriptions
@@ -82,7 +82,7 @@ class Readers:
             self.endings.end_all(request, EndReason.CANCELLED, now_ns)
 
     def stream_lost(self, stream_id: int, now_ns: int) -> None:
-        """A service is gone, and all its readers with it."""
+        """Ends all subscriptions of a service that is gone."""
         for subscriber in self.subscriptions.handles(stream_id):
             self.leave(subscriber, now_ns, given_up=False)
         self.subscriptions.forget_stream(stream_id)

@@ -64,7 +64,7 @@ class _Waiting:
         self.preempted = _u32()
 
     def add(self, record: bytes, members: bytes, step: InFlightStep) -> None:
-        """One more step."""
+        """Adds one step."""
         self.records.append(record)
         self.member_counts.append(len(members) // 4)
         self.members.append(members)
@@ -137,7 +137,7 @@ class StepLog:
         self._late_work = 0
 
     def reader(self) -> StepReader:
-        """For a service that asks for records from now on."""
+        """Makes a reader for a service that asks for records from now on."""
         self.keeps_records = True
         return StepReader(self)
 
@@ -146,7 +146,7 @@ class StepLog:
         self._late_work = 0
 
     def note_plan(self, step: InFlightStep, scheduler: Scheduler, num_waiting: int, isolated: bool) -> None:
-        """A step was planned: what is to be seen at this moment."""
+        """Notes what is to be seen at the moment when a step is planned."""
         kv = scheduler.kv
         assert kv is not None, "a step was planned"
         step.num_blocks, step.free_blocks = kv.pool.num_blocks, kv.pool.num_available

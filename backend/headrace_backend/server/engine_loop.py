@@ -63,7 +63,7 @@ class EngineLoop:
         self.failed: asyncio.Future[None] = self._loop.create_future()
 
     def start(self, deliver: Deliver) -> None:
-        """Begins: outboxes go to `deliver` from now on."""
+        """Starts to drive the engine; outboxes go to `deliver` from now on."""
         self._deliver = deliver
         self._tick()
 
@@ -177,7 +177,7 @@ class EngineLoop:
             self._deliver(outboxes)
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Runs `act`, then plans and delivers. An exception is the end."""
+        """Runs `act`, then plans and delivers; an exception ends the process."""
         if self._deliver is None or self.failed.done():
             return
         try:

@@ -22,7 +22,7 @@ class HealthState(NamedTuple):
 
 
 class Health:
-    """The state now, and who wants to hear of a change. Draining is final."""
+    """The engine's state, and its listeners; draining is final."""
 
     def __init__(self) -> None:
         self._state = HealthState(False, "loading")
@@ -39,11 +39,11 @@ class Health:
         self._listeners.append(listener)
 
     def set_serving(self) -> None:
-        """Steps are computed, or would be."""
+        """Sets the state to serving: steps are computed, or would be."""
         self._set(HealthState(True, "serving"))
 
     def set_not_serving(self, reason: str) -> None:
-        """No steps for now."""
+        """Sets the state to not serving: no steps are computed for now."""
         self._set(HealthState(False, reason))
 
     def drain(self) -> None:

@@ -86,7 +86,7 @@ class ModelFacts:
         )
 
     def cost(self, ready: WorkerReady) -> ModelCost:
-        """What its steps compute and read, all ranks together."""
+        """What the model's steps compute and read, all ranks together."""
         model, report = self._folder.config, ready.quantization or QuantizationReport()
         # What was not quantized has no bits of its own.
         layer_bits, head_bits = report.bits_per_weight or None, report.head_bits_per_weight or None

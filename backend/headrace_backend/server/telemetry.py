@@ -63,7 +63,7 @@ def open_feed(address: str, model_name: str, replica: int, steps: StepLog) -> Fe
 
 
 class Teller:
-    """Tells a feed what happens. Everything in the event loop's thread."""
+    """Reports to a feed what happens; everything runs in the event loop's thread."""
 
     def __init__(self, feed: Feed, engine: Engine, model: ModelFacts) -> None:
         """Starts with nothing reported.
@@ -86,7 +86,7 @@ class Teller:
         feed.on_connect = self._tell_active
 
     def start(self) -> None:
-        """Connects, and tells from now on."""
+        """Connects, and reports from now on."""
         self._feed.start()
         loop = asyncio.get_running_loop()
         self._tasks = [
@@ -96,7 +96,7 @@ class Teller:
         ]
 
     async def stop(self) -> None:
-        """Tells what is left, within a second."""
+        """Reports what is left, within a second."""
         for task in self._tasks:
             task.cancel()
         self.flush()
@@ -104,7 +104,7 @@ class Teller:
         await self._feed.stop()
 
     def ready(self, ready: WorkerReady) -> None:
-        """Workers take steps, the first ones or others in their place."""
+        """Reports the engine when workers take steps, the first ones or others in their place."""
         self._num_ready += 1
         cost = self._model.cost(ready)
         self._feed.greet(
@@ -123,15 +123,15 @@ class Teller:
         )
 
     def began(self, number: int, request_id: str, span: facts.SpanContext | None) -> None:
-        """The engine took a request."""
+        """Reports that the engine took a request."""
         self._feed.tell(facts.RequestBegan(self._engine.steps.engine, number, request_id, span))
 
     def refused(self, reason: RefusalReason) -> None:
-        """A request was refused."""
+        """Counts a request that was refused."""
         self._refusals[reason.value] += 1
 
     def flush(self) -> None:
-        """Tells the steps settled and the generations ended since the last call."""
+        """Reports the steps settled and the generations ended since the last call."""
         steps = self._engine.steps.take_steps()
         if steps is not None:
             self._feed.tell(steps)
@@ -156,7 +156,7 @@ class Teller:
                 failing = True
 
     def _tell_active(self) -> None:
-        """A telemetry process that is new knows no request."""
+        """Reports active requests to a telemetry process that is new and knows none."""
         for request in self._engine.active_requests():
             self.began(request.sequence_number, request.spec.request_id, request.spec.span)
 

@@ -72,7 +72,7 @@ class BlockPool:
         return block
 
     def hold(self, block: int) -> bool:
-        """One more holder of a block that is used or cached. Returns whether it is the first."""
+        """Adds a holder to a block that is used or cached; returns whether it is the first."""
         self.ref_counts[block] += 1
         if self.ref_counts[block] > 1:
             return False

@@ -41,7 +41,7 @@ Prefix = list[list[int]]
 
 
 class KVCacheManager:
-    """Blocks of `block_size` tokens for sequences."""
+    """Manages blocks of `block_size` tokens for sequences."""
 
     __slots__ = (
         "_enable_prefix_cache",
@@ -82,7 +82,7 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def no_prefix(self) -> Prefix:
-        """What a sequence begins with that takes up nothing."""
+        """Returns the prefix of a sequence that reuses no blocks: an empty table for each group."""
         return [[] for _ in self._groups]
 
     def find_prefix(self, sequence: Sequence) -> Prefix:
@@ -173,7 +173,7 @@ class KVCacheManager:
         return [self._copy(sequence, group, index) for group in shared]
 
     def end_step(self) -> None:
-        """The step's plan is complete: sources of its copies may be given away by later ones."""
+        """Ends the planning of a step: later steps may give away the sources of its copies."""
         if self._held_sources:
             for source in self._held_sources.elements():
                 self._source_accounts[source].num_blocks -= self.pool.release((source,))
@@ -311,5 +311,5 @@ class KVCacheManager:
 
 
 def _group_key(key: bytes, group: int) -> bytes:
-    """Under what a group's block of a prefix is found: the first group's under the prefix's key."""
+    """Returns the key of a group's block of a prefix; the first group uses the prefix's key."""
     return key + bytes((group,)) if group else key

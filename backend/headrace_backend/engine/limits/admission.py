@@ -25,7 +25,7 @@ _MAX_RETRY_NS = 30 * _NS_PER_S
 
 
 class Admission:
-    """The queue's bounds."""
+    """Holds the queue's bounds, and refuses requests that exceed them."""
 
     def __init__(self, config: EngineConfig, rates: Rates, max_model_len: int) -> None:
         """Nothing waits."""
@@ -55,12 +55,12 @@ class Admission:
             self.max_admission_bytes = plan_bytes - self._column_bytes
 
     def entered(self, request: EngineRequest, account: TenantAccount) -> None:
-        """A request began to wait."""
+        """Counts a request that began to wait."""
         self._count(request, account, 1)
         self._prompt_logprob_bytes += request.prompt_logprob_bytes
 
     def left(self, request: EngineRequest, account: TenantAccount) -> None:
-        """A request started, or ended before it could."""
+        """Uncounts a request that started, or ended before it could."""
         self._count(request, account, -1)
 
     def ended(self, request: EngineRequest) -> None:

@@ -71,7 +71,7 @@ class Quotas:
     # Limits.
 
     def set_num_blocks(self, num_blocks: int) -> None:
-        """A worker has a cache of so many blocks, of which shares are taken."""
+        """Sets the number of blocks that shares are taken of."""
         self._num_blocks = num_blocks
         for account in self._accounts.values():
             account.max_blocks = self._max_blocks(account.limits)
@@ -151,12 +151,12 @@ class Quotas:
         _refuse(_stream_waits(account))
 
     def reader_came(self, account: TenantAccount, num_readers: int) -> None:
-        """An active request has one reader more, `num_readers` now."""
+        """Counts a new reader of an active request, which has `num_readers` now."""
         if num_readers > 1:
             account.num_streams += 1
 
     def reader_left(self, account: TenantAccount, num_readers: int) -> None:
-        """An active request has one reader fewer, `num_readers` now."""
+        """Uncounts a reader of an active request, which has `num_readers` now."""
         if num_readers:
             account.num_streams -= 1
 
@@ -180,7 +180,7 @@ class Quotas:
     # Time.
 
     def next_expiry_ns(self) -> int | None:
-        """When the next idle account has nothing left to remember."""
+        """The time at which the next idle account has nothing left to remember."""
         return next(iter(self._idle.values())) + MINUTE_NS if self._idle else None
 
     def expire(self, now_ns: int) -> None:

@@ -120,10 +120,10 @@ class _Violations:
         self.found: list[Violation] = []
 
     def add(self, field: str, rule: str) -> None:
-        """A rule is broken."""
+        """Adds a broken rule."""
         self.found.append(Violation(field, rule))
 
     def require(self, holds: bool, field: str, rule: str) -> None:
-        """A rule that must hold."""
+        """Adds the rule as broken unless it holds."""
         if not holds:
             self.add(field, rule)

@@ -44,7 +44,7 @@ class EndLog(Protocol):
 
 @dataclasses.dataclass(slots=True)
 class Endings:
-    """Everything that must hear of an end."""
+    """Ends outputs and requests, and informs everything that must hear of it."""
 
     rows: Rows
     table: RequestTable

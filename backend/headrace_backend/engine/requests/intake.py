@@ -26,7 +26,7 @@ from headrace_backend.engine.requests.token_log import OutputLog
 
 
 class Intake:
-    """Makes live requests."""
+    """Makes live requests of accepted ones."""
 
     def __init__(
         self,

@@ -151,7 +151,7 @@ class Sequence:
 
     @property
     def completing(self) -> bool:
-        """All its tokens are planned; only their reading is missing."""
+        """Whether all tokens of the sequence are planned; some may not be read yet."""
         return self.num_tokens >= self.max_tokens_total
 
     def token_bytes(self, start: int, end: int) -> bytes:
@@ -214,7 +214,7 @@ class LiveRequest:
 
     @property
     def active(self) -> bool:
-        """Some output has not ended."""
+        """Whether some output has not ended."""
         return self.num_active > 0
 
     @property
@@ -226,7 +226,7 @@ class LiveRequest:
 
     @property
     def claim(self) -> Claim:
-        """What it takes of its tenant's limits while it is active."""
+        """What the request takes of its tenant's limits while it is active."""
         return Claim(self.account, self.token_charge, len(self.readers), self.num_rows)
 
     @property
@@ -246,7 +246,7 @@ class LiveRequest:
             stream.outbox.events.append((handle, event))
 
     def took_row(self, now_ns: int) -> None:
-        """One of its sequences is about to be computed."""
+        """Notes that one of the request's sequences is about to be computed."""
         self.num_rows += 1
         self.ledger.computing(now_ns)
 

@@ -55,13 +55,13 @@ class Subscriptions:
         return [Subscriber(stream_id, handle) for handle in self._requests.get(stream_id, {})]
 
     def forget_stream(self, stream_id: int) -> None:
-        """A stream without subscriptions is gone; what it was not sent is dropped."""
+        """Drops a stream without subscriptions and what it was not sent."""
         remaining = self._requests.pop(stream_id, {})
         assert not remaining, "subscriptions end before their stream is forgotten"
         self._outboxes.forget(stream_id)
 
     def end_request(self, request: LiveRequest) -> None:
-        """The request's last event was sent: its subscriptions end with it."""
+        """Ends the subscriptions of a request whose last event was sent."""
         for stream, handle in request.readers:
             del self._requests[stream.stream_id][handle]
         request.readers.clear()

@@ -74,12 +74,12 @@ class InFlightStep:
 
 
 def _column(values: Iterable[int]) -> Int32Column:
-    """An `array` of ints is filled twice as fast as a numpy one."""
+    """Makes a numpy column of an `array`, which is filled twice as fast as a numpy one."""
     return np.frombuffer(array("i", values), np.int32)
 
 
 class PlanBuilder:
-    """One step's columns."""
+    """Builds the columns of one step's plan."""
 
     __slots__ = (
         "_admission_bytes_left",
@@ -192,7 +192,7 @@ class PlanBuilder:
         sequence.planned_in = self.step_id
 
     def close_decodes(self) -> None:
-        """No further decodes come."""
+        """Ends the decodes: entries that follow are of other kinds."""
         self._decode_starts = [sequence.num_computed - 1 for sequence in self._decodes]
         self.load.num_decodes = len(self._decodes)
         self.load.context_tokens = sum(self._decode_starts) + len(self._decodes)
@@ -362,7 +362,7 @@ class PlanBuilder:
 
 
 def _history(sequence: Sequence) -> bytes:
-    """The output known so far, where sampling depends on it."""
+    """The output known so far, for sequences whose sampling depends on it."""
     return sequence.tokens.tobytes() if sequence.request.spec.asked.sampling.needs_history else b""
 
 

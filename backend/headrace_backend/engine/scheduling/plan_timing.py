@@ -43,7 +43,7 @@ _LONGEST_HOLD_NS: Final = 1_000_000_000
 
 
 class RecentLimit:
-    """What all but one of the last samples stay within."""
+    """A limit that all but one of the last samples stay within."""
 
     __slots__ = ("_in_order", "_in_time")
 
@@ -75,7 +75,7 @@ class RecentLimit:
         return len(self._in_order) * _EXCEEDED // _REMEMBERED
 
     def add(self, sample: float) -> None:
-        """The oldest sample gives way."""
+        """Adds a sample; the oldest gives way."""
         if len(self._in_time) == _REMEMBERED:
             del self._in_order[bisect.bisect_left(self._in_order, self._in_time.popleft())]
         self._in_time.append(sample)
@@ -142,7 +142,7 @@ class PlanTiming:
 
     @property
     def due_ns(self) -> int | None:
-        """Until when the next plan is held back; None: it is not."""
+        """The time until which the next plan is held back; None if it is not."""
         return self._due_ns
 
     def may_plan(self, now_ns: int, worthwhile: bool) -> bool:
@@ -166,7 +166,7 @@ class PlanTiming:
         return True
 
     def planned(self, predicted_us: float, mixed: bool, replayed: bool = True) -> None:
-        """The step for which `may_plan` was asked goes to the worker.
+        """Notes that the step for which `may_plan` was asked goes to the worker.
 
         Args:
             predicted_us: How long it is predicted to take.
@@ -211,7 +211,7 @@ class PlanTiming:
         step.expected_end_ns = max(step.asked_at_ns + self._lead.least, self._device_free_ns) + step.duration_ns
 
     def _choose_due_ns(self, now_ns: int) -> int | None:
-        """When to plan the step after the one in flight; None: now."""
+        """Chooses when to plan the step after the one in flight; None means now."""
         step = self._in_flight[-1]
         error = self._errors[step.mixed]
         if not self._holds or step.expected_end_ns is None or not (self._lead.known and error.known):

@@ -162,7 +162,7 @@ class Scheduler:
             self.waiting.push(sequence)
 
     def try_nobody(self) -> None:
-        """Everybody may be computed again."""
+        """Ends trials: every sequence may be computed again."""
         if self.held is not None:
             for sequence in self.held.take():
                 sequence.held = False
@@ -252,7 +252,7 @@ class Scheduler:
         assert keys == sorted(keys), "running sequences are ordered by urgency"
 
     def _schedule_decodes(self, builder: PlanBuilder, now_ns: int) -> list[Sequence]:
-        """One token for each that has one to decode. Returns the sequences that catch up."""
+        """Schedules one token for each decode; returns the sequences that catch up."""
         catching_up: list[Sequence] = []
         # Preemption removes only less urgent sequences, which come later in the list.
         for sequence in self.running:
@@ -299,7 +299,7 @@ class Scheduler:
         return long
 
     def _schedule_catching_up(self, sequences: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
-        """Chunks for those that have more than one token to compute."""
+        """Schedules chunks for sequences that have more than one token to compute."""
         for sequence in sequences:
             # It may have been preempted for one before it.
             if sequence.row == NO_ROW:

@@ -97,7 +97,7 @@ class StepLoad:
     num_draft_tokens: int = 0
 
     def add_chunk(self, start: int, count: int) -> None:
-        """Tokens [start, start + count) of a prompt."""
+        """Adds tokens [start, start + count) of a prompt."""
         self.num_prefill_tokens += count
         self.attention_pairs += count * (start + 0.5 * count)
 
@@ -181,7 +181,7 @@ class StepTimeModel:
         return tuple(self._coefficients)
 
     def observe(self, load: StepLoad, duration_us: float) -> None:
-        """A step has taken so long. Durations that can't be are passed over."""
+        """Learns that a step took so long; durations that can't be are passed over."""
         if duration_us < _LEAST_STEP_US:
             return
         features = self._features(load)
@@ -194,7 +194,7 @@ class StepTimeModel:
             self._fit()
 
     def predict_us(self, load: StepLoad) -> float:
-        """How long such a step will take."""
+        """Predicts how long such a step will take, in microseconds."""
         return _dot(self._coefficients, self._features(load))
 
     def replays(self, load: StepLoad) -> bool:

@@ -135,13 +135,13 @@ class TokenBudget:
         self._stretched = False
 
     def set_limits(self, limits: StepLimits, on_gpu: bool) -> None:
-        """Steps are for such a device from now on."""
+        """Sets the limits of steps for a device from now on."""
         default_us = _GPU_STEP_US if on_gpu else min(_CPU_STEP_US, 1e6 * _WATCHDOG_SHARE * limits.watchdog_s)
         self.target_us = 1e3 * limits.target_ms or default_us
         self._longest_us = None if on_gpu else max(self.target_us, default_us)
 
     def note_step(self, load: StepLoad, duration_us: float) -> None:
-        """A step has taken so long."""
+        """Notes how long a step took."""
         if self._longest_us is None or not load.num_prefill_tokens:
             return
         if duration_us > self._longest_us:
@@ -214,7 +214,7 @@ class TokenBudget:
             self._reserved_us = max(0.0, share * left_us)
 
     def unreserve(self) -> None:
-        """Whatever is left is for the next chunks."""
+        """Gives whatever is left to the next chunks."""
         self._reserved_us, self._reserved_tokens = 0.0, 0
 
     @property
@@ -249,12 +249,12 @@ class TokenBudget:
         return self._model.fitting_tokens(load, start, most_us) >= num_left
 
     def _least_chunk(self, start: int) -> int:
-        """For a prompt whose next token is at position `start`."""
+        """Length of the shortest chunk of a prompt whose next token is at position `start`."""
         growth = min(max(0.0, start / _DEEP_CONTEXT_TOKENS - 1), 1.0)
         return int(_LEAST_CHUNK_TOKENS + growth * (_LEAST_DEEP_CHUNK_TOKENS - _LEAST_CHUNK_TOKENS))
 
     def _filling(self, count: int) -> int:
-        """At least `count` tokens, and as many more as the step is padded with."""
+        """Rounds `count` tokens up to those that the step is padded with."""
         return self._model.padded(self._load.num_tokens + count) - self._load.num_tokens
 
     def _choose_limit_us(self, backlog_tokens: int) -> float:

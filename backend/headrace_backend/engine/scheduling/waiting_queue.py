@@ -69,7 +69,7 @@ class _Line:
 
 
 class WaitingQueue:
-    """Lines of tenants."""
+    """The lines of all tenants, sorted by the urgency of their fronts."""
 
     __slots__ = ("_lines", "_num_live", "_order", "num_counted_tokens")
 
@@ -126,7 +126,7 @@ class WaitingQueue:
         self.num_counted_tokens -= line.num_counted_tokens
 
     def unpark(self, account: TenantAccount) -> None:
-        """The tenant may be able to take more blocks than before."""
+        """Tries a tenant again that may be able to take more blocks than before."""
         line = self._lines.get(account)
         if line is not None and line.parked:
             self._place(line)
@@ -149,7 +149,7 @@ class WaitingQueue:
         return [sequence for sequence in live if requests is None or sequence.request in requests]
 
     def note_ended(self, sequence: Sequence) -> None:
-        """A sequence in the queue ended: it is dead weight from now on."""
+        """Notes that a sequence in the queue ended: it is dead weight from now on."""
         line = self._lines[sequence.request.account]
         self._num_live -= 1
         self._count_tokens(line, -sequence.num_counted_tokens)

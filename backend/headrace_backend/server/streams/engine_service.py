@@ -112,7 +112,7 @@ class EngineService:
         health.listen(self.send_state)
 
     def handler(self) -> grpc.GenericRpcHandler[engine_pb2.ToEngine, engine_pb2.FromEngine]:
-        """What a grpc.aio server registers."""
+        """Returns what a grpc.aio server registers."""
         connect = grpc.stream_stream_rpc_method_handler(
             self.connect,
             request_deserializer=_deserialize,
@@ -147,13 +147,13 @@ class EngineService:
 
     @property
     def num_streams(self) -> int:
-        """Services connected."""
+        """Number of services that are connected."""
         return len(self._streams)
 
     # --- one stream
 
     async def connect(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """The RPC. Whatever happens, the peer gets one status and nothing of our insides."""
+        """Runs the RPC; its peer gets one status and nothing of our insides."""
         try:
             await self._serve(context)
         except StreamEnded as reason:

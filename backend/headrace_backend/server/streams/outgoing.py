@@ -177,7 +177,7 @@ def write_outbox(outbox: Outbox, now_ns: int, step_records: bytes = b"") -> engi
 
 
 def write_logprobs(columns: LogprobColumns) -> engine_pb2.LogprobColumns:
-    """Columns as packed bytes."""
+    """Writes columns as packed bytes."""
     return engine_pb2.LogprobColumns(
         sampled=columns.sampled.tobytes(),
         ranks=columns.ranks.tobytes(),
@@ -211,7 +211,7 @@ def write_prompt_logprobs(part: PromptLogprobs) -> engine_pb2.PromptLogprobColum
 
 
 def write_end(end: OutputEnd) -> engine_pb2.OutputEnd:
-    """How one output ended."""
+    """Writes how one output ended."""
     return engine_pb2.OutputEnd(
         output_index=end.output_index,
         reason=_END_REASONS[end.reason],
