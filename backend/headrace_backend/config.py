@@ -36,7 +36,7 @@ class _Frozen(pydantic.BaseModel):
 
 
 def _with_commas(sizes: Any) -> Any:
-    """Numbers as a TOML list has them, as text."""
+    """Writes numbers as a TOML list has them."""
     return ",".join(map(str, sizes)) if isinstance(sizes, (list, tuple)) else sizes
 
 
@@ -251,12 +251,12 @@ class EngineConfig(_Frozen):
         return mixed_graph_sizes(self.max_num_batched_tokens) if self.captured_batch_sizes() else ()
 
     def long_graph_sizes(self) -> tuple[int, ...]:
-        """Tokens of longer ones, to capture where the worker finds that it pays."""
+        """Tokens of longer mixed steps, to capture where the worker finds that it pays."""
         return long_graph_sizes(self.max_num_batched_tokens) if self.captured_batch_sizes() else ()
 
 
 class BackendConfig(_Frozen):
-    """The backend process: its engine and its socket."""
+    """The settings of the backend process: its engine and its socket."""
 
     engine: EngineConfig
     listen: Annotated[str, Field(description="unix:PATH (in a folder of mode 0700) or HOST:PORT")]

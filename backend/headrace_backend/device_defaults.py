@@ -75,7 +75,7 @@ def long_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
 
 
 def checked_graph_sizes(sizes: str, max_num_seqs: int) -> tuple[int, ...]:
-    """The batch sizes that a setting means: none for "off".
+    """Reads the batch sizes that a setting means; "off" means none.
 
     Args:
         sizes: "auto", "off", or numbers with commas between.

@@ -14,11 +14,11 @@ NF4_INPUTS = 64
 
 
 def unsuitable_quantization(config: EngineConfig, model: ModelConfig, gguf_file: str | None = None) -> str | None:
-    """Why the model can't be quantized as configured, with a value that works; None if it can.
+    """Explains why the model can't be quantized as configured; None if it can.
 
     Args:
-        config: The engine's.
-        model: Sizes of its layers.
+        config: The engine's configuration.
+        model: The model whose layers are to be quantized.
         gguf_file: The file whose weights have their own bits; None for a folder.
     """
     if config.quantize != "off" and model.quantized_by is not None:
@@ -64,7 +64,7 @@ def unsuitable_head(config: EngineConfig, folder: ModelFolder) -> str | None:
     The message names a value that works. Other layers may be quantized in the folder already.
 
     Args:
-        config: The engine's.
+        config: The engine's configuration.
         folder: The model, with its tensors where they are to be read.
     """
     asked, works = f"quantize_head is {config.quantize_head}", "quantize_head off works"

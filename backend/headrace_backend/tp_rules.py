@@ -22,7 +22,7 @@ def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
     The message names the numbers of ranks that work.
 
     Args:
-        config: The engine's.
+        config: The engine's configuration.
         model: Its sizes, and what another tool made of its weights.
     """
     group = _group(config)
@@ -72,7 +72,7 @@ def _layer_part(layer: Layer, world_size: int) -> Layer:
 
 
 class _Group(NamedTuple):
-    """Inputs that share a scale, and so must lie on one rank."""
+    """A group of inputs that share a scale, and so must lie on one rank."""
 
     size: int
     name: str
@@ -99,7 +99,7 @@ def _reason(world_size: int, group: _Group, model: ModelConfig) -> str | None:
 
 
 def _dealt_out(model: ModelDescription) -> Iterator[tuple[str, int]]:
-    """Sizes of which each rank gets an equal part, by config.json's names."""
+    """Sizes that are split evenly over the ranks, by config.json's names."""
     for layer in model.layers:
         yield "num_attention_heads", layer.attention.num_heads
         yield "intermediate_size", layer.mlp.inner
@@ -135,7 +135,7 @@ def _straddling(world_size: int, group: _Group, model: ModelConfig) -> str | Non
 
 
 def _working(config: EngineConfig, group: _Group, model: ModelConfig) -> str:
-    """What can be set instead."""
+    """Describes what can be set instead."""
     sizes = [size for size in range(1, MAX_TP + 1) if _reason(size, group, model) is None]
     works = f"tp {', '.join(map(str, sizes))} {'work' if len(sizes) > 1 else 'works'}" if sizes else ""
     groups = [

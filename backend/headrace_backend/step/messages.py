@@ -14,7 +14,7 @@ import msgspec
 
 
 class RecordKind(enum.IntEnum):
-    """First byte of a ring record."""
+    """The first byte of a ring record, which says what the record is."""
 
     STEP_PLAN = 1  # engine -> worker, StepPlan bytes
     SHUTDOWN = 2  # engine -> worker, empty: finish what was planned, then exit 0
@@ -77,7 +77,7 @@ class QuantizationReport(msgspec.Struct, tag="quantization", frozen=True):
 
 
 class LoadProgress(msgspec.Struct, tag="load_progress", frozen=True):
-    """How far a start-up phase is. Also a sign of life for the watchdog."""
+    """How far a start-up phase is; it is also a sign of life for the watchdog."""
 
     phase: str
     done: int
@@ -155,7 +155,7 @@ _decoder = msgspec.msgpack.Decoder(WorkerMessage)
 
 
 def encode_message(message: WorkerMessage) -> bytes:
-    """Bytes of one message, tag included."""
+    """Returns the bytes of one message, tag included."""
     return _encoder.encode(message)
 
 

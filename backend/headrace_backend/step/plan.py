@@ -84,7 +84,7 @@ _admissions_decoder = msgspec.msgpack.Decoder(list[_PackedAdmission])
 
 
 def _packed(admission: RowAdmission, before: RowAdmission | None) -> _PackedAdmission:
-    """An admission as it crosses, by the one before it in the plan."""
+    """Packs an admission as it crosses, by the one before it in the plan."""
     if before is None or admission.sampling.seed != before.sampling.seed:
         return admission
     sibling = SiblingAdmission(admission.row, admission.output_index, admission.output_ids)
@@ -250,7 +250,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the forward pass computes."""
+        """Number of tokens that the forward pass computes."""
         return int(self.forward.counts.sum())
 
     def encode(self) -> bytes:

@@ -66,7 +66,7 @@ def max_plan_bytes(config: EngineConfig, max_model_len: int) -> int:
     It has all columns, and admissions of every row with a whole history, or as many as fit 24 MiB.
 
     Args:
-        config: The engine's.
+        config: The engine's configuration.
         max_model_len: Longest sequence in tokens.
     """
     per_row = _INT * max_model_len + table_bytes(max_model_len // config.block_size) + _USUAL_ADMISSION_BYTES

@@ -29,14 +29,14 @@ class RankMark(NamedTuple):
 
 
 def create_board(world_size: int) -> int:
-    """An empty board's descriptor, close-on-exec: hand it on with subprocess's `pass_fds`."""
+    """Makes an empty board's descriptor, close-on-exec: hand it on with `pass_fds`."""
     descriptor = os.memfd_create("headrace-ranks", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, world_size * _LINE_BYTES)
     return descriptor
 
 
 class RankBoard:
-    """The mapping. A rank writes its own line only."""
+    """The mapping of all ranks' lines; a rank writes its own line only."""
 
     def __init__(self, descriptor: int, world_size: int) -> None:
         """Maps it; the descriptor may be closed."""

@@ -300,7 +300,7 @@ class RingReader:
         """The next record as (kind, payload), or None, which also clears the data event.
 
         Raises:
-            RingCorrupt: See there.
+            RingCorrupt: A record's length can't be right.
         """
         record = self._take()
         if record is None:
@@ -320,7 +320,7 @@ class RingReader:
                 (tens of microseconds), costs a core.
 
         Raises:
-            RingCorrupt: See there.
+            RingCorrupt: A record's length can't be right.
         """
         record = self._take()
         if record is not None:

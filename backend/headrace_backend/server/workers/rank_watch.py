@@ -15,7 +15,7 @@ from headrace_backend.step.rank_board import RankBoard, RankMark
 
 
 class RankWatch:
-    """The board of one life."""
+    """Reads the board of one life of the workers, and finds ranks that are late."""
 
     def __init__(self, world_size: int) -> None:
         """Nothing is shared with ranks yet."""
@@ -72,5 +72,5 @@ def behind(marks: Sequence[RankMark]) -> list[int]:
 
 
 def state(worker: WorkerProcess) -> str:
-    """A worker's process in words."""
+    """Describes the state of a worker's process in words."""
     return f"process {worker.pid}, {'stopped' if worker.is_stopped else 'running'}"

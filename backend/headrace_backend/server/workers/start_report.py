@@ -35,7 +35,7 @@ _SIZES = {
 
 
 class StartReport:
-    """Takes what one worker tells while it starts."""
+    """Shows what one worker reports while it starts."""
 
     def __init__(self, rank: int, shows_bars: bool) -> None:
         """An empty report.

@@ -61,7 +61,7 @@ _KILL_S = 30.0
 
 
 class WorkersLost(Exception):  # what happened, not a mistake of ours
-    """The group can't go on."""
+    """The group of workers can't go on; the message says why."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class WorkersLost(Exception):  # what happened, not a mistake of ours
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerLaunch:
-    """What is needed to start workers."""
+    """The configuration and command line with which workers are started."""
 
     config: EngineConfig
     # Longest sequence in tokens: bounds the block tables and histories in a plan.
@@ -104,7 +104,7 @@ class WorkerLaunch:
 
     @property
     def world_size(self) -> int:
-        """Ranks, each a process."""
+        """Number of ranks; each is a process."""
         return self.config.tp
 
 
@@ -203,7 +203,7 @@ class WorkerGroup:
             self._lose(WorkersLost(reason, from_outside=-exit_code in _FROM_OUTSIDE))
 
     def _ending(self, exit_code: int) -> str:
-        """How a process ended, in words."""
+        """Describes how a process ended, in words."""
         if exit_code >= 0:
             return f"exit code {exit_code}"
         return f"signal {-exit_code}" + (self._oom_kills.after_sigkill() if exit_code == -signal.SIGKILL else "")
@@ -356,7 +356,7 @@ class WorkerGroup:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal or a debugger holds any of them."""
+        """Whether a signal or a debugger holds any of the workers."""
         return any(worker.is_stopped for worker in self._workers)
 
     def send_plan(self, plan: bytes) -> bool:
@@ -428,6 +428,6 @@ class WorkerGroup:
         await self._wait_exited(grace_s)
 
     async def _wait_exited(self, timeout_s: float) -> None:
-        """Until all have ended, or the time is over."""
+        """Waits until all processes have ended, or the time is over."""
         if self._workers:
             await asyncio.wait([worker.exited for worker in self._workers], timeout=timeout_s)
