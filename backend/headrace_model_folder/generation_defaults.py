@@ -1,5 +1,6 @@
-"""generation_config.json: the sampling defaults that a model's makers recommend, and which of their
-recommendations have no effect here.
+"""generation_config.json: sampling defaults that a model's makers recommend.
+
+Some of their recommendations have no effect here.
 
 Owns what each key of that file means to a server: a default for requests, nothing (it configures
 `transformers`), or something that would change answers and is not done.
@@ -109,7 +110,7 @@ def read_generation_defaults(
 
 
 def _without_effect(values: dict[str, Any], context_tokens: int) -> tuple[str, ...]:
-    """Names, with their values, the recommendations that would change answers and are not followed."""
+    """Names, with values, recommendations that would change answers and are not followed."""
     found = []
     for key, value in values.items():
         if key in _READ or key in _HARMLESS or value in (None, [], {}) or value == _NEUTRAL.get(key):

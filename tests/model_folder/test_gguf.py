@@ -1,5 +1,6 @@
-"""GGUF files: what they state becomes a model's configuration, records and text; everything that
-does not describe its file exactly is refused, naming file and key or tensor.
+"""GGUF files: what they state becomes a model's configuration, records and text.
+
+Everything that does not describe its file exactly is refused, naming file and key or tensor.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def refused(folder: pathlib.Path, gguf: Gguf | bytes) -> str:
     return str(error.value)
 
 
-def test_a_sound_file_is_described(tmp_path: pathlib.Path) -> None:
+def test_a_valid_file_is_described(tmp_path: pathlib.Path) -> None:
     folder = opened(tmp_path, small())
     config = folder.config
     model, attention = config.description, config.description.attention
@@ -303,8 +304,9 @@ def test_arrays_of_more_entries_than_any_vocabulary_are_refused(tmp_path: pathli
 
 
 def test_arrays_of_a_whole_header_are_counted_together(tmp_path: pathlib.Path) -> None:
-    """Each by itself is below the limit, and an entry in a file is far smaller than what it
-    becomes.
+    """Each by itself is below the limit.
+
+    An entry in a file is far smaller than what it becomes.
 
     The last is of texts without a letter.
     """

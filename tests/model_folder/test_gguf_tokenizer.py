@@ -1,5 +1,6 @@
-"""Vocabularies of GGUF files: texts become the ids that the model's own tokenizer gives, or the
-file is refused by key.
+"""Vocabularies of GGUF files.
+
+Texts become the ids that the model's own tokenizer gives, or the file is refused by key.
 """
 
 from __future__ import annotations
@@ -46,10 +47,16 @@ _CUTS = {
     # As the models' own tokenizer.json files have them.
     "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
     "llama-bpe": pre_tokenizers.Sequence([
-        pre_tokenizers.Split(tokenizers.Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"), "isolated"),
+        pre_tokenizers.Split(tokenizers.Regex((
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+            r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
     "qwen2": pre_tokenizers.Sequence([
-        pre_tokenizers.Split(tokenizers.Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"), "isolated"),
+        pre_tokenizers.Split(tokenizers.Regex((
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
+            r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
     "tekken": pre_tokenizers.Sequence([
         pre_tokenizers.Split(tokenizers.Regex(r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"), "isolated"),
@@ -136,7 +143,7 @@ _PIECES = ["\u2581the", "\u2581th", "\u2581t", "he", "th", "er", "\u2581", "t", 
 
 
 def sentencepiece_metadata(prefix: bool = True) -> dict[str, Any]:
-    """<unk>, <s>, </s>, 256 bytes, pieces by falling score, one control and one user-defined token."""
+    """<unk>, <s>, </s>, 256 bytes, pieces by falling score, a control and a user-defined token."""
     pieces = list(dict.fromkeys(_PIECES))
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "<|im|>", "[USER]"]
     kinds = [2, 3, 3, *[6] * 256, *[1] * len(pieces), 3, 4]
@@ -154,8 +161,10 @@ def sentencepiece_metadata(prefix: bool = True) -> dict[str, Any]:
 
 
 def greedy(text: str, metadata: dict[str, Any]) -> list[int]:
-    """SentencePiece's BPE as it is described: again and again the neighbours whose union has the
-    best score, the first of equals; what is no piece becomes bytes.
+    """SentencePiece's BPE as it is described.
+
+    Again and again the neighbours whose union has the best score, the first of equals; what is no
+    piece becomes bytes.
     """
     tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     scores = {t: s for t, s, k in zip(tokens, metadata["tokenizer.ggml.scores"], kinds, strict=True) if k == 1}

@@ -1,5 +1,7 @@
-"""Folders that other tools quantized, before torch: what config.json may say, and what its tensors
-must then be; every refusal names file, field or tensor, and rule.
+"""Folders that other tools quantized, before torch.
+
+What config.json may say, and what its tensors must then be; every refusal names file, field or
+tensor, and rule.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ def refusal(path: pathlib.Path) -> str:
 
 
 @pytest.mark.parametrize("quantization", [GPTQ, AWQ, FP8, PACKED], ids=lambda value: value["quant_method"])
-def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathlib.Path) -> None:
+def test_a_valid_folder_is_opened(quantization: dict[str, Any], tmp_path: pathlib.Path) -> None:
     folder = ModelFolder.open(write(tmp_path, quantization, without_orders))
     assert folder.config.quantization is not None
     assert folder.config.quantization.method == quantization["quant_method"]
@@ -192,7 +194,8 @@ def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathli
         (PACKED | {"config_groups": {"a": {"targets": ["Linear"], "weights": None}}}, "weights is missing"),
         (
             PACKED | {"config_groups": {"a": {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": {"num_bits": 8, "type": "int"}}}},
-            "input_activations: num_bits is 8 of type 'int', and weights are int4: inputs are rounded beside weights of 8 bits only",
+            "input_activations: num_bits is 8 of type 'int', and weights are int4: inputs are rounded beside weights "
+            "of 8 bits only",
         ),
         (
             PACKED | {"config_groups": {name: {"targets": ["Linear"], "weights": WEIGHTS | {"num_bits": bits}} for name, bits in (("a", 4), ("b", 8))}},
@@ -292,8 +295,9 @@ def layers_of(quantization: dict[str, Any], num_layers: int = 2) -> Mapping[str,
 
 
 def test_folders_whose_status_is_frozen_are_read_by_their_tensors(tmp_path: pathlib.Path) -> None:
-    """Tools of 2024 called compressed folders frozen; one whose weights are still floats is refused
-    by tensor.
+    """Tools of 2024 called compressed folders frozen.
+
+    One whose weights are still floats is refused by tensor.
     """
     frozen = PACKED | {"quantization_status": "frozen"}
     assert layers_of(frozen) == layers_of(PACKED)
@@ -339,8 +343,9 @@ def test_usual_patterns_match(pattern: str, name: str) -> None:
 
 
 def test_entries_are_looked_up_whatever_their_number() -> None:
-    """Each name is compared with none of them, but looked up: as fast as a few, and the same
-    layers.
+    """Each name is compared with none of them, but looked up.
+
+    As fast as a few, and the same layers.
     """
     others = [f"other.{index}" for index in range(16000)]
     named = "model.layers.1.mlp.down_proj"

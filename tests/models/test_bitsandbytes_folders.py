@@ -1,5 +1,7 @@
-"""Folders in bitsandbytes' NF4: served as the numbers that their bits stand for, and refused by
-file, tensor and rule where they contradict themselves.
+"""Folders in bitsandbytes' NF4.
+
+Served as the numbers that their bits stand for, and refused by file, tensor and rule where they
+contradict themselves.
 """
 
 from __future__ import annotations
@@ -47,8 +49,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_logits_are_those_of_the_numbers(
     source: pathlib.Path, tmp_path: pathlib.Path, double: bool, skip: tuple[str, ...]
 ) -> None:
-    """Also where some layers were left as they are; 64 blocks of a tensor share a nested scale with
-    no other's.
+    """Also where some layers were left as they are.
+
+    64 blocks of a tensor share a nested scale with no other's.
     """
     exact = write(source, tmp_path / "nf4", double, skip)
     plain = tmp_path / "plain"

@@ -1,5 +1,6 @@
-"""Layers of files in blocks, GGUF and NF4, that are packed in another way than their format says
-are named; correctly packed ones never are, whatever their type.
+"""Layers of files in blocks (GGUF, NF4) that are packed in another way than stated are named.
+
+Correctly packed ones never are, whatever their type.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""`headrace quantize` as a person types it: mistakes are one line and exit code 2, and a run ends
-with a table.
+"""`headrace quantize` as a person types it.
+
+Mistakes are one line and exit code 2, and a run ends with a table.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ def refused(tmp_path: pathlib.Path, **flags: Any) -> str:
         ({"scheme": "fp8", "method": "rtn", "bits": "4"}, "--scheme fp8 has 8 bits"),
         ({"scheme": "fp8", "method": "rtn", "group_size": "64"}, "--scheme fp8 goes with --group-size channel"),
         ({"scheme": "fp8", "method": "rtn", "symmetric": False}, "--scheme fp8 has no zero points"),
-        ({"method": "rtn"}, "--group-size is 128, which does not divide the 352 inputs of model.layers.0.mlp.down_proj; --group-size 32 works"),
+        ({"method": "rtn"}, (
+            "--group-size is 128, which does not divide the 352 inputs of model.layers.0.mlp.down_proj; --group-size "
+            "32 works"
+        )),
         ({"method": "rtn", "group_size": "32", "keep": ("donw_proj",)}, "--keep donw_proj fits no layer; the nearest name is down_proj"),
         ({"method": "rtn", "group_size": "32", "keep": ("*",)}, "--keep fits all 14 layers, so that nothing would be quantized"),
         ({"method": "rtn", "group_size": "32", "sequence_length": "4096"}, "--sequence-length is 4096, the model's context has 2048 tokens"),

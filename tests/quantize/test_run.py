@@ -1,5 +1,6 @@
-"""Whole runs on the demo's draft model: what is written, how good it is, what is kept, runs that
-are killed.
+"""Whole runs on the demo's draft model.
+
+What is written, how good it is, what is kept, runs that are killed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from tests.quantize.restored_folder import Tensors, restored, tensors_in, transf
 
 from headrace_model_folder import ModelFolder
 from headrace_quantize.checks import QuantizeRefused, check
-from headrace_quantize.numbers import NumberFormat
 from headrace_quantize.output_folder import OutputFolder
 from headrace_quantize.progress import RunProgress
 from headrace_quantize.report import RunReport
+from headrace_quantize.rounding.numbers import NumberFormat
 from headrace_quantize.run import Run
 
 
@@ -207,7 +208,7 @@ def test_a_run_that_ends_before_any_of_its_files_is_there_goes_on(
     moment: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Files appear by being renamed: state, shard, state, ..., index, copies, config.json, report."""
+    """Files are renamed into place: state, shard, state, ..., index, copies, config.json, report."""
     options, expected = short_run
     rename, calls = os.replace, 0
 
