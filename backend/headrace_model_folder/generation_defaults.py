@@ -28,7 +28,8 @@ _HARMLESS = frozenset(
         "use_cache", "cache_implementation", "cache_config", "max_cache_len", "low_memory", "prefill_chunk_size",
         "compile_config", "disable_compile", "continuous_batching_config", "return_dict_in_generate", "output_scores",
         "output_logits", "output_attentions", "output_hidden_states", "is_assistant", "num_assistant_tokens",
-        "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind",
+        "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_early_exit",
+        "assistant_lookbehind",
         "assistant_ensemble_weight", "target_lookbehind", "prompt_lookup_num_tokens", "max_matching_ngram_size",
         "speculation_type", "use_mtp",
     }

@@ -198,9 +198,12 @@ def _rename(report: Report) -> None:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        (lambda r: r.update(scheme="gptq int8, groups of 32, symmetric"), "config.json has int4, groups of 32, symmetric for"),
-        (lambda r: r.update(scheme="gptq int4, groups of 64, symmetric"), "config.json has int4, groups of 32, symmetric for"),
-        (lambda r: r.update(scheme="gptq int4, groups of 32, with zero points"), "config.json has int4, groups of 32, symmetric for"),
+        (lambda r: r.update(scheme="gptq int8, groups of 32, symmetric"),
+         "config.json has int4, groups of 32, symmetric for"),
+        (lambda r: r.update(scheme="gptq int4, groups of 64, symmetric"),
+         "config.json has int4, groups of 32, symmetric for"),
+        (lambda r: r.update(scheme="gptq int4, groups of 32, with zero points"),
+         "config.json has int4, groups of 32, symmetric for"),
         (lambda r: r.update(scheme="gptq"), "config.json has int4, groups of 32, symmetric for"),
         (lambda r: r.update(bytes_after=r["bytes_after"] + 1), "bytes_after is"),
         (lambda r: r.update(bits_per_weight=4.5), "bits_per_weight is 4.5, the folder's tensors have 5.0"),
@@ -211,7 +214,8 @@ def _rename(report: Report) -> None:
         (lambda r: r["layers"][0].update(errors=[]), "the one of layer 0 has none"),
         (_rename, "'model.layers.1.mlp.other_proj' is in the report only"),
         (lambda r: r["layers"][0]["errors"].update({KEPT: 0.1}), f"'{KEPT}' is in the report only"),
-        (lambda r: r["layers"][1]["errors"].pop("model.layers.1.mlp.up_proj"), "'model.layers.1.mlp.up_proj' is in config.json only"),
+        (lambda r: r["layers"][1]["errors"].pop("model.layers.1.mlp.up_proj"),
+         "'model.layers.1.mlp.up_proj' is in config.json only"),
         (lambda r: r.pop("quality"), "quality is missing"),
         (lambda r: r.update(quality=[]), "quality must be an object or null, is a list of 0 entries"),
     ],
@@ -251,7 +255,8 @@ _VALUES = st.recursive(
     max_leaves=6,
 )
 _PLACES = st.sampled_from(
-    [("scheme",), ("bytes_after",), ("bits_per_weight",), ("layers",), ("layers", 0), ("layers", 1, "errors"), ("quality",)]
+    [("scheme",), ("bytes_after",), ("bits_per_weight",), ("layers",), ("layers", 0)]
+    + [("layers", 1, "errors"), ("quality",)]
     + [("quality", field) for field in QUALITY]
 )  # fmt: skip
 

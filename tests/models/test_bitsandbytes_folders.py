@@ -119,7 +119,8 @@ def _tensor(end: str, value: np.ndarray) -> Callable[[dict[str, Any]], object]:
         (_state(nested_offset=float("1e40")), "nested_offset must be a number"),
         (_state(shape=[64]), "must have a shape of 2 sizes"),
         (_state(shape=[128, 64]), f"tensor '{DOWN}' has shape [128, 64], [64, 128] expected"),
-        (lambda t: t.update({DOWN.replace("weight", "weight.quant_state.bitsandbytes__fp4"): np.zeros(2, np.uint8)}), "only NF4 is read"),
+        (lambda t: t.update({DOWN.replace("weight", "weight.quant_state.bitsandbytes__fp4"): np.zeros(2, np.uint8)}),
+         "only NF4 is read"),
     ],
 )  # fmt: skip
 def test_folders_that_contradict_themselves_are_refused(

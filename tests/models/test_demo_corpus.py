@@ -36,10 +36,12 @@ UNSEEN = {
     "arithmetic": (sums.ADD, sums.SUB, sums.MUL, sums.LARGER),
     "word_problem": (sums.GAIN, sums.LOSE, sums.GROUPS),
     "extraction": (
-        carriers.ASK, carriers.PERSON, carriers.ORDER, carriers.EVENT, carriers.PRODUCT, carriers.BOOKING, carriers.CONTACT,
+        carriers.ASK, carriers.PERSON, carriers.ORDER, carriers.EVENT, carriers.PRODUCT, carriers.BOOKING,
+        carriers.CONTACT,
     ),
     "lists": (
-        lists.SORT, lists.SORT_DOWN, lists.LARGEST, lists.SMALLEST, lists.REVERSE, lists.COUNT, lists.FIRST, lists.LAST, lists.REPEAT,
+        lists.SORT, lists.SORT_DOWN, lists.LARGEST, lists.SMALLEST, lists.REVERSE, lists.COUNT, lists.FIRST,
+        lists.LAST, lists.REPEAT,
     ),
     "inference": (inference.FRAMES, inference.SHORT),
     "story": (stories.ASK,),

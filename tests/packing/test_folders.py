@@ -84,7 +84,10 @@ def test_scales_of_neighbours_are_named_by_layer(folder: Quantized, dim: int) ->
 def test_scales_of_another_layer_are_named_by_layer(folder: Quantized) -> None:
     _, scales, _ = suffixes(folder)
     kept = dict(folder.tensors)
-    swap = {"model.layers.2.mlp.gate_proj": "model.layers.2.mlp.up_proj", "model.layers.2.mlp.up_proj": "model.layers.2.mlp.gate_proj"}  # fmt: skip
+    swap = {
+        "model.layers.2.mlp.gate_proj": "model.layers.2.mlp.up_proj",
+        "model.layers.2.mlp.up_proj": "model.layers.2.mlp.gate_proj",
+    }
 
     def change(name: str, value: torch.Tensor) -> torch.Tensor:
         layer, _, suffix = name.rpartition(".")

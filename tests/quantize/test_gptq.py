@@ -31,7 +31,8 @@ def gram_of(x: torch.Tensor) -> torch.Tensor:
 
 @settings(max_examples=25)
 @given(
-    st.sampled_from([INT4, WITH_ZEROS]), st.sampled_from([32, None]), st.booleans(), st.integers(16, 400), st.integers(0, 1 << 30)
+    st.sampled_from([INT4, WITH_ZEROS]), st.sampled_from([32, None]), st.booleans(), st.integers(16, 400),
+    st.integers(0, 1 << 30)
 )  # fmt: skip
 def test_outputs_are_nearer_than_by_rounding_to_nearest(
     form: NumberFormat, group: int | None, act_order: bool, tokens: int, seed: int
