@@ -71,7 +71,7 @@ def main() -> None:
     """Works until it is asked to end, or its engine ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-ms", type=float, required=True)
-    for name in ("--config-json", "--plan-ring", "--result-ring", "--rank", "--parent-pid"):
+    for name in ("--config-json", "--plan-ring", "--result-ring", "--rank", "--board", "--parent-pid"):
         parser.add_argument(name, required=True)
     options = parser.parse_args()
     die_with_parent(int(options.parent_pid))

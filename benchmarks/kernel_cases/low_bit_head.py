@@ -15,7 +15,7 @@ import torch
 from benchmarks.kernel_cases import small_linear
 from benchmarks.kernel_cases.small_linear import Case
 from headrace_kernels.linear import dense as linear
-from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.weight_formats.quantized_weight import (
     Arrangement,
     QuantizedWeight,
@@ -48,7 +48,7 @@ def _case(kind: QuantKind, num_rows: int) -> Case:
     weight = random_weight(kind)
     x = torch.randn(num_rows, SHAPE.num_inputs, device="cuda", dtype=torch.bfloat16)
     moved = weight.num_bytes + x.nbytes + 4 * num_rows * SHAPE.num_outputs
-    product = functools.partial(low_bit_linear.linear, x, weight, None, torch.float32)
+    product = functools.partial(quantized_linear.linear, x, weight, None, torch.float32)
     return product, moved, 2 * SHAPE.num_outputs * SHAPE.num_inputs * num_rows
 
 

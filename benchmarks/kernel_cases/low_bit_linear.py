@@ -17,11 +17,11 @@ from torch.nn import functional
 
 from benchmarks.kernel_cases import small_linear
 from benchmarks.kernel_cases.small_linear import EPS, Case, Shape
-from headrace_kernels.linear import gemm_dequantized as restored_linear
-from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear import gemm_dequantized
+from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.gemm_fp8 import scaled_linear
-from headrace_kernels.linear.gemm_weight_only import WideTile, multiply_wide
-from headrace_kernels.linear.small_batch import SmallTile, multiply_small
+from headrace_kernels.linear.gemm_weight_only import GemmTile, multiply_gemm
+from headrace_kernels.linear.small_batch import SmallBatchTile, multiply_small_batch
 from headrace_kernels.rounded_tokens import round_tokens
 from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.quantized_weight import (
@@ -121,14 +121,14 @@ class Operands:
             y = functional.silu(gate) * up
         return y + self.residual.double() if self.shape.added else y
 
-    def small(self, tile: SmallTile, out: Tensor) -> None:
+    def small(self, tile: SmallBatchTile, out: Tensor) -> None:
         """Few rows, with what is fused; into `out` like `residual`."""
         norm = (self.norm_weight, EPS) if self.shape.normed else None
-        multiply_small(self.x, self.weight, None, out, tile, norm, self.shape.gated, self.shape.added)
+        multiply_small_batch(self.x, self.weight, None, out, tile, norm, self.shape.gated, self.shape.added)
 
-    def wide(self, tile: WideTile) -> Tensor:
+    def wide(self, tile: GemmTile) -> Tensor:
         """More rows, the product alone."""
-        multiply_wide(self.x, self.weight, None, self.product, tile)
+        multiply_gemm(self.x, self.weight, None, self.product, tile)
         return self.product
 
     def scaled(self) -> Tensor:
@@ -137,16 +137,16 @@ class Operands:
 
     def restored(self) -> Tensor:
         """By way of bf16, the product alone with the restoring."""
-        return restored_linear.restored_linear(self.x, self.weight, None)
+        return gemm_dequantized.dequantized_linear(self.x, self.weight, None)
 
     def by_the_rules(self) -> object:
         """Multiplies in the way that a layer does."""
         x, weight, shape = self.x, self.weight, self.shape
         if shape.gated:
-            return low_bit_linear.norm_swiglu(x, self.norm_weight, EPS, weight, None)
+            return quantized_linear.norm_swiglu(x, self.norm_weight, EPS, weight, None)
         if shape.normed:
-            return low_bit_linear.norm_linear(x, self.norm_weight, EPS, weight, None)
-        return low_bit_linear.linear_add(x, weight, None, self.residual)
+            return quantized_linear.norm_linear(x, self.norm_weight, EPS, weight, None)
+        return quantized_linear.linear_add(x, weight, None, self.residual)
 
 
 def _case(kind: QuantKind, shape: Shape, num_rows: int) -> Case:

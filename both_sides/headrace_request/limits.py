@@ -1,5 +1,6 @@
-"""The limits of one request, stated once: what the API's comments promise to callers, and what
-follows from that for the engine.
+"""The limits of one request, stated once.
+
+What the API's comments promise to callers, and what follows from that for the engine.
 
 Owns the numbers. Services check what callers send by them, the engine checks again what services
 send, and buffers are sized by them. Does not own limits that a configuration sets (outputs,
@@ -95,5 +96,8 @@ MAX_BAD_WORD_SEQUENCES: Final = ENCODINGS_PER_BAD_WORD * MAX_BAD_WORDS
 """Token sequences that the engine is sent for all bad words."""
 
 MAX_BAD_WORD_TOKENS: Final = MAX_BAD_WORD_BYTES + 6
-"""Tokens of one such sequence: one for each byte of the word and of two leading spaces, which some tokenizers add and
-write as 3 bytes each. Only a tokenizer that lengthens text makes more of a word."""
+"""Tokens of one such sequence: one for each byte of the word and of two leading spaces.
+
+Some tokenizers add these and write them as 3 bytes each. Only a tokenizer that lengthens text
+makes more of a word.
+"""

@@ -1,5 +1,6 @@
-"""The kinds of rule that a value of a request may have to keep, and the words in which a caller
-hears of a broken one.
+"""The kinds of rule that a value of a request may have to keep, and their words.
+
+A caller hears of a broken rule in these words.
 
 Owns kinds and words; which field keeps which rule is `rules`' table.
 """
@@ -21,7 +22,9 @@ TOKEN_BYTES = 4
 
 
 class Violation(NamedTuple):
-    """One broken rule: the field's path in headrace.v1, such as "spec.sampling.top_p", and the rule
+    """One broken rule.
+
+    `field` is its path in headrace.v1, such as "spec.sampling.top_p"; `description` is the rule
     with its limit.
     """
 
@@ -70,9 +73,7 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def unknown_tokens(field: str, wrong: Sequence[int], vocabulary_size: int) -> Found:
-    """Returns a violation for each of the first few places at which a token is none of the
-    vocabulary's.
-    """
+    """Returns a violation for each of the first few tokens that the vocabulary lacks."""
     return _named(field, wrong, f"must be below the vocabulary size, {vocabulary_size}") if wrong else ()
 
 
@@ -119,7 +120,8 @@ class Whole:
         Args:
             low: Smallest number.
             high: Largest number, or where it stands.
-            unsigned: Whether no caller can send a number below `low`, so that nobody is told of it.
+            unsigned: Whether no caller can send a number below `low`, so that no message mentions
+                it.
         """
         self._low = low
         self._high = high if callable(high) else lambda bounds: high
@@ -172,7 +174,10 @@ class TokenIds:
     """A column of token ids of the vocabulary."""
 
     def __init__(self, most: int | None = None) -> None:
-        """Takes the limit of entries that are no end-of-text tokens; None: it is checked elsewhere."""
+        """Takes the limit of entries that are no end-of-text tokens.
+
+        With None, the number is checked elsewhere.
+        """
         self._most = most
 
     def broken(self, field: str, value: bytes, bounds: Bounds) -> Found:

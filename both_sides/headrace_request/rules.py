@@ -42,7 +42,7 @@ class Row(NamedTuple):
     Attributes:
         field: Path in headrace.v1.
         rule: What the value must be.
-        path: Where the value stands in `Request`; "": as the field is called behind "spec.".
+        path: Attribute path of the value in `Request`; "": as the field is called behind "spec.".
     """
 
     field: str
@@ -80,8 +80,9 @@ _CHECKS: Final = tuple(
 
 
 def check(request: Request, bounds: Bounds) -> list[Violation]:
-    """Returns every rule of the table that a request breaks. The prompt has its own (`check_prompt`,
-    `check_lengths`), because a service knows it later.
+    """Returns every rule of the table that a request breaks.
+
+    The prompt has its own (`check_prompt`, `check_lengths`), because a service knows it later.
     """
     found: list[Violation] = []
     for field, value_of, broken in _CHECKS:

@@ -12,7 +12,7 @@ import torch
 
 # Of sm_86 and sm_89.
 _SMALL_SHARED_BYTES = 101_376
-_FEW_MULTIPROCESSORS = 2
+_SMALL_MULTIPROCESSORS = 2
 
 
 @functools.cache
@@ -30,22 +30,24 @@ def multiprocessors(device: torch.device) -> int:
     return (
         torch.cuda.get_device_properties(device).multi_processor_count
         if device.type == "cuda"
-        else _FEW_MULTIPROCESSORS
+        else _SMALL_MULTIPROCESSORS
     )
 
 
 @functools.cache
 def has_warpgroup_products(device: torch.device) -> bool:
-    """Whether products take operands from shared memory (sm_90 and later); before, they stand in
-    registers, and tiles must be smaller.
+    """Whether products take operands from shared memory (sm_90 and later).
+
+    Older GPUs have them in registers, and tiles must be smaller.
     """
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @functools.cache
 def has_warpgroup_instructions(device: torch.device) -> bool:
-    """Whether there are sm_90's own instructions for those products, which later cards have others
-    for.
+    """Whether the GPU has sm_90's own instructions for those products.
+
+    Later GPUs have others.
     """
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 

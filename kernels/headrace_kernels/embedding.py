@@ -1,11 +1,12 @@
-"""Token embedding: rows of a table, also of one rank's part of a table that is split over the
-vocabulary.
+"""Token embedding: rows of a table.
+
+The table may be one rank's part of one that is split over the vocabulary.
 
 Launch rule: up to 2,048 numbers of one row a program, 4 warps, whatever the number of tokens; it
 runs once a step. Not measured yet.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from headrace_kernels.triton_runtime import uses_triton
 
 
 def embedding_reference(token_ids: Tensor, weight: Tensor, first_token: int = 0) -> Tensor:
-    """See `embedding`."""
+    """Specification of `embedding`, in plain PyTorch."""
     local = token_ids - first_token if first_token else token_ids
     outside = (local < 0) | (local >= weight.shape[0])
     return weight.index_select(0, local.masked_fill(outside, 0)).masked_fill_(outside[:, None], 0)
@@ -55,7 +56,7 @@ def embedding(token_ids: Tensor, weight: Tensor, first_token: int = 0, whole: bo
         whole: The table holds every token that can occur, so that nothing has to be masked.
 
     Returns:
-        [num_tokens, size]; zeros for tokens whose row another rank holds, so that the ranks' sum is
+        [num_tokens, size]; zeros for tokens whose row another rank holds, so that the all-reduce is
         the embedding.
     """
     if uses_triton(weight):

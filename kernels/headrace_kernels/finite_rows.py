@@ -6,7 +6,7 @@ of the rows, one launch.
 Launch rule: a program per row, 1,024 numbers at a time, 4 warps. Not measured yet.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROWS_POINTER = ["rows"]
 
 
 def finite_rows_reference(rows: Tensor) -> Tensor:
-    """See `finite_rows`."""
+    """Specification of `finite_rows`, in plain PyTorch."""
     return rows.isfinite().all(dim=1)
 
 

@@ -1,5 +1,6 @@
-"""What of an operand a launch depends on: which way a rule takes, which kernel a library chooses,
-which version Triton compiles.
+"""What of an operand a launch depends on.
+
+A rule takes its way, a library chooses its kernel, and Triton compiles its version by it.
 
 Owns that list. Numbers in a tensor are not on it, nor floats that a kernel is given, nor where a
 tensor lies but for how that address is aligned.
@@ -19,8 +20,10 @@ _ALIGNMENT = 64
 
 
 def launch_kind(operand: object) -> Hashable:
-    """Operands with the same are launched alike: of a tensor type, sizes, strides and alignment, of
-    a dataclass, which a weight of few bits is, that of each field.
+    """Key of an operand: operands with equal keys are launched alike.
+
+    A tensor's key holds dtype, sizes, strides and alignment; a dataclass's (a quantized weight is
+    one) the keys of its fields.
 
     A float stands for any other, other values for themselves.
     """

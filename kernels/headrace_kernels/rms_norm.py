@@ -1,17 +1,17 @@
-"""Root mean square norm, alone or fused with the residual addition before it, as numbers of the
-model's type or rounded to 8 bits for the product behind it.
+"""Root mean square norm, alone or fused with the residual addition before it.
+
+Its results are in the model's dtype, or rounded to 8 bits for the product behind it.
 
 One kernel per operation. A program holds whole rows in registers and reads each number once; short
 rows (the norm of each head) share a program. Rows longer than any known model's take the reference.
 
 Launch rule: one row a program from 2,048 numbers on, otherwise as many rows as fill 2,048; 16
 numbers (two loads of 16 bytes) a thread, at most 16 warps. It does not depend on the number of
-rows, so a row's result does not either. With the residual stream, rows of 4,096 on an H200
-(2026-11-21): 3.92 TB/s at 8,192 rows, 3.73 at 2,048, 2.29 at 256; rounded to e4m3 3.94, 3.62 and
-1.89.
+rows, so a row's result does not either. With the residual stream, 8,192
+rows of 4,096 reach 3.92 TB/s on an H200 (docs/experiments.md, "Launch rules of kernels").
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -55,25 +55,27 @@ def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: flo
     return rms_norm_reference(residual.add_(x), weight, eps)
 
 
-def rounded_rms_norm_reference(x: Tensor, weight: Tensor, eps: float, number: torch.dtype) -> RoundedTokens:
+def rounded_rms_norm_reference(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> RoundedTokens:
     """The norm in the type of x, then rounded. See `rounded_rms_norm`."""
-    return round_tokens_reference(rms_norm_reference(x, weight, eps), number)
+    return round_tokens_reference(rms_norm_reference(x, weight, eps), dtype)
 
 
 def rounded_add_rms_norm_reference(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
 ) -> RoundedTokens:
     """`residual += x` in place, then the norm in their type, then rounded.
 
     See `rounded_add_rms_norm`.
     """
-    return round_tokens_reference(add_rms_norm_reference(x, residual, weight, eps), number)
+    return round_tokens_reference(add_rms_norm_reference(x, residual, weight, eps), dtype)
 
 
 @triton.jit
 def scaled_by_rms(wide, mean_square, weight, eps, DTYPE: tl.constexpr):
-    """`wide` [rows, n] fp32 over its root mean square ([rows], given squared), rounded to the
-    storage type, times `weight`: fp32, to be rounded once more by the store.
+    """`wide` [rows, n] fp32 over its root mean square, times `weight`, fp32.
+
+    The mean square [rows] is given. The quotient is rounded to the storage type, the product once
+    more by the store.
     """
     inverse = tl.rsqrt(mean_square + eps)
     return (wide * inverse[:, None]).to(DTYPE).to(tl.float32) * weight.to(tl.float32)
@@ -102,8 +104,9 @@ def _store(normed, out, scales, places, mask, rows, num_rows, DTYPE: tl.constexp
 def store_added_norm(
     added, stream, factors, residual, out, scales, places, mask, rows, num_rows, eps, SIZE: tl.constexpr
 ):
-    """Stores the residual stream with what is added to it, and the norm of that: [rows, n] each,
-    fp32 with 0 outside the mask, at `places`.
+    """Stores the residual stream with what is added to it, and the norm of that.
+
+    All are [rows, n] fp32, 0 outside the mask, stored at `places`.
     """
     DTYPE: tl.constexpr = residual.dtype.element_ty
     # The stream is kept in the storage type, and the norm is that of what is kept.
@@ -165,8 +168,9 @@ def _add_rms_norm_kernel(
 
 
 def launch_rule(size: int) -> tuple[int, int, int]:
-    """Rows of a program, numbers of a row rounded up to a power of two, and warps, for rows of
-    `size`.
+    """Rows of a program, elements of a row rounded up to a power of two, and warps.
+
+    Rows have `size` elements.
     """
     block = max(16, triton.next_power_of_2(size))
     rows = max(1, _SHARED_PROGRAM // block)
@@ -174,8 +178,9 @@ def launch_rule(size: int) -> tuple[int, int, int]:
 
 
 def _row_layout(x: Tensor) -> tuple[int, int, int] | None:
-    """Where the rows of x lie, as (rows side by side, stride of such groups, stride within); None
-    if no two strides describe it.
+    """Layout of the rows of x: rows side by side, stride of such groups, stride within.
+
+    It is None if no two strides describe it.
     """
     size = x.shape[-1]
     if x.is_contiguous():
@@ -238,21 +243,21 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, number: torch.dtype) -> RoundedTokens:
+def rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> RoundedTokens:
     """`round_tokens` of the norm, in one operation.
 
     Args:
         x: [num_tokens, size].
         weight: [size] in the type of x.
         eps: Added to the mean square.
-        number: As `round_tokens` takes it.
+        dtype: 8-bit dtype, as `round_tokens` takes it.
 
     Returns:
         [num_tokens, size].
     """
     if not _takes(x) or not takes_size(x.shape[-1]):
-        return round_tokens(rms_norm(x, weight, eps), number)
-    tokens = RoundedTokens.empty(x.shape, number, x.device)
+        return round_tokens(rms_norm(x, weight, eps), dtype)
+    tokens = RoundedTokens.empty(x.shape, dtype, x.device)
     _launch_rms_norm(x, weight, eps, tokens.numbers, tokens.scales)
     return tokens
 
@@ -276,7 +281,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     return out
 
 
-def rounded_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype) -> RoundedTokens:
+def rounded_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> RoundedTokens:
     """`round_tokens` of the normalized sum, in one operation.
 
     Args:
@@ -284,13 +289,13 @@ def rounded_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float
         residual: [num_tokens, size] the residual stream; holds the sum afterwards.
         weight: [size].
         eps: Added to the mean square.
-        number: As `round_tokens` takes it.
+        dtype: 8-bit dtype, as `round_tokens` takes it.
 
     Returns:
         [num_tokens, size].
     """
     if not _takes_sum(x, residual) or not takes_size(x.shape[-1]):
-        return round_tokens(add_rms_norm(x, residual, weight, eps), number)
-    tokens = RoundedTokens.empty(x.shape, number, x.device)
+        return round_tokens(add_rms_norm(x, residual, weight, eps), dtype)
+    tokens = RoundedTokens.empty(x.shape, dtype, x.device)
     _launch_add_rms_norm(x, residual, weight, eps, tokens.numbers, tokens.scales)
     return tokens

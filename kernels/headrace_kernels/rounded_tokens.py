@@ -1,5 +1,6 @@
-"""Tokens rounded to 8 bits, each with a scale of its own: what products of 8-bit activations
-multiply.
+"""Tokens rounded to 8 bits, each with a scale of its own.
+
+Products of 8-bit activations multiply them.
 
 Owns the value (`RoundedTokens`), the rounding and its kernel. Kernels that make tokens round them
 as they store them, by `store_rounded`; which products take rounded tokens is `linear.quantized`'s.
@@ -16,11 +17,11 @@ to e4m3's own error and a hundredth to int8's. A token with NaN or infinity has 
 infinity, and its products are NaN, which ends its request.
 
 Launch rule of the kernel of its own: as the norms', one token a program from 2,048 numbers on; 16
-numbers a thread, at most 16 warps. 8,192 tokens of 4,096 numbers in e4m3 on an H200 (2026-11-21):
-3.96 TB/s, with twice as many warps 3.44; of 14,336 numbers 4.08.
+numbers a thread, at most 16 warps. 8,192 tokens of 4,096 numbers take
+3.96 TB/s on an H200 (docs/experiments.md, "Launch rules of kernels").
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ class RoundedTokens:
     scales: Tensor
 
     @classmethod
-    def empty(cls, shape: Sequence[int], number: torch.dtype, device: torch.device) -> RoundedTokens:
+    def empty(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> RoundedTokens:
         """Room for [num_tokens, size] in one of `LARGEST`'s types."""
-        numbers = torch.empty(shape, dtype=number, device=device)
+        numbers = torch.empty(shape, dtype=dtype, device=device)
         return cls(numbers, torch.empty(shape[0], 1, dtype=torch.float32, device=device))
 
 
@@ -74,19 +75,19 @@ class RoundedTokens:
 Activations: TypeAlias = Tensor | RoundedTokens
 
 
-def round_tokens_reference(x: Tensor, number: torch.dtype, static: float | None = None) -> RoundedTokens:
-    """See `round_tokens`."""
-    wide, largest = x.float(), LARGEST[number]
+def round_tokens_reference(x: Tensor, dtype: torch.dtype, static: float | None = None) -> RoundedTokens:
+    """Specification of `round_tokens`, in plain PyTorch."""
+    wide, largest = x.float(), LARGEST[dtype]
     if static is not None:
         # NaN and infinity are the scale's business here, too.
         scales = (wide * 0).sum(1, keepdim=True) + static
-        scaled = (wide * scales.reciprocal()).clamp_(_SMALLEST[number], largest)
-        return RoundedTokens((scaled if number.is_floating_point else scaled.round_()).to(number), scales)
+        scaled = (wide * scales.reciprocal()).clamp_(_SMALLEST[dtype], largest)
+        return RoundedTokens((scaled if dtype.is_floating_point else scaled.round_()).to(dtype), scales)
     # By the inverse: devices differ in how they divide by a constant.
     scales = (wide.abs().amax(1, keepdim=True) * (1 / largest)).clamp_(min=_LEAST_SCALE)
     # A product with the inverse may exceed the largest number by its rounding, which is cut off.
     scaled = (wide * scales.reciprocal()).clamp_(-largest, largest)
-    return RoundedTokens((scaled if number.is_floating_point else scaled.round_()).to(number), scales)
+    return RoundedTokens((scaled if dtype.is_floating_point else scaled.round_()).to(dtype), scales)
 
 
 @triton.jit
@@ -151,18 +152,20 @@ def launch_rule(size: int) -> tuple[int, int, int]:
 
 
 def takes_size(size: int) -> bool:
-    """Whether kernels round tokens of so many numbers: more do not fit a program, and tokens of a
-    single one came out wrong in int8 on an H200 (Triton 3.6).
+    """Whether kernels round tokens of `size` elements.
+
+    More do not fit a program, and tokens of a single one came out wrong in int8 on an H200
+    (Triton 3.6).
     """
     return 1 < size <= _LONGEST_ROW
 
 
-def round_tokens(x: Tensor, number: torch.dtype, static: float | None = None) -> RoundedTokens:
+def round_tokens(x: Tensor, dtype: torch.dtype, static: float | None = None) -> RoundedTokens:
     """Rounds each token to the nearest numbers of its own scale, or of one that is given.
 
     Args:
         x: [num_tokens, size] bf16, fp16 or fp32.
-        number: torch.float8_e4m3fn or torch.int8. Kernels round to the former on cards that
+        dtype: torch.float8_e4m3fn or torch.int8. Kernels round to the former on cards that
             multiply it (sm_89 and later).
         static: The scale of all tokens, above 0; None: each has its own.
 
@@ -171,8 +174,8 @@ def round_tokens(x: Tensor, number: torch.dtype, static: float | None = None) ->
     """
     num_tokens, size = x.shape
     if not uses_triton(x) or not takes_size(size) or num_tokens == 0:
-        return round_tokens_reference(x, number, static)
-    tokens = RoundedTokens.empty(x.shape, number, x.device)
+        return round_tokens_reference(x, dtype, static)
+    tokens = RoundedTokens.empty(x.shape, dtype, x.device)
     rows, block, num_warps = launch_rule(size)
     _round_kernel[(triton.cdiv(num_tokens, rows),)](
         x.contiguous(), tokens.numbers, tokens.scales, static, num_tokens, size, rows, block, num_warps=num_warps

@@ -8,7 +8,7 @@ worker). Nothing here waits for the device, and no number of tokens compiles ane
 Launch rule: 256 tokens a program, 4 warps; one program up to 256 rows. Not measured yet.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def build_step_inputs_reference(
     out_positions: Tensor,
     out_slots: Tensor,
 ) -> None:
-    """See `build_step_inputs`."""
+    """Specification of `build_step_inputs`, in plain PyTorch."""
     is_padding = token_entries < 0
     token_rows = rows[token_entries.clamp(min=0).long()].long()
     token_positions = positions.long().masked_fill(is_padding, 0)
@@ -130,7 +130,7 @@ def build_step_inputs(
 
 
 def scatter_int32_reference(target: Tensor, places: Tensor, values: Tensor) -> None:
-    """See `scatter_int32`."""
+    """Specification of `scatter_int32`, in plain PyTorch."""
     kept = places >= 0
     target.index_copy_(0, places[kept], values[kept])
 
@@ -158,7 +158,7 @@ def scatter_int32(target: Tensor, places: Tensor, values: Tensor) -> None:
 
 
 def store_last_tokens_reference(last_tokens: Tensor, rows: Tensor, tokens: Tensor) -> None:
-    """See `store_last_tokens`."""
+    """Specification of `store_last_tokens`, in plain PyTorch."""
     scatter_int32_reference(last_tokens, rows.long(), tokens.int())
 
 

@@ -1,16 +1,15 @@
-"""SwiGLU: silu(gate) * up over the two halves of one projection, as numbers of the model's type or
-rounded to 8 bits for the product behind it.
+"""SwiGLU: silu(gate) * up over the two halves of one projection.
+
+Its results are in the model's dtype, or rounded to 8 bits for the product behind it.
 
 Launch rules. Plain: 1,024 outputs of one row a program up to 64 rows, so that few rows still reach
 many multiprocessors, 2,048 beyond, so that more loads are under way; 4 warps. Rounded, where a
 row's scale is wanted before any of it is stored: a row a program, up to 64 numbers a thread, so
-that several rows are under way on a multiprocessor. At 14,336 outputs 8 warps leave no lane idle (7
-times 2,048) and take 10,432 instructions a row in 76 registers on sm_90, 16 warps 13,184, 32 warps
-15,872. On an H200 (2026-11-21), e4m3, 8 and 16 warps: 137.9 and 145.4 us at 8,192 rows (4.26 TB/s),
-38.3 and 40.7 at 2,048, 7.1 and 6.5 at 256.
+that several rows are under way on a multiprocessor. At 14,336 outputs 8 warps leave no lane idle
+and reach 4.26 TB/s at 8,192 rows on an H200 (docs/experiments.md, "Launch rules of kernels").
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _LONGEST_ROW = 32_768
 
 
 def swiglu_reference(gate_up: Tensor) -> Tensor:
-    """See `swiglu`."""
+    """Specification of `swiglu`, in plain PyTorch."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
 
 
-def rounded_swiglu_reference(gate_up: Tensor, number: torch.dtype) -> RoundedTokens:
+def rounded_swiglu_reference(gate_up: Tensor, dtype: torch.dtype) -> RoundedTokens:
     """SwiGLU in the type of gate_up, then rounded. See `rounded_swiglu`."""
-    return round_tokens_reference(swiglu_reference(gate_up), number)
+    return round_tokens_reference(swiglu_reference(gate_up), dtype)
 
 
 @triton.jit
@@ -111,20 +110,20 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return _swiglu_triton(gate_up) if uses_triton(gate_up) else swiglu_reference(gate_up)
 
 
-def rounded_swiglu(gate_up: Tensor, number: torch.dtype) -> RoundedTokens:
+def rounded_swiglu(gate_up: Tensor, dtype: torch.dtype) -> RoundedTokens:
     """`round_tokens` of `swiglu`, in one operation.
 
     Args:
         gate_up: [num_tokens, 2 * size], the gate in the first half, the value in the second.
-        number: As `round_tokens` takes it.
+        dtype: 8-bit dtype, as `round_tokens` takes it.
 
     Returns:
         [num_tokens, size].
     """
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     if not uses_triton(gate_up) or size > _LONGEST_ROW or not takes_size(size) or num_tokens == 0:
-        return round_tokens(swiglu(gate_up), number)
-    tokens = RoundedTokens.empty((num_tokens, size), number, gate_up.device)
+        return round_tokens(swiglu(gate_up), dtype)
+    tokens = RoundedTokens.empty((num_tokens, size), dtype, gate_up.device)
     block, num_warps = rounded_launch_rule(size)
     _rounded_swiglu_kernel[(num_tokens,)](
         gate_up.contiguous(), tokens.numbers, tokens.scales, size, block, num_warps=num_warps

@@ -56,8 +56,9 @@ triton.knobs.runtime.jit_post_compile_hook = _count
 
 
 def _index_scalars(patch: Any) -> Any:
-    """The interpreter's loops turn bounds into Python numbers with int(array), which NumPy from 2.4
-    on refuses for arrays of one entry.
+    """Lets the interpreter's loops take bounds that are arrays of one entry.
+
+    They are made ints with int(array), which NumPy from 2.4 on refuses.
     """
 
     def patched(tensor: Any, scope: Any) -> None:

@@ -1,5 +1,6 @@
-"""`python -m headrace_service`: has SIGUSR1 write the event loop's stack to stderr, then hands over
-to `main`.
+"""The entry of `python -m headrace_service`.
+
+Has SIGUSR1 write the event loop's stack to stderr, then hands over to `main`.
 
 gRPC's fork handlers are switched off before gRPC is loaded: the one program that this process
 starts (the chat template's helper) execs at once and never uses gRPC, and with handlers each start

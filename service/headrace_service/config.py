@@ -18,7 +18,10 @@ _MAX_PORT = 65535
 
 
 def exposed(address: str) -> bool:
-    """Whether other machines may reach what listens on this address: on TCP, anything but loopback."""
+    """Returns whether other machines may reach what listens on this address.
+
+    On TCP, that is anything but loopback.
+    """
     if address.startswith("unix:"):
         return False
     host = address.rpartition(":")[0].strip("[]")
@@ -70,14 +73,18 @@ class ServiceConfig(pydantic.BaseModel):
     admin: Annotated[
         bool,
         Field(
-            description="serve administration, to keys with the permission admin; without keys, only while no address is reached by other machines"
+            description=(
+                "serve administration, to keys with the permission admin; without keys, only while no address is "
+                "reached by other machines"
+            )
         ),
     ] = True
     probe: Annotated[
         str | None,
         Field(
             pattern=r"^unix:.",
-            description="unix:PATH that answers health checks alone, without TLS and keys, for who started this process",
+            description="unix:PATH that answers health checks alone, without TLS and keys, for who started this "
+            "process",
         ),
     ] = None
     engine: Annotated[str, Field(description="the backend's address: unix:PATH or HOST:PORT")] = ""
@@ -213,21 +220,25 @@ class ServiceConfig(pydantic.BaseModel):
     kserve_shared_memory: Annotated[
         bool,
         Field(
-            description="let KServe clients on this machine pass tensors in POSIX shared memory; who may then read and write this user's"
+            description=(
+                "let KServe clients on this machine pass tensors in POSIX shared memory; who may then read and write "
+                "this user's"
+            )
         ),
     ] = False
     conformance_models: Annotated[
         str,
         Field(
             max_length=256,
-            description="Python module with models() whose tensor models KServe clients find besides, to try client programs against; empty: none",
+            description=(
+                "Python module with models() whose tensor models KServe clients find besides, to try client programs "
+                "against; empty: none"
+            ),
         ),
     ] = ""
     telemetry_socket: Annotated[
         str,
-        Field(
-            description="socket of the telemetry process, which traces and metrics are told to; empty: telemetry is off"
-        ),
+        Field(description="socket of the telemetry process, which gets traces and metrics; empty: telemetry is off"),
     ] = ""
     exit_with_parent: Annotated[
         bool, Field(description="shut down when the process that started this one dies (Linux)")

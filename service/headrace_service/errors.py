@@ -28,7 +28,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class ServiceError(Exception):
-    """An answer other than OK.
+    """An answer other than OK, raised by handlers and turned into a gRPC status.
 
     Attributes:
         code: the gRPC status code.
@@ -96,8 +96,9 @@ def failed_precondition(text: str) -> ServiceError:
 
 
 def unimplemented(text: str) -> ServiceError:
-    """Returns UNIMPLEMENTED, for what this version of the server cannot do; the text names the
-    field.
+    """Returns UNIMPLEMENTED, for what this version of the server cannot do.
+
+    The text names the field.
     """
     return ServiceError(grpc.StatusCode.UNIMPLEMENTED, text)
 
@@ -115,7 +116,8 @@ def exhausted(text: str, retry_after_s: float | None = None) -> ServiceError:
 
 
 def too_large(what: str, num_bytes: int, max_bytes: int, instead: str = "") -> ServiceError:
-    """Returns RESOURCE_EXHAUSTED for an answer, or a part of one, that no message can hold;
+    """Returns RESOURCE_EXHAUSTED for an answer, or a part of one, that no message can hold.
+
     `instead` says what to use.
     """
     return exhausted(f"{what} has {num_bytes} bytes, a message at most {max_bytes}" + (instead and f"; {instead}"))
@@ -132,8 +134,9 @@ def cancelled() -> ServiceError:
 
 
 def internal(error_id: str) -> ServiceError:
-    """Returns INTERNAL with an id that the server's log carries too; the exception's own text stays
-    out of it.
+    """Returns INTERNAL with an id that the server's log carries too.
+
+    The exception's own text stays out of it.
     """
     info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain=_ERROR_DOMAIN, metadata={"error_id": error_id})
     return ServiceError(
@@ -150,8 +153,9 @@ def from_status(status: status_pb2.Status) -> ServiceError:
 
 
 def to_status(error: ServiceError) -> status_pb2.Status:
-    """Returns the error as google.rpc.Status of at most 1 KiB: violations and details that do not
-    fit are left out, last first.
+    """Returns the error as google.rpc.Status of at most 1 KiB.
+
+    Violations and details that do not fit are left out, last first.
     """
     status = status_pb2.Status(code=error.code.value[0], message=error.message)
     for detail in error.details:

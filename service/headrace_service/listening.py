@@ -23,8 +23,10 @@ class CannotListen(Exception):
 
 
 def channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
-    """Returns the server's options; each corrects a default that was measured to harm (unbounded
-    messages, a shared port, late pings).
+    """Returns the server's options.
+
+    Each corrects a default that was measured to harm (unbounded messages, a shared port, late
+    pings).
     """
     options = [
         ("grpc.max_receive_message_length", config.max_message_bytes),

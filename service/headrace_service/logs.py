@@ -98,8 +98,9 @@ def configure(log_format: Literal["console", "json"], level: str) -> None:
 
 
 def places(error: BaseException) -> list[str]:
-    """Returns where an exception passed, innermost last, as "file:line function": what a log may
-    show of it.
+    """Returns where an exception passed, innermost last, as "file:line function".
+
+    What a log may show of it.
     """
     frames = traceback.extract_tb(error.__traceback__)
     return [f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames[-8:]]

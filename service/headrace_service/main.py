@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the service until it is told to stop; returns the exit code."""
+    """Runs the service until a signal stops it; returns the exit code."""
     parser = argparse.ArgumentParser(prog="headrace_service", description="Headrace's gRPC front end")
     parser.add_argument(
         "--config-json", required=True, metavar="FILE", help="ServiceConfig as JSON; - reads standard input"
@@ -63,8 +63,9 @@ def _refuse(why: str) -> int:
 
 
 def _exit_with_parent() -> None:
-    """Asks Linux for SIGKILL when the parent dies, whose other children, the backend too, end with
-    it; ends at once if it is dead already.
+    """Asks Linux for SIGKILL when the parent dies; ends at once if it is dead already.
+
+    The parent's other children, the backend too, end with it.
     """
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -20,8 +20,8 @@ class ResolvedSpec:
 
     Attributes:
         request: what the engine is asked for, as far as it is known before the prompt: it lacks the
-            prompt's tokens, those of bad words, the model's end-of-text tokens and a drawn seed, and
-            its max_tokens is the largest possible one where the caller gave none.
+            prompt's tokens, those of bad words, the model's end-of-text tokens and a drawn seed,
+            and its max_tokens is the largest possible one where the caller gave none.
         max_tokens: most tokens of an output; None: what the prompt leaves of the context.
         draws_seed: whether the caller gave no seed, so that the service draws one.
         ignore_eos: whether the model's end-of-text tokens end nothing.

@@ -61,7 +61,7 @@ class Service:
 
     @property
     def core(self) -> ServiceCore:
-        """What the handlers share."""
+        """The state that all handlers of the process share."""
         return self._core
 
     async def start(self) -> list[str]:
@@ -129,8 +129,9 @@ class Service:
         await self._core.close()
 
     async def _start_probe(self, health: HealthServicer) -> None:
-        """Answers health checks on the private address, if there is one: a server of its own, so
-        that nothing else is open there.
+        """Answers health checks on the private address, if there is one.
+
+        A server of its own, so that nothing else is open there.
         """
         if self._probe_server is None or self._config.probe is None:
             return

@@ -65,8 +65,9 @@ class ServiceCore:
         return self.models.serving and not self._draining
 
     async def deliver(self, stream: GenerationStream, write: delivery.Write) -> None:
-        """Writes a stream's messages to its reader until the request has ended, under the watch
-        over slow readers.
+        """Writes a stream's messages to its reader until the request has ended.
+
+        It is watched for being too slow.
 
         Raises:
             ServiceError: the subscription failed, or its reader is too slow.
@@ -105,8 +106,9 @@ class ServiceCore:
                 self._idle.set()
 
     async def drain(self, grace_s: float) -> None:
-        """Takes no more generations, and lets the open ones go on for the grace time; what is left
-        ends UNAVAILABLE.
+        """Takes no more generations, and lets the open ones go on for the grace time.
+
+        What is left ends UNAVAILABLE.
         """
         self._draining = True
         with contextlib.suppress(TimeoutError):

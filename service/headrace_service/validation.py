@@ -78,23 +78,23 @@ def refuse_tools(request: inference_pb2.ChatRequest) -> None:
 
 
 def check_prompt_logprobs(spec: ResolvedSpec, num_prompt_tokens: int, max_bytes: int) -> None:
-    """Raises RESOURCE_EXHAUSTED if what is told of the prompt can't be part of one answer of
-    `max_bytes`.
-    """
+    """Raises RESOURCE_EXHAUSTED if the prompt's log probabilities cannot fit one answer."""
     num_tops = spec.request.num_prompt_logprobs
     if num_tops < 0:
         return
     least = (num_prompt_tokens - 1) * (_LEAST_LOGPROB_BYTES + _LEAST_TOP_LOGPROB_BYTES * num_tops)
     if least > max_bytes:
         raise errors.exhausted(
-            f"spec.prompt_logprobs: {num_tops} most likely tokens at each of {num_prompt_tokens} prompt tokens take {least} "
+            f"spec.prompt_logprobs: {num_tops} most likely tokens at each of {num_prompt_tokens} prompt tokens take "
+            f"{least} "
             f"bytes or more, a message at most {max_bytes}; use Generate"
         )
 
 
 def check_token_ids(token_ids: Iterable[int], vocabulary_size: int, field: str, first_index: int = 0) -> None:
-    """Raises INVALID_ARGUMENT if an id, the first being number `first_index` of its field, is none
-    of the vocabulary's.
+    """Raises INVALID_ARGUMENT if the vocabulary lacks an id.
+
+    The first id is entry `first_index` of its field.
     """
     broken = _check_ids(token_ids, vocabulary_size, field, first_index)
     if broken:
@@ -186,8 +186,9 @@ def _check_extras(spec: generation_pb2.GenerationSpec) -> list[Violation]:
 
 
 def _request_of(spec: generation_pb2.GenerationSpec, model: ModelFacts) -> Request:
-    """Returns what a spec asks the engine for, unchecked, with defaults in the place of what is
-    absent. Of lists that are too long one entry too many is taken.
+    """Returns what a spec asks the engine for, unchecked, with defaults for what is absent.
+
+    Lists that are too long are cut one entry behind their limit, which the check finds.
     """
     return Request(
         prompt_token_ids=b"",
@@ -202,8 +203,9 @@ def _request_of(spec: generation_pb2.GenerationSpec, model: ModelFacts) -> Reque
 
 
 def _sampling_of(given: generation_pb2.SamplingParameters, defaults: Sampling) -> Sampling:
-    """Returns the sampling that a caller asks for. Fields of the message are fields of the struct by
-    the same name.
+    """Returns the sampling that a caller asks for.
+
+    Fields of the message are fields of the struct by the same name.
     """
     values: dict[str, Any] = {field.name: value for field, value in given.ListFields()}
     biases = values.pop("logit_bias", None)
@@ -227,8 +229,9 @@ def _stop_of(given: generation_pb2.StopConditions, model: ModelFacts) -> Stop:
 
 
 def _given_parameters(spec: generation_pb2.GenerationSpec) -> dict[str, int | float]:
-    """Returns what the caller gave, by the names of gen_ai.request; of stop strings their number
-    alone.
+    """Returns what the caller gave, by the names of gen_ai.request.
+
+    Of stop strings their number alone.
     """
     sampling, stop = spec.sampling, spec.stop
     given = {name: getattr(sampling, name) for name in _TRACED_PARAMETERS if sampling.HasField(name)}

@@ -1,5 +1,6 @@
-"""The server's commands: configuration, the supervisor that starts and restarts processes, the
-doctor, and a load generator.
+"""The server's commands: configuration, supervisor, doctor and load generator.
+
+The supervisor starts and restarts processes.
 
 Owns the way from defaults, file, environment and flags to one frozen object per process, and the
 life of those processes. Does not own what they do: it knows the configurations of

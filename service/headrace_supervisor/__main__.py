@@ -1,5 +1,6 @@
-"""`python -m headrace_supervisor COMMAND`: the server's commands without the client's `headrace`
-script.
+"""The entry of `python -m headrace_supervisor COMMAND`.
+
+It has the server's commands without the client's `headrace` script.
 """
 
 from __future__ import annotations

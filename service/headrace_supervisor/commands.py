@@ -1,5 +1,6 @@
-"""The commands that the server distribution adds to `headrace`: serve, service, backend, telemetry,
-doctor, bench, quantize.
+"""The commands that the server distribution adds to `headrace`.
+
+They are serve, service, backend, telemetry, doctor, bench and quantize.
 
 Owns the command line's edge: flags in, exit codes out, one line for a mistake. What a command does
 is in the module that it calls.
@@ -40,8 +41,9 @@ _HELP = {"help_option_names": ["--help", "-h"]}
 @click.command(cls=GroupedCommand, context_settings=_HELP)
 @_config_option
 def serve(config_file: pathlib.Path | None, **flags: Any) -> None:
-    """Runs a server: a backend for each model with its workers (several with --replicas), the
-    services that speak gRPC, and telemetry.
+    """Runs a server: backends, the services that speak gRPC, and telemetry.
+
+    Each model has a backend with its workers (several with --replicas).
 
     Example: headrace serve --model models/demo --listen 127.0.0.1:50051
     """
@@ -73,8 +75,9 @@ def backend(config_file: pathlib.Path | None, **flags: Any) -> None:
 @click.command(cls=GroupedCommand, context_settings=_HELP)
 @_config_option
 def telemetry(config_file: pathlib.Path | None, **flags: Any) -> None:
-    """Runs the telemetry process alone: traces and metrics of the services and backends that have
-    its --telemetry-socket.
+    """Runs the telemetry process alone.
+
+    Traces and metrics of the services and backends that have its --telemetry-socket.
     """
     _become("headrace_telemetry", _loaded(configs.load_telemetry, config_file, flags))
 
@@ -86,14 +89,18 @@ def telemetry(config_file: pathlib.Path | None, **flags: Any) -> None:
 @click.option(
     "--weights",
     is_flag=True,
-    help="load the weights of --model as well, and look for mistakes of the tool that packed them: takes as long as a server's start",
+    help=(
+        "load the weights of --model as well, and look for mistakes of the tool that packed them: takes as long as a "
+        "server's start"
+    ),
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
 def doctor(
     listen: str, model: pathlib.Path | None, model_repository: pathlib.Path | None, weights: bool, as_json: bool
 ) -> None:
-    """Says what this machine can run, and why not. Exit code 1 if it can't serve at all, or if
-    weights are damaged.
+    """Says what this machine can run, and why not.
+
+    Exit code 1 if it can't serve at all, or if weights are damaged.
     """
     if weights and model is None:
         _refuse("--weights needs --model")
@@ -119,9 +126,7 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _become(module: str, config: pydantic.BaseModel, *arguments: str) -> NoReturn:
-    """Turns this process into another module's, which reads its configuration from an anonymous
-    file.
-    """
+    """Replaces this process by a module that reads its configuration from an anonymous file."""
     descriptor = os.memfd_create("headrace-config", 0)
     os.write(descriptor, config.model_dump_json().encode())
     os.lseek(descriptor, 0, os.SEEK_SET)

@@ -28,16 +28,14 @@ from headrace_telemetry.config import TelemetryConfig as TelemetryConfig
 
 
 def _checked_hang_timeout(value: float) -> float:
-    """Raises ValueError for what a sound process on a busy machine would not meet."""
+    """Raises ValueError for what a healthy process on a busy machine would not meet."""
     if 0 < value < 1:
         raise ValueError("must be 0 (never) or 1 and more")
     return value
 
 
 class SupervisorConfig(pydantic.BaseModel):
-    """The supervisor itself: where the server listens, how many services, how processes start,
-    restart and end.
-    """
+    """Settings of the supervisor: addresses, services, and how processes start and end."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
@@ -51,7 +49,10 @@ class SupervisorConfig(pydantic.BaseModel):
     model_repository: Annotated[
         pathlib.Path | None,
         Field(
-            description="folder whose subfolders with a config.json, or a GGUF file, are models that may be loaded, by their names"
+            description=(
+                "folder whose subfolders with a config.json, or a GGUF file, are models that may be loaded, by their "
+                "names"
+            )
         ),
     ] = None
     load_models: Annotated[
@@ -63,14 +64,20 @@ class SupervisorConfig(pydantic.BaseModel):
         Field(
             ge=1,
             le=8,
-            description="backends of each model, beside each other: prompts that begin alike go to the same one. On GPUs each takes its tp GPUs, the first from the device's index on, the others behind it",
+            description=(
+                "backends of each model, beside each other: prompts that begin alike go to the same one. On GPUs each "
+                "takes its tp GPUs, the first from the device's index on, the others behind it"
+            ),
         ),
     ] = 1
     services: Annotated[int, Field(ge=1, le=64, description="service processes that share the port")] = 1
     runtime_folder: Annotated[
         pathlib.Path | None,
         Field(
-            description="where the private folder of the sockets is made; default: XDG_RUNTIME_DIR, or the system's temporary one"
+            description=(
+                "where the private folder of the sockets is made; default: XDG_RUNTIME_DIR, or the system's temporary "
+                "one"
+            )
         ),
     ] = None
     telemetry: Annotated[
@@ -90,7 +97,10 @@ class SupervisorConfig(pydantic.BaseModel):
             ge=0,
             le=3600,
             allow_inf_nan=False,
-            description="seconds after which a process that is stopped is killed and started again, 1 or more; one that is not stopped but whose event loop is silent gets three times as long; 0: never",
+            description=(
+                "seconds after which a process that is stopped is killed and started again, 1 or more; one that is not "
+                "stopped but whose event loop is silent gets three times as long; 0: never"
+            ),
         ),
     ] = 10.0
     log_format: Annotated[
@@ -102,7 +112,7 @@ class SupervisorConfig(pydantic.BaseModel):
 
 
 class ServerConfig(pydantic.BaseModel):
-    """Everything `headrace serve` was told.
+    """Everything `headrace serve` was reported.
 
     `service` and `backend` lack the addresses until the supervisor fills them in.
 
@@ -207,8 +217,9 @@ def load_server(flags: Mapping[str, Any], config: pathlib.Path | None) -> Server
 
 
 def _with_model_found(engine_values: dict[str, Any], supervisor: SupervisorConfig) -> dict[str, Any]:
-    """The engine's settings, `model` being a folder: a bare name that the repository has is meant
-    to be that one.
+    """The engine's settings, `model` being a folder.
+
+    A bare name that the repository has is meant to be that one.
     """
     if supervisor.model_repository is None:
         if supervisor.load_models:
@@ -225,8 +236,9 @@ def _with_model_found(engine_values: dict[str, Any], supervisor: SupervisorConfi
 
 
 def _own_name(model: pathlib.Path) -> str:
-    """The name of a model that is given by its path: its folder's, or its file's without the
-    ending.
+    """The name of a model that is given by its path.
+
+    Its folder's, or its file's without the ending.
 
     A file may be a link to a name that says nothing.
     """
@@ -236,8 +248,10 @@ def _own_name(model: pathlib.Path) -> str:
 def model_backend(
     config: ServerConfig, name: str, folder: pathlib.Path, *, memory_bytes: int = 0, **private: Any
 ) -> BackendConfig:
-    """Configuration of one model's backend: the server's settings, before them the model's own
-    file, before that a budget given at its loading.
+    """Configuration of one model's backend.
+
+    The server's settings, before them the model's own file, before that a budget given at its
+    loading.
 
     Args:
         config: the server's.
@@ -281,9 +295,7 @@ def load_telemetry(flags: Mapping[str, Any], config: pathlib.Path | None) -> Tel
 
 
 def addressed(config: ServerConfig, listen: tuple[str, ...], control: str, telemetry_socket: str = "") -> ServiceConfig:
-    """The services' configuration with the real public addresses, the control socket and that of
-    telemetry in it.
-    """
+    """Returns the services' configuration, with addresses and private sockets filled in."""
     shares = any(not address.startswith("unix:") for address in listen)
     private = {"control": control, "reuse_port": shares, "telemetry_socket": telemetry_socket}
     return config.service.model_copy(update={"listen": listen, **private})

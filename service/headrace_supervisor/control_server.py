@@ -1,6 +1,6 @@
-"""The control socket: services watch the models here, and bring operators' wishes.
+"""The control socket: services watch the models here, and bring operators' requests.
 
-Owns the gRPC server in the private runtime folder and the form of its answers. Short wishes are
+Owns the gRPC server in the private runtime folder and the form of its answers. Short requests are
 answered, long ones waited for; everything that is decided is decided in `backend_table`.
 """
 

@@ -58,7 +58,7 @@ _PROBE_TIMEOUT_S = 120.0
 
 
 class Verdict(enum.StrEnum):
-    """What a finding means."""
+    """The meaning of a finding for a server that would start here."""
 
     OK = "ok"
     # Serving works, with less than could be had.
@@ -71,7 +71,7 @@ class Verdict(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """One thing that the doctor looked at, and what it found."""
 
     subject: str
     verdict: Verdict
@@ -186,7 +186,10 @@ def _gpus(gpus: list[tuple[str, int, int, int]], cuda: str | None, error: str = 
         advice = "" if enough else f"; below {_OLDEST_CAPABILITY[0]}.{_OLDEST_CAPABILITY[1]}, use --device cpu"
         if enough and not any(measured in name for measured in _MEASURED_CARDS):
             advice = "; not measured on this card"
-        detail = f"{name}, compute capability {major}.{minor}, {memory_bytes / 2**30:.0f} GiB, driver {_driver_version() or 'unknown'}{advice}"
+        detail = (
+            f"{name}, compute capability {major}.{minor}, {memory_bytes / 2**30:.0f} GiB, driver "
+            f"{_driver_version() or 'unknown'}{advice}"
+        )
         yield Finding(f"GPU {index}", Verdict.OK if enough else Verdict.LIMITED, detail)
 
 

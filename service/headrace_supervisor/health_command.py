@@ -1,5 +1,6 @@
-"""`headrace health`: whether one process of Headrace does its work, for health checks of
-containers, asked inside them.
+"""`headrace health`: whether one process of Headrace does its work.
+
+Health checks of containers ask inside them.
 
 Owns the three ways of asking (grpc.health.v1 of a service, the engine's own protocol of a backend,
 HTTP of the telemetry process) and the exit code: 0 if it works, 1 and one line if not. Nothing is
@@ -28,7 +29,7 @@ _FILE = click.Path(path_type=pathlib.Path, dir_okay=False)
 
 
 class NotWell(Exception):  # an outcome
-    """It does not work, or can't be asked; the text says why."""
+    """A process does not work, or can't be asked; the text says why."""
 
 
 @click.command(context_settings={"help_option_names": ["--help", "-h"]})

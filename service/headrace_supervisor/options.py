@@ -52,7 +52,8 @@ class GroupedCommand(click.Command):
         assert isinstance(output, io.StringIO)
         formatter.write("\n" + output.getvalue())
         formatter.write(
-            f"Each option is also {PREFIX}NAME in the environment and name = value in the --config file; flags win, then the environment.\n"
+            f"Each option is also {PREFIX}NAME in the environment and name = value in the --config file; flags win, "
+            "then the environment.\n"
         )
 
 
@@ -70,7 +71,7 @@ def settings_options(groups: tuple[Group, ...]) -> Callable[[click.Command], cli
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:
-    """What was typed: without the options that were not."""
+    """Returns the options that were typed."""
     return {name: value for name, value in values.items() if value is not None and value != ()}
 
 

@@ -1,5 +1,6 @@
-"""`headrace quantize` on the command line: flags into a request, refused here as far as no torch is
-needed, then the process that does it.
+"""`headrace quantize` on the command line.
+
+Flags become a request, refused here as far as no torch is needed; then a process does the work.
 
 Owns the flags, which follow from the fields of `QuantizeConfig`. Everything else is
 `headrace_quantize`'s.
@@ -72,8 +73,10 @@ def _default(field: FieldInfo) -> str:
 @click.argument("model_folder")
 @click.argument("out_folder")
 def quantize(model_folder: str, out_folder: str, **flags: Any) -> None:
-    """Writes a model in fewer bits: MODEL_FOLDER in bf16, fp16 or fp32 becomes OUT_FOLDER in
-    compressed-tensors, which transformers reads too.
+    """Writes a model in fewer bits.
+
+    MODEL_FOLDER in bf16, fp16 or fp32 becomes OUT_FOLDER in compressed-tensors, which transformers
+    reads too.
 
     Layer by layer, so that a large model needs the memory of one of its layers. A run that was
     killed goes on with --resume and ends with the same bytes.
@@ -89,7 +92,7 @@ def quantize(model_folder: str, out_folder: str, **flags: Any) -> None:
 
 
 def request(values: dict[str, Any]) -> QuantizeConfig:
-    """The request that flags make.
+    """Returns the request that the command's flags make.
 
     Raises:
         QuantizeRefused: A value is none that its flag takes, or two do not go together; the message
@@ -116,7 +119,10 @@ def _parsed(name: str, value: Any) -> Any:
 
 
 def _become(config: QuantizeConfig) -> typing.NoReturn:
-    """Turns this process into the one that does it, which reads the request from an anonymous file."""
+    """Replaces this process by the one that quantizes.
+
+    It reads the request from an anonymous file.
+    """
     descriptor = os.memfd_create("headrace-quantize", 0)
     os.write(descriptor, config.model_dump_json(exclude_unset=True).encode())
     os.lseek(descriptor, 0, os.SEEK_SET)

@@ -1,4 +1,4 @@
-"""The one exception with which an operator's wish is answered: a gRPC code and one line.
+"""The one exception with which an operator's request is refused: a gRPC code and one line.
 
 Owns nothing else; `control_server` turns it into a status, `supervisor` into a refused start.
 """
@@ -17,12 +17,12 @@ class Refused(Exception):  # an outcome
 
 
 def invalid(message: str) -> Refused:
-    """INVALID_ARGUMENT: the wish itself is malformed."""
+    """INVALID_ARGUMENT: the request itself is malformed."""
     return Refused(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
 def not_found(message: str) -> Refused:
-    """NOT_FOUND: no such model."""
+    """Returns NOT_FOUND: there is no such model."""
     return Refused(grpc.StatusCode.NOT_FOUND, message)
 
 
@@ -37,5 +37,5 @@ def exhausted(message: str) -> Refused:
 
 
 def unavailable(message: str) -> Refused:
-    """UNAVAILABLE: the same wish may be granted later."""
+    """UNAVAILABLE: the same request may be granted later."""
     return Refused(grpc.StatusCode.UNAVAILABLE, message)

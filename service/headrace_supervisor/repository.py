@@ -1,5 +1,6 @@
-"""The model repository: a folder whose subfolders with a config.json, or a GGUF file, are models,
-by their names.
+"""The model repository: a folder whose subfolders and GGUF files are models, by name.
+
+A subfolder is a model if it has a config.json.
 
 Owns which names there can be and where they lead: a name never leaves the repository, neither by
 its letters nor by a symbolic link. What is in a model's folder is the model folder's reader's
@@ -40,7 +41,7 @@ class ModelRepository:
         return self._model_at(name) is not None
 
     def find(self, name: str) -> pathlib.Path:
-        """The folder of a model.
+        """Returns the folder of a model.
 
         Raises:
             Refused: INVALID_ARGUMENT: no name at all; NOT_FOUND: there is no such model.
@@ -52,8 +53,9 @@ class ModelRepository:
         return found
 
     def _model_at(self, name: str) -> pathlib.Path | None:
-        """The folder of that name if it is a model of ours: with a config.json or a GGUF file, and
-        really below the repository.
+        """The folder of that name if it is a model of ours.
+
+        With a config.json or a GGUF file, and really below the repository.
         """
         if not is_name(name):
             return None
@@ -74,7 +76,7 @@ def check_name(name: str) -> None:
 
 
 def is_inside(path: pathlib.Path, folder: pathlib.Path) -> bool:
-    """Whether a path, its symbolic links followed, lies below a folder."""
+    """Returns whether a path, its symbolic links followed, lies below a folder."""
     try:
         return path.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError):
@@ -82,7 +84,7 @@ def is_inside(path: pathlib.Path, folder: pathlib.Path) -> bool:
 
 
 def is_name(name: str) -> bool:
-    """Whether a model may have this name."""
+    """Returns whether a model may have this name."""
     return len(name) <= _MAX_NAME_CHARACTERS and _NAME.fullmatch(name) is not None
 
 

@@ -1,5 +1,6 @@
-"""The private folder of one running server: the sockets of backends, control and telemetry, and the
-configurations of its processes.
+"""The private folder of one running server.
+
+The sockets of backends, control and telemetry, and the configurations of its processes.
 
 Owns its mode (0700), its removal at the end, and the removal of folders whose server was killed. A
 locked file in each folder tells the living from the dead.

@@ -34,8 +34,9 @@ class ConfigError(Exception):
 
 
 class Group(NamedTuple):
-    """One configuration class as a command takes it: a title for --help, and the fields that the
-    command sets itself.
+    """One configuration class as a command takes it.
+
+    A title for --help, and the fields that the command sets itself.
     """
 
     title: str
@@ -43,12 +44,12 @@ class Group(NamedTuple):
     hidden: frozenset[str] = frozenset()
 
     def fields(self) -> dict[str, FieldInfo]:
-        """The fields that are settings of the command."""
+        """Returns the fields that are settings of the command."""
         return {name: field for name, field in self.model.model_fields.items() if name not in self.hidden}
 
 
 def needed(field: str) -> str:
-    """What a setting without a value is answered with."""
+    """Returns the error for a setting without a value."""
     return f"{field} is needed: {flag_name(field)}, {PREFIX}{field.upper()} or a line in the --config file"
 
 
@@ -123,8 +124,9 @@ def _refuse_unknown(where: str, names: Collection[str], known: Collection[str]) 
 
 
 def _settings_class(fields: Mapping[str, FieldInfo], table: Mapping[str, Any]) -> type[pydantic_settings.BaseSettings]:
-    """A flat settings class of these fields: what it is called with goes before the environment,
-    that before the table.
+    """A flat settings class of these fields.
+
+    What it is called with goes before the environment, that before the table.
     """
 
     class Layered(pydantic_settings.BaseSettings):
@@ -150,8 +152,9 @@ def _settings_class(fields: Mapping[str, FieldInfo], table: Mapping[str, Any]) -
 
 
 def _annotation(field: FieldInfo) -> Any:
-    """The field's type, which also takes text: a tuple with commas, one of several numbers.
-    pydantic reads all other types from text.
+    """The field's type, which also takes text.
+
+    A tuple with commas, one of several numbers. pydantic reads all other types from text.
     """
     kind = typing.get_origin(field.annotation)
     if kind is tuple:
@@ -205,7 +208,7 @@ def _nearest(problem: ErrorDetails) -> str:
 
 
 def _place(name: str, flags: Mapping[str, Any], table: Mapping[str, Any], path: pathlib.Path | None) -> str:
-    """Where the value that was used came from, for people."""
+    """Returns the source of the value that was used, for people."""
     if name in flags:
         return flag_name(name)
     if PREFIX + name.upper() in os.environ:

@@ -1,5 +1,6 @@
-"""`headrace serve`: one backend for each model and replica, N services and telemetry, from the
-first check to the last process ended.
+"""`headrace serve`, from the first check to the last process ended.
+
+It runs one backend for each model and replica, N services, and telemetry.
 
 Owns the order: model folders, memory and addresses are checked before anything starts; backends and
 services start together; the ready line is printed once, when all models named at start are loaded
@@ -45,7 +46,7 @@ _SERVICE_MARGIN_S = 5.0
 # Telemetry flushes to its file, and twice to its collector: spans and metrics.
 _TELEMETRY_MARGIN_S = 3.0
 # The imports of all others come first: on two cores its own would cost them half a second. What
-# happens before is told once it listens.
+# happens before is reported once it listens.
 _TELEMETRY_DELAY_S = 2.5
 
 
@@ -61,7 +62,7 @@ class TelemetryProcess(NamedTuple):
 
 
 def serve(config: ServerConfig) -> int:
-    """Runs a server until it is told to end. Returns the exit code.
+    """Runs a server until a signal ends it. Returns the exit code.
 
     Raises:
         StartRefused: before anything was started.
@@ -122,7 +123,7 @@ def check_models(launches: Launches, names: Sequence[str]) -> None:
 
 
 def service_specs(service: configs.ServiceConfig, folder: pathlib.Path, probes: Sequence[str]) -> list[ProcessSpec]:
-    """The services of a configuration, one for each address of health checks.
+    """Returns the services of a configuration, one for each address of health checks.
 
     Their JSON is written to `folder`. Raises RuntimeFolderError.
     """
@@ -134,7 +135,7 @@ def service_specs(service: configs.ServiceConfig, folder: pathlib.Path, probes: 
 
 
 def telemetry_process(config: ServerConfig, folder: pathlib.Path) -> TelemetryProcess | None:
-    """The telemetry process of a configuration; None: it is off.
+    """Returns the telemetry process of a configuration; None: it is off.
 
     Its JSON is written to `folder`. Raises RuntimeFolderError.
     """
@@ -167,7 +168,8 @@ class Supervisor:
         addresses: the public ones.
         probes: where each service answers health checks, without TLS and keys.
         grace_s: what services get to finish their streams.
-        telemetry: who is told what happens; its end never ends the server, which starts it again.
+        telemetry: who is reported what happens; its end never ends the server, which starts it
+            again.
         ready: returns when a service serves, by its probe address.
         probe: questions to backends.
     """
@@ -243,8 +245,9 @@ class Supervisor:
         return _exit_code([*lives, table.fatal])
 
     def _ends_server(self, name: str) -> bool:
-        """Whether the server is of no use without this model: it was asked for at start, and never
-        served; or nobody could load it again.
+        """Whether the server is of no use without this model.
+
+        It was asked for at start, and never served; or nobody could load it again.
         """
         return name in self._names and (not self._served or not self._has_repository)
 
@@ -281,7 +284,7 @@ class Supervisor:
     async def _end(self, table: BackendTable) -> None:
         """Services first: they finish their streams while the backends still compute.
 
-        Telemetry last: it is told of all ends.
+        Telemetry ends last, because it records all other ends.
         """
         grace_s = self._grace_s + _SERVICE_MARGIN_S
         await asyncio.gather(*(service.stop(grace_s, self._hurry) for service in self._services))

@@ -1,9 +1,11 @@
-"""The telemetry process: facts of services and backends become spans and metrics, on a core of its
-own.
+"""The telemetry process: facts of services and backends become spans and metrics.
 
-    facts ─> hub ─┬─> span_sink ─> generation_spans, call_spans, step_spans ─> otlp_bytes ─┬─> trace_ring        (answers GetTrace)
-                  │                                                                        ├─> trace_file        (otlp_json)
-                  └─> metrics                                                              └─> span_exporter     (otlp_channel) ─> collector
+It has a core of its own.
+
+    facts ─> hub ─┬─> span_sink ─> generation_spans, call_spans, step_spans ─> otlp_bytes ─> exits
+                  └─> metrics
+
+    exits: trace_ring (answers GetTrace), trace_file (otlp_json), span_exporter (otlp_channel)
 
     main -> process     entry; the parts put together, and an end within a bound
     spans, export, otlp how facts become spans; where spans go; the form in which they go

@@ -1,5 +1,6 @@
-"""`python -m headrace_telemetry`: has SIGUSR1 write the event loop's stack to stderr, then hands
-over to `main`.
+"""The entry of `python -m headrace_telemetry`.
+
+Has SIGUSR1 write the event loop's stack to stderr, then hands over to `main`.
 
 It gives way before anything is loaded: where cores are short, tokens go first, at start and later.
 Its imports take a second of CPU while the server starts.

@@ -38,7 +38,7 @@ Buckets = tuple[float, ...]
 
 
 class Endpoint(NamedTuple):
-    """Where a collector listens."""
+    """The address of a collector."""
 
     target: str
     secure: bool
@@ -133,12 +133,12 @@ class TelemetryConfig(pydantic.BaseModel):
     ] = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)  # fmt: skip
     metrics_tpot_buckets: Annotated[
         Buckets, Field(description="bounds of gen_ai.server.time_per_output_token, seconds")
-    ] = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)  # fmt: skip
+    ] = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
     metrics_queue_buckets: Annotated[Buckets, Field(description="bounds of headrace.queue.duration, seconds")] = (
         0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # fmt: skip
     metrics_step_buckets: Annotated[
         Buckets, Field(description="bounds of headrace.step.duration and headrace.step.interval, seconds")
-    ] = (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0)  # fmt: skip
+    ] = (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0)
     price_per_hour: Annotated[
         float,
         Field(
@@ -157,7 +157,8 @@ class TelemetryConfig(pydantic.BaseModel):
     telemetry_attributes: Annotated[
         tuple[str, ...],
         Field(
-            description="NAME=VALUE, further attributes of the resource, as deployment.environment.name=test; may be repeated"
+            description="NAME=VALUE, further attributes of the resource, as deployment.environment.name=test; "
+            "may be repeated"
         ),
     ] = ()
     telemetry_flush_s: Annotated[
@@ -315,7 +316,8 @@ def _check_host(host: str) -> None:
             raise ValueError("its host is no IP address") from None
     elif len(host) > _LONGEST_HOST or not all(_HOST_LABEL.fullmatch(label) for label in host.rstrip(".").split(".")):
         raise ValueError(
-            f"its host must be at most {_LONGEST_HOST} characters: parts of 1 to 63 letters, digits, '-' and '_', none at an end '-', joined by '.'"
+            f"its host must be at most {_LONGEST_HOST} characters: parts of 1 to 63 letters, digits, '-' and '_', none "
+            "at an end '-', joined by '.'"
         )
 
 

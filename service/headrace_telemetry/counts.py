@@ -24,8 +24,8 @@ class ExportCounts:
         file_dropped: spans that the trace file could not take.
         ring_bytes: what recent traces take now.
         incomplete: exported generations of which something was not known.
-        told_dropped: facts that services and backends could not tell.
-        bad_frames: connections that were ended for what they told.
+        reported_dropped: facts that services and backends could not send.
+        bad_frames: connections that were ended for what they sent.
     """
 
     exported: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -36,7 +36,7 @@ class ExportCounts:
     file_dropped: int = 0
     ring_bytes: int = 0
     incomplete: int = 0
-    told_dropped: int = 0
+    reported_dropped: int = 0
     bad_frames: int = 0
 
     def add(self, what: dict[str, int], signal: str, units: int) -> None:

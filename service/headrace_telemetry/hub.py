@@ -1,5 +1,6 @@
-"""The socket on which services and backends tell facts: connections, frames, and what they are
-answered.
+"""The socket on which services and backends tell facts.
+
+Connections, frames, and what they are answered.
 
 Owns the connections: a frame is 4 bytes of length (little-endian) and a fact; the first fact is a
 Hello; a frame that is none ends its connection and no other. Facts go to the sinks in order, one
@@ -25,7 +26,7 @@ import structlog
 from headrace_facts import facts
 from headrace_telemetry.counts import ExportCounts
 
-# How often sinks are told the time.
+# How often sinks hear the time.
 _TICK_S: Final = 0.25
 _PART_BYTES: Final = 1 << 20
 # A connection that leaves this much of its answers unread is ended.
@@ -35,42 +36,42 @@ _log = structlog.get_logger(process="telemetry")
 
 
 class Sink(Protocol):
-    """Who wants to know of facts. Called from the event loop; must not block."""
+    """A consumer of facts. Its methods run in the event loop and must not block."""
 
     def take(self, source: facts.Hello, fact: facts.Fact) -> None:
         """A fact, generations excepted. The first of a connection is `source` itself."""
 
     def generation(self, source: facts.Hello, generation: facts.Generation, kept: str | None) -> None:
-        """A generation has ended.
+        """Takes the fact that a generation has ended.
 
         `kept`: why its trace is exported ("head", "ttft" ...); None: it is not.
         """
 
     def gone(self, source: facts.Hello) -> None:
-        """A connection has ended."""
+        """Notes that a connection has ended."""
 
     def tick(self, now_unix_ns: int) -> None:
         """Time passes, several times a second."""
 
 
 class Traces(Protocol):
-    """Who decides on traces and remembers them."""
+    """A consumer of facts that decides which traces are exported."""
 
     def decide(self, generation: facts.Generation) -> str | None:
-        """Why this generation's trace is exported; None: it is not. Called once for each."""
+        """Returns why a generation's trace is exported; None: it is not. Called once for each."""
 
     def find(self, key: str) -> bytes:
         """A recent trace by request id or trace id, as serialized TracesData; empty: unknown."""
 
 
 class Hub:
-    """The server of the socket.
+    """The server of the telemetry socket.
 
     Args:
         settings: what those who tell are asked for at first.
         traces: the judge and memory of traces.
         sinks: who gets all facts, in this order.
-        counts: of connections that told no facts.
+        counts: of connections that sent no facts.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Hub:
         return await asyncio.get_running_loop().create_unix_server(lambda: _Connection(self), sock=bound)
 
     async def keep_time(self) -> None:
-        """Ticks until cancelled."""
+        """Tells all sinks the time until cancelled."""
         while True:
             await asyncio.sleep(_TICK_S)
             self.tick(time.time_ns())
@@ -111,14 +112,14 @@ class Hub:
             connection.end()
 
     def joined(self, connection: _Connection, source: facts.Hello) -> None:
-        """Somebody has said who he is."""
+        """Notes that a process has said which it is."""
         self._connections.add(connection)
         connection.answer(self.settings)
         for sink in self._sinks:
             sink.take(source, source)
 
     def left(self, connection: _Connection, source: facts.Hello) -> None:
-        """A connection has ended."""
+        """Notes that a connection has ended."""
         self._connections.discard(connection)
         for sink in self._sinks:
             sink.gone(source)
@@ -167,7 +168,7 @@ class _Connection(asyncio.Protocol):
                 self._read(frame)
         except (msgspec.MsgspecError, ValueError, _NoFrame) as error:
             self._hub.counts.bad_frames += 1
-            _log.warning("a connection that told no facts was ended", why=type(error).__name__)
+            _log.warning("a connection that sent no facts was ended", why=type(error).__name__)
             self.end()
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -1,5 +1,6 @@
-"""Which traces are exported: decided at the head by who sampled, or at the end by what became of
-the generation.
+"""Which traces are exported.
+
+Decided at the head by who sampled, or at the end by what became of the generation.
 
 Owns the rules and the order of reasons. Remembering the decisions is `span_sink`'s.
 """
@@ -15,8 +16,9 @@ _FAILED_REASONS = frozenset({"error", "deadline"})
 
 
 def reason(generation: facts.Generation, config: TelemetryConfig) -> str | None:
-    """Why a generation's trace is exported: "head", "failed", "ttft", "itl" or "preempted"; None:
-    it is not.
+    """Returns why a trace is exported: "head", "failed", "ttft", "itl" or "preempted".
+
+    None: it is not.
 
     Raises:
         ValueError: its columns do not fit together.
@@ -41,16 +43,18 @@ def _failed(generation: facts.Generation) -> bool:
 
 
 def _late(generation: facts.Generation, limit_ns: float) -> bool:
-    """Whether the first token came late; without one, whether the caller waited that long for
-    nothing.
+    """Whether the first token came late.
+
+    Without one, whether the caller waited that long for nothing.
     """
     first_ns = generation.first_chunk_ns or generation.ttft_ns
     return (first_ns or generation.end_ns - generation.arrival_ns) > limit_ns
 
 
 def _longest_gap_ns(generation: facts.Generation) -> int:
-    """The longest time between two messages of an output, as they were made: how fast a reader
-    takes them is not the server's merit.
+    """The longest time between two messages of an output, as they were made.
+
+    How fast a reader takes them is not the server's merit.
     """
     gaps = [np.diff(np.frombuffer(emission.made_at_ns, "<i8")) for emission in generation.emissions]
     return max((int(gap.max()) for gap in gaps if len(gap)), default=0)

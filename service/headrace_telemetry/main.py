@@ -28,7 +28,7 @@ _MOST_KEPT_BYTES: Final = 32 << 20
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs until told to stop; returns the exit code."""
+    """Runs until a signal stops it; returns the exit code."""
     parser = argparse.ArgumentParser(prog="headrace_telemetry", description="Headrace's traces and metrics")
     parser.add_argument(
         "--config-json", required=True, metavar="FILE", help="TelemetryConfig as JSON; - reads standard input"
@@ -59,8 +59,9 @@ async def _run(config: TelemetryConfig, pulse_fd: int | None) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Has glibc's allocator keep the memory of one batch for the next: giving it back and touching
-    fresh pages was a sixth of the process's time.
+    """Has glibc's allocator keep the memory of one batch for the next.
+
+    Giving it back and touching fresh pages was a sixth of the process's time.
 
     Other C libraries have no such knob.
     """

@@ -25,9 +25,9 @@ class NewestTable(Generic[Value]):
             self._entries.popitem(last=False)
 
     def get(self, key: str) -> Value | None:
-        """The entry of a key."""
+        """Returns the entry of a key."""
         return self._entries.get(key)
 
     def pop(self, key: str) -> Value | None:
-        """Takes an entry out."""
+        """Removes an entry and returns it."""
         return self._entries.pop(key, None)

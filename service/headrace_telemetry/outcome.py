@@ -22,8 +22,10 @@ _GRAVITY: Final = ("error", "deadline", "cancelled", "length", "stop")
 
 
 def finish_reason(generation: facts.Generation) -> str:
-    """Why a generation ended: "error" by a fault of the server, "deadline" by its time, else the
-    gravest reason of its outputs.
+    """Returns why a generation ended.
+
+    It is "error" by a fault of the server, "deadline" by its time, else the gravest reason of its
+    outputs.
 
     An error that is the caller's (a reader too slow) leaves the outputs their own reasons.
     """

@@ -84,7 +84,7 @@ class _Tasks:
         self._failure: BaseException | None = None
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts a part."""
+        """Starts one part of the process."""
         task = asyncio.create_task(work)
         task.add_done_callback(self._ended)
         return task
@@ -101,7 +101,7 @@ class _Tasks:
 
 
 async def _serve(hub: Hub, config: TelemetryConfig, stop: asyncio.Event, port: int | None, tasks: _Tasks) -> None:
-    """Hears facts until told to stop, and a moment longer."""
+    """Hears facts until a signal stops it, and a moment longer."""
     server = await hub.listen(config.telemetry_socket)
     ticking = tasks.start(hub.keep_time())
     _log.info("telemetry is ready", otlp=config.otlp_endpoint or None, metrics_port=port)

@@ -1,5 +1,7 @@
-"""Facts become spans: what the hub tells comes in here, encoded spans go out to the ring, the trace
-file and the collector.
+"""Facts become spans.
+
+What the hub passes on comes in here; encoded spans go out to the ring, the trace file and the
+collector.
 
 Owns the join of those who tell: engines' books, generations that wait a moment for their steps,
 calls that wait for their generations, and what was decided on each trace. All of it is bounded.
@@ -33,7 +35,7 @@ from headrace_telemetry.step_export import StepExport
 
 Outlet = Callable[[bytes, SpanBlock], None]
 
-# How long a generation waits for steps that nobody has told yet.
+# How long a generation waits for steps that nobody has reported yet.
 _STEPS_WAIT_NS: Final = 2_000_000_000
 _MOST_WAITING: Final = 4096
 _NEVER_NS: Final = 1 << 63
@@ -65,7 +67,7 @@ class SpanSink:
     Args:
         config: what is kept, and the limits of attributes.
         scope: the serialized InstrumentationScope.
-        counts: of what could not be told.
+        counts: of what could not be reported.
         outlets: who takes spans beside the ring: file and collector.
     """
 
@@ -90,15 +92,15 @@ class SpanSink:
         self._decided: NewestTable[bool] = NewestTable(_MOST_TRACES)
         self._calls: NewestTable[tuple[facts.Hello, facts.CallEnded]] = NewestTable(_MOST_WAITING)
         self._bounds: NewestTable[tuple[int, int]] = NewestTable(_MOST_WAITING)
-        # By id of the server span: calls to export whose generation is still to be told, and until
-        # when they wait.
+        # By id of the server span: calls to export whose generation is still to be reported, and
+        # until when they wait.
         self._early: dict[str, tuple[int, facts.Hello, facts.CallEnded]] = {}
         self._resources = Resources(config)
 
     # What the hub asks.
 
     def decide(self, generation: facts.Generation) -> str | None:
-        """Why a generation's trace is exported; None: it is not."""
+        """Returns why a generation's trace is exported; None: it is not."""
         span = generation.span
         if span is None:
             return None
@@ -130,7 +132,7 @@ class SpanSink:
     # What the hub tells.
 
     def take(self, source: facts.Hello, fact: facts.Fact) -> None:
-        """A fact that is no generation."""
+        """Takes a fact other than the end of a generation."""
         match fact:
             case facts.Steps():
                 self._take_steps(source, fact)
@@ -149,10 +151,10 @@ class SpanSink:
             case facts.SetDetail():
                 self._detail = fact.detail or self._detail
             case facts.Dropped():
-                self._counts.told_dropped += fact.facts
+                self._counts.reported_dropped += fact.facts
 
     def generation(self, source: facts.Hello, generation: facts.Generation, kept: str | None) -> None:
-        """A generation has ended."""
+        """Takes the fact that a generation has ended."""
         span = generation.span
         if span is None:
             return
@@ -169,7 +171,7 @@ class SpanSink:
         self._steps.tick(time.time_ns())
 
     def gone(self, source: facts.Hello) -> None:
-        """Somebody tells no more."""
+        """Notes that a connection has ended."""
         for engine, book in self._books.items():
             if book.source is source:
                 book.source = None
@@ -187,7 +189,7 @@ class SpanSink:
             self._forget(engine)
 
     def finish(self) -> None:
-        """Nothing will be told any more: exports all that waits."""
+        """Exports all that waits, because no more facts come."""
         self._ready += self._waiting
         self._waiting.clear()
         self._export_ready(_NEVER_NS)
@@ -206,7 +208,7 @@ class SpanSink:
         return book is not None and bool(book.has(waiting.kept.steps).all())
 
     def _export_ready(self, now_ns: int) -> None:
-        """Exports the generations that came, but for those that lack steps and may wait for them."""
+        """Exports the generations that came, unless they lack steps and may wait."""
         ready, self._ready, self._num_ready_tokens = self._ready, [], 0
         by_engine: dict[str, list[_Waiting]] = {}
         for waiting in ready:
@@ -223,7 +225,10 @@ class SpanSink:
         return book is not None and bool(book.has(np.concatenate([waiting.kept.steps for waiting in some])).all())
 
     def _due(self, some: list[_Waiting], now_ns: int) -> list[_Waiting]:
-        """Those that have their steps or have waited for them; the others wait on, so many at most."""
+        """Returns those that have their steps or have waited for them.
+
+        The others wait on, so many at most.
+        """
         due = []
         for waiting in some:
             if waiting.until_ns <= now_ns or self._has_steps(waiting):
@@ -270,8 +275,9 @@ class SpanSink:
             self._export_early(span.parent_span_id)
 
     def _take_call(self, source: facts.Hello, call: facts.CallEnded) -> None:
-        """Exports a call if its generation was exported, waits if that is not decided, else goes by
-        its flag.
+        """Exports a call if its generation was exported; waits if that is not decided.
+
+        A call without a generation goes by its flag.
         """
         span = call.span
         if span is None:
@@ -286,8 +292,9 @@ class SpanSink:
             self._calls.put(span.trace_id, (source, call))
 
     def _export_or_wait(self, source: facts.Hello, call: facts.CallEnded, span: facts.SpanContext) -> None:
-        """Exports a call; one whose caller left ends before its generation, which the server span
-        must enclose.
+        """Exports a call.
+
+        One whose caller left ends before its generation, which the server span must enclose.
         """
         if not call.request_id or call.status == "OK" or self._bounds.get(span.span_id) is not None:
             self._export_call(source, call)
@@ -314,7 +321,7 @@ class SpanSink:
         self._send(resource, block)
 
     def _kept_links(self, call: facts.CallEnded) -> list[facts.SpanContext]:
-        """Those of its links that lead to exported spans."""
+        """Returns the links that lead to exported spans."""
         return [link for link in call.links if link.sampled or self._decided.get(link.trace_id)]
 
     # Steps.

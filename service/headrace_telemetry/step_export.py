@@ -41,14 +41,14 @@ class StepExport:
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        # For ends of members, and for members to be told. In order of their times.
+        # For ends of members, and for members to be reported. In order of their times.
         self._undecided: collections.deque[_Waiting] = collections.deque()
         self._unpeopled: collections.deque[_Waiting] = collections.deque()
         # Steps that wait, and whether an exported generation was in them.
         self._waiting: dict[tuple[str, int], bool] = {}
 
     def arrived(self, book: EngineBook, step_ids: U64, now_ns: int) -> None:
-        """The members of these steps are known now."""
+        """Notes that the members of these steps are known now."""
         ready = []
         for step_id in step_ids.tolist():
             kept = [request.kept for request in _traced(book, step_id)]
@@ -90,7 +90,7 @@ class StepExport:
             self._export_waiting(self._unpeopled.popleft())
 
     def links(self, book: EngineBook, step_id: int) -> list[Request]:
-        """The exported requests that were in a step, as far as is known now."""
+        """Returns the exported requests that were in a step, as far as is known now."""
         return [request for request in _traced(book, step_id) if request.kept]
 
     def _wait(self, book: EngineBook, step_id: int, until_ns: int, wanted: bool) -> _Waiting:

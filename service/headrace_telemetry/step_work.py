@@ -20,8 +20,9 @@ Floats = npt.NDArray[np.float64]
 
 
 def seconds(records: Records) -> Floats:
-    """How long the device computed each step [num_steps], at least a microsecond: clocks of device
-    and host differ.
+    """How long the device computed each step [num_steps], at least a microsecond.
+
+    Clocks of device and host differ.
     """
     begun, ended = records["started_at_ns"].astype(np.int64), records["finished_at_ns"].astype(np.int64)
     lengths: Floats = np.maximum((ended - begun) * 1e-9, 1e-6)
@@ -48,8 +49,9 @@ def flops(engine: facts.EngineFacts, records: Records) -> Floats:
 
 
 def bandwidth_share(engine: facts.EngineFacts, records: Records) -> Floats | None:
-    """Share of the device's copy rate that each step used [num_steps]; None: the rate was not
-    measured.
+    """Share of the device's copy rate that each step used [num_steps].
+
+    None: the rate was not measured.
     """
     if engine.copy_bytes_per_s <= 0:
         return None
@@ -57,8 +59,9 @@ def bandwidth_share(engine: facts.EngineFacts, records: Records) -> Floats | Non
 
 
 def flops_share(engine: facts.EngineFacts, records: Records) -> Floats | None:
-    """Share of the device's rate of matrix products that each step used [num_steps]; None: the rate
-    was not measured.
+    """Share of the device's rate of matrix products that each step used [num_steps].
+
+    None: the rate was not measured.
     """
     if engine.matmul_flops_per_s <= 0:
         return None

@@ -1,5 +1,6 @@
-"""Why each token came when it did: every wait between two tokens with its causes, decided by
-numbers.
+"""Why each token came when it did.
+
+Every wait between two tokens with its causes, decided by numbers.
 
 Owns the judgement. Each wait is cut into parts (windows.py); what is usual is the median over this
 trace (for steps: over those that compute decodes only), and what a part took beyond that is charged
@@ -32,8 +33,9 @@ _MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """Medians of a trace, in ns. step_ns is of steps that compute decodes only; steps counts them
-    (0: there are none, and step_ns is the shortest step's).
+    """Medians of a trace, in ns. step_ns is of steps that compute decodes only.
+
+    Steps counts them (0: there are none, and step_ns is the shortest step's).
     """
 
     gap_ns: float
@@ -123,7 +125,7 @@ def _percentile(ordered: Sequence[float], share: float) -> float | None:
 
 
 def _ledger_of_phases(trace: Trace) -> dict[str, float]:
-    """Where the time went by the spans of phases, for a trace without a ledger."""
+    """Returns how the time was spent by the spans of phases, for a trace without a ledger."""
     ledger: dict[str, float] = {}
     for phase in trace.phases:
         ledger[phase.name] = ledger.get(phase.name, 0.0) + (phase.end_ns - phase.start_ns) / _MS
@@ -153,7 +155,7 @@ class _Judge:
         )
 
     def gap(self, wait: _Wait) -> Gap:
-        """The wait with its causes."""
+        """Returns the wait with its causes."""
         usual_ns = 0.0 if wait.first else self._usual.gap_ns
         token = wait.token
         return Gap(
@@ -236,8 +238,9 @@ class _Judge:
             yield Kind.PREFILL, ns * (1 - own)
 
     def _is_excuse(self, step: Step) -> bool:
-        """Whether the prompts in a step can have made it as long as it was: steps with as many
-        tokens or more were not much shorter.
+        """Whether the prompts in a step can have made it as long as it was.
+
+        Steps with as many tokens or more were not much shorter.
         """
         over = step.duration_ns - self._usual.step_ns
         like = [beyond for tokens, beyond in self._mixed if tokens >= step.prefill_tokens]
@@ -285,8 +288,9 @@ _BEYOND_USUAL = {
 
 
 def _reason_to_compute_again(wait: _Wait) -> Kind:
-    """What a request's own tokens in a step are charged to: its prompt, or what made it compute
-    them again, for which it had to wait for its turn, too.
+    """What a request's own tokens in a step are charged to.
+
+    Its prompt, or what made it compute them again, for which it had to wait for its turn, too.
     """
     places = {part.where for part in wait.parts}
     if Where.PREEMPTED in places:
@@ -297,8 +301,9 @@ def _reason_to_compute_again(wait: _Wait) -> Kind:
 
 
 def _own_tokens(trace: Trace) -> dict[int, int]:
-    """Tokens of the request's own prompt by step, from its chunks or, where the trace lacks those,
-    from the steps.
+    """Returns the tokens of the request's own prompt by step.
+
+    They come from its chunks or, where the trace lacks those, from the steps.
     """
     tokens: dict[int, int] = {}
     for step in trace.steps.values():

@@ -1,5 +1,6 @@
-"""`headrace trace` on the command line: flags into a source, a trace into a page, a picture or
-words, exit codes.
+"""`headrace trace` on the command line.
+
+Flags become a source, a trace becomes a page, a picture or words, and errors become exit codes.
 
 Owns the flags and what is written where. Traces are read in sources.py, explained in causes.py,
 drawn in page.py and picture.py.
@@ -65,8 +66,9 @@ def trace(
     png: pathlib.Path | None,
     in_words: bool,
 ) -> None:
-    """Shows every token of one request: when it was planned, computed, read and sent, who shared
-    its steps, and what it waited for.
+    """Shows every token of one request.
+
+    When it was planned, computed, read and sent, who shared its steps, and what it waited for.
 
     FILE holds OpenTelemetry traces (OTLP as JSON, JSON lines or protobuf), as the server's
     trace_file or a collector writes them. An id is looked up in the memory of a running server
@@ -122,7 +124,10 @@ def _looks_like_file(name: str) -> bool:
 def _write(
     read: Trace, explanation: Explanation, html: pathlib.Path | None, png: pathlib.Path | None, *, quiet: bool
 ) -> None:
-    """Writes what was asked for: without a wish the page, and the picture where it can be drawn."""
+    """Writes what was asked for.
+
+    Without an option that is the page, and the picture where it can be drawn.
+    """
     if html is None and png is None and not quiet:
         name = _NOT_FOR_NAMES.sub("_", read.request_id).strip("._")[:_LONGEST_NAME] or read.trace_id
         html = pathlib.Path(f"trace-{name}.html")
@@ -160,8 +165,8 @@ def _fail(error: TraceError | HeadraceError, connection: Connection) -> None:
     named = isinstance(error, HeadraceError)
     text = f"{error.code.name}: {error}" if isinstance(error, HeadraceError) else str(error)
     if connection.as_json:
-        told = error_as_dict(error) if isinstance(error, HeadraceError) else {"message": str(error)}
-        warn(json.dumps({"error": told}))
+        reported = error_as_dict(error) if isinstance(error, HeadraceError) else {"message": str(error)}
+        warn(json.dumps({"error": reported}))
     else:
         warn(f"error: {plain(connection.server + ': ' if named else '')}{plain(text)}")
     sys.exit(1)

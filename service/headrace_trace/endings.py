@@ -29,8 +29,9 @@ def _is_whole(trace: Trace) -> bool:
 
 
 def _own_status(trace: Trace) -> str:
-    """The status as far as the request's own span tells it: a caller who left and one who called
-    Cancel look alike.
+    """The status as far as the request's own span tells it.
+
+    A caller who left and one who called Cancel look alike.
     """
     if trace.error_type == _ENGINE_ERROR or (not trace.error_type and _is_whole(trace)):
         return "OK"

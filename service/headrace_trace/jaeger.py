@@ -41,7 +41,7 @@ class Jaeger:
         self._url = url.rstrip("/")
 
     def trace(self, trace_id: str) -> list[Span]:
-        """The spans of a trace, and of the steps that its requests were in.
+        """Returns the spans of a trace, and of the steps that its requests were in.
 
         Raises:
             TraceError: Jaeger does not know it, or cannot be asked.
@@ -55,7 +55,7 @@ class Jaeger:
         return unique(spans)
 
     def trace_id_of(self, request_id: str) -> str:
-        """The trace of a request, by a search for its tag.
+        """Returns the trace id of a request, by a search for its tag.
 
         Raises:
             TraceError: Jaeger does not know it, or cannot be asked.

@@ -30,7 +30,7 @@ _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def render(trace: Trace, explanation: Explanation) -> str:
-    """The page of a trace."""
+    """Returns the HTML page of a trace."""
     style = _read("page.css")
     script = "(() => {\n'use strict';\n" + "\n".join(map(_read, _SCRIPTS)) + "\n})();"
     return _filled(
@@ -62,8 +62,9 @@ def _read(name: str) -> str:
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-    """The template with its places filled in one pass, so that no value can bring a place of its
-    own.
+    """Returns the template with its places filled in one pass.
+
+    No value can bring a place of its own.
     """
     return _PLACE.sub(lambda match: values[match[1]], template)
 
@@ -72,7 +73,10 @@ def _policy(style: str, script: str) -> str:
     def digest(text: str) -> str:
         return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
-    return f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'; form-action 'none'"
+    return (
+        f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'; form-action "
+        "'none'"
+    )
 
 
 def _text(text: str) -> str:
@@ -103,14 +107,16 @@ def _tiles(trace: Trace, explanation: Explanation) -> str:
         ("preemptions", f"{trace.preemptions:,}", ""),
     )
     return "".join(
-        f"<div class='tile'><dt>{_text(name)}</dt><dd>{_text(value)}{f' <small>{_text(note)}</small>' if note else ''}</dd></div>"
+        f"<div class='tile'><dt>{_text(name)}</dt><dd>{_text(value)}"
+        f"{f' <small>{_text(note)}</small>' if note else ''}</dd></div>"
         for name, value, note in tiles
     )
 
 
 def _first_token_tile(explanation: Explanation) -> tuple[str, str, str]:
-    """When the first token left, and beside it when the engine had it; of an answer in one message
-    only that.
+    """When the first token left, and beside it when the engine had it.
+
+    Of an answer in one message only that.
     """
     left, had = explanation.ttft_ms, explanation.engine_ttft_ms
     if left is None and had is not None:
@@ -133,10 +139,14 @@ def _ledger(explanation: Explanation) -> str:
             f"<rect class='{css}' x='{at:.3f}' y='0' width='{share:.3f}' height='4'><title>{words}</title></rect>"
         )
         items.append(
-            f"<li><svg class='swatch' viewBox='0 0 1 1' aria-hidden='true'><rect class='{css}' width='1' height='1'/></svg>{words}</li>"
+            f"<li><svg class='swatch' viewBox='0 0 1 1' aria-hidden='true'><rect class='{css}' width='1' "
+            f"height='1'/></svg>{words}</li>"
         )
         at += share
-    bar = f"<svg class='ledger' viewBox='0 0 100 4' preserveAspectRatio='none' role='img' aria-label='Where the time went'>{''.join(bars)}</svg>"
+    bar = (
+        "<svg class='ledger' viewBox='0 0 100 4' preserveAspectRatio='none' role='img' aria-label='Where the time "
+        f"went'>{''.join(bars)}</svg>"
+    )
     return f"{bar}<ul class='legend'>{''.join(items)}</ul>"
 
 
@@ -144,5 +154,6 @@ def _slowest(explanation: Explanation) -> Iterator[str]:
     for gap in explanation.slowest():
         yield (
             f"<li><button type='button' class='wait' data-output='{gap.output}' data-token='{gap.index}'>"
-            f"<span class='mark kind-{gap.cause.kind}'></span><b>{_text(wait_words(gap, explanation))}</b> <span>{_text(cause_words(gap, explanation))}</span></button></li>"
+            f"<span class='mark kind-{gap.cause.kind}'></span><b>{_text(wait_words(gap, explanation))}</b> "
+            f"<span>{_text(cause_words(gap, explanation))}</span></button></li>"
         )

@@ -37,7 +37,7 @@ class _Table:
         self._numbers: dict[Any, int] = {}
 
     def number(self, value: Any) -> int:
-        """The number of a value."""
+        """Returns the number by which the page's data names a value."""
         number = self._numbers.setdefault(value, len(self.values))
         if number == len(self.values):
             self.values.append(value)
@@ -45,7 +45,7 @@ class _Table:
 
 
 def page_data(trace: Trace, explanation: Explanation) -> dict[str, Any]:
-    """The whole trace as JSON types."""
+    """Returns the whole trace as JSON types."""
     names, sets = _Table(), _Table()
     own = names.number(plain(trace.request_id))
     return {
@@ -82,7 +82,10 @@ def _tokens(trace: Trace, explanation: Explanation) -> dict[str, list[Any]]:
 
 
 def _why(gap: Gap | None, explanation: Explanation) -> str:
-    """The cause in words where it is worth the space: ten thousand times "nothing unusual" is not."""
+    """The cause in words where it is worth the space.
+
+    Ten thousand times "nothing unusual" is not.
+    """
     return "" if gap is None or gap.cause.kind is Kind.USUAL else cause_words(gap, explanation)
 
 
@@ -119,7 +122,10 @@ def _numbers(names: _Table, request_ids: Iterable[str]) -> tuple[int, ...]:
 
 
 def _unnamed(trace: Trace, step: Step) -> list[str]:
-    """Traces of members whose request ids are not told: their spans did not come with this one."""
+    """Traces of members whose request ids are not reported.
+
+    Their spans did not come with this one.
+    """
     known = trace.requests_by_span
     return sorted(
         {m.trace_id for m in step.members if m.trace_id != trace.trace_id and (m.trace_id, m.span_id) not in known}

@@ -79,7 +79,7 @@ def check() -> None:
 
 
 def draw(trace: Trace, explanation: Explanation) -> bytes:
-    """The picture of a trace.
+    """Returns the picture of a trace.
 
     Raises:
         TraceError: matplotlib is missing.
@@ -164,8 +164,9 @@ def _steps(axes: Any, trace: Trace) -> None:
 
 
 def _boxes(axes: Any, boxes: Sequence[tuple[float, float, float, float]], colour: str, label: str) -> None:
-    """Rectangles as (left, right, bottom, top), as one artist: a bar each would take half a minute
-    for ten thousand tokens.
+    """Rectangles as (left, right, bottom, top), as one artist.
+
+    A bar each would take half a minute for ten thousand tokens.
     """
     corners = [
         [(left, bottom), (right, bottom), (right, top), (left, top)]

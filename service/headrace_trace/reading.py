@@ -1,5 +1,6 @@
-"""From spans to a Trace: finds the request asked for and puts together what its spans and those of
-its steps say.
+"""Makes a Trace of spans.
+
+It finds the request asked for, and joins what its spans and those of its steps say.
 
 Owns the names of spans and attributes that the server writes. Tolerant of what is missing: steps,
 messages, whole attributes; strict about nothing but that there is a request. Spans come in
@@ -34,12 +35,12 @@ _NAMED = 5
 
 
 def inference_spans(spans: Iterable[Span]) -> list[Span]:
-    """The spans of requests."""
+    """Returns the inference spans: those of requests."""
     return [span for span in spans if REQUEST_ID in span.attributes and _OPERATION in span.attributes]
 
 
 def read_trace(spans: Sequence[Span], *, request_id: str | None = None, trace_id: str | None = None) -> Trace:
-    """The trace of one request.
+    """Returns the trace of one request.
 
     Args:
         spans: All there are; those of other requests may be among them.
@@ -77,7 +78,7 @@ def _no_request(spans: Sequence[Span], trace_id: str | None) -> str:
 
 
 class SeveralRequests(TraceError):
-    """It must be said which request is meant."""
+    """The spans are of several requests, and the caller must name one."""
 
 
 def _several(request_ids: Sequence[str]) -> str:
@@ -87,8 +88,9 @@ def _several(request_ids: Sequence[str]) -> str:
 
 
 def step_traces(span: Span) -> set[str]:
-    """Trace ids under which the steps of a request are found; they follow from the engine and the
-    steps' ids.
+    """Trace ids under which the steps of a request are found.
+
+    They follow from the engine and the steps' ids.
 
     Args:
         span: An inference span.
@@ -144,8 +146,9 @@ def _trace(root: Span, spans: Sequence[Span], requests: Sequence[Span]) -> Trace
 
 
 def _call_status(root: Span, spans: Sequence[Span]) -> str:
-    """What the call of a request ended with; empty if its span did not come, or is of many
-    requests.
+    """What the call of a request ended with.
+
+    Empty if its span did not come, or is of many requests.
     """
     for span in spans:
         if (span.trace_id, span.span_id) == (root.trace_id, root.parent_id):
@@ -226,16 +229,17 @@ def _token_arrays(root: Span) -> tuple[Token, ...]:
             step if step > 0 else None,
             scheduled,
             sampled,
-            _told(emitted, root),
-            _told(written, root),
+            _reported(emitted, root),
+            _reported(written, root),
         )
         for output, index, step, scheduled, sampled, emitted, written in rows
     )
 
 
-def _told(time: int | None, root: Span) -> int | None:
-    """A time of the way out; nothing left at the very moment of the arrival: that is how one says
-    that nobody read it.
+def _reported(time: int | None, root: Span) -> int | None:
+    """A time of the way out.
+
+    Nothing left at the very moment of the arrival: that is how one says that nobody read it.
     """
     return time if time is not None and time > root.start_ns else None
 
@@ -251,7 +255,7 @@ def _token_span(root: Span, span: Span) -> Token:
         offset = _integer(span.attributes, name)
         return root.start_ns + offset if offset is not None and offset >= 0 else None
 
-    sampled, emitted = time("headrace.token.sampled_ns"), _told(time("headrace.token.emitted_ns"), root)
+    sampled, emitted = time("headrace.token.sampled_ns"), _reported(time("headrace.token.emitted_ns"), root)
     return Token(
         output=_integer(span.attributes, "headrace.output.index") or 0,
         index=_integer(span.attributes, "headrace.token.index") or 0,

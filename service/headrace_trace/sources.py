@@ -1,4 +1,4 @@
-"""Where a trace comes from: files, a server's memory of recent traces, or Jaeger.
+"""The sources of a trace: files, a server's memory of recent traces, or Jaeger.
 
 Owns the reading of what the command line names. What spans mean is reading.py's. Sources come in, a
 Trace goes out, or a TraceError of one line.
@@ -71,7 +71,7 @@ def from_server(client: AdminClient, server: str, key: str, request_id: str | No
 
 
 def from_jaeger(url: str, key: str, request_id: str | None) -> Trace:
-    """A trace that Jaeger has.
+    """Returns a trace that Jaeger has.
 
     Raises:
         TraceError: It does not have it, or cannot be asked.

@@ -53,8 +53,9 @@ class Span:
 
 
 def parse(data: bytes) -> list[Span]:
-    """Reads spans of OTLP bytes: one JSON document, several (a line each, or not), or a serialized
-    TracesData.
+    """Reads spans of OTLP bytes.
+
+    One JSON document, several (a line each, or not), or a serialized TracesData.
 
     A last line that is cut off, as a file has while it is written, is left out.
 
@@ -91,8 +92,9 @@ def parse_protobuf(data: bytes) -> list[Span]:
 
 
 def spans_of_json(document: Any) -> Iterator[Span]:
-    """The spans of a decoded OTLP JSON document: a TracesData, an export request, or a list or
-    `result` of such (as Jaeger answers).
+    """Returns the spans of a decoded OTLP JSON document.
+
+    A TracesData, an export request, or a list or `result` of such (as Jaeger answers).
 
     Raises:
         TraceError: A span in it is not as OTLP has it.

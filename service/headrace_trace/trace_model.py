@@ -1,5 +1,6 @@
-"""A request's trace as the viewer thinks of it: phases, prompt chunks, tokens, and the steps of the
-engine under them.
+"""A request's trace as the viewer thinks of it.
+
+Phases, prompt chunks, tokens, and the steps of the engine under them.
 
 Owns the values; how spans become them is in reading.py. All times are UNIX nanoseconds. Whatever a
 trace may lack (a step that nobody exported, a token that nobody read) is None here, never 0.
@@ -43,8 +44,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One output token: when its step was planned, when its value was read, when its message was
-    made, when the transport had taken it.
+    """One output token, by the moments at which things happened to it.
+
+    They are when its step was planned, its value read, its message made, and taken by the
+    transport.
     """
 
     output: int
@@ -82,8 +85,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass of the whole batch. start_ns to end_ns is its time on the device; shares are
-    of measured ceilings, 0 to 1.
+    """One forward pass of the whole batch. start_ns to end_ns is its time on the device.
+
+    Shares are of measured ceilings, 0 to 1.
     """
 
     step_id: int
@@ -114,18 +118,18 @@ class Step:
 
     @property
     def duration_ns(self) -> int:
-        """Its time on the device."""
+        """Nanoseconds that the step took on the device."""
         return self.end_ns - self.start_ns
 
     @property
     def only_decodes(self) -> bool:
-        """Whether nobody's prompt was computed in it."""
+        """Whether the step computed no part of any prompt."""
         return self.prefill_tokens == 0 and self.decodes > 0
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One request.
+    """The trace of one request, as the viewer thinks of it.
 
     Attributes:
         ttft_ns: From the arrival until the first message with a token had left; None where nothing
@@ -135,7 +139,7 @@ class Trace:
             or the call carried many requests.
         failed: Whether its span says that it failed.
         left_out_tokens: Tokens that it generated besides, too many for the trace.
-        ledger: Where its time went, in ns by part, as the server's ledger has it; without
+        ledger: How its time was spent, in ns by part, as the server's ledger has it; without
             end_to_end.
         steps: By id; those of the request's engine that the trace holds, not only the request's
             own.

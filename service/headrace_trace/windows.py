@@ -1,5 +1,6 @@
-"""What happened between two tokens: the time that a reader waited, cut into parts that do not
-overlap and leave nothing out.
+"""What happened between two tokens.
+
+The time that a reader waited, cut into parts that do not overlap and leave nothing out.
 
 Owns the cutting. What a part costs more than usual, and which of them is to blame, is decided in
 causes.py. A Trace and two moments come in; parts, in the order in which they happened, go out.
@@ -20,7 +21,7 @@ from headrace_trace.trace_model import ENGINE_RESTART, PREEMPTED, QUEUE, Phase, 
 
 
 class Where(enum.StrEnum):
-    """Where a waiting reader's time went."""
+    """How the time of a waiting reader was spent."""
 
     # From the call until it stood in the engine's queue.
     ARRIVAL = "arrival"
@@ -57,13 +58,14 @@ class Part:
 
     @property
     def ns(self) -> int:
-        """Its length."""
+        """Length of the window, in nanoseconds."""
         return self.end_ns - self.start_ns
 
 
 def parts_between(trace: Trace, start_ns: int, token: Token) -> tuple[Part, ...]:
-    """The parts of the time from `start_ns` to a token's arrival; empty if it came at once, or is
-    not known.
+    """The parts of the time from `start_ns` to a token's arrival.
+
+    Empty if it came at once, or is not known.
     """
     end_ns = token.arrived_ns
     if end_ns is None or end_ns <= start_ns:

@@ -38,12 +38,12 @@ LEDGER_WORDS = {
 
 
 def lines_of(explanation: Explanation) -> list[str]:
-    """The whole explanation, a line each."""
+    """Returns the lines of the whole explanation."""
     return [*_header(explanation), "", *_slowest(explanation)]
 
 
 def cause_words(gap: Gap, explanation: Explanation) -> str:
-    """Why one wait took what it took."""
+    """Returns in words why one wait took what it took."""
     words = [_one(cause, gap, explanation) for cause in gap.causes]
     text = words[0] if len(words) == 1 else f"{words[0]}; also {'; '.join(words[1:])}"
     return plain(text)
@@ -61,7 +61,7 @@ def wait_words(gap: Gap, explanation: Explanation) -> str:
 
 
 def first_token_words(explanation: Explanation) -> str:
-    """When the first token left, and when the engine had it."""
+    """Returns in words when the first token left, and when the engine had it."""
     left, had = explanation.ttft_ms, explanation.engine_ttft_ms
     if left is None and had is not None:
         return f"first token in the engine after {milliseconds(had)}"
@@ -69,7 +69,7 @@ def first_token_words(explanation: Explanation) -> str:
 
 
 def ending_words(explanation: Explanation) -> str:
-    """What its caller got, why, and where the request was then."""
+    """Returns in words what the caller got, why, and where the request was then."""
     e = explanation.ending
     why = ", ".join(dict.fromkeys((*e.reasons, *([e.error_type] if e.error_type not in ("", e.status) else []))))
     text = f"{e.status or 'unknown'}" + (f" ({why})" if why else "")
@@ -96,7 +96,10 @@ def _header(explanation: Explanation) -> Iterator[str]:
     yield "; ".join(figures)
     yield plain(f"ended   {ending_words(e)}")
     if e.left_out_tokens:
-        yield f"{e.left_out_tokens:,} more tokens are not in the trace: they were more than it may hold (trace_max_array_tokens)"
+        yield (
+            f"{e.left_out_tokens:,} more tokens are not in the trace: they were more than it may hold "
+            "(trace_max_array_tokens)"
+        )
     whole = sum(e.ledger_ms.values()) or 1.0
     parts = [
         f"{LEDGER_WORDS.get(part, part)} {milliseconds(ms)} ({ms / whole:.0%})"
@@ -140,7 +143,10 @@ def _device(cause: Cause, gap: Gap, explanation: Explanation) -> str:
     if gap.first:
         return f"the step itself, {_steps(cause)}: {milliseconds(cause.excess_ms)}{_bound(cause)}"
     compiled = ", something was compiled or captured during it" if cause.late_work else ""
-    return f"the device: {_steps(cause)} was long by itself, its batch was like its neighbours': {_against(cause, explanation)}{compiled}{_bound(cause)}"
+    return (
+        f"the device: {_steps(cause)} was long by itself, its batch was like its neighbours': "
+        f"{_against(cause, explanation)}{compiled}{_bound(cause)}"
+    )
 
 
 def _preemption(cause: Cause, gap: Gap, explanation: Explanation) -> str:
@@ -172,26 +178,33 @@ _WORDS: dict[Kind, Callable[[Cause, Gap, Explanation], str]] = {
         f"the reader blocked: the message was made, but taken {milliseconds(cause.excess_ms)} late"
     ),
     Kind.SERVICE: lambda cause, gap, _: (
-        f"the service was late: the token had been read from the device {milliseconds(cause.excess_ms)} before its message was made"
+        f"the service was late: the token had been read from the device {milliseconds(cause.excess_ms)} before its "
+        "message was made"
     ),
     Kind.QUEUE: lambda cause, gap, _: f"it waited in the queue: {milliseconds(cause.excess_ms)}",
     Kind.HOST_IDLE: lambda cause, gap, _: (
-        f"the host: the device had nothing to do for {milliseconds(cause.excess_ms)} before {_steps(cause) or 'the step'}"
+        f"the host: the device had nothing to do for {milliseconds(cause.excess_ms)} before "
+        f"{_steps(cause) or 'the step'}"
     ),
     Kind.HOST_READ: lambda cause, gap, _: (
         f"the host: the step had ended on the device {milliseconds(cause.excess_ms)} before its tokens were read"
     ),
     Kind.OTHER_STEPS: lambda cause, gap, _: (
-        f"steps that it was not in{f' ({_steps(cause)})' if cause.step_ids else ', which the trace lacks,'} came before: {milliseconds(cause.excess_ms)}"
+        f"steps that it was not in{f' ({_steps(cause)})' if cause.step_ids else ', which the trace lacks,'} came "
+        f"before: {milliseconds(cause.excess_ms)}"
     ),
     Kind.UNKNOWN: lambda cause, gap, _: (
-        f"{milliseconds(cause.excess_ms)} that this trace cannot explain: step {gap.step_id or '(unknown)'} is not in it"
+        f"{milliseconds(cause.excess_ms)} that this trace cannot explain: step {gap.step_id or '(unknown)'} is not in "
+        "it"
     ),
 }
 
 
 def _against(cause: Cause, explanation: Explanation) -> str:
-    return f"{milliseconds(cause.step_ms)} against the usual {milliseconds(explanation.usual_step_ms)}, {milliseconds(cause.excess_ms)} more"
+    return (
+        f"{milliseconds(cause.step_ms)} against the usual {milliseconds(explanation.usual_step_ms)}, "
+        f"{milliseconds(cause.excess_ms)} more"
+    )
 
 
 def _bound(cause: Cause) -> str:
@@ -225,7 +238,7 @@ def _steps(cause: Cause) -> str:
 
 
 def milliseconds(ms: float | None) -> str:
-    """A time for people."""
+    """Returns a duration as text with its unit."""
     if ms is None:
         return "unknown"
     if ms >= 10_000:

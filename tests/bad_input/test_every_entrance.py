@@ -1,5 +1,7 @@
-"""Each bad request at each entrance: refused by name, within 1 KiB, without a word about the
-server's inside, and the next request is answered.
+"""Each bad request at each entrance.
+
+Refused by name, within 1 KiB, without a word about the server's inside, and the next request is
+answered.
 """
 
 from __future__ import annotations

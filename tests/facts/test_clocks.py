@@ -12,9 +12,7 @@ from headrace_facts import clocks
 
 
 class Machine:
-    """Two clocks that go on together, and a process that loses its core between any two looks at
-    them.
-    """
+    """Two clocks that go on together, in a process that may lose its core between two looks."""
 
     def __init__(self, offset_ns: int, pauses_ns: list[int]) -> None:
         self._now_ns, self._offset_ns, self._pauses_ns = 1_000_000, offset_ns, pauses_ns
@@ -43,13 +41,14 @@ def test_one_undisturbed_comparison_is_enough(offset_ns: int, pauses_ns: list[in
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(time, "time_ns", machine.time_ns)
         found = clocks.unix_offset_ns(machine.monotonic_ns)
-    # The clock goes on by 80 ns in a comparison without a pause, in whose middle the time was told.
+    # The clock goes on by 80 ns in a comparison without a pause, in whose middle the time was
+    # reported.
     assert abs(found - offset_ns) <= 80
 
 
 def test_this_machine_s_clocks_agree_with_it() -> None:
     before = time.time_ns()
-    told = time.monotonic_ns() + clocks.unix_offset_ns()
+    reported = time.monotonic_ns() + clocks.unix_offset_ns()
     # Between the two lie some calls, however long the process waited for its core; a minute is a
     # clock that was set.
-    assert abs(told - before) < 60_000_000_000
+    assert abs(reported - before) < 60_000_000_000

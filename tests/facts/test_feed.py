@@ -1,6 +1,4 @@
-"""The feed with real sockets: order, greetings, bounds and counted drops, whatever the other side
-does.
-"""
+"""The feed with real sockets: order, greetings, bounds and counted drops."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ def numbers(taken: list[facts.Fact]) -> list[int]:
     return [fact.open_calls for fact in taken if isinstance(fact, facts.ServiceLoad)]
 
 
-async def test_hello_comes_first_then_greetings_then_what_was_told_in_order(peer: Peer) -> None:
+async def test_hello_comes_first_then_greetings_then_what_was_reported_in_order(peer: Peer) -> None:
     await peer.listen()
     feed = Feed(f"unix:{peer.path}", HELLO)
     engine = facts.EngineFacts("0123456789abcdef", "demo", "cpu", 1, 2.0, 3.0, 4.0, 5)
@@ -60,7 +58,7 @@ async def test_hello_comes_first_then_greetings_then_what_was_told_in_order(peer
     await feed.stop()
 
 
-async def test_a_fact_told_alone_arrives_without_another(peer: Peer) -> None:
+async def test_a_fact_reported_alone_arrives_without_another(peer: Peer) -> None:
     await peer.listen()
     feed = Feed(str(peer.path), HELLO)
     feed.start()
@@ -83,7 +81,7 @@ async def test_stop_sends_what_waits(peer: Peer) -> None:
     await until(lambda: numbers(peer.taken) == list(range(5000)))
 
 
-async def test_facts_told_while_nobody_listens_wait_up_to_the_bound_then_the_newest_are_dropped_and_told(
+async def test_facts_reported_while_nobody_listens_wait_up_to_the_bound_then_the_newest_are_dropped_and_reported(
     peer: Peer,
 ) -> None:
     feed = Feed(str(peer.path), HELLO, max_buffered_bytes=20_000)
@@ -108,19 +106,19 @@ async def test_a_peer_that_takes_nothing_costs_no_more_than_the_buffer(peer: Pee
     feed = Feed(str(peer.path), HELLO, max_buffered_bytes=1 << 20)
     feed.start()
     await until(lambda: feed.connected)
-    num_told = 0
+    num_reported = 0
     while feed.num_dropped_facts < 1000:
         for _ in range(100):
             feed.tell(generation("r", tokens=1))
-            num_told += 1
+            num_reported += 1
         await asyncio.sleep(0)
     assert feed._num_bytes <= 1 << 20
     peer.reads.set()
     await until(lambda: any(isinstance(fact, facts.Dropped) for fact in peer.taken))
     feed.tell(load(1))
     await until(lambda: numbers(peer.taken) == [1])
-    told_drops = sum(fact.facts for fact in peer.taken if isinstance(fact, facts.Dropped))
-    assert sum(isinstance(fact, facts.Generation) for fact in peer.taken) + told_drops == num_told
+    reported_drops = sum(fact.facts for fact in peer.taken if isinstance(fact, facts.Dropped))
+    assert sum(isinstance(fact, facts.Generation) for fact in peer.taken) + reported_drops == num_reported
     await feed.stop()
 
 
@@ -159,12 +157,12 @@ async def test_a_peer_that_dies_in_mid_message_is_followed_by_the_next_and_every
     assert peer.taken[:2] == [HELLO, greeting]
     taken = numbers(peer.taken)
     assert taken == list(range(taken[0], 100_000)), "without a gap, and none twice"
-    told = sum(fact.facts for fact in peer.taken if isinstance(fact, facts.Dropped))
-    assert 0 < told <= taken[0], "what the kernel had taken is not known to be lost"
+    reported = sum(fact.facts for fact in peer.taken if isinstance(fact, facts.Dropped))
+    assert 0 < reported <= taken[0], "what the kernel had taken is not known to be lost"
     await feed.stop()
 
 
-async def test_a_new_connection_is_told_of_before_what_waits(peer: Peer) -> None:
+async def test_a_new_connection_hears_of_before_what_waits(peer: Peer) -> None:
     calls: list[int] = []
     feed = Feed(str(peer.path), HELLO, on_connect=lambda: calls.append(len(peer.taken)))
     feed.start()

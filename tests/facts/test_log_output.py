@@ -23,8 +23,8 @@ log_output.keep_going()
 for number in range(3):
     print("line", number)
     print("line", number, file=sys.stderr)
-with open(sys.argv[1], "w") as told:
-    print(log_output.take_lost_lines(), log_output.take_lost_lines(), file=told)
+with open(sys.argv[1], "w") as reported:
+    print(log_output.take_lost_lines(), log_output.take_lost_lines(), file=reported)
 """
 
 
@@ -55,20 +55,20 @@ def drained(reads: int) -> bytes:
 
 def test_a_full_disk_takes_nothing_and_ends_nobody(tmp_path: pathlib.Path) -> None:
     with FULL.open("wb") as full:
-        command = [sys.executable, "-c", _LOGS, str(tmp_path / "told")]
+        command = [sys.executable, "-c", _LOGS, str(tmp_path / "reported")]
         done = subprocess.run(command, stdout=full, stderr=full, env=environment(), cwd=ROOT, timeout=240)
     assert done.returncode == 0
-    assert (tmp_path / "told").read_text() == "6 0\n"
+    assert (tmp_path / "reported").read_text() == "6 0\n"
 
 
 def test_a_reader_that_left_ends_nobody(tmp_path: pathlib.Path) -> None:
     reads, writes = os.pipe()
     os.close(reads)
-    command = [sys.executable, "-c", _LOGS, str(tmp_path / "told")]
+    command = [sys.executable, "-c", _LOGS, str(tmp_path / "reported")]
     done = subprocess.run(command, stdout=writes, stderr=writes, env=environment(), cwd=ROOT, timeout=240)
     os.close(writes)
     assert done.returncode == 0
-    assert (tmp_path / "told").read_text() == "6 0\n"
+    assert (tmp_path / "reported").read_text() == "6 0\n"
 
 
 def test_what_was_lost_is_noted_once_before_the_next_line(full_pipe: tuple[int, int]) -> None:

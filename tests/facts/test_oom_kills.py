@@ -1,5 +1,7 @@
-"""What is said of a SIGKILL: whether the kernel sent it for want of memory, in both versions of
-control groups, and where nobody can know.
+"""What is said of a SIGKILL.
+
+Whether the kernel sent it for want of memory, in both versions of control groups, and where nobody
+can know.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def version_2(folder: pathlib.Path, group: str = "/", root: str = "/") -> Machin
         ("/pod/leaf", "/", "pod/memory.events"),
     ],
 )
-def test_a_kill_that_the_group_counts_is_told(tmp_path: pathlib.Path, group: str, root: str, file: str) -> None:
+def test_a_kill_that_the_group_counts_is_reported(tmp_path: pathlib.Path, group: str, root: str, file: str) -> None:
     counter = tmp_path / "cg" / file
     counted(counter, 3)
     kills = version_2(tmp_path, group, root).kills()
@@ -142,8 +144,8 @@ def test_a_real_limit_is_found() -> None:
     )
     killed_otherwise = "import os; os.kill(os.getpid(), 9)"
     with memory_group(128 * MIB) as inside:
-        told = subprocess.run(
+        reported = subprocess.run(
             [*inside, sys.executable, "-c", program, killed_otherwise, TAKES_MEMORY, killed_otherwise],
             stdout=subprocess.PIPE, text=True, check=True,
         )  # fmt: skip
-    assert told.stdout.splitlines() == [f"-9{NONE}", f"-9{KNOWN}", f"-9{NONE}"]
+    assert reported.stdout.splitlines() == [f"-9{NONE}", f"-9{KNOWN}", f"-9{NONE}"]

@@ -1,6 +1,4 @@
-"""Runs of steps say of each token which step sampled it, and nonsense is refused instead of being
-allocated.
-"""
+"""Runs of steps give each token's step, and nonsense is refused, not allocated."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from headrace_facts.version import server_version
 
 
-def test_the_installed_version_is_told() -> None:
+def test_the_installed_version_is_reported() -> None:
     assert server_version() == importlib.metadata.version("headrace-server")
 
 

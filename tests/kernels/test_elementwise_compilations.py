@@ -1,5 +1,7 @@
-"""Elementwise kernels are compiled for a model, not for a step: once few and many tokens have been
-seen, no number of tokens and no place of a column compiles anew.
+"""Elementwise kernels are compiled for a model, not for a step.
+
+Once few and many tokens have been seen, no number of tokens and no place of a column compiles
+anew.
 """
 
 from __future__ import annotations

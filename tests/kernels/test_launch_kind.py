@@ -35,7 +35,9 @@ def test_operands_of_other_types_sizes_strides_or_alignments_are_of_another_kind
     ids=lambda change: next(iter(change)),
 )
 def test_weights_of_few_bits_that_differ_in_anything_are_of_another_kind(change: dict[str, Any]) -> None:
-    def made(kind: QuantKind = QuantKind.INT8, group_size: int = 128, dtype: torch.dtype = torch.bfloat16, **arranged: Any) -> Any:  # fmt: skip
+    def made(
+        kind: QuantKind = QuantKind.INT8, group_size: int = 128, dtype: torch.dtype = torch.bfloat16, **arranged: Any
+    ) -> Any:
         return allocate(kind, 32, 128, group_size, dtype, torch.device("cpu"), Arrangement(**arranged))
 
     assert launch_kind(made()) == launch_kind(made())

@@ -1,5 +1,6 @@
-"""The small operations against their formulas in fp64: norms, rotation, SwiGLU, embedding, linear,
-cache writes and copies.
+"""The small operations against their formulas in fp64.
+
+They are norms, rotation, SwiGLU, embedding, linear, cache writes and copies.
 """
 
 import math
@@ -54,13 +55,13 @@ def test_rope_turns_each_plane_by_position_times_frequency() -> None:
     head_dim, positions = 12, torch.tensor([0, 1, 77])
     table = rope_table(default_frequencies(head_dim, 10_000.0), 128)
     x = randn(3, 2, 2 * head_dim)[:, :, :head_dim]
-    turned = rope(x, rope_rows(table, positions))
+    rotated = rope(x, rope_rows(table, positions))
     half = head_dim // 2
     plane = torch.complex(x[..., :half].double(), x[..., half:].double())
     angle = positions[:, None] * 10_000.0 ** (-torch.arange(half).double() / half)
     expected = plane * torch.exp(1j * angle)[:, None]
-    close(turned, torch.cat((expected.real, expected.imag), dim=-1), atol=1e-4)
-    assert torch.equal(turned[0], x[0])
+    close(rotated, torch.cat((expected.real, expected.imag), dim=-1), atol=1e-4)
+    assert torch.equal(rotated[0], x[0])
 
 
 def test_rope_of_a_part_of_a_head_leaves_the_rest_as_it_is() -> None:

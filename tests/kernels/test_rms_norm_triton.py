@@ -1,5 +1,6 @@
-"""The kernels of the norms against fp64: odd sizes, heads as strided views, the residual stream; in
-the interpreter, and at a model's sizes on a GPU.
+"""The kernels of the norms against fp64: odd sizes, strided heads, the residual stream.
+
+They run in the interpreter, and at a model's sizes on a GPU.
 """
 
 from __future__ import annotations

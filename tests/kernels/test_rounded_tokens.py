@@ -1,5 +1,7 @@
-"""Tokens of 8 bits: rounded as the reference says, by a kernel of its own and by the kernels that
-make them; in the interpreter, and at a model's sizes on a GPU.
+"""Tokens of 8 bits: every kernel rounds as the reference says.
+
+Tokens are rounded by a kernel of its own and by those that make them; in the interpreter, and at
+a model's sizes on a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A step's inputs from its columns: the reference by its words, the kernel against the reference."""
+"""A step's inputs from its columns: the reference, and the kernel against it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Fixtures of the KServe wire's tests: the service's own, with the conformance models and shared
-memory switched on.
+"""Fixtures of the KServe wire's tests.
+
+They are the service's own, with the conformance models and shared memory switched on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The wire's messages are Triton's, number by number, and live beside Triton's own in one process."""
+"""The wire's messages are Triton's, number by number, beside Triton's own."""
 
 from __future__ import annotations
 

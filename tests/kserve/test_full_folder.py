@@ -1,5 +1,6 @@
-"""File systems without room, under what clients set and where their outputs go: one refusal, and
-nothing lost.
+"""File systems without room, under what clients set and where their outputs go.
+
+One refusal, and nothing lost.
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ def _try_a_document(folder: pathlib.Path) -> None:
 
 
 def _try_a_region(folder: pathlib.Path) -> None:
-    """Writes to an object that is larger than the memory behind it, as shared memory may be that
-    nobody has written.
+    """Writes to an object that is larger than the memory behind it.
+
+    Shared memory that nobody has written may be so.
     """
     shared_memory._FOLDER = str(folder)
     with (folder / "object").open("wb") as file:

@@ -1,5 +1,6 @@
-"""Generations by both tensor conventions: what the engine is asked for, and what comes back, at
-once and as a stream.
+"""Generations by both tensor conventions.
+
+What the engine is asked for, and what comes back, at once and as a stream.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ async def test_a_stream_brings_deltas_and_marks_the_last(running: Running, wire:
         assert [(o.name, o.datatype, list(o.shape)) for o in response.outputs] == [("text_output", "BYTES", [1])]
 
 
-async def test_one_answer_begins_with_the_prompt_unless_told_otherwise(wire: Wire) -> None:
+async def test_one_answer_begins_with_the_prompt_unless_asked_otherwise(wire: Wire) -> None:
     whole = await wire.ModelInfer(text("hello "))
     assert strings_of(whole) == ["hello " + ANSWER] and is_final(whole)
     (streamed,) = responses_of(await stream(wire, text("hello ", exclude_input_in_output=True)))
@@ -84,9 +85,12 @@ async def test_one_answer_cannot_be_a_stream(wire: Wire) -> None:
 
 async def test_sampling_parameters_may_all_be_strings(running: Running, wire: Wire) -> None:
     sampling = {
-        "temperature": "0.5", "top_p": "0.25", "top_k": "7", "min_p": 0.5, "seed": "9", "max_tokens": "12", "min_tokens": 2,
-        "repetition_penalty": 1.5, "presence_penalty": "-1", "frequency_penalty": 1, "stop": ["a", "b"], "stop_token_ids": [5],
-        "ignore_eos": "true", "logit_bias": {"7": "-3.5"}, "skip_special_tokens": False, "best_of": 1, "use_beam_search": "false",
+        "temperature": "0.5", "top_p": "0.25", "top_k": "7", "min_p": 0.5, "seed": "9", "max_tokens": "12",
+        "min_tokens": 2,
+        "repetition_penalty": 1.5, "presence_penalty": "-1", "frequency_penalty": 1, "stop": ["a", "b"],
+        "stop_token_ids": [5],
+        "ignore_eos": "true", "logit_bias": {"7": "-3.5"}, "skip_special_tokens": False, "best_of": 1,
+        "use_beam_search": "false",
         "early_stopping": False, "length_penalty": "1.0", "logprobs": None,
     }  # fmt: skip
     await wire.ModelInfer(text(sampling=json.dumps(sampling)))
@@ -123,7 +127,8 @@ async def test_parameters_of_the_request_count_and_the_tensor_before_them(runnin
 async def test_additional_outputs_come_when_asked_for(running: Running, wire: Wire) -> None:
     running.engine.logprobs = 2
     message = text(
-        sampling='{"logprobs": 2, "max_tokens": 64}', stream=True, return_finish_reason=True, return_cumulative_logprob=True,
+        sampling='{"logprobs": 2, "max_tokens": 64}', stream=True, return_finish_reason=True,
+        return_cumulative_logprob=True,
         return_logprobs=True, return_num_input_tokens=True, return_num_output_tokens=True,
     )  # fmt: skip
     responses = responses_of(await stream(wire, message))
@@ -134,7 +139,11 @@ async def test_additional_outputs_come_when_asked_for(running: Running, wire: Wi
     columns = [json.loads(strings_of(response, "logprobs")[0]) for response in responses]
     assert [len(column) for column in columns] == [numbers_of(r, "num_output_tokens")[0] for r in responses]
     entries = [entry for column in columns for entry in column]
-    assert all(isinstance(value["logprob"], float) and set(value) == {"logprob", "rank", "decoded_token"} for entry in entries for value in entry.values())  # fmt: skip
+    assert all(
+        isinstance(value["logprob"], float) and set(value) == {"logprob", "rank", "decoded_token"}
+        for entry in entries
+        for value in entry.values()
+    )
     assert all(str(token) in entry for token, entry in zip(running.ids(ANSWER), entries, strict=True))
     cumulative = [numbers_of(response, "cumulative_logprob")[0] for response in responses]
     assert cumulative == sorted(cumulative, reverse=True)

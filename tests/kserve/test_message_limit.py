@@ -1,5 +1,6 @@
-"""ModelStreamInfer and what is larger than a message: several responses where that is possible,
-else `error_message` for that request alone.
+"""ModelStreamInfer and what is larger than a message.
+
+Several responses where that is possible, else `error_message` for that request alone.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ HUGE = 7
 
 @pytest_asyncio.fixture
 async def limited(tmp_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[Running]:
-    """A service whose messages have 64 KiB; its engine answers with 200 tokens, and where `HUGE`
-    are asked for with one of 70,000 bytes.
+    """A service whose messages have 64 KiB.
+
+    Its engine answers with 200 tokens, and where `HUGE` are asked for with one of 70,000 bytes.
     """
     folder = write_model_folder(tmp_path / "tiny")
     huge = add_token(folder, "x" * 70_000)
@@ -60,7 +62,7 @@ def identity(num_bytes: int, id: str) -> pb.ModelInferRequest:
     return message
 
 
-def told(messages: list[pb.ModelStreamInferResponse]) -> dict[str, str]:
+def reported(messages: list[pb.ModelStreamInferResponse]) -> dict[str, str]:
     """The error of each request that failed."""
     return {message.infer_response.id: message.error_message for message in messages if message.error_message}
 
@@ -72,7 +74,7 @@ async def test_a_response_to_a_reader_that_was_behind_is_cut_into_some_that_fit(
     messages = await stream(
         wire, text(id="many", stream=True, sampling=sampling, return_logprobs=True, return_finish_reason=True)
     )
-    assert told(messages) == {}
+    assert reported(messages) == {}
     assert max(message.ByteSize() for message in messages) <= LIMIT
     responses = [message.infer_response for message in messages]
     assert [is_final(response) for response in responses] == [False] * (len(responses) - 1) + [True]
@@ -101,7 +103,7 @@ async def test_a_response_that_no_message_holds_is_its_requests_failure_and_the_
     rest = []
     while isinstance(message := await call.read(), pb.ModelStreamInferResponse):
         rest.append(message)
-    assert told(rest) == {} and is_final(rest[-1].infer_response)
+    assert reported(rest) == {} and is_final(rest[-1].infer_response)
     (stats,) = (await wire.ModelStatistics(pb.ModelStatisticsRequest(name="vllm_model"))).model_stats
     assert (stats.inference_stats.fail.count, stats.inference_stats.success.count) == (1, 1)
 
@@ -116,7 +118,7 @@ async def test_a_mistake_about_one_generation_is_its_failure_and_the_stream_goes
     )
     bad, good = text(id="bad", stream=True, sampling=asked(HUGE)), text(id="good", stream=True)
     answers = await stream(wire, bad, good)
-    assert [*told(answers)] == ["bad"] and told(answers)["bad"].startswith("internal error ")
+    assert [*reported(answers)] == ["bad"] and reported(answers)["bad"].startswith("internal error ")
     assert is_final(answers[-1].infer_response) and answers[-1].infer_response.id == "good"
 
 
@@ -128,8 +130,9 @@ async def test_it_is_the_status_of_the_call_for_those_who_asked(wire: Wire) -> N
 
 
 async def test_the_limit_of_a_stream_counts_all_of_its_message(wire: Wire) -> None:
-    """Of echoes one byte apart in size each is answered, whole or by an error; the stream goes on
-    behind them all.
+    """Each of many echoes one byte apart in size is answered, whole or by an error.
+
+    The stream goes on behind them all.
     """
     # The largest that may be asked for; its answer is some bytes larger.
     most = max(size for size in range(LIMIT - 200, LIMIT) if identity(size, str(size)).ByteSize() <= LIMIT)

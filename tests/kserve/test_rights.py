@@ -1,5 +1,6 @@
-"""What a key may use of the KServe wire: models by whichever name, and shared memory of its own
-tenant.
+"""What a key may use of the KServe wire.
+
+Models by whichever name, and shared memory of its own tenant.
 """
 
 from __future__ import annotations

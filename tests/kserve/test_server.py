@@ -45,7 +45,7 @@ async def test_the_server_is_live_ready_and_named_as_clients_expect(wire: Wire) 
     metadata = await wire.ServerMetadata(pb.ServerMetadataRequest())
     assert metadata.name == "triton" and metadata.version.startswith("headrace ")
     assert {"statistics", "binary_tensor_data", "system_shared_memory", "sequence"} <= set(metadata.extensions)
-    # What does not work here is not told: nothing is traced, and there is no supervisor.
+    # What does not work here is not reported: nothing is traced, and there is no supervisor.
     assert {"trace", "model_repository"}.isdisjoint(metadata.extensions)
 
 
@@ -71,16 +71,16 @@ async def test_an_unknown_model_is_not_found(wire: Wire, method: str) -> None:
         )
 
 
-async def test_configuration_and_metadata_tell_of_the_same_tensors(wire: Wire) -> None:
+async def test_configuration_and_metadata_report_the_same_tensors(wire: Wire) -> None:
     for name in sorted(CONFORMANCE | LANGUAGE):
         config = (await wire.ModelConfig(pb.ModelConfigRequest(name=name))).config
         metadata = await wire.ModelMetadata(pb.ModelMetadataRequest(name=name, version="1"))
         assert config.name == metadata.name == name and list(metadata.versions) == ["1"]
         batch = [-1] if config.max_batch_size else []
-        for configured, told in ((config.input, metadata.inputs), (config.output, metadata.outputs)):
-            assert [(t.name, batch + list(t.dims)) for t in configured] == [(t.name, list(t.shape)) for t in told]
+        for configured, reported in ((config.input, metadata.inputs), (config.output, metadata.outputs)):
+            assert [(t.name, batch + list(t.dims)) for t in configured] == [(t.name, list(t.shape)) for t in reported]
             types = [model_config_pb2.DataType.Name(t.data_type) for t in configured]
-            assert types == [f"TYPE_{t.datatype}".replace("BYTES", "STRING") for t in told]
+            assert types == [f"TYPE_{t.datatype}".replace("BYTES", "STRING") for t in reported]
 
 
 async def test_language_models_are_decoupled_and_say_what_they_are(running: Running, wire: Wire) -> None:
@@ -167,8 +167,8 @@ async def test_a_full_runtime_folder_refuses_a_change_of_log_levels_and_loses_no
         change = pb.LogSettingsRequest()
         change.settings["log_error"].bool_param = False
         (sockets / "kserve-log-settings.new").symlink_to("/dev/full")
-        told = await refused(wire.LogSettings(change), "UNAVAILABLE")
-        assert told == "the server's runtime folder takes no change (No space left on device); all is as it was"
+        reported = await refused(wire.LogSettings(change), "UNAVAILABLE")
+        assert reported == "the server's runtime folder takes no change (No space left on device); all is as it was"
         now = (await wire.LogSettings(pb.LogSettingsRequest())).settings
         assert now["log_error"].bool_param and not now["log_warning"].bool_param
         # There is room again.
@@ -216,7 +216,10 @@ async def test_health_and_reflection_know_the_service(running: Running) -> None:
     services, wire_file, config_file, ours, missing = [response async for response in call]
     assert SERVICE in {service.name for service in services.list_services_response.service}
     names = [
-        {descriptor_pb2.FileDescriptorProto.FromString(data).name for data in answer.file_descriptor_response.file_descriptor_proto}
+        {
+            descriptor_pb2.FileDescriptorProto.FromString(data).name
+            for data in answer.file_descriptor_response.file_descriptor_proto
+        }
         for answer in (wire_file, config_file, ours)
     ]  # fmt: skip
     assert names[0] == {"inference/grpc_service.proto", "inference/model_config.proto"}
@@ -230,7 +233,7 @@ async def test_the_wire_can_be_left_out(model_path: pathlib.Path, sockets: pathl
         await refused(Wire(running.channel).ServerLive(pb.ServerLiveRequest()), "UNIMPLEMENTED")
 
 
-async def test_conformance_models_are_served_only_where_told(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
+async def test_conformance_models_are_served_only_where_asked(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
     async with running_service(model_path, sockets, kserve_vllm_names=("other",)) as running:
         wire = Wire(running.channel)
         await refused(wire.ModelInfer(simple()), "NOT_FOUND")

@@ -1,4 +1,4 @@
-"""Tensors in shared memory: what may be registered, and what becomes of requests that name regions."""
+"""Tensors in shared memory: registered regions, and requests that name them."""
 
 from __future__ import annotations
 

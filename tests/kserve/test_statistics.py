@@ -46,7 +46,8 @@ def test_responses_count_by_their_index(tmp_path: pathlib.Path) -> None:
     statistics.of("m").response_failed(1, 9, cancelled=False)
     statistics.of("m").response_failed(3, 9, cancelled=True)
     stats = statistics.report("m", decoupled=True).response_stats
-    assert {index: (entry.success.count, entry.fail.count, entry.empty_response.count, entry.cancel.count) for index, entry in stats.items()} == {
+    assert {index: (entry.success.count, entry.fail.count, entry.empty_response.count, entry.cancel.count) for index,
+        entry in stats.items()} == {
         "0": (2, 0, 0, 0),
         "1": (2, 1, 0, 0),
         "2": (0, 0, 2, 0),
@@ -125,7 +126,8 @@ def test_a_folder_that_takes_no_file_costs_counts_and_no_process(tmp_path: pathl
 
 # Room for nothing, for the names alone, and for the names and one model.
 _ON_FULL_DISKS = """
-for pages in 2 12 40; do mount -t tmpfs -o size=$((4 * pages))k tmpfs "$1" && "$2" -m tests.kserve.test_statistics "$1" && umount "$1" || exit 1; done
+for pages in 2 12 40; do mount -t tmpfs -o size=$((4 * pages))k tmpfs "$1" &&
+  "$2" -m tests.kserve.test_statistics "$1" && umount "$1" || exit 1; done
 """
 
 
@@ -144,9 +146,7 @@ def test_a_full_disk_costs_counts_and_no_process(tmp_path: pathlib.Path) -> None
 
 
 def _count_where_there_is_no_room(folder: pathlib.Path) -> None:
-    """Counts two models, and prints what the process itself has of each, and another one of the
-    same server.
-    """
+    """Counts two models, and prints both processes' figures of each."""
     statistics = Statistics(folder, "service-0")
     for name in ("m", "n"):
         statistics.of(name).succeeded(Durations())

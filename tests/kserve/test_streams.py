@@ -1,4 +1,7 @@
-"""Many requests on one stream: what interleaves, what keeps its order, and how failures are told."""
+"""Many requests on one stream.
+
+What interleaves, what keeps its order, and how failures are reported.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ async def test_decoupled_responses_say_which_is_the_last(wire: Wire) -> None:
     assert [is_final(message.infer_response) for message in messages] == [False, False, True]
 
 
-async def test_no_response_is_told_only_to_those_who_asked(wire: Wire) -> None:
+async def test_no_response_is_reported_only_to_those_who_asked(wire: Wire) -> None:
     assert await stream(wire, repeat(0)) == []
     (message,) = await stream(wire, repeat(0, id="x", empty_final=True))
     assert is_final(message.infer_response) and not message.infer_response.outputs
@@ -74,10 +77,10 @@ async def test_a_failed_request_is_answered_and_the_stream_goes_on(wire: Wire) -
     messages = await stream(
         wire, text(b"\xff\xfe", id="bad", stream=True), text(id="unknown", model="nope"), simple("good")
     )
-    told = {message.infer_response.id: message.error_message for message in messages}
-    assert told["good"] == ""
-    assert told["bad"] == "text_input: must be UTF-8"
-    assert "Request for unknown model: 'nope' is not found" in told["unknown"]
+    reported = {message.infer_response.id: message.error_message for message in messages}
+    assert reported["good"] == ""
+    assert reported["bad"] == "text_input: must be UTF-8"
+    assert "Request for unknown model: 'nope' is not found" in reported["unknown"]
     for message in messages:
         if message.error_message:
             assert message.infer_response == pb.ModelInferResponse(id=message.infer_response.id)
@@ -96,7 +99,7 @@ async def test_a_failed_request_is_a_status_for_those_who_asked(wire: Wire) -> N
     assert "Request for unknown model: 'nope'" in (failure.value.details() or "")
 
 
-async def test_the_engines_refusal_is_told(running: Running, wire: Wire) -> None:
+async def test_the_engines_refusal_is_reported(running: Running, wire: Wire) -> None:
     running.engine.refusal = queue_full(3)
     (message,) = await stream(wire, text(stream=True, id="x"))
     assert "the queue is full" in message.error_message

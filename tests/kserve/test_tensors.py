@@ -62,7 +62,8 @@ def contents(datatype: str, **values: Any) -> pb.ModelInferRequest:
 REFUSED = {
     "17 no inputs": (
         request("m"),
-        "expected at least 2 inputs but got 0 inputs for model 'm'. Got input(s) [], but missing required input(s) ['A', 'B']. "
+        "expected at least 2 inputs but got 0 inputs for model 'm'. Got input(s) [], but missing required input(s) "
+        "['A', 'B']. "
         "Please provide all required input(s).",
     ),
     "18 unknown input": (
@@ -128,7 +129,8 @@ REFUSED = {
     ),
     "36 wrong contents": (
         contents("INT32", fp32_contents=[1, 2]),
-        "unexpected explicit tensor data for input tensor 'INT32' for model 'm': INT32 data must be given in int_contents, "
+        "unexpected explicit tensor data for input tensor 'INT32' for model 'm': INT32 data must be given in "
+        "int_contents, "
         "not fp32_contents",
     ),
     "short contents": (contents("INT32", int_contents=[1]), "Expected 8, got 4"),

@@ -1,4 +1,4 @@
-"""The KServe wire for tests: calls by our own messages, requests in few words, and what came back."""
+"""The KServe wire for tests: calls, requests in few words, and what came back."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ SERVICE = "inference.GRPCInferenceService"
 
 
 class Wire:
-    """A stub made of the descriptors, so that a method that is missing in the server is missing in
-    no test.
-    """
+    """A stub made of the descriptors: a method that the server lacks is missing in no test."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:

@@ -12,7 +12,7 @@ from tests.models.paged_driver import PagedDriver, Row
 
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_kernels.linear import dense_small_batch as small_linear
+from headrace_kernels.linear import dense_small_batch
 from headrace_kernels.linear.dense_small_batch_kernels import Tile
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
@@ -39,7 +39,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes milliseconds for a program, whatever it computes."""
     monkeypatch.setattr(
-        small_linear, "launch_rule", lambda *_, **__: Tile("vector", block_n=64, block_k=128, num_warps=4)
+        dense_small_batch, "launch_rule", lambda *_, **__: Tile("vector", block_n=64, block_k=128, num_warps=4)
     )
 
 

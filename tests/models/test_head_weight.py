@@ -31,9 +31,8 @@ from headrace_backend.weights.placement import ALONE, Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
 from headrace_backend.worker.start_up.quantized import quantization_report
 from headrace_kernels import card
-from headrace_kernels.linear import gemm_fp8 as fp8_activations
-from headrace_kernels.linear import gemm_int8 as int8_activations
-from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear import gemm_fp8, gemm_int8
+from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.quantized import Path, path_rule
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 from headrace_kernels.weight_formats.input_rounding import InputRounding
@@ -262,7 +261,7 @@ def test_one_that_is_packed_wrongly_is_refused_by_name(
 def test_a_product_that_differs_from_its_reference_is_refused(
     root: pathlib.Path, head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linear = low_bit_linear.linear
+    linear = quantized_linear.linear
 
     def broken(
         x: torch.Tensor,
@@ -276,7 +275,7 @@ def test_a_product_that_differs_from_its_reference_is_refused(
             out[:, 3] = 0
         return out
 
-    monkeypatch.setattr(low_bit_linear, "linear", broken)
+    monkeypatch.setattr(quantized_linear, "linear", broken)
     with pytest.raises(QuantizationRefused, match="layer 'lm_head': its .* product of 1 rows differs"):
         loaded(root / "llama-wide", head)
 
@@ -285,14 +284,14 @@ def test_a_product_that_differs_from_its_reference_is_refused(
 def test_activations_are_never_rounded(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card that could, and does for the layers' FP8 weights of the same size."""
     monkeypatch.setattr(card, "has_fp8_products", lambda device: True)
-    monkeypatch.setattr(low_bit_linear, "uses_triton", lambda tensor: True)
+    monkeypatch.setattr(quantized_linear, "uses_triton", lambda tensor: True)
     kept = {
         kind: allocate(kind, 128_256, 64, 64, torch.bfloat16, CPU, Arrangement(keeps_activations=True))
         for kind in (QuantKind.INT8, QuantKind.FP8)
     }
     for weight in kept.values():
         assert path_rule(num_rows, weight) is not Path.SCALED
-        assert not fp8_activations.can_scale(weight) and not int8_activations.can_scale(weight)
+        assert not gemm_fp8.can_scale(weight) and not gemm_int8.can_scale(weight)
     rounding = allocate(QuantKind.FP8, 128_256, 64, 64, torch.bfloat16, CPU)
     assert (path_rule(num_rows, rounding) is Path.SCALED) == (num_rows >= 65)
 

@@ -24,7 +24,7 @@ from headrace_backend.quantization.summaries import QuantizationSummary
 from headrace_backend.quantize_rules import unsuitable_quantization
 from headrace_backend.weights.placement import Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
-from headrace_kernels.linear.block_quantized import restored
+from headrace_kernels.linear.block_quantized import dequantized
 from headrace_kernels.weight_formats.block_weight import BlockWeight
 from headrace_kernels.weight_formats.nf4 import quantize_rows
 from headrace_model_folder import ModelFolder
@@ -46,7 +46,7 @@ def quantized(path: pathlib.Path, dtype: torch.dtype = torch.float32, load_as: s
 
 
 def numbers(model: CausalLM) -> dict[str, torch.Tensor]:
-    return {path: restored(weight.blocks[0]) for path, weight in model.block_weights.items()}
+    return {path: dequantized(weight.blocks[0]) for path, weight in model.block_weights.items()}
 
 
 def test_logits_are_those_of_the_rounded_numbers(path: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -30,7 +30,7 @@ from headrace_backend.quantization.stored_weight import StoredWeight
 from headrace_backend.quantization.summaries import StoredSummary
 from headrace_backend.weights.placement import Placement, Shard
 from headrace_kernels import card
-from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.weight_formats.quantized_weight import QuantKind, dequantize
 from headrace_model_folder import InvalidModelFolder, LayerFormat, Layout, ModelFolder, expected_tensors
 
@@ -223,7 +223,7 @@ def test_what_is_rounded_is_stated(name: str, folders: Made, monkeypatch: pytest
     model = load(folders[name].path, torch.bfloat16)
     assert describe_inputs(model.low_bit_weights.values()) == on_processor
     # Rules are asked as on a card that multiplies 8 bits by 8 bits.
-    monkeypatch.setattr(low_bit_linear, "uses_triton", lambda tensor: True)
+    monkeypatch.setattr(quantized_linear, "uses_triton", lambda tensor: True)
     monkeypatch.setattr(card, "has_fp8_products", lambda device: True)
     assert describe_inputs(model.low_bit_weights.values()) == on_card
 
@@ -357,7 +357,7 @@ def test_a_layer_of_other_bits_is_asked_whether_it_fuses(
     forms.update((name, Recipe("gptq")) for name in forms if name.startswith("model.layers.1."))
     config = Recipe("gptq", bits=8).config() | {"dynamic": {r"+:model\.layers\.1\.": {"bits": 4}}}
     model = load(quantize_folder(source, tmp_path, forms, config).path)
-    monkeypatch.setattr(low_bit_linear, "fuses", lambda num_rows, weight: weight.kind is QuantKind.INT8)
+    monkeypatch.setattr(quantized_linear, "fuses", lambda num_rows, weight: weight.kind is QuantKind.INT8)
     assert [layer.fuses(32) for layer in model.model.layers] == [True, False, True]
     assert not model.model.fuses(32)
 

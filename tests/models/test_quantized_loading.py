@@ -28,7 +28,7 @@ from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
-from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.weight_formats import dequantized_buffer
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, allocate, dequantize, quantize_rows
 from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
@@ -239,7 +239,7 @@ def test_a_tensor_that_is_packed_wrongly_is_refused_by_name(
 def test_a_product_that_differs_from_its_reference_is_refused_by_layer(
     path: pathlib.Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linear = low_bit_linear.linear
+    linear = quantized_linear.linear
 
     def broken(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         out = linear(x, weight, bias)
@@ -247,7 +247,7 @@ def test_a_product_that_differs_from_its_reference_is_refused_by_layer(
             out[:, 3] = 0
         return out
 
-    monkeypatch.setattr(low_bit_linear, "linear", broken)
+    monkeypatch.setattr(quantized_linear, "linear", broken)
     with pytest.raises(
         QuantizationRefused, match=r"layer 'model\.layers\.0\.mlp\.down_proj': its .* product of 8 rows"
     ):

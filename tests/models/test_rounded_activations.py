@@ -20,7 +20,7 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Scheme
-from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.quantized import Path
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
@@ -82,7 +82,7 @@ class ManyRowsRound:
             self.rounded += 1
             return multiply_rounded(weight, tokens, bias)
 
-        monkeypatch.setattr(low_bit_linear, "path_rule", self._rule)
+        monkeypatch.setattr(quantized_linear, "path_rule", self._rule)
         monkeypatch.setattr(LowBitWeight, "multiply", counted)
         monkeypatch.setattr(LowBitWeight, "multiply_rounded", counted_rounded)
 

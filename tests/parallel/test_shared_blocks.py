@@ -23,7 +23,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.tp_rules import unsuitable_tp
 from headrace_backend.weights.placement import Shard
-from headrace_kernels.weight_formats.block_weight import BlockWeight, restore_rows
+from headrace_kernels.weight_formats.block_weight import BlockWeight, dequantize_rows
 from headrace_model_folder import ModelFolder
 
 KINDS = ["F16", "Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "Q4_K_M", "odd"]
@@ -82,7 +82,7 @@ def test_ranks_share_a_folder_of_nf4(
 
 def numbers(weight: BlockWeight) -> torch.Tensor:
     out = torch.empty(weight.num_outputs, weight.num_inputs)
-    restore_rows(weight, slice(0, weight.num_outputs), out)
+    dequantize_rows(weight, slice(0, weight.num_outputs), out)
     return out
 
 

@@ -1,6 +1,4 @@
-"""Each field of a request has a rule, and callers hear of every broken one in the same words
-wherever it is checked.
-"""
+"""Each field of a request has a rule, in the same words wherever it is checked."""
 
 from __future__ import annotations
 

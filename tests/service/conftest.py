@@ -28,7 +28,7 @@ def sockets() -> Iterator[pathlib.Path]:
 
 @pytest.fixture(autouse=True)
 def _patient_helper_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interpreter may take longer to start on a busy machine than a server should wait for it."""
+    """Waits longer for an interpreter than a server should: the machine may be busy."""
     monkeypatch.setattr(chat_template, "_START_ALLOWANCE_S", 60.0)
 
 

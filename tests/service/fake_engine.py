@@ -1,5 +1,6 @@
-"""An engine without a model: serves engine.proto on a unix socket, and gives every request the
-tokens that a test's script says.
+"""An engine without a model.
+
+Serves engine.proto on a unix socket, and gives every request the tokens that a test's script says.
 
 Keeps what the backend keeps as far as the service can see it: logs of requests for attach,
 idempotency keys, cancellation. Time is the test's: a request gets a token when `step` is called, or
@@ -425,7 +426,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
 
 def engine_trace(request: Request) -> bytes:
-    """What the engine notes of a recorded request: every token in a step of its own number, from 1."""
+    """Returns what the engine notes of a recorded request: token n is of step n."""
     added, first, ended = request.added_ns, request.first_token_ns or request.ended_ns, request.ended_ns
     trace = facts.EngineTrace(
         engine=ENGINE,
@@ -439,8 +440,9 @@ def engine_trace(request: Request) -> bytes:
 
 
 def prompt_parts(add: engine_pb2.AddRequest, part_tokens: int = 3) -> list[engine_pb2.PromptLogprobColumns]:
-    """What the engine tells of a prompt: of each token after the first its own id as rank, and as
-    log probability its negative.
+    """What the engine reports about a prompt.
+
+    For each token after the first its own id as rank, and as log probability its negative.
     """
     parts, tops = [], asked(add).num_prompt_logprobs
     if tops < 0:

@@ -1,5 +1,6 @@
-"""A supervisor without processes: serves the control socket, and its models are engines that the
-test made.
+"""A supervisor without processes.
+
+Serves the control socket, and its models are engines that the test made.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from headrace_protos.control.v1 import control_pb2_grpc
 
 
 class FakeSupervisor(control_pb2_grpc.ControlServiceServicer):
-    """One control socket; `state` is the test's, `told` sends it."""
+    """One control socket; `state` is the test's, `tell` sends it."""
 
     def __init__(self, default_model: str) -> None:
         self.state = pb.ServerState(default_model=default_model)
-        self.wishes: list[Any] = []
-        # What the next wishes are refused with.
+        self.requests: list[Any] = []
+        # What the next requests are refused with.
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         # Addresses of engines, by the name under which they can be loaded.
         self.loadable: dict[str, str] = {}
@@ -40,9 +41,9 @@ class FakeSupervisor(control_pb2_grpc.ControlServiceServicer):
     def set_model(self, name: str, state: pb.BackendState, address: str = "", **fields: Any) -> None:
         """Says of one model where it is, and tells everybody."""
         others = [model for model in self.state.models if model.name != name]
-        told = pb.ModelBackend(name=name, state=state, engine_address=address, **fields)
+        reported = pb.ModelBackend(name=name, state=state, engine_address=address, **fields)
         del self.state.models[:]
-        self.state.models.extend(sorted([*others, told], key=lambda model: model.name))
+        self.state.models.extend(sorted([*others, reported], key=lambda model: model.name))
         self.tell()
 
     def tell(self) -> None:
@@ -77,6 +78,6 @@ class FakeSupervisor(control_pb2_grpc.ControlServiceServicer):
         return pb.SetDrainingResponse()
 
     async def _take(self, request: Any, context: Any) -> None:
-        self.wishes.append(request)
+        self.requests.append(request)
         if self.refusal is not None:
             await context.abort(*self.refusal)

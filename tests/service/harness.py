@@ -1,5 +1,6 @@
-"""A whole service in the test's own process: fake engine, service, and a channel of a client, over
-real sockets.
+"""A whole service in the test's own process.
+
+Fake engine, service, and a channel of a client, over real sockets.
 """
 
 from __future__ import annotations
@@ -99,8 +100,10 @@ def engine_model(folder: pathlib.Path, context: int = CONTEXT) -> engine_pb2.Eng
 
 
 def heap_left_alone() -> contextlib.AbstractContextManager[object]:
-    """Services that collect no garbage when they begin: this process holds all that pytest and
-    other tests ever loaded, and going through that takes 0.4 s.
+    """Services that collect no garbage when they begin.
+
+    This process holds all that pytest and other tests ever loaded, and going through that takes 0.4
+    s.
     """
     return mock.patch.object(text_loader, "_leave_out_of_collections")
 

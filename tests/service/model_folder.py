@@ -1,5 +1,6 @@
-"""A small model folder for the service's tests: a byte-level BPE tokenizer trained on the spot,
-special tokens, a chat template, no weights.
+"""A small model folder for the service's tests.
+
+A byte-level BPE tokenizer trained on the spot, special tokens, a chat template, no weights.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _CORPUS = [
 ] * 20
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
-    "{% if message.role == 'system' and not loop.first %}{{ raise_exception('a system message must come first') }}{% endif %}"
+    "{% if message.role == 'system' and not loop.first %}{{ raise_exception('a system message must come first') }}{% "
+    "endif %}"
     "<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )

@@ -1,5 +1,7 @@
-"""Whatever a caller sends to whatever method: one status that is neither UNKNOWN nor INTERNAL, that
-shows nothing of the server, and a server that goes on.
+"""Whatever a caller sends to whatever method.
+
+One status that is neither UNKNOWN nor INTERNAL, that shows nothing of the server, and a server that
+goes on.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Host:
         return self.loop.run_until_complete(_call(self.running.channel, method, requests))
 
     def canary(self) -> str:
-        """The text of a sound request, after whatever drained the server."""
+        """The text of a valid request, after whatever drained the server."""
         resume = Method("/headrace.v1.AdminService/Drain", admin_pb2.DrainRequest, False, False)
         assert self.call(resume, [admin_pb2.DrainRequest(resume=True).SerializeToString()]) is None
         request = inference_pb2.GenerateRequest(spec=generation_pb2.GenerationSpec(text="hi"))

@@ -1,5 +1,7 @@
-"""What callers may not send: refused with the field's path and its limit, by every RPC that
-generates, and the next request works.
+"""What callers may not send.
+
+Refused with the field's path and its limit, by every RPC that generates, and the next request
+works.
 """
 
 from __future__ import annotations
@@ -74,9 +76,11 @@ CASES: dict[str, tuple[Callable[[int], Spec], str, str]] = {
     "repetition 0": (sampling(repetition_penalty=0), "spec.sampling.repetition_penalty", "at least 0.01"),
     "repetition 1e-40": (sampling(repetition_penalty=1e-40), "spec.sampling.repetition_penalty", "at least 0.01"),
     "repetition 1e39": (sampling(repetition_penalty=1e39), "spec.sampling.repetition_penalty", "at most 10"),
-    "bias key": (lambda v: Spec(text="a", sampling=Sampling(logit_bias={v: 1.0})), "spec.sampling.logit_bias[", "vocabulary"),
+    "bias key": (lambda v: Spec(text="a", sampling=Sampling(logit_bias={v: 1.0})), "spec.sampling.logit_bias[",
+        "vocabulary"),
     "bias nan": (sampling(logit_bias={5: math.nan}), "spec.sampling.logit_bias[5]", "at most 100"),
-    "too many biases": (sampling(logit_bias={key: 0.5 for key in range(1025)}), "spec.sampling.logit_bias", "at most 1024"),
+    "too many biases": (sampling(logit_bias={key: 0.5 for key in range(1025)}), "spec.sampling.logit_bias",
+        "at most 1024"),
     "stop empty": (stop(strings=["ok", ""]), "spec.stop.strings[1]", "at least 1"),
     "1,000 stops": (stop(strings=["x"] * 1000), "spec.stop.strings", "at most 16"),
     "1 MiB stop": (stop(strings=["x" * (1 << 20)]), "spec.stop.strings[0]", "at most 256 bytes"),
@@ -94,7 +98,8 @@ CASES: dict[str, tuple[Callable[[int], Spec], str, str]] = {
     "time limit 0": (hello(time_limit=duration_pb2.Duration()), "spec.time_limit", "above 0"),
     "time limit < 0": (hello(time_limit=duration_pb2.Duration(seconds=-1)), "spec.time_limit", "above 0"),
     "time limit 25 h": (hello(time_limit=duration_pb2.Duration(seconds=90_000)), "spec.time_limit", "at most 24 hours"),
-    "time limit odd": (hello(time_limit=duration_pb2.Duration(seconds=1, nanos=2**31 - 1)), "spec.time_limit", "24 hours"),
+    "time limit odd": (hello(time_limit=duration_pb2.Duration(seconds=1, nanos=2**31 - 1)), "spec.time_limit",
+        "24 hours"),
     "salt": (hello(cache_salt="s" * 257), "spec.cache_salt", "at most 256"),
 }  # fmt: skip
 
@@ -194,8 +199,10 @@ async def test_fields_that_this_server_does_not_know_are_refused_by_number(
 MASSES = {
     "unknown fields": ("Generate", b"\x98\x06\x01" * 16_000, "99"),
     "megabytes of unknown fields": ("Generate", b"\x98\x06\x01" * 1_000_000, "request"),
-    "parts without text": ("Chat", inference_pb2.ChatMessage(role=2, parts=[inference_pb2.Part()] * 16_000), "messages[0].parts[0]"),
-    "parts": ("Chat", inference_pb2.ChatMessage(role=2, parts=[inference_pb2.Part()] * 500_000), "messages[0].parts[16382]"),
+    "parts without text": ("Chat", inference_pb2.ChatMessage(role=2, parts=[inference_pb2.Part()] * 16_000),
+        "messages[0].parts[0]"),
+    "parts": ("Chat", inference_pb2.ChatMessage(role=2, parts=[inference_pb2.Part()] * 500_000),
+        "messages[0].parts[16382]"),
 }  # fmt: skip
 
 

@@ -84,17 +84,18 @@ async def test_a_flood_without_a_key_takes_no_memory(
 async def test_a_peer_that_does_not_acknowledge_the_settings_is_closed(
     model_path: pathlib.Path, sockets: pathlib.Path
 ) -> None:
-    """Metadata is limited from the acknowledgement on; what a peer holds before, it holds for a
-    time.
+    """Metadata is limited from the acknowledgement on.
+
+    What a peer holds before, it holds for a time.
     """
 
     def until_one_is_closed(address: str) -> tuple[bytes, bytes]:
-        with FloodingPeer(address) as sound, FloodingPeer(address, acknowledges=False) as silent:
+        with FloodingPeer(address) as compliant, FloodingPeer(address, acknowledges=False) as silent:
             silent.flood(BLOCKS["large fields"], MIB)
             silent.wait_closed()
-            sound.ping(b"livelong")
-            return bytes(silent.received), bytes(sound.received)
+            compliant.ping(b"livelong")
+            return bytes(silent.received), bytes(compliant.received)
 
     async with running_service(model_path, sockets, handshake_timeout_s=1.0) as running:
-        silent, sound = await asyncio.to_thread(until_one_is_closed, running.address)
-        assert b"settings_timeout" in silent and b"settings_timeout" not in sound
+        silent, compliant = await asyncio.to_thread(until_one_is_closed, running.address)
+        assert b"settings_timeout" in silent and b"settings_timeout" not in compliant

@@ -1,5 +1,6 @@
-"""Connections that misbehave below the level of calls: what they cost, and that nobody else
-notices.
+"""Connections that misbehave below the level of calls.
+
+What they cost, and that nobody else notices.
 """
 
 from __future__ import annotations
@@ -180,8 +181,9 @@ async def test_a_caller_that_sends_a_byte_at_a_time_holds_nobody_up(running: Run
 async def test_a_prompt_that_no_message_to_the_engine_can_hold_is_refused_alone(
     model_path: pathlib.Path, sockets: pathlib.Path
 ) -> None:
-    """Token ids that take a byte each on the public wire take four behind it; the engine's stream
-    is everybody's.
+    """Token ids that take a byte each on the public wire take four behind it.
+
+    The engine's stream is everybody's.
     """
     async with running_service(model_path, sockets, context=400_000, max_engine_message_bytes=1 << 20) as running:
         running.engine.running.clear()

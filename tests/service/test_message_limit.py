@@ -1,5 +1,6 @@
-"""What is larger than a message: cut where it can be, the failure of its own request where it
-cannot, on every way of reading.
+"""What is larger than a message.
+
+Cut where it can be, the failure of its own request where it cannot, on every way of reading.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 @pytest_asyncio.fixture
 async def limited(tmp_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[Running]:
-    """A service whose messages have 64 KiB; its engine answers with 1,500 tokens, and a prompt of
-    `HUGE` with one of 70,000 bytes.
+    """A service whose messages have 64 KiB.
+
+    Its engine answers with 1,500 tokens, and a prompt of `HUGE` with one of 70,000 bytes.
     """
     folder = write_model_folder(tmp_path / "tiny")
     huge = add_token(folder, "x" * 70_000)
@@ -151,7 +153,7 @@ async def test_a_token_that_no_message_holds_ends_its_call_and_the_next_is_answe
 
 
 @pytest.mark.parametrize("subscribed", [False, True])
-async def test_what_is_told_of_a_prompt_comes_in_messages_that_fit(limited: Running, subscribed: bool) -> None:
+async def test_what_hears_of_a_prompt_comes_in_messages_that_fit(limited: Running, subscribed: bool) -> None:
     limited.engine.prompt_part_tokens = 2048
     asked = spec(prompt_logprobs=20)
     asked.token_ids.ids[:] = range(20, 320)

@@ -31,7 +31,8 @@ def test_nothing_of_the_service_imports_torch() -> None:
     code = f"""
 import importlib, sys
 for name in {modules!r}: importlib.import_module("headrace_service." + name)
-print([name for name in sys.modules if name.split(".")[0] in ("torch", "transformers", "triton", "headrace_kernels", "headrace_backend")])
+forbidden = ("torch", "transformers", "triton", "headrace_kernels", "headrace_backend")
+print([name for name in sys.modules if name.split(".")[0] in forbidden])
 """
     found = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
@@ -93,7 +94,7 @@ def test_a_taken_address_is_named() -> None:
         assert address in refusal(ServiceConfig(listen=(address,), engine="unix:/nowhere").model_dump_json())
 
 
-def test_a_unix_address_without_a_folder_is_told_of_the_folder(tmp_path: pathlib.Path) -> None:
+def test_a_unix_address_without_a_folder_hears_of_the_folder(tmp_path: pathlib.Path) -> None:
     address = f"unix:{tmp_path}/missing/s"
     said = refusal(ServiceConfig(listen=(address,), engine="unix:/nowhere").model_dump_json())
     assert address in said and "folder is missing" in said

@@ -1,5 +1,6 @@
-"""What the compose files promise, read from the files: nobody may do more than it needs, ports are
-this machine's, versions are named, settings exist.
+"""What the compose files promise, read from the files.
+
+Nobody may do more than it needs, ports are this machine's, versions are named, settings exist.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def test_a_container_has_a_health_check_of_its_own(whole: tuple[pathlib.Path, st
 
 
 @pytest.mark.parametrize(
-    "test", [pytest.param(s["healthcheck"]["test"], id=f"{p.name}-{n}") for p in (BASE, SECURE) for n, s in services(p).items() if s.get("healthcheck", {}).get("test", [""])[1:2] == ["headrace"]]
+    "test", [pytest.param(s["healthcheck"]["test"], id=f"{p.name}-{n}") for p in (BASE, SECURE) for n,
+        s in services(p).items() if s.get("healthcheck", {}).get("test", [""])[1:2] == ["headrace"]]
 )  # fmt: skip
 def test_a_health_check_of_ours_is_a_command_that_exists(test: list[str]) -> None:
     assert test[:3] == ["CMD", "headrace", "health"]

@@ -1,5 +1,6 @@
-"""`headrace health` says what a health check needs: 0 from what works, 1 and one line from what
-does not.
+"""`headrace health` says what a health check needs.
+
+It returns 0 from what works, 1 and one line from what does not.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 from tests.support.processes import wait_until
 from tests.support.running_server import RunningServer, environment, running_server
 
-# A busy machine may take seconds for a sound answer.
+# A busy machine may take seconds for a healthy answer.
 PATIENT = ("--timeout-s", "60")
 
 

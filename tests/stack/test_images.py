@@ -1,5 +1,7 @@
-"""What the Dockerfile promises: root in no image that runs, nothing that builds in them, packages
-as they are locked, a context without surprises.
+"""What the Dockerfile promises.
+
+Root in no image that runs, nothing that builds in them, packages as they are locked, a context
+without surprises.
 """
 
 from __future__ import annotations

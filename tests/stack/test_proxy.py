@@ -1,4 +1,4 @@
-"""The stack's front door for real: Envoy as it is shipped, a service behind it, floods before it."""
+"""The stack's front door for real: Envoy as it is shipped, behind floods."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Front:
         return (self.credentials / "caller" / "first.key").read_text().strip()
 
     def tls(self) -> ssl.SSLContext:
-        """Of a peer that trusts the caller's CA."""
+        """Returns the credentials of a peer that trusts the caller's CA."""
         context = ssl.create_default_context(cafile=str(self.credentials / "caller" / "ca.pem"))
         context.set_alpn_protocols(["h2"])
         return context
@@ -115,7 +115,10 @@ async def running(model_path: pathlib.Path, folder: pathlib.Path) -> AsyncIterat
 
 @pytest.fixture
 def front(running: Front) -> Front:
-    """The same for all tests; its engine answers as fast as it can, unless a test says otherwise."""
+    """One proxy serves all tests.
+
+    Its engine answers as fast as it can, unless a test says otherwise.
+    """
     running.engine.running.set()
     running.engine.aborts.clear()
     running.engine.requests.clear()
@@ -186,7 +189,10 @@ async def test_large_requests_and_answers_pass(front: Front) -> None:
 
 
 async def test_header_blocks_without_end_end_at_the_proxy(front: Front) -> None:
-    """Those of peers that acknowledge no settings too, of whom gRPC would take 16 MiB of metadata."""
+    """Connections of peers that acknowledge no settings.
+
+    gRPC would take 16 MiB of metadata of them.
+    """
     service, proxy = PeakMemory(front.service_pid), PeakMemory(front.proxy.pid)
     for name, flood in BLOCKS.items():
         for acknowledges in (True, False):

@@ -90,7 +90,8 @@ class Stack:
 
     def query(self, expression: str) -> list[Any]:
         """What Prometheus answers."""
-        url = f"http://127.0.0.1:{self.ports['PROMETHEUS_PORT']}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+        query = urllib.parse.urlencode({"query": expression})
+        url = f"http://127.0.0.1:{self.ports['PROMETHEUS_PORT']}/api/v1/query?{query}"
         with urllib.request.urlopen(url, timeout=60) as answer:
             return list(json.load(answer)["data"]["result"])
 
@@ -160,11 +161,11 @@ def test_an_answers_trace_is_in_jaeger(stack: Stack) -> None:
 
 
 def test_prometheus_counts_the_tokens(stack: Stack) -> None:
-    told = sum(sum(found.tokens or ()) for found in mixed_load(stack.address, rounds=1))
+    reported = sum(sum(found.tokens or ()) for found in mixed_load(stack.address, rounds=1))
     wait_until(
         lambda: (
             sum(float(row["value"][1]) for row in stack.query('headrace_tokens_total{headrace_token_kind="output"}'))
-            >= told
+            >= reported
         ),
         60,
         "Prometheus has scraped them",
@@ -184,7 +185,10 @@ def test_containers_are_what_the_files_say(stack: Stack) -> None:
 
 
 def test_images_hold_no_more_than_they_need(stack: Stack) -> None:
-    probe = "import importlib.util as u, os, shutil; print(os.getuid(), bool(u.find_spec('torch')), shutil.which('gcc'), shutil.which('cc'), u.find_spec('pytest'))"
+    probe = (
+        "import importlib.util as u, os, shutil; print(os.getuid(), bool(u.find_spec('torch')), shutil.which('gcc'), "
+        "shutil.which('cc'), u.find_spec('pytest'))"
+    )
     for service, torch in (("service", False), ("telemetry", False), ("backend", True)):
         assert stack.compose("exec", "-T", service, "python", "-c", probe).strip() == f"10001 {torch} None None None"
 
@@ -199,8 +203,9 @@ def test_nobody_in_the_stack_reaches_out(stack: Stack) -> None:
 
 
 def test_a_backend_that_dies_comes_back(stack: Stack) -> None:
-    """The container's first process is killed from inside; the restart policy starts it anew, and
-    the service finds it.
+    """The container's first process is killed from inside.
+
+    The restart policy starts it anew, and the service finds it.
     """
     before = stack.containers()["backend"]["State"]["StartedAt"]
     stack.compose("exec", "-T", "backend", "python", "-c", "import os, signal; os.kill(1, signal.SIGTERM)", check=False)

@@ -1,5 +1,6 @@
-"""A supervisor over fake processes, as a program: tests send it signals and look at what it leaves
-behind.
+"""A supervisor over fake processes, as a program.
+
+Tests send it signals and look at what it leaves behind.
 
 Usage: driver.py FOLDER BACKEND_SCRIPT SERVICE_SCRIPT GRACE_S [TELEMETRY_SCRIPT]. A fake is a Python
 script (text) that finds FOLDER in its working directory. Every start appends "NAME PID" to

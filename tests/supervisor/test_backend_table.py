@@ -1,5 +1,6 @@
-"""Models that come and go over fake processes: states, order, failures, and what the control socket
-answers.
+"""Models that come and go over fake processes.
+
+States, order, failures, and what the control socket answers.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class Fakes:
         index = len(self.launched)
         # The command ends with the script's own arguments; the process notes its id.
         note = (
-            f"import os\nwith open({str(self.folder / 'noting')!r} + str(os.getpid()), 'w') as file: file.write(str(os.getpid()))\n"
+            f"import os\nwith open({str(self.folder / 'noting')!r} + str(os.getpid()), 'w') as file: "
+            "file.write(str(os.getpid()))\n"
             f"os.replace(file.name, {str(self.folder / f'pid-{index}')!r})\n"
         )
         spec = ProcessSpec(name, (sys.executable, "-c", note + self.scripts[name]))
@@ -128,16 +130,16 @@ def state_of(table: BackendTable, name: str) -> Any:
 
 async def until(table: BackendTable, name: str, state: Any) -> None:
     async with asyncio.timeout(120):
-        async for told in table.states():
-            if {model.name: model.state for model in told.models}.get(name) == state:
+        async for reported in table.states():
+            if {model.name: model.state for model in reported.models}.get(name) == state:
                 return
 
 
 async def until_started(table: BackendTable, name: str) -> None:
     """Waits for the first backend of a model that loads."""
     async with asyncio.timeout(120):
-        async for told in table.states():
-            if any(model.engine_address for model in told.models if model.name == name):
+        async for reported in table.states():
+            if any(model.engine_address for model in reported.models if model.name == name):
                 assert state_of(table, name) == LOADING
                 return
 
@@ -366,7 +368,7 @@ async def test_a_replica_that_is_refused_after_it_served_leaves_the_others(
         await until(table, name, FAILED)
 
 
-async def test_ranks_keep_their_gpus_when_the_first_has_told_its_own(table: BackendTable, fakes: Fakes) -> None:
+async def test_ranks_keep_their_gpus_when_the_first_has_reported_its_own(table: BackendTable, fakes: Fakes) -> None:
     fakes.expected, fakes.device = Claim("", "cuda:0", 0, ranks=2), "cuda:0 x2"
     await table.load("a", GIB)
     fakes.expected = Claim("", "cuda:1", 0)
@@ -375,7 +377,7 @@ async def test_ranks_keep_their_gpus_when_the_first_has_told_its_own(table: Back
 
 
 @pytest.mark.parametrize(("seed", "replicas"), [(0, 1), (1, 1), (2, 2), (3, 3)])
-async def test_random_wishes_at_the_same_time_keep_the_books_straight(
+async def test_random_requests_at_the_same_time_keep_the_books_straight(
     table: BackendTable, fakes: Fakes, seed: int, replicas: int
 ) -> None:
     rng = random.Random(seed)
@@ -472,9 +474,9 @@ async def test_watchers_hear_the_state_at_once_and_every_change(
     loaded = await control.LoadModel(control_pb2.LoadModelRequest(name="a", memory_bytes=GIB))
     assert loaded.model.state == READY and not loaded.existing
     for watch in watches:
-        told = control_pb2.ServerState()
-        while not any(model.state == READY for model in told.models):
-            told = await watch.read()
+        reported = control_pb2.ServerState()
+        while not any(model.state == READY for model in reported.models):
+            reported = await watch.read()
         watch.cancel()
     await control.UnloadModel(control_pb2.UnloadModelRequest(name="a"))
     assert state_of(table, "a") == UNLOADED
@@ -524,10 +526,10 @@ async def test_the_server_starts_until_all_its_first_models_serve(fakes: Fakes) 
         # The second one waits for the first, and is no unknown name meanwhile.
         assert [(m.state, m.engine_address) for m in table.state().models] == [(LOADING, "unix:1"), (LOADING, "")]
         fakes.serving.set()
-        async for told in table.states():
-            ready = all(model.state == READY for model in told.models)
-            assert told.starting or ready
-            if not told.starting:
+        async for reported in table.states():
+            ready = all(model.state == READY for model in reported.models)
+            assert reported.starting or ready
+            if not reported.starting:
                 break
         await loading
 

@@ -190,7 +190,7 @@ def test_the_place_of_a_bad_value_is_named(tmp_path: pathlib.Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("seconds", ["0.5", "-1", "3601", "nan", "inf"])
-def test_a_hang_timeout_that_accuses_the_sound_is_refused(seconds: str) -> None:
+def test_a_hang_timeout_that_accuses_the_valid_is_refused(seconds: str) -> None:
     with pytest.raises(ConfigError, match="--hang-timeout-s"):
         configs.load_server({**MODEL, "hang_timeout_s": seconds}, None)
 

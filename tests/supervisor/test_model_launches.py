@@ -1,5 +1,6 @@
-"""From a name to a backend's configuration: which settings win, and what a model's own file may
-say.
+"""From a name to a backend's configuration.
+
+Which settings win, and what a model's own file may say.
 """
 
 from __future__ import annotations

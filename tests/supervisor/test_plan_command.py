@@ -1,5 +1,6 @@
-"""`headrace plan`: sizes are those that workers plan, times those that were measured, and what
-can't be is said with the reason.
+"""`headrace plan`: sizes are those that workers plan, times those that were measured.
+
+What can't be is said with the reason.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture
 def answered_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Questions to the process that knows are answered in this one, which has imported torch;
+    """Questions to the process that knows are answered in this one, which has imported torch.
+
     `test_every_number_of_ranks_has_its_row` asks the process.
     """
 

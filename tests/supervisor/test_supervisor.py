@@ -1,4 +1,4 @@
-"""The supervisor over fake processes: what it restarts, how it ends, and that nothing outlives it."""
+"""The supervisor over fake processes: restarts, its end, and nothing outlives it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ DRIVER = pathlib.Path(__file__).with_name("driver.py")
 RUN_ON = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nup()\nwhile True: time.sleep(0.05)"
 # Says in a file when it was asked to end, and takes a moment for it.
 SLOW_END = (
-    "def end(*_):\n    open('ends', 'a').write(f'{NAME} asked\\n'); time.sleep(0.3); open('ends', 'a').write(f'{NAME} ended\\n'); os._exit(0)\n"
+    "def end(*_):\n    open('ends', 'a').write(f'{NAME} asked\\n'); time.sleep(0.3); open('ends', 'a').write(f'{NAME} "
+    "ended\\n'); os._exit(0)\n"
     "signal.signal(signal.SIGTERM, end)\nup()\nwhile True: time.sleep(0.05)"
 )
 # Says in a file that it was asked to end, and goes on.
-DEAF = "signal.signal(signal.SIGTERM, lambda *_: open('asked', 'a').write(f'{NAME}\\n'))\nup()\nwhile True: time.sleep(0.05)"
+DEAF = (
+    "signal.signal(signal.SIGTERM, lambda *_: open('asked', 'a').write(f'{NAME}\\n'))\nup()\nwhile True: "
+    "time.sleep(0.05)"
+)
 
 
 class Run:
@@ -99,7 +103,7 @@ def test_a_process_that_dies_is_started_again_and_the_others_run_on(run: Callabl
     assert len(server.starts("service-0")) == 2
 
 
-def test_an_end_for_want_of_memory_is_told_from_another(run: Callable[..., Run]) -> None:
+def test_an_end_for_want_of_memory_is_reported_from_another(run: Callable[..., Run]) -> None:
     # Its first life takes all memory once the server has started.
     hungry = (
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nup()\n"
@@ -187,7 +191,10 @@ def test_a_killed_supervisor_leaves_nothing(run: Callable[..., Run]) -> None:
 
 
 def test_what_a_process_left_in_its_session_ends_with_it(run: Callable[..., Run]) -> None:
-    grandchild = "import subprocess\nsubprocess.Popen([sys.executable, '-c', \"import os, time; open('starts', 'a').write(f'helper {os.getpid()}\\\\n'); time.sleep(300)\"])\n"
+    grandchild = (
+        "import subprocess\nsubprocess.Popen([sys.executable, '-c', \"import os, time; open('starts', "
+        "'a').write(f'helper {os.getpid()}\\\\n'); time.sleep(300)\"])\n"
+    )
     server = run(backend=grandchild + RUN_ON)
     wait_until(lambda: server.starts("helper"))
     server.process.terminate()

@@ -1,5 +1,6 @@
-"""Telemetry beside the others: its settings are serve's, it starts first and ends last, and its
-deaths are its own affair.
+"""Telemetry beside the others.
+
+Its settings are serve's, it starts first and ends last, and its deaths are its own affair.
 """
 
 from __future__ import annotations

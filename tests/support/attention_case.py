@@ -29,9 +29,9 @@ from headrace_kernels.attention.plan import (
 )
 from headrace_kernels.attention.quantized_kv import (
     KV_TYPES,
+    dequantize,
     is_quantized,
     quantize,
-    restore,
     scales_of,
     tile_bytes,
     tiles_of,
@@ -68,7 +68,7 @@ def empty_cache(num_blocks: int, shape: Shape, device: str) -> Tensor:
 
 def stored(heads: Tensor, kv_cache: Tensor) -> Tensor:
     """Heads [..., head_dim] as a cache keeps them, and gives them back."""
-    return restore(*quantize(heads, kv_cache.dtype)) if is_quantized(kv_cache) else heads
+    return dequantize(*quantize(heads, kv_cache.dtype)) if is_quantized(kv_cache) else heads
 
 
 def memory_of(kv_cache: Tensor) -> Tensor:

@@ -36,17 +36,20 @@ from headrace_kernels import card, finite_rows, rms_norm, rounded_tokens, swiglu
 from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention import rope_kv
 from headrace_kernels.linear import block_quantized_kernels as block_linear_kernels
-from headrace_kernels.linear import dense_small_batch as small_linear
-from headrace_kernels.linear import dense_small_batch_kernels as small_linear_kernels
-from headrace_kernels.linear import gemm_fp8_sm90 as low_bit_scaled_kernels
-from headrace_kernels.linear import gemm_int8 as int8_activations
-from headrace_kernels.linear import gemm_weight_only as low_bit_wide_kernels
-from headrace_kernels.linear import gemv_8bit as low_bit_row_kernels
-from headrace_kernels.linear import gemv_int4 as low_bit_nibble_row_kernels
-from headrace_kernels.linear import input_order
-from headrace_kernels.linear import quantized as low_bit_linear
-from headrace_kernels.linear import small_batch as low_bit_kernels
-from headrace_kernels.linear import small_batch_8bit_sm90 as low_bit_few_kernels
+from headrace_kernels.linear import (
+    dense_small_batch,
+    dense_small_batch_kernels,
+    gemm_fp8_sm90,
+    gemm_int8,
+    gemm_weight_only,
+    gemv_8bit,
+    gemv_int4,
+    input_order,
+    launch_rules,
+    small_batch,
+    small_batch_8bit_sm90,
+)
+from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.weight_formats import block_weight
 from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
@@ -249,15 +252,15 @@ def launch_product(num_rows: int, product: _Product) -> None:
     weight = torch.empty(product.num_outputs * (1 + product.gated), product.num_inputs, dtype=torch.bfloat16)
     out = torch.empty(num_rows, product.num_outputs, dtype=product.out_dtype)
     norm = (torch.empty(product.num_inputs, dtype=torch.bfloat16), 1e-5) if product.normed else None
-    tile = small_linear.launch_rule(num_rows, product.num_outputs, product.num_inputs)
-    small_linear_kernels.multiply(x, weight, None, out, tile, norm=norm, gated=product.gated, add=product.add)
+    tile = dense_small_batch.launch_rule(num_rows, product.num_outputs, product.num_inputs)
+    dense_small_batch_kernels.multiply(x, weight, None, out, tile, norm=norm, gated=product.gated, add=product.add)
 
 
 def compile_small_linear(arch: int) -> list[Any]:
     """The kernels of few rows' products."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
-        stack.enter_context(mock.patch.object(small_linear_kernels, "rms_norm", lambda x, *_: x))
+        stack.enter_context(mock.patch.object(dense_small_batch_kernels, "rms_norm", lambda x, *_: x))
         compiled = stack.enter_context(compiling_for(arch))
         for num_rows, product in itertools.product((1, 2, 8), _PRODUCTS):
             launch_product(num_rows, product)
@@ -267,18 +270,18 @@ def compile_small_linear(arch: int) -> list[Any]:
 def launch_low_bits(num_rows: int, product: _Product, weight: QuantizedWeight) -> None:
     """With the tile that the rules choose: few rows with what is fused, more rows alone."""
     x = torch.empty(num_rows, product.num_inputs, dtype=weight.dtype)
-    if num_rows > low_bit_kernels.MAX_SMALL_ROWS:
+    if num_rows > small_batch.MAX_SMALL_BATCH_ROWS:
         out = torch.empty(num_rows, weight.num_outputs, dtype=weight.dtype)
-        low_bit_wide_kernels.multiply_wide(x, weight, None, out, low_bit_linear.wide_rule(num_rows, weight))
+        gemm_weight_only.multiply_gemm(x, weight, None, out, launch_rules.gemm_rule(num_rows, weight))
         return
     out = torch.empty(num_rows, product.num_outputs, dtype=weight.dtype)
     norm = (torch.empty(product.num_inputs, dtype=weight.dtype), 1e-5) if product.normed else None
     if num_rows == 1:
-        row_tile = low_bit_linear.row_rule(weight, product.gated)
-        low_bit_row_kernels.multiply_row(x, weight, None, out, row_tile, norm, product.gated, product.add)
+        row_tile = launch_rules.gemv_rule(weight, product.gated)
+        gemv_8bit.multiply_gemv(x, weight, None, out, row_tile, norm, product.gated, product.add)
         return
-    tile = low_bit_linear.small_rule(num_rows, weight, product.gated)
-    low_bit_kernels.multiply_small(x, weight, None, out, tile, norm, product.gated, product.add)
+    tile = launch_rules.small_batch_rule(num_rows, weight, product.gated)
+    small_batch.multiply_small_batch(x, weight, None, out, tile, norm, product.gated, product.add)
 
 
 def _rows(weight: int, product: int, every: bool) -> tuple[int, ...]:
@@ -301,7 +304,7 @@ def compile_low_bits(arch: int, every: bool = False) -> list[Any]:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         for what in ("has_warpgroup_instructions", "has_warpgroup_products"):
             stack.enter_context(mock.patch.object(card, what, lambda device: arch == 90))
-        stack.enter_context(mock.patch.object(low_bit_kernels, "rms_norm", lambda x, *_: x))
+        stack.enter_context(mock.patch.object(small_batch, "rms_norm", lambda x, *_: x))
         stack.enter_context(mock.patch.object(card, "has_fp8_products", lambda device: arch >= 89))
         compiled = stack.enter_context(compiling_for(arch))
         products = (_PRODUCTS[2], _PRODUCTS[3], _Product(100, 352, normed=True))
@@ -312,12 +315,12 @@ def compile_low_bits(arch: int, every: bool = False) -> list[Any]:
             weight = allocate(kind, outputs, product.num_inputs, group, dtype, torch.device("cpu"))
             for num_rows in _rows(i, j, every):
                 launch_low_bits(num_rows, product, weight)
-            low_bit_wide_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
+            gemm_weight_only.dequantize_into(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
         for kind in QuantKind:
             # Activations in fp32 are multiplied by restored weights alone.
             group = 64 if kind is QuantKind.INT4 else 256
             weight = allocate(kind, 50, 256, group, torch.float32, torch.device("cpu"))
-            low_bit_wide_kernels.restore(weight, range(8), torch.empty(8, 256, dtype=torch.float32))
+            gemm_weight_only.dequantize_into(weight, range(8), torch.empty(8, 256, dtype=torch.float32))
     return compiled
 
 
@@ -327,7 +330,7 @@ def compile_nibble_rows(arch: int, every: bool = False) -> list[Any]:
     Numbers of outputs are odd, so that scales and zero points do not begin at even places.
     """
     sizes = [(4096, 2048, 128), (1001, 768, 64), (17, 352, 32), (1, 8, 8)]
-    tiles = [low_bit_nibble_row_kernels.NibbleRowTile(*cut) for cut in ((16, 4, 4), (32, 2, 2, 168), (16, 8, 1))]
+    tiles = [gemv_int4.Int4GemvTile(*cut) for cut in ((16, 4, 4), (32, 2, 2, 168), (16, 8, 1))]
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         compiled = stack.enter_context(compiling_for(arch))
@@ -339,7 +342,7 @@ def compile_nibble_rows(arch: int, every: bool = False) -> list[Any]:
                     continue
                 x, out = torch.empty(1, inputs, dtype=dtype), torch.empty(1, 2 * outputs // (1 + gated), dtype=dtype)
                 norm = (torch.empty(inputs, dtype=dtype), 1e-5) if outputs % 2 else None
-                low_bit_nibble_row_kernels.multiply_nibble_row(x, weight, None, out, tile, norm, gated)
+                gemv_int4.multiply_gemv_int4(x, weight, None, out, tile, norm, gated)
     return compiled
 
 
@@ -349,7 +352,7 @@ def compile_few(arch: int) -> list[Any]:
     It has all that may be fused or split, and the first tile that is worth timing.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(low_bit_few_kernels, "rms_norm", lambda x, *_: x))
+        stack.enter_context(mock.patch.object(small_batch_8bit_sm90, "rms_norm", lambda x, *_: x))
         compiled = stack.enter_context(compiling_for(arch))
         for (kind, dtype), product, num_rows in itertools.product(
             ((QuantKind.FP8, torch.bfloat16), (QuantKind.INT8, torch.float16)), _PRODUCTS[2:4], (8, 16, 32, 64)
@@ -359,8 +362,10 @@ def compile_few(arch: int) -> list[Any]:
             x = torch.empty(num_rows, product.num_inputs, dtype=dtype)
             out = torch.empty(num_rows, product.num_outputs, dtype=dtype)
             sizes = (num_rows, product.num_outputs, product.num_inputs, product.gated)
-            tile = low_bit_few_kernels.few_variants(*sizes)[0]
-            low_bit_few_kernels.multiply_few(x, weight, None, out, tile, None, product.gated, product.add)
+            tile = small_batch_8bit_sm90.small_batch_8bit_variants(*sizes)[0]
+            small_batch_8bit_sm90.multiply_small_batch_8bit(
+                x, weight, None, out, tile, None, product.gated, product.add
+            )
     return compiled
 
 
@@ -379,11 +384,11 @@ def compile_scaled(arch: int) -> list[Any]:
             weight = allocate(QuantKind.FP8, *sizes, torch.bfloat16, torch.device("cpu"))
             tokens = RoundedTokens.empty((num_rows, product.num_inputs), torch.float8_e4m3fn, torch.device("cpu"))
             bias, out = (torch.empty(*rows, outputs, dtype=torch.bfloat16) for rows in ((), (num_rows,)))
-            for tile in low_bit_scaled_kernels.scaled_variants(num_rows, weight):
-                _, pieces = low_bit_scaled_kernels.shared_out(tile, num_rows, *sizes[:2], 132)
+            for tile in gemm_fp8_sm90.gemm_fp8_variants(num_rows, weight):
+                _, pieces = gemm_fp8_sm90.shared_out(tile, num_rows, *sizes[:2], 132)
                 if (tile[:5], pieces > 1) not in seen:
                     seen.add((tile[:5], pieces > 1))
-                    low_bit_scaled_kernels.multiply_scaled(tokens, weight, bias, out, tile)
+                    gemm_fp8_sm90.multiply_gemm_fp8(tokens, weight, bias, out, tile)
     return compiled
 
 
@@ -397,7 +402,7 @@ def compile_head(arch: int) -> list[Any]:
         stack.enter_context(mock.patch.object(card, "has_fp8_products", lambda device: arch >= 89))
         for what in ("has_warpgroup_instructions", "has_warpgroup_products"):
             stack.enter_context(mock.patch.object(card, what, lambda device: arch == 90))
-        for room in (low_bit_linear, rounded_tokens, int8_activations):
+        for room in (quantized_linear, rounded_tokens, gemm_int8):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
         for kind in (QuantKind.INT8, QuantKind.FP8):
@@ -405,7 +410,7 @@ def compile_head(arch: int) -> list[Any]:
             weight = allocate(kind, 128_256, 4096, 4096, torch.bfloat16, torch.device("cpu"), kept)
             for num_rows in (1, 12, 32, 64, 200):
                 x = torch.empty(num_rows, 4096, dtype=torch.bfloat16)
-                assert low_bit_linear.linear(x, weight, None, torch.float32).dtype == torch.float32
+                assert quantized_linear.linear(x, weight, None, torch.float32).dtype == torch.float32
     return compiled
 
 
@@ -428,9 +433,9 @@ def compile_arranged(arch: int, every: bool = False) -> list[Any]:
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
-        stack.enter_context(mock.patch.object(low_bit_kernels, "rms_norm", lambda x, *_: x))
+        stack.enter_context(mock.patch.object(small_batch, "rms_norm", lambda x, *_: x))
         stack.enter_context(mock.patch.object(card, "has_fp8_products", lambda device: arch >= 89))
-        for room in (int8_activations, input_order):
+        for room in (gemm_int8, input_order):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
         for (i, arranged), (j, product) in itertools.product(enumerate(_ARRANGED), enumerate(_PRODUCTS[2:4])):
@@ -442,11 +447,11 @@ def compile_arranged(arch: int, every: bool = False) -> list[Any]:
                 if _has_turn(arch, i // 2, k, every=every):
                     launch_low_bits(num_rows, product, weight)
             if _has_turn(arch, i, j, every=every):
-                low_bit_wide_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
+                gemm_weight_only.dequantize_into(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
         sizes = (4096, 14_336, 14_336)
         weight = allocate(QuantKind.INT8, *sizes, torch.bfloat16, torch.device("cpu"))
         tokens = RoundedTokens.empty((300, 14_336), torch.int8, torch.device("cpu"))
-        int8_activations.scaled_linear(tokens, weight, None)
+        gemm_int8.scaled_linear(tokens, weight, None)
         input_order.take_inputs(torch.empty(300, 14_336, dtype=torch.bfloat16), torch.empty(14_336, dtype=torch.int32))
     return compiled
 
@@ -488,7 +493,7 @@ def compile_finite(arch: int) -> list[Any]:
 def _multiply_blocks(weight: block_weight.BlockWeight, num_rows: int) -> None:
     x = torch.empty(num_rows, weight.num_inputs, dtype=weight.dtype)
     out = torch.empty(num_rows, weight.num_outputs, dtype=weight.dtype)
-    block_linear_kernels.multiply_small(x, weight, torch.empty(weight.num_outputs, dtype=weight.dtype), out)
+    block_linear_kernels.multiply_small_batch(x, weight, torch.empty(weight.num_outputs, dtype=weight.dtype), out)
 
 
 def _look_up_blocks(weight: block_weight.BlockWeight) -> None:
@@ -514,7 +519,9 @@ def compile_blocks(arch: int, every: bool = False) -> list[Any]:
             launches = (
                 functools.partial(_multiply_blocks, weight, 1),
                 functools.partial(_multiply_blocks, weight, 20),
-                functools.partial(block_linear_kernels.restore, weight, range(8), torch.empty(8, 4096, dtype=dtype)),
+                functools.partial(
+                    block_linear_kernels.dequantize_into, weight, range(8), torch.empty(8, 4096, dtype=dtype)
+                ),
                 functools.partial(_look_up_blocks, weight),
             )
             for j, launch in enumerate(launches):

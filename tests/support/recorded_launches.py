@@ -48,8 +48,8 @@ from headrace_backend.worker.step.runner import run_steps
 from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 from headrace_kernels import card, triton_runtime
 from headrace_kernels.attention import paged
-from headrace_kernels.linear import gemm_fp8 as fp8_activations
-from headrace_kernels.linear.gemm_fp8_sm90 import multiply_scaled
+from headrace_kernels.linear import gemm_fp8
+from headrace_kernels.linear.gemm_fp8_sm90 import multiply_gemm_fp8
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 from headrace_model_folder import ModelFolder
@@ -161,9 +161,9 @@ def on_a_card(launches: Launches) -> Iterator[None]:
 
     def scaled(tokens: RoundedTokens, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         out = torch.empty(len(tokens.numbers), weight.num_outputs, dtype=weight.dtype)
-        tile = fp8_activations.scaled_rule(len(tokens.numbers), weight)
+        tile = gemm_fp8.scaled_rule(len(tokens.numbers), weight)
         if tile is not None:
-            multiply_scaled(tokens, weight, bias, out, tile)
+            multiply_gemm_fp8(tokens, weight, bias, out, tile)
         else:
             launches.add(
                 "_scaled_mm", *map(_operand, (tokens.numbers, tokens.scales, weight.packed, weight.scales, bias))
@@ -178,7 +178,7 @@ def on_a_card(launches: Launches) -> Iterator[None]:
         enter(mock.patch.object(card, "shared_bytes", lambda device: 232_448))
         enter(mock.patch.object(card, "multiprocessors", lambda device: 132))
         enter(mock.patch.object(paged, "INTERPRETED", True))
-        enter(mock.patch.object(fp8_activations, "scaled_linear", scaled))
+        enter(mock.patch.object(gemm_fp8, "scaled_linear", scaled))
         enter(mock.patch.dict(triton_runtime._state, forced=True))
         enter(mock.patch.object(JITFunction, "run", noted))
         enter(torch.inference_mode())

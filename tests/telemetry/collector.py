@@ -1,4 +1,4 @@
-"""A collector that listens for real: counts what comes, and misbehaves as it is told to."""
+"""A collector that listens for real: counts what comes, and misbehaves on demand."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A made-up server: an engine that steps through requests, and the facts that its processes would
-tell of it.
+"""A simulated server: an engine that steps through requests, and the facts its processes report.
 
 What it knows of itself is what spans are checked against.
 """
@@ -67,9 +66,9 @@ class Asked:
 
 @dataclasses.dataclass
 class Story:
-    """What was told, in order of telling, and what is true of it."""
+    """What was reported, in order of telling, and what is true of it."""
 
-    told: list[tuple[facts.Hello, facts.Fact]]
+    reported: list[tuple[facts.Hello, facts.Fact]]
     requests: list[Asked]
     generations: dict[int, facts.Generation]
     records: np.ndarray
@@ -99,22 +98,22 @@ def tell(
         recorded: whether those that are not sampled have contexts and are recorded.
         max_tokens: at most, per output.
         max_prompt: at most.
-        calls: whether the ends of calls are told.
+        calls: whether the ends of calls are reported.
     """
     chance = random.Random(seed)
     requests = [_ask(chance, number, sampled, recorded, max_tokens, max_prompt) for number in range(num_requests)]
     records, columns = _play(chance, requests)
-    told: list[tuple[facts.Hello, facts.Fact]] = [(BACKEND, ENGINE_FACTS)]
-    told += [(BACKEND, facts.RequestBegan(ENGINE, each.number, each.request_id, each.span)) for each in requests]
-    told.append((SERVICE, facts.Steps(ENGINE, UNIX_OFFSET_NS, records.tobytes())))
-    told.append((BACKEND, facts.Steps(ENGINE, UNIX_OFFSET_NS, records.tobytes(), *_flat(columns))))
+    reported: list[tuple[facts.Hello, facts.Fact]] = [(BACKEND, ENGINE_FACTS)]
+    reported += [(BACKEND, facts.RequestBegan(ENGINE, each.number, each.request_id, each.span)) for each in requests]
+    reported.append((SERVICE, facts.Steps(ENGINE, UNIX_OFFSET_NS, records.tobytes())))
+    reported.append((BACKEND, facts.Steps(ENGINE, UNIX_OFFSET_NS, records.tobytes(), *_flat(columns))))
     generations = {each.number: _generation(chance, each, detail, read) for each in requests}
     for each in requests:
         generation = generations[each.number]
-        told.append((SERVICE, generation))
+        reported.append((SERVICE, generation))
         if calls:
             parent = each.span and facts.SpanContext(each.span.trace_id, each.span.parent_span_id, "", "", each.sampled)
-            told.append(
+            reported.append(
                 (
                     SERVICE,
                     facts.CallEnded(
@@ -128,7 +127,7 @@ def tell(
                     ),
                 )
             )
-    return Story(told, requests, generations, records, [members for members, _, _ in columns])
+    return Story(reported, requests, generations, records, [members for members, _, _ in columns])
 
 
 def _ask(chance: random.Random, number: int, sampled: float, recorded: bool, max_tokens: int, max_prompt: int) -> Asked:

@@ -1,5 +1,7 @@
-"""Facts whose times and columns are anything: whoever tells nonsense is refused, and what is taken
-becomes spans that begin before they end, inside their parents.
+"""Facts whose times and columns are anything.
+
+Whoever tells nonsense is refused, and what is taken becomes spans that begin before they end,
+inside their parents.
 
 Nothing else ever fails, at once or later.
 """
@@ -16,8 +18,8 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1 import trace_pb2
+from tests.telemetry.reported import HEAD_ONLY, Listener
 from tests.telemetry.story import BACKEND, SERVICE, UNIX_OFFSET_NS, tell
-from tests.telemetry.told import HEAD_ONLY, Listener
 
 from headrace_facts import facts, step_records
 from headrace_facts.token_steps import TokenSteps
@@ -114,7 +116,7 @@ def _check(spans: list[trace_pb2.Span]) -> None:
     for span in spans:
         assert span.start_time_unix_nano <= span.end_time_unix_nano
         parent = by_id.get(span.parent_span_id)
-        # Of several generations that a call has, the last may be told when the call has been
+        # Of several generations that a call has, the last may be reported when the call has been
         # exported.
         if parent is not None and parent.kind == trace_pb2.Span.SPAN_KIND_INTERNAL:
             assert parent.start_time_unix_nano <= span.start_time_unix_nano, (parent.name, span.name)
@@ -122,17 +124,17 @@ def _check(spans: list[trace_pb2.Span]) -> None:
 
 
 @hypothesis.given(st.data(), st.integers(0, 1 << 32), st.integers(1, 3), st.booleans())
-def test_nonsense_is_refused_or_becomes_sound_spans(
+def test_nonsense_is_refused_or_becomes_valid_spans(
     data: st.DataObject, seed: int, num_requests: int, tail: bool
 ) -> None:
     settings: dict[str, Any] = {"trace_keep_itl_ms": 0.001, "trace_keep_failed": True} if tail else {}
     listener = Listener(**settings)
     metrics = Metrics(TelemetryConfig(**{**HEAD_ONLY, "metrics_listen": "127.0.0.1:0"}), ExportCounts(), None)
     story = tell(seed, num_requests, sampled=0.5 if tail else 1.0)
-    told = [(source, data.draw(_changed(fact))) for source, fact in story.told]
+    reported = [(source, data.draw(_changed(fact))) for source, fact in story.reported]
     if data.draw(st.booleans()):
-        random.Random(seed).shuffle(told)
-    for source, fact in told:
+        random.Random(seed).shuffle(reported)
+    for source, fact in reported:
         # As the hub does: what a connection tells is its own fault.
         with contextlib.suppress(ValueError):
             fact = facts.decode_fact(facts.encode(fact))

@@ -1,5 +1,6 @@
-"""Settings of telemetry: what is absurd is refused with the field and the reason, and secrets stand
-in no message.
+"""Settings of telemetry: absurd ones are refused by field and reason.
+
+Secrets stand in no message.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Dashboards and alerts ask for what there is: every selector of every query finds series in the
-endpoint's output, and in a real Prometheus every query finds data.
+"""Dashboards and alerts ask for what there is.
+
+Every selector of every query finds series in the endpoint's output, and in a real Prometheus every
+query finds data.
 
 The real one is HEADRACE_PROMETHEUS or `prometheus` on the path, `promtool` beside it, or that of a
 running stack, HEADRACE_PROMETHEUS_URL; without them those tests are skipped.
@@ -27,7 +29,7 @@ import pytest
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.samples import Sample
-from tests.support import told_facts as told
+from tests.support import reported_facts as reported
 
 from headrace_facts import facts
 from headrace_telemetry.config import TelemetryConfig
@@ -90,7 +92,7 @@ def _metrics(**settings: Any) -> Metrics:
 
 
 def _tell(metrics: Metrics, round_: int) -> None:
-    for source, fact in told.everything(1 + 20 * round_, 1 + round_):
+    for source, fact in reported.everything(1 + 20 * round_, 1 + round_):
         if isinstance(fact, facts.Generation):
             metrics.sink.generation(source, fact, "head")
         else:
@@ -101,7 +103,7 @@ def _tell(metrics: Metrics, round_: int) -> None:
 def samples() -> list[Sample]:
     """What the endpoint tells when everything has happened."""
     metrics = _metrics()
-    for source in (told.SERVICE, told.BACKEND):
+    for source in (reported.SERVICE, reported.BACKEND):
         metrics.sink.take(source, source)
     _tell(metrics, 0)
     text = metrics.render(exposition.OPENMETRICS).decode()
@@ -129,7 +131,7 @@ def test_every_selector_finds_series_that_have_its_labels(query: Query, samples:
     for selector in found:
         matchers = _MATCHER.findall(selector.group(2) or "")
         series = [sample for sample in samples if _matches(sample, selector.group(1), matchers)]
-        assert series, f"nothing is told that {selector.group(0)} selects"
+        assert series, f"nothing is reported that {selector.group(0)} selects"
         assert {label for label, _, _ in matchers} <= set(series[0].labels)
         known |= set(series[0].labels)
     assert grouped <= known, f"nothing has the labels {grouped - known}"
@@ -217,7 +219,7 @@ def test_every_alert_fires_when_it_must_and_only_then(tmp_path: pathlib.Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_configuration_of_prometheus_is_sound(tmp_path: pathlib.Path) -> None:
+def test_the_configuration_of_prometheus_is_valid(tmp_path: pathlib.Path) -> None:
     done = subprocess.run(
         [_promtool(), "check", "config", str(_DEPLOY / "prometheus/prometheus.yml")],
         capture_output=True,
@@ -298,8 +300,9 @@ async def _has_data(address: str, expression: str) -> bool:
 
 
 def _questions() -> Iterator[Query]:
-    """All queries; alerts without their limits, each side of "and" and "or" by itself, because
-    nothing is wrong most of the time.
+    """Returns all queries, alerts without their limits.
+
+    Each side of "and" and "or" stands by itself, because nothing is wrong most of the time.
     """
     yield from _dashboard_queries()
     for query in _alert_queries():
@@ -311,7 +314,7 @@ def _questions() -> Iterator[Query]:
 @pytest.mark.skipif(not _PROMETHEUS, reason="needs a Prometheus: HEADRACE_PROMETHEUS or on the path")
 async def test_every_query_finds_data_in_a_real_prometheus(tmp_path: pathlib.Path) -> None:
     metrics = _metrics()
-    for source in (told.SERVICE, told.BACKEND):
+    for source in (reported.SERVICE, reported.BACKEND):
         metrics.sink.take(source, source)
     port = await metrics.start()
     assert port is not None

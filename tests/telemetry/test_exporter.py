@@ -1,5 +1,6 @@
-"""Spans on their way to collectors that are real gRPC servers: good, refusing, hung, gone, and
-behind TLS.
+"""Spans on their way to collectors that are real gRPC servers.
+
+Good, refusing, hung, gone, and behind TLS.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from tests.telemetry.collector import Collector, listening
-from tests.telemetry.told import HEAD_ONLY, SCOPE
+from tests.telemetry.reported import HEAD_ONLY, SCOPE
 
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts

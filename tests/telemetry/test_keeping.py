@@ -1,5 +1,6 @@
-"""Tail sampling: what is kept and why, steps that wait for the ends of their members, calls that
-wait for their generations, and memory that is bounded.
+"""Tail sampling: what is kept and why, and what waits for what.
+
+Steps wait for the ends of their members, calls for their generations; memory is bounded.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1 import trace_pb2
+from tests.telemetry.reported import HEAD_ONLY, Listener, attributes, heard
 from tests.telemetry.story import SERVICE, UNIX_OFFSET_NS, tell
-from tests.telemetry.told import HEAD_ONLY, Listener, attributes, heard
 
 from headrace_facts import facts
 from headrace_telemetry import keeping
@@ -68,8 +69,8 @@ def test_kept_traces_are_whole_and_their_links_resolve(seed: int, num_requests: 
     story = tell(seed, num_requests, sampled=0.3)
     listener = Listener(**KEEP_FAILED)
     failed = {each.number for each in story.requests if each.number % 2}
-    told = [(who, _failed(fact, failed)) for who, fact in story.told]
-    listener.hear(told).wait(1)
+    reported = [(who, _failed(fact, failed)) for who, fact in story.reported]
+    listener.hear(reported).wait(1)
     kept = {each.span.trace_id for each in story.requests if each.span and (each.sampled or each.number in failed)}
     inferences = {span.trace_id.hex() for span in listener.named("text_completion demo")}
     calls = {span.trace_id.hex() for span in listener.named("headrace.v1.InferenceService/Generate")}
@@ -99,7 +100,7 @@ def test_nothing_of_a_trace_that_is_not_kept_comes_out() -> None:
 
 def test_steps_wait_for_the_ends_of_all_their_members_but_not_for_ever() -> None:
     story = tell(3, 2, sampled=0.0, calls=False)
-    *before, (_, last) = story.told
+    *before, (_, last) = story.reported
     listener = Listener(**KEEP_ALL).hear(before)
     together = [index for index, members in enumerate(story.members, 1) if len(set(members)) == 2]
     ids = [attributes(span)["headrace.step.id"] for span in listener.wait(1).named("engine.step")]
@@ -115,7 +116,7 @@ def test_steps_wait_for_the_ends_of_all_their_members_but_not_for_ever() -> None
 
 def test_a_call_that_ends_before_its_generation_waits_for_it() -> None:
     story = tell(4, 1, sampled=0.0)
-    *before, (_, generation), call = story.told
+    *before, (_, generation), call = story.reported
     listener = Listener(**KEEP_ALL).hear([*before, call])
     assert not listener.spans
     listener.hear([(SERVICE, generation)])
@@ -125,7 +126,7 @@ def test_a_call_that_ends_before_its_generation_waits_for_it() -> None:
 def test_links_of_a_call_lead_to_exported_spans_only() -> None:
     story = tell(5, 2, sampled=0.0, calls=False)
     listener = Listener(**KEEP_FAILED)
-    listener.hear((who, _failed(fact, {0})) for who, fact in story.told)
+    listener.hear((who, _failed(fact, {0})) for who, fact in story.reported)
     spans = [each.span for each in story.requests if each.span]
     session = facts.SpanContext("d" * 32, "e" * 16, "", "", True)
     call = facts.CallEnded("headrace.v1.InferenceService/Session", "OK", UNIX_OFFSET_NS, 1, 2, "", session, spans)
@@ -182,7 +183,7 @@ def test_an_endless_stream_of_facts_takes_no_more_memory() -> None:
     listener = Listener(trace_ring=1 << 20, **KEEP_FAILED)
     for seed in range(60):
         story = tell(seed, 2, sampled=0.0)
-        listener.hear(entry for entry in story.told if not isinstance(entry[1], facts.Steps))
+        listener.hear(entry for entry in story.reported if not isinstance(entry[1], facts.Steps))
         context = facts.SpanContext(f"{seed + 10**6:032x}", "a" * 16)
         listener.hear([(SERVICE, facts.CallEnded("m", "OK", 0, 1, 2, "", context))] * 200)
     sink = listener.sink
@@ -192,7 +193,7 @@ def test_an_endless_stream_of_facts_takes_no_more_memory() -> None:
 
 def test_the_span_of_a_call_whose_caller_left_encloses_its_generation() -> None:
     story = tell(8, 1)
-    *before, (_, generation), (_, call) = story.told
+    *before, (_, generation), (_, call) = story.reported
     assert isinstance(call, facts.CallEnded) and isinstance(generation, facts.Generation)
     left = msgspec.structs.replace(call, status="CANCELLED", end_ns=call.start_ns + 1)
     listener = Listener().hear([*before, (SERVICE, left)])
@@ -200,16 +201,16 @@ def test_the_span_of_a_call_whose_caller_left_encloses_its_generation() -> None:
     listener.hear([(SERVICE, generation)])
     (span,) = listener.named("headrace.v1.InferenceService/Generate")
     assert span.end_time_unix_nano == generation.end_ns + UNIX_OFFSET_NS
-    # One whose generation is never told does not wait for ever.
+    # One whose generation is never reported does not wait for ever.
     alone = Listener().hear([*before, (SERVICE, left)]).wait(3)
     assert len(alone.named("headrace.v1.InferenceService/Generate")) == 1
 
 
 def test_a_generation_that_makes_no_sense_is_refused_at_once_and_alone() -> None:
     story = tell(9, 2, calls=False)
-    first, second = story.told[-2:]
+    first, second = story.reported[-2:]
     assert isinstance(first[1], facts.Generation)
-    listener = Listener().hear(story.told[:-2])
+    listener = Listener().hear(story.reported[:-2])
     for broken in (
         {"emissions": [facts.Emission(b"\1\0\0\0", b"", b"")]},
         {"emissions": [facts.Emission(b"\xff\xff\xff\xff", bytes(8), bytes(8))]},

@@ -15,7 +15,7 @@ import pytest
 import structlog
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.metrics.v1 import metrics_pb2
-from tests.support import told_facts as told
+from tests.support import reported_facts as reported
 from tests.support.ports import free_port
 
 from headrace_facts.version import server_version
@@ -96,8 +96,8 @@ async def test_a_collector_receives_figures_bounds_headers_and_exemplars(tmp_pat
         "telemetry_attributes": ("deployment.environment.name=test",),
     }
     async with _collecting() as (collector, port), _pushing(port, **settings) as (metrics, counts):
-        metrics.sink.generation(told.SERVICE, told.generation(7), "head")
-        metrics.sink.take(told.BACKEND, told.steps(told.records(1, 10)))
+        metrics.sink.generation(reported.SERVICE, reported.generation(7), "head")
+        metrics.sink.take(reported.BACKEND, reported.steps(reported.records(1, 10)))
         await _until(lambda: collector.requests)
         first_token = collector.metric("gen_ai.server.time_to_first_token", 0)
         (point,) = first_token.histogram.data_points
@@ -107,18 +107,18 @@ async def test_a_collector_receives_figures_bounds_headers_and_exemplars(tmp_pat
         assert exemplar.trace_id.hex() == f"{7:032x}" and exemplar.span_id.hex() == f"{7:016x}"
         (steps,) = collector.metric("headrace.step.duration", 0).histogram.data_points
         assert steps.count == 10
-        (told_by,) = collector.requests[0].resource_metrics
-        (scope,) = told_by.scope_metrics
-        assert (told_by.schema_url, scope.schema_url) == (SCHEMA_URL, SCHEMA_URL)
+        (reported_by,) = collector.requests[0].resource_metrics
+        (scope,) = reported_by.scope_metrics
+        assert (reported_by.schema_url, scope.schema_url) == (SCHEMA_URL, SCHEMA_URL)
         assert (scope.scope.name, scope.scope.version) == ("headrace", server_version())
-        resource = told_by.resource
+        resource = reported_by.resource
         attributes = {pair.key: pair.value.string_value for pair in resource.attributes}
         assert attributes["service.name"] == "headrace"
         assert attributes["service.namespace"] == "there"
         assert attributes["deployment.environment.name"] == "test"
         assert collector.headers[0]["x-api-key"] == "secret"
         await _until(lambda: len(collector.requests) > 1)
-        # Told once; cumulative figures are told again.
+        # Reported once; cumulative figures are reported again.
         (again,) = collector.metric("gen_ai.server.time_to_first_token", 1).histogram.data_points
         assert again.count == 1 and not again.exemplars
         await _until(lambda: counts.exported.get("metrics", 0) > 0)
@@ -128,7 +128,7 @@ async def test_a_collector_receives_figures_bounds_headers_and_exemplars(tmp_pat
 async def test_what_is_left_is_sent_at_the_end() -> None:
     async with _collecting() as (collector, port):
         async with _pushing(port, close_s=5.0, export_interval_s=3600) as (metrics, _):
-            metrics.sink.generation(told.SERVICE, told.generation(), None)
+            metrics.sink.generation(reported.SERVICE, reported.generation(), None)
         (point,) = collector.metric("gen_ai.server.request.duration").histogram.data_points
         assert point.count == 1
 

@@ -1,4 +1,4 @@
-"""What a scraper reads over HTTP equals what was told, in both formats, and leads to traces."""
+"""What a scraper reads over HTTP equals what was reported, in both formats, and leads to traces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 from prometheus_client.samples import Sample
-from tests.support import told_facts as told
+from tests.support import reported_facts as reported
 
 from headrace_facts import facts
 from headrace_telemetry.config import TelemetryConfig
@@ -65,19 +65,21 @@ def _buckets(samples: Iterable[Sample], name: str) -> dict[float, float]:
     return {float(sample.labels["le"]): sample.value for sample in samples if sample.name == f"{name}_bucket"}
 
 
-async def test_counts_equal_what_was_told() -> None:
+async def test_counts_equal_what_was_reported() -> None:
     async with _serving() as (metrics, port):
         for number in range(1, 6):
-            metrics.sink.generation(told.SERVICE, told.generation(number), None)
-            metrics.sink.take(told.SERVICE, told.call(number))
-        metrics.sink.generation(told.SERVICE, told.generation(6, finish_reasons=["stop", "length"]), None)
+            metrics.sink.generation(reported.SERVICE, reported.generation(number), None)
+            metrics.sink.take(reported.SERVICE, reported.call(number))
+        metrics.sink.generation(reported.SERVICE, reported.generation(6, finish_reasons=["stop", "length"]), None)
         metrics.sink.generation(
-            told.SERVICE,
-            told.generation(7, finish_reasons=["error"], error_type="engine_error", ttft_ns=0, first_chunk_ns=0),
+            reported.SERVICE,
+            reported.generation(7, finish_reasons=["error"], error_type="engine_error", ttft_ns=0, first_chunk_ns=0),
             None,
         )
         # An answer in one message has no first chunk.
-        metrics.sink.generation(told.SERVICE, told.generation(8, streamed=False, first_chunk_ns=0, model="whole"), None)
+        metrics.sink.generation(
+            reported.SERVICE, reported.generation(8, streamed=False, first_chunk_ns=0, model="whole"), None
+        )
         samples = await _samples(port)
     assert _value(samples, "gen_ai_server_request_duration_seconds_count", error_type="engine_error") == 1
     fine = [sample for sample in samples if "error_type" not in sample.labels]
@@ -106,11 +108,11 @@ async def test_counts_equal_what_was_told() -> None:
 
 async def test_exemplars_lead_to_exported_traces_only() -> None:
     async with _serving() as (metrics, port):
-        metrics.sink.generation(told.SERVICE, told.generation(6), None)
-        metrics.sink.generation(told.SERVICE, told.generation(7), "ttft")
+        metrics.sink.generation(reported.SERVICE, reported.generation(6), None)
+        metrics.sink.generation(reported.SERVICE, reported.generation(7), "ttft")
         # Kept by its end: the call's own context says nothing of that.
-        metrics.sink.take(told.SERVICE, told.call(7, span=told.span(7, sampled=False)))
-        metrics.sink.take(told.SERVICE, told.call(6, span=told.span(6, sampled=False)))
+        metrics.sink.take(reported.SERVICE, reported.call(7, span=reported.span(7, sampled=False)))
+        metrics.sink.take(reported.SERVICE, reported.call(6, span=reported.span(6, sampled=False)))
         first = await _samples(port)
         await asyncio.sleep(0.15)
         again = await _samples(port)
@@ -132,7 +134,7 @@ async def test_exemplars_lead_to_exported_traces_only() -> None:
 
 async def test_exemplars_stand_in_the_bucket_of_their_value() -> None:
     async with _serving(metrics_duration_buckets=(1.0, 2.0, 4.0)) as (metrics, port):
-        metrics.sink.generation(told.SERVICE, told.generation(7), "head")
+        metrics.sink.generation(reported.SERVICE, reported.generation(7), "head")
         samples = await _samples(port)
     marked = [
         sample.labels["le"]
@@ -144,8 +146,8 @@ async def test_exemplars_stand_in_the_bucket_of_their_value() -> None:
 
 async def test_both_formats_say_the_same_and_only_openmetrics_has_exemplars() -> None:
     async with _serving(price_per_hour=2.0) as (metrics, port):
-        metrics.sink.generation(told.SERVICE, told.generation(7), "head")
-        metrics.sink.take(told.BACKEND, told.engine_load())
+        metrics.sink.generation(reported.SERVICE, reported.generation(7), "head")
+        metrics.sink.take(reported.BACKEND, reported.engine_load())
         plain_type, plain = await _get(port, accept="text/plain;version=0.0.4;q=0.3,*/*;q=0.2")
         open_type, openmetrics = await _get(port, accept="application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.1")
     assert (plain_type, open_type) == (exposition.PLAIN, exposition.OPENMETRICS)
@@ -179,8 +181,8 @@ async def test_bounds_are_those_of_the_settings() -> None:
     bounds = (0.001, 0.002, 0.004, 5.0)
     settings = ("duration", "ttft", "tpot", "queue", "step")
     async with _serving(**{f"metrics_{name}_buckets": bounds for name in settings}) as (metrics, port):
-        metrics.sink.generation(told.SERVICE, told.generation(), None)
-        metrics.sink.take(told.BACKEND, told.steps(told.records(1, 3)))
+        metrics.sink.generation(reported.SERVICE, reported.generation(), None)
+        metrics.sink.take(reported.BACKEND, reported.steps(reported.records(1, 3)))
         samples = await _samples(port)
     for name in (
         "gen_ai_server_request_duration_seconds",
@@ -197,7 +199,7 @@ async def test_bounds_are_those_of_the_settings() -> None:
 
 async def test_default_bounds_tell_tokens_of_a_millisecond_apart() -> None:
     async with _serving() as (metrics, port):
-        metrics.sink.generation(told.SERVICE, told.generation(), None)
+        metrics.sink.generation(reported.SERVICE, reported.generation(), None)
         samples = await _samples(port)
     assert list(_buckets(samples, "gen_ai_server_time_per_output_token_seconds"))[:5] == [
         0.001,
@@ -336,8 +338,10 @@ async def test_figures_hold_no_text_of_requests_and_few_values() -> None:
     async with _serving(price_per_hour=1.0) as (metrics, port):
         _tell_everything(metrics)
         for number in range(1000):
-            metrics.sink.take(told.SERVICE, told.call(number, method=f"attacker.Service/Method{number}", span=None))
-            metrics.sink.generation(told.SERVICE, told.generation(number, model=f"model-{number}"), None)
+            metrics.sink.take(
+                reported.SERVICE, reported.call(number, method=f"attacker.Service/Method{number}", span=None)
+            )
+            metrics.sink.generation(reported.SERVICE, reported.generation(number, model=f"model-{number}"), None)
         _, text = await _get(port, accept="application/openmetrics-text")
     assert "request-" not in text
     assert text.count("rpc_server_call_duration_seconds_count") < 300
@@ -346,9 +350,9 @@ async def test_figures_hold_no_text_of_requests_and_few_values() -> None:
 
 
 def _tell_everything(metrics: Metrics) -> None:
-    for source in (told.SERVICE, told.BACKEND):
+    for source in (reported.SERVICE, reported.BACKEND):
         metrics.sink.take(source, source)
-    for source, fact in told.everything():
+    for source, fact in reported.everything():
         if isinstance(fact, facts.Generation):
             metrics.sink.generation(source, fact, "head")
         else:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, NumberDataPoint
-from tests.support import told_facts as told
+from tests.support import reported_facts as reported
 
 from headrace_facts import facts
 from headrace_telemetry.config import TelemetryConfig
@@ -54,17 +54,17 @@ def test_totals_go_on_over_a_backends_restart() -> None:
     figures = _Figures()
     seen = []
     for engine, preemptions in (("a", 3), ("a", 5), ("b", 0), ("b", 2), ("a", 5), ("b", 1), ("b", 4)):
-        figures.sink.take(told.BACKEND, told.engine_load(engine=engine, preemptions=preemptions))
+        figures.sink.take(reported.BACKEND, reported.engine_load(engine=engine, preemptions=preemptions))
         seen += figures.values("headrace.preemptions")
     assert seen == [3, 5, 5, 7, 7, 7, 9]
 
 
 @hypothesis.given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 20)), max_size=30))
-def test_totals_never_fall_and_reach_the_sum_of_lives(told_totals: list[tuple[str, int]]) -> None:
+def test_totals_never_fall_and_reach_the_sum_of_lives(reported_totals: list[tuple[str, int]]) -> None:
     figures = _Figures()
     last, most = 0.0, dict.fromkeys("abc", 0)
-    for engine, total in told_totals:
-        figures.sink.take(told.BACKEND, told.engine_load(engine=engine, late_work=total))
+    for engine, total in reported_totals:
+        figures.sink.take(reported.BACKEND, reported.engine_load(engine=engine, late_work=total))
         most[engine] = max(most[engine], total)
         (now,) = figures.values("headrace.late_work")
         assert now >= last
@@ -74,15 +74,15 @@ def test_totals_never_fall_and_reach_the_sum_of_lives(told_totals: list[tuple[st
 
 def test_gauges_of_who_left_disappear() -> None:
     figures = _Figures()
-    for source in (told.SERVICE, told.BACKEND):
+    for source in (reported.SERVICE, reported.BACKEND):
         figures.sink.take(source, source)
-    figures.sink.take(told.BACKEND, told.engine_load())
-    figures.sink.take(told.SERVICE, facts.ServiceLoad(1, 2, 3))
+    figures.sink.take(reported.BACKEND, reported.engine_load())
+    figures.sink.take(reported.SERVICE, facts.ServiceLoad(1, 2, 3))
     assert figures.values("headrace.requests.running") == [3]
     assert figures.values("headrace.kv.usage") == [0.4]
     assert figures.values("headrace.service.open_calls") == [1]
     assert sorted(figures.values("headrace.process.up")) == [1, 1]
-    figures.sink.gone(told.BACKEND)
+    figures.sink.gone(reported.BACKEND)
     assert figures.values("headrace.requests.running") == []
     assert figures.values("headrace.kv.blocks") == []
     assert figures.values("headrace.service.open_calls") == [1]
@@ -93,42 +93,42 @@ def test_gauges_of_who_left_disappear() -> None:
 
 def test_a_process_that_left_is_missed_for_a_quarter_of_an_hour() -> None:
     figures = _Figures()
-    figures.sink.take(told.BACKEND, told.BACKEND)
+    figures.sink.take(reported.BACKEND, reported.BACKEND)
     figures.pass_time(2000)
     assert figures.values("headrace.process.up") == [1]
-    figures.sink.gone(told.BACKEND)
+    figures.sink.gone(reported.BACKEND)
     figures.pass_time(880)
     assert figures.values("headrace.process.up") == [0]
     figures.pass_time(30)
     assert figures.values("headrace.process.up") == []
-    figures.sink.take(told.BACKEND, told.BACKEND)
+    figures.sink.take(reported.BACKEND, reported.BACKEND)
     assert figures.values("headrace.process.up") == [1]
 
 
 def test_gauges_of_who_says_nothing_disappear_and_come_back() -> None:
     figures = _Figures()
-    figures.sink.take(told.BACKEND, told.engine_load())
+    figures.sink.take(reported.BACKEND, reported.engine_load())
     figures.pass_time(9)
     assert figures.values("headrace.requests.waiting") == [2]
     figures.pass_time(2)
     assert figures.values("headrace.requests.waiting") == []
-    figures.sink.take(told.BACKEND, told.engine_load(waiting_requests=7))
+    figures.sink.take(reported.BACKEND, reported.engine_load(waiting_requests=7))
     assert figures.values("headrace.requests.waiting") == [7]
 
 
 def test_backends_of_one_model_are_added_up() -> None:
     figures = _Figures()
-    figures.sink.take(told.BACKEND, told.engine_load(engine="a", used_blocks=100, num_blocks=100))
-    figures.sink.take(told.BACKEND, told.engine_load(engine="b", used_blocks=0, num_blocks=300))
+    figures.sink.take(reported.BACKEND, reported.engine_load(engine="a", used_blocks=100, num_blocks=100))
+    figures.sink.take(reported.BACKEND, reported.engine_load(engine="b", used_blocks=0, num_blocks=300))
     assert figures.values("headrace.requests.running") == [6]
     assert figures.values("headrace.kv.usage") == [0.25]
 
 
 def test_refusals_are_counted_by_reason_from_zero() -> None:
     figures = _Figures()
-    figures.sink.take(told.BACKEND, told.engine_load())
+    figures.sink.take(reported.BACKEND, reported.engine_load())
     assert figures.values("headrace.refusals") == [0] * 5
-    figures.sink.take(told.BACKEND, told.engine_load(refusals={"queue_full": 4, "new_reason": 1}))
+    figures.sink.take(reported.BACKEND, reported.engine_load(refusals={"queue_full": 4, "new_reason": 1}))
     by_reason = {
         dict(point.attributes or {})["headrace.refusal.reason"]: point.value
         for point in figures.points("headrace.refusals")
@@ -137,22 +137,22 @@ def test_refusals_are_counted_by_reason_from_zero() -> None:
     assert by_reason == {"queue_full": 4, "deadline": 0, "quota": 0, "invalid": 0, "other": 0, "new_reason": 1}
 
 
-def test_lost_lines_of_logs_are_told_from_the_beginning() -> None:
+def test_lost_lines_of_logs_are_reported_from_the_beginning() -> None:
     figures = _Figures()
-    figures.sink.take(told.BACKEND, told.BACKEND)
+    figures.sink.take(reported.BACKEND, reported.BACKEND)
     assert figures.values("headrace.log.lost_lines") == [0]
-    figures.sink.take(told.BACKEND, facts.LinesLost(3))
-    figures.sink.take(told.BACKEND, facts.LinesLost(4))
+    figures.sink.take(reported.BACKEND, facts.LinesLost(3))
+    figures.sink.take(reported.BACKEND, facts.LinesLost(4))
     assert figures.values("headrace.log.lost_lines") == [7]
 
 
-def test_telemetrys_own_counts_are_told() -> None:
+def test_telemetrys_own_counts_are_reported() -> None:
     figures = _Figures()
     figures.counts.exported["traces"], figures.counts.dropped["traces"], figures.counts.failures["metrics"] = 7, 2, 3
-    figures.sink.take(told.SERVICE, told.SERVICE)
+    figures.sink.take(reported.SERVICE, reported.SERVICE)
     assert figures.values("headrace.telemetry.dropped_facts") == [0]
-    figures.sink.take(told.SERVICE, facts.Dropped(5, 100))
-    figures.sink.take(told.SERVICE, facts.Dropped(6, 100))
+    figures.sink.take(reported.SERVICE, facts.Dropped(5, 100))
+    figures.sink.take(reported.SERVICE, facts.Dropped(6, 100))
     assert figures.values("headrace.telemetry.dropped_facts") == [11]
     assert figures.values("headrace.telemetry.exported_spans") == [7]
     assert figures.values("headrace.telemetry.dropped_spans") == [2, 0]
@@ -161,39 +161,39 @@ def test_telemetrys_own_counts_are_told() -> None:
 
 def test_steps_that_backend_and_services_tell_count_once() -> None:
     figures = _Figures()
-    for source in (told.SERVICE, told.BACKEND, _OTHER_SERVICE):
-        figures.sink.take(source, told.steps(told.records(1, 50)))
+    for source in (reported.SERVICE, reported.BACKEND, _OTHER_SERVICE):
+        figures.sink.take(source, reported.steps(reported.records(1, 50)))
     assert figures.counted("headrace.step.duration") == 50
     assert figures.counted("headrace.step.interval") == 49
 
 
 def test_steps_of_services_count_while_no_backend_tells_them() -> None:
     figures = _Figures()
-    figures.sink.take(told.SERVICE, told.steps(told.records(1, 30)))
-    figures.sink.take(_OTHER_SERVICE, told.steps(told.records(20, 30)))
+    figures.sink.take(reported.SERVICE, reported.steps(reported.records(1, 30)))
+    figures.sink.take(_OTHER_SERVICE, reported.steps(reported.records(20, 30)))
     assert figures.counted("headrace.step.duration") == 49
-    figures.sink.take(told.BACKEND, told.steps(told.records(50, 10)))
-    figures.sink.take(told.SERVICE, told.steps(told.records(1000, 10)))
+    figures.sink.take(reported.BACKEND, reported.steps(reported.records(50, 10)))
+    figures.sink.take(reported.SERVICE, reported.steps(reported.records(1000, 10)))
     assert figures.counted("headrace.step.duration") == 59
     figures.pass_time(11)
-    figures.sink.take(told.SERVICE, told.steps(told.records(1000, 10)))
+    figures.sink.take(reported.SERVICE, reported.steps(reported.records(1000, 10)))
     assert figures.counted("headrace.step.duration") == 69
 
 
 @hypothesis.given(st.lists(st.lists(st.integers(1, 200), min_size=1, max_size=20), max_size=12))
-def test_each_step_counts_once_however_it_is_told(batches: list[list[int]]) -> None:
+def test_each_step_counts_once_however_it_is_reported(batches: list[list[int]]) -> None:
     figures = _Figures()
     for number, ids in enumerate(batches):
-        made = told.records(1, len(ids), step_id=sorted(ids))
-        figures.sink.take((told.SERVICE, _OTHER_SERVICE)[number % 2], told.steps(made))
+        made = reported.records(1, len(ids), step_id=sorted(ids))
+        figures.sink.take((reported.SERVICE, _OTHER_SERVICE)[number % 2], reported.steps(made))
     assert figures.counted("headrace.step.sequences") == len({step for ids in batches for step in ids})
 
 
 def test_steps_count_again_in_another_life_of_the_backend() -> None:
     figures = _Figures()
     for engine in ("a", "b"):
-        figures.sink.take(told.BACKEND, told.engine_facts(engine=engine))
-        figures.sink.take(told.BACKEND, told.steps(told.records(1, 20), engine))
+        figures.sink.take(reported.BACKEND, reported.engine_facts(engine=engine))
+        figures.sink.take(reported.BACKEND, reported.steps(reported.records(1, 20), engine))
     assert figures.counted("headrace.step.duration") == 40
     assert len(figures.points("headrace.step.sequences")) == 1
 
@@ -201,27 +201,27 @@ def test_steps_count_again_in_another_life_of_the_backend() -> None:
 def test_a_backend_that_speaks_is_remembered_whatever_lives_come_and_go() -> None:
     figures = _Figures()
     for number in range(200):
-        figures.sink.take(told.BACKEND, told.steps(told.records(1, 10), "stays"))
-        figures.sink.take(told.BACKEND, told.steps(told.records(1, 1), f"life-{number}"))
+        figures.sink.take(reported.BACKEND, reported.steps(reported.records(1, 10), "stays"))
+        figures.sink.take(reported.BACKEND, reported.steps(reported.records(1, 1), f"life-{number}"))
     assert figures.counted("headrace.step.duration") == 10 + 200
 
 
 def test_an_interval_needs_a_step_that_decodes_and_the_one_right_before_it() -> None:
     figures = _Figures()
-    made = told.records(1, 10)
+    made = reported.records(1, 10)
     made["num_decodes"][4] = 0
-    figures.sink.take(told.BACKEND, told.steps(made[[0, 1, 2, 4, 5, 8, 9]]))
+    figures.sink.take(reported.BACKEND, reported.steps(made[[0, 1, 2, 4, 5, 8, 9]]))
     # 2, 3, 6 and 10: the fifth does not decode, nothing is known of the fourth and the eighth.
     (point,) = figures.points("headrace.step.interval")
     assert isinstance(point, HistogramDataPoint)
     assert (point.count, point.sum) == (4, pytest.approx(4 * 0.005))
 
 
-def test_steps_are_told_by_what_was_in_them() -> None:
+def test_steps_are_reported_by_what_was_in_them() -> None:
     figures = _Figures()
-    made = told.records(1, 6, num_prefill_tokens=[0, 0, 0, 64, 64, 512])
+    made = reported.records(1, 6, num_prefill_tokens=[0, 0, 0, 64, 64, 512])
     made["num_decodes"][5] = 0
-    figures.sink.take(told.BACKEND, told.steps(made))
+    figures.sink.take(reported.BACKEND, reported.steps(made))
     kinds = {
         dict(point.attributes or {})["headrace.step.kind"]: point.count
         for point in figures.points("headrace.step.duration")
@@ -238,9 +238,9 @@ def test_steps_are_told_by_what_was_in_them() -> None:
 
 def test_shares_are_bytes_and_operations_over_the_devices_rates() -> None:
     figures = _Figures()
-    figures.sink.take(told.BACKEND, told.engine_facts())
-    made = told.records(1, 1, num_prefill_tokens=100, attention_pairs=5000)
-    figures.sink.take(told.BACKEND, told.steps(made))
+    figures.sink.take(reported.BACKEND, reported.engine_facts())
+    made = reported.records(1, 1, num_prefill_tokens=100, attention_pairs=5000)
+    figures.sink.take(reported.BACKEND, reported.steps(made))
     (bandwidth,) = figures.points("headrace.step.bandwidth_share")
     (flops,) = figures.points("headrace.step.flops_share")
     assert isinstance(bandwidth, HistogramDataPoint) and isinstance(flops, HistogramDataPoint)
@@ -253,8 +253,8 @@ def test_shares_are_bytes_and_operations_over_the_devices_rates() -> None:
 
 def test_shares_are_left_out_where_nothing_was_measured() -> None:
     figures = _Figures()
-    figures.sink.take(told.BACKEND, told.engine_facts(copy_bytes_per_s=0.0, matmul_flops_per_s=0.0))
-    figures.sink.take(told.BACKEND, told.steps(told.records(1, 5)))
+    figures.sink.take(reported.BACKEND, reported.engine_facts(copy_bytes_per_s=0.0, matmul_flops_per_s=0.0))
+    figures.sink.take(reported.BACKEND, reported.steps(reported.records(1, 5)))
     assert figures.counted("headrace.step.duration") == 5
     assert not figures.points("headrace.step.bandwidth_share")
     assert not figures.points("headrace.step.flops_share")
@@ -262,7 +262,7 @@ def test_shares_are_left_out_where_nothing_was_measured() -> None:
 
 def test_steps_cut_short_on_their_way_are_counted_as_far_as_they_are_whole() -> None:
     figures = _Figures()
-    figures.sink.take(told.BACKEND, facts.Steps(told.ENGINE, 0, told.records(1, 3).tobytes()[:-1]))
+    figures.sink.take(reported.BACKEND, facts.Steps(reported.ENGINE, 0, reported.records(1, 3).tobytes()[:-1]))
     assert figures.counted("headrace.step.duration") == 2
 
 
@@ -293,7 +293,7 @@ def test_values_count_as_the_sdk_counts_them_one_by_one_and_at_once(values: list
 def test_cost_is_the_price_of_time_and_of_the_windows_tokens() -> None:
     figures = _Figures(price_per_hour=3.6, price_currency="EUR")
     assert figures.values("headrace.cost.per_million_output_tokens") == []
-    figures.sink.generation(told.SERVICE, told.generation(output_tokens=4000, prompt_tokens=20_000), None)
+    figures.sink.generation(reported.SERVICE, reported.generation(output_tokens=4000, prompt_tokens=20_000), None)
     for _ in range(100):
         figures.pass_time(1)
     # 0.001 a second: 100 s cost 0.1, over 4,000 tokens.
@@ -307,12 +307,12 @@ def test_cost_is_the_price_of_time_and_of_the_windows_tokens() -> None:
     # The tokens are out of the window; time still costs.
     assert figures.values("headrace.cost.per_million_output_tokens") == []
     assert figures.values("headrace.cost") == [pytest.approx(0.5)]
-    figures.sink.generation(told.SERVICE, told.generation(output_tokens=3000, prompt_tokens=1), None)
+    figures.sink.generation(reported.SERVICE, reported.generation(output_tokens=3000, prompt_tokens=1), None)
     assert figures.values("headrace.cost.per_million_output_tokens") == [pytest.approx(100.0, rel=0.01)]
 
 
 def test_without_a_price_there_is_no_cost() -> None:
     figures = _Figures()
-    figures.sink.generation(told.SERVICE, told.generation(), None)
+    figures.sink.generation(reported.SERVICE, reported.generation(), None)
     figures.pass_time(10)
     assert not [name for name in ("headrace.cost", "headrace.cost.per_million_output_tokens") if figures.points(name)]

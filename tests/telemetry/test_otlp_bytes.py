@@ -1,5 +1,6 @@
-"""Hand-packed protobuf against the generated classes: a slow builder of the same spans, and whole
-values back.
+"""Hand-packed protobuf against the generated classes.
+
+A slow builder of the same spans, and whole values back.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
-from tests.telemetry.told import value_of
+from tests.telemetry.reported import value_of
 
 from headrace_telemetry.otlp import otlp_bytes
 from headrace_telemetry.otlp.otlp_bytes import Key, SpanHead

@@ -1,5 +1,6 @@
-"""The telemetry process as it is served: facts in over its socket; file, ring and collector out; an
-end within a bound.
+"""The telemetry process as it is served: facts in over its socket; file, ring and collector out.
+
+An end within a bound.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ async def hear(folder: pathlib.Path, story: Story) -> None:
     """Tells a story over two connections, as a backend and a service; the backend first."""
     for kind in ("backend", "service"):
         reader, writer = await connected(folder)
-        sources = [source for source, _ in story.told if source.kind == kind]
-        for message in [sources[0], *(fact for source, fact in story.told if source.kind == kind)]:
+        sources = [source for source, _ in story.reported if source.kind == kind]
+        for message in [sources[0], *(fact for source, fact in story.reported if source.kind == kind)]:
             writer.write(framed(message))
         await writer.drain()
         await reader.readexactly(4)
@@ -88,8 +89,9 @@ def framed(message: facts.Fact) -> bytes:
 
 
 def lines_of(path: pathlib.Path) -> list[trace_service_pb2.ExportTraceServiceRequest]:
-    """Lines of a trace file, read by protobuf's own reader of JSON once ids are base64, as that has
-    them.
+    """Returns lines of a trace file, read by protobuf's own reader of JSON.
+
+    Its ids are made base64 first, which that reader wants.
     """
     return [read_line(line) for line in path.read_bytes().splitlines()]
 

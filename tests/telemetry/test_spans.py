@@ -1,5 +1,6 @@
-"""Facts of made-up servers become spans that are complete, ordered, inside their parents, linked
-both ways, and say what the ledger says.
+"""Facts of simulated servers become spans that are complete, ordered and linked both ways.
+
+They lie inside their parents, and say what the ledger says.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1 import trace_pb2
+from tests.telemetry.reported import Listener, attributes, heard
 from tests.telemetry.story import BACKEND, ENGINE, SERVICE, UNIX_OFFSET_NS, Story, tell
-from tests.telemetry.told import Listener, attributes, heard
 
 from headrace_facts import facts, token_steps
 from headrace_telemetry.spans import step_ids
@@ -109,7 +110,10 @@ def test_arrays_say_what_spans_say(seed: int, num_requests: int, read: bool) -> 
     story = tell(seed, num_requests, read=read)
     tokens = _outputs(heard(story).spans)
     as_arrays = Story(
-        **{**dataclasses.asdict(story), "told": [(who, _with(fact, facts.Detail.ARRAY)) for who, fact in story.told]}
+        **{
+            **dataclasses.asdict(story),
+            "reported": [(who, _with(fact, facts.Detail.ARRAY)) for who, fact in story.reported],
+        }
     )
     for span in heard(as_arrays).named("text_completion demo"):
         arrays = {
@@ -200,9 +204,9 @@ def test_a_generation_whose_steps_were_lost_is_marked_and_has_all_its_tokens(see
     story = tell(seed, 2)
     generator = np.random.default_rng(seed)
     left = story.records[generator.random(len(story.records)) >= lost]
-    told = [(who, fact) for who, fact in story.told if not isinstance(fact, facts.Steps)]
-    told.insert(1, (SERVICE, facts.Steps(ENGINE, UNIX_OFFSET_NS, left.tobytes())))
-    listener = Listener().hear(told)
+    reported = [(who, fact) for who, fact in story.reported if not isinstance(fact, facts.Steps)]
+    reported.insert(1, (SERVICE, facts.Steps(ENGINE, UNIX_OFFSET_NS, left.tobytes())))
+    listener = Listener().hear(reported)
     listener.sink.finish()
     for span in listener.named("text_completion demo"):
         tokens = [each for each in listener.named("token") if each.trace_id == span.trace_id]
@@ -223,8 +227,8 @@ def test_a_generation_whose_steps_were_lost_is_marked_and_has_all_its_tokens(see
 
 def test_a_generation_waits_for_steps_that_come_late() -> None:
     story = tell(8, 2)
-    steps = [entry for entry in story.told if isinstance(entry[1], facts.Steps)]
-    listener = Listener().hear(entry for entry in story.told if entry not in steps)
+    steps = [entry for entry in story.reported if isinstance(entry[1], facts.Steps)]
+    listener = Listener().hear(entry for entry in story.reported if entry not in steps)
     assert not listener.named("token")
     listener.hear(steps).wait(0)
     assert len(listener.named("token")) == sum(each.output_tokens for each in story.generations.values())
@@ -233,15 +237,20 @@ def test_a_generation_waits_for_steps_that_come_late() -> None:
 
 def test_a_generation_does_not_wait_for_ever() -> None:
     story = tell(8, 1)
-    listener = Listener().hear(entry for entry in story.told if not isinstance(entry[1], facts.Steps)).wait(3)
+    listener = Listener().hear(entry for entry in story.reported if not isinstance(entry[1], facts.Steps)).wait(3)
     assert attributes(listener.named("text_completion demo")[0])["headrace.trace.incomplete"] is True
 
 
 def test_steps_that_two_processes_tell_are_one() -> None:
     story = tell(9, 3)
-    steps = [entry for entry in story.told if isinstance(entry[1], facts.Steps)]
+    steps = [entry for entry in story.reported if isinstance(entry[1], facts.Steps)]
     listener = heard(
-        Story(**{**dataclasses.asdict(story), "told": [*story.told[:4], *steps, *steps, *story.told[4:], *steps]})
+        Story(
+            **{
+                **dataclasses.asdict(story),
+                "reported": [*story.reported[:4], *steps, *steps, *story.reported[4:], *steps],
+            }
+        )
     )
     ids = [attributes(span)["headrace.step.id"] for span in listener.named("engine.step")]
     assert len(ids) == len(set(ids)) == len(story.records)
@@ -249,8 +258,8 @@ def test_steps_that_two_processes_tell_are_one() -> None:
 
 def test_a_backend_that_is_heard_after_its_services_still_says_who_was_in_a_step() -> None:
     story = tell(6)
-    services = [each for each in story.told if each[0] is not BACKEND]
-    backend = [each for each in story.told if each[0] is BACKEND]
+    services = [each for each in story.reported if each[0] is not BACKEND]
+    backend = [each for each in story.reported if each[0] is BACKEND]
     listener = Listener().hear(services).wait(1.0).hear(backend)
     known = [attributes(span).get("headrace.step.request_ids") for span in listener.named("engine.step")]
     assert len(known) == sum(map(bool, story.members)) and all(known)
@@ -258,7 +267,7 @@ def test_a_backend_that_is_heard_after_its_services_still_says_who_was_in_a_step
 
 def test_steps_of_a_backend_that_is_never_heard_come_without_who_was_in_them() -> None:
     story = tell(6)
-    listener = Listener().hear(each for each in story.told if each[0] is not BACKEND)
+    listener = Listener().hear(each for each in story.reported if each[0] is not BACKEND)
     assert not listener.named("engine.step")
     steps = [attributes(span) for span in listener.wait(6.0).named("engine.step")]
     assert len(steps) == sum(map(bool, story.members))
@@ -277,7 +286,7 @@ def test_tokens_of_an_earlier_attempt_have_no_step() -> None:
         for output in generation.trace.token_steps
     ]
     changed = msgspec.structs.replace(generation, trace=msgspec.structs.replace(generation.trace, token_steps=steps))
-    listener = Listener().hear([*story.told[:-1], (SERVICE, changed)])
+    listener = Listener().hear([*story.reported[:-1], (SERVICE, changed)])
     earlier = [span for span in listener.named("token") if attributes(span)["headrace.token.index"] < 2]
     assert len(earlier) == 2 * story.requests[0].outputs
     assert all(not span.links and "headrace.step.id" not in attributes(span) for span in earlier)
@@ -289,13 +298,13 @@ def test_generations_that_are_encoded_together_say_what_they_say_alone(
     seed: int, number: int, detail: facts.Detail
 ) -> None:
     story = tell(seed, number, calls=False)
-    told = [
+    reported = [
         (source, msgspec.structs.replace(fact, detail=detail) if isinstance(fact, facts.Generation) else fact)
-        for source, fact in story.told
+        for source, fact in story.reported
     ]
-    together = Listener().hear(told)
+    together = Listener().hear(reported)
     alone = Listener()
-    for entry in told:
+    for entry in reported:
         alone.hear([entry])
 
     def said(listener: Listener) -> list[trace_pb2.Span]:
@@ -319,8 +328,8 @@ def test_many_tokens_come_in_blocks() -> None:
     generation = msgspec.structs.replace(
         tell(1, 1).generations[0], trace=trace, detail=facts.Detail.SPAN, output_tokens=count, emissions=[]
     )
-    told = [(SERVICE, facts.Steps(ENGINE, UNIX_OFFSET_NS, records.tobytes())), (SERVICE, generation)]
-    listener = Listener().hear(told)
+    reported = [(SERVICE, facts.Steps(ENGINE, UNIX_OFFSET_NS, records.tobytes())), (SERVICE, generation)]
+    listener = Listener().hear(reported)
     assert [attributes(span)["headrace.token.index"] for span in listener.named("token")] == list(range(count))
     assert max(block.num_spans for _, block in listener.blocks) == 4096
 
@@ -334,8 +343,8 @@ def test_long_arrays_are_cut_and_say_so() -> None:
     generation = msgspec.structs.replace(
         tell(1, 1).generations[0], trace=trace, detail=facts.Detail.ARRAY, output_tokens=count, emissions=[]
     )
-    told = [(SERVICE, facts.Steps(ENGINE, UNIX_OFFSET_NS, records.tobytes())), (SERVICE, generation)]
-    said = attributes(Listener(trace_max_array_tokens=256).hear(told).named("text_completion demo")[0])
+    reported = [(SERVICE, facts.Steps(ENGINE, UNIX_OFFSET_NS, records.tobytes())), (SERVICE, generation)]
+    said = attributes(Listener(trace_max_array_tokens=256).hear(reported).named("text_completion demo")[0])
     assert len(said["headrace.token.step_id"]) == 256
     assert said["headrace.trace.truncated_tokens"] == count - 256
 

@@ -1,5 +1,6 @@
-"""Random sleeps in each step of a fake worker stand in the spans of the tokens: a real service,
-backend and telemetry process between them.
+"""Random sleeps in each step of a fake worker stand in the spans of the tokens.
+
+A real service, backend and telemetry process between them.
 """
 
 from __future__ import annotations

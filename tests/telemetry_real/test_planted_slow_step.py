@@ -1,5 +1,6 @@
-"""A long prompt is computed beside 32 decoding requests of a real server; `headrace trace
---explain` names it for every token that it delayed.
+"""A long prompt is computed beside 32 decoding requests of a real server.
+
+`headrace trace --explain` names it for every token that it delayed.
 
 Which tokens those are is read from the trace file as plain JSON, without the viewer: those whose
 step computed a part of the long prompt.
@@ -42,27 +43,28 @@ class Run:
     spans: list[dict[str, Any]]
 
     def long_steps(self) -> dict[int, int]:
-        """Steps that computed a part of the long prompt beside others' tokens: how many of its
-        tokens.
+        """Steps that computed a part of the long prompt beside others' tokens.
+
+        How many of its tokens.
         """
         found: dict[int, int] = {}
         for span in self.spans:
             if span["name"] != "engine.step":
                 continue
-            told = attributes(span)
-            names, counts = (told.get(f"headrace.step.prefill_request_{part}", []) for part in ("ids", "tokens"))
+            reported = attributes(span)
+            names, counts = (reported.get(f"headrace.step.prefill_request_{part}", []) for part in ("ids", "tokens"))
             chunks = dict(zip(names, counts, strict=True))
-            if self.long.request_id in chunks and told["headrace.step.decodes"]:
-                found[told["headrace.step.id"]] = chunks[self.long.request_id]
+            if self.long.request_id in chunks and reported["headrace.step.decodes"]:
+                found[reported["headrace.step.id"]] = chunks[self.long.request_id]
         return found
 
     def delayed(self, answer: Answer, steps: dict[int, int]) -> dict[int, int]:
         """Tokens of an answer that were sampled in one of the steps: index and step."""
         tokens = (attributes(s) for s in self.spans if s["name"] == "token" and s["traceId"] == answer.trace_id)
         return {
-            told["headrace.token.index"]: told["headrace.step.id"]
-            for told in tokens
-            if told["headrace.step.id"] in steps
+            reported["headrace.token.index"]: reported["headrace.step.id"]
+            for reported in tokens
+            if reported["headrace.step.id"] in steps
         }
 
 
@@ -70,8 +72,8 @@ def attributes(span: dict[str, Any]) -> dict[str, Any]:
     return {entry["key"]: value(entry["value"]) for entry in span.get("attributes", ())}
 
 
-def value(told: dict[str, Any]) -> Any:
-    ((kind, held),) = told.items()
+def value(reported: dict[str, Any]) -> Any:
+    ((kind, held),) = reported.items()
     if kind == "arrayValue":
         return [value(each) for each in held.get("values", ())]
     return int(held) if kind == "intValue" else held
@@ -92,7 +94,10 @@ def spans_of(file: pathlib.Path) -> list[dict[str, Any]]:
 def generate(
     client: headrace.Client, token_ids: list[int], begun: threading.Semaphore, enough: threading.Event
 ) -> Answer:
-    """One caller, who leaves when it is enough; releases `begun` once some of its tokens are there."""
+    """One caller, who leaves when it is enough.
+
+    Releases `begun` once some of its tokens are there.
+    """
     context, seen = new_traceparent(), 0
     stream = client.generate(token_ids=token_ids, traceparent=context, timeout=120, max_tokens=MOST, ignore_eos=True)
     for event in stream:
@@ -154,17 +159,18 @@ def is_heard(client: headrace.Client, file: pathlib.Path) -> bool:
         "a short trace",
     )
     steps = [attributes(span) for span in spans_of(file) if span["name"] == "engine.step"]
-    return any(stream.request_id in told.get("headrace.step.request_ids", []) for told in steps)
+    return any(stream.request_id in reported.get("headrace.step.request_ids", []) for reported in steps)
 
 
 def whole(file: pathlib.Path, answers: list[Answer]) -> bool:
-    """Whether each generation is there, its tokens in the same line, and all their steps, which
-    come in lines of their own.
+    """Returns whether each generation is there, its tokens in one line, and all its steps.
+
+    Steps come in lines of their own.
     """
     spans = [(span["name"], attributes(span)) for span in spans_of(file)]
-    requests = {told.get("headrace.request.id") for name, told in spans if name != "engine.step"}
-    of_tokens = {told.get("headrace.step.id") for name, told in spans if name == "token"}
-    steps = {told["headrace.step.id"] for name, told in spans if name == "engine.step"}
+    requests = {reported.get("headrace.request.id") for name, reported in spans if name != "engine.step"}
+    of_tokens = {reported.get("headrace.step.id") for name, reported in spans if name == "token"}
+    steps = {reported["headrace.step.id"] for name, reported in spans if name == "engine.step"}
     return {answer.request_id for answer in answers} <= requests and of_tokens <= steps
 
 

@@ -1,5 +1,6 @@
-"""A real server under mixed load tells a real collector, which tells a real Jaeger; what Jaeger
-then has must agree with itself and with what the callers saw.
+"""A real server under mixed load tells a real collector, which tells a real Jaeger.
+
+What Jaeger then has must agree with itself and with what the callers saw.
 
 Nothing of ours reads the traces here. Marked slow, and skipped where the programs are missing
 (tests/support/real_parts says where they are looked for).
@@ -73,8 +74,9 @@ class Run:
 
 @pytest.fixture(scope="module", params=["undisturbed", "a worker dies"])
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
-    """A small cache and a small token budget, so that prompts come in chunks and sequences are
-    preempted; in the second run the worker is killed as well.
+    """Runs with a small cache and token budget: prompts come in chunks, sequences are preempted.
+
+    In the second run the worker is killed as well.
     """
     port = free_port()
     with real_parts() as parts:
@@ -160,8 +162,9 @@ def test_nothing_was_dropped(run: Run) -> None:
 
 
 def test_the_load_was_mixed(run: Run) -> None:
-    """Several outputs, prompts in chunks, preemptions: or the other tests would prove less than
-    they say.
+    """Several outputs, prompts in chunks, preemptions.
+
+    Or the other tests would prove less than they say.
     """
     assert max(len(request.chunks) for request in run.requests) > 3
     assert sum(request.inference.attributes["headrace.preemptions"] for request in run.requests) > 0
@@ -265,7 +268,7 @@ def test_a_step_links_to_requests_that_are_there(run: Run) -> None:
 
 
 def test_a_step_computes_what_its_members_say(run: Run) -> None:
-    """All callers were traced, so the tokens of their chunks are all that the step had of prompts."""
+    """All callers were traced, so their chunks are all that the step had of prompts."""
     chunks: dict[tuple[str, str], int] = defaultdict(int)
     for request in run.requests:
         for span in request.chunks:
@@ -300,8 +303,8 @@ def test_the_ledger_of_the_trace_is_the_callers(run: Run) -> None:
             continue
         attributes = request.inference.attributes
         for part in [*_PHASES.values(), "detokenize_and_send", "blocked_on_reader", "end_to_end"]:
-            told = getattr(ledger, f"{part}_ns")
-            assert abs(attributes[f"headrace.ledger.{part}_ns"] - told) <= _SAME_NS, (part, request.answer.kind)
+            reported = getattr(ledger, f"{part}_ns")
+            assert abs(attributes[f"headrace.ledger.{part}_ns"] - reported) <= _SAME_NS, (part, request.answer.kind)
         # The message with the ledger is the last; writing it comes after.
         assert 0 <= request.inference.duration_ns - attributes["headrace.ledger.end_to_end_ns"] <= 50_000_000
 

@@ -1,5 +1,7 @@
-"""Realistic traces without a server: a small engine in simulated time, with trouble planted where a
-test wants it, told in the spans of Headrace's telemetry.
+"""Realistic traces without a server.
+
+A small engine in simulated time, with trouble planted where a test wants it, reported in the spans
+of Headrace's telemetry.
 
 Owns the simulation (steps one ahead, decodes first, prompts in chunks within a token budget) and
 its spans as a serialized TracesData or OTLP JSON. Deterministic: the same plan, the same bytes.

@@ -235,7 +235,7 @@ def test_waits_of_messages_with_several_tokens_are_of_the_first() -> None:
     assert (gap.ms, gap.parts_ms, gap.cause.kind) == (0.0, (), Kind.USUAL)
 
 
-def test_outputs_that_waited_for_one_step_are_told_once() -> None:
+def test_outputs_that_waited_for_one_step_are_reported_once() -> None:
     requests = (Request("r-0", 0, 50, 80, n=4), Request("r-1", 200, 2000, 3))
     explanation = explained(Plan(requests), "r-0")
     assert len({gap.step_id for gap in explanation.slowest()}) == 10

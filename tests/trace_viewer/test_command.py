@@ -75,12 +75,12 @@ def test_explain_says_it_in_words_and_writes_nothing_else() -> None:
 
 def test_json_has_every_wait_with_its_causes() -> None:
     result = run("traces.jsonl", "--request", ONE, "--json", "--html", "here.html")
-    told = json.loads(result.output)
-    assert (told["request_id"], told["tokens"], len(told["gaps"])) == (ONE, 300, 300)
-    slow = max(told["gaps"][1:], key=lambda gap: gap["ms"])
+    reported = json.loads(result.output)
+    assert (reported["request_id"], reported["tokens"], len(reported["gaps"])) == (ONE, 300, 300)
+    slow = max(reported["gaps"][1:], key=lambda gap: gap["ms"])
     assert slow["causes"][0]["kind"] == "prefill"
     assert slow["causes"][0]["prefills"][0]["request_id"] == TWO
-    assert told["slowest"][0]["words"].startswith("prefill of request")
+    assert reported["slowest"][0]["words"].startswith("prefill of request")
     assert pathlib.Path("here.html").exists()
 
 
@@ -190,14 +190,15 @@ def test_a_server_without_an_admin_service_is_one_line() -> None:
 def test_a_server_that_is_not_there_is_one_line() -> None:
     address = free_address()
     fails(run(ONE, "--server", address), "UNAVAILABLE", address)
-    told = run(ONE, "--server", address, "--json")
-    assert (told.exit_code, json.loads(told.output)["error"]["code"]) == (1, "UNAVAILABLE")
+    reported = run(ONE, "--server", address, "--json")
+    assert (reported.exit_code, json.loads(reported.output)["error"]["code"]) == (1, "UNAVAILABLE")
     fails(run(TRACE, "--jaeger", f"http://{address}"), f"http://{address} cannot be asked")
 
 
 class Query(BaseHTTPRequestHandler):
-    """Jaeger's query service, as far as it is asked; the older interface alone where the server
-    says so.
+    """Jaeger's query service, as far as it is asked.
+
+    The older interface alone where the server says so.
     """
 
     spans: dict[str, list[dict[str, Any]]] = {}
@@ -229,8 +230,9 @@ class Query(BaseHTTPRequestHandler):
 
 
 def older(spans: list[dict[str, Any]]) -> dict[str, Any]:
-    """A trace as /api/traces has it, which a Jaeger 1.76 was seen to answer: microseconds,
-    references, arrays as text.
+    """A trace as /api/traces has it, which a Jaeger 1.76 was seen to answer.
+
+    Microseconds, references, arrays as text.
     """
     return {"spans": [_older_span(span) for span in spans]}
 
@@ -288,11 +290,11 @@ def jaeger(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_jaeger_is_asked_for_the_trace_and_for_those_of_its_steps(jaeger: str, key: str) -> None:
     result = run(key, "--jaeger", jaeger, "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.output)
-    assert (told["request_id"], told["tokens"]) == (ONE, 300)
+    reported = json.loads(result.output)
+    assert (reported["request_id"], reported["tokens"]) == (ONE, 300)
     # 300 tokens reach into a second trace of 256 steps.
-    assert told["usual_steps"] > 256
-    slow = max(told["gaps"][1:], key=lambda gap: gap["ms"])
+    assert reported["usual_steps"] > 256
+    slow = max(reported["gaps"][1:], key=lambda gap: gap["ms"])
     assert slow["causes"][0]["prefills"][0]["request_id"] == TWO
 
 

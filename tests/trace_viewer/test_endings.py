@@ -26,11 +26,9 @@ WORLD = World(Plan((Request(NAME, 0, 40, 30),)))
 
 
 def traces(**changed: Any) -> trace_pb2.TracesData:
-    """The trace of one request, with other attributes where they are there, and a failed span on
-    request.
-    """
-    told = WORLD.traces()
-    for span in told.resource_spans[0].scope_spans[0].spans:
+    """Returns the trace of one request, with other attributes and a failed span on request."""
+    reported = WORLD.traces()
+    for span in reported.resource_spans[0].scope_spans[0].spans:
         if span.name.startswith("text_completion") and changed.get("failed"):
             span.status.code = trace_pb2.Status.STATUS_CODE_ERROR
         if span.name.startswith("text_completion") and "error_type" in changed:
@@ -42,7 +40,7 @@ def traces(**changed: Any) -> trace_pb2.TracesData:
                 attribute.value.string_value = changed["method"]
             if attribute.key == "gen_ai.response.finish_reasons" and "reason" in changed:
                 attribute.value.array_value.values[0].string_value = changed["reason"]
-    return told
+    return reported
 
 
 def read(**changed: Any) -> Trace:
@@ -91,7 +89,7 @@ def read(**changed: Any) -> Trace:
         ),
     ],
 )
-def test_an_end_is_told_with_status_reason_and_place(changed: dict[str, Any], ending: Ending, words: str) -> None:
+def test_an_end_is_reported_with_status_reason_and_place(changed: dict[str, Any], ending: Ending, words: str) -> None:
     explanation = explain(read(**changed))
     assert explanation.ending == ending
     assert ending_words(explanation).startswith(words)
@@ -123,29 +121,29 @@ def test_the_command_line_says_it_in_words_and_as_json(tmp_path: pathlib.Path) -
     file.write_bytes(traces(**changes).SerializeToString())
     words = CliRunner().invoke(command, [str(file), "--explain"]).output
     assert "ended   UNAVAILABLE (error) while it decoded, after 30 tokens, " in words
-    told = json.loads(CliRunner().invoke(command, [str(file), "--json"]).output)
-    assert told["ending"] == {
+    reported = json.loads(CliRunner().invoke(command, [str(file), "--json"]).output)
+    assert reported["ending"] == {
         "status": "UNAVAILABLE",
         "failed": True,
         "reasons": ["error"],
         "error_type": "UNAVAILABLE",
         "where": "decode",
     }
-    assert 0 < told["engine_ttft_ms"] < told["ttft_ms"]
+    assert 0 < reported["engine_ttft_ms"] < reported["ttft_ms"]
 
 
 def test_a_call_that_was_refused_is_said_to_have_been() -> None:
-    told = traces(status="RESOURCE_EXHAUSTED")
-    spans = told.resource_spans[0].scope_spans[0].spans
+    reported = traces(status="RESOURCE_EXHAUSTED")
+    spans = reported.resource_spans[0].scope_spans[0].spans
     kept = [span for span in spans if not span.name.startswith("text_completion")]
     del spans[:]
     spans.extend(kept)
     reason = r"none of a Headrace request: headrace\.v1\.InferenceService/Generate ended RESOURCE_EXHAUSTED"
     with pytest.raises(TraceError, match=reason):
-        read_trace(parse(told.SerializeToString()))
+        read_trace(parse(reported.SerializeToString()))
 
 
-def test_a_first_token_is_told_when_it_left_and_when_the_engine_had_it() -> None:
+def test_a_first_token_is_reported_when_it_left_and_when_the_engine_had_it() -> None:
     trace = dataclasses.replace(read(), ttft_ns=53_100_000, engine_ttft_ns=22_200_000)
     assert first_token_words(explain(trace)) == "TTFT 53.10 ms (22.20 ms in the engine)"
     page = render(trace, explain(trace))

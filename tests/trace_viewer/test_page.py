@@ -1,5 +1,6 @@
-"""The page: whole without a network, harmless whatever a trace says, and working in a browser where
-there is one.
+"""The page: whole without a network, harmless whatever a trace says, and it works.
+
+The last is tried in a browser where there is one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from headrace_trace.reading import read_trace
 from headrace_trace.spans import parse
 
 ONE = "01JDECODE0005-7qm2"
-HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">{{data}}\u2028'\"&\x1b[31m"
+HOSTILE = (
+    "</script><script>document.title='taken'</script><img src=x "
+    "onerror=\"document.title='taken'\">{{data}}\u2028'\"&\x1b[31m"
+)
 VOID = {"meta", "input", "img", "br", "link", "hr"}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "headless_shell")
 
@@ -36,9 +40,7 @@ def page_of(plan: Plan, request_id: str, detail: str = "array") -> str:
 
 
 class Reader(html.parser.HTMLParser):
-    """Collects elements and the text of scripts and styles, and checks that what is opened is
-    closed.
-    """
+    """Collects elements and texts of scripts and styles, and checks that all is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -127,7 +127,10 @@ def test_a_file_of_others_spans_holds_no_request() -> None:
 
 
 def test_tokens_of_an_attempt_before_have_no_step() -> None:
-    """As the telemetry process tells them: 0 for the step, -1 for times, in spans neither."""
+    """Numbers as the telemetry process reports them.
+
+    0 for the step, -1 for times, in spans neither.
+    """
     spans = [
         dataclasses.replace(span, attributes=dict(span.attributes))
         for span in parse(World(PLAN).traces("array", only=["r-1"]).SerializeToString())

@@ -19,11 +19,11 @@ from headrace_kernels.weight_formats.block_weight import (
     NF4_KINDS,
     BlockKind,
     BlockWeight,
+    dequantize_rows,
     group_numbers,
-    restore_rows,
 )
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, group_scales
-from headrace_kernels.weight_formats.quantized_weight import restore_rows as restore_stored_rows
+from headrace_kernels.weight_formats.quantized_weight import dequantize_ordered_rows as dequantize_stored_rows
 from headrace_model_folder import LayerFormat
 
 # Numbers that are restored at a time: 16 MB.
@@ -92,7 +92,7 @@ def stored_findings(weight: QuantizedWeight, outputs: range, form: LayerFormat) 
     found = LayerStatistics(form.bits, form.is_symmetric)
     for rows in _row_pieces(outputs, weight.num_inputs):
         values = torch.empty(rows.stop - rows.start, weight.num_inputs, device=weight.device)
-        restore_stored_rows(weight, rows, values)
+        dequantize_stored_rows(weight, rows, values)
         scales = group_scales(weight, rows)
         groups = values.view(len(values), scales.shape[1], -1)
         found.add((groups / torch.where(scales == 0, 1.0, scales)[:, :, None]).round_(), scales)
@@ -112,7 +112,7 @@ def block_findings(weight: BlockWeight, outputs: range) -> Findings | None:
     found = LayerStatistics(sum(made.bits), not made.has_mins, even, _ORDERS.get(weight.kind, _SHORT_ORDERS))
     for rows in _row_pieces(outputs, weight.num_inputs):
         values = torch.empty(rows.stop - rows.start, weight.num_inputs, device=weight.device)
-        restore_rows(weight, rows, values)
+        dequantize_rows(weight, rows, values)
         scales, _ = group_numbers(weight, rows)
         scales = scales * step
         steps = values.view(len(values), -1, made.group) / torch.where(scales == 0, 1.0, scales)[:, :, None]

@@ -19,7 +19,7 @@ from headrace_backend.parallel.errors import PeerLost
 from headrace_backend.parallel.nccl import NcclCollectives
 from headrace_kernels.collectives import all_reduce
 from headrace_kernels.collectives.all_reduce import Peers, memory_bytes
-from headrace_kernels.collectives.words import BLANK, BLANK_BYTES
+from headrace_kernels.collectives.words import SENTINEL, SENTINEL_BYTES
 from headrace_kernels.rounded_tokens import RoundedTokens
 
 # Largest tensor of the kernels; six times as much is taken of each card. 1,024 tokens of a width of
@@ -53,8 +53,8 @@ class SymmetricCollectives(Collectives):
         self._nccl = nccl
         self._on_enter = on_enter
         # Held for good: kernels and graphs have the addresses.
-        num_words = memory_bytes(CAPACITY_BYTES, self.world_size) // BLANK_BYTES
-        self._memory = symmetric_memory.empty(num_words, dtype=torch.int32, device=self.device).fill_(BLANK)
+        num_words = memory_bytes(CAPACITY_BYTES, self.world_size) // SENTINEL_BYTES
+        self._memory = symmetric_memory.empty(num_words, dtype=torch.int32, device=self.device).fill_(SENTINEL)
         self.peers = Peers.of(self._addresses(), self.rank, CAPACITY_BYTES, self.device)
         # All words hold the sentinel before anybody writes one.
         torch.cuda.synchronize(self.device)

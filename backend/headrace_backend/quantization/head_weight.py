@@ -16,7 +16,7 @@ from headrace_backend.quantization.low_bit_weight import RoundedWeight
 from headrace_backend.quantization.product_check import check_product
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import Scheme
-from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.weight_formats.quantized_weight import Arrangement
 
 
@@ -29,7 +29,7 @@ class HeadWeight(RoundedWeight):
 
     def logits(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[num_rows, num_inputs] -> [num_rows, num_outputs] fp32; `out`, if it is given."""
-        return low_bit_linear.linear(x, self.quantized, None, torch.float32, out)
+        return quantized_linear.linear(x, self.quantized, None, torch.float32, out)
 
     def finish(self, layer: str) -> None:
         """Implements `LinearWeight.finish`. Its products are logits."""

@@ -21,7 +21,7 @@ from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import Scheme
 from headrace_kernels.launch_kind import launch_kind
-from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.weight_formats.quantized_weight import (
     PLAIN,
@@ -56,23 +56,23 @@ class LowBitWeight(LinearWeight):
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Implements `LinearWeight.multiply`."""
-        return low_bit_linear.linear(x, self.quantized, bias)
+        return quantized_linear.linear(x, self.quantized, bias)
 
     def after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
         """Implements `LinearWeight.after_norm`."""
-        return low_bit_linear.norm_linear(x, norm_weight, eps, self.quantized, bias)
+        return quantized_linear.norm_linear(x, norm_weight, eps, self.quantized, bias)
 
     def swiglu_after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
         """Implements `LinearWeight.swiglu_after_norm`."""
-        return low_bit_linear.norm_swiglu(x, norm_weight, eps, self.quantized, bias)
+        return quantized_linear.norm_swiglu(x, norm_weight, eps, self.quantized, bias)
 
     def add_to(self, residual: Tensor, x: Tensor, bias: Tensor | None) -> None:
         """Implements `LinearWeight.add_to`."""
-        low_bit_linear.linear_add(x, self.quantized, bias, residual)
+        quantized_linear.linear_add(x, self.quantized, bias, residual)
 
     def fuses(self, num_tokens: int) -> bool:
         """Implements `LinearWeight.fuses`."""
-        return low_bit_linear.fuses(num_tokens, self.quantized)
+        return quantized_linear.fuses(num_tokens, self.quantized)
 
     def launch_kind(self) -> Hashable:
         """Implements `LinearWeight.launch_kind`."""
@@ -80,11 +80,11 @@ class LowBitWeight(LinearWeight):
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
         """Implements `LinearWeight.rounds_to`."""
-        return low_bit_linear.rounds_to(num_tokens, self.quantized)
+        return quantized_linear.rounds_to(num_tokens, self.quantized)
 
     def multiply_rounded(self, tokens: RoundedTokens, bias: Tensor | None) -> Tensor:
         """Implements `LinearWeight.multiply_rounded`."""
-        return low_bit_linear.rounded_linear(tokens, self.quantized, bias)
+        return quantized_linear.rounded_linear(tokens, self.quantized, bias)
 
     def finish(self, layer: str) -> None:
         """Implements `LinearWeight.finish`."""

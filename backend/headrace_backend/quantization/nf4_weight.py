@@ -1,6 +1,6 @@
 """Rows that are rounded to NF4 while they come.
 
-    piece of whole rows -quantize_rows-> BlockWeight -restore_rows-> how far they are from the piece
+    piece of whole rows -quantize_rows-> BlockWeight -dequantize_rows-> how far they are from the piece
 
 Owns how far they may be: the widest gap between NF4's numbers, and what rounding a scale adds. The
 original is never held beyond its piece.
@@ -15,7 +15,7 @@ from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.quantization.tensor_error import RoundedRows
 from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import Placement
-from headrace_kernels.weight_formats.block_weight import BlockKind, BlockWeight, restore_rows
+from headrace_kernels.weight_formats.block_weight import BlockKind, BlockWeight, dequantize_rows
 from headrace_kernels.weight_formats.nf4 import GROUP, quantize_rows
 
 # Half the widest gap, between -1 and the number after it; of the scale.
@@ -67,7 +67,7 @@ class Nf4Rows(RoundedRows):
     def _quantize(self, rows: Tensor, begin: int) -> None:
         quantize_rows(rows, self._weight, begin)
         found = torch.empty_like(rows, dtype=torch.float32)
-        restore_rows(self._weight, slice(begin, begin + len(rows)), found)
+        dequantize_rows(self._weight, slice(begin, begin + len(rows)), found)
         exact = rows.float()
         scales = exact.abs().view(len(rows), -1, GROUP).amax(2)
         most = _NUMBER_ERROR * scales + _SCALE_ERROR * scales.amax(1, keepdim=True)

@@ -82,7 +82,7 @@ def check_block_product(layer: str, weight: BlockWeight) -> None:
     counts = _BLOCK_CARD_ROW_COUNTS if weight.device.type == "cuda" else _BLOCK_ROW_COUNTS
     rows = random_rows(max(counts), weight.num_inputs, weight.dtype).to(weight.device)
     expected = exact_product(
-        rows, weight.num_outputs, weight.num_inputs, functools.partial(block_weight.restore_rows, weight)
+        rows, weight.num_outputs, weight.num_inputs, functools.partial(block_weight.dequantize_rows, weight)
     )
     for count in counts:
         found = block_quantized.linear(rows[:count].contiguous(), weight).float()

@@ -1,10 +1,12 @@
-"""Attention of a step's tokens over the paged KV cache, and all that lies between a layer's
-projections: rotation, the cache's layout, copies of blocks.
+"""Attention of a step's tokens over the paged KV cache.
+
+The room has all that lies between a layer's projections: rotation, the cache's layout, copies
+of blocks, attention.
 
 paged                      the operation: reference, and which implementation takes which part of a
                            step
 plan, step                 columns of numbers made on the host; the same as tensors on the device
-decode, merge              few query tokens: splits of long contexts
+decode, decode_kernels     few query tokens: splits of long contexts, merged by `merge`
 prefill, gathered          chunks of prompts: through the block table, or from gathered tokens
 tiles, quantized           device functions that those share; a cache of 8 bits
 transposed                 few query rows over a cache of 8 bits

@@ -1,5 +1,6 @@
-"""Paged attention by gathering: a row's blocks are copied side by side, then PyTorch's fused
-attention runs over them.
+"""Paged attention on a CPU, by gathering.
+
+A row's blocks are copied side by side, then PyTorch's fused attention runs over them.
 
 The path for CPUs.
 
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headrace_kernels.attention.quantized_kv import is_quantized, restored_tiles, tiles_of
+from headrace_kernels.attention.quantized_kv import dequantized_tiles, is_quantized, tiles_of
 
 _Int64Array = npt.NDArray[np.int64]
 
@@ -59,8 +60,9 @@ class DecodeBucket:
 
 @dataclasses.dataclass(slots=True)
 class ChunkTile:
-    """Some of a chunk's tokens: which, the end of the slots they see, and their mask (None: plain
-    causal from slot 0).
+    """Some of a chunk's tokens, the end of the slots they see, and their mask.
+
+    A mask of None is plain causal from slot 0.
     """
 
     first_token: int
@@ -89,12 +91,13 @@ class GatherPlan:
     # in the processor's cache, and no new pages (at 32 rows of 300 tokens a fresh buffer per layer
     # made gathering twice as slow).
     _scratch: Tensor | None = None
-    # Of a quantized cache: what was gathered, restored.
+    # Of a quantized cache: what was gathered, dequantized.
     _restored: Tensor | None = None
 
     def gather(self, kv_cache: Tensor, entries: Tensor) -> Tensor:
-        """[num_entries, block_size * head_dim], valid until the next call; fp32 of a quantized
-        cache.
+        """Copies entries of the cache: [num_entries, block_size * head_dim].
+
+        Entries of a quantized cache become fp32. The result is valid until the next call.
         """
         block_size, head_dim = kv_cache.shape[3:]
         quantized = is_quantized(kv_cache)
@@ -109,7 +112,7 @@ class GatherPlan:
             return gathered
         if self._restored is None:
             self._restored = torch.empty(self._scratch.shape[0], block_size * head_dim, device=kv_cache.device)
-        return restored_tiles(gathered, block_size, head_dim, kv_cache.dtype, self._restored[: entries.numel()])
+        return dequantized_tiles(gathered, block_size, head_dim, kv_cache.dtype, self._restored[: entries.numel()])
 
 
 @dataclasses.dataclass(slots=True, frozen=True)
@@ -129,8 +132,9 @@ class _Rows:
     device: torch.device
 
     def entries(self, rows: _Int64Array, width: int) -> Tensor:
-        """Cache entries of the rows' visible blocks, each row padded to `width` blocks with its own
-        first one.
+        """Cache entries of the rows' visible blocks.
+
+        Each row is padded to `width` blocks with its own first one.
         """
         column = np.arange(width)
         column = np.where(column < self.num_blocks[rows, None], column, 0) + self.first_block[rows, None]
@@ -161,7 +165,7 @@ def plan_gathers(
         block_size: Tokens per block.
         num_kv_heads: Key/value heads of the cache.
         head_dim: Their size.
-        sliding_window: See `attention.paged.paged_attention`.
+        sliding_window: Tokens that a token sees, itself included; None: all before it.
     """
     query_len, seq_len = query_lens.astype(np.int64), seq_lens.astype(np.int64)
     first_seen = (
@@ -189,8 +193,9 @@ def plan_gathers(
 
 
 def _group_by_length(decodes: _Int64Array, num_blocks: _Int64Array, max_blocks: int) -> list[_Int64Array]:
-    """Rows in groups of similar length and of at most `max_blocks` with padding (or one row),
-    within a group in the step's order.
+    """Groups rows of similar length, each of at most `max_blocks` with padding, or one row.
+
+    Within a group rows keep the step's order.
     """
     if decodes.size <= 1:
         return [decodes] if decodes.size else []

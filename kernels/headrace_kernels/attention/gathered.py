@@ -1,15 +1,16 @@
-"""Attention of long chunks of prompts over contexts that were gathered first: the products run at
-the card's rate, which addresses from a block table do not allow.
+"""Attention of long chunks of prompts over contexts that were gathered first.
+
+The products run at the GPU's rate, which addresses from a block table do not allow.
 
 Two kernels. The first copies what the chunks see out of the paged cache into one piece per
 key/value head, each context at a multiple of 128 tokens and filled up with zeros; what is quantized
-is restored to the model's type on the way, and rounded to it. The second is `attention.prefill`'s
-with tiles of keys and values read by the copy engine through descriptors (sm_90 and later).
-Descriptors hold addresses and gathering costs memory and time, so this is for steps outside of
-graphs whose chunks are long enough (`attention.plan.plan_prefill` decides).
+is dequantized to the model's type on the way, and rounded to it. The second is
+`attention.prefill`'s with tiles of keys and values read by the copy engine through descriptors
+(sm_90 and later). Descriptors hold addresses and gathering costs memory and time, so this is for
+steps outside of graphs whose chunks are long enough (`attention.plan.plan_prefill` decides).
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from torch import Tensor
 
 from headrace_kernels.attention.plan import GATHER_MULTIPLE, prefill_tile_rows
 from headrace_kernels.attention.prefill import key_ranges, sees
-from headrace_kernels.attention.quantized_kv import memory_of, scale_offsets
+from headrace_kernels.attention.quantized_kv import CacheMemory, memory_of, scale_offsets
 from headrace_kernels.attention.step import GatheredContext, PagedAttentionStep
-from headrace_kernels.attention.tiles import LOG2_E, absorb, key_offsets, pipeline_stages
-from headrace_kernels.triton_runtime import INTERPRETED
+from headrace_kernels.attention.tiles import LOG2_E, absorb, attention_shape, key_offsets, pipeline_stages
 from headrace_kernels.weight_formats.conversions import numbers_of
 
 # Columns are views into one buffer, at addresses that change with their sizes: alignment must not
@@ -45,14 +45,9 @@ def _gather_kernel(
     head_stride,
     table_stride,
     window,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_STRIDE: tl.constexpr,
-    KIND: tl.constexpr,
+    SHAPE: tl.constexpr,
     CHUNK: tl.constexpr,
     WINDOWED: tl.constexpr,
-    PLAIN: tl.constexpr,
 ):
     kv_head, half = tl.program_id(0), tl.program_id(1)
     chunk = tl.program_id(2)
@@ -66,20 +61,21 @@ def _gather_kernel(
     if WINDOWED:
         num_tokens = tl.load(query_start_loc + entry + 1) - tl.load(query_start_loc + entry)
         mask = mask & (positions > seq_len - num_tokens - window)
-    offs_dim = tl.arange(0, HEAD_DIM)
-    offs_key = key_offsets(table, positions, mask, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE)
-    offs_key += half * (NUM_KV_HEADS * TILE_STRIDE)
+    offs_dim = tl.arange(0, SHAPE.head_dim)
+    offs_key = key_offsets(table, positions, mask, kv_head, SHAPE)
+    offs_key += half * (SHAPE.num_kv_heads * SHAPE.tile_stride)
     # What no token sees becomes 0: the cache may hold NaN there, and tiles of values are read
     # whole.
     values = tl.load(kv_cache + offs_key[:, None] + offs_dim[None, :], mask=mask[:, None], other=0.0)
-    if KIND != "":
-        offs_scale = scale_offsets(offs_key, positions, BLOCK_SIZE, HEAD_DIM)
+    if SHAPE.kind != "":
+        offs_scale = scale_offsets(offs_key, positions, SHAPE.block_size, SHAPE.head_dim)
         scale = tl.load(scales + offs_scale, mask=mask, other=0.0)
-        values = numbers_of(values, 0, KIND, tl.float32, PLAIN) * scale[:, None]
+        KIND: tl.constexpr = SHAPE.kind
+        values = numbers_of(values, 0, KIND, tl.float32, SHAPE.fp32_dot) * scale[:, None]
         values = values.to(context.dtype.element_ty)
     slots = chunk * CHUNK + tl.arange(0, CHUNK)
     target = context + half.to(tl.int64) * half_stride + kv_head.to(tl.int64) * head_stride
-    tl.store(target + slots[:, None] * HEAD_DIM + offs_dim[None, :], values)
+    tl.store(target + slots[:, None] * SHAPE.head_dim + offs_dim[None, :], values)
 
 
 @triton.jit
@@ -124,16 +120,13 @@ def _gathered_kernel(
     capacity,
     score_scale,
     window,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    SHAPE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
     WINDOWED: tl.constexpr,
-    FP32_DOT: tl.constexpr,
 ):
-    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    GROUP: tl.constexpr = SHAPE.num_heads // SHAPE.num_kv_heads
     TILE_TOKENS: tl.constexpr = ROWS // GROUP
     kv_head = tl.program_id(0)
     entry = tl.load(tiles + tl.program_id(1) * 2)
@@ -147,10 +140,10 @@ def _gathered_kernel(
 
     # Q: row r is token r // GROUP of the tile, head r % GROUP of the group.
     offs_row = tl.arange(0, ROWS)
-    offs_dim = tl.arange(0, HEAD_DIM)
+    offs_dim = tl.arange(0, SHAPE.head_dim)
     token, head = tile_first + offs_row // GROUP, kv_head * GROUP + offs_row % GROUP
     mask_row = (offs_row < TILE_TOKENS * GROUP) & (token < num_tokens)
-    offs_query = (first_token + token).to(tl.int64) * query_stride + head * HEAD_DIM
+    offs_query = (first_token + token).to(tl.int64) * query_stride + head * SHAPE.head_dim
     q = tl.load(query + offs_query[:, None] + offs_dim[None, :], mask=mask_row[:, None], other=0.0)
 
     computed = seq_len - num_tokens
@@ -158,25 +151,25 @@ def _gathered_kernel(
     begin, full_begin, full_end, end = key_ranges(computed + tile_first, TILE_TOKENS, seq_len, window, TILE, WINDOWED)
     largest = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    acc = tl.full([ROWS, SHAPE.head_dim], 0.0, tl.float32)
     if WINDOWED:
         for start in tl.range(begin, full_begin, TILE, num_stages=1):
             acc, largest, total = _gathered_tile(
                 acc, largest, total, q, keys, values, first_slot, start, positions, end, window, score_scale,
-                TILE, True, WINDOWED, FP32_DOT,
+                TILE, True, WINDOWED, SHAPE.fp32_dot,
             )  # fmt: skip
     for start in tl.range(full_begin, full_end, TILE, num_stages=STAGES):
         acc, largest, total = _gathered_tile(
             acc, largest, total, q, keys, values, first_slot, start, positions, end, window, score_scale,
-            TILE, False, WINDOWED, FP32_DOT,
+            TILE, False, WINDOWED, SHAPE.fp32_dot,
         )  # fmt: skip
     for start in tl.range(full_end, end, TILE, num_stages=1):
         acc, largest, total = _gathered_tile(
             acc, largest, total, q, keys, values, first_slot, start, positions, end, window, score_scale,
-            TILE, True, WINDOWED, FP32_DOT,
+            TILE, True, WINDOWED, SHAPE.fp32_dot,
         )  # fmt: skip
 
-    offs_out = ((first_token + token).to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
+    offs_out = ((first_token + token).to(tl.int64) * SHAPE.num_heads + head) * SHAPE.head_dim
     result = (acc / total[:, None]).to(output.dtype.element_ty)
     tl.store(output + offs_out[:, None] + offs_dim[None, :], result, mask=mask_row[:, None])
 
@@ -195,7 +188,8 @@ def gathered_attention(
 
     Other arguments as `attention.paged.paged_attention`, except that query heads lie side by side.
     """
-    gather_contexts(kv_cache, step, gathered, sliding_window)
+    memory = memory_of(kv_cache)
+    gather_contexts(kv_cache, memory, step, gathered, sliding_window)
     num_heads, head_dim = query.shape[1:]
     scratch = gathered.scratch
     rows = prefill_tile_rows(head_dim, query.element_size())
@@ -216,24 +210,25 @@ def gathered_attention(
         scratch.capacity,
         scale * LOG2_E,
         sliding_window or 0,
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=kv_cache.shape[2],
-        HEAD_DIM=head_dim,
+        SHAPE=attention_shape(num_heads, head_dim, kv_cache, memory),
         ROWS=rows,
         TILE=scratch.tile_keys,
         STAGES=stages,
         WINDOWED=sliding_window is not None,
-        FP32_DOT=INTERPRETED,
         num_warps=8 if rows == 128 else 4,
     )
 
 
 def gather_contexts(
-    kv_cache: Tensor, step: PagedAttentionStep, gathered: GatheredContext, sliding_window: int | None
+    kv_cache: Tensor,
+    memory: CacheMemory,
+    step: PagedAttentionStep,
+    gathered: GatheredContext,
+    sliding_window: int | None,
 ) -> None:
     """Fills the scratch with what the chunks see of a layer's cache."""
     num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
-    context, memory = gathered.scratch.context, memory_of(kv_cache)
+    context = gathered.scratch.context
     num_chunks = gathered.chunks.shape[0]
     assert num_chunks * GATHER_MULTIPLE <= gathered.scratch.capacity, "more contexts than the scratch holds"
     _gather_kernel[(num_kv_heads, 2, num_chunks)](
@@ -249,13 +244,8 @@ def gather_contexts(
         context.stride(1),
         step.block_tables.stride(0),
         sliding_window or 0,
-        NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=step.block_size,
-        TILE_STRIDE=memory.tile_stride,
-        KIND=memory.kind,
+        SHAPE=attention_shape(num_kv_heads, head_dim, kv_cache, memory),
         CHUNK=GATHER_MULTIPLE,
         WINDOWED=sliding_window is not None,
-        PLAIN=INTERPRETED,
         num_warps=4 if head_dim <= 128 else 8,
     )

@@ -9,7 +9,7 @@ Launch rule of `copy_blocks`: 512 numbers of 8 blocks at a time a program, 4 war
 of 32,768 numbers occupies 64 programs. Not measured yet.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COPIES, _CHUNK = 8, 512
 
 
 def write_kv_reference(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
-    """See `write_kv`."""
+    """Specification of `write_kv`, in plain PyTorch."""
     if int(slot_mapping.min()) < 0:
         kept = slot_mapping >= 0
         key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
@@ -50,7 +50,7 @@ def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor)
 
     Args:
         key: [num_tokens, num_kv_heads, head_dim], already rotated.
-        value: The same shape.
+        value: [num_tokens, num_kv_heads, head_dim], too.
         kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim], changed in place.
         slot_mapping: [num_tokens] int64, one slot per token, none twice; -1 for tokens that are not
             stored.
@@ -59,7 +59,7 @@ def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor)
 
 
 def copy_blocks_reference(kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
-    """See `copy_blocks`; one layer."""
+    """Specification of `copy_blocks` for one layer."""
     kv_cache.index_copy_(0, targets, kv_cache.index_select(0, sources))
 
 
@@ -103,15 +103,15 @@ def _copy_blocks_triton(kv_cache: Tensor, scratch: Tensor, sources: Tensor, targ
 
 
 def _whole(kv_cache: Tensor) -> Tensor:
-    """All of a cache's memory, blocks first: of a quantized one its tiles, which begin and end at
-    multiples of four bytes.
+    """All of a cache's memory, blocks first.
+
+    Of a quantized cache these are its tiles, which begin and end at multiples of four bytes.
     """
     return tiles_of(kv_cache).view(torch.int32) if is_quantized(kv_cache) else kv_cache
 
 
 def copy_blocks(kv_caches: Iterable[Tensor], sources: Tensor, targets: Tensor) -> None:
-    """Copies whole blocks within each layer's cache: first all sources are read, then all targets
-    written.
+    """Copies whole blocks within each layer's cache: reads all sources, then writes all targets.
 
     Args:
         kv_caches: One cache per layer, alike, changed in place.

@@ -1,5 +1,7 @@
-"""Merging the partial results of rows whose context several programs of `attention.decode` shared,
-by their logarithmic sums.
+"""Merging the partial results of rows whose context several programs shared.
+
+Each program of `attention.decode` leaves a result and its logarithmic sum, by which they are
+weighted.
 
 Owns the arithmetic (`store_merged`), which the last program of a row to finish does, and how many
 results it has in flight. Partial results lie as [place, key/value head, query row, head_dim] in
@@ -7,7 +9,7 @@ fp32, query row r being token r // group of head r % group; a row's places follo
 are merged in the order of the splits, so a result's bits do not depend on who was last.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ import triton.language as tl
 # registers, for the tiles of keys are done with by then. Longer queries and wider heads, whose
 # tiles need all registers, would spill with as many.
 _THREAD_NUMBERS, _THREAD_NUMBERS_OF_LARGE = 128, 64
-# A layer of an 8B model on an H200: one row of 128k (64 splits) takes 129.9 us with 16 and 134.4
-# with 8, one of 640 8.1 and 8.9, 32 of 8k 247.6 and 247.3.
+# One row of 128k takes 129.9 us with 16 on an H200, 134.4 with 8 (docs/experiments.md).
 _MOST_AT_ONCE = 16
 
 
 def merged_at_once(query_rows: int, dim: int, warps: int) -> int:
-    """Partial results that are loaded at a time, a power of two, for splits with so many query
-    rows, heads of `dim` numbers in registers and so many warps.
+    """Partial results that are loaded at a time, a power of two.
+
+    Splits have `query_rows` query rows, heads of `dim` numbers in registers and `warps` warps.
 
     It knows no batch: a model has one way for each class of query lengths.
     """
@@ -43,30 +45,28 @@ def _merged(
     count,
     offs_row,
     mask_row,
-    ALL_ROWS: tl.constexpr,
-    ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    SHAPE: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
-    """[ROWS, PADDED_DIM] the results of `count` splits from place `first` on, for the rows
-    `offs_row` [ROWS] of a place's ALL_ROWS.
+    """Adds up `count` splits from place `first` on, for the rows `offs_row` [merged_rows].
+
+    Returns [merged_rows, padded_dim] in fp32.
     """
-    offs_dim = tl.arange(0, PADDED_DIM)
-    mask_dim = offs_dim < HEAD_DIM
-    largest = tl.full([ROWS], -1.0e30, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    offs_dim = tl.arange(0, SHAPE.padded_dim)
+    mask_dim = offs_dim < SHAPE.head_dim
+    largest = tl.full([SPLIT.merged_rows], -1.0e30, tl.float32)
+    total = tl.full([SPLIT.merged_rows], 0.0, tl.float32)
+    acc = tl.full([SPLIT.merged_rows, SHAPE.padded_dim], 0.0, tl.float32)
     # Splits in the middle: a thread holds all of them for the same numbers and adds them up for
     # itself.
-    for start in tl.range(0, count, AT_ONCE):
-        number = start + tl.arange(0, AT_ONCE)
+    for start in tl.range(0, count, SPLIT.at_once):
+        number = start + tl.arange(0, SPLIT.at_once)
         mask = mask_row[:, None] & (number < count)[None, :]
-        offs = (first + number)[None, :] * ALL_ROWS + offs_row[:, None]
+        offs = (first + number)[None, :] * (SPLIT.query_len * SHAPE.num_heads) + offs_row[:, None]
         # From L2: other multiprocessors wrote them while this one's L1 may have been filled.
         log_sum = tl.load(lse + offs, mask=mask, other=-1.0e30, cache_modifier=".cg")
         part = tl.load(
-            partial + offs[:, :, None] * HEAD_DIM + offs_dim[None, None, :],
+            partial + offs[:, :, None] * SHAPE.head_dim + offs_dim[None, None, :],
             mask=mask[:, :, None] & mask_dim[None, None, :],
             other=0.0,
             cache_modifier=".cg",
@@ -91,25 +91,21 @@ def store_merged(
     first_token,
     num_tokens,
     kv_head,
-    rows,
-    NUM_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    QUERY_LEN: tl.constexpr,
-    ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    SHAPE: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
-    """Writes the results of the query rows `rows` [ROWS] of a key/value head to the output; rows of
-    no token are left out.
+    """Writes the merged results of a key/value head's query rows to the output.
+
+    Rows beyond the entry's tokens are left out.
     """
+    GROUP: tl.constexpr = SHAPE.num_heads // SHAPE.num_kv_heads
+    rows = tl.arange(0, SPLIT.merged_rows)
     token = rows // GROUP
-    mask_row = token < tl.minimum(num_tokens, QUERY_LEN)
-    offs_row = kv_head * (QUERY_LEN * GROUP) + rows
-    all_rows: tl.constexpr = QUERY_LEN * NUM_HEADS
-    result = _merged(partial, lse, first, count, offs_row, mask_row, all_rows, ROWS, HEAD_DIM, PADDED_DIM, AT_ONCE)
+    mask_row = token < tl.minimum(num_tokens, SPLIT.query_len)
+    offs_row = kv_head * (SPLIT.query_len * GROUP) + rows
+    result = _merged(partial, lse, first, count, offs_row, mask_row, SHAPE, SPLIT)
     head = kv_head * GROUP + rows % GROUP
-    offs_out = ((first_token + token).to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
-    offs_dim = tl.arange(0, PADDED_DIM)[None, :]
-    mask = mask_row[:, None] & (offs_dim < HEAD_DIM)
+    offs_out = ((first_token + token).to(tl.int64) * SHAPE.num_heads + head) * SHAPE.head_dim
+    offs_dim = tl.arange(0, SHAPE.padded_dim)[None, :]
+    mask = mask_row[:, None] & (offs_dim < SHAPE.head_dim)
     tl.store(output + offs_out[:, None] + offs_dim, result.to(output.dtype.element_ty), mask=mask)

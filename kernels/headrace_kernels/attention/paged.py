@@ -1,5 +1,6 @@
-"""Causal attention of a step's tokens over the paged KV cache, grouped-query heads and sliding
-windows included.
+"""Causal attention of a step's tokens over the paged KV cache.
+
+Grouped-query heads and sliding windows are included.
 
 Owns the choice of implementation, the specification (`paged_attention_reference`) and the CPU
 path's description of a step (`AttentionMetadata`); the Triton kernels read a `PagedAttentionStep`.
@@ -7,9 +8,9 @@ A layer calls `rotate_write_attend` with what its projection gave; `paged_attent
 after keys and values of the step's own tokens are in the cache.
 
 What compiles, once for each kind of layer (with a window or without): `attention.decode`'s kernel
-for each `DecodeWork.max_query_len` in use, and once more for steps of decodes alone, which turn and
-write heads themselves; `attention.prefill`'s one, `attention.gathered`'s two. Nothing depends on
-batch sizes, lengths, the number of splits or tiles, or the window's width. So a step of decodes
+for each `DecodeWork.max_query_len` in use, and once more for steps of decodes alone, which rotate
+and write heads themselves; `attention.prefill`'s one, `attention.gathered`'s two. Nothing depends
+on batch sizes, lengths, the number of splits or tiles, or the window's width. So a step of decodes
 alone, a decode per `max_query_len` beside a chunk and one beside a gathered chunk warm everything
 up, and their columns may be all padding.
 """
@@ -27,7 +28,7 @@ from headrace_kernels.attention.cpu import GatherPlan, attend, plan_gathers
 from headrace_kernels.attention.decode import decode_attention
 from headrace_kernels.attention.gathered import gathered_attention
 from headrace_kernels.attention.prefill import prefill_attention
-from headrace_kernels.attention.quantized_kv import memory_of, restored_blocks
+from headrace_kernels.attention.quantized_kv import dequantized_blocks, memory_of
 from headrace_kernels.attention.rope_kv import RawHeads, rope_and_write_kv
 from headrace_kernels.attention.step import (
     DecodeScratch,
@@ -115,7 +116,7 @@ def paged_attention_reference(
     ):
         start, end = end, end + count
         num_blocks = -(-seq_len // metadata.block_size)
-        blocks = restored_blocks(kv_cache, metadata.block_tables[row, :num_blocks].long())
+        blocks = dequantized_blocks(kv_cache, metadata.block_tables[row, :num_blocks].long())
         # [2, num_kv_heads, seq_len, head_dim], each key/value head repeated for its group of query
         # heads.
         context = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :seq_len].float()
@@ -176,17 +177,16 @@ def rotate_write_attend(
     scale: float,
     sliding_window: int | None = None,
 ) -> Tensor:
-    """All between a layer's projections: norms of heads, rotation, the write of keys and values,
-    attention.
+    """Norms and rotates heads, writes keys and values, and attends: all between two projections.
 
     Args:
-        raw: The projection's heads and how they are normed and turned; see
+        raw: The projection's heads and how they are normed and rotated; see
             `rope_kv.rope_and_write_kv`.
-        kv_cache: See `paged_attention`. Changed in place: keys and values go to the slots of
-            `metadata.slot_mapping`, each to the place that follows its row's context.
-        metadata: See `paged_attention`.
-        scale: See `paged_attention`.
-        sliding_window: See `paged_attention`.
+        kv_cache: The cache of `paged_attention`. Changed in place: keys and values go to the slots
+            of `metadata.slot_mapping`, each to the place that follows its row's context.
+        metadata: The step (`paged_attention`).
+        scale: Multiplies the scores (`paged_attention`).
+        sliding_window: Tokens that a token sees (`paged_attention`).
 
     Returns:
         [num_tokens, num_heads, head_dim], see `paged_attention`.
@@ -195,8 +195,8 @@ def rotate_write_attend(
         ValueError: See `paged_attention`.
     """
     if isinstance(metadata, PagedAttentionStep) and _is_decodes_alone(metadata):
-        # One row of 640 tokens takes 8.1 us a layer on an H200, and 9.4 where another kernel turns
-        # and writes.
+        # One row of 640 tokens takes 8.1 us a layer on an H200, and 9.4 where another kernel
+        # rotates and writes.
         return _attend_raw(raw, kv_cache, metadata, scale, sliding_window)
     slots, norms = metadata.slot_mapping, (raw.query_norm, raw.key_norm, raw.eps)
     query = rope_and_write_kv(raw.qkv, raw.rotations, kv_cache, slots, raw.num_heads, *norms)
@@ -204,8 +204,9 @@ def rotate_write_attend(
 
 
 def _is_decodes_alone(step: PagedAttentionStep) -> bool:
-    """Whether every entry has one token: there are neither longer ones nor a class of lengths that
-    would take some.
+    """Whether every entry has one token.
+
+    Then there are neither longer entries nor a class of lengths that would take some.
     """
     return step.prefill is None and step.decode is not None and step.decode.max_query_len == 1
 

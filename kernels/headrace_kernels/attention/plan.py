@@ -1,5 +1,6 @@
-"""Which program of an attention kernel does what: columns of numbers made on the host, once per
-step, for all layers.
+"""Which program of an attention kernel does what.
+
+Columns of numbers are made on the host, once per step, for all layers.
 
 Owns the cutting of a step into work of similar size: contexts of rows with few query tokens into
 *splits*, rows with many into *tiles*, and the places of gathered contexts. Knows lengths only, no
@@ -23,33 +24,30 @@ QUERY_LEN_CLASSES = (1, 2, 4, 8)
 MAX_DECODE_QUERY_LEN = QUERY_LEN_CLASSES[-1]
 # Splits are multiples of this many tokens of context.
 SPLIT_MULTIPLE = 64
-# Programs (splits times key/value heads) that fill a card: near one full wave on 132
-# multiprocessors (32 rows of 8k tokens and 8 heads were fastest with 2 splits, one row of 128k with
-# 64, on an H200). Fewer leave bandwidth unused, more only cost partial results.
+# Programs (splits times key/value heads) that fill a GPU: near one full wave on 132
+# multiprocessors. Fewer leave bandwidth unused, more only cost partial results
+# (docs/experiments.md, "Launch rules of kernels").
 TARGET_PROGRAMS = 512
-# Of splits over a quantized cache with few query rows, whose programs are a warp each
-# (`attention.transposed`): eight to a multiprocessor. On an H200, FP8: 32 rows of 8,192 tokens take 133
-# us with 1,056, 138 with 768 and 149 with 512; one of 131,072 takes 80 with 1,056 and 73 with 512.
+# Programs of splits over a quantized cache with few query rows, which are a warp each
+# (`attention.transposed`): eight to a multiprocessor. 32 rows of 8,192 tokens in FP8 take 133 us on
+# an H200, with 512 programs 149 (docs/experiments.md).
 WARP_PROGRAMS = 1056
 # Query rows (tokens times heads of a group) of such splits, at most.
-FEW_ROWS = 8
+TRANSPOSED_ROWS = 8
 # A row may be longer than its splits are meant to be by this share of one before it gets another,
 # so that rows of nearly equal length get equally many.
 _SLACK = 0.25
 # Contexts are gathered to places that are multiples of this many tokens, the largest tile of keys.
 GATHER_MULTIPLE = 128
 # Query rows (tokens times query heads of a group) per row of context, and keys per query token,
-# from which gathering pays. On an H200 512 tokens after 8,192 took 153 us gathered and 257 paged,
-# but 8 prompts of 1,000 (500 keys a token) 246 and 223. The thresholds are derived from these, not
-# measured: by the programs that they have, 256 tokens deep in a context should break even.
+# from which gathering pays: 512 tokens after 8,192 took 153 us gathered and 257 paged on an H200
+# (docs/experiments.md). The thresholds are derived from that, not measured.
 _MIN_GATHER_ROWS = 1536
 _MIN_GATHER_KEYS = 2048
 
 
 def query_len_class(query_lens: Int32Column) -> int:
-    """The smallest size of decode kernel that takes all rows that any decode kernel can take (those
-    with up to 8 query tokens).
-    """
+    """The smallest size of decode kernel that takes all rows with up to 8 query tokens."""
     decodes = query_lens[query_lens <= MAX_DECODE_QUERY_LEN]
     longest = int(decodes.max(initial=1))
     return next(size for size in QUERY_LEN_CLASSES if size >= longest)
@@ -70,12 +68,13 @@ class DecodeSizes:
 
 def decode_programs(is_quantized: bool, query_rows: int) -> int:
     """Programs that fill a card, for splits of a cache with so many query rows."""
-    return WARP_PROGRAMS if is_quantized and query_rows <= FEW_ROWS else TARGET_PROGRAMS
+    return WARP_PROGRAMS if is_quantized and query_rows <= TRANSPOSED_ROWS else TARGET_PROGRAMS
 
 
 def decode_sizes(num_entries: int, num_kv_heads: int, programs: int = TARGET_PROGRAMS) -> DecodeSizes:
-    """The sizes for up to `num_entries` rows; `num_kv_heads` are those of one card's cache,
-    `programs` as for `plan_decode`.
+    """Sizes of the decode columns for up to `num_entries` rows.
+
+    `num_kv_heads` are those of one GPU's cache, `programs` as for `plan_decode`.
     """
     surplus = -(-programs // num_kv_heads)
     # Only rows longer than a split are cut, and fewer than `surplus` rows are.
@@ -104,8 +103,9 @@ def plan_decode(
     sliding_window: int | None = None,
     programs: int = TARGET_PROGRAMS,
 ) -> DecodeColumns:
-    """Cuts the contexts of entries with 1 to `max_query_len` query tokens into splits of similar
-    length, about `programs` programs in all.
+    """Cuts the contexts of short entries into splits of similar length.
+
+    Entries have 1 to `max_query_len` query tokens; there are about `programs` programs in all.
 
     Args:
         query_lens: [num_entries] tokens of this step; 0 for padding.
@@ -135,8 +135,9 @@ def plan_decode(
 
 
 def _visible_tokens(query_lens: Int32Column, seq_lens: Int32Column, sliding_window: int | None) -> _Int64Array:
-    """[num_entries] tokens of context from the first that any query token sees, rounded down to a
-    multiple.
+    """Tokens of context from the first that any query token sees, [num_entries].
+
+    The first is rounded down to a multiple.
     """
     seq_len = seq_lens.astype(np.int64)
     if sliding_window is None:
@@ -177,8 +178,9 @@ def _fill_decode(splits: Int32Column, entries: _Int64Array, visible: _Int64Array
 
 
 def prefill_tile_rows(head_dim: int, element_size: int) -> int:
-    """Query rows (tokens times query heads of a group) of a tile, by the size of a head and of its
-    values in bytes.
+    """Query rows (tokens times query heads of a group) of a tile.
+
+    They depend on the size of a head and of its values in bytes.
     """
     if element_size > 2:
         return 32 if head_dim <= 128 else 16
@@ -207,7 +209,7 @@ def max_prefill_tiles(num_tokens: int, num_entries: int, tile_tokens: int) -> in
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class GatherColumns:
-    """Where contexts go that are gathered before attention. All int32."""
+    """Places of contexts that are gathered before attention, all int32."""
 
     # [num_chunks, 2]: the entry and position that slot i * GATHER_MULTIPLE of the scratch holds.
     chunks: Int32Column
@@ -238,8 +240,9 @@ def plan_prefill(
     gather_capacity: int = 0,
     sliding_window: int | None = None,
 ) -> PrefillColumns:
-    """Cuts entries with more than `max_query_len` query tokens into tiles, and decides whether
-    their contexts are gathered first.
+    """Cuts entries with more than `max_query_len` query tokens into tiles.
+
+    Decides also whether their contexts are gathered first.
 
     Args:
         query_lens: [num_entries] tokens of this step.

@@ -1,5 +1,7 @@
-"""Attention of chunks of prompts: many query tokens per row, causal, after a prefix of any length,
-with or without a sliding window.
+"""Attention of chunks of prompts, read through the block table.
+
+A row has many query tokens, causal, after a prefix of any length, with or without a sliding
+window.
 
 Keys and values are read from the cache through the block table.
 
@@ -10,7 +12,7 @@ of their own. The grid depends on the number of tiles only, so that graphs can f
 outside of graphs take `attention.gathered` instead.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -28,11 +30,10 @@ from headrace_kernels.attention.tiles import (
     LOG2_E,
     Launch,
     absorb,
+    attention_shape,
     key_offsets,
-    padded_dim,
     pipeline_stages,
 )
-from headrace_kernels.triton_runtime import INTERPRETED
 
 
 @triton.jit
@@ -54,8 +55,9 @@ def key_ranges(first_position, tile_tokens, seq_len, window, TILE: tl.constexpr,
 
 @triton.jit
 def sees(positions, offs_key, first_seen, end, window, WINDOWED: tl.constexpr):
-    """[M, N] whether tokens at `positions` see keys at `offs_key`; none is seen before `first_seen`
-    or from `end` on.
+    """Whether tokens at `positions` see keys at `offs_key`, [M, N].
+
+    None is seen before `first_seen` or from `end` on.
     """
     seen = (offs_key[None, :] <= positions[:, None]) & (offs_key < end)[None, :]
     if WINDOWED:
@@ -80,17 +82,10 @@ def _paged_tile(
     end,
     window,
     score_scale,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_STRIDE: tl.constexpr,
-    KIND: tl.constexpr,
+    SHAPE: tl.constexpr,
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
     WINDOWED: tl.constexpr,
-    HAS_FP8: tl.constexpr,
-    FP32_DOT: tl.constexpr,
 ):
     """Absorbs the keys from `start` on.
 
@@ -98,31 +93,31 @@ def _paged_tile(
     (`attention.quantized`); of others 1.
     """
     offs_key = start + tl.arange(0, TILE)
-    offs_dim = tl.arange(0, PADDED_DIM)
+    offs_dim = tl.arange(0, SHAPE.padded_dim)
     if MASKED:
         mask_key = (offs_key >= first_seen) & (offs_key < end)
     else:
         mask_key = tl.full([TILE], True, tl.int1)
-    places = key_offsets(table, offs_key, mask_key, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE)
+    places = key_offsets(table, offs_key, mask_key, kv_head, SHAPE)
     key = kv_cache + places[:, None]
     key += offs_dim[None, :]
-    if MASKED or PADDED_DIM != HEAD_DIM:
-        mask = mask_key[:, None] & (offs_dim < HEAD_DIM)[None, :]
+    if MASKED or SHAPE.padded_dim != SHAPE.head_dim:
+        mask = mask_key[:, None] & (offs_dim < SHAPE.head_dim)[None, :]
         k = tl.load(key, mask=mask, other=0.0)
-        v = tl.load(key + NUM_KV_HEADS * TILE_STRIDE, mask=mask, other=0.0)
+        v = tl.load(key + SHAPE.num_kv_heads * SHAPE.tile_stride, mask=mask, other=0.0)
     else:
         k = tl.load(key)
-        v = tl.load(key + NUM_KV_HEADS * TILE_STRIDE)
+        v = tl.load(key + SHAPE.num_kv_heads * SHAPE.tile_stride)
     seen = mask_key[None, :]
     if MASKED:
         seen = sees(positions, offs_key, first_seen, end, window, WINDOWED)
-    if KIND != "":
+    if SHAPE.kind != "":
         acc, largest, total, unit = absorb_quantized(
             acc, largest, total, unit, q, score_scale, k, v, scales, places, offs_key, mask_key, seen,
-            NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE, KIND, HAS_FP8, MASKED, FP32_DOT,
+            SHAPE, MASKED,
         )  # fmt: skip
     else:
-        acc, largest, total = absorb(acc, largest, total, q, k, v, seen, score_scale, MASKED, FP32_DOT)
+        acc, largest, total = absorb(acc, largest, total, q, k, v, seen, score_scale, MASKED, SHAPE.fp32_dot)
     return acc, largest, total, unit
 
 
@@ -146,21 +141,13 @@ def _paged_kernel(
     table_stride,
     score_scale,
     window,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_STRIDE: tl.constexpr,
-    KIND: tl.constexpr,
+    SHAPE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
     WINDOWED: tl.constexpr,
-    HAS_FP8: tl.constexpr,
-    FP32_DOT: tl.constexpr,
 ):
-    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    GROUP: tl.constexpr = SHAPE.num_heads // SHAPE.num_kv_heads
     TILE_TOKENS: tl.constexpr = ROWS // GROUP
     kv_head = tl.program_id(0)
     entry = tl.load(tiles + tl.program_id(1) * 2)
@@ -174,11 +161,11 @@ def _paged_kernel(
 
     # Q: row r is token r // GROUP of the tile, head r % GROUP of the group.
     offs_row = tl.arange(0, ROWS)
-    offs_dim = tl.arange(0, PADDED_DIM)
+    offs_dim = tl.arange(0, SHAPE.padded_dim)
     token, head = tile_first + offs_row // GROUP, kv_head * GROUP + offs_row % GROUP
     mask_row = (offs_row < TILE_TOKENS * GROUP) & (token < num_tokens)
-    mask = mask_row[:, None] & (offs_dim < HEAD_DIM)[None, :]
-    offs_query = (first_token + token).to(tl.int64) * query_stride + head * HEAD_DIM
+    mask = mask_row[:, None] & (offs_dim < SHAPE.head_dim)[None, :]
+    offs_query = (first_token + token).to(tl.int64) * query_stride + head * SHAPE.head_dim
     q = tl.load(query + offs_query[:, None] + offs_dim[None, :], mask=mask, other=0.0)
 
     computed = seq_len - num_tokens
@@ -187,31 +174,31 @@ def _paged_kernel(
     first_seen = 0
     largest = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    acc = tl.full([ROWS, SHAPE.padded_dim], 0.0, tl.float32)
     unit = 1
-    if KIND != "":
+    if SHAPE.kind != "":
         q, score_scale = divided_query(q, score_scale)
         unit = first_unit()
     if WINDOWED:
         first_seen = tl.maximum(computed + tile_first - window + 1, 0)
         for start in tl.range(begin, full_begin, TILE, num_stages=1):
             acc, largest, total, unit = _paged_tile(
-                acc, largest, total, unit, q, kv_cache, scales, table, kv_head, start, positions, first_seen, end, window, score_scale,
-                NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE_STRIDE, KIND, TILE, True, WINDOWED, HAS_FP8, FP32_DOT,
+                acc, largest, total, unit, q, kv_cache, scales, table, kv_head, start, positions,
+                first_seen, end, window, score_scale, SHAPE, TILE, True, WINDOWED,
             )  # fmt: skip
     for start in tl.range(full_begin, full_end, TILE, num_stages=STAGES):
         acc, largest, total, unit = _paged_tile(
-            acc, largest, total, unit, q, kv_cache, scales, table, kv_head, start, positions, first_seen, end, window, score_scale,
-            NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE_STRIDE, KIND, TILE, False, WINDOWED, HAS_FP8, FP32_DOT,
+            acc, largest, total, unit, q, kv_cache, scales, table, kv_head, start, positions,
+            first_seen, end, window, score_scale, SHAPE, TILE, False, WINDOWED,
         )  # fmt: skip
     for start in tl.range(full_end, end, TILE, num_stages=1):
         acc, largest, total, unit = _paged_tile(
-            acc, largest, total, unit, q, kv_cache, scales, table, kv_head, start, positions, first_seen, end, window, score_scale,
-            NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE_STRIDE, KIND, TILE, True, WINDOWED, HAS_FP8, FP32_DOT,
+            acc, largest, total, unit, q, kv_cache, scales, table, kv_head, start, positions,
+            first_seen, end, window, score_scale, SHAPE, TILE, True, WINDOWED,
         )  # fmt: skip
 
-    offs_out = ((first_token + token).to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
-    if KIND != "":
+    offs_out = ((first_token + token).to(tl.int64) * SHAPE.num_heads + head) * SHAPE.head_dim
+    if SHAPE.kind != "":
         acc = acc * unit
     result = (acc / total[:, None]).to(output.dtype.element_ty)
     tl.store(output + offs_out[:, None] + offs_dim[None, :], result, mask=mask)
@@ -236,7 +223,8 @@ def prefill_attention(
     num_kv_heads = kv_cache.shape[2]
     rows = prefill_tile_rows(head_dim, query.element_size())
     memory = memory_of(kv_cache)
-    launch = launch or _launch_rule(rows, padded_dim(head_dim), query, memory.kind != "")
+    shape = attention_shape(num_heads, head_dim, kv_cache, memory)
+    launch = launch or _launch_rule(rows, shape.padded_dim, query, memory.kind != "")
     _paged_kernel[(num_kv_heads, tiles.shape[0])](
         query,
         memory.numbers,
@@ -251,19 +239,11 @@ def prefill_attention(
         step.block_tables.stride(0),
         scale * LOG2_E,
         sliding_window or 0,
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=padded_dim(head_dim),
-        BLOCK_SIZE=step.block_size,
-        TILE_STRIDE=memory.tile_stride,
-        KIND=memory.kind,
+        SHAPE=shape,
         ROWS=rows,
         TILE=launch.tile,
         STAGES=launch.stages,
         WINDOWED=sliding_window is not None,
-        HAS_FP8=memory.kind == "fp8" and card.has_fp8_products(query.device),
-        FP32_DOT=INTERPRETED,
         num_warps=launch.warps,
     )
 

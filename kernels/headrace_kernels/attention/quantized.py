@@ -1,5 +1,6 @@
-"""The online softmax over tiles of a quantized cache: bytes to numbers in registers, scales where
-they cost least.
+"""The online softmax over tiles of a quantized cache.
+
+Bytes become numbers in registers, and scales are applied where they cost least.
 
 Owns what `attention.tiles.absorb` is to a plain cache. In its letters, with k and v the scales of a
 key and a value and K, V numbers without them: S = (Q / q) K^T, of which row and column are scaled
@@ -12,7 +13,7 @@ queries are divided by the largest of their row (q), and P by u, which leaves bo
 no model's queries or values are too large or too small. Models in fp32 are multiplied in fp32.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from headrace_kernels.weight_formats.conversions import numbers_of
 _LEAST_UNIT = tl.constexpr(1e-33)
 # Four bytes are in a register and become two of two numbers. (v + 128) + 1024, less 1152.
 _INT8_HALVES = (
-    "{ .reg .b32 t, c; xor.b32 t, $2, 0x80808080; mov.b32 c, 0x64646464; prmt.b32 $0, t, c, 0x4140; prmt.b32 $1, t, c, 0x4342; "
+    "{ .reg .b32 t, c; xor.b32 t, $2, 0x80808080; mov.b32 c, 0x64646464; "
+    "prmt.b32 $0, t, c, 0x4140; prmt.b32 $1, t, c, 0x4342; "
     "mov.b32 c, 0x64806480; sub.f16x2 $0, $0, c; sub.f16x2 $1, $1, c; }"
 )
 _FP8_HALVES = "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }"
@@ -35,8 +37,10 @@ _FP8_HALVES = "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; 
 # exponents' biases, of numbers without a leading 1 too.
 _FP8_BITS = (
     "{ .reg .b32 t, a, c; mov.b32 c, 0x5C005C00; "
-    "prmt.b32 t, $2, 0, 0x1404; shr.b32 a, t, 1; and.b32 a, a, 0x3F803F80; lop3.b32 a, t, 0x80008000, a, 0xEA; mul.f16x2 $0, a, c; "
-    "prmt.b32 t, $2, 0, 0x3424; shr.b32 a, t, 1; and.b32 a, a, 0x3F803F80; lop3.b32 a, t, 0x80008000, a, 0xEA; mul.f16x2 $1, a, c; }"
+    "prmt.b32 t, $2, 0, 0x1404; shr.b32 a, t, 1; and.b32 a, a, 0x3F803F80; "
+    "lop3.b32 a, t, 0x80008000, a, 0xEA; mul.f16x2 $0, a, c; "
+    "prmt.b32 t, $2, 0, 0x3424; shr.b32 a, t, 1; and.b32 a, a, 0x3F803F80; "
+    "lop3.b32 a, t, 0x80008000, a, 0xEA; mul.f16x2 $1, a, c; }"
 )
 
 
@@ -73,14 +77,8 @@ def absorb_quantized(
     positions,
     mask,
     seen,
-    NUM_KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    TILE_STRIDE: tl.constexpr,
-    KIND: tl.constexpr,
-    HAS_FP8: tl.constexpr,
+    SHAPE: tl.constexpr,
     MASKED: tl.constexpr,
-    PLAIN: tl.constexpr,
 ):
     """One tile.
 
@@ -89,14 +87,16 @@ def absorb_quantized(
     mask [N] which they are. Returns acc [M, D] in units of `unit` (at first `first_unit`), largest
     [M], total [M], unit.
     """
-    places = scales + scale_offsets(offs_key, positions, BLOCK_SIZE, HEAD_DIM)
+    KIND: tl.constexpr = SHAPE.kind
+    places = scales + scale_offsets(offs_key, positions, SHAPE.block_size, SHAPE.head_dim)
     key_scales = tl.load(places, mask=mask, other=0.0)
-    value_scales = tl.load(places + NUM_KV_HEADS * TILE_STRIDE // 4, mask=mask, other=0.0)
-    if PLAIN or query.dtype == tl.float32:
-        key, value = numbers_of(k, 0, KIND, tl.float32, PLAIN), numbers_of(v, 0, KIND, tl.float32, PLAIN)
+    value_scales = tl.load(places + SHAPE.num_kv_heads * SHAPE.tile_stride // 4, mask=mask, other=0.0)
+    if SHAPE.fp32_dot or query.dtype == tl.float32:
+        key = numbers_of(k, 0, KIND, tl.float32, SHAPE.fp32_dot)
+        value = numbers_of(v, 0, KIND, tl.float32, SHAPE.fp32_dot)
         query = query.to(tl.float32)
     else:
-        key, value = halves_of(k, KIND, HAS_FP8, False), halves_of(v, KIND, HAS_FP8, True)
+        key, value = halves_of(k, KIND, SHAPE.has_fp8, False), halves_of(v, KIND, SHAPE.has_fp8, True)
     scores = tl.dot(query, tl.trans(key), input_precision="tf32x3") * key_scales[None, :]
     if MASKED:
         scores = tl.where(seen, scores * row_scales[:, None], -1.0e30)
@@ -122,8 +122,9 @@ def first_unit():
 
 @triton.jit
 def divided_query(query, score_scale):
-    """Queries [M, D] over the largest of their row, fp16 or, of models in fp32, fp32; and what
-    scores are to be multiplied by for it, `score_scale` included, [M].
+    """Queries [M, D] over the largest of their row, and the factor of their scores [M].
+
+    Queries are fp16 or, of models in fp32, fp32; the factor includes `score_scale`.
     """
     wide = query.to(tl.float32)
     largest = tl.max(tl.abs(wide), 1)

@@ -1,5 +1,7 @@
-"""A KV cache of 8-bit numbers: its layout, how a head becomes numbers and a scale, and what kernels
-need to write and to read them.
+"""A KV cache of 8-bit numbers.
+
+The file has its layout, how a head becomes numbers and a scale, and what kernels need to write
+and to read them.
 
 Owns the numbers. Where tokens go is `kv_cache`'s, who writes on a GPU is `rope_kv` and
 `attention.decode`, who reads are the attention files. A layer's cache stays one tensor [num_blocks,
@@ -19,11 +21,11 @@ nothing where values are small; of a head of 128 they are 3% of its bytes. A hea
 zero (below 1e-30) is stored as zeros. One with NaN or infinity has the scale NaN, so that whoever
 reads it sees it. Reference and kernels agree to the bit.
 
-Error of a restored number: INT8 half a step, amax / 254; FP8 1/16 of the number, or amax / 2^18.8
-(half of e4m3's smallest step) where that is more.
+Error of a dequantized number: INT8 half a step, amax / 254; FP8 1/16 of the number, or amax /
+2^18.8 (half of e4m3's smallest step) where that is more.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def is_quantized(kv_cache: Tensor) -> bool:
 
 
 def tile_bytes(block_size: int, head_dim: int) -> int:
-    """Of one head's keys, or values, in one block: numbers and scales."""
+    """Bytes of one head's keys, or values, in one block: numbers and scales."""
     return block_size * (head_dim + SCALE_BYTES)
 
 
@@ -74,15 +76,16 @@ def view_of(memory: Tensor, block_size: int, head_dim: int, dtype: torch.dtype) 
     Args:
         memory: uint8 [num_blocks, 2, num_kv_heads, tile_bytes], contiguous.
         block_size: Tokens per block.
-        head_dim: Of the model.
+        head_dim: Dimensions of a head.
         dtype: One of KV_TYPES.
     """
     return memory[..., : block_size * head_dim].view(*memory.shape[:3], block_size, head_dim).view(dtype)
 
 
 def tiles_of(kv_cache: Tensor) -> Tensor:
-    """int8 [num_blocks, 2, num_kv_heads, tile_bytes]: all of a quantized cache's memory, scales
-    included.
+    """All of a quantized cache's memory, int8 [num_blocks, 2, num_kv_heads, tile_bytes].
+
+    Scales are included.
 
     Raises:
         ValueError: The tensor is no view of tiles.
@@ -123,8 +126,9 @@ def num_bytes(kv_cache: Tensor) -> int:
 
 
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Heads [..., head_dim] as numbers of a type of KV_TYPES, of the same shape, and their scales,
-    fp32 [...].
+    """Quantizes heads [..., head_dim] to a type of KV_TYPES.
+
+    Returns values of the same shape, and their scales, fp32 [...].
     """
     kind, wide = _KINDS[dtype], x.float()
     amax = wide.abs().amax(-1)
@@ -143,40 +147,39 @@ def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return numbers, scale
 
 
-def restore(numbers: Tensor, scales: Tensor) -> Tensor:
+def dequantize(numbers: Tensor, scales: Tensor) -> Tensor:
     """fp32 [..., head_dim] what numbers [..., head_dim] and their scales [...] stand for."""
     return numbers.float() * scales[..., None]
 
 
-def restored_blocks(kv_cache: Tensor, blocks: Tensor) -> Tensor:
-    """[len(blocks), 2, num_kv_heads, block_size, head_dim] what blocks of a cache stand for: fp32
-    of a quantized one, otherwise as they are.
+def dequantized_blocks(kv_cache: Tensor, blocks: Tensor) -> Tensor:
+    """What blocks of a cache stand for, [len(blocks), 2, num_kv_heads, block_size, head_dim].
+
+    A quantized cache gives fp32, others their own type.
     """
     if not is_quantized(kv_cache):
         return kv_cache[blocks]
     numbers = kv_cache.view(torch.int8)[blocks].view(kv_cache.dtype)
-    return restore(numbers, scales_of(kv_cache)[blocks])
+    return dequantize(numbers, scales_of(kv_cache)[blocks])
 
 
-def restored_tiles(tiles: Tensor, block_size: int, head_dim: int, dtype: torch.dtype, out: Tensor) -> Tensor:
-    """Tiles int8 [n, tile_bytes] as numbers times scales, fp32 [n, block_size * head_dim], in
-    `out`.
-    """
+def dequantized_tiles(tiles: Tensor, block_size: int, head_dim: int, dtype: torch.dtype, out: Tensor) -> Tensor:
+    """Dequantizes tiles int8 [n, tile_bytes] into `out`, fp32 [n, block_size * head_dim]."""
     numbers = tiles[:, : block_size * head_dim].view(-1, block_size, head_dim)
     scales = tiles.view(torch.float32)[:, -block_size:]
-    restored = out.view(-1, block_size, head_dim)
+    dequantized = out.view(-1, block_size, head_dim)
     if dtype is torch.int8:
-        restored.copy_(numbers)
+        dequantized.copy_(numbers)
     else:
-        # e4m3 by bits: torch's own conversion restores 59 million numbers a second, this 2,700
+        # e4m3 by bits: torch's own conversion dequantizes 59 million numbers a second, this 2,700
         # million (one thread). Widened by its sign, a byte has it at bit 31 after the shift; 2^120
         # makes up for the exponents' biases. What e4m3 has for NaN comes out as 480, and is in no
         # cache: a head's scale says that it is no number.
-        words = restored.view(torch.int32)
+        words = dequantized.view(torch.int32)
         words.copy_(numbers)
         words.bitwise_left_shift_(20).bitwise_and_(_E4M3_IN_FP32)
-        restored.mul_(2.0**120)
-    restored.mul_(scales[..., None])
+        dequantized.mul_(2.0**120)
+    dequantized.mul_(scales[..., None])
     return out
 
 
@@ -192,8 +195,9 @@ _E4M3_NORMAL = tl.constexpr(2.0**-6)
 
 @triton.jit
 def head_scale(amax, not_finite, KIND: tl.constexpr):
-    """Scales of heads by the largest of their magnitudes; `not_finite` is 0, or NaN where a head
-    holds what is no number (sum of x * 0).
+    """Scales of heads by the largest of their magnitudes.
+
+    `not_finite` is 0, or NaN where a head holds NaN or infinity (the sum of x * 0).
     """
     LARGEST: tl.constexpr = _INT8_LARGEST if KIND == "int8" else _FP8_LARGEST
     # Division as IEEE says, or the bits differ from the reference's.
@@ -202,14 +206,15 @@ def head_scale(amax, not_finite, KIND: tl.constexpr):
 
 @triton.jit
 def rounded(x, scale, KIND: tl.constexpr):
-    """Heads over their scales, rounded to the numbers of KIND, fp32; 0 where the scale is 0 or no
-    number.
+    """Heads over their scales, rounded to values of KIND, fp32.
+
+    The result is 0 where the scale is 0 or not finite.
 
     `scale` is broadcast to x.
     """
     scale += x * 0.0
-    sound = (scale > 0.0) & (scale < float("inf"))
-    ratio = tl.where(sound, tl.math.div_rn(x, tl.where(sound, scale, 1.0)), 0.0)
+    finite = (scale > 0.0) & (scale < float("inf"))
+    ratio = tl.where(finite, tl.math.div_rn(x, tl.where(finite, scale, 1.0)), 0.0)
     if KIND == "int8":
         return (ratio + _INTEGERS) - _INTEGERS
     # e4m3: 3 bits of mantissa are left, ties to even; below its smallest leading 1 a fixed step.
@@ -233,9 +238,19 @@ def bits_of(number, KIND: tl.constexpr):
 
 
 @triton.jit
+def quantized_heads(heads, KIND: tl.constexpr):
+    """Heads [n, head_dim] as the cache's bytes, as numbers in fp32, and their scales [n]."""
+    wide = heads.to(tl.float32)
+    scale = head_scale(tl.max(tl.abs(wide), 1), tl.sum(wide * 0.0, 1), KIND)
+    numbers = rounded(wide, scale[:, None], KIND)
+    return bits_of(numbers, KIND), numbers, scale
+
+
+@triton.jit
 def scale_offsets(offs_key, positions, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Where the scales of heads lie in the cache as fp32, by where their numbers begin
-    (`attention.tiles.key_offsets`) and their positions.
+    """Offsets of the scales of heads in the cache as fp32.
+
+    Heads are given by where their values begin (`attention.tiles.key_offsets`) and by position.
     """
     in_block = positions % BLOCK_SIZE
     return ((offs_key - in_block * HEAD_DIM + BLOCK_SIZE * HEAD_DIM) >> 2) + in_block

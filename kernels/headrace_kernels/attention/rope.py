@@ -1,18 +1,17 @@
-"""Rotary position embedding of queries and keys, in the half-split layout of Hugging Face
-checkpoints.
+"""Rotary position embedding, in the half-split layout of Hugging Face checkpoints.
 
-Dimension i of the first half and dimension i of the second half form a plane, which turns by the
-angle of the token's position. Where only the first `rotary_dim` of a head's dimensions turn, the
-two halves are theirs, and the other dimensions stay as they are: how many turn, the width of the
-table says. The step's rows of the table are taken once (`rope_rows`) and serve
-every layer. On a GPU a layer turns its heads in `rope_kv` or `attention.decode`, together with what
-comes before and after.
+Dimension i of the first half and dimension i of the second half form a plane, which rotates by the
+angle of the token's position. If only the first `rotary_dim` of a head's dimensions rotate, the two
+halves are theirs, and the other dimensions stay as they are; the width of the table says how many
+rotate. The step's rows of the table are taken once (`rope_rows`) and serve every layer. On a GPU a
+layer rotates its heads in `rope_kv` or `attention.decode`, together with what comes before and
+after.
 
 Launch rule of `rope_rows`: 8 tokens a program, 4 warps, whatever the number of tokens; it runs once
 a step. Not measured yet.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -28,18 +27,19 @@ _TOKENS = 8
 
 
 def rope_rows_reference(table: Tensor, positions: Tensor) -> Tensor:
-    """See `rope_rows`."""
+    """Specification of `rope_rows`, in plain PyTorch."""
     cosine, sine = table.index_select(0, positions).unbind(1)
     return torch.stack((cosine, -sine, sine), dim=1)
 
 
 @triton.jit
-def turned(x, partner, cosine, sine):
-    """Numbers of a plane after its turn, in fp32: `partner` is the plane's other number, `sine`
-    negative for the first of the two.
+def rotated(x, partner, cosine, sine):
+    """Rotated values of a plane, fp32.
+
+    `partner` is the plane's other value, `sine` negative for the first of the two.
 
     The rounding is spelled out (a product, then a fused multiply-add), so that all kernels that
-    turn heads give the same bits.
+    rotate heads give the same bits.
     """
     return tl.fma(x, cosine, partner * sine)
 
@@ -83,19 +83,19 @@ def rope_rows(table: Tensor, positions: Tensor) -> Tensor:
 
 
 def rope_reference(x: Tensor, rows: Tensor) -> Tensor:
-    """See `rope`."""
+    """Specification of `rope`, in plain PyTorch."""
     half = rows.shape[-1]
     if 2 * half < x.shape[-1]:
         return torch.cat((rope_reference(x[..., : 2 * half], rows), x[..., 2 * half :]), dim=-1)
     halves = x.view(*x.shape[:-1], 2, half)
     wide = halves.float()
-    turned = wide * rows[:, None, :1]
-    turned.addcmul_(wide.flip(-2), rows[:, None, 1:])
-    return turned.view(x.shape).to(x.dtype)
+    rotated = wide * rows[:, None, :1]
+    rotated.addcmul_(wide.flip(-2), rows[:, None, 1:])
+    return rotated.view(x.shape).to(x.dtype)
 
 
 def rope(x: Tensor, rows: Tensor) -> Tensor:
-    """Turns every head of every token.
+    """Rotates every head of every token.
 
     Args:
         x: [num_tokens, num_heads, head_dim], queries or keys or both; may be a view with strides.

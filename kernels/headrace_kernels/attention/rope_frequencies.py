@@ -1,5 +1,7 @@
-"""Frequencies of the rotary embedding: one function per way of stretching a context, and the table
-of cosines and sines made from them.
+"""Frequencies of the rotary embedding.
+
+There is one function per way of stretching a context, and the table of cosines and sines made
+from them.
 
 All in fp32 like the models' training code; computed once at load. Rotating queries and keys is
 `rope`.
@@ -45,7 +47,9 @@ def yarn_frequencies(
     beta_slow: float = 1.0,
     truncate: bool = True,
 ) -> Tensor:
-    """Dimensions that turn often within the original context are kept, slow ones are divided by the
+    """Frequencies of YaRN, [head_dim / 2].
+
+    Dimensions that rotate often within the original context are kept, slow ones are divided by the
     factor, a ramp lies between.
 
     Source: YaRN (Peng et al., 2023), section 3.2.
@@ -66,8 +70,9 @@ def yarn_frequencies(
 
 
 def longrope_frequencies(head_dim: int, theta: float, divisors: Tensor) -> Tensor:
-    """Each frequency divided by its own factor, [head_dim / 2], of which there is one set for
-    contexts as long as the original one and another for longer ones.
+    """Each frequency divided by its own factor, [head_dim / 2].
+
+    There is one set of factors for contexts as long as the original one, another for longer ones.
 
     Source: LongRoPE (Ding et al., 2024).
     """
@@ -75,15 +80,15 @@ def longrope_frequencies(head_dim: int, theta: float, divisors: Tensor) -> Tenso
 
 
 def longrope_attention_factor(factor: float, original_context: int) -> float:
-    """What LongRoPE multiplies cosine and sine by for a context that is stretched by the factor,
-    whichever set of divisors is used.
+    """What LongRoPE multiplies cosine and sine by, for a context stretched by the factor.
+
+    It is the same for both sets of divisors.
     """
     return math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 else 1.0
 
 
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
-    """What YaRN multiplies cosine and sine by, so that attention stays as sharp over a longer
-    context.
+    """What YaRN multiplies cosine and sine by, so that long contexts keep attention sharp.
 
     Source: YaRN, section 3.4.
     """
@@ -97,8 +102,9 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
 
 
 def rope_table(frequencies: Tensor, max_position: int, attention_factor: float = 1.0) -> Tensor:
-    """[max_position, 2, head_dim / 2] fp32: cosine and sine of every position's angles, times the
-    attention factor.
+    """Cosine and sine of every position's angles, fp32 [max_position, 2, head_dim / 2].
+
+    Both are multiplied by the attention factor.
     """
     angles = torch.arange(max_position, dtype=torch.float32)[:, None] * frequencies
     return torch.stack((angles.cos(), angles.sin()), dim=1).mul_(attention_factor)

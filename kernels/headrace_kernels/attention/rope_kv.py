@@ -1,16 +1,18 @@
-"""Between a layer's projections and its attention: optional norms of each head's query and key,
-rotation, and the write into the paged cache, in one pass over the projection.
+"""Rotation and the cache's writing, in one pass over a layer's projection.
 
-Owns the fused kernel, and how another kernel turns single heads to the same bits (`turned_heads`,
-for `attention.decode`). The operations themselves are `rms_norm`, `rope` and `kv_cache`, which say
-what is computed; on a CPU they run one after the other.
+Both stand between the projection and attention, with optional norms of each head's query and
+key.
+
+Owns the fused kernel, and how another kernel rotates single heads to the same bits
+(`rotated_heads`, for `attention.decode`). The operations themselves are `rms_norm`, `rope` and
+`kv_cache`, which say what is computed; on a CPU they run one after the other.
 
 Launch rule: heads of one token a program, as many as make 256 planes (4 heads of 128) with one warp
 up to 64 tokens, so that a single row reaches a dozen multiprocessors, and 1,024 planes (16 heads)
-with 4 warps beyond. A thread turns 8 planes: two loads of 16 bytes. Not measured yet.
+with 4 warps beyond. A thread rotates 8 planes: two loads of 16 bytes. Not measured yet.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from headrace_kernels.attention.kv_cache import write_kv_reference
 from headrace_kernels.attention.quantized_kv import bits_of, head_scale, memory_of, rounded
-from headrace_kernels.attention.rope import rope_reference, turned
+from headrace_kernels.attention.rope import rope_reference, rotated
 from headrace_kernels.rms_norm import rms_norm_reference, scaled_by_rms
 from headrace_kernels.triton_runtime import uses_triton
 
@@ -34,7 +36,7 @@ _THREAD_PLANES = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RawHeads:
-    """What a layer's projection gave, and how its heads are normed and turned.
+    """What a layer's projection gave, and how its heads are normed and rotated.
 
     Fields as the arguments of `rope_and_write_kv`.
     """
@@ -60,12 +62,12 @@ def rope_and_write_kv_reference(
     key_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """See `rope_and_write_kv`."""
+    """Specification of `rope_and_write_kv`, in plain PyTorch."""
     num_kv_heads = (qkv.shape[1] - num_heads) // 2
     end = num_heads + num_kv_heads
     if query_norm is None or key_norm is None:
-        turned = rope_reference(qkv[:, :end], rotations)
-        query, key = turned[:, :num_heads], turned[:, num_heads:]
+        rotated = rope_reference(qkv[:, :end], rotations)
+        query, key = rotated[:, :num_heads], rotated[:, num_heads:]
     else:
         query = rope_reference(rms_norm_reference(qkv[:, :num_heads], query_norm, eps), rotations)
         key = rope_reference(rms_norm_reference(qkv[:, num_heads:end], key_norm, eps), rotations)
@@ -75,15 +77,16 @@ def rope_and_write_kv_reference(
 
 @triton.jit
 def _plane_offsets(offs, HALF: tl.constexpr, ROTARY_HALF: tl.constexpr):
-    """Where the two numbers of each of a head's HALF planes stand: the first ROTARY_HALF planes
-    turn, the other ones pair what stays as it is.
+    """Offsets of the two elements of each of a head's HALF planes.
+
+    The first ROTARY_HALF planes rotate, the others pair what stays as it is.
     """
     if ROTARY_HALF == HALF:
         offs_a, offs_b = offs, offs + HALF
     else:
-        turns = offs < ROTARY_HALF
-        offs_a = tl.where(turns, offs, offs + ROTARY_HALF)
-        offs_b = tl.where(turns, offs + ROTARY_HALF, offs + HALF)
+        rotates = offs < ROTARY_HALF
+        offs_a = tl.where(rotates, offs, offs + ROTARY_HALF)
+        offs_b = tl.where(rotates, offs + ROTARY_HALF, offs + HALF)
     return offs_a, offs_b
 
 
@@ -130,9 +133,9 @@ def _rope_and_write_kv_kernel(
     raw_a = tl.load(place + offs_a, mask=mask, other=0.0)
     raw_b = tl.load(place + offs_b, mask=mask, other=0.0)
     rotation = rotations + token * (3 * ROTARY_HALF) + offs + heads[:, None] * 0
-    mask_turned = mask & (offs < ROTARY_HALF)
-    cosine = tl.load(rotation, mask=mask_turned, other=1.0)
-    sine = tl.load(rotation + 2 * ROTARY_HALF, mask=mask_turned, other=0.0)
+    mask_rotated = mask & (offs < ROTARY_HALF)
+    cosine = tl.load(rotation, mask=mask_rotated, other=1.0)
+    sine = tl.load(rotation + 2 * ROTARY_HALF, mask=mask_rotated, other=0.0)
     slot = tl.load(slot_mapping + token)
 
     a, b = raw_a.to(tl.float32), raw_b.to(tl.float32)
@@ -144,13 +147,13 @@ def _rope_and_write_kv_kernel(
         mean_square = tl.sum(a * a + b * b, axis=1) / (2 * HALF)
         a = scaled_by_rms(a, mean_square, weight_a, eps, dtype).to(dtype).to(tl.float32)
         b = scaled_by_rms(b, mean_square, weight_b, eps, dtype).to(dtype).to(tl.float32)
-    turned_a = turned(a, b, cosine, -sine).to(qkv.dtype.element_ty)
-    turned_b = turned(b, a, cosine, sine).to(qkv.dtype.element_ty)
+    rotated_a = rotated(a, b, cosine, -sine).to(qkv.dtype.element_ty)
+    rotated_b = rotated(b, a, cosine, sine).to(qkv.dtype.element_ty)
 
     mask_query = mask & (heads < NUM_HEADS)[:, None]
     target = query + token * (NUM_HEADS * 2 * HALF) + heads[:, None] * (2 * HALF)
-    tl.store(target + offs_a, turned_a, mask=mask_query)
-    tl.store(target + offs_b, turned_b, mask=mask_query)
+    tl.store(target + offs_a, rotated_a, mask=mask_query)
+    tl.store(target + offs_b, rotated_b, mask=mask_query)
 
     # A block holds all heads' keys, then all heads' values, as they follow each other in the
     # projection too. Values are stored as they are.
@@ -160,11 +163,11 @@ def _rope_and_write_kv_kernel(
     start = kv_cache + slot // BLOCK_SIZE * (2 * NUM_KV_HEADS * TILE_STRIDE) + slot % BLOCK_SIZE * (2 * HALF)
     target = start + kv_heads[:, None] * TILE_STRIDE
     if KIND == "":
-        tl.store(target + offs_a, tl.where(is_value, raw_a, turned_a).to(kv_cache.dtype.element_ty), mask=mask_kv)
-        tl.store(target + offs_b, tl.where(is_value, raw_b, turned_b).to(kv_cache.dtype.element_ty), mask=mask_kv)
+        tl.store(target + offs_a, tl.where(is_value, raw_a, rotated_a).to(kv_cache.dtype.element_ty), mask=mask_kv)
+        tl.store(target + offs_b, tl.where(is_value, raw_b, rotated_b).to(kv_cache.dtype.element_ty), mask=mask_kv)
     else:
-        kept_a = tl.where(is_value, raw_a, turned_a).to(tl.float32)
-        kept_b = tl.where(is_value, raw_b, turned_b).to(tl.float32)
+        kept_a = tl.where(is_value, raw_a, rotated_a).to(tl.float32)
+        kept_b = tl.where(is_value, raw_b, rotated_b).to(tl.float32)
         amax = tl.max(tl.maximum(tl.abs(kept_a), tl.abs(kept_b)), 1)
         scale = head_scale(amax, tl.sum(kept_a * 0.0 + kept_b * 0.0, 1), KIND)
         tl.store(target + offs_a, bits_of(rounded(kept_a, scale[:, None], KIND), KIND), mask=mask_kv)
@@ -183,8 +186,10 @@ def launch_rule(num_tokens: int, half: int) -> tuple[int, int, int]:
 
 @triton.jit
 def mean_squares(places, mask_head, HALF: tl.constexpr, ROTARY_HALF: tl.constexpr):
-    """[heads] mean square of the heads that begin at `places`, added up in the order of
-    `_rope_and_write_kv_kernel` if there are as many heads as `heads_for_norm` says, or more.
+    """Mean square of the heads that begin at `places`, [heads].
+
+    Squares are added up in the order of `_rope_and_write_kv_kernel` if there are as many heads as
+    `heads_for_norm` says, or more.
     """
     offs = tl.arange(0, triton.next_power_of_2(HALF))[None, :]
     mask = mask_head[:, None] & (offs < HALF)
@@ -195,17 +200,19 @@ def mean_squares(places, mask_head, HALF: tl.constexpr, ROTARY_HALF: tl.constexp
 
 
 def heads_for_norm(half: int, num_warps: int) -> int:
-    """Heads of a tile in which `num_warps` warps add up squares as `_rope_and_write_kv_kernel`
-    does: a thread has as many numbers of a head.
+    """Heads of a tile in which warps add up squares as `_rope_and_write_kv_kernel` does.
+
+    A thread then has as many values of a head as there.
     """
     return int(max(1, 32 * _THREAD_PLANES // triton.next_power_of_2(half)) * num_warps)
 
 
 @triton.jit
 def rotation_rows(rotation, offs_row, mask_row, ROTARY_DIM: tl.constexpr, PADDED_DIM: tl.constexpr):
-    """One token's cosines and signed sines of every dimension, [rows, PADDED_DIM] each: the same in
-    all rows, which are there so that the loads have the layout of the heads to be turned.
-    Dimensions that do not turn have 1 and 0.
+    """One token's cosines and signed sines of every dimension, [rows, PADDED_DIM] each.
+
+    They are the same in all rows, which are there so that the loads have the layout of the heads
+    to be rotated. Dimensions that do not rotate have 1 and 0.
     """
     dims = tl.arange(0, PADDED_DIM)[None, :] + offs_row[:, None] * 0
     mask = mask_row[:, None] & (dims < ROTARY_DIM)
@@ -216,7 +223,7 @@ def rotation_rows(rotation, offs_row, mask_row, ROTARY_DIM: tl.constexpr, PADDED
 
 
 @triton.jit
-def turned_heads(
+def rotated_heads(
     places,
     mask_row,
     cosine,
@@ -229,8 +236,10 @@ def turned_heads(
     ROTARY_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
 ):
-    """[rows, PADDED_DIM] the heads that begin at `places` [rows], normed (`weight`, `mean_square`
-    [rows]) and turned (`rotation_rows`), in their own type; 0 where masked and beyond HEAD_DIM.
+    """Heads that begin at `places` [rows], normed and rotated, [rows, PADDED_DIM].
+
+    The norm is `weight` and `mean_square` [rows], the rotation that of `rotation_rows`. Heads keep
+    their dtype, and are 0 where masked and beyond HEAD_DIM.
     """
     dims = tl.arange(0, PADDED_DIM)[None, :]
     partners = (dims + ROTARY_DIM // 2) % ROTARY_DIM
@@ -244,7 +253,7 @@ def turned_heads(
         partner_factor = tl.load(weight + partners + zeros, mask=mask, other=0.0)
         x = scaled_by_rms(x, mean_square, factor, eps, dtype).to(dtype).to(tl.float32)
         partner = scaled_by_rms(partner, mean_square, partner_factor, eps, dtype).to(dtype).to(tl.float32)
-    return turned(x, partner, cosine, sine).to(dtype)
+    return rotated(x, partner, cosine, sine).to(dtype)
 
 
 def _rope_and_write_kv_triton(
@@ -307,19 +316,19 @@ def rope_and_write_kv(
         qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], a layer's projection: queries,
             keys, values. Not changed.
         rotations: [num_tokens, 3, rotary_dim / 2] fp32 of `rope.rope_rows`; dimensions of a head
-            from rotary_dim on do not turn.
+            from rotary_dim on do not rotate.
         kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] in the type of qkv, or
             quantized (`quantized_kv`), changed in place.
         slot_mapping: [num_tokens] int64, one slot per token, none twice; -1 for tokens that are not
             stored.
         num_heads: Query heads.
-        query_norm: [head_dim] weight of the RMS norm of each query before it is turned; None: no
+        query_norm: [head_dim] weight of the RMS norm of each query before it is rotated; None: no
             such norm.
-        key_norm: The same of the keys; both or neither.
+        key_norm: [head_dim] weight of the norm of each key; both norms or neither.
         eps: Added to the norms' mean square.
 
     Returns:
-        [num_tokens, num_heads, head_dim] the turned queries.
+        [num_tokens, num_heads, head_dim] the rotated queries.
     """
     run = _rope_and_write_kv_triton if uses_triton(qkv) else rope_and_write_kv_reference
     return run(qkv, rotations, kv_cache, slot_mapping, num_heads, query_norm, key_norm, eps)

@@ -1,5 +1,6 @@
-"""A step as the Triton attention kernels read it: tensors on the device, at addresses that a
-captured graph may fix.
+"""A step as the Triton attention kernels read it.
+
+Tensors lie on the device, at addresses that a captured graph may fix.
 
 Owns the records and the scratch memory that they point to. What the numbers mean and how they are
 chosen is `attention.plan`'s; the kernels are `attention.decode`, `attention.prefill` and
@@ -46,8 +47,10 @@ class DecodeScratch:
         device: torch.device | str,
         programs: int = TARGET_PROGRAMS,
     ) -> Self:
-        """For steps of any number of rows with up to `max_query_len` (1, 2, 4 or 8) query tokens
-        each; `programs` as for `attention.plan.plan_decode`.
+        """Scratch for steps of any number of rows.
+
+        Rows have up to `max_query_len` (1, 2, 4 or 8) query tokens each; `programs` is as for
+        `attention.plan.plan_decode`.
         """
         num_partials = decode_sizes(1, num_kv_heads, programs).num_partials
         rows = (num_partials, max_query_len * num_heads)
@@ -89,8 +92,9 @@ class GatherScratch:
     def allocate(
         cls, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str, max_bytes: int
     ) -> Self | None:
-        """Memory for as many tokens as fit into `max_bytes`; None if that is none, or if the card
-        (before sm_90), the type or the size of heads rules the path out.
+        """Memory for as many tokens as fit into `max_bytes`; None if there is none.
+
+        It is None too if the GPU (before sm_90), the dtype or the size of heads rules the path out.
         """
         device = torch.device(device)
         capacity = gather_capacity(num_kv_heads, head_dim, dtype, max_bytes)
@@ -110,8 +114,9 @@ class GatherScratch:
 
 
 def gather_capacity(num_kv_heads: int, head_dim: int, dtype: torch.dtype, max_bytes: int) -> int:
-    """Tokens whose keys and values fit into `max_bytes`; 0 if heads of this size or type are not
-    gathered.
+    """Tokens whose keys and values fit into `max_bytes`.
+
+    It is 0 if heads of this size or type are not gathered.
     """
     if dtype.itemsize != 2 or head_dim not in (64, 128, 256):
         return 0

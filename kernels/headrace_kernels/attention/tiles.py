@@ -1,5 +1,7 @@
-"""What all paged attention kernels share: the online softmax over tiles of keys, addresses in the
-paged cache, and sizes that the card limits.
+"""What all paged attention kernels share.
+
+The file has the online softmax over tiles of keys, addresses in the paged cache, and sizes that
+the GPU limits.
 
 In the letters of the maths: S = Q K^T, P = 2^(S * scale - m), O = sum P V, z = sum P, with m the
 largest S * scale so far; scale holds log2(e). S, P, O, m and z are fp32; P is rounded to the type
@@ -7,13 +9,14 @@ of V for its product. A hidden score is -1e30 instead of minus infinity, so that
 nothing of a tile gives finite numbers that the next tile it sees wipes out.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,6 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels import card
+from headrace_kernels.attention.quantized_kv import CacheMemory
+from headrace_kernels.triton_runtime import INTERPRETED
 
 # exp(x) is 2^(x * LOG2_E).
 LOG2_E = math.log2(math.e)
@@ -39,6 +44,62 @@ class Launch:
     registers: int | None = None
 
 
+class AttentionShape(NamedTuple):
+    """Heads and cache that an attention kernel is compiled for: one constexpr of every kernel."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    # Dimensions of a head in registers.
+    padded_dim: int
+    block_size: int
+    # Elements of the cache from one head's tile to the next.
+    tile_stride: int
+    # "int8", "fp8" or "": not quantized.
+    kind: str
+    # Whether the GPU converts e4m3 by itself.
+    has_fp8: bool
+    # Whether products are fp32: in the interpreter, whose tl.dot is wrong for bf16.
+    fp32_dot: bool
+
+
+class SplitShape(NamedTuple):
+    """What a decode kernel is compiled for besides heads and cache: one constexpr of it."""
+
+    # Most query tokens of an entry.
+    query_len: int
+    # Query rows of a tile.
+    rows: int
+    # Whether query rows are the columns of products (`attention.transposed`).
+    is_transposed: bool
+    # Keys of a tile, and stages of their loads.
+    tile: int
+    stages: int
+    is_windowed: bool
+    # Query rows that are merged, a power of two, and partial results loaded at a time.
+    merged_rows: int
+    at_once: int
+    # Heads of the tile in which squares of the new key are added up; 0: the kernel norms nothing.
+    norm_heads: int = 0
+    # Dimensions of a head that the kernel rotates; 0: none.
+    rotary_dim: int = 0
+
+
+def attention_shape(num_heads: int, head_dim: int, kv_cache: Tensor, memory: CacheMemory) -> AttentionShape:
+    """The shape of `num_heads` query heads over a layer's cache and its memory (`memory_of`)."""
+    return AttentionShape(
+        num_heads=num_heads,
+        num_kv_heads=kv_cache.shape[2],
+        head_dim=head_dim,
+        padded_dim=padded_dim(head_dim),
+        block_size=kv_cache.shape[3],
+        tile_stride=memory.tile_stride,
+        kind=memory.kind,
+        has_fp8=memory.kind == "fp8" and card.has_fp8_products(kv_cache.device),
+        fp32_dot=INTERPRETED,
+    )
+
+
 @triton.jit
 def absorb(
     acc,
@@ -52,8 +113,9 @@ def absorb(
     MASKED: tl.constexpr,
     FP32_DOT: tl.constexpr,
 ):
-    """One tile: query [M, D], key and value [N, D], seen [M, N] or broadcast to it (read if
-    MASKED).
+    """Adds one tile of keys to the online softmax.
+
+    query is [M, D], key and value [N, D], seen [M, N] or broadcast to it (read if MASKED).
 
     Returns acc [M, D], largest [M], total [M].
     """
@@ -75,23 +137,14 @@ def absorb(
 
 
 @triton.jit
-def key_offsets(
-    table,
-    positions,
-    mask,
-    kv_head,
-    NUM_KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    TILE_STRIDE: tl.constexpr,
-):
-    """int64 [N] where the keys at `positions` of a block table begin; the values lie NUM_KV_HEADS *
-    TILE_STRIDE further.
+def key_offsets(table, positions, mask, kv_head, SHAPE: tl.constexpr):
+    """Offsets of the keys at `positions` [N] of a block table, int64 [N].
 
-    Caches have more than 2^31 values.
+    Values lie num_kv_heads * tile_stride further. Caches have more than 2^31 elements.
     """
-    block = tl.load(table + positions // BLOCK_SIZE, mask=mask, other=0).to(tl.int64)
-    return (block * (2 * NUM_KV_HEADS) + kv_head) * TILE_STRIDE + (positions % BLOCK_SIZE) * HEAD_DIM
+    block = tl.load(table + positions // SHAPE.block_size, mask=mask, other=0).to(tl.int64)
+    tile = (block * (2 * SHAPE.num_kv_heads) + kv_head) * SHAPE.tile_stride
+    return tile + (positions % SHAPE.block_size) * SHAPE.head_dim
 
 
 def pipeline_stages(device: torch.device, fixed_bytes: int, stage_bytes: int, wanted: int) -> int:
@@ -108,8 +161,9 @@ def padded_dim(head_dim: int) -> int:
 
 
 def heads_in_line(query: Tensor) -> Tensor:
-    """[num_tokens, num_heads, head_dim] whose heads lie side by side; tokens may be further apart
-    (views of a joint projection are).
+    """Query [num_tokens, num_heads, head_dim] whose heads lie side by side.
+
+    Tokens may be further apart (views of a joint projection are).
     """
     if query.stride(2) == 1 and query.stride(1) == query.shape[2]:
         return query

@@ -1,18 +1,15 @@
-"""Adding tensors of several GPUs up, alone or fused with the residual addition and the norm behind
-it.
+"""All-reduce over GPUs, alone or fused with the residual addition and the norm behind it.
 
 Owns the memory that ranks write to each other, as addresses, and the choice of the way; who makes
 that memory (`torch.distributed._symmetric_memory`) and what else there is (NCCL) is the caller's
 business.
 
 Launch rule: one shot sends a tensor to each other rank, two shots twice a share of it: as much with
-two ranks, half as much with four, a quarter with eight, but a second trip. On four H200s, us in a
-graph: 2.6 and 3.9 at 8 KiB, 3.6 and 4.2 at 128, 4.7 and 4.5 at 256, 7.2 and 5.4 at 512; two shots
-and NCCL 22 and 40 at 4 MiB, 86 and 96 at 16 (torch 2.11, 2026-11-21); with two ranks and eight by
-the bytes sent, not measured. Above `Peers.capacity_bytes` it is left to NCCL. Fused with the norm
-where one shot would be taken, up to 32 rows: 3.4 to 4.5 us for 8 to 64 KiB, and 5.7 instead of 6.7
-apart at 256. Fused with the norm and its rounding to 8 bits (which steps of 65 tokens and more ask
-for) by two shots, up to 64 rows a rank: not measured yet.
+two ranks, half as much with four, a quarter with eight, but a second trip. On four H200s one shot
+is ahead up to 128 KiB (3.6 us against 4.2), NCCL never below `Peers.capacity_bytes`
+(docs/experiments.md, "Launch rules of kernels"); with two ranks and eight the rule goes by the
+bytes sent, not measured. The norm is fused where one shot would be taken, up to 32 rows; with its
+rounding to 8 bits by two shots, up to 64 rows a rank.
 """
 
 from __future__ import annotations
@@ -48,9 +45,8 @@ _LONGEST_ROW_BYTES = _MOST_WARPS * _WARP * _VECTOR_BYTES
 # Below the least, a program of the norm's own kernel has several rows, and another order of
 # additions.
 _LEAST_ROUNDED_ROW, _LONGEST_ROUNDED_ROW = 1025, 8192
-# Two H200s, 2026-11-22, rows of 8,192, one launch and two: 512 KiB 7.6 and 6.3 us, 1 MiB 8.6 and
-# 8.8, 2 MiB 12.4 and 12.4; rows of 4,096: 6.8 and 5.8, 8.1 and 8.4. Below, one shot with its norm
-# and a rounding behind it is ahead.
+# Below, one shot with its norm and a rounding behind it is ahead (two H200s, rows of 8,192 at 512
+# KiB: 6.3 us against 7.6; docs/experiments.md).
 _LEAST_ROUNDED_BYTES = 1 << 20
 # All that 16 warps can have, which eight ranks' rows of 8,192 need. Left to itself the assembler
 # makes room for two programs where none come, and spills.
@@ -59,8 +55,9 @@ _MOST_REGISTERS = 128
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Peers:
-    """Memory of all ranks of a group that they write to, `memory_bytes` of each rank's, all words
-    `collectives.words.BLANK` before the first call.
+    """Memory of all ranks of a group that they write to, `memory_bytes` of each rank's.
+
+    Before the first call all words are `collectives.words.SENTINEL`.
     """
 
     rank: int
@@ -90,17 +87,17 @@ class Peers:
 
 
 def slot_bytes(capacity_bytes: int, world_size: int) -> int:
-    """Of a slot: a rank's share of the largest tensor."""
+    """Bytes of a slot: a rank's share of the largest tensor."""
     return -(-capacity_bytes // (world_size * _VECTOR_BYTES)) * _VECTOR_BYTES
 
 
 def memory_bytes(capacity_bytes: int, world_size: int) -> int:
-    """Of a rank: the slots of all of them."""
+    """Bytes of a rank's memory: the slots of all ranks."""
     return BUFFERS * KINDS * world_size * slot_bytes(capacity_bytes, world_size)
 
 
 def all_reduce_reference(parts: Sequence[Tensor]) -> Tensor:
-    """Sum of the ranks' tensors in their order, in fp32, rounded once."""
+    """All-reduce of tensors in the order of the ranks, in fp32, rounded once."""
     total = parts[0].float()
     for part in parts[1:]:
         total = total + part.float()
@@ -108,15 +105,15 @@ def all_reduce_reference(parts: Sequence[Tensor]) -> Tensor:
 
 
 def all_reduce_add_rms_norm_reference(parts: Sequence[Tensor], residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`residual += sum of the ranks' tensors` in place, then the norm of that."""
+    """`residual += all-reduce of the parts` in place, then the norm of that."""
     return add_rms_norm_reference(all_reduce_reference(parts), residual, weight, eps)
 
 
 def all_reduce_rounded_add_rms_norm_reference(
-    parts: Sequence[Tensor], residual: Tensor, weight: Tensor, eps: float, number: torch.dtype
+    parts: Sequence[Tensor], residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
 ) -> RoundedTokens:
-    """`residual += sum of the ranks' tensors` in place, then the norm of that, rounded to 8 bits."""
-    return rounded_add_rms_norm_reference(all_reduce_reference(parts), residual, weight, eps, number)
+    """`residual += all-reduce of the parts` in place, then its norm, rounded to 8 bits."""
+    return rounded_add_rms_norm_reference(all_reduce_reference(parts), residual, weight, eps, dtype)
 
 
 def takes(x: Tensor, peers: Peers) -> bool:
@@ -138,15 +135,17 @@ def one_shot_bytes(world_size: int) -> int:
 
 
 def can_one_shot(x: Tensor, peers: Peers) -> bool:
-    """Whether `one_shot` can take a tensor: it has a vector for each thread at most, and fits a
-    slot.
+    """Whether `one_shot` can take a tensor.
+
+    The tensor has a vector for each thread at most, and fits a slot.
     """
     return x.nbytes <= min(peers.slot_bytes, PROGRAMS * _MOST_WARPS * _WARP * _VECTOR_BYTES) and takes(x, peers)
 
 
 def can_norm(x: Tensor, peers: Peers) -> bool:
-    """Whether `all_reduce_add_rms_norm` can take a tensor [num_rows, size]: a row has a vector for
-    each thread at most.
+    """Whether `all_reduce_add_rms_norm` can take a tensor [num_rows, size].
+
+    A row has a vector for each thread at most.
     """
     row_bytes = x.shape[-1] * x.itemsize
     is_row_taken = row_bytes <= _LONGEST_ROW_BYTES and row_bytes % _VECTOR_BYTES == 0
@@ -154,15 +153,17 @@ def can_norm(x: Tensor, peers: Peers) -> bool:
 
 
 def takes_norm(x: Tensor, peers: Peers) -> bool:
-    """Whether a tensor [num_rows, size] is added up together with the norm; by its size alone, so
-    alike on all ranks.
+    """Whether a tensor [num_rows, size] is reduced together with the norm.
+
+    Its size alone decides, so all ranks decide alike.
     """
     return x.nbytes <= one_shot_bytes(peers.world_size) and can_norm(x, peers)
 
 
 def can_rounded_norm(x: Tensor, peers: Peers) -> bool:
-    """Whether `all_reduce_rounded_add_rms_norm` can take a tensor [num_rows, size]: 16-bit numbers,
-    a program for each row of a rank's share.
+    """Whether `all_reduce_rounded_add_rms_norm` can take a tensor [num_rows, size].
+
+    It takes 16-bit dtypes, and a program for each row of a rank's share.
 
     By its size alone, so alike on all ranks.
     """
@@ -179,7 +180,7 @@ def takes_rounded_norm(x: Tensor, peers: Peers) -> bool:
 
 
 def all_reduce(x: Tensor, peers: Peers) -> Tensor:
-    """Sum of the ranks' tensors, for `takes` ones.
+    """All-reduce of a tensor that `takes` accepts.
 
     All ranks call it alike, one call after the other. Can be captured in a graph.
 
@@ -211,8 +212,9 @@ def two_shot(x: Tensor, peers: Peers) -> Tensor:
 
 
 def all_reduce_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, peers: Peers) -> Tensor:
-    """Adds the sum of the ranks' tensors to the residual stream in place and gives the norm of
-    that, for what `can_norm`.
+    """Adds the all-reduce to the residual stream in place and returns the stream's norm.
+
+    It takes what `can_norm`.
 
     Args:
         x: [num_rows, size], this rank's.
@@ -235,24 +237,26 @@ def all_reduce_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: fl
 
 
 def all_reduce_rounded_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype, peers: Peers
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, peers: Peers
 ) -> RoundedTokens:
-    """As `all_reduce_add_rms_norm`, the norm rounded to 8 bits, for what `can_rounded_norm`: to the
-    bit what `rounded_add_rms_norm` makes of the sum.
+    """Does `all_reduce_add_rms_norm`, with the norm rounded to 8 bits.
+
+    It takes what `can_rounded_norm`, and gives to the bit what `rounded_add_rms_norm` makes of the
+    sum.
 
     Args:
         x: [num_rows, size], this rank's, bf16 or fp16.
         residual: [num_rows, size] contiguous, in x's type; the same on all ranks.
         weight: [size].
         eps: Added to the mean square.
-        number: As `round_tokens` takes it.
+        dtype: 8-bit dtype, as `round_tokens` takes it.
         peers: The group.
 
     Returns:
         [num_rows, size].
     """
     assert can_rounded_norm(x, peers), "no whole vectors, or more than slots or programs can take"
-    tokens = RoundedTokens.empty(x.shape, number, x.device)
+    tokens = RoundedTokens.empty(x.shape, dtype, x.device)
     num_rows, size = x.shape
     # Threads as the norm's own kernel has them.
     _, block, num_warps = launch_rule(size)

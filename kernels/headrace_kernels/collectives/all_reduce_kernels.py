@@ -6,7 +6,7 @@
     sends the sum to all others, and waits for theirs with norm  the same, with the residual stream
     and the norm behind it, which every rank has of all rows; a program has one row of each share
 
-`collectives.slots` has how they go without meeting each other, and why that is sound.
+`collectives.slots` has how they go without meeting each other, and why that is safe.
 
 Programs of one rank never wait for each other. With the norm, the first half of the programs sends
 and the second waits: a row needs one program (its sum of squares), but its way to the other cards
@@ -17,7 +17,7 @@ and with the same NaNs as it is sent: all ranks have the same bits, and neither 
 matters. NVLink multicast is not used.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headrace_kernels.collectives.slots import blank_before, buffer_at, count_call, load_state, share_of
+from headrace_kernels.collectives.slots import buffer_at, count_call, load_state, reset_before, share_of
 from headrace_kernels.collectives.words import (
     await_vectors,
     load_vectors,
@@ -54,8 +54,9 @@ def one_shot_kernel(
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Makes out the sum of the ranks' x, num_vectors times 16 bytes: at most SLOT_BYTES, and
-    PROGRAMS * BLOCK vectors.
+    """Stores the all-reduce of x in `out`.
+
+    x has num_vectors times 16 bytes: at most SLOT_BYTES, and PROGRAMS * BLOCK vectors.
 
     `slots` is the address of this rank's slots, `others` those of its own first slot in the others'
     memory, beginning with the rank behind it. BLOCK: one vector for each thread.
@@ -69,7 +70,7 @@ def one_shot_kernel(
     buffer = buffer_at(now[0], SLOT_BYTES, WORLD)
     for other in tl.static_range(WORLD - 1):
         send_vectors(others[other] + buffer, vectors, own, mask)
-    blank_before(slots, now, rank, SLOT_BYTES, WORLD, PROGRAMS, BLOCK)
+    reset_before(slots, now, rank, SLOT_BYTES, WORLD, PROGRAMS, BLOCK)
     found = await_vectors(slots + buffer, vectors, mask, rank, own, SLOT_BYTES, WORLD)
     store_vectors(out, vectors, words_of(sum_of(found, TYPE, WORLD).to(TYPE)), mask)
     count_call(state, now[0], num_vectors, 0)
@@ -93,8 +94,9 @@ def one_shot_norm_kernel(
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Adds the sum of the ranks' x to the residual stream and makes out its norm; [num_rows, SIZE]
-    each, at most SLOT_BYTES.
+    """Adds the all-reduce of x to the residual stream and stores its norm in `out`.
+
+    All are [num_rows, SIZE], at most SLOT_BYTES.
 
     At most PROGRAMS / 2 rows, each of at most BLOCK whole vectors. The rest as `one_shot_kernel`'s.
     """
@@ -111,7 +113,7 @@ def one_shot_norm_kernel(
         own = load_vectors(x, vectors, mask)
         for other in tl.static_range(WORLD - 1):
             send_vectors(others[other] + buffer_at(now[0], SLOT_BYTES, WORLD), vectors, own, mask)
-        blank_before(slots, now, rank, SLOT_BYTES, WORLD, PROGRAMS, BLOCK)
+        reset_before(slots, now, rank, SLOT_BYTES, WORLD, PROGRAMS, BLOCK)
     else:
         row = program - SENDERS
         columns = tl.arange(0, BLOCK)
@@ -123,7 +125,7 @@ def one_shot_norm_kernel(
         own = load_vectors(x, vectors, mask)
         stream = tl.load(residual + offs, mask=mask[:, None], other=0.0).to(tl.float32)
         factors = tl.load(weight + columns[:, None] * NUMBERS + numbers, mask=mask[:, None], other=0.0)
-        blank_before(slots, now, rank, SLOT_BYTES, WORLD, PROGRAMS, BLOCK)
+        reset_before(slots, now, rank, SLOT_BYTES, WORLD, PROGRAMS, BLOCK)
         buffer = slots + buffer_at(now[0], SLOT_BYTES, WORLD)
         added = sum_of(await_vectors(buffer, vectors, mask, rank, own, SLOT_BYTES, WORLD), TYPE, WORLD)
         # Rounded where the two operations by themselves round: the sum, the stream, the norm.
@@ -150,8 +152,9 @@ def two_shot_kernel(
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """As `one_shot_kernel`, for num_vectors of which a share for each of WORLD ranks has at most
-    SLOT_BYTES.
+    """Does `one_shot_kernel` for num_vectors of which each rank reduces a share.
+
+    The share of each of WORLD ranks has at most SLOT_BYTES.
     """
     TYPE: tl.constexpr = x.dtype.element_ty
     now = load_state(state)
@@ -169,7 +172,7 @@ def two_shot_kernel(
         for other in tl.static_range(WORLD - 1):
             words = parts[4 * other], parts[4 * other + 1], parts[4 * other + 2], parts[4 * other + 3]
             send_vectors(others[other] + buffer, vectors, words, vectors < end)
-    blank_before(slots, now, rank, SLOT_BYTES, WORLD, PROGRAMS, BLOCK)
+    reset_before(slots, now, rank, SLOT_BYTES, WORLD, PROGRAMS, BLOCK)
     for start in range(first, end, BLOCK):
         vectors = start + tl.arange(0, BLOCK)
         places = rank * share + vectors
@@ -212,8 +215,9 @@ def two_shot_norm_kernel(
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """As `one_shot_norm_kernel`, for at most PROGRAMS rows a share, each share at most SLOT_BYTES,
-    with norms as `store_added_norm` stores them: of 16 bits, or with `scales` of 8.
+    """Does `one_shot_norm_kernel` for at most PROGRAMS rows a share, at most SLOT_BYTES.
+
+    Norms are as `store_added_norm` stores them: of 16 bits, or with `scales` of 8.
 
     Rows lie in threads as the norm's own kernel has them, so that the two, one after the other,
     give the same bits.
@@ -245,7 +249,7 @@ def two_shot_norm_kernel(
     factors = tl.load(weight + offs, mask=offs < SIZE, other=0.0)
     # Of programs without a row of a share, none is left.
     num_left = tl.where(program < share, num_rows, 0)
-    blank_before(slots, now, rank, SLOT_BYTES, WORLD, PROGRAMS, BLOCK)
+    reset_before(slots, now, rank, SLOT_BYTES, WORLD, PROGRAMS, BLOCK)
     found = await_vectors(slots + buffer, vectors, mask, rank, own, SLOT_BYTES, WORLD)
     sums = buffer + WORLD * SLOT_BYTES
     words = words_of(sum_of(found, TYPE, WORLD).to(TYPE))

@@ -1,11 +1,12 @@
-"""How ranks write to each other's memory without meeting: slots, whose turn it is, and what is made
-blank again.
+"""How ranks write to each other's memory without meeting.
+
+The file has slots, whose turn they are, and what is reset.
 
 Owns the *slots*. A rank's memory has three buffers, each of two slots for every rank: one for the
 rank's own tensor, or the part of it that is added up here, and one for a sum of the rank's. A call
 uses one buffer: a rank writes into its slots of the others' buffers, and waits until no word that
-must come is blank in its own (`collectives.words`). A word is its own flag, so stores need no order, no
-fence and no mark. What one call has read the next makes blank again.
+must come is the sentinel in its own (`collectives.words`). A word is its own flag, so stores need
+no order, no fence and no mark. What one call has read the next resets to the sentinel.
 
 Why that holds, whatever sizes, types and kernels follow each other, with whatever else between
 them, as long as all ranks have the same calls in the same order, and a rank's calls run one after
@@ -15,31 +16,31 @@ the other:
   of nothing.) So all others had begun call n, and had ended call n - 1 with all its programs and
   stores: a kernel begins when the one before it in its stream or graph has ended. No kernel here
   may be launched to begin earlier (programmatic dependent launch).
-- Nobody reads too early: what is in a buffer is blank or of this call. Buffer n % 3 was used in
-  call n - 3, and this rank made it blank in its call n - 2. The first word of call n comes from a
+- Nobody reads too early: what is in a buffer is the sentinel or of this call. Buffer n % 3 was used
+  in call n - 3, and this rank reset it in its call n - 2. The first word of call n comes from a
   rank that has ended its call n - 1, for which this rank had to begin its call n - 1, so it had
   ended n - 2.
 - Nobody overwrites what is still read: the first word of call n + 3 comes from a rank that has
   ended call n + 2. So this rank had begun n + 2, and ended n, which read the buffer, and n + 1,
-  which made it blank.
+  which reset it.
 - No word comes late: a vector is stored once, by one thread, and all four words of it are seen
-  before its reader ends the call. So no word of call n is under way when call n + 1 makes it blank.
-- What is made blank is what was written: a program keeps, beside the next call's turn, how many
+  before its reader ends the call. So no word of call n is under way when call n + 1 resets it.
+- What is reset is what was written: a program keeps, beside the next call's turn, how many
   vectors the slots of this one hold. Every launch has the same number of programs, so all of them
   count all calls; in a graph they count on.
 - Nothing is read out of a cache that others do not see: words are stored and looked at as what any
   processor of the system may change (`relaxed.sys`, past the first cache). Vectors may be torn,
   words are not.
 
-At first all words are blank on all ranks, before any rank's first call. A group of which a rank was
-lost is not used again: its processes end, and their memory with them.
+At first all words are the sentinel on all ranks, before any rank's first call. A group of which a
+rank was lost is not used again: its processes end, and their memory with them.
 
 Program i of a rank waits for programs up to i of other ranks and for none of its own rank, and what
 it waits for is sent before those wait for the same. So it does not matter whether all programs of a
 launch run at once, as long as they begin in their order.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headrace_kernels.collectives.words import blank_vectors
+from headrace_kernels.collectives.words import reset_vectors
 
 BUFFERS = 3
 # Of each rank in a buffer.
@@ -64,8 +65,9 @@ _WARP = tl.constexpr(32)
 
 @triton.jit
 def share_of(num_vectors, part, PARTS: tl.constexpr):
-    """The part's vectors, as the first and the one behind the last: whole warps'; the last parts
-    may have fewer, or none.
+    """First vector of the part, and the one behind its last.
+
+    Parts are whole warps'; the last ones may have fewer vectors, or none.
     """
     share = tl.cdiv(num_vectors, PARTS * _WARP) * _WARP
     first = part * share
@@ -81,15 +83,18 @@ def load_state(state):
 
 @triton.jit
 def buffer_at(turn, SLOT_BYTES: tl.constexpr, WORLD: tl.constexpr):
-    """Where a buffer begins, in bytes: first come the slots of all ranks' tensors, then those of
-    their sums.
+    """The byte at which a buffer begins.
+
+    First come the slots of all ranks' tensors, then those of their sums.
     """
     return turn.to(tl.int64) * (_KINDS * WORLD * SLOT_BYTES)
 
 
 @triton.jit
-def blank_before(slots, now, rank, SLOT_BYTES: tl.constexpr, WORLD: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Makes this program's share of what the call before has read blank.
+def reset_before(
+    slots, now, rank, SLOT_BYTES: tl.constexpr, WORLD: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Resets this program's share of what the call before has read.
 
     `now`: from `load_state`.
     """
@@ -101,12 +106,12 @@ def blank_before(slots, now, rank, SLOT_BYTES: tl.constexpr, WORLD: tl.constexpr
             vectors = start + tl.arange(0, BLOCK)
             for slot in tl.static_range(WORLD):
                 address = buffer + (kind * WORLD + slot) * SLOT_BYTES
-                blank_vectors(address, vectors, (vectors < end) & (rank != slot))
+                reset_vectors(address, vectors, (vectors < end) & (rank != slot))
 
 
 @triton.jit
 def count_call(state, turn, num_vectors, num_sums):
-    """Leaves the next call's turn, and how much it is to make blank."""
+    """Leaves the next call's turn, and how much it is to reset."""
     own = state + _STATE_SIZE * tl.program_id(0)
     # All threads have read before one writes.
     tl.debug_barrier()

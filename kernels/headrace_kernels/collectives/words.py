@@ -1,9 +1,10 @@
-"""Vectors of 16 bytes that go from card to card without a flag: four words of 32 bits, each of
-which is its own flag.
+"""Vectors of 16 bytes that go from GPU to GPU without a flag.
 
-Owns the *blank*, the word that stands where nothing has come yet, all of whose bits are set: as
+A vector is four words of 32 bits, each of which is its own flag.
+
+Owns the *sentinel*, the word that stands where nothing has come yet, all of whose bits are set: as
 fp32 one NaN of many, as two numbers of 16 bits two NaNs of many. Words that are sent are never
-blank, for a NaN is as good as another (`load_vectors`). So no number, zero of either sign or
+the sentinel, for a NaN is as good as another (`load_vectors`). So no number, zero of either sign or
 infinity is changed, and no bit pattern can be waited for in vain.
 
 A vector may arrive in pieces, but no word does, which is why all four words are looked at. Stores
@@ -12,7 +13,7 @@ store of 16 bytes, and a loop of each thread by itself with the vectors of all r
 once. In Triton's interpreter plain loads and stores take its place.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ import triton.language as tl
 
 from headrace_kernels.triton_runtime import INTERPRETED
 
-BLANK = -1
-BLANK_BYTES = 4
+SENTINEL = -1
+SENTINEL_BYTES = 4
 # Two NaNs of 16 bits, or one of 32.
 _NAN = tl.constexpr(0x7FFF7FFF)
-_BLANK = tl.constexpr(BLANK)
+_SENTINEL = tl.constexpr(SENTINEL)
 _PLAIN = tl.constexpr(INTERPRETED)
 _WORDS = 4
 # The result is nothing: assembly must have one.
@@ -37,14 +38,15 @@ _SEND = tl.constexpr(
 
 @triton.jit
 def _sendable(words):
-    """Words as they are sent, none of them blank."""
-    return tl.where(words == _BLANK, _NAN, words)
+    """Words as they are sent, none of them the sentinel."""
+    return tl.where(words == _SENTINEL, _NAN, words)
 
 
 @triton.jit
 def load_vectors(numbers, vectors, mask):
-    """Sendable words of the vectors at `numbers`, a multiple of 16 bytes: four tensors of a word of
-    each.
+    """Sendable words of the vectors at `numbers`, a multiple of 16 bytes.
+
+    Returns four tensors, of one word of each vector.
 
     Zeros where the mask is not set.
     """
@@ -70,7 +72,7 @@ def _side_by_side(w0, w1, w2, w3):
 
 @triton.jit
 def _apart(words):
-    """Of [vectors, 4] the four columns."""
+    """The four columns of [vectors, 4]."""
     even, odd = tl.split(tl.reshape(words, (words.shape[0], 2, 2)))
     w0, w2 = tl.split(even)
     w1, w3 = tl.split(odd)
@@ -108,8 +110,9 @@ def numbers_of(w0, w1, w2, w3, TYPE: tl.constexpr):
 
 @triton.constexpr_function
 def _await_assembly(world_size, slot_bytes):
-    """One vector of each rank's slot, again and again as long as a word of it is blank; of this
-    rank's own the words that are given.
+    """Loads one vector of each rank's slot, again as long as a word of it is the sentinel.
+
+    This rank's own words are given.
 
     All that are looked at are under way at once.
     """
@@ -125,7 +128,7 @@ def _await_assembly(world_size, slot_bytes):
         lines.append(f"@p{slot} ld.relaxed.sys.global.v4.b32 {{{words}}}, [${address} + {slot * slot_bytes}];")
     lines.append("setp.ne.b32 q, 0, 0;")
     for slot in range(world_size):
-        # The greatest of unsigned words is the blank one if any is.
+        # The greatest of unsigned words is the sentinel if any is.
         w0, w1, w2, w3 = (f"${_WORDS * slot + word}" for word in range(_WORDS))
         lines.append(f"max.u32 most, {w0}, {w1}; max.u32 most, most, {w2}; max.u32 most, most, {w3};")
         lines.append(f"setp.eq.and.u32 p{slot}, most, 0xFFFFFFFF, p{slot}; or.pred q, q, p{slot};")
@@ -145,17 +148,18 @@ def _await_types(world_size):
 
 
 @triton.jit
-def blank_vectors(address, vectors, mask):
-    """Makes vectors at `address` blank, in this card's memory."""
+def reset_vectors(address, vectors, mask):
+    """Resets vectors at `address` to the sentinel, in this GPU's memory."""
     offs = vectors[:, None] * 4 + tl.arange(0, 4)[None, :]
     words = tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
-    tl.store(words + offs, tl.full((vectors.shape[0], 4), _BLANK, tl.int32), mask=mask[:, None])
+    tl.store(words + offs, tl.full((vectors.shape[0], 4), _SENTINEL, tl.int32), mask=mask[:, None])
 
 
 @triton.jit
 def send_vectors(address, vectors, words, mask):
-    """Stores words at `address` (int64, of any card's memory), by vectors, each once: there must be
-    as many vectors as threads or more.
+    """Stores words at `address` (int64, of any GPU's memory), by vectors, each once.
+
+    There must be as many vectors as threads or more.
     """
     places = address + vectors.to(tl.int64) * 16
     if _PLAIN:
@@ -164,7 +168,14 @@ def send_vectors(address, vectors, words, mask):
     else:
         # Address 0: nothing is stored.
         places = tl.where(mask, places, 0)
-        tl.inline_asm_elementwise(_SEND, "=r,l,r,r,r,r", [places, words[0], words[1], words[2], words[3]], dtype=tl.int32, is_pure=False, pack=1)  # fmt: skip
+        tl.inline_asm_elementwise(
+            _SEND,
+            "=r,l,r,r,r,r",
+            [places, words[0], words[1], words[2], words[3]],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit
@@ -184,14 +195,16 @@ def await_vectors(address, vectors, mask, rank, own, SLOT_BYTES: tl.constexpr, W
         assembly: tl.constexpr = _await_assembly(WORLD, SLOT_BYTES)
         constraints: tl.constexpr = _await_constraints(WORLD)
         types: tl.constexpr = _await_types(WORLD)
-        found = tl.inline_asm_elementwise(assembly, constraints, [places, rank, own[0], own[1], own[2], own[3]], dtype=types, is_pure=False, pack=1)  # fmt: skip
+        found = tl.inline_asm_elementwise(
+            assembly, constraints, [places, rank, own[0], own[1], own[2], own[3]], dtype=types, is_pure=False, pack=1
+        )
     return found
 
 
 @triton.jit
 def _await_slot(words, mask, own):
     found = _look(words, mask, own)
-    while _is_blank(found):
+    while _is_sentinel(found):
         found = _look(words, mask, own)
     return found
 
@@ -206,15 +219,16 @@ def _look(words, mask, own):
 
 
 @triton.jit
-def _is_blank(words):
-    blank = (words[0] == _BLANK) | (words[1] == _BLANK) | (words[2] == _BLANK) | (words[3] == _BLANK)
-    return tl.max(blank.to(tl.int32), axis=0) > 0
+def _is_sentinel(words):
+    waits = (words[0] == _SENTINEL) | (words[1] == _SENTINEL) | (words[2] == _SENTINEL) | (words[3] == _SENTINEL)
+    return tl.max(waits.to(tl.int32), axis=0) > 0
 
 
 @triton.jit
 def sum_of(found, TYPE: tl.constexpr, WORLD: tl.constexpr):
-    """What `await_vectors` gave, numbers of TYPE, added up in the order of the ranks: fp32
-    [vectors, 4 or 8].
+    """Adds up what `await_vectors` gave in the order of the ranks: fp32 [vectors, 4 or 8].
+
+    Words hold elements of TYPE.
     """
     total = numbers_of(found[0], found[1], found[2], found[3], TYPE)
     for slot in tl.static_range(1, WORLD):

@@ -2,7 +2,8 @@
 
 dense                        plain weights: cuBLAS, oneDNN, or `dense_small_batch` with its kernels
                              (`dense_small_batch_kernels`), which fuses norm, SwiGLU and residual
-quantized                    weights of 8 and 4 bits: which kernel takes which number of rows
+quantized, launch_rules      weights of 8 and 4 bits: which kernel takes which number of rows, and
+                             with which tile
 gemv_8bit, gemv_int4         one row
 small_batch                  2 to 16 rows, every card
 small_batch_8bit_sm90        2 to 64 rows of 8-bit weights, on sm_90

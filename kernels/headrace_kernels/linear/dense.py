@@ -37,7 +37,7 @@ def linear(
         weight: [out, in] in the type of x, in any order in memory; `empty_weight` makes the best
             one.
         bias: [out].
-        out_dtype: Of the result; None: the type of x. On a GPU fp32 is the unrounded sum.
+        out_dtype: Dtype of the result; None: the dtype of x. On a GPU fp32 is the unrounded sum.
         out: [num_tokens, out] of that type, contiguous, to be written; None: a new tensor.
 
     Returns:

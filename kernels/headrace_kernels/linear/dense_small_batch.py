@@ -1,5 +1,6 @@
-"""Products of few rows, with what stands before and after them in a decoder layer: norm, bias,
-SwiGLU, residual addition.
+"""Small-batch products with what stands before and after them in a decoder layer.
+
+Norm, bias, SwiGLU and residual addition are fused.
 
 Such a product reads a whole weight to compute a row or a few; its time is the weight's way from
 memory. The operations around it would each cost a launch and a trip of their rows through memory,
@@ -18,11 +19,9 @@ from headrace_kernels.rms_norm import rms_norm_reference
 from headrace_kernels.swiglu import swiglu_reference
 from headrace_kernels.triton_runtime import uses_triton
 
-# Up to so many rows the kernels replace cuBLAS and the separate operations. All products of an 8B
-# Llama with what is fused to them, bf16, H200, one by one in graphs (benchmarks/sweep_small_linear,
-# 2026-11-21), best tiles against cuBLAS and separate operations: 1 row 3.91 and 4.29 ms, 2 rows
-# 4.01 and 4.21, 4 rows 4.00 and 4.20, 8 rows 4.08 and 4.22, 16 rows 4.36 and 4.28. No server runs
-# fp32 on a card; there it serves tests that want exact sums.
+# Rows up to which the kernels replace cuBLAS and the separate operations: an 8B Llama's products in
+# bf16 take 4.08 ms at 8 rows on an H200, otherwise 4.22 (docs/experiments.md, "Launch rules of
+# products"). No server runs fp32 on a GPU; there it serves tests that want exact sums.
 _MOST_ROWS = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 1}
 # Outputs from which a product is an output head's: so long that wider tiles pay.
 _HEAD_OUTPUTS = 65_536
@@ -31,12 +30,11 @@ _LONG_INPUTS = 8192
 
 
 def launch_rule(num_rows: int, num_outputs: int, num_inputs: int) -> Tile:
-    """The launch rule, on an H200 (2026-11-21).
+    """The tile of a product, chosen on an H200.
 
-    One row, by the time of a whole captured step of an 8B Llama (context 640): 1 output a program
-    and 4 warps 4.51 ms, 2 outputs 4.24, 8 warps and 4 outputs for the longest products 4.165.
-    Programs that stream rows through shared memory (4.25 to 4.54) and prefetching the next weight
-    (0.1 ms more) lost. 2 to 8 rows, from the sweep: within 2% of the best tile of every product.
+    A captured step of an 8B Llama with one row takes 4.165 ms; what lost stands in
+    docs/experiments.md, "Launch rules of products". Tiles of 2 to 8 rows are within 2% of the best
+    of every product.
     """
     is_head = num_outputs >= _HEAD_OUTPUTS
     if num_rows == 1:
@@ -47,8 +45,7 @@ def launch_rule(num_rows: int, num_outputs: int, num_inputs: int) -> Tile:
 
 
 def fuses(num_rows: int, weight: Tensor) -> bool:
-    """Whether products of so many rows with this weight are faster here than one by one with the
-    operations around them.
+    """Whether a fused product of `num_rows` rows is faster than its operations one by one.
 
     Decided on the host, by sizes alone.
 
@@ -75,7 +72,7 @@ def small_linear(
         x: [num_rows, in], such that `fuses(num_rows, weight)`.
         weight: [out, in].
         bias: [out].
-        out_dtype: Of the result; None: the type of x.
+        out_dtype: Dtype of the result; None: the dtype of x.
         out: [num_rows, out] of that type, to be written; None: a new tensor.
     """
     if out is None:
@@ -85,7 +82,7 @@ def small_linear(
 
 
 def norm_linear_reference(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See `norm_linear`."""
+    """Specification of `norm_linear`, in plain PyTorch."""
     return functional.linear(rms_norm_reference(x, norm_weight, eps), weight, bias)
 
 
@@ -110,7 +107,7 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias
 
 
 def linear_add_reference(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> None:
-    """See `linear_add`."""
+    """Specification of `linear_add`, in plain PyTorch."""
     residual.add_(functional.linear(x, weight, bias))
 
 
@@ -131,7 +128,7 @@ def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor)
 def norm_swiglu_reference(
     x: Tensor, norm_weight: Tensor, eps: float, gate_up_weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """See `norm_swiglu`."""
+    """Specification of `norm_swiglu`, in plain PyTorch."""
     return swiglu_reference(norm_linear_reference(x, norm_weight, eps, gate_up_weight, bias))
 
 

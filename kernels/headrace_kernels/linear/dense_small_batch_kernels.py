@@ -1,5 +1,6 @@
-"""The Triton kernels behind `small_linear`: a product of a few rows with a weight that is read from
-memory once.
+"""The Triton kernels behind `dense_small_batch`.
+
+A product of a few rows reads its weight from memory once.
 
 Owns the kernels, their launch, and the list of tile sizes that are worth trying; which of them runs
 when is `small_linear`'s. Weights are [out, in] with `in` contiguous.
@@ -11,7 +12,7 @@ the tensor cores with the rows padded to 16, so that up to 16 rows cost the same
 that depends on the tile alone: no atomics, the same bits every time.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class Tile(NamedTuple):
 
 @triton.jit
 def finish(y, up, m, n, bias_ptr, out_ptr, M, N, GATED: tl.constexpr, ADD: tl.constexpr):
-    """Turns the sums y (and up) at rows m and outputs n, which broadcast to their shape, into the
-    result.
+    """Makes the result of the sums y (and up) at rows m and outputs n, and stores it.
+
+    m and n broadcast to the shape of the sums.
     """
     if bias_ptr is not None:
         y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
@@ -71,10 +73,12 @@ def finish(y, up, m, n, bias_ptr, out_ptr, M, N, GATED: tl.constexpr, ADD: tl.co
 def _vector_kernel(
     x_ptr, norm_ptr, weight_ptr, bias_ptr, out_ptr,
     M, N, eps,
-    K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr,
+    ADD: tl.constexpr,
 ):  # fmt: skip
-    """y[m, n] = sum_k x[m, k] w[n, k] for BLOCK_N outputs and all rows; with norm_ptr = g, x is x g
-    / rms(x).
+    """y[m, n] = sum_k x[m, k] w[n, k] for BLOCK_N outputs and all rows.
+
+    With norm_ptr = g, x is x g / rms(x).
 
     The norm needs no pass of its own: y = (sum_k x g w) / sqrt(sum_k x^2 / K + eps), both sums over
     the same loads of x.
@@ -227,8 +231,9 @@ def _most_stages(device: torch.device, stage_bytes: int) -> int:
 
 
 def variants(num_rows: int, num_outputs: int, gated: bool) -> list[Tile]:
-    """Tiles that are worth timing for a product of that size: those that keep a card busy and its
-    registers free.
+    """Tiles that are worth timing for a product of that size.
+
+    They keep a GPU busy and its registers free.
     """
     # (outputs, inputs, warps). Products of every row and output are held in registers, so both are
     # few.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace_kernels import card
-from headrace_kernels.linear.gemm_fp8_sm90 import ScaledTile, fitted, multiply_scaled, takes_scaled
+from headrace_kernels.linear.gemm_fp8_sm90 import Fp8GemmTile, fitted, multiply_gemm_fp8, takes_gemm_fp8
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 
@@ -22,21 +22,19 @@ _ALIGNMENT = 16
 _FEWEST_TILED_ROWS = 33
 # Its tiles for products whose outputs are few (no more than inputs) and for others, by the most
 # rows that they are for: some of `linear.quantized.WARM_ROWS`. Rows beyond the last, and products
-# without a tile, are `_scaled_mm`'s. What `splits` says here is what `fitted` makes of it. An H200,
-# 2026-11-22, the four products of all layers, ms, rounding not included: ours, `_scaled_mm`, the
-# kernel of few rows. 8B, 32 layers: 2.5, 3.5, 4.2 at 64 rows; 2.8, 3.2 at 128. A half of 70B, 80
-# layers: 10.7, 13.6, 18.2; 11.4, 11.6. Qwen3-4B, 36 layers: 1.9, 2.7, 3.1; 2.2, 2.7. With more
-# outputs than inputs `_scaled_mm` is ahead from some 90 rows on, with fewer from some 200 on, where
-# ours reads tokens again and again.
-_SCALED_TILES: dict[int, tuple[ScaledTile, ScaledTile | None]] = {
-    64: (ScaledTile(128, 64, 64, 8, 8), ScaledTile(128, 64, 64, 4, 4)),
-    128: (ScaledTile(128, 128, 64, 8, 6), None),
+# without a tile, are `_scaled_mm`'s. `splits` says here what `fitted` makes of it. An 8B Llama's
+# products take 2.5 ms at 64 rows on an H200, by `_scaled_mm` 3.5 (docs/experiments.md, "Launch
+# rules of products").
+_SCALED_TILES: dict[int, tuple[Fp8GemmTile, Fp8GemmTile | None]] = {
+    64: (Fp8GemmTile(128, 64, 64, 8, 8), Fp8GemmTile(128, 64, 64, 4, 4)),
+    128: (Fp8GemmTile(128, 128, 64, 8, 6), None),
 }
 
 
 def can_scale(weight: QuantizedWeight) -> bool:
-    """Whether the card multiplies FP8 by FP8 with scales per token and output: results are bf16
-    there, and sizes multiples of 16.
+    """Whether the GPU multiplies FP8 by FP8 with scales per token and output.
+
+    Results are bf16 then, and sizes multiples of 16.
     """
     if weight.keeps_activations or (weight.inputs is not None and not weight.inputs.is_per_token):
         return False
@@ -46,13 +44,13 @@ def can_scale(weight: QuantizedWeight) -> bool:
     return aligned and card.has_fp8_products(weight.device)
 
 
-def scaled_rule(num_rows: int, weight: QuantizedWeight) -> ScaledTile | None:
+def scaled_rule(num_rows: int, weight: QuantizedWeight) -> Fp8GemmTile | None:
     """The tile of our own kernel; None: other kernels multiply.
 
     By sizes and card alone, one for all numbers of rows of a class.
     """
     most = min((each for each in _SCALED_TILES if each >= num_rows), default=0)
-    if num_rows < _FEWEST_TILED_ROWS or most == 0 or not can_scale(weight) or not takes_scaled(weight):
+    if num_rows < _FEWEST_TILED_ROWS or most == 0 or not can_scale(weight) or not takes_gemm_fp8(weight):
         return None
     few_outputs, others = _SCALED_TILES[most]
     tile = few_outputs if weight.num_outputs <= weight.num_inputs else others
@@ -62,21 +60,22 @@ def scaled_rule(num_rows: int, weight: QuantizedWeight) -> ScaledTile | None:
 
 
 def scaled_linear_reference(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-    """See `scaled_linear`."""
+    """Specification of `scaled_linear`, in plain PyTorch."""
     total = (tokens.numbers.float() @ weight.packed.float().t()) * tokens.scales * weight.scales[None, :]
     return (total if bias is None else total + bias.float()).to(weight.dtype)
 
 
 def scaled_linear(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-    """X W^T + b of tokens in e4m3, for weights that `can_scale`: [num_tokens, K] -> [num_tokens, N]
-    bf16.
+    """X W^T + b of tokens [num_tokens, K] in e4m3, bf16 [num_tokens, N].
+
+    The weight is one that `can_scale`.
     """
     if not tokens.numbers.is_cuda:
         return scaled_linear_reference(tokens, weight, bias)
     tile = scaled_rule(len(tokens.numbers), weight)
     if tile is not None:
         out = torch.empty(len(tokens.numbers), weight.num_outputs, dtype=weight.dtype, device=weight.device)
-        multiply_scaled(tokens, weight, bias, out, tile)
+        multiply_gemm_fp8(tokens, weight, bias, out, tile)
         return out
     product: Tensor = torch._scaled_mm(
         tokens.numbers,

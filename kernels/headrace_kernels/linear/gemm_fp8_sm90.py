@@ -1,5 +1,7 @@
-"""The kernel of products of FP8 weights and tokens rounded to e4m3, for some tens to some hundreds
-of rows on cards whose warp groups multiply FP8 (sm_90): as fast as the weight comes from memory.
+"""The GEMM of FP8 weights and tokens rounded to e4m3, for sm_90.
+
+It is for some tens to some hundreds of rows, and GPUs whose warp groups multiply FP8: as fast
+as the weight comes from memory.
 
 Owns the kernel, its launch, which weights it takes, and the tiles that are worth trying;
 `fp8_activations` says what the product is, and which runs when is `linear.quantized`'s.
@@ -14,8 +16,9 @@ fp32. Where each tile is one program's, it stores results; otherwise sums of pie
 and `_end_kernel` adds them in the order of the inputs. Sums so depend on the tile alone.
 """
 
-# Gluon's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,no-untyped-call,assignment"
+# Gluon's decorator has no types, and a kernel's arguments differ here and in the compiler.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return"
+# mypy: disable-error-code="no-untyped-call,assignment"
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ _BARRIER_BYTES = 1 << 10
 _END_OUTPUTS = 1024
 
 
-class ScaledTile(NamedTuple):
+class Fp8GemmTile(NamedTuple):
     """How a product is cut."""
 
     # Outputs of a step: 64 or more for every four warps.
@@ -70,19 +73,20 @@ class ScaledTile(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """Of a program."""
+        """Bytes of shared memory that a program takes."""
         return self.slots * _STEP_INPUTS * (self.block_n + self.block_m) + _BARRIER_BYTES
 
     @property
     def overlaps(self) -> bool:
-        """Whether there are registers for the sums of two products: one is added up while the next
-        is under way.
+        """Whether there are registers for the sums of two products.
+
+        Then one is added up while the next is under way.
         """
         sums = self.block_n * (self.block_m + 2 * self.columns) // (32 * self.num_warps)
         return self.columns < self.block_m and sums <= 160
 
     def programs_at_a_time(self) -> int:
-        """How many programs a multiprocessor of sm_90 holds: its registers and its shared memory."""
+        """Programs that a multiprocessor of sm_90 holds, by registers and shared memory."""
         sums = self.block_n * (self.block_m + self.columns) // (32 * self.num_warps)
         by_registers = 65_536 // (32 * self.num_warps * (128 if sums <= 64 else 255))
         return max(1, min(by_registers, (_SHARED_BYTES + _BARRIER_BYTES) // self.shared_bytes))
@@ -101,7 +105,7 @@ def _copy_step(
 
 @gluon.jit
 def _next_step(first_n, k, num_inputs, BLOCK_N: gl.constexpr):
-    """Where the line goes on."""
+    """First output and input of the next step on the line of steps."""
     k += 128
     return gl.where(k == num_inputs, first_n + BLOCK_N, first_n), gl.where(k == num_inputs, 0, k)
 
@@ -132,10 +136,11 @@ def _products(
 
 
 @gluon.jit(do_not_specialize=["M", "N", "steps", "share"])
-def _scaled_kernel(
+def _gemm_fp8_kernel(
     weight_desc, token_desc, token_scale_ptr, scale_ptr, bias_ptr, out_ptr,
     M, N, steps, share,
-    BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr, SLOTS: gl.constexpr, OVERLAPS: gl.constexpr, SPLIT: gl.constexpr,
+    BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr, SLOTS: gl.constexpr,
+    OVERLAPS: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Y^T = W X^T for BLOCK_M tokens and `share` steps of the line, in which each tile has `steps`.
 
@@ -160,7 +165,19 @@ def _scaled_kernel(
     ahead_k = first % steps * 128
     for place in gl.static_range(SLOTS - 1):
         if first + place < last:
-            _copy_step(weight_desc, token_desc, arrived, weight_smem, token_smem, place, ahead_n, first_m, ahead_k, BLOCK_N, BLOCK_M)  # fmt: skip
+            _copy_step(
+                weight_desc,
+                token_desc,
+                arrived,
+                weight_smem,
+                token_smem,
+                place,
+                ahead_n,
+                first_m,
+                ahead_k,
+                BLOCK_N,
+                BLOCK_M,
+            )
         ahead_n, ahead_k = _next_step(ahead_n, ahead_k, steps * 128, BLOCK_N)
     slot = 0
     # Of a slot's barrier: whether steps have come to it an odd number of times.
@@ -175,14 +192,41 @@ def _scaled_kernel(
             gl.thread_barrier()
             free_slot = gl.where(slot == 0, SLOTS - 1, slot - 1)
             if step + (SLOTS - 1) < last:
-                _copy_step(weight_desc, token_desc, arrived, weight_smem, token_smem, free_slot, ahead_n, first_m, ahead_k, BLOCK_N, BLOCK_M)  # fmt: skip
+                _copy_step(
+                    weight_desc,
+                    token_desc,
+                    arrived,
+                    weight_smem,
+                    token_smem,
+                    free_slot,
+                    ahead_n,
+                    first_m,
+                    ahead_k,
+                    BLOCK_N,
+                    BLOCK_M,
+                )
             ahead_n, ahead_k = _next_step(ahead_n, ahead_k, steps * 128, BLOCK_N)
             totals = _products(weight_smem, token_smem, totals, slot, MMA, BLOCK_N, COLUMNS, PARTS, OVERLAPS)
             phase = gl.where(slot == SLOTS - 1, 1 - phase, phase)
             slot = gl.where(slot == SLOTS - 1, 0, slot + 1)
         piece = program - tile * steps // share
         for part in gl.static_range(PARTS):
-            _finish(totals[part], token_scale_ptr, scale_ptr, bias_ptr, out_ptr, piece, first_m + part * COLUMNS, tile * BLOCK_N, M, N, BLOCK_N, COLUMNS, SPLIT, MMA)  # fmt: skip
+            _finish(
+                totals[part],
+                token_scale_ptr,
+                scale_ptr,
+                bias_ptr,
+                out_ptr,
+                piece,
+                first_m + part * COLUMNS,
+                tile * BLOCK_N,
+                M,
+                N,
+                BLOCK_N,
+                COLUMNS,
+                SPLIT,
+                MMA,
+            )
 
 
 @gluon.jit
@@ -226,9 +270,11 @@ def _end_kernel(
     tl.store(out_ptr + row * N + n, total.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
-def takes_scaled(weight: QuantizedWeight) -> bool:
-    """Whether the kernel multiplies by this weight on its card, of those that
-    `fp8_activations.can_scale`: FP8 with scales of outputs, inputs of whole steps.
+def takes_gemm_fp8(weight: QuantizedWeight) -> bool:
+    """Whether the kernel multiplies by this weight on its GPU.
+
+    Of the weights that `gemm_fp8.can_scale` it takes FP8 with scales of outputs, and inputs of
+    whole steps.
     """
     return (
         card.has_warpgroup_instructions(weight.device)
@@ -242,7 +288,7 @@ def takes_scaled(weight: QuantizedWeight) -> bool:
 
 @functools.cache
 def shared_out(
-    tile: ScaledTile, num_rows: int, num_outputs: int, num_inputs: int, multiprocessors: int
+    tile: Fp8GemmTile, num_rows: int, num_outputs: int, num_inputs: int, multiprocessors: int
 ) -> tuple[int, int]:
     """Steps of a program, and the most pieces that a tile of outputs so has.
 
@@ -264,14 +310,14 @@ def _descriptor(numbers: Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(numbers, [rows, _STEP_INPUTS], layout)
 
 
-def multiply_scaled(
-    tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor | None, out: Tensor, tile: ScaledTile
+def multiply_gemm_fp8(
+    tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor | None, out: Tensor, tile: Fp8GemmTile
 ) -> None:
     """X W^T + b as `fp8_activations.scaled_linear_reference` says.
 
     Args:
         tokens: [num_rows, K] in e4m3.
-        weight: One that the kernel `takes_scaled`.
+        weight: One that the kernel `takes_gemm_fp8`.
         bias: [N].
         out: [num_rows, N], written.
         tile: The sizes.
@@ -286,8 +332,9 @@ def multiply_scaled(
     target = out if pieces == 1 else out.new_empty(pieces, num_rows, num_outputs, dtype=torch.float32)
     programs = triton.cdiv(triton.cdiv(num_outputs, tile.block_n) * steps, share)
     # Programs of the same outputs follow each other, so that their weight is read from memory once.
-    _scaled_kernel[(triton.cdiv(num_rows, tile.block_m), programs)](
-        _descriptor(weight.packed, tile.block_n), _descriptor(tokens.numbers, tile.block_m), tokens.scales, weight.scales, bias, target,
+    _gemm_fp8_kernel[(triton.cdiv(num_rows, tile.block_m), programs)](
+        _descriptor(weight.packed, tile.block_n), _descriptor(tokens.numbers, tile.block_m), tokens.scales,
+        weight.scales, bias, target,
         num_rows, num_outputs, steps, share,
         BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, COLUMNS=tile.columns, SLOTS=tile.slots,
         OVERLAPS=tile.overlaps, SPLIT=pieces > 1, num_warps=tile.num_warps, maxnreg=None,
@@ -319,9 +366,11 @@ _VARIANTS = {
 }
 
 
-def fitted(tile: ScaledTile, num_rows: int, num_outputs: int, num_inputs: int, multiprocessors: int) -> ScaledTile:
-    """The tile with splits for a weight: where there is 1 as many as one wave of programs has room
-    for, where there are 2 half as many.
+def fitted(tile: Fp8GemmTile, num_rows: int, num_outputs: int, num_inputs: int, multiprocessors: int) -> Fp8GemmTile:
+    """The tile with splits for a weight.
+
+    Where it names 1 split, there are as many as one wave of programs has room for; where 2, half
+    as many.
 
     Equal shares (0) are left as they are.
     """
@@ -332,12 +381,13 @@ def fitted(tile: ScaledTile, num_rows: int, num_outputs: int, num_inputs: int, m
     return tile._replace(splits=max(1, min(places // tiles, num_inputs // _STEP_INPUTS)))
 
 
-def scaled_variants(num_rows: int, weight: QuantizedWeight) -> list[ScaledTile]:
-    """Tiles that are worth timing, for up to 256 rows, with splits for a wave and for half of one,
-    and equal shares.
+def gemm_fp8_variants(num_rows: int, weight: QuantizedWeight) -> list[Fp8GemmTile]:
+    """Tiles that are worth timing for up to 256 rows.
+
+    They have splits for a wave and for half of one, and equal shares.
     """
     sizes = (num_rows, weight.num_outputs, weight.num_inputs, card.multiprocessors(weight.device))
-    found: list[ScaledTile] = []
-    for tile in itertools.starmap(ScaledTile, _VARIANTS[min(most for most in _VARIANTS if most >= num_rows)]):
+    found: list[Fp8GemmTile] = []
+    for tile in itertools.starmap(Fp8GemmTile, _VARIANTS[min(most for most in _VARIANTS if most >= num_rows)]):
         found += dict.fromkeys(fitted(tile._replace(splits=each), *sizes) for each in (1, 2, 0))
     return found

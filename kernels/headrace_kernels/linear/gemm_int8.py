@@ -6,7 +6,7 @@ exact, whatever the order; both scales are applied to them at the end, in fp32.
 Launch rule: tiles of 128 by 128. Not measured yet.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _ALIGNMENT = 16
 
 
 def can_scale(weight: QuantizedWeight) -> bool:
-    """Whether products of many rows may round activations: where the weight's scheme does so with
-    one scale for a token, and its rows lie as the tiles ask.
+    """Whether products of many rows may round activations.
+
+    The weight's scheme does so with one scale for a token, and its rows lie as the tiles ask.
     """
     whole = weight.kind is QuantKind.INT8 and not weight.is_grouped
     rounds = weight.inputs is not None and weight.inputs.is_per_token
@@ -39,14 +40,14 @@ def can_scale(weight: QuantizedWeight) -> bool:
 
 
 def scaled_linear_reference(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-    """See `scaled_linear`."""
+    """Specification of `scaled_linear`, in plain PyTorch."""
     # fp64 holds any sum of integers.
     total = (tokens.numbers.double() @ weight.packed.double().t()).float() * tokens.scales * weight.scales[None, :]
     return (total if bias is None else total + bias.float()).to(weight.dtype)
 
 
 @triton.jit(do_not_specialize=["M"])
-def _scaled_kernel(
+def _gemm_int8_kernel(
     x_ptr, x_scale_ptr, word_ptr, scale_ptr, bias_ptr, out_ptr,
     M,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -76,8 +77,9 @@ def _scaled_kernel(
 
 
 def scaled_linear(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-    """X W^T + b of tokens in int8, for weights that `can_scale`: [num_tokens, K] -> [num_tokens, N]
-    in the weight's activation type.
+    """X W^T + b of tokens [num_tokens, K] in int8, [num_tokens, N] in the activation type.
+
+    The weight is one that `can_scale`.
     """
     numbers, scales = tokens.numbers, tokens.scales
     if not uses_triton(numbers):
@@ -85,7 +87,7 @@ def scaled_linear(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor |
     (num_rows, num_inputs), num_outputs = numbers.shape, weight.num_outputs
     out = torch.empty(num_rows, num_outputs, dtype=weight.dtype, device=numbers.device)
     stages = max(1, min(_STAGES, card.shared_bytes(numbers.device) // (2 * _BLOCK * _BLOCK)))
-    _scaled_kernel[(triton.cdiv(num_rows, _BLOCK), triton.cdiv(num_outputs, _BLOCK))](
+    _gemm_int8_kernel[(triton.cdiv(num_rows, _BLOCK), triton.cdiv(num_outputs, _BLOCK))](
         numbers, scales, weight.packed, weight.scales, bias, out, num_rows, num_outputs,
         num_inputs, _BLOCK, _BLOCK, _BLOCK, num_warps=8, num_stages=stages,
     )  # fmt: skip

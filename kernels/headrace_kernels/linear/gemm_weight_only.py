@@ -1,23 +1,25 @@
-"""The Triton kernels behind `linear.quantized` for more than a few rows: products with the bits
-themselves, and weights restored in memory for cuBLAS.
+"""The Triton GEMM behind `linear.quantized`, for 17 rows and more.
+
+It multiplies by the bits themselves. Another kernel dequantizes weights in memory for cuBLAS.
 
 Owns the kernels, their launch, and the list of tiles that are worth trying; which runs when is
 `linear.quantized`'s. As in `linear.small_batch`, products are Y^T = W X^T, and sums are fp32 in an
 order that depends on the tile alone.
 
-`_wide_kernel`: numbers are restored whole, rounded to the activations' type as `dequantize` does,
-before they are multiplied; long inputs may be split among programs, whose sums `_add_splits_kernel`
-    adds. It takes every weight and card; `linear.gemm_weight_only_sm90` has the faster one for those
-    that it takes.
-`_restore_kernel`: the numbers of some outputs, for a product by cuBLAS.
+`_gemm_kernel`: numbers are dequantized whole, rounded to the activations' type as `dequantize`
+does, before they are multiplied; long inputs may be split among programs, whose sums
+`_add_splits_kernel`
+    adds. It takes every weight and card; `linear.gemm_weight_only_sm90` has the faster one for
+    those that it takes.
+`_dequantize_kernel`: the numbers of some outputs, for a product by cuBLAS.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -26,12 +28,13 @@ from torch import Tensor
 
 from headrace_kernels.linear.dense_small_batch_kernels import finish
 from headrace_kernels.linear.gemm_weight_only_sm90 import WarpgroupTile, launch
-from headrace_kernels.linear.small_batch import _dot, _stages, bits_of, layout_of
-from headrace_kernels.weight_formats.conversions import numbers_of, restored_bytes, restored_nibbles
+from headrace_kernels.linear.small_batch import _dot, _stages
+from headrace_kernels.weight_formats.conversions import dequantized_bytes, dequantized_nibbles, numbers_of
+from headrace_kernels.weight_formats.kernel_layout import WeightLayout, bits_of, layout_of
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 
 
-class WideTile(NamedTuple):
+class GemmTile(NamedTuple):
     """How a product of more rows is cut."""
 
     block_n: int
@@ -46,37 +49,43 @@ class WideTile(NamedTuple):
 
 
 @triton.jit
-def _restored_group(
+def _dequantized_group(
     words, scale_ptr, zero_ptr, group, n, N,
     PART: tl.constexpr, KIND: tl.constexpr, SCALE_OUTPUTS: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Words [outputs, inputs of one group] of outputs n as the numbers that they stand for, rounded
-    once to DTYPE.
-    """
+    """Dequantizes words [outputs, inputs of one group] of outputs n, rounded once to DTYPE."""
     places = (group * N + n)[:, None]
     if KIND == "int4":
-        numbers = restored_nibbles(words, tl.load(zero_ptr + places), tl.load(scale_ptr + places), PART, DTYPE, PLAIN)
+        numbers = dequantized_nibbles(
+            words, tl.load(zero_ptr + places), tl.load(scale_ptr + places), PART, DTYPE, PLAIN
+        )
     else:
         scales = tl.load(scale_ptr + (group * ((N + SCALE_OUTPUTS - 1) // SCALE_OUTPUTS) + n // SCALE_OUTPUTS)[:, None])
         if zero_ptr is not None:
-            numbers = restored_bytes(words, tl.load(zero_ptr + places), scales, KIND, DTYPE, PLAIN, True)
+            numbers = dequantized_bytes(words, tl.load(zero_ptr + places), scales, KIND, DTYPE, PLAIN, True)
         else:
-            numbers = restored_bytes(words, words, scales, KIND, DTYPE, PLAIN, False)
+            numbers = dequantized_bytes(words, words, scales, KIND, DTYPE, PLAIN, False)
     return numbers
 
 
 @triton.jit(do_not_specialize=["M", "N"])
-def _wide_kernel(
+def _gemm_kernel(
     x_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     M, N,
-    K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr,
-    GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_WORDS: tl.constexpr, SPLITS: tl.constexpr, PLAIN: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_WORDS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Y^T = W X^T for BLOCK_N outputs, BLOCK_M rows and one split of the inputs.
 
     With several splits `out` is fp32 [SPLITS, M, N] of sums.
     """
+    K: tl.constexpr = LAYOUT.num_inputs
+    WORDS: tl.constexpr = LAYOUT.num_words
+    GROUP: tl.constexpr = LAYOUT.group
+    PLANE: tl.constexpr = LAYOUT.plane
+    KIND: tl.constexpr = LAYOUT.kind
+    GROUPED: tl.constexpr = LAYOUT.is_grouped
+    PLAIN: tl.constexpr = LAYOUT.is_plain
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     PARTS: tl.constexpr = 4 if KIND == "int4" else 1
     # Programs of the same outputs follow each other, so that their weight is read from memory once.
@@ -101,7 +110,19 @@ def _wide_kernel(
             k = piece + inner + j[:, None]
             x = tl.load(x_rows + k, mask=k < K, other=0.0)
             if GROUPED:
-                w = _restored_group(words, scale_ptr, zero_ptr, tl.minimum(piece, K - 1) // GROUP, n_read, N, i, KIND, SCALE_OUTPUTS, DTYPE, PLAIN)  # fmt: skip
+                w = _dequantized_group(
+                    words,
+                    scale_ptr,
+                    zero_ptr,
+                    tl.minimum(piece, K - 1) // GROUP,
+                    n_read,
+                    N,
+                    i,
+                    KIND,
+                    LAYOUT.scale_outputs,
+                    DTYPE,
+                    PLAIN,
+                )
             else:
                 w = numbers_of(words, i, KIND, DTYPE, PLAIN)
             total = _dot(w, x, total, PLAIN)
@@ -127,14 +148,19 @@ def _add_splits_kernel(sums_ptr, bias_ptr, out_ptr, M, N, SPLITS: tl.constexpr, 
 
 
 @triton.jit(do_not_specialize=["N", "first_row", "num_rows"])
-def _restore_kernel(
+def _dequantize_kernel(
     word_ptr, scale_ptr, zero_ptr, out_ptr,
     N, first_row, num_rows,
-    K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr,
-    GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
-    BLOCK_N: tl.constexpr, PLAIN: tl.constexpr,
+    LAYOUT: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows first_row and on of W, rounded to the type of `out` [num_rows, K]."""
+    K: tl.constexpr = LAYOUT.num_inputs
+    WORDS: tl.constexpr = LAYOUT.num_words
+    GROUP: tl.constexpr = LAYOUT.group
+    PLANE: tl.constexpr = LAYOUT.plane
+    KIND: tl.constexpr = LAYOUT.kind
+    GROUPED: tl.constexpr = LAYOUT.is_grouped
+    PLAIN: tl.constexpr = LAYOUT.is_plain
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
     PARTS: tl.constexpr = 4 if KIND == "int4" else 1
     r = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -145,7 +171,19 @@ def _restore_kernel(
     for i in tl.static_range(PARTS):
         piece = (tl.program_id(0) * PARTS + i) * PLANE
         if GROUPED:
-            numbers = _restored_group(words, scale_ptr, zero_ptr, tl.minimum(piece, K - 1) // GROUP, n, N, i, KIND, SCALE_OUTPUTS, DTYPE, PLAIN)  # fmt: skip
+            numbers = _dequantized_group(
+                words,
+                scale_ptr,
+                zero_ptr,
+                tl.minimum(piece, K - 1) // GROUP,
+                n,
+                N,
+                i,
+                KIND,
+                LAYOUT.scale_outputs,
+                DTYPE,
+                PLAIN,
+            )
         else:
             numbers = numbers_of(words, i, KIND, DTYPE, PLAIN).to(tl.float32) * tl.load(scale_ptr + n)[:, None]
         k = piece + j
@@ -153,8 +191,8 @@ def _restore_kernel(
         tl.store(out_places, numbers.to(DTYPE), mask=(r < num_rows)[:, None] & (k < K))
 
 
-def multiply_wide(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor, tile: WideTile | WarpgroupTile
+def multiply_gemm(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor, tile: GemmTile | WarpgroupTile
 ) -> None:
     """More rows: x [num_rows, K] -> out [num_rows, N]."""
     num_rows, num_outputs = out.shape
@@ -164,44 +202,48 @@ def multiply_wide(
     if isinstance(tile, WarpgroupTile):
         launch(x.contiguous(), bits_of(weight), bias, target, layout, tile)
     else:
-        _launch_wide(x.contiguous(), weight, bias, target, layout, tile)
+        _launch_gemm(x.contiguous(), weight, bias, target, layout, tile)
     if splits > 1:
         _add_splits_kernel[(triton.cdiv(num_outputs, 1024), num_rows)](
             target, bias, out, num_rows, num_outputs, SPLITS=splits, BLOCK=1024
         )
 
 
-def _launch_wide(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Tensor, layout: dict[str, Any], tile: WideTile
+def _launch_gemm(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, target: Tensor, layout: WeightLayout, tile: GemmTile
 ) -> None:
     num_rows, num_outputs = target.shape[-2:]
     splits = tile.splits
-    block_words = min(tile.block_words, layout["PLANE"])
-    _wide_kernel[(triton.cdiv(num_rows, tile.block_m), triton.cdiv(num_outputs, tile.block_n), splits)](
+    block_words = min(tile.block_words, layout.plane)
+    _gemm_kernel[(triton.cdiv(num_rows, tile.block_m), triton.cdiv(num_outputs, tile.block_n), splits)](
         x, *bits_of(weight), bias, target, num_rows, num_outputs,
-        **layout, BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, SPLITS=splits,
+        LAYOUT=layout, BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, SPLITS=splits,
         BLOCK_WORDS=block_words,
-        num_warps=tile.num_warps, num_stages=_stages(tile, weight, block_words, tile.block_m, block_words * tile.block_n),
+        num_warps=tile.num_warps, num_stages=_stages(tile, weight, block_words, tile.block_m,
+        block_words * tile.block_n),
     )  # fmt: skip
 
 
-def restore(weight: QuantizedWeight, rows: range, out: Tensor) -> None:
-    """Numbers of some rows, rounded once: [len(rows), K] into `out`, contiguous, in the
-    activations' type.
+def dequantize_into(weight: QuantizedWeight, rows: range, out: Tensor) -> None:
+    """Dequantizes some rows into `out` [len(rows), K], contiguous, in the activations' type.
+
+    Each number is rounded once.
     """
     assert out.shape == (len(rows), weight.num_inputs) and out.is_contiguous()
     layout = layout_of(weight, out.dtype)
     block_n = 16
-    grid = (triton.cdiv(layout["WORDS"], layout["PLANE"]), triton.cdiv(len(rows), block_n))
-    _restore_kernel[grid](
+    grid = (triton.cdiv(layout.num_words, layout.plane), triton.cdiv(len(rows), block_n))
+    _dequantize_kernel[grid](
         *bits_of(weight), out, weight.num_outputs, rows.start, len(rows),
-        **layout, BLOCK_N=block_n, num_warps=4,
+        LAYOUT=layout, BLOCK_N=block_n, num_warps=4,
     )  # fmt: skip
 
 
-def wide_variants(kind: QuantKind, num_rows: int, num_outputs: int) -> list[WideTile]:
-    """Tiles that are worth timing for more rows: those whose programs are at least most of a wave
-    on 132 multiprocessors, and not many waves because of splitting.
+def gemm_variants(kind: QuantKind, num_rows: int, num_outputs: int) -> list[GemmTile]:
+    """Tiles that are worth timing for more rows.
+
+    Their programs are at least most of a wave on 132 multiprocessors, and not many waves because
+    of splitting.
     """
     # (outputs, rows, words, warps, stages).
     if num_rows <= 32:
@@ -219,12 +261,12 @@ def wide_variants(kind: QuantKind, num_rows: int, num_outputs: int) -> list[Wide
     if kind is not QuantKind.INT4:
         # A word is one input here and four there.
         sizes = [(n, m, 2 * words, warps, stages) for n, m, words, warps, stages in sizes]
-    tiles = [WideTile(*size, splits=splits) for size in sizes for splits in (1, 2, 4, 8)]
+    tiles = [GemmTile(*size, splits=splits) for size in sizes for splits in (1, 2, 4, 8)]
     return [
-        tile for tile in tiles if 90 <= wide_programs(tile, num_rows, num_outputs) <= (600 if tile.splits > 1 else 1e9)
+        tile for tile in tiles if 90 <= gemm_programs(tile, num_rows, num_outputs) <= (600 if tile.splits > 1 else 1e9)
     ]
 
 
-def wide_programs(tile: WideTile, num_rows: int, num_outputs: int) -> int:
+def gemm_programs(tile: GemmTile, num_rows: int, num_outputs: int) -> int:
     """How many programs multiply."""
     return int(triton.cdiv(num_rows, tile.block_m) * triton.cdiv(num_outputs, tile.block_n) * tile.splits)

@@ -1,28 +1,29 @@
-"""The kernel of some hundred rows' products for cards whose warp groups multiply (sm_90): each
-number is restored once, in the registers that the tensor cores read it from.
+"""The GEMM of some hundred rows for GPUs whose warp groups multiply (sm_90).
+
+Each weight is dequantized once, in the registers that the tensor cores read it from.
 
 Owns the kernel, its launch, which weights it takes, and the tiles that are worth trying;
 `linear.gemm_weight_only` has the same product for other cards and weights, and which runs when is
-`linear.quantized`'s. It is written in Gluon, because the order of copies, conversions and products is
-what it is about:
+`linear.quantized`'s. It is written in Gluon, because the order of copies, conversions and products
+is what it is about:
 
 Y^T = W X^T, so that outputs take the 64 rows of an instruction and rows of x its columns. A step is
 256 inputs, four sub-steps of 64. For each sub-step the words of a weight go from shared memory into
 the layout of the product's left operand (no exchange between threads follows), become numbers
 there, rounded to the activations' type as `dequantize` does, and are multiplied by a tile of x in
-shared memory while the words of the next sub-step are restored. Words, scales, zero points and x
+shared memory while the words of the next sub-step are dequantized. Words, scales, zero points and x
 are copied ahead by `cp.async`: x some sub-steps, the weight some steps. Sums are fp32 in an order
 that depends on the tile alone; with several splits they go to memory, where `_add_splits_kernel` of
 `linear.gemm_weight_only` adds them.
 """
 
-# Gluon's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Gluon's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return"
 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 from torch import Tensor
@@ -35,7 +36,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from headrace_kernels import card
-from headrace_kernels.weight_formats.conversions import byte_assembly, restoring_assembly
+from headrace_kernels.weight_formats.conversions import byte_assembly, dequantizing_assembly
+from headrace_kernels.weight_formats.kernel_layout import WeightLayout
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, plane_inputs
 
 # Words of an output that are read at a time, and inputs that are multiplied at a time.
@@ -50,7 +52,7 @@ class WarpgroupTile(NamedTuple):
 
     # Outputs of one program: 64 or more, for every four warps.
     block_n: int
-    # Rows of one program: each weight is restored once for all of them.
+    # Rows of one program: each weight is dequantized once for all of them.
     block_m: int
     num_warps: int
     # Tiles of x in shared memory: 4 or 8.
@@ -62,8 +64,9 @@ class WarpgroupTile(NamedTuple):
 
     @property
     def max_registers(self) -> int | None:
-        """Of a thread, where two programs of a multiprocessor are to overlap and the compiler would
-        take a few more than fit.
+        """Registers of a thread, where the compiler would take a few more than fit.
+
+        Two programs of a multiprocessor are to overlap.
         """
         return 128 if (self.block_n, self.num_warps) == (128, 8) and self.block_m <= 64 else None
 
@@ -73,7 +76,7 @@ class WarpgroupTile(NamedTuple):
         return self.x_slots * self.block_m * _WIDTH * 2 + self.word_slots * self.block_n * step_bytes
 
     def programs_at_a_time(self, kind: QuantKind) -> int:
-        """How many programs a multiprocessor of sm_90 holds: its registers and its shared memory."""
+        """Programs that a multiprocessor of sm_90 holds, by registers and shared memory."""
         registers = 128 if self.block_n * self.block_m <= 1024 * self.num_warps else 255
         shared = _MULTIPROCESSOR_BYTES // (self.shared_bytes(kind) + 1024)
         return max(1, min(65_536 // (32 * self.num_warps * registers), shared))
@@ -111,7 +114,7 @@ def _copy_x(x_smem, x_ptr, slot, first_input, rows, M, K: gl.constexpr, LAYOUT: 
 
 @gluon.jit
 def _first_input(step, part, PLANE: gl.constexpr):
-    """Of a sub-step. PLANE is 64 for weights whose words are single inputs."""
+    """First input of a sub-step. PLANE is 64 for weights whose words are single inputs."""
     BLOCKS: gl.constexpr = PLANE // 64
     return (step // BLOCKS * 4 + part) * PLANE + step % BLOCKS * 64
 
@@ -148,7 +151,7 @@ def _restored(
         zeros = zero_smem.index(slot).slice(part * BLOCK_N, BLOCK_N, 0).load(ROWS)
         # 128 + zero in bf16, 1024 + zero in fp16: a mantissa that ends where the zero point does.
         shifts = (zeros.to(gl.int16) | (0x4300 if BF16 else 0x6400)).to(DTYPE, bitcast=True)
-        NIBBLES: gl.constexpr = restoring_assembly(part, BF16)
+        NIBBLES: gl.constexpr = dequantizing_assembly(part, BF16)
         operands = [words, gl.expand_dims(shifts, 1), gl.expand_dims(scales, 1)]
         numbers = gl.inline_asm_elementwise(NIBBLES, "=r,r,r,r", operands, dtype=DTYPE.value, is_pure=True, pack=2)
     else:
@@ -160,9 +163,7 @@ def _restored(
 
 @gluon.constexpr_function
 def _groups_under_way(part, ahead, word_slots, int4):
-    """How many groups of copies may be unfinished where a sub-step's x is needed, and words of the
-    next one.
-    """
+    """Groups of copies that may be unfinished where a sub-step's x is needed, and next words."""
     if not int4:
         return min(ahead - 1, 4 * word_slots - 6)
     # An INT4 weight comes as a whole; after the last sub-step the next one is needed.
@@ -170,7 +171,7 @@ def _groups_under_way(part, ahead, word_slots, int4):
 
 
 @gluon.jit(do_not_specialize=["M", "share"])
-def _warpgroup_kernel(
+def _gemm_sm90_kernel(
     x_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     M, N, share,
     K: gl.constexpr, WORDS: gl.constexpr, GROUP: gl.constexpr, PLANE: gl.constexpr, KIND: gl.constexpr,
@@ -219,7 +220,10 @@ def _warpgroup_kernel(
         if ahead < WORD_SLOTS - 1:
             if first + ahead < last:
                 for part in gl.static_range(4):
-                    _copy_weight(word_smem, scale_smem, zero_smem, word_ptr, scale_ptr, zero_ptr, ahead, first + ahead, part, N, WORDS, GROUP, PLANE, INT4, BLOCK_N)  # fmt: skip
+                    _copy_weight(
+                        word_smem, scale_smem, zero_smem, word_ptr, scale_ptr, zero_ptr, ahead, first + ahead, part,
+                        N, WORDS, GROUP, PLANE, INT4, BLOCK_N,
+                    )  # fmt: skip
         if first + ahead // 4 < last:
             _copy_x(x_smem, x_ptr, ahead, _first_input(first + ahead // 4, ahead % 4, PLANE), rows, M, K, X_COPY)
         async_copy.commit_group()
@@ -238,7 +242,10 @@ def _warpgroup_kernel(
             total = warpgroup_mma_wait(1, deps=[total])
             gl.thread_barrier()
             if step + (WORD_SLOTS - 1) < last:
-                _copy_weight(word_smem, scale_smem, zero_smem, word_ptr, scale_ptr, zero_ptr, free_slot, step + (WORD_SLOTS - 1), part, N, WORDS, GROUP, PLANE, INT4, BLOCK_N)  # fmt: skip
+                _copy_weight(
+                    word_smem, scale_smem, zero_smem, word_ptr, scale_ptr, zero_ptr, free_slot,
+                    step + (WORD_SLOTS - 1), part, N, WORDS, GROUP, PLANE, INT4, BLOCK_N,
+                )  # fmt: skip
             x_step = step + (part + AHEAD) // 4
             x_slot = (half + (part + AHEAD) // 4) % HALVES * 4 + (part + AHEAD) % 4
             if x_step < last:
@@ -283,8 +290,10 @@ def _finish(
 
 
 def takes_warpgroups(weight: QuantizedWeight) -> bool:
-    """Whether the kernel multiplies by this weight on its card: whole tiles of outputs and inputs,
-    scales of groups of 64 and more (INT4) or of outputs (8 bits).
+    """Whether the kernel multiplies by this weight on its GPU.
+
+    It takes whole tiles of outputs and inputs, scales of groups of 64 and more (INT4) or of
+    outputs (8 bits).
     """
     if not card.has_warpgroup_instructions(weight.device) or weight.dtype.itemsize != 2 or weight.num_outputs % 128:
         return False
@@ -298,7 +307,7 @@ def launch(
     bits: tuple[Tensor, Tensor, Tensor | None],
     bias: Tensor | None,
     target: Tensor,
-    layout: dict[str, Any],
+    layout: WeightLayout,
     tile: WarpgroupTile,
 ) -> None:
     """The kernel itself.
@@ -308,22 +317,24 @@ def launch(
         bits: Words, scales, zero points of a weight that `takes_warpgroups`.
         bias: [N]; not added to sums of splits.
         target: [num_rows, N], or with several splits fp32 [splits, num_rows, N] for their sums.
-        layout: The weight's constants, as `linear.small_batch` names them.
+        layout: The weight's constants (`layout_of`).
         tile: The sizes.
     """
     num_rows, num_outputs = target.shape[-2:]
     assert num_outputs % tile.block_n == 0 and num_rows * max(x.shape[1], num_outputs) < 1 << 31
-    kind = layout["KIND"]
-    _warpgroup_kernel[(triton.cdiv(num_rows, tile.block_m), num_outputs // tile.block_n, tile.splits)](
-        x, *bits, bias, target, num_rows, num_outputs, triton.cdiv(layout["K"], _STEP_INPUTS * tile.splits),
-        K=layout["K"], WORDS=layout["WORDS"], GROUP=layout["GROUP"], PLANE=layout["PLANE"] if kind == "int4" else _WIDTH, KIND=kind,
-        BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, X_SLOTS=tile.x_slots, WORD_SLOTS=tile.word_slots, SPLIT=tile.splits > 1,
+    kind = layout.kind
+    _gemm_sm90_kernel[(triton.cdiv(num_rows, tile.block_m), num_outputs // tile.block_n, tile.splits)](
+        x, *bits, bias, target, num_rows, num_outputs, triton.cdiv(layout.num_inputs, _STEP_INPUTS * tile.splits),
+        K=layout.num_inputs, WORDS=layout.num_words, GROUP=layout.group,
+        PLANE=layout.plane if kind == "int4" else _WIDTH, KIND=kind,
+        BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, X_SLOTS=tile.x_slots, WORD_SLOTS=tile.word_slots,
+        SPLIT=tile.splits > 1,
         num_warps=tile.num_warps, maxnreg=tile.max_registers,
     )  # fmt: skip
 
 
 def splittings(tile: WarpgroupTile, num_rows: int, weight: QuantizedWeight) -> tuple[WarpgroupTile, ...]:
-    """The tile with every number of splits that makes a difference, what should be fastest first."""
+    """The tile with every number of splits that differs, what should be fastest first."""
     multiprocessors = card.multiprocessors(weight.device)
     return _splittings(tile, num_rows, weight.num_outputs, weight.num_inputs, weight.kind, multiprocessors)
 

@@ -1,6 +1,7 @@
-"""The Triton kernel behind `linear.quantized` for one row and weights of 8 bits, which are read once
-and multiplied on the ordinary cores; and the way to the one for INT4
-(`linear.gemv_int4`).
+"""The GEMV behind `linear.quantized` for weights of 8 bits: products of one row.
+
+Weights are read once and multiplied on the ordinary cores. The way to the GEMV of INT4
+(`linear.gemv_int4`) goes through here.
 
 Owns the kernel, its launch and the tiles that are worth trying; which runs when is
 `linear.quantized`'s. It is to `linear.small_batch` what the `vector` kernel is to the `tile`
@@ -12,7 +13,7 @@ in the first, so that whatever a thread multiplies lies in its own registers: bi
 Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from torch import Tensor
 from headrace_kernels import card
 from headrace_kernels.linear.dense_small_batch_kernels import finish
 from headrace_kernels.linear.gemv_int4 import (
-    NibbleRowTile,
-    multiply_nibble_row,
-    nibble_row_variants,
-    takes_nibble_row,
+    Int4GemvTile,
+    gemv_int4_variants,
+    multiply_gemv_int4,
+    takes_gemv_int4,
 )
-from headrace_kernels.linear.small_batch import bits_of, layout_of
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.conversions import wide_bytes
+from headrace_kernels.weight_formats.kernel_layout import bits_of, layout_of
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 
 
-class RowTile(NamedTuple):
+class GemvTile(NamedTuple):
     """How a product of one row is cut."""
 
     # Outputs of one program (with SwiGLU as many again, for the gate).
@@ -53,31 +54,37 @@ class RowTile(NamedTuple):
 @triton.jit
 def _byte_sums(
     words, x, chunk, N_SCALES, scale_ptr, zero_ptr, n,
-    K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, NATIVE_FP8: tl.constexpr, PLAIN: tl.constexpr, GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
+    LAYOUT: tl.constexpr, NATIVE_FP8: tl.constexpr,
 ):  # fmt: skip
-    """What words [threads, outputs, 16] of 8 bits add to the sums of outputs n [1, outputs]:
-    [threads, outputs].
+    """What words [threads, outputs, 16] of 8 bits add to the sums [threads, outputs].
+
+    The outputs are n [1, outputs].
     """
-    sums = tl.sum(wide_bytes(words, KIND, NATIVE_FP8, PLAIN) * x[:, None, :], 2)
-    if GROUPED:
-        group = (tl.minimum(chunk * 16, K - 1) // GROUP)[:, None]
+    KIND: tl.constexpr = LAYOUT.kind
+    sums = tl.sum(wide_bytes(words, KIND, NATIVE_FP8, LAYOUT.is_plain) * x[:, None, :], 2)
+    if LAYOUT.is_grouped:
+        group = (tl.minimum(chunk * 16, LAYOUT.num_inputs - 1) // LAYOUT.group)[:, None]
         if zero_ptr is not None:
             sums -= tl.load(zero_ptr + group * N_SCALES + n).to(tl.float32) * tl.sum(x, 1)[:, None]
-        stride = (N_SCALES + SCALE_OUTPUTS - 1) // SCALE_OUTPUTS
-        sums *= tl.load(scale_ptr + group * stride + n // SCALE_OUTPUTS).to(tl.float32)
+        stride = (N_SCALES + LAYOUT.scale_outputs - 1) // LAYOUT.scale_outputs
+        sums *= tl.load(scale_ptr + group * stride + n // LAYOUT.scale_outputs).to(tl.float32)
     return sums
 
 
 @triton.jit
-def _row_kernel(
+def _gemv_8bit_kernel(
     x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     eps,
-    N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
-    BLOCK_N: tl.constexpr, THREADS: tl.constexpr, LOADS_FIRST: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, NATIVE_FP8: tl.constexpr, PLAIN: tl.constexpr,
+    N: tl.constexpr, LAYOUT: tl.constexpr,
+    BLOCK_N: tl.constexpr, THREADS: tl.constexpr, LOADS_FIRST: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
 ):  # fmt: skip
-    """y[n] = sum_k x[k] w[n, k] for BLOCK_N outputs; with norm_ptr = g, x is x g / rms(x), whose
-    divisor is applied to the sums.
+    """y[n] = sum_k x[k] w[n, k] for BLOCK_N outputs.
+
+    With norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums.
     """
+    K: tl.constexpr = LAYOUT.num_inputs
+    WORDS: tl.constexpr = LAYOUT.num_words
     # Words of a thread: 16 bytes.
     HELD: tl.constexpr = 16
     n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
@@ -108,12 +115,12 @@ def _row_kernel(
             squares += tl.sum(tl.sum(x * x, 2), 1)
             x = x * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
         x = tl.reshape(x, (THREADS, 16))
-        totals += _byte_sums(words, x, chunk, n_scales, scale_ptr, zero_ptr, n, K, GROUP, KIND, NATIVE_FP8, PLAIN, GROUPED, SCALE_OUTPUTS)  # fmt: skip
+        totals += _byte_sums(words, x, chunk, n_scales, scale_ptr, zero_ptr, n, LAYOUT, NATIVE_FP8)  # fmt: skip
         if GATED:
-            up_totals += _byte_sums(words_up, x, chunk, n_scales, scale_ptr, zero_ptr, N + n, K, GROUP, KIND, NATIVE_FP8, PLAIN, GROUPED, SCALE_OUTPUTS)  # fmt: skip
+            up_totals += _byte_sums(words_up, x, chunk, n_scales, scale_ptr, zero_ptr, N + n, LAYOUT, NATIVE_FP8)
     y, up = tl.sum(totals, 0), tl.sum(up_totals, 0)
     n_out = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if not GROUPED:
+    if not LAYOUT.is_grouped:
         n_read = tl.minimum(n_out, N - 1)
         y *= tl.load(scale_ptr + n_read)
         if GATED:
@@ -124,12 +131,14 @@ def _row_kernel(
     finish(y, up, 0, n_out, bias_ptr, out_ptr, 1, N, GATED, ADD)
 
 
-def takes_row(weight: QuantizedWeight) -> bool:
-    """Whether a kernel of one row multiplies by this weight: of 8 bits where outputs begin at
-    multiples of 16 bytes, and what a thread holds lies within one group.
+def takes_gemv(weight: QuantizedWeight) -> bool:
+    """Whether a kernel of one row multiplies by this weight.
+
+    Of 8 bits, outputs begin at multiples of 16 bytes, and what a thread holds lies within one
+    group.
     """
     if weight.kind is QuantKind.INT4:
-        return takes_nibble_row(weight)
+        return takes_gemv_int4(weight)
     row_bytes = weight.packed.shape[1] * weight.packed.element_size()
     return row_bytes % 16 == 0 and (weight.group_size == weight.num_inputs or weight.group_size % 16 == 0)
 
@@ -138,12 +147,12 @@ def _converts_fp8(weight: QuantizedWeight) -> bool:
     return weight.kind is QuantKind.FP8 and not INTERPRETED and card.has_fp8_products(weight.device)
 
 
-def multiply_row(
+def multiply_gemv(
     x: Tensor,
     weight: QuantizedWeight,
     bias: Tensor | None,
     out: Tensor,
-    tile: RowTile | NibbleRowTile,
+    tile: GemvTile | Int4GemvTile,
     norm: tuple[Tensor, float] | None = None,
     gated: bool = False,
     add: bool = False,
@@ -152,7 +161,7 @@ def multiply_row(
 
     Args:
         x: [1, K].
-        weight: N outputs, or 2 N with the gate first, such that `takes_row(weight)`.
+        weight: N outputs, or 2 N with the gate first, such that `takes_gemv(weight)`.
         bias: One per output of the weight.
         out: [1, N], written, or with `add` added to.
         tile: The sizes, of INT4's kernel for INT4.
@@ -160,8 +169,8 @@ def multiply_row(
         gated: SwiGLU of the two halves.
         add: The result is added to `out`.
     """
-    if isinstance(tile, NibbleRowTile):
-        multiply_nibble_row(x, weight, bias, out, tile, norm, gated, add)
+    if isinstance(tile, Int4GemvTile):
+        multiply_gemv_int4(x, weight, bias, out, tile, norm, gated, add)
         return
     (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
     assert (
@@ -169,24 +178,24 @@ def multiply_row(
         and num_rows == 1
         and num_inputs == weight.num_inputs
         and x.dtype == weight.dtype
-        and takes_row(weight)
+        and takes_gemv(weight)
     )
     assert weight.num_outputs == num_outputs * (2 if gated else 1) and out.is_contiguous()
     norm_weight, eps = norm or (None, 0.0)
     layout, (words, scales, zeros) = layout_of(weight, x.dtype), bits_of(weight)
-    del layout["OFFSET"], layout["PLANE"]
     chunks = triton.cdiv(words.shape[1], 16)
     threads = min(32 * tile.num_warps, max(32, triton.next_power_of_2(chunks)))
-    _row_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
+    _gemv_8bit_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
         x.contiguous(), norm_weight, words, scales, zeros, bias, out, eps,
-        N=num_outputs, **layout, NATIVE_FP8=_converts_fp8(weight), BLOCK_N=tile.block_n, THREADS=threads, LOADS_FIRST=tile.loads_first, GATED=gated, ADD=add,
+        N=num_outputs, LAYOUT=layout, NATIVE_FP8=_converts_fp8(weight), BLOCK_N=tile.block_n, THREADS=threads,
+        LOADS_FIRST=tile.loads_first, GATED=gated, ADD=add,
         num_warps=threads // 32,
     )  # fmt: skip
 
 
-def row_variants(kind: QuantKind, gated: bool) -> list[RowTile] | list[NibbleRowTile]:
+def gemv_variants(kind: QuantKind, gated: bool) -> list[GemvTile] | list[Int4GemvTile]:
     """Tiles that are worth timing for one row."""
     if kind is QuantKind.INT4:
-        return nibble_row_variants(gated)
+        return gemv_int4_variants(gated)
     outputs = (2, 4, 8) if gated else (4, 8)
-    return [RowTile(*sizes) for sizes in itertools.product(outputs, (2, 4, 8, 16), (False, True))]
+    return [GemvTile(*sizes) for sizes in itertools.product(outputs, (2, 4, 8, 16), (False, True))]

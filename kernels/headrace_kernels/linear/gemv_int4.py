@@ -1,5 +1,7 @@
-"""The Triton kernel behind `linear.quantized` for one row and weights of INT4: tensor cores multiply
-nibbles that were restored by a mask each, in the registers that they were loaded into.
+"""The GEMV behind `linear.quantized` for weights of INT4: products of one row.
+
+Tensor cores multiply nibbles that were dequantized by a mask each, in the registers that they
+were loaded into.
 
 Owns the kernel, its launch and the tiles that are worth trying; which runs when is
 `linear.quantized`'s, 8 bits are `linear.gemv_8bit`'. With norm, SwiGLU and residual stream in the
@@ -24,7 +26,8 @@ with itself the squares of the norm.
 Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
 """
 
-# Triton's decorator has no types, what a kernel's arguments are here and in the compiler differs, and its tuples grow in loops that it unrolls.
+# Triton's decorator has no types, a kernel's arguments differ here and in the compiler, and its
+# tuples grow in loops that it unrolls.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,assignment,misc"
 
 from __future__ import annotations
@@ -38,13 +41,13 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels.linear.dense_small_batch_kernels import finish
-from headrace_kernels.linear.small_batch import bits_of, layout_of
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.weight_formats.conversions import column_products, column_sums, scaled_by_norm
+from headrace_kernels.weight_formats.kernel_layout import bits_of, layout_of
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 
 
-class NibbleRowTile(NamedTuple):
+class Int4GemvTile(NamedTuple):
     """How a product of one row is cut."""
 
     # Outputs of one program: 16, or 32 by twice the loads of a thread. With SwiGLU 16, and as many
@@ -64,7 +67,8 @@ def _fence(PLAIN: tl.constexpr):
     """Loads before it stay before it. The compiler would put some off, to save registers."""
     if not PLAIN:
         tl.inline_asm_elementwise(
-            "bar.warp.sync 0xffffffff; mov.b32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1
+            "bar.warp.sync 0xffffffff; mov.b32 $0, $1;", "=r,r", [tl.program_id(0)],
+            dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
 
@@ -101,10 +105,12 @@ def _side_words(places, run, RUN: tl.constexpr, NUM_RUNS: tl.constexpr, FULL: tl
 @triton.jit
 def _side_products(
     words, xs, places, next_run,
-    RUN: tl.constexpr, NUM_RUNS: tl.constexpr, FULL: tl.constexpr, AHEAD: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr,
+    RUN: tl.constexpr, NUM_RUNS: tl.constexpr, FULL: tl.constexpr, AHEAD: tl.constexpr, DTYPE: tl.constexpr,
+    PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Sums of (q + c) x of a thread's even and its odd column for two runs: [4, 8, warps, 2
-    outputs] each.
+    """Sums of (q + c) x of a thread's even and its odd column for two runs.
+
+    Each is [4, 8, warps, 2 outputs].
 
     If AHEAD, words of the next runs too, each loaded when its place is free.
     """
@@ -130,7 +136,7 @@ def _side_products(
 
 
 @triton.jit
-def _restored_sums(
+def _dequantized_sums(
     sums, x_sums, group, n, N_SCALES, scale_ptr, zero_ptr, OFFSET: tl.constexpr, UNIT: tl.constexpr
 ):  # fmt: skip
     """Adds up s (sum (q + c) x - (z + c) sum x) for groups [4, 1, warps, 1] and outputs n."""
@@ -141,8 +147,9 @@ def _restored_sums(
 
 @triton.jit
 def _columns_of_x(x_ptr, norm_ptr, run, K: tl.constexpr, PLANE: tl.constexpr, RUN: tl.constexpr, PLAIN: tl.constexpr):
-    """Of two runs from `run` on, the numbers that threads have of x (times the norm's weight): a
-    tuple of RUN times [4, 8, warps, 8]; and `column_sums` of them.
+    """The elements of x (times the norm's weight) that threads have of two runs from `run` on.
+
+    Returns a tuple of RUN times [4, 8, warps, 8]; and `column_sums` of them.
     """
     t = tl.arange(0, 4)[:, None, None, None]
     g = tl.arange(0, 8)[None, :, None, None]
@@ -163,14 +170,14 @@ def _columns_of_x(x_ptr, norm_ptr, run, K: tl.constexpr, PLANE: tl.constexpr, RU
 
 @triton.jit
 def _first_input(run, part, PLANE: tl.constexpr, RUN: tl.constexpr):
-    """Of a part of a run."""
+    """First input of a part of a run."""
     RUNS: tl.constexpr = PLANE // (32 * RUN)
     return (run // RUNS * 4 + part) * PLANE + run % RUNS * (32 * RUN)
 
 
 @triton.jit
 def _own_squares(products):
-    """Of columns g of x: [4, 8, warps, 2], one of eight is not 0.
+    """Squares of columns g of x: [4, 8, warps, 2], one of eight is not 0.
 
     From products [4, 8, warps, 4] of columns g and 2 t, g and 2 t + 1, and two of nothing.
     """
@@ -188,14 +195,16 @@ def _over_inputs(totals):
 
 
 @triton.jit
-def _nibble_row_kernel(
+def _gemv_int4_kernel(
     x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     eps,
     N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr,
-    BLOCK_N: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PLAIN: tl.constexpr,
+    BLOCK_N: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """y[n] = sum_k x[k] w[n, k] for BLOCK_N outputs; with norm_ptr = g, x is x g / rms(x), whose
-    divisor is applied to the sums.
+    """y[n] = sum_k x[k] w[n, k] for BLOCK_N outputs.
+
+    With norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     # Of the numbers that `column_products` makes of nibbles: what is added to them, and what their
@@ -247,10 +256,25 @@ def _nibble_row_kernel(
         even_group, odd_group = tl.minimum(first, K - 1) // GROUP, tl.minimum(first + PLANE, K - 1) // GROUP
         following, added = (), ()
         for side in tl.static_range(SIDES):
-            even, odd, loaded = _side_products(words[side], xs, places[side], run + 2 * WARPS, RUN, NUM_RUNS, (step + 2) * 2 * WARPS <= NUM_RUNS, step + 1 < STEPS, DTYPE, PLAIN)  # fmt: skip
+            even, odd, loaded = _side_products(
+                words[side],
+                xs,
+                places[side],
+                run + 2 * WARPS,
+                RUN,
+                NUM_RUNS,
+                (step + 2) * 2 * WARPS <= NUM_RUNS,
+                step + 1 < STEPS,
+                DTYPE,
+                PLAIN,
+            )
             following = following + (loaded,)
-            total = totals[side] + _restored_sums(even, x_even, even_group, outputs[side], N_SCALES, scale_ptr, zero_ptr, OFFSET, EVEN_UNIT)  # fmt: skip
-            total += _restored_sums(odd, x_odd, odd_group, outputs[side], N_SCALES, scale_ptr, zero_ptr, OFFSET, ODD_UNIT)  # fmt: skip
+            total = totals[side] + _dequantized_sums(
+                even, x_even, even_group, outputs[side], N_SCALES, scale_ptr, zero_ptr, OFFSET, EVEN_UNIT
+            )
+            total += _dequantized_sums(
+                odd, x_odd, odd_group, outputs[side], N_SCALES, scale_ptr, zero_ptr, OFFSET, ODD_UNIT
+            )
             added = added + (total,)
         words, totals = following, added
     # All sums over warps at once.
@@ -272,26 +296,28 @@ def _nibble_row_kernel(
         finish(total, total, 0, n_out, bias_ptr, out_ptr, 1, N, GATED, ADD)
 
 
-def takes_nibble_row(weight: QuantizedWeight) -> bool:
-    """Whether the kernel multiplies by this weight of INT4: a thread loads eight inputs of x at a
-    time.
+def takes_gemv_int4(weight: QuantizedWeight) -> bool:
+    """Whether the kernel multiplies by this weight of INT4.
+
+    A thread loads eight inputs of x at a time.
     """
     return weight.num_inputs % 8 == 0
 
 
 def _aligned(numbers: Tensor) -> Tensor:
-    """A copy if they do not begin at 16 bytes: the kernel's threads would load less at a time, and
-    not hold what its products need.
+    """x, or a copy if it does not begin at 16 bytes.
+
+    The kernel's threads would load less at a time, and not hold what its products need.
     """
     return numbers if numbers.data_ptr() % 16 == 0 else numbers.clone()
 
 
-def multiply_nibble_row(
+def multiply_gemv_int4(
     x: Tensor,
     weight: QuantizedWeight,
     bias: Tensor | None,
     out: Tensor,
-    tile: NibbleRowTile,
+    tile: Int4GemvTile,
     norm: tuple[Tensor, float] | None = None,
     gated: bool = False,
     add: bool = False,
@@ -300,7 +326,7 @@ def multiply_nibble_row(
 
     Args:
         x: [1, K].
-        weight: INT4 of N outputs, or 2 N with the gate first, such that `takes_nibble_row(weight)`.
+        weight: INT4 of N outputs, or 2 N with the gate first, such that `takes_gemv_int4(weight)`.
         bias: One per output of the weight.
         out: [1, N], written, or with `add` added to.
         tile: The sizes.
@@ -309,7 +335,7 @@ def multiply_nibble_row(
         add: The result is added to `out`.
     """
     num_outputs = out.shape[1]
-    assert x.shape == (1, weight.num_inputs) and x.dtype == weight.dtype and takes_nibble_row(weight)
+    assert x.shape == (1, weight.num_inputs) and x.dtype == weight.dtype and takes_gemv_int4(weight)
     assert weight.num_outputs == num_outputs * (2 if gated else 1) and out.is_contiguous()
     assert weight.packed.data_ptr() % 16 == 0
     if norm is not None and x.dtype == torch.float16:
@@ -319,18 +345,19 @@ def multiply_nibble_row(
     if norm_weight is not None:
         norm_weight = _aligned(norm_weight)
     layout = layout_of(weight, x.dtype)
-    constants = {name: layout[name] for name in ("K", "WORDS", "GROUP", "PLANE", "PLAIN")}
-    run = min(tile.run, layout["PLANE"] // 32)
-    warps = min(tile.num_warps, triton.next_power_of_2(triton.cdiv(layout["WORDS"], 64 * run)))
+    constants = {"K": layout.num_inputs, "WORDS": layout.num_words, "GROUP": layout.group, "PLANE": layout.plane}
+    constants["PLAIN"] = layout.is_plain
+    run = min(tile.run, layout.plane // 32)
+    warps = min(tile.num_warps, triton.next_power_of_2(triton.cdiv(layout.num_words, 64 * run)))
     block_n = 16 if gated else tile.block_n
-    _nibble_row_kernel[(triton.cdiv(num_outputs, block_n),)](
+    _gemv_int4_kernel[(triton.cdiv(num_outputs, block_n),)](
         _aligned(x.contiguous()), norm_weight, *bits_of(weight), bias, out, eps,
         N=num_outputs, **constants, BLOCK_N=block_n, WARPS=warps, RUN=run, GATED=gated, ADD=add,
         num_warps=warps, maxnreg=tile.max_registers,
     )  # fmt: skip
 
 
-def nibble_row_variants(gated: bool) -> list[NibbleRowTile]:
+def gemv_int4_variants(gated: bool) -> list[Int4GemvTile]:
     """Tiles that are worth timing for one row."""
     outputs = (16,) if gated else (16, 32)
-    return [NibbleRowTile(*sizes) for sizes in itertools.product(outputs, (2, 4, 8, 16), (1, 2, 4))]
+    return [Int4GemvTile(*sizes) for sizes in itertools.product(outputs, (2, 4, 8, 16), (1, 2, 4))]

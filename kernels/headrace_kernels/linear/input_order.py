@@ -1,5 +1,6 @@
-"""Inputs of a product in the order of its weight's own: x[:, order], for weights whose groups hold
-inputs that are no neighbours.
+"""Inputs of a product in the order of its weight's own: x[:, order].
+
+Groups of such a weight hold inputs that are no neighbours.
 
 Owns the gathering alone. It is an operation before the product: loading x through the order inside
 a product would scatter the loads of every one of its programs.
@@ -7,7 +8,7 @@ a product would scatter the loads of every one of its programs.
 Launch rule: 1,024 inputs of one row a program. Not measured yet.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BLOCK = 1024
 
 
 def take_inputs_reference(x: Tensor, order: Tensor) -> Tensor:
-    """See `take_inputs`."""
+    """Specification of `take_inputs`, in plain PyTorch."""
     return x.index_select(1, order)
 
 

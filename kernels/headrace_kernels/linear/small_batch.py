@@ -1,25 +1,28 @@
-"""The Triton kernel behind `linear.quantized` for few rows: products with the bits themselves, each
-weight read once.
+"""The Triton kernel behind `linear.quantized` for 2 to 16 rows.
+
+It multiplies by the bits themselves, each weight read once.
 
 Owns the kernel, its launch, the list of tiles that are worth trying, and what it shares with the
-kernels of more rows (`linear.gemm_weight_only`); which runs when is `linear.quantized`'s. All work on
-the tensor cores and compute Y^T = W X^T. Inputs come in pieces of PLANE: a word of INT4 holds PARTS
-= 4 of them, one of the others 1. Sums are fp32 in an order that depends on the tile alone: no
+kernels of more rows (`linear.gemm_weight_only`); which runs when is `linear.quantized`'s. All work
+on the tensor cores and compute Y^T = W X^T. Inputs come in pieces of PLANE: a word of INT4 holds
+PARTS = 4 of them, one of the others 1. Sums are fp32 in an order that depends on the tile alone: no
 atomics, the same bits every time.
 
-`_small_kernel`: up to 16 rows. Each warp sums pieces of its own (slices), so that a program needs
-few outputs and no second program for the same ones. INT4: y = s (sum (q + c) x - (z + c) sum x) per
+`_small_batch_kernel`: up to 16 rows. Each warp sums pieces of its own (slices), so that a program
+needs few outputs and no second program for the same ones. INT4: y = s (sum (q + c) x - (z + c) sum
+x) per
     group, where the second sum is a product with ones, which puts it where the first one is; INT8
-    and FP8 with scales of groups likewise. Numbers restored whole would pass through shared memory
-    on their way to these tensor cores. With norm, SwiGLU, residual stream in the same launch.
+    and FP8 with scales of groups likewise. Numbers dequantized whole would pass through shared
+    memory on their way to these tensor cores. With norm, SwiGLU, residual stream in the same
+    launch.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import triton
@@ -30,16 +33,15 @@ from headrace_kernels import card
 from headrace_kernels.linear.dense_small_batch_kernels import finish
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.triton_runtime import INTERPRETED
-from headrace_kernels.weight_formats.conversions import OFFSETS, numbers_of
-from headrace_kernels.weight_formats.quantized_weight import GROUP_SIZES, QuantizedWeight, QuantKind, plane_inputs
+from headrace_kernels.weight_formats.conversions import numbers_of
+from headrace_kernels.weight_formats.kernel_layout import bits_of, layout_of
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 
-# Rows of `_small_kernel`.
-MAX_SMALL_ROWS = 16
-# Words of a piece where the layout leaves it open: the longest that is loaded at a time.
-_PLANE_8_BITS = 512
+# Rows of `_small_batch_kernel`.
+MAX_SMALL_BATCH_ROWS = 16
 
 
-class SmallTile(NamedTuple):
+class SmallBatchTile(NamedTuple):
     """How a product of few rows is cut."""
 
     # Outputs of one program (with SwiGLU as many again, for the gate).
@@ -70,16 +72,26 @@ def _dot(w, x, total, PLAIN: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["M", "N"])
-def _small_kernel(
+def _small_batch_kernel(
     x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     M, N, eps,
-    K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr,
-    GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr, SLICES: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PLAIN: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr, SLICES: tl.constexpr, GATED: tl.constexpr,
+    ADD: tl.constexpr,
 ):  # fmt: skip
-    """Y^T = W X^T for BLOCK_N outputs and ROWS rows; with norm_ptr = g, x is x g / rms(x), whose
-    divisor is applied to the sums.
+    """Y^T = W X^T for BLOCK_N outputs and ROWS rows.
+
+    With norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums.
     """
+    K: tl.constexpr = LAYOUT.num_inputs
+    WORDS: tl.constexpr = LAYOUT.num_words
+    GROUP: tl.constexpr = LAYOUT.group
+    PLANE: tl.constexpr = LAYOUT.plane
+    KIND: tl.constexpr = LAYOUT.kind
+    OFFSET: tl.constexpr = LAYOUT.offset
+    GROUPED: tl.constexpr = LAYOUT.is_grouped
+    SCALE_OUTPUTS: tl.constexpr = LAYOUT.scale_outputs
+    PLAIN: tl.constexpr = LAYOUT.is_plain
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     PARTS: tl.constexpr = 4 if KIND == "int4" else 1
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -150,8 +162,9 @@ def _small_kernel(
 
 
 def _stages(tile: _Staged, weight: QuantizedWeight, block_words: int, columns: int, words: int) -> int:
-    """What fits the shared memory, of the tile's stages: `words` words and `columns` rows of x for
-    each of their inputs a stage.
+    """Stages of the tile that fit the shared memory.
+
+    A stage has `words` words and `columns` rows of x for each of their inputs.
 
     Products of before sm_90 keep one more.
     """
@@ -168,39 +181,12 @@ def takes(weight: QuantizedWeight) -> bool:
     return INTERPRETED or weight.dtype != torch.float32
 
 
-def bits_of(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Words, scales, zeros as kernels read them; e4m3 as bytes, a type that all cards have."""
-    packed = weight.packed.view(torch.int8) if weight.kind is QuantKind.FP8 else weight.packed
-    return packed, weight.scales, weight.zeros
-
-
-def layout_of(weight: QuantizedWeight, dtype: torch.dtype) -> dict[str, Any]:
-    """The constants of a weight."""
-    plane = _PLANE_8_BITS
-    if weight.kind is QuantKind.INT4:
-        plane = plane_inputs(weight.num_inputs, weight.group_size)
-    elif weight.is_grouped and weight.group_size in GROUP_SIZES:
-        # What is loaded at a time lies within one group.
-        plane = weight.group_size
-    return {
-        "K": weight.num_inputs,
-        "WORDS": weight.packed.shape[1],
-        "GROUP": weight.group_size,
-        "PLANE": plane,
-        "KIND": weight.kind.value,
-        "OFFSET": OFFSETS[dtype] if weight.kind is QuantKind.INT4 else 0,
-        "GROUPED": weight.is_grouped,
-        "SCALE_OUTPUTS": weight.scale_outputs,
-        "PLAIN": INTERPRETED,
-    }
-
-
-def multiply_small(
+def multiply_small_batch(
     x: Tensor,
     weight: QuantizedWeight,
     bias: Tensor | None,
     out: Tensor,
-    tile: SmallTile,
+    tile: SmallBatchTile,
     norm: tuple[Tensor, float] | None = None,
     gated: bool = False,
     add: bool = False,
@@ -208,7 +194,7 @@ def multiply_small(
     """Few rows.
 
     Args:
-        x: [num_rows, K], at most MAX_SMALL_ROWS of them.
+        x: [num_rows, K], at most MAX_SMALL_BATCH_ROWS of them.
         weight: N outputs, or 2 N with the gate first.
         bias: One per output of the weight.
         out: [num_rows, N], written, or with `add` added to.
@@ -218,25 +204,25 @@ def multiply_small(
         add: The result is added to `out`.
     """
     (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
-    assert num_rows <= MAX_SMALL_ROWS and num_inputs == weight.num_inputs and x.dtype == weight.dtype
+    assert num_rows <= MAX_SMALL_BATCH_ROWS and num_inputs == weight.num_inputs and x.dtype == weight.dtype
     assert weight.num_outputs == num_outputs * (2 if gated else 1) and out.is_contiguous()
     if norm is not None and not tile.norm_inside:
         x, norm = rms_norm(x, *norm), None
     norm_weight, eps = norm or (None, 0.0)
     layout = layout_of(weight, x.dtype)
-    block_words = min(tile.block_words, layout["PLANE"])
-    slices = min(tile.slices, triton.next_power_of_2(triton.cdiv(layout["WORDS"], block_words)))
-    rows = 8 if num_rows <= 8 else MAX_SMALL_ROWS
+    block_words = min(tile.block_words, layout.plane)
+    slices = min(tile.slices, triton.next_power_of_2(triton.cdiv(layout.num_words, block_words)))
+    rows = 8 if num_rows <= 8 else MAX_SMALL_BATCH_ROWS
     words = slices * block_words * tile.block_n * (2 if gated else 1)
-    _small_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
+    _small_batch_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
         x.contiguous(), norm_weight, *bits_of(weight), bias, out, num_rows, num_outputs, eps,
-        **layout, ROWS=rows, BLOCK_N=tile.block_n,
+        LAYOUT=layout, ROWS=rows, BLOCK_N=tile.block_n,
         BLOCK_WORDS=block_words, SLICES=slices, GATED=gated, ADD=add,
         num_warps=tile.num_warps, num_stages=_stages(tile, weight, slices * block_words, rows, words),
     )  # fmt: skip
 
 
-def small_variants(kind: QuantKind, gated: bool, normed: bool) -> list[SmallTile]:
+def small_batch_variants(kind: QuantKind, gated: bool, normed: bool) -> list[SmallBatchTile]:
     """Tiles that are worth timing for few rows."""
     # (outputs, words, slices, warps, stages). Few outputs are more programs; many are less of x for
     # each of them.
@@ -247,5 +233,7 @@ def small_variants(kind: QuantKind, gated: bool, normed: bool) -> list[SmallTile
         sizes = [(16, 128, 4, 4, 3), (16, 256, 4, 4, 3), (16, 128, 4, 4, 5), (16, 128, 8, 8, 3), (32, 128, 4, 4, 3)]
         sizes += [] if gated else [(32, 64, 4, 4, 4), (32, 128, 2, 2, 4)]
     return [
-        SmallTile(*size, norm_inside=inside) for size in sizes for inside in ((True, False) if normed else (False,))
+        SmallBatchTile(*size, norm_inside=inside)
+        for size in sizes
+        for inside in ((True, False) if normed else (False,))
     ]

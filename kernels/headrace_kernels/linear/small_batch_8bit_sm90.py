@@ -1,31 +1,33 @@
-"""The kernel of 2 to 64 rows for weights of 8 bits with scales of outputs, on sm_90: bytes become
-numbers in the registers that the tensor cores read them from, and nothing is exchanged between
-threads.
+"""The kernel of 2 to 64 rows for weights of 8 bits with scales of outputs, on sm_90.
+
+Bytes become numbers in the registers that the tensor cores read them from, and nothing is
+exchanged between threads.
 
 Owns the kernels, their launch, which weights they take, and the tiles that are worth trying; which
-runs when is `linear.quantized`'s. They are written in Gluon, because the order of copies and products
-is what they are about:
+runs when is `linear.quantized`'s. They are written in Gluon, because the order of copies and
+products is what they are about:
 
 Y^T = W X^T by instructions of 16 outputs x 16 inputs x 8 rows. Which 16 inputs an instruction takes
 is free, as long as they are the same ones of the weight and of x. So of 64 inputs in a row thread t
 of four has inputs 16 t to 16 t + 15 of both sides, four for each of four instructions: 16 bytes of
 a weight in one load from shared memory, 32 of x in two, all as they lie in memory and in the
 registers that instructions take together (`_held`). Rows of both tiles are swizzled such that no
-load waits for a bank. Restoring takes 2 instructions for each weight of a thread, all else 1.2 at
-32 rows.
+load waits for a bank. Dequantizing takes 2 instructions for each weight of a thread, all else 1.2
+at 32 rows.
 
 A step is 128 inputs: words of all outputs of a program and x of all rows are copied ahead by
 `cp.async`, SLOTS - 1 steps, which is what is under way from memory. Warps have outputs of their own
 and share x: the more outputs a program has, the less often x is read, which adds up in the cache (x
 of 32 rows is half as many bytes as the words of 128 outputs). Outputs come in sides, which are
-restored one after the other to save registers; with SwiGLU the first of two is the gate's and the
-second the other half's. Sums are fp32 in an order that depends on the tile alone: no atomics, the
-same bits every time. With several splits of the inputs they go to memory, where `_end_kernel` adds
-them; bias, SwiGLU and residual stream come in whichever kernel is last.
+dequantized one after the other to save registers; with SwiGLU the first of two is the gate's and
+the second the other half's. Sums are fp32 in an order that depends on the tile alone: no atomics,
+the same bits every time. With several splits of the inputs they go to memory, where `_end_kernel`
+adds them; bias, SwiGLU and residual stream come in whichever kernel is last.
 """
 
-# Gluon's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,no-untyped-call,assignment"
+# Gluon's decorator has no types, and a kernel's arguments differ here and in the compiler.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return"
+# mypy: disable-error-code="no-untyped-call,assignment"
 
 from __future__ import annotations
 
@@ -42,20 +44,20 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from headrace_kernels import card
 from headrace_kernels.linear.dense_small_batch_kernels import finish
-from headrace_kernels.linear.small_batch import bits_of
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.weight_formats.conversions import byte_assembly
+from headrace_kernels.weight_formats.kernel_layout import bits_of
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 
 # Rows of a program, at most.
-MAX_FEW_ROWS = 64
+MAX_SMALL_BATCH_8BIT_ROWS = 64
 # Inputs that are copied at a time: the least that four threads with 16 in a row, twice, can share.
 _STEP_INPUTS = 128
 # Outputs of a program of the kernel that ends a product of several splits.
 _END_OUTPUTS = 512
 
 
-class FewTile(NamedTuple):
+class SmallBatch8BitTile(NamedTuple):
     """How a product is cut."""
 
     # Outputs of a side: 16 or more for every warp.
@@ -83,7 +85,8 @@ def rows_of(num_rows: int) -> int:
 @gluon.jit
 def _copy_words(
     word_smem, word_ptr, slot, first_word, first_n,
-    AWAY: gl.constexpr, LAST_N: gl.constexpr, WORDS: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr, LAYOUT: gl.constexpr,
+    AWAY: gl.constexpr, LAST_N: gl.constexpr, WORDS: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr,
+    LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """128 words of each output of all sides."""
     i = gl.arange(0, SIDES * SIDE_N, layout=gl.SliceLayout(1, LAYOUT))
@@ -105,7 +108,8 @@ def _copy_x(x_smem, x_ptr, slot, first_input, M, K: gl.constexpr, ROWS: gl.const
 @gluon.jit
 def _copy_step(
     x_smem, word_smem, x_ptr, word_ptr, slot, step, first_n, M,
-    AWAY: gl.constexpr, LAST_N: gl.constexpr, K: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr, ROWS: gl.constexpr,
+    AWAY: gl.constexpr, LAST_N: gl.constexpr, K: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr,
+    ROWS: gl.constexpr,
 ):  # fmt: skip
     WARPS: gl.constexpr = gl.num_warps()
     WORD_COPY: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [WARPS, 1], [1, 0])
@@ -116,8 +120,10 @@ def _copy_step(
 
 @gluon.constexpr_function
 def _held(num_others, is_words, num_warps):
-    """Who has what of words [outputs, 128 inputs], or of x [128 inputs, rows]: thread 4 g + t of a
-    warp inputs 16 t to 16 t + 15 of each half, of every eighth output or row from g on.
+    """Which thread holds which words [outputs, 128 inputs], or which x [128 inputs, rows].
+
+    Thread 4 g + t of a warp holds inputs 16 t to 16 t + 15 of each half, of every eighth output or
+    row from g on.
 
     Warps have outputs 16 apart, and all of x.
     """
@@ -141,7 +147,8 @@ def _held(num_others, is_words, num_warps):
 @gluon.jit
 def _products(
     x_smem, word_smem, totals, slot,
-    MMA: gl.constexpr, KIND: gl.constexpr, DTYPE: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr, ROWS: gl.constexpr,
+    MMA: gl.constexpr, KIND: gl.constexpr, DTYPE: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr,
+    ROWS: gl.constexpr,
 ):  # fmt: skip
     """Adds a step's products to the sums of all sides."""
     LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
@@ -164,10 +171,11 @@ def _products(
 
 
 @gluon.jit(do_not_specialize=["M", "share"])
-def _few_kernel(
+def _small_batch_8bit_kernel(
     x_ptr, word_ptr, scale_ptr, bias_ptr, out_ptr,
     M, share,
-    N: gl.constexpr, K: gl.constexpr, KIND: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr, ROWS: gl.constexpr, SLOTS: gl.constexpr,
+    N: gl.constexpr, K: gl.constexpr, KIND: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr,
+    ROWS: gl.constexpr, SLOTS: gl.constexpr,
     GATED: gl.constexpr, ADD: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Y^T = W X^T for SIDES SIDE_N outputs, ROWS rows and `share` steps of the inputs.
@@ -190,7 +198,22 @@ def _few_kernel(
     word_smem = gl.allocate_shared_memory(gl.int8, [SLOTS, SIDES * SIDE_N, 128], WORD_LAYOUT)
     for place in gl.static_range(SLOTS - 1):
         if first + place < last:
-            _copy_step(x_smem, word_smem, x_ptr, word_ptr, place, first + place, first_n, M, AWAY, WEIGHT_N - 1, K, SIDE_N, SIDES, ROWS)  # fmt: skip
+            _copy_step(
+                x_smem,
+                word_smem,
+                x_ptr,
+                word_ptr,
+                place,
+                first + place,
+                first_n,
+                M,
+                AWAY,
+                WEIGHT_N - 1,
+                K,
+                SIDE_N,
+                SIDES,
+                ROWS,
+            )
         async_copy.commit_group()
     totals = ()
     for _side in gl.static_range(SIDES):
@@ -203,7 +226,22 @@ def _few_kernel(
         free_slot = gl.where(slot == 0, SLOTS - 1, slot - 1)
         ahead = step + (SLOTS - 1)
         if ahead < last:
-            _copy_step(x_smem, word_smem, x_ptr, word_ptr, free_slot, ahead, first_n, M, AWAY, WEIGHT_N - 1, K, SIDE_N, SIDES, ROWS)  # fmt: skip
+            _copy_step(
+                x_smem,
+                word_smem,
+                x_ptr,
+                word_ptr,
+                free_slot,
+                ahead,
+                first_n,
+                M,
+                AWAY,
+                WEIGHT_N - 1,
+                K,
+                SIDE_N,
+                SIDES,
+                ROWS,
+            )
         async_copy.commit_group()
         totals = _products(x_smem, word_smem, totals, slot, MMA, KIND, DTYPE, SIDE_N, SIDES, ROWS)
         slot = gl.where(slot == SLOTS - 1, 0, slot + 1)
@@ -227,9 +265,10 @@ def _few_kernel(
 @gluon.jit
 def _finish(
     y, up, bias_ptr, out_ptr, first_n, M,
-    N: gl.constexpr, SIDE_N: gl.constexpr, ROWS: gl.constexpr, MMA: gl.constexpr, GATED: gl.constexpr, ADD: gl.constexpr,
+    N: gl.constexpr, SIDE_N: gl.constexpr, ROWS: gl.constexpr, MMA: gl.constexpr, GATED: gl.constexpr,
+    ADD: gl.constexpr,
 ):  # fmt: skip
-    """Bias, SwiGLU or residual stream, one rounding, store, as `finish` of `small_linear_kernels`."""
+    """Bias, SwiGLU or residual stream, one rounding, store: `finish` in Gluon."""
     n = gl.expand_dims(first_n + gl.arange(0, SIDE_N, layout=gl.SliceLayout(1, MMA)), 1)
     if bias_ptr is not None:
         y += gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)
@@ -267,9 +306,10 @@ def _end_kernel(
     finish(total, up, row, n, bias_ptr, out_ptr, M, N, GATED, ADD)
 
 
-def takes_few(weight: QuantizedWeight) -> bool:
-    """Whether the kernel multiplies by this weight on its card: 8 bits with scales of outputs,
-    inputs of whole steps.
+def takes_small_batch_8bit(weight: QuantizedWeight) -> bool:
+    """Whether the kernel multiplies by this weight on its GPU.
+
+    It takes 8 bits with scales of outputs, and inputs of whole steps.
     """
     return (
         card.has_warpgroup_instructions(weight.device)
@@ -282,12 +322,12 @@ def takes_few(weight: QuantizedWeight) -> bool:
     )
 
 
-def multiply_few(
+def multiply_small_batch_8bit(
     x: Tensor,
     weight: QuantizedWeight,
     bias: Tensor | None,
     out: Tensor,
-    tile: FewTile,
+    tile: SmallBatch8BitTile,
     norm: tuple[Tensor, float] | None = None,
     gated: bool = False,
     add: bool = False,
@@ -295,8 +335,8 @@ def multiply_few(
     """Some rows.
 
     Args:
-        x: [num_rows, K], at most MAX_FEW_ROWS of them.
-        weight: N outputs, or 2 N with the gate first, such that `takes_few(weight)`.
+        x: [num_rows, K], at most MAX_SMALL_BATCH_8BIT_ROWS of them.
+        weight: N outputs, or 2 N with the gate first, such that `takes_small_batch_8bit(weight)`.
         bias: One per output of the weight.
         out: [num_rows, N], written, or with `add` added to.
         tile: The sizes.
@@ -305,7 +345,7 @@ def multiply_few(
         add: The result is added to `out`.
     """
     (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
-    assert num_rows <= MAX_FEW_ROWS and num_inputs == weight.num_inputs and x.dtype == weight.dtype
+    assert num_rows <= MAX_SMALL_BATCH_8BIT_ROWS and num_inputs == weight.num_inputs and x.dtype == weight.dtype
     assert weight.num_outputs == num_outputs * (2 if gated else 1) and out.is_contiguous()
     assert num_inputs % _STEP_INPUTS == 0 and tile.side_n % (16 * tile.num_warps) == 0 and tile.slots >= 2
     x = x.contiguous() if norm is None else rms_norm(x, *norm)
@@ -315,9 +355,10 @@ def multiply_few(
     target = out if splits == 1 else out.new_empty(splits, num_rows, weight.num_outputs, dtype=torch.float32)
     words, scales, _ = bits_of(weight)
     programs = triton.cdiv(num_outputs, tile.side_n * (1 if gated else sides))
-    _few_kernel[(programs, splits)](
+    _small_batch_8bit_kernel[(programs, splits)](
         x, words, scales, bias, target, num_rows, triton.cdiv(num_inputs, _STEP_INPUTS * splits),
-        N=num_outputs, K=num_inputs, KIND=weight.kind.value, SIDE_N=tile.side_n, SIDES=sides, ROWS=rows_of(num_rows), SLOTS=tile.slots,
+        N=num_outputs, K=num_inputs, KIND=weight.kind.value, SIDE_N=tile.side_n, SIDES=sides,
+        ROWS=rows_of(num_rows), SLOTS=tile.slots,
         GATED=gated, ADD=add and splits == 1, SPLIT=splits > 1, num_warps=tile.num_warps, maxnreg=tile.max_registers,
     )  # fmt: skip
     if splits > 1:
@@ -334,12 +375,15 @@ _VARIANTS = {
 }
 
 
-def few_variants(num_rows: int, num_outputs: int, num_inputs: int, gated: bool) -> list[FewTile]:
-    """Tiles that are worth timing for up to 64 rows, with splits for half a wave to some waves of
-    programs on 132 multiprocessors.
+def small_batch_8bit_variants(
+    num_rows: int, num_outputs: int, num_inputs: int, gated: bool
+) -> list[SmallBatch8BitTile]:
+    """Tiles that are worth timing for up to 64 rows.
+
+    They have splits for half a wave to some waves of programs on 132 multiprocessors.
     """
     sizes = _VARIANTS[min(most for most in _VARIANTS if most >= num_rows)]
-    tiles = [FewTile(*size) for size in sizes if not gated or size[1] == 2]
+    tiles = [SmallBatch8BitTile(*size) for size in sizes if not gated or size[1] == 2]
     found = []
     for tile, splits in itertools.product(tiles, (1, 2, 3, 4, 6, 8, 12, 16)):
         programs = splits * triton.cdiv(num_outputs, tile.side_n * (1 if gated else tile.sides))

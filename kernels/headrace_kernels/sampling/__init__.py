@@ -1,5 +1,6 @@
-"""From logits to tokens: penalties, truncation, the choice and its log probability, the same
-whatever else is in the batch.
+"""From logits to tokens: penalties, truncation, the choice and its log probability.
+
+A row's results are the same whatever else is in the batch.
 
 choice, choice_triton, truncation_triton    greedy, or a draw with temperature, top-k, top-p, min-p
 penalties, logprobs                         each with its `*_triton`

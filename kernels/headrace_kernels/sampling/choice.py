@@ -1,5 +1,6 @@
-"""Choosing the next token of each row from its logits: greedy, or a draw after temperature,
-top-n-sigma, top-k, min-p and top-p.
+"""The choice of each row's next token from its logits.
+
+It is greedy, or a draw after temperature, top-n-sigma, top-k, min-p and top-p.
 
 Owns the choice. Bias, bans and penalties happened before (`penalties`, the worker's sampler); the
 noise is `philox`'s.
@@ -11,9 +12,10 @@ one order per row: `torch.softmax` reduces each row alone, and cumulative sums r
 tokens in their order (`ordering`).
 
 Rows that truncate work on candidates, their most likely tokens in order, because what top-n-sigma,
-top-k, min-p and top-p keep is always a prefix of those. The first 128 (or the largest top-k) nearly always hold
-the whole prefix; rows for which they don't try again with sixteen times as many. So only flat
-distributions with top-p ever sort a vocabulary, and noise is computed for candidates only.
+top-k, min-p and top-p keep is always a prefix of those. The first 128 (or the largest top-k) nearly
+always hold the whole prefix; rows for which they don't try again with sixteen times as many. So
+only flat distributions with top-p ever sort a vocabulary, and noise is computed for candidates
+only.
 """
 
 from __future__ import annotations
@@ -63,14 +65,14 @@ class Truncation(NamedTuple):
 
 
 def choose_greedy_reference(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The most likely token of each row, and whether the row is sound.
+    """The most likely token of each row, and whether the row is finite.
 
     Args:
         logits: float32 [num_rows, vocab_size].
 
     Returns:
-        Tokens, int64 [num_rows]: the lowest id where several are equal. Soundness, bool [num_rows]:
-        false where a logit is NaN or +inf, or all are -inf.
+        Tokens, int64 [num_rows]: the lowest id where several are equal. Finiteness, bool
+        [num_rows]: false where a logit is NaN or +inf, or all are -inf.
     """
     peaks, tokens = logits.max(dim=1)
     return tokens, peaks.isfinite()
@@ -220,7 +222,7 @@ def most_likely_part(logits: torch.Tensor, first_token: int) -> tuple[torch.Tens
 
     Args:
         logits: float32 [num_rows, part], of the tokens from `first_token` on.
-        first_token: Of column 0.
+        first_token: Token of column 0.
 
     Returns:
         Tokens, int64 [num_rows], counted in the whole vocabulary: the lowest id where several are
@@ -246,8 +248,10 @@ def best_candidates(candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _choose_greedy_by_blocks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The highest value of each block first, then the place in the first block that has the highest
-    of all.
+    """The most likely token by blocks.
+
+    First comes the highest value of each block, then the place in the first block that has the
+    highest of all.
 
     On a CPU three to five times as fast: torch vectorises a maximum without its place, but not one
     with it. A NaN is the highest value to both.
@@ -283,11 +287,11 @@ def sample_rows_reference(
         parameters: int32 [num_rows + 1, 16], see `sampling.parameters`.
 
     Returns:
-        Tokens, int64 [num_samples]: 0 where the row is not sound. Soundness, bool [num_samples]:
+        Tokens, int64 [num_samples]: 0 where the row is not finite. Finiteness, bool [num_samples]:
         false where a logit is NaN or +inf, or all are -inf.
     """
     logits = logits.float()
-    tokens, sound = choose_greedy(logits)
+    tokens, finite = choose_greedy(logits)
     chosen = parameters.index_select(0, rows)
     temperature = read_floats(chosen, TEMPERATURE)
     truncation = _truncation_of(chosen, logits.shape[1])
@@ -307,7 +311,7 @@ def sample_rows_reference(
             tokens[samples] = draw_truncated(*inputs, truncation.select(samples), keys.select(samples))
         else:
             tokens[samples] = draw(*inputs, keys.select(samples))
-    return tokens.masked_fill_(~sound, 0), sound
+    return tokens.masked_fill_(~finite, 0), finite
 
 
 def _truncation_of(rows: torch.Tensor, vocab_size: int) -> Truncation:

@@ -1,11 +1,12 @@
-"""`sampling.sample_rows` as two Triton kernels, for batches of any mixture, without a sort and
-without a look from the host.
+"""`choice.sample_rows` as two Triton kernels, for batches of any mixture.
+
+They need neither a sort nor a look from the host.
 
 Owns the first kernel and the launches; `truncation_triton` owns what the second does for rows that
 truncate.
 
     logits --(sample, block)--> per block: its highest logit, its mass, its winner --(sample)-->
-    token, soundness
+    token, finiteness
 
 A block's *winner* is its most likely token in a greedy row, and its token with the highest logit /
 temperature + noise in a random one; then the winner of the winners is the row's token, unless
@@ -14,7 +15,7 @@ so the launches can be captured and never compile anew. A row's result depends o
 row: sums are made in one order whatever the batch.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -80,8 +81,9 @@ def summarize_blocks_kernel(
     BLOCK: tl.constexpr,
     NUM_SLOTS: tl.constexpr,
 ):
-    """Program (block, sample): the block's highest logit, its sum of exp((logit - highest) /
-    temperature) if top-p needs it, and its winner.
+    """Program (block, sample): highest logit, mass and winner of the block.
+
+    The mass is the sum of exp((logit - highest) / temperature), if top-p needs it.
 
     Args:
         logits: [num_samples, VOCAB], rows STRIDE apart.
@@ -138,7 +140,7 @@ def choose_tokens_kernel(
     scores,
     winners,
     tokens,
-    sound,
+    finite,
     STRIDE: tl.constexpr,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -147,7 +149,7 @@ def choose_tokens_kernel(
     NUM_SLOTS: tl.constexpr,
     KEY_SHIFT: tl.constexpr,
 ):
-    """Program (sample): the row's token and soundness from its blocks.
+    """Program (sample): the row's token and finiteness from its blocks.
 
     Args:
         logits: [num_samples, VOCAB], rows STRIDE apart: read only where a row truncates.
@@ -159,14 +161,14 @@ def choose_tokens_kernel(
         scores: float32, likewise.
         winners: int32, likewise.
         tokens: int64 [num_samples], out.
-        sound: bool [num_samples], out.
+        finite: bool [num_samples], out.
         STRIDE: Elements.
         VOCAB: Tokens.
         BLOCK: Tokens of a block.
         TILE: Tokens of a step of a pass over the row, a multiple of BLOCK.
         NUM_BLOCKS: Blocks of a row, whole tiles.
-        NUM_SLOTS: The same, rounded up to a power of two.
-        KEY_SHIFT: See `ordering_triton`.
+        NUM_SLOTS: Number of entries, rounded up to a power of two.
+        KEY_SHIFT: Low bits that are equal in all keys (`ordering_triton`).
     """
     sample = tl.program_id(0).to(tl.int64)
     parameters += tl.load(rows + sample).to(tl.int64) * _NUM_COLUMNS
@@ -178,10 +180,10 @@ def choose_tokens_kernel(
     # A block behind the vocabulary names a token there, with a score of -inf.
     winner = tl.minimum(tl.load(winners + sample * NUM_SLOTS + offs_slot, mask=mask_slot, other=0), VOCAB - 1)
     row_peak = tl.max(peak, axis=0)
-    is_sound = (row_peak > -float("inf")) & (row_peak < float("inf"))
+    is_finite = (row_peak > -float("inf")) & (row_peak < float("inf"))
     _, token = best_of(score, winner)
     top_k, min_p, top_p, top_n_sigma, truncates = _truncates(parameters, VOCAB)
-    if is_sound & truncates & (temperature > 0):
+    if is_finite & truncates & (temperature > 0):
         threshold = lowest_kept(
             logits + sample * STRIDE, row_peak, temperature, min_p, top_n_sigma, VOCAB, TILE, NUM_BLOCKS * BLOCK // TILE
         )
@@ -207,8 +209,8 @@ def choose_tokens_kernel(
             NUM_SLOTS,
             KEY_SHIFT,
         )
-    tl.store(tokens + sample, tl.where(is_sound, token, 0).to(tl.int64))
-    tl.store(sound + sample, is_sound)
+    tl.store(tokens + sample, tl.where(is_finite, token, 0).to(tl.int64))
+    tl.store(finite + sample, is_finite)
 
 
 def sample_rows_triton(
@@ -218,8 +220,9 @@ def sample_rows_triton(
     parameters: torch.Tensor,
     block: int = _BLOCK,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`sample_rows_reference`, except that equal scores go to the lower id and that sums and noise
-    may differ in their last places.
+    """`sample_rows_reference` as kernels.
+
+    Equal scores go to the lower id, and sums and noise may differ in their last places.
 
     Tests give smaller blocks.
     """
@@ -234,7 +237,7 @@ def sample_rows_triton(
     peaks, masses, scores = torch.empty(3, num_samples, num_slots, dtype=torch.float32, device=logits.device)
     winners = torch.empty(num_samples, num_slots, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(num_samples, dtype=torch.int64, device=logits.device)
-    sound = torch.empty(num_samples, dtype=torch.bool, device=logits.device)
+    finite = torch.empty(num_samples, dtype=torch.bool, device=logits.device)
     inputs = (logits, rows, output_positions, parameters, peaks, masses, scores, winners)
     summarize_blocks_kernel[num_blocks, num_samples](
         *inputs, STRIDE=stride, VOCAB=vocab_size, BLOCK=block, NUM_SLOTS=num_slots, num_warps=_BLOCK_WARPS
@@ -242,7 +245,7 @@ def sample_rows_triton(
     choose_tokens_kernel[(num_samples,)](
         *inputs,
         tokens,
-        sound,
+        finite,
         STRIDE=stride,
         VOCAB=vocab_size,
         BLOCK=block,
@@ -253,4 +256,4 @@ def sample_rows_triton(
         num_warps=_ROW_WARPS,
         maxnreg=_ROW_REGISTERS,
     )
-    return tokens, sound
+    return tokens, finite

@@ -18,7 +18,7 @@ from headrace_kernels.triton_runtime import uses_triton
 class TokenLogprobs(NamedTuple):
     """Natural logarithms of probabilities, per row.
 
-    Of a row that is not sound they mean nothing.
+    Of a row that is not finite they mean nothing.
     """
 
     # [num_rows] float32, of the sampled tokens.

@@ -1,5 +1,6 @@
-"""`logprobs.token_logprobs` as two Triton kernels, for any number of top tokens, without a sort and
-without a look from the host.
+"""`logprobs.token_logprobs` as two Triton kernels, for any number of top tokens.
+
+They need neither a sort nor a look from the host.
 
     logits --(row, block)--> per block: its highest logit, its mass, its first token, how many come
     before the sampled one --(row)--> log probabilities, rank, top tokens
@@ -8,7 +9,7 @@ The top tokens come one by one: the best of the blocks' first tokens is the next
 only its block is searched again, for the first token behind it.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def summarize_rows_kernel(
         VOCAB: Tokens.
         BLOCK: Tokens of a block.
         NUM_SLOTS: Blocks of a row, rounded up.
-        KEY_SHIFT: See `ordering_triton`.
+        KEY_SHIFT: Low bits that are equal in all keys (`ordering_triton`).
     """
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     logits += row * VOCAB
@@ -110,8 +111,8 @@ def report_rows_kernel(
         VOCAB: Tokens.
         BLOCK: Tokens of a block.
         NUM_BLOCKS: Blocks of a row.
-        NUM_SLOTS: The same, rounded up to a power of two.
-        KEY_SHIFT: See `ordering_triton`.
+        NUM_SLOTS: Number of entries, rounded up to a power of two.
+        KEY_SHIFT: Low bits that are equal in all keys (`ordering_triton`).
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * VOCAB

@@ -1,5 +1,6 @@
-"""The order of tokens that sampling and log probabilities share: by logit, and the lower id first
-where logits are equal.
+"""The order of tokens that sampling and log probabilities share.
+
+Tokens are ordered by logit, and the lower id is first where logits are equal.
 
 Owns that order only. A plain `torch.topk` leaves the choice among equals open; here a result must
 not depend on the device or the batch.
@@ -38,8 +39,9 @@ def top_tokens_reference(logits: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _top_tokens_exact(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """The same through integers of which no two are equal: the float's bits, made to sort as the
-    float does, above the complemented id.
+    """The top tokens in that order, through integers of which no two are equal.
+
+    The upper bits sort as the float does, the lower ones are the complemented id.
     """
     # Adding 0 turns -0.0, which would sort below 0.0, into 0.0.
     bits = (logits + 0.0).view(torch.int32)

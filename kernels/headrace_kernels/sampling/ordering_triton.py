@@ -4,7 +4,7 @@ Owns device functions, no launch. A token comes *before* another if its key is h
 its id lower; NaN has no place here, callers look for it first.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations

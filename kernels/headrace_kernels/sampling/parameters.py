@@ -54,8 +54,6 @@ def read_floats(rows: torch.Tensor, column: int) -> torch.Tensor:
 
 
 def read_noise_keys(rows: torch.Tensor, output_positions: torch.Tensor) -> NoiseKeys:
-    """Keys of the noise that rows of the matrix draw at positions of their outputs, integers
-    [num_samples].
-    """
+    """Keys of the noise of the matrix's rows at positions of their outputs, int [num_samples]."""
     seeds = rows.view(torch.int64)[:, SEED_LOW // 2]
     return NoiseKeys(seeds, rows[:, OUTPUT_INDEX].to(torch.int64), output_positions.to(torch.int64))

@@ -1,6 +1,6 @@
-"""`penalties.penalize_rows` as one Triton kernel: only rows that have penalties are touched, once."""
+"""`penalties.penalize_rows` as one Triton kernel: it touches only rows with penalties, once."""
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations

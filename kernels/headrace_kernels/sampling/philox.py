@@ -1,5 +1,6 @@
-"""Random bits that are a function of where they are used: Philox-4x32-10, and the Gumbel noise of
-sampling made from it.
+"""Random bits that are a function of where they are used.
+
+Philox-4x32-10 makes them, and the Gumbel noise of sampling is made from them.
 
 Owns the generator and the mapping from (seed, output, position, token) to noise. There is no state:
 the same token of the same output draws the same noise in any batch, on any device, after any
@@ -100,7 +101,7 @@ def gumbel_noise_at_reference(keys: NoiseKeys, token_ids: torch.Tensor) -> torch
     """Noise of some tokens.
 
     Args:
-        keys: Of num_samples samples.
+        keys: Keys of num_samples samples.
         token_ids: int64 [num_samples, num_tokens].
 
     Returns:

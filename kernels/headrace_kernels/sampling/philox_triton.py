@@ -5,7 +5,7 @@ logarithms differ from torch's in the last places, by a millionth or two. Exact 
 of what the noise costs, and a draw over a vocabulary costs little else.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Top-k starts with a bound that the blocks' peaks give. With top-p, which is a sh
 leaves, its exact bound is searched first, by counting: for bf16 in at most eight passes.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ def _count_reaching(
 
 @triton.jit
 def _kth_peak(peak_keys, top_k, NUM_SLOTS: tl.constexpr):
-    """A key that at least top_k tokens reach: as many blocks as tokens are kept have a peak at
-    least so high.
+    """A key that at least top_k tokens reach.
+
+    As many blocks as tokens are kept have a peak at least so high.
 
     The lowest key if there are fewer blocks.
     """
@@ -188,12 +189,12 @@ def _before_two(
     TILE: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
 ):
-    """How many tokens come before each of two tokens, and their masses. b comes before a, or is a."""
+    """How many tokens come before each of two tokens, and their masses; b is before a, or a."""
     count_a = tl.zeros((TILE,), tl.int32)
     count_b = tl.zeros((TILE,), tl.int32)
     mass_a = tl.zeros((TILE,), tl.float32)
     mass_b = tl.zeros((TILE,), tl.float32)
-    # Logits of sound rows sort as they are; only searches between them need keys.
+    # Logits of finite rows sort as they are; only searches between them need keys.
     logit_a, logit_b = tl.load(logits + id_a).to(tl.float32), tl.load(logits + id_b).to(tl.float32)
     for tile in range(NUM_BLOCKS * BLOCK // TILE):
         if _tile_peak(peaks, tile, TILE, BLOCK) >= logit_a:
@@ -228,8 +229,9 @@ def _next_candidate(
     NUM_SLOTS: tl.constexpr,
     KEY_SHIFT: tl.constexpr,
 ):
-    """The token with the highest score before the bound, and the blocks' winners as far as they had
-    to be computed again.
+    """The token with the highest score before the bound, and the blocks' winners.
+
+    Winners are computed again as far as they had to be.
 
     Returns:
         Whether there is one, its key and id (else the bound's); scores, winners and their keys.
@@ -276,7 +278,7 @@ def _is_kept(logits, count, mass, id, temperature, top_k, threshold, target, VOC
 
 @triton.jit
 def _deviation(logits, VOCAB: tl.constexpr, TILE: tl.constexpr, NUM_TILES: tl.constexpr):
-    """Standard deviation of the finite logits of a sound row, in float32: sqrt(mean((x - mean(x))^2))."""
+    """Standard deviation of the finite logits of a finite row, fp32: sqrt(mean((x - mean)^2))."""
     sums = tl.zeros((TILE,), tl.float32)
     counts = tl.zeros((TILE,), tl.float32)
     for tile in range(NUM_TILES):
@@ -305,8 +307,9 @@ def lowest_kept(
     TILE: tl.constexpr,
     NUM_TILES: tl.constexpr,
 ):
-    """The lowest logit / temperature of a sound row that min_p and top_n_sigma keep; -inf: they keep
-    all.
+    """The lowest logit / temperature of a row that min_p and top_n_sigma keep.
+
+    It is -inf if they keep all. The row is finite.
     """
     threshold = row_peak * (1.0 / temperature) + tl.where(min_p > 0, tl.log(min_p), -float("inf"))
     if top_n_sigma > 0:
@@ -338,7 +341,7 @@ def draw_truncated(
     NUM_SLOTS: tl.constexpr,
     KEY_SHIFT: tl.constexpr,
 ):
-    """The token of a sound row that truncates.
+    """The token of a finite row that truncates.
 
     Args:
         logits: The row's, [VOCAB].
@@ -351,7 +354,7 @@ def draw_truncated(
         top_k: 0: all.
         threshold: `lowest_kept`; -inf: all.
         top_p: 1: all.
-        seed_low: Of the noise's key, int32.
+        seed_low: Lower half of the noise's key, int32.
         seed_high: Likewise.
         output_index: Likewise.
         position: Likewise.
@@ -359,8 +362,8 @@ def draw_truncated(
         BLOCK: Tokens of a block.
         TILE: Tokens of a step of a pass.
         NUM_BLOCKS: Blocks of the row.
-        NUM_SLOTS: The same, rounded up to a power of two.
-        KEY_SHIFT: See `ordering_triton`.
+        NUM_SLOTS: Number of entries, rounded up to a power of two.
+        KEY_SHIFT: Low bits that are equal in all keys (`ordering_triton`).
     """
     offs_slot = tl.arange(0, NUM_SLOTS)
     row_peak = tl.max(peak, axis=0)
@@ -433,7 +436,7 @@ def draw_truncated(
             NUM_SLOTS,
             KEY_SHIFT,
         )
-        # Scores of a sound row are finite, so something is always found; a token that overflows
+        # Scores of a finite row are finite, so something is always found; a token that overflows
         # must not hang the device all the same.
         searching = found_a != 0
         if searching:

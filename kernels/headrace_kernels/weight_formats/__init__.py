@@ -5,6 +5,7 @@ block_weight          small blocks with scales of their own: GGUF's types and NF
 gguf_blocks, nf4      blocks as GGUF files hold them; NF4's rounding and bitsandbytes' bytes
 stored_rows           values that other tools quantized, put into the layout of `quantized_weight`
 input_rounding        inputs of a product rounded to 8 bits and back, as a weight's scheme says
+kernel_layout         a `quantized_weight` as kernels take it
 conversions           device functions: packed words become bf16 or fp16
 dequantized_buffer    one buffer per GPU for weights that are dequantized for a product
 """

@@ -1,7 +1,8 @@
-"""Weights whose numbers come in small blocks with scales of their own: the types of GGUF files and
-NF4; their layout in memory, and back.
+"""Weights whose numbers come in small blocks with scales of their own.
 
-Owns what the bits mean. `restore_rows` is the definition: every product of `block_linear`
+These are the types of GGUF files and NF4: their layout in memory, and back.
+
+Owns what the bits mean. `dequantize_rows` is the definition: every product of `block_linear`
 multiplies by those numbers, in fp32 or rounded to the activations' type. What the bytes of a file
 mean is `gguf_blocks`'s, how NF4 is rounded `nf4`'s; both end in `Pieces`, which `store_rows` puts
 into place.
@@ -169,12 +170,12 @@ class BlockWeight:
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Device that holds the weight."""
         return self.scales.device
 
     @property
     def num_tiles(self) -> int:
-        """Of a row."""
+        """Tiles of a row."""
         return -(-self.num_inputs // (PARTS * plane_inputs(self.kind, self.num_inputs)))
 
 
@@ -225,8 +226,8 @@ def allocate(
         kind: How numbers are written.
         num_outputs: N.
         num_inputs: K, a multiple of the inputs that share a factor.
-        dtype: Of the activations: bf16, fp16 or fp32.
-        device: Where.
+        dtype: Dtype of the activations: bf16, fp16 or fp32.
+        device: Device that holds the weight.
         nested: NF4: groups that share a nested scale; 0: those of a row.
 
     Raises:
@@ -235,18 +236,19 @@ def allocate(
     made = FORMATS[kind]
     if num_outputs < 1 or num_inputs < 1 or num_inputs % made.factor:
         raise ValueError(
-            f"a weight of {num_outputs} outputs and {num_inputs} inputs: {kind.value} needs a multiple of {made.factor} inputs"
+            f"a weight of {num_outputs} outputs and {num_inputs} inputs: "
+            f"{kind.value} needs a multiple of {made.factor} inputs"
         )
     if dtype not in _FLOATS:
         raise ValueError(f"activations in {dtype}: a weight in blocks takes bfloat16, float16 or float32")
     plane = plane_inputs(kind, num_inputs)
     lanes = -(-num_inputs // (PARTS * plane)) * plane
 
-    def empty(size: int, number: torch.dtype) -> Tensor:
-        return torch.empty(num_outputs, size, dtype=number, device=device)
+    def empty(size: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(num_outputs, size, dtype=dtype, device=device)
 
-    def by_group(size: int, number: torch.dtype) -> Tensor:
-        return torch.empty(num_inputs // size, num_outputs, dtype=number, device=device)
+    def by_group(size: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(num_inputs // size, num_outputs, dtype=dtype, device=device)
 
     if kind is BlockKind.NF4:
         nested = nested or num_inputs // made.group
@@ -259,13 +261,16 @@ def allocate(
     reserve(num_outputs, num_inputs, dtype, torch.device(device))
     return BlockWeight(
         kind, num_outputs, num_inputs, dtype,
-        scales=torch.empty(num_nested, dtype=torch.float32, device=device) if is_double else by_group(made.factor, scale_type),
+        scales=torch.empty(num_nested, dtype=torch.float32, device=device) if is_double else by_group(made.factor,
+        scale_type),
         nibbles=empty(lanes, torch.int16) if 4 in made.bits else None,
         pairs=empty(lanes, torch.uint8) if 2 in made.bits else None,
         singles=empty(lanes // 2, torch.uint8) if 1 in made.bits else None,
         octets=empty(PARTS * lanes, torch.int8) if 8 in made.bits else None,
-        mins=torch.empty(num_nested, dtype=torch.float32, device=device) if is_double else by_group(made.factor, scale_type) if made.has_mins else None,
-        group_scales=by_group(made.group, torch.uint8 if is_double else integers) if has_integers or is_double else None,
+        mins=torch.empty(num_nested, dtype=torch.float32, device=device) if is_double else by_group(made.factor,
+        scale_type) if made.has_mins else None,
+        group_scales=by_group(made.group,
+        torch.uint8 if is_double else integers) if has_integers or is_double else None,
         group_mins=by_group(made.group, torch.uint8) if has_integers and made.has_mins and not made.is_joint else None,
         nested=nested,
     )  # fmt: skip
@@ -343,7 +348,7 @@ def numbers_of_rows(weight: BlockWeight, rows: slice | Tensor) -> Tensor:
     return numbers[:, : weight.num_inputs]
 
 
-def restore_rows(weight: BlockWeight, rows: slice | Tensor, out: Tensor) -> None:
+def dequantize_rows(weight: BlockWeight, rows: slice | Tensor, out: Tensor) -> None:
     """The numbers that the bits of some rows stand for.
 
     Args:
@@ -365,8 +370,9 @@ def restore_rows(weight: BlockWeight, rows: slice | Tensor, out: Tensor) -> None
 
 
 def group_numbers(weight: BlockWeight, rows: slice | Tensor) -> tuple[Tensor, Tensor | None]:
-    """The s and m of each group of some rows, [num_rows, K / group] fp32 each; no m where the kind
-    has none.
+    """The s and m of each group of some rows, fp32 [num_rows, K / group] each.
+
+    m is None where the kind has none.
     """
     made = weight.format
     if weight.kind is BlockKind.NF4:
@@ -408,8 +414,9 @@ def is_finite(weight: BlockWeight, outputs: range) -> bool:
 
 
 def has_negative_scales(weight: BlockWeight) -> bool:
-    """Whether a scale of NF4 is below 0, which the largest number of a group can't be; those of
-    other kinds may.
+    """Whether a scale of NF4 is below 0, which the largest number of a group can't be.
+
+    Scales of other kinds may be.
 
     Waits for the device.
     """

@@ -1,5 +1,6 @@
-"""What Triton kernels do with the bits of a `QuantizedWeight`: words to bf16 or fp16, two or four
-numbers at a time.
+"""What Triton kernels do with the bits of a `QuantizedWeight`.
+
+Words become bf16 or fp16, two or four numbers at a time.
 
 Owns the conversions alone. Plain casts take several instructions a number, and a product of few
 rows would wait for them instead of for memory; these build the numbers from their bits. Each is
@@ -7,11 +8,11 @@ exact. The interpreter, which knows no inline assembly, takes plain arithmetic t
 in fp32.
 
 INT4 becomes 128 + q in bf16, whose 7 bits of mantissa hold q, and 1024 + q in fp16, which
-`restored_nibbles` takes off with the zero point. Where `numbers_of` gives fp16 it has taken 1024
+`dequantized_nibbles` takes off with the zero point. Where `numbers_of` gives fp16 it has taken 1024
 off, as sums of such numbers would lose too much.
 """
 
-# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _nibble_assembly(part, bf16):
 
 
 @triton.constexpr_function
-def restoring_assembly(part, bf16):
+def dequantizing_assembly(part, bf16):
     """(number - $2) $3 in the type: the difference is exact, the product is rounded."""
     shift = f"shr.b32 t, $1, {4 * part}; " if part else "mov.b32 t, $1; "
     if bf16:
@@ -65,14 +66,14 @@ def byte_assembly(kind, bf16):
             # The lower 7 bits as 128 + v; the sign bit lands in the exponent's last and makes 128
             # or 256, which is taken off: v. c is -1.
             constants = "mov.b32 c, 0xBF80BF80; "
-            restored = (
+            dequantized = (
                 "lop3.b32 a, t, 0x007F007F, 0x43004300, 0xEA; lop3.b32 b, t, 0x00800080, 0x43004300, 0xEA; "
                 "fma.rn.bf16x2 ${}, b, c, a; "
             )
         else:
             # (v + 128) + 1024, less 1152.
             constants = "mov.b32 c, 0x64806480; "
-            restored = "lop3.b32 a, t, 0x00800080, 0x64006400, 0xBE; sub.f16x2 ${}, a, c; "
+            dequantized = "lop3.b32 a, t, 0x00800080, 0x64006400, 0xBE; sub.f16x2 ${}, a, c; "
     else:
         # e4m3, spread with its sign in the upper byte: sign, exponent and mantissa move to their
         # places, and a factor makes up for the exponents' biases. It reaches numbers without a
@@ -82,12 +83,12 @@ def byte_assembly(kind, bf16):
         if bf16:
             # Times 2^120, plus -0.
             constants = "mov.b32 b, 0x80008000; mov.b32 c, 0x7B807B80; "
-            restored = places.format(4, "0x87F087F0") + "fma.rn.bf16x2 ${}, a, c, b; "
+            dequantized = places.format(4, "0x87F087F0") + "fma.rn.bf16x2 ${}, a, c, b; "
         else:
             # Times 2^8.
             constants = "mov.b32 c, 0x5C005C00; "
-            restored = places.format(7, "0xBF80BF80") + "mul.f16x2 ${}, a, c; "
-    spread = "".join(f"prmt.b32 t, $2, 0, {selector}; " + restored.format(out) for out, selector in pairs)
+            dequantized = places.format(7, "0xBF80BF80") + "mul.f16x2 ${}, a, c; "
+    spread = "".join(f"prmt.b32 t, $2, 0, {selector}; " + dequantized.format(out) for out, selector in pairs)
     return "{ .reg .b32 t, a, b, c; " + constants + spread + "}"
 
 
@@ -131,8 +132,9 @@ _WIDE_BYTES = tl.constexpr(
 
 @triton.constexpr_function
 def _tensor_product(number, found, left, right, sums):
-    """Computes found = left right + sums for 16 outputs, 16 inputs, 8 columns, by the threads of a
-    warp together.
+    """Assembly of found = left right + sums for 16 outputs, 16 inputs and 8 columns.
+
+    The threads of a warp compute it together.
     """
     operands = f"{{{found}}}, {{{left}}}, {{{right}}}, {{{sums}}}; "
     return f"mma.sync.aligned.m16n8k16.row.col.f32.{number}.{number}.f32 " + operands
@@ -140,8 +142,9 @@ def _tensor_product(number, found, left, right, sums):
 
 @triton.constexpr_function
 def _column_product_assembly(part, bf16):
-    """Outputs $0 to $7, words $8 to $11 of an output and $12 to $15 of another, x in $16 to $19,
-    sums so far in $20 to $27.
+    """Assembly of `column_products`: outputs $0 to $7, sums so far $20 to $27.
+
+    Words of an output are in $8 to $11, of another in $12 to $15, x in $16 to $19.
 
     Sums of a part are (column, output); the instruction has them as (output, column). bf16: 128 +
     q, as `_nibble_assembly`. fp16: a number without a leading 1, q 2^-24 or in odd parts 16 q
@@ -200,8 +203,9 @@ def _columns(products):
 
 @triton.jit
 def _by_columns(left, right):
-    """Sums over threads t and inputs, of outputs (or columns) g of the left and all columns of the
-    right: [4, 8, warps, 2].
+    """Sums over threads t and inputs, of outputs (or columns) g of the left: [4, 8, warps, 2].
+
+    Each is a product with all columns of the right.
     """
     return _columns(tl.sum(tl.sum(left[:, :, None] * right[:, None], 4), 0))
 
@@ -213,8 +217,7 @@ def _plain_products(words, x, PART: tl.constexpr, OFFSET: tl.constexpr):
 
 @triton.jit
 def column_products(even, odd, x, sums, PART: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
-    """Adds the products of nibbles PART and PART + 1 of words with columns of x, on the tensor
-    cores.
+    """Adds the tensor cores' products of nibbles PART and PART + 1 with columns of x.
 
     All are [4, 8, warps, 8], of which thread 4 g + t of a warp must hold [t, g]: words `even` of
     output 2 g and `odd` of output 2 g + 1, x of column g, and sums (part, column 2 t or 2 t + 1,
@@ -236,8 +239,9 @@ def column_products(even, odd, x, sums, PART: tl.constexpr, DTYPE: tl.constexpr,
 
 @triton.jit
 def column_sums(raw, x, sums, SQUARES: tl.constexpr, PLAIN: tl.constexpr):
-    """Adds up columns of x, and if SQUARES the products of columns of raw x with each other, on the
-    tensor cores.
+    """Adds up columns of x on the tensor cores.
+
+    If SQUARES, it adds the products of columns of raw x with each other too.
 
     All are [4, 8, warps, 8], held as `column_products` says. Sums: columns g times 2 t and 2 t + 1,
     and two of nothing; then columns 2 t and 2 t + 1, twice.
@@ -287,7 +291,7 @@ def wide_bytes(words, KIND: tl.constexpr, NATIVE_FP8: tl.constexpr, PLAIN: tl.co
 
 
 @triton.jit
-def restored_nibbles(words, zeros, scales, PART: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
+def dequantized_nibbles(words, zeros, scales, PART: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
     """Scale times (q - zero) of bits 4 PART to 4 PART + 3 of INT4's words, rounded once to DTYPE.
 
     Zeros and scales broadcast to the words.
@@ -299,15 +303,17 @@ def restored_nibbles(words, zeros, scales, PART: tl.constexpr, DTYPE: tl.constex
     else:
         # Exact in either type.
         shifts = (zeros.to(tl.float32) + (128.0 if DTYPE == tl.bfloat16 else 1024.0)).to(DTYPE)
-        restoring: tl.constexpr = restoring_assembly(PART, DTYPE == tl.bfloat16)
+        dequantizing: tl.constexpr = dequantizing_assembly(PART, DTYPE == tl.bfloat16)
         numbers = tl.inline_asm_elementwise(
-            restoring, "=r,r,r,r", [words, shifts, scales], dtype=DTYPE.value, is_pure=True, pack=2
+            dequantizing, "=r,r,r,r", [words, shifts, scales], dtype=DTYPE.value, is_pure=True, pack=2
         )
     return numbers
 
 
 @triton.jit
-def restored_bytes(words, zeros, scales, KIND: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr, HAS_ZEROS: tl.constexpr):  # fmt: skip
+def dequantized_bytes(
+    words, zeros, scales, KIND: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr, HAS_ZEROS: tl.constexpr
+):
     """Scale times (number - zero) of INT8's or FP8's words, rounded once to DTYPE.
 
     Zeros and scales broadcast to the words.

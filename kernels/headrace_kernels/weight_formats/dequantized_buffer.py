@@ -1,5 +1,6 @@
-"""Room for weights that are restored from few bits for one product: one buffer per card, shared by
-all layers.
+"""One buffer per GPU for weights that are dequantized for a product.
+
+All layers share it.
 
 Owns the buffer and how large it is. A weight reserves its part when it is made, so the buffer keeps
 its address once a model stands, and captured graphs may use it. Steps of one card run on one
@@ -13,17 +14,16 @@ import math
 import torch
 from torch import Tensor
 
-# Longer weights are restored and multiplied in parts. Parts cost launches, and cuBLAS is slower
-# with few outputs at a time, even where they stay in the cache: the products of 32 layers of an 8B
-# Llama with 512 rows of INT4 take 14.1 ms on an H200 whole (a gate and up projection is 235 MB),
-# 17.4 in parts of 64 MB, 20.5 of 32 MB, 40.7 of 16 MB.
+# Longer weights are dequantized and multiplied in parts. Parts cost launches, and cuBLAS is slower
+# with few outputs at a time: 32 layers of an 8B Llama with 512 rows of INT4 take 14.1 ms whole on
+# an H200, 17.4 in parts of 64 MB (docs/experiments.md, "Launch rules of products").
 _MOST_BYTES = 1 << 28
 
 _buffers: dict[torch.device, Tensor] = {}
 
 
 def rows_at_a_time(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> int:
-    """Rows of a weight that are restored together."""
+    """Rows of a weight that are dequantized together."""
     return max(1, min(num_outputs, _MOST_BYTES // (num_inputs * dtype.itemsize)))
 
 

@@ -50,7 +50,7 @@ def store_file_rows(file_rows: Tensor, target: BlockWeight, first_row: int) -> N
     Args:
         file_rows: [num_rows, bytes of a row] uint8, on the target's device.
         target: Changed in its rows `first_row` and on.
-        first_row: Of the target.
+        first_row: Row of the target that the first one becomes.
     """
     step = max(_BLOCK_NUMBERS // target.num_inputs, 1)
     for first in range(0, len(file_rows), step):
@@ -112,8 +112,9 @@ def _q8_0(blocks: Tensor) -> Pieces:
 
 
 def _two_bits(blocks: Tensor, at: int) -> Tensor:
-    """64 bytes -> 256 numbers of 2 bits: each 32 bytes hold 128 inputs. [num_rows, num_blocks,
-    256].
+    """64 bytes -> 256 numbers of 2 bits: [num_rows, num_blocks, 256].
+
+    Each 32 bytes hold 128 inputs.
     """
     return _shifted(_cut(blocks[:, :, at : at + 64], 32), 2, 4).flatten(2)
 
@@ -132,8 +133,9 @@ def _q3_k(blocks: Tensor) -> Pieces:
 
 
 def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """12 bytes -> 8 scales and 8 minimums of 6 bits: the first four whole, the others' upper bits
-    in the first's top.
+    """12 bytes -> 8 scales and 8 minimums of 6 bits.
+
+    The first four are whole, the others' upper bits lie in the first's top.
     """
     first, second, rest = packed[:, :, :4], packed[:, :, 4:8], packed[:, :, 8:]
     scales = torch.cat((first & 63, rest & 15 | first >> 6 << 4), 2)
@@ -142,8 +144,9 @@ def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _nibbles_by_64(data: Tensor) -> Tensor:
-    """128 bytes -> 256 numbers: each 32 bytes hold 32 inputs in their low and the next 32 in their
-    high nibbles.
+    """128 bytes -> 256 numbers.
+
+    Each 32 bytes hold 32 inputs in their low and the next 32 in their high nibbles.
     """
     return _shifted(_cut(data, 32), 4, 2).flatten(2)
 

@@ -1,5 +1,6 @@
-"""Inputs of a product rounded to 8 bits and back, as a weight's scheme says, where no kernel
-multiplies the 8 bits themselves.
+"""Inputs of a product rounded to 8 bits and back, as a weight's scheme says.
+
+This is for where no kernel multiplies the 8 bits themselves.
 
 Owns what a scheme may say (`InputRounding`) and its arithmetic, which is that of the formats' own
 tools. Which products round, and which on a card multiply rounded tokens (`rounded_tokens`), is
@@ -45,8 +46,9 @@ class InputRounding:
 
     @property
     def is_per_token(self) -> bool:
-        """Whether the numbers, and one scale for each token, say all: then kernels may multiply the
-        numbers themselves.
+        """Whether values and one scale for each token say all.
+
+        Then kernels may multiply the values themselves.
         """
         return self.group_size == 0 and self.is_symmetric
 

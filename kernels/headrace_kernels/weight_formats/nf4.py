@@ -33,9 +33,9 @@ def quantize_rows(weight_rows: Tensor, target: BlockWeight, first_row: int) -> N
 
     Args:
         weight_rows: [num_rows, K] bf16, fp16 or fp32, finite, on the target's device.
-        target: Of kind NF4 with a nested scale for each row; changed in its rows `first_row` and
-            on.
-        first_row: Of the target.
+        target: Weight of kind NF4 with a nested scale for each row; changed in its rows `first_row`
+            and on.
+        first_row: Row of the target that the first one becomes.
     """
     assert target.kind is BlockKind.NF4 and target.nested == target.num_inputs // GROUP
     step = max(_BLOCK_NUMBERS // target.num_inputs, 1)
@@ -68,7 +68,8 @@ def _nearest(values: Tensor, table: Tensor) -> Tensor:
 
 
 def pieces_of_bytes(packed: Tensor) -> Tensor:
-    """Rows as bitsandbytes has them, [num_rows, K / 2] uint8, as numbers [num_rows, K]: the upper
-    half of a byte comes first.
+    """Rows as bitsandbytes has them, uint8 [num_rows, K / 2], as `Pieces` of [num_rows, K].
+
+    The upper half of a byte comes first.
     """
     return torch.stack((packed >> 4, packed & 15), 2).flatten(1)

@@ -41,7 +41,7 @@ GROUP_SIZES = (32, 64, 128)
 # Inputs and at most outputs of a block of FP8.
 BLOCK_SIZE = 128
 _NIBBLES = 4
-# Numbers that one block of rows takes in fp32 while it is rounded or restored: 16 MB.
+# Numbers that one block of rows takes in fp32 while it is rounded or dequantized: 16 MB.
 _BLOCK_NUMBERS = 1 << 22
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -116,7 +116,7 @@ class QuantizedWeight:
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Device that holds the weight."""
         return self.packed.device
 
 
@@ -140,16 +140,17 @@ def allocate(
     device: torch.device,
     arrangement: Arrangement = PLAIN,
 ) -> QuantizedWeight:
-    """An empty weight, to be filled by `quantize_rows` or, whatever its arrangement, by
-    `stored_rows.store_rows`.
+    """An empty weight.
+
+    `quantize_rows` fills it or, whatever its arrangement, `stored_rows.store_rows`.
 
     Args:
         kind: How numbers are written.
         num_outputs: N.
         num_inputs: K.
         group_size: 32, 64, 128 or num_inputs; FP8: num_inputs, or 128 in blocks.
-        dtype: Of the activations: bf16, fp16 or fp32.
-        device: Where.
+        dtype: Dtype of the activations: bf16, fp16 or fp32.
+        device: Device that holds the weight.
         arrangement: What it has beyond.
 
     Raises:
@@ -248,7 +249,7 @@ def quantize_rows(
     Args:
         weight_rows: [num_rows, K] bf16, fp16 or fp32, on the target's device.
         target: Changed in its rows `first_row` and on.
-        first_row: Of the target.
+        first_row: Row of the target that the first one becomes.
         magnitudes: [num_rows] fp32, largest numbers to scale by, where rows are parts of longer
             ones; None: the rows' own. Not for INT4.
     """
@@ -268,8 +269,9 @@ def quantize_rows(
 
 
 def _quantize_8_bits(wide: Tensor, most: Tensor, target: QuantizedWeight, rows: slice) -> None:
-    """Rows [num_rows, K] fp32, by scales at which a magnitude of `most` [num_rows] is the greatest
-    number.
+    """Quantizes rows [num_rows, K] fp32.
+
+    Scales make a magnitude of `most` [num_rows] the greatest value.
     """
     is_int8 = target.kind is QuantKind.INT8
     largest = 127.0 if is_int8 else torch.finfo(torch.float8_e4m3fn).max
@@ -333,14 +335,14 @@ def dequantize(weight: QuantizedWeight, out: Tensor | None = None) -> Tensor:
 def dequantize_rows(weight: QuantizedWeight, rows: slice, out: Tensor) -> None:
     """`dequantize` for some rows: [num_rows, K] into `out`."""
     if weight.order is None:
-        restore_rows(weight, rows, out)
+        dequantize_ordered_rows(weight, rows, out)
     else:
         stored = torch.empty_like(out)
-        restore_rows(weight, rows, stored)
+        dequantize_ordered_rows(weight, rows, stored)
         out.index_copy_(1, weight.order.long(), stored)
 
 
-def restore_rows(weight: QuantizedWeight, rows: slice, out: Tensor) -> None:
+def dequantize_ordered_rows(weight: QuantizedWeight, rows: slice, out: Tensor) -> None:
     """`dequantize_rows` with inputs in the order of the weight's own."""
     if not weight.is_grouped:
         if out.dtype == torch.float32:
@@ -355,9 +357,7 @@ def restore_rows(weight: QuantizedWeight, rows: slice, out: Tensor) -> None:
 
 
 def _scaled(weight: QuantizedWeight, rows: slice, numbers: Tensor) -> Tensor:
-    """Numbers [num_rows, K] fp32 less their zero points times their scales; in place where it can
-    be.
-    """
+    """Values [num_rows, K] fp32 less their zero points times their scales, in place if possible."""
     num_rows, whole = len(numbers), len(weight.scales) * weight.group_size
     # The last block of FP8 may be cut off.
     groups = functional.pad(numbers, (0, whole - weight.num_inputs)).view(num_rows, -1, weight.group_size)

@@ -1,8 +1,9 @@
-"""Numbers of few bits that exist already, put into the layout of a `QuantizedWeight` as they are:
-nothing is rounded but scales to the type in which the weight keeps them.
+"""Quantized values that exist already, put into the layout of a `QuantizedWeight`.
+
+Nothing is rounded but scales, to the dtype in which the weight keeps them.
 
 Owns the step from plain numbers, scales and zero points to the layout. Where they come from (files
-of other tools), and whether they are sound, is the caller's business.
+of other tools), and whether they are finite, is the caller's business.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def store_rows(rows: Rows, target: QuantizedWeight, first_row: int) -> None:
     Args:
         rows: On the target's device.
         target: Changed in its rows `first_row` and on.
-        first_row: Of the target.
+        first_row: Row of the target that the first one becomes.
     """
     places = slice(first_row, first_row + len(rows.numbers))
     assert rows.numbers.shape[1] == target.num_inputs and 0 <= first_row and places.stop <= target.num_outputs
@@ -61,7 +62,7 @@ def store_blocks(scales: Tensor, block_outputs: int, target: QuantizedWeight, ou
         scales: [ceil((skipped + len(outputs)) / block_outputs), ceil(K / 128)] fp32.
         block_outputs: Outputs of a block of these scales, a multiple of the target's.
         target: Changed in the blocks that lie in `outputs`.
-        outputs: Of the target; begins with a block of it.
+        outputs: Outputs of the target; begins with a block of it.
         skipped: Outputs of the first block that lie before those, a multiple of the target's.
     """
     assert target.is_grouped and block_outputs % target.scale_outputs == skipped % target.scale_outputs == 0

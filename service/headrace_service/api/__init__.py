@@ -1,3 +1,1 @@
-"""The wire headrace.v1: its handlers, its sessions, the pages of its lists, and its events as
-bytes.
-"""
+"""The wire headrace.v1: handlers, sessions, pages of lists, and events as bytes."""

@@ -36,7 +36,7 @@ _DETAILS = {
 
 
 class AdminHandlers:
-    """RPCs of operators."""
+    """Handlers of the RPCs that operators call."""
 
     def __init__(self, core: ServiceCore) -> None:
         self._core = core
@@ -54,9 +54,7 @@ class AdminHandlers:
         return pb.UnloadModelResponse()
 
     async def list_repository(self, request: pb.ListRepositoryRequest, call: Call) -> pb.ListRepositoryResponse:
-        """Lists the models that could be loaded, and those that are, as far as the caller may know
-        of them.
-        """
+        """Lists loadable and loaded models, as far as the caller may know of them."""
         known = [model for model in self._core.admin.repository() if call.caller.may_use_model(model.name)]
         return pb.ListRepositoryResponse(models=[_repository_model(model) for model in known])
 
@@ -142,5 +140,5 @@ def method_handlers(core: ServiceCore) -> dict[str, grpc.RpcMethodHandler[Any, A
 
 
 def register(server: grpc.aio.Server, core: ServiceCore) -> None:
-    """Adds the service to a server."""
+    """Adds AdminService to a gRPC server."""
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, method_handlers(core)),))

@@ -1,5 +1,6 @@
-"""Generation events of headrace.v1 as bytes, ready for `context.write`; this module is an
-`EventWire`.
+"""Generation events of headrace.v1 as bytes, ready for `context.write`.
+
+This module is an `EventWire`.
 
 Owns the encoding of every `GenerationEvent`. The answers of Generate, Chat and Subscribe hold their
 event in field 1, so that one encoding serves all three, and streams are registered without a
@@ -106,8 +107,9 @@ def delta(
 
 
 def output_finished(end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> bytes:
-    """Returns the OutputFinished event; `stop_strings` are the request's, to name the one that
-    matched.
+    """Returns the OutputFinished event.
+
+    `stop_strings` are the request's, to name the one that matched.
     """
     event = generation_pb2.OutputFinished(output_index=end.output_index, reason=finish_reason(end.reason))
     if end.HasField("stop_token_id"):
@@ -147,8 +149,9 @@ def _framed(delta: bytes) -> bytes:
 
 @functools.lru_cache(_MAX_KEPT_PARTS)
 def _frame(size: int) -> bytes:
-    """Returns the bytes before a Delta of `size` bytes: tag and length of the event within the
-    answer, and of the delta within the event.
+    """Returns the bytes before a Delta of `size` bytes.
+
+    Tag and length of the event within the answer, and of the delta within the event.
     """
     inner = _DELTA_TAG + varint.encode(size)
     return _EVENT_TAG + varint.encode(len(inner) + size) + inner

@@ -22,7 +22,10 @@ class GenerationHandlers:
 
     def __init__(self, core: ServiceCore) -> None:
         self._core = core
-        self._generations: Generations = core.generations
+
+    @property
+    def _generations(self) -> Generations:
+        return self._core.generations
 
     async def generate(self, request: inference_pb2.GenerateRequest, call: Call) -> None:
         """Streams the answer to a prompt."""

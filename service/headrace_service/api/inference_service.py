@@ -44,5 +44,5 @@ def method_handlers(core: ServiceCore) -> dict[str, grpc.RpcMethodHandler[Any, A
 
 
 def register(server: grpc.aio.Server, core: ServiceCore) -> None:
-    """Adds the service to a server."""
+    """Adds InferenceService to a gRPC server."""
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, method_handlers(core)),))

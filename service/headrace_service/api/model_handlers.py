@@ -31,7 +31,7 @@ _SUMMED = (
 
 
 class ModelHandlers:
-    """RPCs about the model."""
+    """Handlers of the RPCs that tokenize texts, describe models and report load."""
 
     def __init__(self, core: ServiceCore) -> None:
         self._core = core

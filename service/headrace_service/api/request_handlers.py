@@ -21,7 +21,7 @@ _DEFAULT_PAGE_SIZE = 100
 
 
 class RequestHandlers:
-    """RPCs about requests that exist."""
+    """Handlers of the RPCs that list and end requests."""
 
     def __init__(self, core: ServiceCore) -> None:
         self._core = core

@@ -42,7 +42,10 @@ class _Part(NamedTuple):
     listed: engine_pb2.RequestList
 
     def after(self, taken: int) -> int | None:
-        """Where the next page begins, when `taken` rows went into this one; None behind the last."""
+        """Returns the place where the next page begins, when `taken` rows went into this one.
+
+        None behind the last.
+        """
         rows = self.listed.rows
         if taken == len(rows):
             return self.listed.next_before or None
@@ -105,7 +108,7 @@ def _token(cursors: dict[str, int]) -> str:
 
 
 def _cursors(page_token: str) -> dict[str, int] | None:
-    """Where each model's next rows begin, by tag; None for what is no token."""
+    """Returns the place where each model's next rows begin, by tag; None for what is no token."""
     try:
         packed = base64.b64decode(page_token, altchars=b"-_", validate=True)
         if len(packed) > _MAX_CURSORS * _CURSOR.size:

@@ -1,10 +1,10 @@
 """Session: many generations of one caller over one stream, one message per engine step.
 
 Owns what is in a session (its frame is `SharedCall`): the table of its generations by the caller's
-ids, a short task for each wish, and one writer for all of them. The engine's side marks generations
-that have news (`GenerationStream.listener`); since a step is dealt out without a pause, the writer
-finds all of it together. A wish that fails is answered by an error event, and nothing else ends
-with it.
+ids, a short task for each request, and one writer for all of them. The engine's side marks
+generations that have news (`GenerationStream.listener`); since a step is dealt out without a pause,
+the writer finds all of it together. A request that fails is answered by an error event, and nothing
+else ends with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headrace_service.service_core import ServiceCore
 from headrace_service.streams.generation_stream import GenerationStream
 
 _CAP_FACTOR = 64
-# Events that may wait for the caller before no more wishes are read; a refusal has up to 1 KiB.
+# Events that may wait for the caller before no more requests are read; a refusal has up to 1 KiB.
 _MAX_WAITING_EVENTS = 4096
 
 
@@ -65,15 +65,13 @@ class _Entry:
 
 
 class SessionHandlers:
-    """The RPC."""
+    """Handler of the RPC Session."""
 
     def __init__(self, core: ServiceCore) -> None:
         self._core = core
 
     async def session(self, requests: AsyncIterator[Unparsed[inference_pb2.SessionRequest]], call: Call) -> None:
-        """Serves one session until its caller has closed it and its generations have ended, or the
-        call ends.
-        """
+        """Serves one session until its caller and its generations are done, or the call ends."""
         session = _Session(self._core, call)
         self._core.delivering.add(session)
         try:
@@ -83,7 +81,7 @@ class SessionHandlers:
 
 
 class _Session(SharedCall[inference_pb2.SessionRequest]):
-    """See the module."""
+    """A call of Session: its generations by stream id, and the writer of their events."""
 
     def __init__(self, core: ServiceCore, call: Call) -> None:
         super().__init__(call, _CAP_FACTOR)
@@ -105,30 +103,33 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
         return sum(stream.pending_bytes for stream in self._by_stream)
 
     def wake(self) -> None:
-        """See SharedCall."""
+        """Has the writer look again."""
         self._woken.set()
 
     def is_full(self) -> bool:
-        """See SharedCall."""
+        """Returns whether nothing more is to be read before `has_room` is set."""
         return self._batch.num_events > _MAX_WAITING_EVENTS
 
     def note_failure(self, failure: errors.ServiceError) -> None:
-        """See SharedCall."""
+        """Passes what the call ends with to the generations that have not ended."""
         for stream in self._by_stream:
             stream.note_failure(failure)
 
     def give_up(self) -> list[asyncio.Task[None]]:
-        """See SharedCall."""
+        """Gives up what still runs, at the end of the call.
+
+        Returns tasks that are then waited for.
+        """
         entries = list(self._entries.values())
         for entry in entries:
             self._forget(entry)
         self._finish_written()
         return [entry.task for entry in entries if entry.task is not None]
 
-    # -- the caller's wishes
+    # -- the caller's requests
 
     def take(self, request: inference_pb2.SessionRequest) -> None:
-        """See SharedCall."""
+        """Takes one message of the caller."""
         stream_id, action = request.stream_id, request.WhichOneof("action")
         if action == "cancel":
             self._cancel(stream_id, request.cancel.detach)
@@ -143,15 +144,16 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             entry.task = asyncio.create_task(self._begin(entry, request, time.monotonic_ns()))
 
     def _refuse(self, stream_id: int, error: errors.ServiceError) -> None:
-        """Answers a wish that fails; one about a generation that has not ended must not look like
-        that one's end.
+        """Answers a request that fails.
+
+        One about a generation that has not ended must not look like that one's end.
         """
         shown = 0 if stream_id in self._entries else stream_id
         self._batch.add_error(shown, errors.to_status(error))
         self.wake()
 
     async def _begin(self, entry: _Entry, request: inference_pb2.SessionRequest, arrival_ns: int) -> None:
-        """Starts or joins the generation of one wish that arrived at `arrival_ns`."""
+        """Starts or joins the generation of one request that arrived at `arrival_ns`."""
         try:
             entry.resources.enter_context(self._core.open_generation())
             submit = request.submit
@@ -232,7 +234,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
         self.wake()
 
     async def write_until_over(self) -> None:
-        """See SharedCall."""
+        """Writes until the caller has closed its side and all has ended."""
         while not self._is_over():
             await self._woken.wait()
             self._woken.clear()
@@ -284,8 +286,9 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
                 stream.tokens_left(now_ns)
 
     def _give_up_when_written(self, entry: _Entry) -> None:
-        """Keeps an ended generation's stream until its last message has left, which its trace tells
-        of.
+        """Keeps an ended generation's stream until its last message has left.
+
+        Its trace reports when that was.
         """
         self._when_written.append(entry.give_up)
         entry.give_up = _nothing

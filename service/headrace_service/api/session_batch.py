@@ -1,5 +1,6 @@
-"""What a session's next messages hold: the tokens of all its generations as columns, and their
-events.
+"""What a session's next messages hold.
+
+The tokens of all its generations as columns, and their events.
 
 Owns the form of `SessionResponse`, in which events come after tokens; those that must come before
 (accepted, started, the prompt's log probabilities) make a message of their own. `SessionWire` is
@@ -33,7 +34,7 @@ _UTF8_PER_BYTE = 3
 
 
 class SessionBatch:
-    """Collects until `take`.
+    """The events of a session that wait for its next message; `take` collects them.
 
     Args:
         max_bytes: largest message.
@@ -61,7 +62,7 @@ class SessionBatch:
         events.append(inference_pb2.SessionEvent(stream_id=stream_id, event=event))
 
     def add_error(self, stream_id: int, error: status_pb2.Status) -> None:
-        """Adds the failure of one wish or generation."""
+        """Adds the failure of one request or generation."""
         self._events.append(inference_pb2.SessionEvent(stream_id=stream_id, error=error))
 
     def take(self) -> list[bytes]:
@@ -111,8 +112,9 @@ def _messages_of(events: list[inference_pb2.SessionEvent], cut_bytes: int) -> li
 
 
 def _cut_events(events: list[inference_pb2.SessionEvent], cut_bytes: int) -> Iterator[list[inference_pb2.SessionEvent]]:
-    """Yields the events in order, in lists that make messages of about `cut_bytes`: a prompt's log
-    probabilities may be many megabytes.
+    """Yields the events in order, in lists that make messages of about `cut_bytes`.
+
+    A prompt's log probabilities may be many megabytes.
     """
     taken: list[inference_pb2.SessionEvent] = []
     num_bytes = 0
@@ -152,24 +154,27 @@ class SessionWire:
         self._has_long_pieces = max_piece_bytes * _UTF8_PER_BYTE + _ROW_BYTES > batch.max_bytes
 
     def record(self, recording: Recording) -> bool:
-        """See EventWire."""
+        """Takes the columns of a recorded generation.
+
+        Returns whether this wire notes deltas itself.
+        """
         self._recording = recording
         return True
 
     def accepted(self, request_id: str, model_revision: str, prompt_tokens: int) -> None:
-        """See EventWire."""
+        """Adds that the request is valid and queued."""
         self._add(event_wire.accepted(request_id, model_revision, prompt_tokens), before_tokens=True)
 
     def started(self, cached_tokens: int) -> None:
-        """See EventWire."""
+        """Adds that the engine computed a first step for the request."""
         self._add(event_wire.started(cached_tokens), before_tokens=True)
 
     def prompt_logprobs(self, first_token_index: int, columns: engine_pb2.LogprobColumns) -> None:
-        """See EventWire."""
+        """Adds log probabilities of a run of the prompt's tokens."""
         self._add(event_wire.prompt_logprobs(first_token_index, columns), before_tokens=True)
 
     def resumed(self, pause_ns: int) -> None:
-        """See EventWire."""
+        """Adds that a worker was replaced, which paused the request for `pause_ns` nanoseconds."""
         self._add(event_wire.resumed(pause_ns), before_tokens=True)
 
     def delta(
@@ -180,7 +185,7 @@ class SessionWire:
         text: str,
         logprobs: Sequence[TokenLogprobs] | None,
     ) -> None:
-        """See EventWire."""
+        """Adds new tokens of one output, and their text."""
         recording = self._recording
         if recording is not None:
             write = self._batch.write
@@ -208,11 +213,11 @@ class SessionWire:
         batch.texts.append(text)
 
     def output_finished(self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> None:
-        """See EventWire."""
+        """Adds the end of one output."""
         self._add(event_wire.output_finished(end, stop_strings))
 
     def done(self, engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger) -> None:
-        """See EventWire."""
+        """Adds the end of the request; the last event."""
         self._add(event_wire.done(engine_done, ledger))
 
     def _add(self, encoded: bytes, before_tokens: bool = False) -> None:
@@ -222,8 +227,9 @@ class SessionWire:
             self._batch.add_event(self._stream_id, event, before_tokens)
 
     def _fits(self, num_bytes: int) -> bool:
-        """Returns whether a message can hold so much, and everything before it could; notes the
-        failure if not.
+        """Returns whether a message can hold so much, and everything before it could.
+
+        Notes the failure if not.
         """
         if num_bytes > self._batch.max_bytes and self.error is None:
             self.error = errors.too_large("an event", num_bytes, self._batch.max_bytes)

@@ -64,7 +64,7 @@ class PreviousSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One entry of the file.
+    """One API key of a key file: its secret's hash, tenant, rights and quotas.
 
     Attributes:
         id: names the caller: its tenant, and its name in the audit log. Never used again for
@@ -104,13 +104,13 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file."""
+    """The content of a key file."""
 
     keys: tuple[ApiKey, ...]
 
     @staticmethod
     def parse(data: bytes) -> KeyFile:
-        """Reads a file's content.
+        """Returns the entries that a key file's content holds.
 
         Raises:
             InvalidKeyFile: it is no JSON, a field is unknown, missing or out of range, or an entry
@@ -124,7 +124,7 @@ class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return file
 
     def encode(self) -> bytes:
-        """Returns the file's content."""
+        """Returns the content of the key file that holds these entries."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
     def _check(self) -> None:
@@ -144,7 +144,7 @@ class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyTable:
-    """All entries, ready to be matched.
+    """The entries of a key file, ready to be matched with keys that callers send.
 
     Args:
         file: where they stand.
@@ -164,12 +164,13 @@ class KeyTable:
         return len(self._by_id)
 
     def get(self, key_id: str) -> ApiKey | None:
-        """Returns the entry of an id."""
+        """Returns the entry whose key has this id."""
         return self._by_id.get(key_id)
 
     def expires_between(self, begin: datetime.datetime, end: datetime.datetime) -> bool:
-        """Returns whether a key, or one from before a rotation, ends after `begin` and not after
-        `end`.
+        """Returns whether a key ends after `begin` and not after `end`.
+
+        A key from before a rotation counts too.
         """
         return any(begin < moment <= end for moment in self._ends)
 

@@ -26,8 +26,9 @@ _MODEL_FIELDS = ("model", "model_name", "name", "repository_name")
 
 
 class RefusalLog:
-    """Lines for refused calls: so many at once, one a second after that, and the number of those
-    left out.
+    """Limits the lines that are logged about refused calls.
+
+    There are so many at once, then one a second with the number of those left out.
 
     Args:
         burst: lines that may be written at once.
@@ -91,7 +92,10 @@ def audited(handler: grpc.RpcMethodHandler[Any, Any], method: str, caller: Calle
 
 
 def _code_of(context: _Context) -> str:
-    """Returns the status that ends a failed call; grpc makes UNKNOWN of an exception that set none."""
+    """Returns the status that ends a failed call.
+
+    Grpc makes UNKNOWN of an exception that set none.
+    """
     code = context.code()
     return code.name if isinstance(code, grpc.StatusCode) and code is not grpc.StatusCode.OK else "UNKNOWN"
 

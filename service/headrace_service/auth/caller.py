@@ -67,7 +67,7 @@ class Caller:
             raise refusals.method_denied(method, permissions.needed(method))
 
     def check_model(self, model: str) -> None:
-        """Lets a model pass, by name.
+        """Raises unless the caller may use the model of this name.
 
         Raises:
             ServiceError: PERMISSION_DENIED; or UNAUTHENTICATED, the key is not valid any more.
@@ -114,7 +114,10 @@ class Caller:
 
 
 def end_invalid(open_calls: OpenCalls) -> int:
-    """Ends the calls whose callers' keys are not valid any more, UNAUTHENTICATED; returns how many."""
+    """Ends the calls whose callers' keys are not valid any more, UNAUTHENTICATED.
+
+    Returns how many.
+    """
     invalid = [task for task, who in open_calls.items() if who is not None and not who.is_valid()]
     for task in invalid:
         open_calls[task] = None

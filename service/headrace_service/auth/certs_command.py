@@ -33,7 +33,10 @@ _hosts = click.option(
     "--host",
     "hosts",
     multiple=True,
-    help="host name or IP address under which clients reach the server; may be repeated; localhost and loopback are always in",
+    help=(
+        "host name or IP address under which clients reach the server; may be repeated; localhost and loopback are "
+        "always in"
+    ),
 )
 _days = click.option(
     "--days", type=click.IntRange(1, 3650), default=365, show_default=True, help="days the certificate is valid"
@@ -76,7 +79,10 @@ def init(folder: pathlib.Path, hosts: tuple[str, ...], days: int, ca_days: int) 
 @_days
 @_replace
 def server(folder: pathlib.Path, hosts: tuple[str, ...], days: int, replace: bool) -> None:
-    """Makes a server's certificate with the folder's CA; a running server takes it with --replace."""
+    """Makes a server's certificate with the folder's CA.
+
+    A running server takes it with --replace.
+    """
     with _refusals():
         identity = certificates.new_server(_ca(folder), _all_hosts(hosts), days)
         _issue(folder, _SERVER, identity, replace)
@@ -88,13 +94,15 @@ def server(folder: pathlib.Path, hosts: tuple[str, ...], days: int, replace: boo
 @_days
 @_replace
 def client(folder: pathlib.Path, name: str, days: int, replace: bool) -> None:
-    """Makes the certificate of a client called NAME with the folder's CA, for servers with
-    --tls-client-ca.
+    """Makes the certificate of a client called NAME, for servers with --tls-client-ca.
+
+    The folder's CA signs it.
     """
     with _refusals():
         if not _CLIENT_NAME.fullmatch(name) or name in (_CA, _SERVER):
             raise click.ClickException(
-                f"name {name[:64]!r}: must be 1 to 64 letters, digits, '.', '_' or '-', begin with a letter or digit, and be neither ca nor server"
+                f"name {name[:64]!r}: must be 1 to 64 letters, digits, '.', '_' or '-', begin with a letter or digit, "
+                "and be neither ca nor server"
             )
         _issue(folder, name, certificates.new_client(_ca(folder), name, days), replace)
 

@@ -87,8 +87,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return audit.audited(handler, method, who)
 
     def _refusing(self, error: ServiceError, method: str, who: Caller) -> _Handler:
-        """Returns a handler that ends the call whatever kind it is: on the wire, a status without
-        messages answers all four.
+        """Returns a handler that ends the call whatever kind it is.
+
+        On the wire, a status without messages answers all four.
         """
 
         async def refuse(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:

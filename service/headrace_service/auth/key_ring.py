@@ -1,6 +1,6 @@
 """The keys in force, and their file's changes.
 
-Owns the step from a call's metadata to a caller, and reloading: a new file that is sound takes
+Owns the step from a call's metadata to a caller, and reloading: a new file that is valid takes
 effect for the next call and for what open streams begin from then on, and ends calls whose key is
 gone; one that is not is logged, and the keys in force stay.
 """
@@ -61,7 +61,7 @@ class KeyRing:
         return Caller(entry.id, lambda: self._still_valid(entry.id, digest), self._open_calls)
 
     def reload(self) -> None:
-        """Takes the file's keys if it has changed and is sound.
+        """Takes the file's keys if it has changed and is valid.
 
         Blocks on the disk; may run in another thread.
         """
@@ -78,8 +78,7 @@ class KeyRing:
         _log.info("keys.reloaded", num_keys=len(table))
 
     def end_invalid_calls(self) -> None:
-        """Ends open calls of keys that have been revoked, replaced or have expired since the last
-        time.
+        """Ends open calls of keys that were revoked, replaced or expired since the last time.
 
         Call on the event loop.
         """

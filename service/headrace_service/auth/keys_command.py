@@ -66,7 +66,10 @@ def keys() -> None:
     multiple=True,
     default=(Permission.GENERATE.value, Permission.READ.value),
     show_default=True,
-    help=f"a group of methods ({', '.join(Permission)}) or one method, as headrace.v1.InferenceService/Tokenize; may be repeated",
+    help=(
+        f"a group of methods ({', '.join(Permission)}) or one method, as headrace.v1.InferenceService/Tokenize; may be "
+        "repeated"
+    ),
 )
 @click.option("--model", "models", multiple=True, help="name of a model the key may use; may be repeated; default: all")
 @click.option(

@@ -15,7 +15,7 @@ HEALTH_PREFIX = "grpc.health.v1.Health/"
 
 
 class Permission(enum.StrEnum):
-    """A group of methods."""
+    """A group of methods that a key may be allowed to call."""
 
     GENERATE = "generate"
     READ = "read"
@@ -35,7 +35,9 @@ _SERVICES: dict[Permission, dict[str, str]] = {
     # Costs the engine nothing, and shows nobody else's requests.
     Permission.READ: {
         _OURS: "ListRequests Tokenize Detokenize GetModel ListModels GetLoad",
-        _KSERVE: "ServerLive ServerReady ModelReady ServerMetadata ModelMetadata ModelConfig ModelStatistics RepositoryIndex",
+        _KSERVE: (
+            "ServerLive ServerReady ModelReady ServerMetadata ModelMetadata ModelConfig ModelStatistics RepositoryIndex"
+        ),
         "grpc.reflection.v1alpha.ServerReflection": "ServerReflectionInfo",
         "grpc.reflection.v1.ServerReflection": "ServerReflectionInfo",
     },

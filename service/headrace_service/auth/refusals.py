@@ -28,8 +28,9 @@ def method_denied(method: str, permission: str) -> ServiceError:
 
 
 def model_denied(model: str) -> ServiceError:
-    """Returns PERMISSION_DENIED for a model that the caller's key does not allow, whether there is
-    such a model or not.
+    """Returns PERMISSION_DENIED for a model that the caller's key does not allow.
+
+    The answer does not depend on whether there is such a model.
     """
     return ServiceError(grpc.StatusCode.PERMISSION_DENIED, f"this key does not allow the model {echo(model)}")
 

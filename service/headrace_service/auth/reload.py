@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Reloadable(Protocol):
-    """What follows a file."""
+    """An object that follows the changes of a file."""
 
     def reload(self) -> None:
         """Takes the file's new content, or logs why not. Never raises for what is in the file."""

@@ -25,8 +25,9 @@ def failure_of(context: Context, error: Exception) -> errors.ServiceError:
 
 
 def _unexpected(context: Context, error: Exception) -> errors.ServiceError:
-    """Returns the error for a caller who can do nothing about it; writing to a call that is gone is
-    nobody's mistake.
+    """Returns the error for a caller who can do nothing about it.
+
+    Writing to a call that is gone is nobody's mistake.
     """
     if (
         isinstance(error, (grpc.aio.BaseError, asyncio.InvalidStateError))

@@ -56,8 +56,9 @@ def _unary(
 def streaming(
     request_type: type[Request], handler: Callable[[Request, Call], Awaitable[None]]
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """Returns the method handler of an RPC that streams; its handler writes serialized messages to
-    `call.context`.
+    """Returns the method handler of an RPC that streams.
+
+    Its handler writes serialized messages to `call.context`.
     """
 
     async def stream(request: parsing.Unparsed[Request], context: Context) -> None:
@@ -77,8 +78,9 @@ def bidirectional(
     request_type: type[Request],
     handler: Callable[[AsyncIterator[parsing.Unparsed[Request]], Call], Awaitable[None]],
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """Returns the method handler of an RPC that streams both ways; its handler parses each request
-    and writes serialized messages.
+    """Returns the method handler of an RPC that streams both ways.
+
+    Its handler parses each request and writes serialized messages.
     """
 
     async def stream(requests: AsyncIterator[parsing.Unparsed[Request]], context: Context) -> None:

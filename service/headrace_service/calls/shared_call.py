@@ -1,5 +1,6 @@
-"""One call that carries many generations both ways: the frame that sessions and KServe's streams
-share.
+"""One call that carries many generations both ways.
+
+The frame that sessions and KServe's streams share.
 
 Owns the call's two coroutines (one reads the caller's messages, the handler's own writes), what
 becomes of the call when either ends, and its part in the watch over slow readers. What the messages
@@ -20,7 +21,7 @@ from headrace_service.messages.parsing import Request, Unparsed
 
 
 class SharedCall(abc.ABC, Generic[Request]):
-    """The frame.
+    """The frame of a call that carries many generations: one reader and one writer.
 
     Also the `Reader` that is watched for being too slow: see there for `writer` and what follows.
 
@@ -43,7 +44,7 @@ class SharedCall(abc.ABC, Generic[Request]):
     @property
     @abc.abstractmethod
     def pending_bytes(self) -> int:
-        """Memory that waits for the caller."""
+        """Memory that waits for the caller, in bytes."""
 
     @abc.abstractmethod
     def take(self, request: Request) -> None:
@@ -70,7 +71,10 @@ class SharedCall(abc.ABC, Generic[Request]):
 
     @abc.abstractmethod
     def give_up(self) -> list[asyncio.Task[None]]:
-        """Gives up what still runs, at the end of the call; returns tasks that are then waited for."""
+        """Gives up what still runs, at the end of the call.
+
+        Returns tasks that are then waited for.
+        """
 
     def interrupt(self, failure: errors.ServiceError) -> None:
         """Ends the call now, though its reader may take nothing."""
@@ -89,7 +93,7 @@ class SharedCall(abc.ABC, Generic[Request]):
         reading = asyncio.create_task(self._read(requests))
         try:
             await self.write_until_over()
-            # Tells of a mistake of ours in the reader.
+            # Reports a mistake of ours in the reader.
             await reading
         except BaseException as error:
             # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason

@@ -18,8 +18,10 @@ _ROLES = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conversation:
-    """A checked conversation: per message its role and content, as templates read them, and whether
-    the answer goes on with the last one.
+    """A checked conversation.
+
+    It has the role and content of each message, as templates read them, and whether the answer goes
+    on with the last one.
     """
 
     messages: list[dict[str, str]]
@@ -27,7 +29,7 @@ class Conversation:
 
 
 def check_conversation(messages: Sequence[inference_pb2.ChatMessage], continue_last_message: bool) -> Conversation:
-    """Checks a chat's messages.
+    """Returns a chat's messages as templates read them, after checking them.
 
     Raises:
         ServiceError: INVALID_ARGUMENT with all violations.

@@ -122,7 +122,7 @@ class RequestBuilder:
         return EngineRequest(add, render, trace, deadline_is_status)
 
     def _traced(self, spec: ResolvedSpec, prompt: Prompt, model: TextModel, call: Call) -> GenerationTrace | None:
-        """Returns what telemetry keeps of a new generation, for the fact that is sent at its end."""
+        """Returns what telemetry keeps of a new generation, for the fact at its end."""
         if self._tracer is None:
             return None
         return self._tracer.generation(

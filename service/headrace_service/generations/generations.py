@@ -1,5 +1,6 @@
-"""From what a caller wants to a stream that brings it, whatever the wire: headrace.v1, sessions,
-KServe.
+"""From what a caller wants to a stream that brings it, whatever the wire.
+
+The wires are headrace.v1, its sessions, and KServe.
 
 Owns the steps that every way of generating shares: a text or conversation becomes a prompt, spec
 and prompt become the engine's request, the request becomes a `GenerationStream` that is given up
@@ -114,8 +115,9 @@ class Generations:
     async def running(
         self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, wire: EventWire
     ) -> AsyncIterator[GenerationStream]:
-        """`start` on the engine for the prompt; the stream is given up at the end of the block,
-        however that comes.
+        """`start` on the engine for the prompt.
+
+        The stream is given up at the end of the block, however that comes.
         """
         model = self.placed(spec, prompt, model, call)
         stream = await self.start(spec, prompt, model, call, wire)
@@ -147,8 +149,9 @@ class Generations:
     async def attach(
         self, attach: engine_pb2.AttachRequest, model: ServedModel, call: Call, wire: EventWire
     ) -> GenerationStream:
-        """Joins a generation that exists, and returns its stream; whoever gets it gives it up by
-        `model.engine.leave(stream)`.
+        """Joins a generation that exists, and returns its stream.
+
+        Whoever gets it gives it up by `model.engine.leave(stream)`.
 
         Args:
             attach: request id, output and first token.
@@ -185,9 +188,7 @@ class Generations:
 
 @contextlib.contextmanager
 def given_up(stream: GenerationStream, model: ServedModel, call: Call) -> Iterator[None]:
-    """Gives a stream up at the end of the block, however that comes, and notes what its call ended
-    with.
-    """
+    """Gives a stream up at the end of the block, and notes what its call ended with."""
     try:
         yield
     except Exception as error:

@@ -13,7 +13,7 @@ from headrace_service.kserve.statistics import Durations, ModelCounters, Respons
 
 
 class Account:
-    """One request.
+    """The account of one request, for the statistics of its model.
 
     Args:
         counters: of its model.
@@ -40,9 +40,7 @@ class Account:
         self._times.begin_ns = self._inputs_ns
 
     def responded(self, ready_ns: int) -> None:
-        """Notes that a response, which was there to be sent at `ready_ns`, was taken by the
-        connection just now.
-        """
+        """Notes that the connection just took a response that was ready at `ready_ns`."""
         if self._decoupled:
             times = self._times
             times.ready_ns.append(ready_ns)

@@ -23,10 +23,10 @@ from headrace_service.streams.generation_stream import GenerationStream
 
 
 class Responder(Protocol):
-    """Where a request on a stream leaves its responses."""
+    """The place where a request on a stream leaves its responses."""
 
     async def send(self, response: bytes) -> None:
-        """Takes a whole ModelInferResponse."""
+        """Sends one serialized ModelInferResponse."""
 
     async def follow(self, stream: GenerationStream, wire: GenerationWire) -> None:
         """Sends the responses of a running generation; returns when its last one was sent.
@@ -41,11 +41,11 @@ class Model(Protocol):
 
     @property
     def name(self) -> str:
-        """The name."""
+        """Name by which requests ask for the model."""
 
     @property
     def signature(self) -> Signature:
-        """Its tensors."""
+        """Tensors that the model takes and gives."""
 
     @property
     def ready(self) -> bool:
@@ -53,11 +53,12 @@ class Model(Protocol):
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """What else there is to say of it."""
+        """Properties that ModelMetadata reports besides the tensors."""
 
     def check_allowed(self, caller: Caller) -> None:
-        """Raises ServiceError: PERMISSION_DENIED if the caller may not use it, UNAVAILABLE if it
-        cannot be told yet.
+        """Raises ServiceError if the caller may not use the model.
+
+        The code is PERMISSION_DENIED, or UNAVAILABLE while the rights are not known.
         """
 
     async def answer(self, request: InferRequest, call: Call, account: Account) -> bytes:
@@ -93,7 +94,7 @@ def models_of(module: str) -> list[Model]:
 
 
 class ModelDirectory:
-    """The models by name.
+    """The models that requests may ask for, by name.
 
     Args:
         sources: each returns models that exist now, the most important first; called at every
@@ -112,7 +113,7 @@ class ModelDirectory:
         return list(found.values())
 
     def find(self, name: str, version: str, caller: Caller, field: str = "model_name") -> Model:
-        """Returns a model.
+        """Returns the model of a name.
 
         Raises:
             ServiceError: INVALID_ARGUMENT, no name, or what is no version; NOT_FOUND; what

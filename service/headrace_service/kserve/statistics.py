@@ -66,7 +66,7 @@ class _Table(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Durations:
-    """Where a request's time went, nanoseconds."""
+    """How the time of a request was spent, in nanoseconds."""
 
     total: int = 0
     queue: int = 0
@@ -77,8 +77,9 @@ class Durations:
 
 @dataclasses.dataclass(slots=True)
 class ResponseTimes:
-    """The responses of one request of a decoupled model, each by the moments (CLOCK_MONOTONIC, ns)
-    it was ready and it was sent.
+    """The responses of one request of a decoupled model, each by two moments.
+
+    The moments, in ns of CLOCK_MONOTONIC, are when it was ready and when it was sent.
 
     Attributes:
         begin_ns: when computing began.
@@ -218,8 +219,9 @@ def _in_memory() -> _Table:
 
 
 def _with_room(path: pathlib.Path) -> pathlib.Path | None:
-    """Returns the path of a file with room for its names, which is new and empty unless there was
-    one; None if there is no room.
+    """Returns the path of a file with room for its names; None if there is no room.
+
+    The file is new and empty unless there was one.
     """
     if path.exists() and path.stat().st_size == _FILE_BYTES:
         return path
@@ -237,8 +239,9 @@ def _with_room(path: pathlib.Path) -> pathlib.Path | None:
 
 
 def _reserve(path: pathlib.Path, offset: int, num_bytes: int) -> bool:
-    """Whether the file system has room for that part of a file, which then is its own; says in the
-    log if not.
+    """Whether the file system has room for that part of a file, which then is its own.
+
+    Says in the log if not.
     """
     try:
         with path.open("r+b") as file:

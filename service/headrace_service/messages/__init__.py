@@ -1,3 +1,4 @@
-"""The reading and writing of messages: parsing that guesses nothing, lengths, and descriptors for
-reflection.
+"""The reading and writing of messages.
+
+Parsing that guesses nothing, lengths, and descriptors for reflection.
 """

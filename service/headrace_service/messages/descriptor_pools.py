@@ -1,5 +1,6 @@
-"""Several descriptor pools as one, for reflection, and what protobuf's own pool does not tell:
-methods by name, and JSON names of fields.
+"""Several descriptor pools as one, for reflection, and what protobuf's own pool does not tell.
+
+Methods by name, and JSON names of fields.
 
 The KServe wire's descriptors live in a pool of their own
 (`headrace_protos.inference.private_pool`), all others in protobuf's default one. Reflection asks a
@@ -24,7 +25,7 @@ class DescriptorPools:
         self._pools = pools
 
     def FindFileByName(self, file_name: str) -> Any:
-        """Returns a file. Raises KeyError."""
+        """Returns the file descriptor of a name. Raises KeyError if no pool has it."""
         return DescribedFile(self._first(lambda pool: pool.FindFileByName(file_name)))
 
     def FindFileContainingSymbol(self, symbol: str) -> Any:
@@ -53,25 +54,23 @@ class DescriptorPools:
 
 
 class DescribedFile:
-    """A file as grpc_reflection reads it, with the JSON names that clients such as ghz take
-    requests by.
-    """
+    """A file as grpc_reflection reads it, with JSON names for clients such as ghz."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
 
     @property
     def name(self) -> str:
-        """Its path."""
+        """Path of the proto file."""
         return str(self._file.name)
 
     @property
     def dependencies(self) -> list[DescribedFile]:
-        """The files that it imports."""
+        """File descriptors of the files that this one imports."""
         return [DescribedFile(file) for file in self._file.dependencies]
 
     def CopyToProto(self, proto: descriptor_pb2.FileDescriptorProto) -> None:
-        """Writes the whole description."""
+        """Copies the file's description to a FileDescriptorProto."""
         self._file.CopyToProto(proto)
         for message in proto.message_type:
             _fill_json_names(message, self._file.message_types_by_name[message.name])

@@ -1,5 +1,6 @@
-"""For services whose handlers are not ours (health checking, reflection): bytes that are no message
-are the caller's mistake there too.
+"""For services whose handlers are not ours (health checking, reflection).
+
+Bytes that are no message are the caller's mistake there too.
 
 Owns the rule that `parsing` keeps for our own RPCs. Generated code gives grpc a deserializer that
 raises, and grpc answers that with UNKNOWN and the name of a Python class; in its place stands one

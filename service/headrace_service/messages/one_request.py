@@ -1,4 +1,4 @@
-"""Calls that must hold one request: a caller that ends its sending without any is told so.
+"""Calls that must hold one request: one that ends its sending without any is refused.
 
 grpc reads the request of such a call itself, and leaves a call without one unanswered until its
 deadline, which may be never. So grpc is given a handler of a stream in its place, which reads the
@@ -20,8 +20,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class OneRequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Stands in front of those that look at requests, which then see handlers of one request as
-    ever.
+    """An interceptor that goes before those that look at requests.
+
+    They see handlers of one request.
     """
 
     async def intercept_service(

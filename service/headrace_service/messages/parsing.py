@@ -24,8 +24,9 @@ _MAX_UNKNOWN_BYTES = 64 << 10
 
 
 class Unparsed(Generic[Request]):
-    """A request as it arrived: deserializers must not raise inside grpc, so that parsing waits
-    until a handler can answer.
+    """A request as it arrived, not parsed.
+
+    Deserializers must not raise inside grpc, so parsing waits until a handler can answer.
     """
 
     __slots__ = ("_data", "_message_type")
@@ -35,7 +36,7 @@ class Unparsed(Generic[Request]):
         self._data = data
 
     def parse(self) -> Request:
-        """Returns the message.
+        """Returns the parsed message.
 
         Raises:
             ServiceError: INVALID_ARGUMENT; the bytes are no such message, hold fields that the
@@ -60,8 +61,9 @@ class Unparsed(Generic[Request]):
             return None
 
     def _check_unknown_bytes(self, request: Request) -> None:
-        """Refuses a mass of unknown fields unseen: UnknownFieldSet makes an object of each, seconds
-        for a large request.
+        """Refuses a mass of unknown fields unseen.
+
+        UnknownFieldSet makes an object of each, seconds for a large request.
         """
         known = self._message_type.FromString(self._data)
         known.DiscardUnknownFields()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 
 def encode(number: int) -> bytes:
-    """Returns a length as protobuf writes it: seven bits a byte, lowest first, the top bit set on
-    all but the last.
+    """Returns a length as protobuf writes it.
+
+    Seven bits a byte, lowest first, the top bit set on all but the last.
     """
     encoded = bytearray()
     while number > 0x7F:

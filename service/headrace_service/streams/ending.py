@@ -1,9 +1,9 @@
-"""The end of each attached generation: told once, whoever ended it.
+"""The end of each attached generation: reported once, whoever ended it.
 
-Owns when the fact is told. A generation whose reader left is told when the engine has said how it
-ended, which takes a step or two: its subscription is kept so long, without anybody's waiting for
-it. How many are kept, and for how long, is bounded; one beyond the bounds is given up, and its
-backend tells of it.
+Owns when the fact is reported. A generation whose reader left is reported when the engine has said
+how it ended, which takes a step or two: its subscription is kept so long, without anybody's waiting
+for it. How many are kept, and for how long, is bounded; one beyond the bounds is given up, and its
+backend reports it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Endings:
     """The generations of one engine on their way out.
 
     Args:
-        tracer: tells of them.
+        tracer: Reports them to the telemetry process.
         leave: gives a subscription up.
     """
 
@@ -45,13 +45,14 @@ class Endings:
         return stream in self._kept
 
     async def all_told(self) -> None:
-        """Returns when no generation is kept any more, after the time that one may be kept at the
-        latest.
+        """Returns when no generation is kept any more.
+
+        That takes at most the time for which one may be kept.
         """
         await self._none_kept.wait()
 
     def ended(self, stream: GenerationStream) -> None:
-        """Tells of a generation that expects nothing more of the engine."""
+        """Reports a generation that expects nothing more of the engine."""
         trace = stream.trace
         if trace is None:
             return
@@ -61,8 +62,9 @@ class Endings:
             self._tell(stream, trace)
 
     def keep(self, stream: GenerationStream) -> bool:
-        """Keeps the subscription of a reader who left, until the engine has said how its generation
-        ended; False if it is not kept.
+        """Keeps the subscription of a reader who left; returns False if it is not kept.
+
+        It stays until the engine has said how its generation ended.
         """
         if stream.trace is None or len(self._kept) >= _MAX_KEPT:
             return False
@@ -92,7 +94,7 @@ class Endings:
             self._none_kept.set()
         stream.listener = None
         if trace is not None and trace.call is not None:
-            trace.call.generation_told()
+            trace.call.generation_reported()
 
     def _tell(self, stream: GenerationStream, trace: GenerationTrace) -> None:
         tracer = self._tracer
@@ -101,6 +103,6 @@ class Endings:
         except Exception as error:
             # This runs in the midst of calls, and where the engine's messages are dealt out: a
             # mistake of ours here must end neither.
-            _log.error("telemetry.not_told", exception_type=type(error).__name__, places=logs.places(error))
+            _log.error("telemetry.not_reported", exception_type=type(error).__name__, places=logs.places(error))
             return
         tracer.tell(fact)

@@ -47,7 +47,7 @@ class LogprobReader:
         self._top_row = 0
 
     def next(self) -> TokenLogprobs:
-        """Returns the next token's."""
+        """Returns the log probabilities of the next token."""
         row, begin = self._row, self._top_row
         self._row, self._top_row = row + 1, begin + self._counts[row]
         return TokenLogprobs(
@@ -59,9 +59,7 @@ class LogprobReader:
 
 
 def cut(columns: engine_pb2.LogprobColumns, max_tokens: int) -> Iterator[tuple[int, engine_pb2.LogprobColumns]]:
-    """Yields runs of at most `max_tokens` tokens, in order, each with how many tokens come before
-    it.
-    """
+    """Yields runs of at most `max_tokens` tokens, each with the number of tokens before it."""
     counts = np.frombuffer(columns.top_counts, dtype="<u2")
     if len(counts) <= max_tokens:
         yield 0, columns

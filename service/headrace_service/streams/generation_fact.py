@@ -21,7 +21,16 @@ _REASONS = {
     engine_pb2.OUTPUT_END_REASON_DEADLINE: "deadline",
 }
 _ERROR = "error"
-_PARTS = ("queued", "prefill", "decode", "preempted", "engine_restart", "detokenize_and_send", "blocked_on_reader", "end_to_end")  # fmt: skip
+_PARTS = (
+    "queued",
+    "prefill",
+    "decode",
+    "preempted",
+    "engine_restart",
+    "detokenize_and_send",
+    "blocked_on_reader",
+    "end_to_end",
+)
 _FIELDS = [(part, f"{part}_ns") for part in _PARTS]
 
 
@@ -91,8 +100,9 @@ def _parts(closed: generation_pb2.Ledger) -> dict[str, int]:
 
 
 def _engine_trace(done: engine_pb2.RequestDone) -> facts.EngineTrace | None:
-    """Returns what the engine noted; None if it noted nothing, or what a newer one means by it is
-    not known here.
+    """Returns what the engine noted.
+
+    None if it noted nothing, or what a newer one means by it is not known here.
     """
     if not done.engine_trace:
         return None

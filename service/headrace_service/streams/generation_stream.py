@@ -58,14 +58,17 @@ class GenerationStream:
         listener: called on news instead of waking whoever awaits `news`; for readers of many
             streams.
         ends: how each output that has ended did.
-        ledger: what the reader was told of where the time went; None before it was.
-        trace: what will be told of the generation at its end; None if nothing will, or it has been.
+        ledger: how the time was spent, as the reader was informed; None before that.
+        trace: what is reported at the generation's end; None if nothing is, or it has been.
         recording: when messages left; None if nobody wants to know.
     """
 
     __slots__ = (
-        "_accepted", "_noted", "_outputs", "_pauses_ns", "_prompt_parts", "_render", "_started", "_table", "_unwritten_beginnings", "_waiter", "_whole", "_wire", "at_edge", "cap_factor", "clock", "deadline_is_status", "done", "ends", "failure", "from_token", "handle", "has_news",
-        "hit_deadline", "ledger", "listener", "over_cap_since_ns", "pending_bytes", "recording", "request_id", "trace", "writer", "writing_since_ns",
+        "_accepted", "_noted", "_outputs", "_pauses_ns", "_prompt_parts", "_render", "_started", "_table",
+        "_unwritten_beginnings", "_waiter", "_whole", "_wire", "at_edge", "cap_factor", "clock", "deadline_is_status",
+        "done", "ends", "failure", "from_token", "handle", "has_news",
+        "hit_deadline", "ledger", "listener", "over_cap_since_ns", "pending_bytes", "recording", "request_id",
+        "trace", "writer", "writing_since_ns",
     )  # fmt: skip
 
     def __init__(
@@ -131,7 +134,7 @@ class GenerationStream:
         return self._render.span if self._render is not None else None
 
     def announce(self, model_revision: str, num_prompt_tokens: int) -> None:
-        """Has the reader told that the request is accepted, before all other events."""
+        """Informs the reader that the request is accepted, before all other events."""
         self._accepted = (model_revision, num_prompt_tokens)
         self._wake()
 
@@ -196,7 +199,7 @@ class GenerationStream:
             self.writer.cancel()
 
     def note_failure(self, failure: errors.ServiceError) -> None:
-        """Notes what the call ended with, for what is told of the generation.
+        """Notes what the call ended with, for the report about the generation.
 
         A caller who left is no failure.
         """
@@ -206,7 +209,10 @@ class GenerationStream:
     # -- the reader's side
 
     def take(self) -> list[bytes]:
-        """Returns the messages of all pending events but done, in order; empty if there are none."""
+        """Returns the messages of all pending events but done, in order.
+
+        Empty if there are none.
+        """
         messages: list[bytes] = []
         self.has_news = False
         self.pending_bytes = 0
@@ -234,8 +240,9 @@ class GenerationStream:
             self.tokens_left(left_ns)
 
     def tokens_left(self, now_ns: int) -> None:
-        """Notes when tokens left, if the first ones are among what was taken; to be called while
-        `at_edge`.
+        """Notes when tokens left, if the first ones are among what was taken.
+
+        To be called while `at_edge`.
         """
         if not self.clock.first_left_ns and any(output.num_taken for output in self._outputs.values()):
             self.clock.first_left_ns = now_ns
@@ -256,8 +263,9 @@ class GenerationStream:
         return self._waiter
 
     async def wait_ended(self) -> None:
-        """Returns when the request or the subscription has ended; for calls that answer with
-        everything at once.
+        """Returns when the request or the subscription has ended.
+
+        For calls that answer with everything at once.
         """
         self._whole = True
         while self.done is None and self.failure is None:

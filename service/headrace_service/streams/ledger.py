@@ -33,12 +33,13 @@ class DeliveryClock:
     blocked_ns: int = 0
 
     def generation_ended(self, now_ns: int, ended_ago_ns: int) -> None:
-        """Notes the end of the generation, as the engine told it."""
+        """Notes the end of the generation, as the engine reported it."""
         self.ended_ns = max(now_ns - ended_ago_ns, 1)
 
     def wrote(self, begin_ns: int, end_ns: int) -> None:
-        """Notes one write that waited for the reader; only what lies after the generation's end
-        counts.
+        """Notes one write that waited for the reader.
+
+        Only what lies after the generation's end counts.
         """
         if self.ended_ns:
             self.blocked_ns += max(0, end_ns - max(begin_ns, self.ended_ns, self.arrival_ns))

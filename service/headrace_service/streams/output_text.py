@@ -79,12 +79,12 @@ class OutputText:
 
     @property
     def num_tokens(self) -> int:
-        """See the class."""
+        """Tokens that came, delivered or not."""
         return self._next_token + len(self.tokens)
 
     @property
     def num_taken(self) -> int:
-        """See the class."""
+        """Tokens that were delivered."""
         return self._next_token
 
     def take(self, messages: list[bytes]) -> None:
@@ -100,8 +100,9 @@ class OutputText:
             self._append_delta(messages, *self._finish(self.end.trim_bytes))
 
     def _take_all_but_last(self, messages: list[bytes]) -> None:
-        """Appends the messages of more tokens than one holds, but for the last; what the end trims
-        stays whole in that one.
+        """Appends the messages of more tokens than one holds, but for the last.
+
+        What the end trims stays whole in that one.
         """
         num_trimmed = 0
         if self.end is not None and self._detokenizer is not None:
@@ -111,8 +112,9 @@ class OutputText:
             self._append_delta(messages, *self._release(min(self._max_delta_tokens, len(self.tokens) - last)))
 
     def _skip(self) -> None:
-        """Renders tokens before the first one wanted without delivering them; what is held back at
-        the border is delivered.
+        """Renders tokens before the first one wanted without delivering them.
+
+        What is held back at the border is delivered.
         """
         num_tokens = min(self._skip_left, len(self.tokens))
         self._skip_left -= num_tokens

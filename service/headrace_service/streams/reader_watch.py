@@ -36,7 +36,7 @@ class Reader(Protocol):
 
     @property
     def pending_bytes(self) -> int:
-        """See the class."""
+        """Memory that waits for the reader, in bytes."""
 
     def interrupt(self, failure: errors.ServiceError) -> None:
         """Ends the call now."""
@@ -57,8 +57,9 @@ class ReaderLimits:
     stall_timeout_ns: int
 
     def broken_by(self, reader: Reader, now_ns: int) -> errors.ServiceError | None:
-        """Returns why the call must end, if its reader is too slow; notes when it went above the
-        cap.
+        """Returns why the call must end, if its reader is too slow.
+
+        Notes when it went above the cap.
         """
         cap_bytes = self.cap_bytes * reader.cap_factor
         if reader.pending_bytes > cap_bytes:

@@ -21,7 +21,7 @@ class RenderState(msgspec.Struct, frozen=True):
         skip_special: whether special tokens are left out of the text.
         with_logprobs: whether tokens come with log probabilities.
         stop_strings: to name the one that matched.
-        ids_only: whether tokens are told by their ids alone.
+        ids_only: whether tokens are reported by their ids alone.
         span: the inference span, for readers' spans to link to; None: nobody records it.
     """
 

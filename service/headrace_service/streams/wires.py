@@ -27,13 +27,16 @@ class TokenLogprobs:
 
 
 class EventWire(Protocol):
-    """Each method returns the message that tells of the event, or None where the protocol says
-    nothing of it, or not yet.
+    """The form of one protocol's events.
+
+    Each method returns the message that reports its event, or None where the protocol says nothing
+    of it, or not yet.
     """
 
     def record(self, recording: Recording) -> bool:
-        """Takes the columns of a recorded generation, before its first event; returns whether the
-        wire notes deltas itself, because its messages carry many generations.
+        """Takes the columns of a recorded generation, before its first event.
+
+        Returns whether the wire notes deltas itself, because its messages carry many generations.
         """
 
     def accepted(self, request_id: str, model_revision: str, prompt_tokens: int) -> bytes | None:

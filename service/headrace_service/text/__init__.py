@@ -1,3 +1,1 @@
-"""The text of a model: tokenizer, chat template with its helper process, and the way from token ids
-back to text.
-"""
+"""The text of a model: tokenizer, chat template and its helper process, detokenizer."""

@@ -1,5 +1,6 @@
-"""Conversations to prompts, by the model's own chat template, in a helper process that can be
-killed.
+"""Renders conversations to prompts, by the model's own chat template.
+
+The template runs in a helper process that can be killed.
 
 Owns the helper: started when first needed, reused, bounded in CPU time, wall time, memory and
 output, and replaced after it was killed. Only the model folder's template is ever rendered; callers
@@ -104,9 +105,7 @@ class ChatTemplateRenderer:
         return await self._render(source, variables, max_chars)
 
     async def warm_up(self) -> None:
-        """Starts the helper ahead of the first conversation, which would wait a fifth of a second
-        for it.
-        """
+        """Starts the helper before the first conversation, which would wait 0.2 s for it."""
         with contextlib.suppress(errors.ServiceError):
             async with self._turn:
                 await self._running_helper()
@@ -116,7 +115,10 @@ class ChatTemplateRenderer:
         await self._kill()
 
     async def _render_continued(self, source: str, variables: Mapping[str, Any], max_chars: int) -> str:
-        """Returns the prompt up to the end of its last message, as the template shows that message."""
+        """Returns the prompt up to the end of its last message.
+
+        The template shows where that message ends.
+        """
         mark = f"end-{secrets.token_hex(16)}"
         *before, last = variables["messages"]
         marked = {**variables, "messages": [*before, {**last, "content": last["content"] + mark}]}
@@ -229,8 +231,9 @@ async def _exchange(helper: asyncio.subprocess.Process, data: bytes, max_chars: 
 
 
 def _as_trimmed(prompt: str, conversation: str, rest: str) -> str:
-    """Returns the prompt without the space at its end that the template takes off a message, and
-    with what it keeps.
+    """Returns the prompt with the continued message exactly as it was given.
+
+    Templates take off the space at its end.
 
     Args:
         prompt: what is before the mark at the message's end, where no space is trimmed.
@@ -244,8 +247,9 @@ def _as_trimmed(prompt: str, conversation: str, rest: str) -> str:
 
 
 async def _why_lost(helper: asyncio.subprocess.Process) -> Exception:
-    """Returns what to raise for a helper whose connection broke: whether its template ended it, or
-    somebody else did.
+    """Returns what to raise for a helper whose connection broke.
+
+    Whether its template ended it, or somebody else did.
     """
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(helper.wait(), _END_WITHIN_S)
@@ -257,8 +261,9 @@ async def _why_lost(helper: asyncio.subprocess.Process) -> Exception:
 
 
 def _cpu_s(pid: int) -> float:
-    """Returns the CPU time that a child of this process has used, seconds; 0 once it is gone, which
-    its connection tells.
+    """Returns the CPU time that a child of this process has used, seconds.
+
+    0 once it is gone, which its connection tells.
     """
     try:
         times = psutil.Process(pid).cpu_times()

@@ -16,7 +16,7 @@ _REPETITION_PENALTIES = (limits.MIN_REPETITION_PENALTY, limits.MAX_REPETITION_PE
 
 
 def default_sampling(folder: GenerationDefaults) -> Sampling:
-    """Returns the folder's recommendations, brought into the ranges of the API, where it has some."""
+    """Returns the folder's recommendations, where it has some, in the API's ranges."""
     temperature = 1.0 if folder.temperature is None else folder.temperature
     repetition = 1.0 if folder.repetition_penalty is None else folder.repetition_penalty
     return Sampling(

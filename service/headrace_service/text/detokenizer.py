@@ -79,9 +79,7 @@ class PieceTable:
         return len(self.pieces)
 
     def columns(self, skip_special: bool) -> tuple[list[bytes], list[str | None]]:
-        """Returns, per token, its bytes, and its text if that does not depend on the tokens beside
-        it.
-        """
+        """Returns the bytes of each token, and its text if that depends on no other token."""
         return (self._visible, self._visible_texts) if skip_special else (self.pieces, self._texts)
 
     def text(self, token_ids: Sequence[int], skip_special: bool) -> str:
@@ -216,8 +214,9 @@ class IncrementalDetokenizer:
         return len(token_ids)
 
     def _trimmed(self, token_ids: list[int], trim_bytes: int) -> list[bytes]:
-        """Returns the tokens' bytes, less what the engine cut: it matches stop strings on the text
-        without special tokens.
+        """Returns the tokens' bytes, less what the engine cut.
+
+        It matches stop strings on the text without special tokens.
         """
         pieces = [self._pieces[token] for token in token_ids]
         for row in range(len(token_ids) - 1, -1, -1):
@@ -266,8 +265,9 @@ class StandingText:
 
 
 def _continues(tail: bytes, byte: bytes) -> bool:
-    """Whether a byte adds to the character that the non-empty `tail` begins, rather than showing
-    that it never ends.
+    """Returns whether a byte continues the character that the non-empty `tail` begins.
+
+    If not, that character never ends.
     """
     text, consumed = codecs.utf_8_decode(tail + byte, "replace", False)
     return consumed == 0 or (consumed > len(tail) and len(text) == 1)

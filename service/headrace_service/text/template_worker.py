@@ -32,7 +32,10 @@ class _TemplateRefusal(jinja2.TemplateError):
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` marks the model's own words for training; here the block is just its body."""
+    """`{% generation %}` marks the model's own words for training.
+
+    Here the block is just its body.
+    """
 
     tags = {"generation"}
 

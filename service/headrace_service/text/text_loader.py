@@ -21,7 +21,7 @@ _log = structlog.get_logger("headrace.service")
 
 
 class TextLoader:
-    """Reads what a service needs of model folders, in threads, and keeps the template helper ready."""
+    """Reads model folders in threads, and keeps the template helper ready."""
 
     def __init__(
         self, config: ServiceConfig, threads: concurrent.futures.Executor, templates: ChatTemplateRenderer
@@ -49,8 +49,9 @@ class TextLoader:
 
 
 def _leave_out_of_collections() -> None:
-    """Has the garbage collector pass over what lives as long as its model: looking through it held
-    up all streams for 30 ms every few seconds.
+    """Has the garbage collector pass over what lives as long as its model.
+
+    Looking through it held up all streams for 30 ms every few seconds.
     """
     gc.unfreeze()
     gc.collect()

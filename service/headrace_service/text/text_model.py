@@ -68,7 +68,7 @@ class TextModel:
             threads: where long texts are encoded.
 
         Raises:
-            InvalidModelFolder: the folder is missing, unsound, or without tokenizer.
+            InvalidModelFolder: the folder is missing, invalid, or without tokenizer.
         """
         folder = ModelFolder.open(folder_path or pathlib.Path(engine.folder), require_weights=False)
         table = folder.token_table
@@ -86,7 +86,8 @@ class TextModel:
         )
 
     def described_anew(self, engine: engine_pb2.EngineModel) -> TextModel | None:
-        """Returns this model with what else the engine says of it (its cache, after a restart);
+        """Returns this model with what else the engine says of it (its cache, after a restart).
+
         None if it is not about this model.
         """
         of_text = ("name", "revision", "folder", "vocabulary_size", "max_context_tokens", "max_outputs")

@@ -47,9 +47,7 @@ class Tokenizer:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, text, add_special_tokens)
 
     def encode_word(self, word: str) -> list[tuple[int, ...]]:
-        """Returns the token sequences of a word at the start of a text and after a space, without
-        special tokens.
-        """
+        """Returns a word's tokens at a text's start and after a space, no special ones."""
         variants = {tuple(self._encode(variant, False).tolist()) for variant in (word, " " + word)}
         return sorted(variant for variant in variants if variant)
 

@@ -70,7 +70,7 @@ class CallTrace:
         request_id: of the request that it is about; "" for calls about many, or none.
     """
 
-    __slots__ = ("_num_untold", "_parent", "_when_told", "links", "method", "request_id", "span")
+    __slots__ = ("_num_unreported", "_parent", "_when_reported", "links", "method", "request_id", "span")
 
     def __init__(self, method: str, policy: Policy, parent: CallerContext | None) -> None:
         self.method = method
@@ -78,9 +78,9 @@ class CallTrace:
         self.span = policy.root() if parent is None else policy.under(parent)
         self.links: list[SpanContext] = []
         self._parent = parent
-        # Generations of its own that are told later, and what then is to be done.
-        self._num_untold = 0
-        self._when_told: Callable[[], None] | None = None
+        # Generations of its own that are reported later, and what then is to be done.
+        self._num_unreported = 0
+        self._when_reported: Callable[[], None] | None = None
 
     @property
     def wire(self) -> str:
@@ -89,7 +89,10 @@ class CallTrace:
 
     @property
     def trace_id(self) -> str:
-        """The trace that logs name: the caller's, or the one that begins here; "" if there is none."""
+        """The trace that logs name: the caller's, or the one that begins here.
+
+        "" if there is none.
+        """
         if self._parent is not None:
             return self._parent.trace_id
         return self.span.trace_id if self.span is not None else ""
@@ -117,19 +120,19 @@ class CallTrace:
             self.links.append(span)
 
     def generation_kept(self) -> None:
-        """Notes a generation that will be told only when the engine has said how it ended."""
-        self._num_untold += 1
+        """Notes a generation that will be reported only when the engine has said how it ended."""
+        self._num_unreported += 1
 
-    def generation_told(self) -> None:
-        """Notes that such a generation was told, or never will be from here."""
-        self._num_untold -= 1
-        if self._num_untold == 0 and self._when_told is not None:
-            self._when_told()
+    def generation_reported(self) -> None:
+        """Notes that such a generation was reported, or never will be from here."""
+        self._num_unreported -= 1
+        if self._num_unreported == 0 and self._when_reported is not None:
+            self._when_reported()
 
-    def when_told(self, then: Callable[[], None]) -> None:
-        """Has something done once all its generations are told: at once, mostly."""
-        if self._num_untold:
-            self._when_told = then
+    def when_reported(self, then: Callable[[], None]) -> None:
+        """Has something done once all its generations are reported: at once, mostly."""
+        if self._num_unreported:
+            self._when_reported = then
         else:
             then()
 
@@ -148,7 +151,8 @@ def set_current(call: CallTrace) -> None:
 
 
 def current() -> CallTrace | None:
-    """Returns the trace of the call that this task, or the one that started it, serves; None where
-    there is no telemetry.
+    """Returns the trace of the call that this task, or the one that started it, serves.
+
+    None where there is no telemetry.
     """
     return _current.get()

@@ -57,8 +57,9 @@ def parse(traceparent: str, tracestate: str = "") -> CallerContext | None:
 
 
 def of_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> CallerContext | None:
-    """Returns the context that a call brought; None if it brought none, more than one, or a
-    malformed one.
+    """Returns the context that a call brought.
+
+    None if it brought none, more than one, or a malformed one.
     """
     parents: list[str] = []
     states: list[str] = []
@@ -91,8 +92,9 @@ def new_span_id() -> str:
 
 
 class RootSampler:
-    """Decides on traces that begin here, by the low half of their id, as OpenTelemetry's
-    TraceIdRatioBased does; ids are made of those alone that somebody wants.
+    """Decides on traces that begin here, by the low half of their id.
+
+    OpenTelemetry's TraceIdRatioBased does the same. Ids are made only where somebody wants them.
 
     Args:
         ratio: share that is sampled, 0 to 1.
@@ -104,8 +106,9 @@ class RootSampler:
         self._bound = round(min(1.0, max(0.0, ratio)) * (1 << _LOW_BITS))
 
     def root(self, record_all: bool) -> SpanContext | None:
-        """Returns the root span of a new trace, sampled or to be decided on at its end; None if
-        nobody wants it.
+        """Returns the root span of a new trace, sampled or to be decided on at its end.
+
+        None if nobody wants it.
         """
         low = _bits(_LOW_BITS)
         sampled = low < self._bound

@@ -1,4 +1,4 @@
-"""What is known of one generation from its start on, for the fact that is told at its end.
+"""What is known of one generation from its start on, for the fact that is reported at its end.
 
 Owns the decision whether it is recorded, and what the engine is asked to note of it. Made for every
 generation while there is a feed; its span only where somebody may want it.
@@ -31,7 +31,7 @@ class GenerationTrace:
         prompt_tokens: length of its prompt.
         span: its inference span; None: nobody records it.
         detail: how much of its tokens is traced.
-        call: brought it; its end is told after this one's.
+        call: brought it; its end is reported after this one's.
         accepted: whether the engine has taken it.
         failure: what ended it for its caller, if that was no end of its own.
     """
@@ -50,14 +50,16 @@ class GenerationTrace:
     failure: ServiceError | None = None
 
     def recording(self) -> Recording | None:
-        """Returns the columns for the messages of this generation; None if its tokens are not
-        traced.
+        """Returns the columns for the messages of this generation.
+
+        None if its tokens are not traced.
         """
         return Recording() if self.span is not None and self.detail is not Detail.OFF else None
 
     def ask(self, add: engine_pb2.AddRequest) -> None:
-        """Has the engine note what it does for this generation, if it is recorded; of others it
-        learns what they are, for the fact that it tells of detached ones.
+        """Has the engine note what it does for this generation, if it is recorded.
+
+        Of others it learns what they are, for the fact in which it reports detached ones.
         """
         recording = add.recording
         recording.operation, recording.wire, recording.detail = self.operation, self.wire, self.detail

@@ -1,9 +1,8 @@
-"""Every call, from its arrival to its status: the fact that is told of it, and the names that its
-log lines carry.
+"""Every call, from its arrival to its status: the fact that reports it, and its log lines' names.
 
-Owns the outermost interceptor, so that calls refused by the others are told too. grpc.health.v1 and
-reflection are left alone: probes would drown what is asked for. A method that is not served is not
-told either: its name is the caller's own.
+Owns the outermost interceptor, so that calls refused by the others are reported too. grpc.health.v1
+and reflection are left alone: probes would drown what is asked for. A method that is not served is
+not reported either: its name is the caller's own.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from headrace_service.tracing.tracer import Tracer
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Behaviour = Callable[[Any, _Context], Awaitable[Any]]
-_UNTOLD = ("grpc.health.", "grpc.reflection.")
+_UNREPORTED = ("grpc.health.", "grpc.reflection.")
 
 
 class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Tells of each call.
+    """Reports each call.
 
     Args:
         tracer: to whom.
@@ -42,7 +41,7 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     ) -> _Handler:
         """Returns the method's handler, which then tells how it ended."""
         method = details.method.removeprefix("/")
-        if method.startswith(_UNTOLD):
+        if method.startswith(_UNREPORTED):
             return await continuation(details)
         start_ns = time.monotonic_ns()
         call = CallTrace(method, self._tracer.policy, context.of_metadata(details.invocation_metadata or ()))
@@ -50,9 +49,9 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if call.trace_id:
             structlog.contextvars.bind_contextvars(trace_id=call.trace_id)
         handler = await continuation(details)
-        return handler if handler is None else self._told(handler, call, start_ns)
+        return handler if handler is None else self._reported(handler, call, start_ns)
 
-    def _told(self, handler: _Handler, call: CallTrace, start_ns: int) -> _Handler:
+    def _reported(self, handler: _Handler, call: CallTrace, start_ns: int) -> _Handler:
         inner, remade = _parts_of(handler)
         tracer = self._tracer
 
@@ -70,7 +69,7 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             finally:
                 tracer.open_calls -= 1
                 ended = _fact(call, status, start_ns, tracer.unix_offset_ns)
-                call.when_told(lambda: tracer.tell(ended))
+                call.when_reported(lambda: tracer.tell(ended))
 
         return remade(
             answer,
@@ -120,8 +119,9 @@ def _status_of_cancelled(context: _Context) -> str:
 
 
 def _status_of_failed(context: _Context) -> str:
-    """Returns the status that ends a failed call; grpc makes UNKNOWN of an exception that set none,
-    and a caller who left gets none.
+    """Returns the status that ends a failed call.
+
+    gRPC makes UNKNOWN of an exception that set none, and a caller who left gets none.
     """
     code = context.code()
     if isinstance(code, grpc.StatusCode) and code is not grpc.StatusCode.OK:

@@ -1,10 +1,11 @@
-"""When the tokens of a recorded generation left: per message their number, when it was made, and
-when the transport had taken it.
+"""When the tokens of a recorded generation left.
+
+Per message their number, when it was made, and when the transport had taken it.
 
 Owns the columns, and nothing else happens while a generation runs: two appends per message, of
 numbers that are there anyhow. `OutputText` notes numbers of tokens as it cuts messages; whoever
 writes them notes the times. Times follow the numbers entry by entry, so that a message which was
-made and never written has a number alone, and is not told.
+made and never written has a number alone, and is not reported.
 
 The writer of one generation reads the clock once per message, recorded or not. If it did not wait
 before a message, the transport took the one before only then; if it did, that one had left before
@@ -36,8 +37,9 @@ _Times = npt.NDArray[np.int64]
 
 
 class SharedWrite:
-    """When a message of many generations was made, and when grpc's write of it returned; 0: it has
-    not.
+    """When a message of many generations was made, and when grpc's write of it returned.
+
+    0: it has not.
     """
 
     __slots__ = ("made_ns", "written_ns")
@@ -48,7 +50,7 @@ class SharedWrite:
 
 
 class _LaterOutput:
-    """Where an output that is not the first notes its deltas.
+    """The place where an output that is not the first notes its deltas.
 
     The first, mostly the only one, notes into the list itself.
     """
@@ -99,7 +101,7 @@ class Recording:
         made, written = self._shared_times() if self.shared else self._own_times()
         if num_outputs == 1 and max(self.entries, default=0) <= _LARGEST_BYTE:
             # Mostly the messages without tokens come first and last, and what is between them is
-            # told as it is.
+            # reported as it is.
             sizes = bytes(self.entries[: len(made)])
             inner = sizes.strip(b"\0")
             if 0 not in inner:
@@ -108,15 +110,16 @@ class Recording:
                 return [_emission(np.frombuffer(inner, np.uint8), made[rows], written[rows])] if inner else []
         entries = np.fromiter(self.entries, np.int64, len(made))
         counts = entries & _COUNT_MASK
-        told = counts > 0
-        if not told.any():
+        reported = counts > 0
+        if not reported.any():
             return []
-        chosen = [told & (entries >> OUTPUT_SHIFT == index) for index in range(num_outputs)]
+        chosen = [reported & (entries >> OUTPUT_SHIFT == index) for index in range(num_outputs)]
         return [_emission(counts[mask], made[mask], written[mask]) for mask in chosen]
 
     def _plain_emission(self) -> Emission | None:
-        """Returns that of a reader that kept up: a token a message, between messages without; None
-        if it is another.
+        """Returns that of a reader that kept up: a token a message, between messages without.
+
+        None if it is another.
 
         Most are of this kind, and it costs half of what another does.
         """

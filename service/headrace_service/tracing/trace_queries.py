@@ -42,8 +42,9 @@ class TraceQueries:
         self._open: dict[int, _Query] = {}
 
     async def find(self, key: str) -> AsyncIterator[bytes]:
-        """Yields the parts of a trace's TracesData, by request id or trace id; none if it is not
-        known.
+        """Yields the parts of a trace's TracesData, by request id or trace id.
+
+        None if it is not known.
 
         Raises:
             ServiceError: RESOURCE_EXHAUSTED, too many questions are open or the trace is too large;

@@ -1,4 +1,4 @@
-"""The service's end of the feed: what is told, and what the telemetry process asks for.
+"""The service's end of the feed: what is reported, and what the telemetry process asks for.
 
 Owns the feed, the policy that came over it, and how many calls are open. Made only where there is a
 telemetry socket; whoever holds None instead has telemetry off. What facts hold is made elsewhere
@@ -28,7 +28,7 @@ _SETTINGS_WITHIN_S = 5.0
 _LOOK_EVERY_S = 0.02
 # Until the telemetry process has said what it wants; a generation without a detail of its own then
 # gets the one that holds there.
-_UNTOLD = Policy(RootSampler(0.0), record_all=False, detail=Detail.DEFAULT, sample_ratio=0.0)
+_UNREPORTED = Policy(RootSampler(0.0), record_all=False, detail=Detail.DEFAULT, sample_ratio=0.0)
 
 
 class Tracer:
@@ -45,7 +45,7 @@ class Tracer:
     """
 
     def __init__(self, address: str, service_name: str) -> None:
-        self.policy = _UNTOLD
+        self.policy = _UNREPORTED
         self.open_calls = 0
         self.unix_offset_ns = unix_offset_ns()
         hello = facts.Hello(
@@ -84,7 +84,7 @@ class Tracer:
         """Sends what waits, if somebody takes it, and ends the connection."""
         await self._feed.stop()
 
-    # -- what is told
+    # -- what is reported
 
     def generation(
         self,
@@ -107,7 +107,7 @@ class Tracer:
             parameters: what the caller asked for, by their names in gen_ai.request.
             num_outputs: how many outputs it has.
             prompt_tokens: length of its prompt.
-            asked_detail: the request's own wish, 0 if it has none.
+            asked_detail: the level of detail that the request asks for, 0 if it asks for none.
             call: brought it; None where nobody asked in a call.
             own: the context that the request itself brought, if it did.
         """
@@ -141,7 +141,7 @@ class Tracer:
                 while self.policy.detail is not detail:
                     await asyncio.sleep(_LOOK_EVERY_S)
         except TimeoutError:
-            raise errors.unavailable("the telemetry process took the wish, but did not say so") from None
+            raise errors.unavailable("the telemetry process took the request, but did not say so") from None
 
     @property
     def queries(self) -> TraceQueries:

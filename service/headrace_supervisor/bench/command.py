@@ -82,8 +82,9 @@ def _levels(kind: type[int] | type[float], most: float) -> Callable[[str], tuple
     "--plot", type=click.Path(path_type=pathlib.Path), help="draw the curve: .png, .svg or .pdf; needs the bench extra"
 )
 def bench(connection: Connection, plot: pathlib.Path | None, **flags: Any) -> None:
-    """Measures a running server: how soon tokens come, how many a second, and how many answers come
-    in time.
+    """Measures a running server.
+
+    How soon tokens come, how many a second, and how many answers come in time.
     """
     if flags["concurrency"] and flags["rate"]:
         raise click.UsageError("--concurrency and --rate exclude each other: requests open at once, or per second")

@@ -28,8 +28,10 @@ class Length:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Point:
-    """One level of load: a number of requests open at once (closed loop), or requests per second
-    (open loop, Poisson).
+    """One level of load.
+
+    It is a number of requests open at once (closed loop), or requests per second (open loop,
+    Poisson).
     """
 
     concurrency: int = 0
@@ -37,7 +39,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        """As tables and plots call it."""
+        """The name in tables and plots."""
         return f"{self.rate:g}/s" if self.rate else f"{self.concurrency} open"
 
 
@@ -74,8 +76,9 @@ class Prompt:
 
 
 def prompts(load: Load, point: int, vocabulary_size: int, max_context: int) -> Iterator[Prompt]:
-    """The requests of point number `point`, as many as its bounds allow; seconds of an open loop
-    are bounded here, those of a closed loop by its sender.
+    """The requests of point number `point`, as many as its bounds allow.
+
+    Seconds of an open loop are bounded here, those of a closed loop by its sender.
     """
     rng = random.Random(f"{load.seed}/{point}")
     rate, at_s = (load.points[point].rate, 0.0) if point >= 0 else (0.0, 0.0)

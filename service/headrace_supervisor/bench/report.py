@@ -1,5 +1,6 @@
-"""The result of `headrace bench` for people and machines: tables, JSON, and a plot of throughput
-against latency.
+"""The result of `headrace bench` for people and machines.
+
+Tables, JSON, and a plot of throughput against latency.
 
 Owns the layout. The plot needs matplotlib, which the `bench` extra brings; it is imported by name
 when a plot is wanted, so that nothing else needs it.
@@ -53,7 +54,8 @@ def report(result: Result, *, as_json: bool) -> None:
     if len(result.points) == 1:
         point = result.points[0]
         console.print(
-            f"{point.output_tok_s:,.0f} output tokens/s, {point.input_tok_s:,.0f} prompt tokens/s over {point.wall_s:.2f} s; goodput {point.goodput:.1%}"
+            f"{point.output_tok_s:,.0f} output tokens/s, {point.input_tok_s:,.0f} prompt tokens/s over "
+            f"{point.wall_s:.2f} s; goodput {point.goodput:.1%}"
         )
     console.print(
         f"goodput: TTFT at most {load.ttft_limit_ms:g} ms and TPOT at most {load.tpot_limit_ms:g} ms", style="dim"
@@ -109,7 +111,8 @@ def _remarks(console: rich.console.Console, point: PointFigures) -> None:
         console.print(f"{_label(point)}: {point.failed} requests failed: {point.errors}", style="red")
     if point.client_busy > _BUSY_CLIENT:
         console.print(
-            f"{_label(point)}: this client was busy {point.client_busy:.0%} of the time; the server may do better than these figures",
+            f"{_label(point)}: this client was busy {point.client_busy:.0%} of the time; the server may do better than "
+            "these figures",
             style="yellow",
         )
 

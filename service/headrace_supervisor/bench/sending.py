@@ -1,5 +1,4 @@
-"""Sends the load of `headrace bench` to a running server through the public client, and reads the
-clock.
+"""Sends the load of `headrace bench` through the public client, and reads the clock.
 
 Owns both loops: closed (so many requests open at any time) and open (Poisson arrivals, sent whether
 or not earlier ones have ended, which is how users come). Answers go on past the end-of-text token,
@@ -81,7 +80,8 @@ async def _run(load: Load, connection: ConnectionOptions) -> Run:
         sizes = model.vocabulary_size, model.max_context_tokens
         if load.prompt.tokens + load.output.tokens > model.max_context_tokens:
             raise BenchError(
-                f"--prompt-tokens {load.prompt.tokens} and --output-tokens {load.output.tokens} are {load.prompt.tokens + load.output.tokens} together; "
+                f"--prompt-tokens {load.prompt.tokens} and --output-tokens {load.output.tokens} are "
+                f"{load.prompt.tokens + load.output.tokens} together; "
                 f"{model.name} takes at most {model.max_context_tokens}"
             )
         warm = dataclasses.replace(load, requests=load.warm_up)
@@ -153,8 +153,9 @@ async def _measured(client: headrace.AsyncClient, load: Load, prompt: Prompt, st
 
 
 def _note(sample: Sample, now_s: float, started_s: float, last_s: float, tokens: int) -> None:
-    """Counts the tokens of one message; tokens that arrive together share the time since the
-    message before.
+    """Counts the tokens of one message.
+
+    Tokens that arrive together share the time since the message before.
     """
     if sample.output_tokens == 0:
         sample.ttft_s = now_s - started_s

@@ -54,14 +54,14 @@ class Probe(NamedTuple):
 
 
 class BackendTable:
-    """All models of one server.
+    """The models of one server, and the backends that serve them.
 
     Args:
         launches: which models there are and how their backends start.
         rule: when a backend that died is started again.
         ends_server: asked, by name, when a backend can't be kept running: whether the server ends
             with it.
-        first: names of the models that `load_first` loads; until it has, services are told that the
+        first: names of the models that `load_first` loads; until it has, services learn that the
             server starts.
         probe: questions to backends.
         machine_bytes: memory of the machine, for models on the CPU.
@@ -105,7 +105,7 @@ class BackendTable:
         )
 
     async def states(self) -> AsyncIterator[control_pb2.ServerState]:
-        """The state now, and again whenever it has changed."""
+        """Yields the server's state now, and again whenever it has changed."""
         while True:
             change = self._change
             yield self.state()
@@ -117,8 +117,7 @@ class BackendTable:
         self._changed()
 
     async def keep_looking(self) -> None:
-        """Takes new folders of the repository in, and forgets those that are gone, every other
-        second.
+        """Finds folders that came to the repository or left it, every two seconds.
 
         Never returns.
         """
@@ -191,9 +190,7 @@ class BackendTable:
         return entry.state == control_pb2.BACKEND_STATE_READY
 
     def _begin(self, entry: Entry, memory_bytes: int) -> asyncio.Task[None]:
-        """Announces a model that is not loaded as LOADING, and has it loaded when those before it
-        are.
-        """
+        """Announces a model as LOADING, and has it loaded when those before it are."""
         before = entry.state, entry.reason
         self._set(entry, control_pb2.BACKEND_STATE_LOADING)
         load = entry.loading = asyncio.create_task(self._load(entry, memory_bytes, *before), name=f"load {entry.name}")
@@ -212,8 +209,8 @@ class BackendTable:
                 if entry.backends:
                     await self._fail(entry, str(error))
                 else:
-                    # Refused before anything started: the caller is told, and the model is what it
-                    # was.
+                    # Refused before anything started: the caller is reported, and the model is what
+                    # it was.
                     self._set(entry, state_before, reason_before)
             raise
         finally:
@@ -221,8 +218,9 @@ class BackendTable:
                 entry.loading = None
 
     async def _start_all(self, entry: Entry, memory_bytes: int) -> None:
-        """Starts the model's backends, each when the one before it serves; the model is ready with
-        the last.
+        """Starts the model's backends, each when the one before it serves.
+
+        The model is ready with the last.
 
         Raises Refused.
         """
@@ -302,7 +300,7 @@ class BackendTable:
         return True
 
     async def stop_all(self, hurry: asyncio.Event) -> None:
-        """Ends every backend, and takes no wish from then on."""
+        """Ends every backend, and takes no request from then on."""
         self._ending = True
         for entry in self._entries.values():
             for task in (entry.unloading, entry.loading):
@@ -316,8 +314,9 @@ class BackendTable:
     # -- inside
 
     def _life_ended(self, entry: Entry, backend: Backend) -> None:
-        """A process that gave up takes its model, or the server, with it, unless replicas go on;
-        one that was ended does not.
+        """A process that gave up takes its model, or the server, with it, unless replicas go on.
+
+        One that was ended does not.
         """
         error = None if backend.life.cancelled() else backend.life.exception()
         if error is None or backend not in entry.backends:
@@ -380,8 +379,9 @@ async def _stop(backends: Sequence[Backend], grace_s: float, hurry: asyncio.Even
 
 
 def _is_still_loading(entry: Entry) -> bool:
-    """Whether the load that asks, a task, is still the model's: an operator's unload ends it, and
-    another may have begun since.
+    """Whether the load that asks, a task, is still the model's.
+
+    An operator's unload ends it, and another may have begun since.
     """
     return entry.state == control_pb2.BACKEND_STATE_LOADING and entry.loading is asyncio.current_task()
 

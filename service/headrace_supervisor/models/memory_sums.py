@@ -20,7 +20,7 @@ _CPU = "cpu"
 
 
 class Claim(NamedTuple):
-    """What one model may take.
+    """The memory that one model may take.
 
     Attributes:
         name: the model's.
@@ -87,7 +87,8 @@ def _check_stated(device: str, claims: Sequence[Claim]) -> None:
     silent = [claim.name for claim in claims if not claim.budget_bytes]
     if silent:
         raise refusals.failed_precondition(
-            f"models that share {device} need a memory budget each, and {', '.join(silent)} has none: give memory_bytes,"
+            f"models that share {device} need a memory budget each, and {', '.join(silent)} has none: give "
+            "memory_bytes,"
             " --memory-budget, or memory_budget in the model's headrace.toml"
         )
 

@@ -1,4 +1,4 @@
-"""One model of a server: the state that services are told, and its backends while there are some.
+"""One model of a server: the state that services hear, and its backends while it has some.
 
 Owns what a model and a started backend consist of; when they change is `backend_table`'s.
 """
@@ -44,7 +44,7 @@ class Entry:
     unloading: asyncio.Task[None] | None = None
 
     def message(self) -> control_pb2.ModelBackend:
-        """What services are told."""
+        """The model's state as services hear it."""
         model = control_pb2.ModelBackend(name=self.name, state=self.state, reason=self.reason)
         if self.backends and self.state in RUNNING:
             first, *others = (backend.launch for backend in self.backends)

@@ -44,7 +44,7 @@ class Launch(NamedTuple):
 
 
 class Launches(Protocol):
-    """Where backends come from."""
+    """The launches of backends."""
 
     @property
     def default(self) -> str:
@@ -54,13 +54,13 @@ class Launches(Protocol):
         """Names of all models that could be loaded now."""
 
     def check(self, name: str, memory_bytes: int = 0) -> tuple[Claim, ...]:
-        """What each backend of a model would claim, after all checks that need no torch.
+        """Returns what each backend of a model would claim, after all checks without torch.
 
         Raises Refused.
         """
 
     def prepare(self, name: str, memory_bytes: int, replica: int) -> Launch:
-        """The launch of one backend of a model, its files written. Raises Refused."""
+        """Returns the launch of one backend of a model, its files written. Raises Refused."""
 
 
 class ModelLaunches:
@@ -86,7 +86,7 @@ class ModelLaunches:
         return tuple(sorted({self.default, *found}))
 
     def check(self, name: str, memory_bytes: int = 0) -> tuple[Claim, ...]:
-        """What each backend of a model would claim of the memory.
+        """Returns what each backend of a model would claim of the memory.
 
         Args:
             name: the model's.
@@ -172,15 +172,17 @@ class ModelLaunches:
         return self._repository.find(name)
 
     def _shown(self, name: str, folder: pathlib.Path) -> str:
-        """How a model is named to whoever asked: by its path where that is what was typed, else
-        without the server's paths.
+        """How a model is named to whoever asked.
+
+        By its path where that is what was typed, else without the server's paths.
         """
         return str(folder) if self._repository is None else name
 
 
 def device_of(engine: configs.EngineConfig, replica: int) -> str:
-    """The device on which a model's backend begins: GPUs of replicas follow each other, a CPU they
-    share.
+    """Returns the device on which a model's backend begins.
+
+    GPUs of replicas follow each other, a CPU they share.
     """
     device = engine.expected_device()
     kind, _, index = device.partition(":")
@@ -189,7 +191,7 @@ def device_of(engine: configs.EngineConfig, replica: int) -> str:
 
 
 def read_refusal(path: pathlib.Path) -> Refused | None:
-    """Why a backend refused to start, if it left a word."""
+    """Returns why a backend refused to start, if it left a word."""
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

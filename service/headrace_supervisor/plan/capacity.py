@@ -1,11 +1,12 @@
-"""How many users GPUs hold, and how fast: arithmetic on a model's sizes and on rates that our own
-steps reached.
+"""How many users GPUs hold, and how fast.
+
+Arithmetic on a model's sizes and on rates that our own steps reached.
 
 Owns the model. A step reads the weights (or multiplies by them, whichever takes longer) and the
-caches of the rows that are being written, launches so many small kernels a layer, and ranks
-exchange two sums a layer. Prompts take their share of the time. Users write, read the answer,
-think, and come again; so many are active as a balance of both leaves. Where sizes come from is
-`command`'s business, how near all of this is to measurements docs/operations.md's.
+caches of the rows that are being written, launches the short kernels of each layer, and ranks
+exchange two all-reduces a layer. Prompts take their share of the time. Users write, read the
+answer, think, and come again; so many are active as a balance of both leaves. Where sizes come from
+is `command`'s business, how near all of this is to measurements docs/operations.md's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 _MIB = 1 << 20
 # All of H200s, 2026-11-21, models of dummy weights (`benchmarks.plan_check` compares).
-# Small kernels and launches of a layer: what a step of one row of 8B in bf16 took beyond reading
+# Short kernels and launches of a layer: what a step of one row of 8B in bf16 took beyond reading
 # (4.09 ms of 3.53).
 _LAYER_S = 17.4e-6
 # Of the copy bandwidth, by which decodes read caches: 32 rows of 8,000 tokens.
@@ -26,7 +27,7 @@ _HALVINGS = 100
 
 
 class Exchange(NamedTuple):
-    """One sum over ranks: seconds of a small one, and for each byte."""
+    """The time of an all-reduce: seconds of the shortest one, and for each byte."""
 
     latency_s: float
     byte_s: float
@@ -64,8 +65,9 @@ GPUS = {
 
 
 class Products(NamedTuple):
-    """How products by one kind of weights use a card: shares of its copy bandwidth and of its
-    matrix rate.
+    """How products by one kind of weights use a card.
+
+    Shares of its copy bandwidth and of its matrix rate.
     """
 
     # Of one row.
@@ -94,7 +96,7 @@ class RankSizes(NamedTuple):
 
     tp: int
     num_layers: int
-    # Of a token in a sum over ranks.
+    # Bytes that one token adds to an all-reduce.
     token_bytes: int
     read_bytes: int
     multiplied: int
@@ -116,7 +118,7 @@ class Demand(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of one engine."""
+    """What one engine achieves under a demand."""
 
     # Sequences that run at once: rows of a step, each of which the cache holds whole.
     rows_held: int
@@ -129,15 +131,16 @@ class Prediction:
 
 
 def exchange_s(sizes: RankSizes, tokens: float) -> float:
-    """Of one sum of so many tokens over the ranks; for numbers of ranks that are not listed, that
-    of the next larger one.
+    """Returns the seconds of one all-reduce of `tokens` rows over `sizes.tp` ranks.
+
+    Numbers of ranks that are not in the table use the next larger entry.
     """
     found = next(exchange for ranks, exchange in _EXCHANGE.items() if ranks >= sizes.tp)
     return found.latency_s + tokens * sizes.token_bytes * found.byte_s
 
 
 def step_s(sizes: RankSizes, gpu: Gpu, rows: float, context: float) -> float:
-    """A step that decodes so many rows behind so many tokens of context each."""
+    """Returns the seconds of a step that decodes `rows` rows, each behind `context` tokens."""
     reading_s = sizes.read_bytes / (gpu.copy_bytes_per_s * sizes.products.read)
     products_s = 2 * sizes.multiplied * rows / (gpu.flops_per_s * sizes.products.decode)
     caches_s = rows * context * sizes.kv_token_bytes / (gpu.copy_bytes_per_s * _CACHE_SHARE)
@@ -146,7 +149,7 @@ def step_s(sizes: RankSizes, gpu: Gpu, rows: float, context: float) -> float:
 
 
 def predict(sizes: RankSizes, gpu: Gpu, demand: Demand) -> Prediction:
-    """The balance of one engine with all of the users."""
+    """Returns the state in which one engine and all of the users are in balance."""
     held = min(sizes.kv_tokens // (demand.prompt + demand.output), sizes.max_num_seqs)
     low, high = 0.0, _LONGEST_ANSWER_S
     for _ in range(_HALVINGS):
@@ -169,21 +172,22 @@ def _active(demand: Demand, answer_s: float) -> float:
 
 
 def _busy(sizes: RankSizes, gpu: Gpu, demand: Demand, answer_s: float) -> float:
-    """Share of the time that goes to prompts."""
+    """Returns the share of the time that goes to prompts."""
     prompts_per_s = demand.users / (answer_s + demand.think_s)
     return prompts_per_s * _prompt_s(sizes, gpu, demand)
 
 
 def _prompt_s(sizes: RankSizes, gpu: Gpu, demand: Demand) -> float:
-    """Of a prompt among others, whose steps' latencies are shared by many."""
+    """Returns the seconds of a prompt among others, which share the latencies of their steps."""
     products_s = 2 * sizes.multiplied * demand.prompt / (gpu.flops_per_s * sizes.products.prompt)
     sums_s = 2 * sizes.num_layers * (exchange_s(sizes, demand.prompt) - exchange_s(sizes, 0))
     return products_s + sums_s
 
 
 def _answer_s(sizes: RankSizes, gpu: Gpu, demand: Demand, held: int, assumed_s: float) -> float:
-    """How long an answer takes if answers take as long as assumed; rows beyond those held wait for
-    their turn.
+    """How long an answer takes if answers take as long as assumed.
+
+    Rows beyond those held wait for their turn.
     """
     active = _active(demand, assumed_s)
     rows = max(min(active, held), 1e-9)

@@ -1,5 +1,6 @@
-"""`headrace plan`: which numbers of ranks, weights and caches hold a model and its users, before
-any GPU is rented.
+"""`headrace plan`: which ranks, weights and caches hold a model and its users.
+
+It answers before any GPU is rented.
 
 Owns flags, the question to a process that knows the workers' arithmetic (it imports torch, and this
 one does not), and the table. What users get of it is `capacity`'s.
@@ -87,8 +88,9 @@ class _Lengths(NamedTuple):
 @click.option("--max-model-len", type=click.IntRange(0), default=0, help="tokens of prompt and output; 0: the model's")
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
 def plan(shape: str | None, model: pathlib.Path | None, as_json: bool, **options: Any) -> None:
-    """Says which numbers of ranks hold a model and its users: memory as a worker would plan it,
-    times by rates that were measured.
+    """Says which numbers of ranks hold a model and its users.
+
+    Memory as a worker would plan it, times by rates that were measured.
 
     With any, which weights and caches, too.
 
@@ -129,7 +131,8 @@ def _check_lengths(config: dict[str, Any], options: dict[str, Any]) -> None:
     lengths, longest = _lengths(options), options["max_model_len"] or context
     if sum(lengths) > longest:
         _refuse(
-            f"prompts of {lengths.prompt} tokens and answers of {lengths.output} are {sum(lengths)}, and a request has at most {longest}"
+            f"prompts of {lengths.prompt} tokens and answers of {lengths.output} are {sum(lengths)}, and a request has "
+            f"at most {longest}"
         )
 
 
@@ -166,7 +169,7 @@ def _rows(config: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any
 
 
 def engine_sizes(shape: str, engine: dict[str, Any], gpu: Gpu) -> RankSizes:
-    """What a rank of an engine has of a known model.
+    """Returns the sizes of what one rank of an engine has of a known model.
 
     Args:
         shape: The model.
@@ -242,7 +245,10 @@ def _print(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
             "None holds; --quantize any --kv-dtype any tries weights and caches of fewer bits.", soft_wrap=True
         )
     console.print(
-        f"Weights, a step's memory with graphs, and cache: GiB of each of {options['gpus']} {options['gpu']}, as a worker estimates them. Sequences that an engine runs at once (its cache holds them, and a step has that many rows), and that are active of its share of {options['users']:,} users; several engines are --replicas. Times are arithmetic with rates that our steps reached on H200s.",
+        f"Weights, a step's memory with graphs, and cache: GiB of each of {options['gpus']} {options['gpu']}, as a "
+        "worker estimates them. Sequences that an engine runs at once (its cache holds them, and a step has that many "
+        f"rows), and that are active of its share of {options['users']:,} users; several engines are --replicas. Times "
+        "are arithmetic with rates that our steps reached on H200s.",
         soft_wrap=True,
     )
 
@@ -263,14 +269,18 @@ def _named(row: dict[str, Any]) -> str:
 
 
 def _best(holding: list[dict[str, Any]]) -> str:
-    """What to take, for whom loss counts most and for whom time does: rows come from the most bits
-    to the fewest.
+    """What to take, for whom loss counts most and for whom time does.
+
+    Rows come from the most bits to the fewest.
     """
     most_bits = [
         row for row in holding if (row["quantize"], row["kv_dtype"]) == (holding[0]["quantize"], holding[0]["kv_dtype"])
     ]
     first, quickest = (min(found, key=lambda row: float(row["answer_s"])) for found in (most_bits, holding))
-    return f"With the most bits {_named(first)} holds ({first['answer_s']} s an answer); the quickest is {_named(quickest)} ({quickest['answer_s']} s). What bits cost in answers: docs/accuracy.md."
+    return (
+        f"With the most bits {_named(first)} holds ({first['answer_s']} s an answer); the quickest is "
+        f"{_named(quickest)} ({quickest['answer_s']} s). What bits cost in answers: docs/accuracy.md."
+    )
 
 
 def _verdict(row: dict[str, Any]) -> str:

@@ -38,8 +38,9 @@ def claimed(addresses: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def check_free(address: str) -> None:
-    """Looks whether HOST:PORT could be listened on now, for a process that comes later; holds
-    nothing.
+    """Looks whether HOST:PORT could be listened on now, for a process that comes later.
+
+    Holds nothing.
 
     Port 0 is always free.
 
@@ -129,7 +130,8 @@ def _try_path(address: str, path: pathlib.Path) -> None:
         path.unlink()
     except OSError as error:
         raise AddressError(
-            f"{address}: {error.strerror}; the folder of a --listen unix:PATH must exist, and this user must be able to make files in it"
+            f"{address}: {error.strerror}; the folder of a --listen unix:PATH must exist, and this user must be able "
+            "to make files in it"
         ) from None
 
 

@@ -36,8 +36,9 @@ _Stream = grpc.aio.StreamStreamCall[Any, Any]
 
 
 async def until_serving(address: str, credentials: grpc.ChannelCredentials | None = None) -> engine_pb2.EngineModel:
-    """Returns what the backend at `address` (unix:PATH, or HOST:PORT with credentials) serves, when
-    its workers are ready.
+    """Returns what the backend at `address` serves, when its workers are ready.
+
+    An address is unix:PATH, or HOST:PORT with credentials.
 
     Waits without end.
     """
@@ -49,8 +50,10 @@ async def until_serving(address: str, credentials: grpc.ChannelCredentials | Non
 
 
 async def until_idle(address: str) -> None:
-    """Returns when the backend has had no request, waiting, running or preempted, for some looks in
-    a row; at once if nobody answers, for then nothing runs.
+    """Returns when the backend has had no request for some looks in a row.
+
+    Requests count while they wait, run or are preempted. It returns at once if nobody answers, for
+    then nothing runs.
     """
     with contextlib.suppress(grpc.aio.AioRpcError, ConnectionError):
         async with _connected(address) as stream:

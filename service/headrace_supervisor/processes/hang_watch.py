@@ -1,12 +1,14 @@
-"""Whether a process that lives does its work: its event loop beats into a pipe
-(`headrace_facts.pulse`), and here its silence is counted.
+"""Whether a process that lives does its work.
 
-Owns the pipe, the count, and what is said of a process that hangs. Ending it is `managed_process`'s.
+Its event loop beats into a pipe (`headrace_facts.pulse`), and here its silence is counted.
+
+Owns the pipe, the count, and what is said of a process that hangs. Ending it is
+`managed_process`'s.
 
 What counts is ticks of this process without a beat, not time: a supervisor, or a machine, that was
 suspended finds beats or has missed its own ticks as well, and accuses nobody. A process that the
 kernel says is stopped hangs after the timeout. One that is silent but not stopped gets three times
-as long, because on a machine without a free core that is what a sound one looks like; and it is
+as long, because on a machine without a free core that is what a healthy one looks like; and it is
 only counted after its first beat, because imports and reading a folder are no hang.
 """
 
@@ -102,8 +104,9 @@ class HangWatch:
             silence = Silence(self._timeout_ticks)
 
     async def _beats_after_all(self, process: asyncio.subprocess.Process) -> bool:
-        """Has the process write its stack (faulthandler answers SIGUSR1 without the interpreter),
-        and listens once more.
+        """Has the process write its stack, and listens once more.
+
+        faulthandler answers SIGUSR1 without the interpreter.
         """
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGUSR1)

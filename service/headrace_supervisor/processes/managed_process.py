@@ -1,5 +1,6 @@
-"""One process that is to run: started, watched, started again when it dies or hangs, ended when
-asked.
+"""One process that is to run.
+
+Started, watched, started again when it dies or hangs, ended when asked.
 
 Owns the backoff between starts and the verdict when starting is no use; whether a process hangs
 says `hang_watch`. Each process leads a session of its own, so that Ctrl-C at a terminal reaches the
@@ -45,8 +46,10 @@ class ProcessSpec(NamedTuple):
 
 
 class RestartRule(NamedTuple):
-    """When to start again: the first pause in seconds, which doubles, and the starts that may fail
-    before the server ever served; None: as many as it takes.
+    """When to start a process again.
+
+    It has the first pause in seconds, which doubles, and the number of starts that may fail before
+    the server ever served; None: as many as it takes.
 
     And when to end what hangs: `hang_watch`'s timeout in seconds; 0: never.
     """
@@ -91,8 +94,9 @@ class ManagedProcess:
         return self._task
 
     async def stop(self, grace_s: float, hurry: asyncio.Event) -> None:
-        """Asks the process to end (SIGTERM), and ends it after `grace_s` seconds, or 1 s after
-        `hurry` is set.
+        """Asks the process to end (SIGTERM), and kills it if it does not.
+
+        It has `grace_s` seconds, or 1 s after `hurry` is set.
         """
         self._stopping.set()
         self._signal(signal.SIGTERM)

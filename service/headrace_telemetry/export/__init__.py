@@ -1,3 +1,4 @@
-"""The ways that spans take: to a collector, into a file, and into the memory that `headrace trace`
-reads.
+"""The ways that spans take.
+
+To a collector, into a file, and into the memory that `headrace trace` reads.
 """

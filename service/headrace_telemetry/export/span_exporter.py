@@ -1,5 +1,6 @@
-"""Spans on their way to the collector: a queue that is bounded in bytes, batches of at most 4 MiB,
-attempts until it takes them.
+"""Spans on their way to the collector.
+
+A queue that is bounded in bytes, batches of at most 4 MiB, attempts until it takes them.
 
 Owns what is waiting, what is dropped, and when it is tried again. A collector that is down, hangs
 or answers errors costs its queue's memory and nothing else: nobody here waits for it.
@@ -32,7 +33,7 @@ _log = structlog.get_logger(process="telemetry")
 
 
 class Channel(Protocol):
-    """The way to a collector."""
+    """A connection to a collector."""
 
     async def export(self, method: str, request: bytes, timeout_s: float | None = None) -> bytes:
         """Sends a request. Raises ExportFailed."""
@@ -47,7 +48,7 @@ class _Batch(NamedTuple):
 
 
 class SpanExporter:
-    """The queue, and who empties it.
+    """A bounded queue of spans, and the task that sends them to a collector.
 
     Args:
         channel: to the collector.
@@ -149,8 +150,9 @@ class SpanExporter:
                 return True
 
     async def _pause(self, pause_s: float) -> None:
-        """Waits before the next attempt; hardly at all when it stops, or its time would pass in
-        pauses.
+        """Waits before the next attempt.
+
+        Hardly at all when it stops, or its time would pass in pauses.
         """
         await _first_of(self._stopping, timeout_s=pause_s)
         if self._stopping.is_set():

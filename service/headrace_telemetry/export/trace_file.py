@@ -25,7 +25,7 @@ _log = structlog.get_logger(process="telemetry")
 
 
 class TraceFile:
-    """One file that grows.
+    """A trace file, to which spans are appended up to a size.
 
     Args:
         path: where.
@@ -67,7 +67,7 @@ class TraceFile:
                 await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Writes what is left, and ends."""
+        """Writes what is left, and closes the file."""
         while self._queue:
             self._write_next()
         os.close(self._descriptor)
@@ -108,7 +108,10 @@ def _open(path: pathlib.Path) -> int:
 
 
 def _write_all(descriptor: int, line: bytes) -> None:
-    """Appends a whole line; what a full disk took of it is cut off again, so that no line is half."""
+    """Appends a whole line.
+
+    What a full disk took of it is cut off again, so that no line is half.
+    """
     before = os.fstat(descriptor).st_size
     view = memoryview(line)
     try:

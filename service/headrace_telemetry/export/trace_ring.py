@@ -1,5 +1,6 @@
-"""Recent traces in memory, for `headrace trace`: found by request id or trace id, the oldest
-forgotten first.
+"""Recent traces in memory, for `headrace trace`.
+
+Found by request id or trace id, the oldest forgotten first.
 
 Owns the bound in bytes, over spans of requests and of steps together. They are kept as they were
 exported; nothing is encoded twice.
@@ -31,7 +32,7 @@ class RingPart(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What it takes, about."""
+        """Memory that the traces take, in bytes, about."""
         return len(self.spans) + (self.steps.nbytes if self.steps is not None else 0) + _ENTRY_BYTES
 
 
@@ -48,11 +49,11 @@ class _Trace:
 
 
 class TraceRing:
-    """The memory.
+    """The recent traces in memory, the oldest forgotten first.
 
     Args:
         limit_bytes: what it may take; 0: it remembers nothing.
-        counts: told how much it takes.
+        counts: gets how much memory it takes.
     """
 
     def __init__(self, limit_bytes: int, counts: ExportCounts) -> None:
@@ -79,7 +80,7 @@ class TraceRing:
         self._grow(step, len(span) + _ENTRY_BYTES)
 
     def find(self, key: str) -> Found | None:
-        """The trace of a request id or trace id."""
+        """Returns the trace of a request id or trace id."""
         trace = self._traces.get(self._by_request.get(key, key))
         if trace is None:
             return None

@@ -86,7 +86,7 @@ class Histogram:
         return self._largest < self._smallest
 
     def point(self, now_unix_ns: int) -> HistogramDataPoint:
-        """The data point as it stands."""
+        """Returns the data point as it stands."""
         return HistogramDataPoint(
             attributes=self._attributes,
             start_time_unix_nano=self._start_unix_ns,
@@ -120,7 +120,7 @@ class Counter:
         self._count += count
 
     def point(self, now_unix_ns: int) -> NumberDataPoint:
-        """The data point as it stands."""
+        """Returns the data point as it stands."""
         return NumberDataPoint(self._attributes, self._start_unix_ns, now_unix_ns, self._count, [])
 
 
@@ -138,7 +138,7 @@ class Aggregates:
         self._counters: dict[catalogue.Metric, dict[tuple[str, ...], Counter]] = {}
 
     def histogram(self, metric: catalogue.Metric, attributes: Mapping[str, str]) -> Histogram:
-        """The series of a histogram with these attributes."""
+        """Returns the series of a histogram with these attributes."""
         series, key = self._histograms.setdefault(metric, {}), _key(attributes)
         found = series.get(key)
         if found is None:
@@ -146,7 +146,7 @@ class Aggregates:
         return found
 
     def counter(self, metric: catalogue.Metric, attributes: Mapping[str, str]) -> Counter:
-        """The series of a counter with these attributes."""
+        """Returns the series of a counter with these attributes."""
         series, key = self._counters.setdefault(metric, {}), _key(attributes)
         found = series.get(key)
         if found is None:
@@ -156,7 +156,7 @@ class Aggregates:
     def metrics(self, now_unix_ns: int) -> Iterator[Metric]:
         """All metrics that have a series, with their data points.
 
-        A histogram of nothing has no extremes and is not told.
+        A histogram of nothing has no extremes and is not reported.
         """
         for metric, histograms in self._histograms.items():
             points = [histogram.point(now_unix_ns) for histogram in histograms.values() if not histogram.is_empty()]

@@ -1,5 +1,6 @@
-"""The parts of metrics put together: for the process's main, which knows no other name of this
-room.
+"""The parts of metrics put together.
+
+For the process's main, which knows no other name of this room.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Metrics:
         self._snapshots.close()
 
     def snapshot(self) -> MetricsData:
-        """All figures as they stand."""
+        """Returns all figures as they stand."""
         self.sink.heed_time()
         return self._snapshots.take(self.sink.metrics)
 

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 
 class Metric(NamedTuple):
-    """What is told of one metric. Units are UCUM's, as OpenTelemetry wants them."""
+    """The description of one metric. Units are UCUM's, as OpenTelemetry wants them."""
 
     name: str
     kind: Literal["histogram", "counter", "gauge"]
@@ -48,7 +48,8 @@ TIME_TO_FIRST_TOKEN: Final = Metric(
     "gen_ai.server.time_to_first_token",
     "histogram",
     "s",
-    "Time from a generation's arrival until the first message with a token had left the service; of answers that are streamed.",
+    "Time from a generation's arrival until the first message with a token had left the service; of answers that are "
+    "streamed.",
 )
 ENGINE_TIME_TO_FIRST_TOKEN: Final = Metric(
     "headrace.engine.time_to_first_token",
@@ -60,7 +61,8 @@ TIME_PER_OUTPUT_TOKEN: Final = Metric(
     "gen_ai.server.time_per_output_token",
     "histogram",
     "s",
-    "Time per token after the first: (duration - time to first token, in the engine if nothing is streamed) / (tokens of one output - 1).",
+    "Time per token after the first: (duration - time to first token, in the engine if nothing is streamed) / (tokens "
+    "of one output - 1).",
 )
 CALL_DURATION: Final = Metric(
     "rpc.server.call.duration", "histogram", "s", "Duration of calls, streams over their whole life."
@@ -73,7 +75,8 @@ TOKENS: Final = Metric(
     "headrace.tokens",
     "counter",
     "{token}",
-    "Tokens of generations that have ended: input (prompts), cached (that part of input that the prefix cache had) and output.",
+    "Tokens of generations that have ended: input (prompts), cached (that part of input that the prefix cache had) and "
+    "output.",
 )
 
 # Of steps.
@@ -84,7 +87,8 @@ STEP_INTERVAL: Final = Metric(
     "headrace.step.interval",
     "histogram",
     "s",
-    "Time between the results of two steps in a row while sequences decode: the gap between tokens as the engine makes it.",
+    "Time between the results of two steps in a row while sequences decode: the gap between tokens as the engine makes "
+    "it.",
 )
 STEP_TOKENS: Final = Metric(
     "headrace.step.tokens", "histogram", "{token}", "Tokens of a step: prompt tokens (prefill) or decoding sequences."
@@ -178,7 +182,7 @@ QUEUED_BYTES: Final = Metric(
 )
 RING_BYTES: Final = Metric("headrace.telemetry.ring_bytes", "gauge", "By", "Memory of recent traces.")
 BAD_FRAMES: Final = Metric(
-    "headrace.telemetry.bad_frames", "counter", "{frame}", "Connections that were ended, as what they told is no fact."
+    "headrace.telemetry.bad_frames", "counter", "{frame}", "Connections that were ended, as what they sent is no fact."
 )
 
 # Of money.
@@ -187,13 +191,15 @@ COST_PER_MILLION_OUTPUT: Final = Metric(
     "headrace.cost.per_million_output_tokens",
     "gauge",
     "{currency}",
-    "Price of the last 5 minutes over their output tokens, times a million. All of the price; not to be added to that of input tokens.",
+    "Price of the last 5 minutes over their output tokens, times a million. All of the price; not to be added to that "
+    "of input tokens.",
 )
 COST_PER_MILLION_INPUT: Final = Metric(
     "headrace.cost.per_million_input_tokens",
     "gauge",
     "{currency}",
-    "Price of the last 5 minutes over their input tokens, times a million. All of the price; not to be added to that of output tokens.",
+    "Price of the last 5 minutes over their input tokens, times a million. All of the price; not to be added to that "
+    "of output tokens.",
 )
 
 ALL: Final[tuple[Metric, ...]] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

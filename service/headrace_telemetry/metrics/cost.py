@@ -34,7 +34,7 @@ class _Tokens(NamedTuple):
 
 
 class Cost:
-    """Price of time and of tokens.
+    """The price of a server's time, and what a token costs by it.
 
     Args:
         config: the price.

@@ -35,7 +35,10 @@ _UNIT_WORDS: Final = {"s": "seconds", "By": "bytes"}
 
 
 def content_type(accept: str) -> str:
-    """What a scraper that accepts this is sent: OpenMetrics if it names it, else the plain format."""
+    """What a scraper that accepts this is sent.
+
+    OpenMetrics if it names it, else the plain format.
+    """
     media_types = (part.partition(";")[0].strip().lower() for part in accept.split(","))
     return OPENMETRICS if "application/openmetrics-text" in media_types else PLAIN
 
@@ -114,7 +117,7 @@ def _exemplars_by_bucket(point: HistogramDataPoint) -> dict[int, Exemplar]:
 
 def _name_and_unit(metric: Metric, kind: str) -> tuple[str, str]:
     name = base_name(metric.name, metric.unit or "", kind)
-    # OpenMetrics demands that a unit that is told ends the name.
+    # OpenMetrics demands that a unit that is reported ends the name.
     return name, next((word for word in ("seconds", "bytes", "ratio") if name.endswith(f"_{word}")), "")
 
 

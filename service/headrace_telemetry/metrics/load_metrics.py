@@ -2,8 +2,8 @@
 
 Owns two things that processes don't keep: totals that go on over restarts (a backend counts from 0
 in each life; its model's counters don't), and forgetting: figures of who has left, or has said
-nothing for 10 s, are no longer told. That a process was there and is gone is told for a quarter of
-an hour: long enough for an alert, not for ever where it was stopped on purpose.
+nothing for 10 s, are no longer reported. That a process was there and is gone is reported for a
+quarter of an hour: long enough for an alert, not for ever where it was stopped on purpose.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LoadMetrics:
         self._create_own()
 
     def joined(self, source: facts.Hello) -> None:
-        """A process has connected."""
+        """Notes that a process has connected."""
         self._connected[source.kind, source.name] += 1
         for metric in (catalogue.DROPPED_FACTS, catalogue.LOST_LINES):
             self._counter(metric).add(0, _named(source))
@@ -85,11 +85,11 @@ class LoadMetrics:
         self._counter(catalogue.LOST_LINES).add(lost.lines, _named(source))
 
     def service(self, source: facts.Hello, load: facts.ServiceLoad) -> None:
-        """How busy a service is."""
+        """Takes how busy a service is."""
         self._services[source.instance] = _Heard((source.name, load), self.now_ns)
 
     def engine(self, source: facts.Hello, load: facts.EngineLoad) -> None:
-        """How busy a backend is, and its totals."""
+        """Takes how busy a backend is, and its totals."""
         self._engines[load.engine] = _Heard((source.instance, load), self.now_ns)
         last = self._last_totals.setdefault(load.engine, {})
         self._last_totals.move_to_end(load.engine)

@@ -28,7 +28,7 @@ _log = structlog.get_logger(process="telemetry")
 
 
 class MetricPush:
-    """Sends snapshots.
+    """Sends snapshots of all metrics to a collector.
 
     Args:
         channel: to the collector.
@@ -46,7 +46,7 @@ class MetricPush:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Sends from now on."""
+        """Starts to send."""
         self._task = asyncio.get_running_loop().create_task(self._keep_sending())
 
     async def close(self, timeout_s: float) -> None:

@@ -88,7 +88,7 @@ class RequestMetrics:
         self._count_tokens(series, generation)
 
     def call(self, call: facts.CallEnded) -> None:
-        """Counts a call that has ended. Its generation, if exported, was told before."""
+        """Counts a call that has ended. Its generation, if exported, was reported before."""
         is_exported = call.span is not None and (call.span.sampled or call.span.trace_id in self._exported)
         attributes = {
             catalogue.RPC_SYSTEM: "grpc",
@@ -148,8 +148,9 @@ class RequestMetrics:
 
 
 def time_per_output_token_s(generation: facts.Generation) -> float | None:
-    """Seconds per token after the first, as OpenTelemetry defines it; outputs are computed side by
-    side, so the tokens are those of one.
+    """Seconds per token after the first, as OpenTelemetry defines it.
+
+    Outputs are computed side by side, so the tokens are those of one.
 
     None: there was none.
     """

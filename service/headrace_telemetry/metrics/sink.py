@@ -28,7 +28,7 @@ class MetricSink:
 
     Args:
         config: bounds and prices.
-        meter: of the SDK, for what is seldom told.
+        meter: of the SDK, for what is seldom reported.
         counts: what this process counts of its own work.
         now_ns: a clock that never goes back.
     """
@@ -77,11 +77,11 @@ class MetricSink:
             self._steps.name(generation.trace.engine, generation.model)
 
     def gone(self, source: facts.Hello) -> None:
-        """A connection has ended."""
+        """Notes that a connection has ended."""
         self._load.gone(source)
 
     def tick(self, now_unix_ns: int) -> None:
-        """Time passes."""
+        """Takes the passing of time into the figures that depend on it."""
         self.heed_time()
         self._steps.count_waiting()
 

@@ -1,7 +1,7 @@
 """All figures at one moment, in OpenTelemetry's own form, for scrapers and collectors alike.
 
-Owns the SDK's provider and its one reader, and the resource: who tells the figures. What is told to
-a collector once, exemplars, is cut to what is new.
+Owns the SDK's provider and its one reader, and the resource: who reports the figures. What
+a collector gets once, exemplars, is cut to what is new.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Snapshots:
 
 
 def with_new_exemplars(data: MetricsData, after_unix_ns: int) -> MetricsData:
-    """The same snapshot with exemplars only that were measured after a moment."""
+    """Returns the snapshot with only those exemplars that were measured after a moment."""
 
     def newer(point: HistogramDataPoint) -> HistogramDataPoint:
         exemplars = [exemplar for exemplar in point.exemplars if exemplar.time_unix_nano > after_unix_ns]

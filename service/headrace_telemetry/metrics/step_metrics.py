@@ -1,8 +1,8 @@
 """Metrics of steps: their time, what was in them, and how much of the device they used.
 
-Owns the counting of steps, each once: a step may be told by its backend and by every service that
-had somebody in it. Records wait until there are enough of them to be worth numpy's overhead, or
-until a tick or a snapshot wants them.
+Owns the counting of steps, each once: a step may be reported by its backend and by every service
+that had somebody in it. Records wait until there are enough of them to be worth numpy's overhead,
+or until a tick or a snapshot wants them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_WAITING: Final = 1024
 _REMEMBERED: Final = 1 << 16
 # Services' word for a step is not needed for so long after the backend's last.
 _BACKEND_SPEAKS_NS: Final = 10_000_000_000
-# Engines that are remembered, a MiB each; those go first of which nothing was told for longest.
+# Engines that are remembered, a MiB each; those go first of which nothing was reported for longest.
 # Each life of a backend is one.
 _MOST_ENGINES: Final = 64
 
@@ -60,11 +60,11 @@ class StepMetrics:
         self._num_waiting = 0
 
     def describe(self, engine: facts.EngineFacts) -> None:
-        """What is known of an engine's model and device."""
+        """Takes what is known of an engine's model and device."""
         self._engine(engine.engine).facts = engine
 
     def name(self, engine: str, model: str) -> None:
-        """Which model an engine serves."""
+        """Takes which model an engine serves."""
         self._engine(engine).model = model
 
     def take(self, steps: facts.Steps, from_backend: bool, now_ns: int) -> None:
@@ -183,8 +183,9 @@ class _Seen:
         self._newest = 0
 
     def new(self, ids: npt.NDArray[np.uint64], settled_at_ns: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-        """Remembers steps; returns the indices of those that were not known, in order of their ids,
-        each id once.
+        """Remembers the steps that were not counted before.
+
+        Returns the indices of those that were not known, in order of their ids, each id once.
         """
         _, first = np.unique(ids, return_index=True)
         self._newest = max(self._newest, int(ids[first[-1]])) if len(first) else self._newest
@@ -195,9 +196,7 @@ class _Seen:
         return np.asarray(first[is_new])
 
     def intervals_ns(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Times between the steps `ids`, which are known, and the ones right before them, of those
-        whose predecessor is known.
-        """
+        """Returns the times between steps and the ones right before them, where both are known."""
         mask = np.uint64(_REMEMBERED - 1)
         before = ids - np.uint64(1)
         has_one = (self._ids[before & mask] == before) & (before > 0)

@@ -1,5 +1,6 @@
-"""OTLP spans as protobuf bytes, packed by hand: a generated class costs 2.5 us per span, which
-300,000 token spans a second can't pay.
+"""OTLP spans as protobuf bytes, packed by hand.
+
+A generated class costs 2.5 us per span, which 300,000 token spans a second can't pay.
 
 Owns the wire form of spans, attributes, links and resources (opentelemetry.proto.trace.v1,
 common.v1). What they say is the business of `generation_spans`, `step_spans` and `token_spans`,
@@ -114,8 +115,9 @@ class Key:
         return known
 
     def array(self, values: bytes) -> bytes:
-        """An attribute that is an array, its elements serialized already (`text_element`,
-        `int_elements`).
+        """Packs an attribute that is an array of serialized elements.
+
+        `text_element` and `int_elements` make the elements.
         """
         return self.serialized(field(b"\x2a", values))
 
@@ -135,18 +137,18 @@ def cut(text: str, limit: int) -> bytes:
 
 
 def text_element(value: str, limit: int = 1 << 16) -> bytes:
-    """An element of an array of texts."""
+    """Returns the bytes of an element of an array of texts."""
     return field(b"\x0a", field(b"\x0a", cut(value, limit)))
 
 
 def link(trace_id: bytes, span_id: bytes, tracestate: str = "") -> bytes:
-    """A link of a span (field 13)."""
+    """Returns the bytes of a span's link (field 13)."""
     state = field(b"\x1a", tracestate.encode()) if tracestate else b""
     return field(b"\x6a", b"\x0a\x10" + trace_id + b"\x12\x08" + span_id + state)
 
 
 class SpanHead(NamedTuple):
-    """Where a span stands, what it is called, when it was.
+    """A span's place in its trace, its name and its times.
 
     Attributes:
         trace_id: 16 bytes.
@@ -195,8 +197,9 @@ def _name(name: str) -> bytes:
 
 
 def new_span_id() -> bytes:
-    """Eight random bytes, of many that the system was asked for at once: a call of its own takes as
-    long as a small span.
+    """Eight random bytes, of many that the system was asked for at once.
+
+    A call of its own takes as long as a small span.
     """
     if not _drawn:
         drawn = os.urandom(8 * _MOST_REMEMBERED)
@@ -208,7 +211,7 @@ _drawn: list[bytes] = []
 
 
 def resource(attributes: Mapping[str, AttributeValue]) -> bytes:
-    """A serialized Resource."""
+    """Returns a serialized Resource."""
     return b"".join([field(b"\x0a", _key_value(name, value)) for name, value in attributes.items()])
 
 
@@ -225,8 +228,9 @@ def _key_value(name: str, value: AttributeValue) -> bytes:
 
 
 def resource_spans(resource_bytes: bytes, scope: bytes, spans: Iterable[bytes]) -> bytes:
-    """Spans of one resource as a field of ExportTraceServiceRequest, and of TracesData, which has
-    the same form.
+    """Packs the spans of one resource as a field of ExportTraceServiceRequest.
+
+    TracesData has the same form.
     """
     # The resource's schema does not hold for what is under it.
     schema = field(b"\x1a", SCHEMA_URL.encode())
@@ -235,5 +239,5 @@ def resource_spans(resource_bytes: bytes, scope: bytes, spans: Iterable[bytes]) 
 
 
 def scope(version: str) -> bytes:
-    """The serialized InstrumentationScope of all our spans."""
+    """Returns the serialized InstrumentationScope of all our spans."""
     return field(b"\x0a", SCOPE_NAME.encode()) + (field(b"\x12", version.encode()) if version else b"")

@@ -1,5 +1,6 @@
-"""One call to the collector: serialized bytes out, serialized bytes back, and how often it is tried
-again.
+"""One call to the collector.
+
+Serialized bytes out, serialized bytes back, and how often it is tried again.
 
 Owns the gRPC channel, its headers and TLS, and the rule of OTLP on what may be tried again. Knows
 nothing of what the bytes mean; queues and counts are their owners'.
@@ -39,7 +40,7 @@ _DETAILS: Final = "grpc-status-details-bin"
 
 
 class ExportFailed(Exception):  # an outcome
-    """The collector did not take it.
+    """The collector did not take an export.
 
     Attributes:
         code: the gRPC status.
@@ -55,8 +56,9 @@ class ExportFailed(Exception):  # an outcome
 
 
 class Backoff:
-    """Pauses between attempts: from half a second, doubling to 15, shaken so that servers do not
-    come together.
+    """Yields pauses between attempts, in seconds: from 0.5, doubling to 15.
+
+    They are shaken so that servers do not come together.
     """
 
     def __init__(self) -> None:
@@ -69,7 +71,7 @@ class Backoff:
         return max(pause_s, min(wanted_s or 0.0, 60.0))
 
     def succeeded(self) -> None:
-        """Starts anew."""
+        """Begins again with the shortest pause."""
         self._pause_s = _FIRST_PAUSE_S
 
 

@@ -34,12 +34,12 @@ def line(resource: bytes, scope: bytes, spans: bytes) -> bytes:
         "schemaUrl": otlp_bytes.SCHEMA_URL,
     }
     attributes = _attributes(resource_pb2.Resource.FromString(resource).attributes)
-    told = {
+    reported = {
         "resource": {"attributes": attributes},
         "scopeSpans": [scope_spans],
         "schemaUrl": otlp_bytes.SCHEMA_URL,
     }
-    request = {"resourceSpans": [told]}
+    request = {"resourceSpans": [reported]}
     return _encoder.encode(request) + b"\n"
 
 

@@ -1,5 +1,6 @@
-"""What is known of one life of a backend: its newest steps, who was in them, and the requests that
-it numbered.
+"""What is known of one life of a backend.
+
+Its newest steps, who was in them, and the requests that it numbered.
 
 Owns the memory of them, which is bounded. Steps come from the backend with their members and from
 services without; whoever tells a step first, it is one. What is exported when is `step_export`'s,
@@ -52,7 +53,7 @@ class Request:
 
 
 class Members(NamedTuple):
-    """Who was in a step, by number.
+    """The requests and chunks in a step, by the requests' numbers.
 
     Attributes:
         numbers: requests of its sequences.
@@ -80,7 +81,7 @@ class FoundSteps(NamedTuple):
 
 
 class People(NamedTuple):
-    """The requests in a step.
+    """The requests that took part in a step.
 
     Attributes:
         ids: their ids as elements of an attribute; "?" for one that is forgotten.
@@ -91,14 +92,14 @@ class People(NamedTuple):
     traced: list[Request]
 
 
-class _Told(NamedTuple):
+class _Reported(NamedTuple):
     """One fact of steps with members: flat columns, and where each step's entries end."""
 
     columns: tuple[U32, U32, U32]
     ends: tuple[npt.NDArray[np.int64], ...]
 
     def members(self, row: int) -> Members:
-        """Those of one of its steps."""
+        """Returns the members of one step."""
         parts = [
             column[ends[row - 1] if row else 0 : ends[row]]
             for column, ends in zip(self.columns, self.ends, strict=True)
@@ -131,7 +132,7 @@ class EngineBook:
         self._exported = np.zeros(num_steps, np.uint64)
         # Members of each step (`_packed`): as arrays they would take a kilobyte, which 65,536 times
         # is most of this process's memory.
-        self._told: list[bytes | None] = [None] * num_steps
+        self._reported: list[bytes | None] = [None] * num_steps
         self._requests: collections.OrderedDict[int, Request] = collections.OrderedDict()
         # Most steps have the members of the one before.
         self._last_people: tuple[bytes, People] = (b"", People(b"", []))
@@ -148,11 +149,11 @@ class EngineBook:
         return request
 
     def request(self, number: int) -> Request | None:
-        """The request of a number, while it is remembered."""
+        """Returns the request of a number, while it is remembered."""
         return self._requests.get(number)
 
     def people(self, numbers: U32) -> People:
-        """The requests of these numbers, each once."""
+        """Returns the requests of these numbers, each once."""
         key = numbers.tobytes()
         if self._last_people[0] != key:
             requests = [self._requests.get(number) for number in dict.fromkeys(numbers.tolist())]
@@ -180,15 +181,15 @@ class EngineBook:
         for name in _TIMES:
             if len(records):
                 check_time(int(records[name].max()) + max(steps.unix_offset_ns, 0))
-        told = _read_members(steps, len(records)) if steps.member_counts else None
+        reported = _read_members(steps, len(records)) if steps.member_counts else None
         slots = self._slots(records["step_id"])
         known = self._step_ids[slots] == records["step_id"]
         # One that is older than what stands in its place came too late.
         fresh = ~known & (self._step_ids[slots] < records["step_id"])
         self._insert(records[fresh], slots[fresh], steps.unix_offset_ns)
-        if told is None:
+        if reported is None:
             return np.zeros(0, np.uint64)
-        return self._insert_members(told, records, slots, known, fresh)
+        return self._insert_members(reported, records, slots, known, fresh)
 
     def has(self, ids: U64) -> npt.NDArray[np.bool_]:
         """Which of these steps are known, [n]."""
@@ -205,7 +206,7 @@ class EngineBook:
         return FoundSteps(known, self._records[slots], link_ids)
 
     def not_exported(self, ids: U64) -> U64:
-        """Those of these steps that were not exported yet."""
+        """Returns which of these steps were not exported yet."""
         return np.asarray(ids[self._exported[self._slots(ids)] != ids])
 
     def set_exported(self, ids: U64) -> None:
@@ -217,12 +218,12 @@ class EngineBook:
         return self._records[self._slots(ids)]
 
     def members(self, step_id: int) -> Members | None:
-        """Who was in a step; None: the backend has not told it."""
+        """Who was in a step; None: the backend has not reported it."""
         slot = step_id % self.num_steps
-        told = self._told[slot]
-        if told is None or self._step_ids[slot] != step_id:
+        reported = self._reported[slot]
+        if reported is None or self._step_ids[slot] != step_id:
             return None
-        return _unpacked(told)
+        return _unpacked(reported)
 
     def unix_offsets_ns(self, ids: U64) -> npt.NDArray[np.int64]:
         """What takes the times of known steps to UNIX time, [n]."""
@@ -239,11 +240,11 @@ class EngineBook:
         derived = b"".join([_ids_of(self.engine, step_id) for step_id in records["step_id"].tolist()])
         self._ids[slots] = np.frombuffer(derived, np.uint8).reshape(-1, 24)
         for slot in slots.tolist():
-            self._told[slot] = None
+            self._reported[slot] = None
 
     def _insert_members(
         self,
-        told: _Told,
+        reported: _Reported,
         records: step_records.Records,
         slots: npt.NDArray[np.intp],
         known: npt.NDArray[np.bool_],
@@ -252,8 +253,8 @@ class EngineBook:
         added = []
         for row in np.flatnonzero(known | fresh).tolist():
             slot = int(slots[row])
-            if self._told[slot] is None:
-                self._told[slot] = _packed(told.members(row))
+            if self._reported[slot] is None:
+                self._reported[slot] = _packed(reported.members(row))
                 added.append(row)
         return records["step_id"][added].astype(np.uint64)
 
@@ -277,8 +278,9 @@ def _link(span: facts.SpanContext) -> bytes:
 
 
 def _packed(members: Members) -> bytes:
-    """Returns a step's members as 4-byte numbers: how many requests and chunks there are, then all
-    columns.
+    """Returns a step's members as 4-byte numbers.
+
+    How many requests and chunks there are, then all columns.
     """
     counts = np.array([len(members.numbers), len(members.chunks)], np.uint32)
     return b"".join([counts.tobytes(), *(column.tobytes() for column in members)])
@@ -293,7 +295,7 @@ def _unpacked(data: bytes) -> Members:
     return Members(values[2:chunks], values[chunks:preempted].reshape(-1, 3), values[preempted:])
 
 
-def _read_members(steps: facts.Steps, num_steps: int) -> _Told:
+def _read_members(steps: facts.Steps, num_steps: int) -> _Reported:
     """Reads the columns of members. Raises ValueError if they do not fit together."""
     columns, ends = [], []
     parts = (
@@ -309,4 +311,4 @@ def _read_members(steps: facts.Steps, num_steps: int) -> _Told:
             raise ValueError("columns of a step's members do not fit together")
         columns.append(flat.reshape(-1, width) if width > 1 else flat)
         ends.append(end)
-    return _Told((columns[0], columns[1], columns[2]), tuple(ends))
+    return _Reported((columns[0], columns[1], columns[2]), tuple(ends))

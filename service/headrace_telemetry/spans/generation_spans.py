@@ -1,5 +1,4 @@
-"""A generation as spans: the inference span, its phases and prompt chunks, and what it has per
-token.
+"""A generation as spans: inference span, phases, prompt chunks, and its tokens.
 
 Owns names, attributes, times and parents. Times come from two clocks (service and engine), so that
 a child is moved into its parent where they differ. What is missing is left out, and the span says
@@ -116,7 +115,7 @@ class Kept(NamedTuple):
         generation: the fact.
         why: it is exported.
         frame: its inference span.
-        tokens: what was told of them; None: nothing.
+        tokens: what was reported about its tokens; None: nothing.
         chunks: of its prompt, as (step id, first token, tokens), [n, 3].
         steps: ids of those that it was in.
     """
@@ -214,9 +213,9 @@ def _tokens(
             for index, spans in zip(own, token_columns.spans(joined), strict=True):
                 blocks[index] = [SpanBlock(*block) for block in spans]
         else:
-            for index, told in zip(own, token_columns.arrays(joined, limits.array_tokens), strict=True):
+            for index, reported in zip(own, token_columns.arrays(joined, limits.array_tokens), strict=True):
                 missing = len(own[index].step_ids) - limits.array_tokens
-                arrays[index] = told + (_TRUNCATED.integer(missing) if missing > 0 else b"")
+                arrays[index] = reported + (_TRUNCATED.integer(missing) if missing > 0 else b"")
     return arrays, blocks
 
 

@@ -29,7 +29,7 @@ class Resources:
         self._known: dict[str, bytes] = {}
 
     def of(self, source: facts.Hello) -> bytes:
-        """The Resource of who tells."""
+        """Returns the Resource of the process that reported."""
         known = self._known.get(source.instance)
         if known is None:
             if len(self._known) >= _MOST_KEPT:
@@ -38,8 +38,9 @@ class Resources:
         return known
 
     def of_engine(self, book: EngineBook) -> bytes:
-        """The Resource of an engine: its backend's, or, if only services speak of it, what they
-        know.
+        """Returns the Resource of an engine.
+
+        Its backend's, or, if only services speak of it, what they know.
         """
         if book.source is not None:
             book.resource = self.of(book.source)

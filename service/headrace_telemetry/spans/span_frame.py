@@ -1,5 +1,6 @@
-"""The inference span that everything of a generation lies in: its ids, its times, and the clocks
-that its parts were told by.
+"""The inference span that everything of a generation lies in.
+
+Its ids, its times, and the clocks that its parts were reported by.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ _LATEST_NS: Final = (1 << 63) - 1
 
 
 class Frame(NamedTuple):
-    """Where a generation stands.
+    """The place of a generation in its trace.
 
     Attributes:
         trace_id: 16 bytes.
         span_id: 8 bytes, of the inference span.
         start_ns: UNIX time of its begin.
         end_ns: UNIX time of its end, not before `start_ns`.
-        service_offset_ns: takes the times of who told of it to UNIX time.
+        service_offset_ns: added to a time of the reporting service to get UNIX time.
         engine_offset_ns: takes the engine's times to UNIX time.
     """
 
@@ -45,7 +46,7 @@ def check_time(time_ns: int) -> None:
 
 
 def frame_of(generation: facts.Generation) -> Frame:
-    """The frame of a generation that has a span context.
+    """Returns the frame of a generation that has a span context.
 
     Raises ValueError if its times are none.
     """

@@ -98,9 +98,7 @@ def _plain(book: EngineBook, record: dict[str, int], offset_ns: int) -> bytes:
 
 
 def _work(book: EngineBook, records: Records) -> list[bytes]:
-    """What each step computed and moved, and as shares of the device's rates where they were
-    measured.
-    """
+    """What each step computed and moved, and its shares of the device's measured rates."""
     engine = book.facts
     if engine is None:
         return [b""] * len(records)

@@ -36,9 +36,9 @@ _MOST_ROWS: Final = 4096
 
 
 class OwnColumns(NamedTuple):
-    """What was told of the tokens of one generation, outputs one after the other.
+    """What was reported about the tokens of one generation, outputs one after the other.
 
-    Times are of who told.
+    Times are of the reporting process's clock.
 
     Attributes:
         sizes: tokens of each output.
@@ -93,7 +93,7 @@ class TokenColumns(NamedTuple):
     parent_ids: npt.NDArray[np.uint8]
 
     def rows(self, rows: slice | npt.NDArray[np.intp]) -> TokenColumns:
-        """Some of the tokens."""
+        """Returns these rows of the columns."""
         return TokenColumns._make(column[rows] for column in self)
 
 
@@ -153,8 +153,9 @@ def join(own: Sequence[OwnColumns], frames: Sequence[Frame], book: EngineBook) -
 
 
 def _emissions(emissions: list[facts.Emission], sizes: list[int]) -> tuple[Mask, I64, I64]:
-    """Per token, outputs one after the other: whether it left, and when its message was made and
-    taken (0: never).
+    """Per token, outputs one after the other.
+
+    Whether it left, and when its message was made and taken (0: never).
     """
     total = sum(sizes)
     emitted, made, written = np.zeros(total, np.bool_), np.zeros(total, np.int64), np.zeros(total, np.int64)
@@ -187,8 +188,9 @@ def _per_token(emission: facts.Emission) -> tuple[I64, I64]:
 
 
 def arrays(joined: JoinedTokens, limit: int) -> Iterator[bytes]:
-    """Array attributes of each generation's inference span, of its first `limit` tokens; times are
-    ns from the span's start, -1 where they are not known.
+    """Array attributes of each generation's inference span, of its first `limit` tokens.
+
+    Times are ns from the span's start, -1 where they are not known.
     """
     columns = joined.columns
     values = {
@@ -207,8 +209,9 @@ def arrays(joined: JoinedTokens, limit: int) -> Iterator[bytes]:
 
 
 def spans(joined: JoinedTokens) -> list[list[tuple[bytes, int]]]:
-    """Spans of each generation's tokens, inside their parent's times: blocks of them side by side,
-    and their numbers.
+    """Spans of each generation's tokens, inside their parent's times.
+
+    Blocks of them side by side, and their numbers.
     """
     columns = joined.columns
     blocks: list[list[tuple[bytes, int]]] = [[] for _ in joined.ends]
@@ -227,8 +230,9 @@ def spans(joined: JoinedTokens) -> list[list[tuple[bytes, int]]]:
 
 
 def _tokens(columns: TokenColumns, form: int) -> Tokens:
-    """Tokens that have the same form: from the plan of the step to the moment that the transport
-    had taken the message.
+    """Tokens that have the same form.
+
+    From the plan of the step to the moment that the transport had taken the message.
     """
     known, emitted, named = bool(form & 4), bool(form & 2), bool(form & 1)
     read_ns = columns.settled_ns if known else columns.made_ns if emitted else columns.start_ns

@@ -97,8 +97,9 @@ def encode(tokens: Tokens, incomplete: bool = False) -> Bytes:
 
 
 def int_elements(values: U64) -> Bytes:
-    """Elements of an array attribute, one for each value, [n] (int64 in two's complement): a row
-    each, [n, bytes].
+    """Elements of an array attribute, one for each value, [n] (int64 in two's complement).
+
+    A row each, [n, bytes].
     """
     width = _width(values)
     out = np.empty((len(values), 3 + width), np.uint8)

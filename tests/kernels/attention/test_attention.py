@@ -1,5 +1,6 @@
-"""Paged attention, specification and fast path, against a dense oracle in fp64 for any mix of rows,
-heads, windows and block sizes.
+"""Paged attention, specification and fast path, against a dense oracle in fp64.
+
+Rows, heads, windows and block sizes are mixed at will.
 """
 
 import dataclasses
@@ -23,8 +24,9 @@ TOLERANCE = 2e-5
 
 @dataclasses.dataclass
 class Case:
-    """A step: per row (computed tokens, tokens of this step), its true keys and values, and the
-    paged form of both.
+    """A step: each row's true keys and values, and the paged form of both.
+
+    A row is given as (computed tokens, tokens of this step).
     """
 
     rows: list[tuple[int, int]]

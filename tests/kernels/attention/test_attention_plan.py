@@ -1,5 +1,7 @@
-"""How a step's attention is cut: every visible token is covered once, sizes stay within what graphs
-fix, and programs get similar shares.
+"""How a step's attention is cut.
+
+Every visible token is covered once, sizes stay within what graphs fix, and programs get similar
+shares.
 """
 
 import hypothesis

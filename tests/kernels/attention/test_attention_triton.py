@@ -1,5 +1,6 @@
-"""The Triton attention kernels against fp64: in the interpreter on a CPU, on the card where there
-is one.
+"""The Triton attention kernels against fp64.
+
+They run in the interpreter on a CPU, and on the GPU where there is one.
 """
 
 import dataclasses
@@ -160,8 +161,8 @@ def test_a_bad_row_spoils_no_other() -> None:
     case.query[2:22] = float("inf")
     found = paged_attention(case.query, case.kv_cache, case.step, case.shape.scale)
     assert not found[0].isfinite().any() and not found[2:22].isfinite().any()
-    sound = [1, *range(22, 42)]
-    torch.testing.assert_close(found[sound].double(), case.oracle()[sound], atol=2e-5, rtol=0)
+    finite = [1, *range(22, 42)]
+    torch.testing.assert_close(found[finite].double(), case.oracle()[finite], atol=2e-5, rtol=0)
 
 
 def test_a_cache_of_more_than_2_to_the_31_values_is_addressed() -> None:

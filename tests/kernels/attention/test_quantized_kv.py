@@ -1,5 +1,6 @@
-"""A quantized cache: what a number may be off by, that kernels write the reference's bits, that
-scales go where their block goes, and attention of CPUs over it.
+"""A quantized cache: errors, bits, copies, and attention on a CPU.
+
+Kernels write the reference's bits, and scales go where their block goes.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from headrace_kernels.attention.kv_cache import copy_blocks, write_kv
 from headrace_kernels.attention.paged import paged_attention, paged_attention_reference
 from headrace_kernels.attention.quantized_kv import (
     KV_TYPES,
+    dequantize,
+    dequantized_blocks,
+    dequantized_tiles,
     num_bytes,
     quantize,
-    restore,
-    restored_blocks,
-    restored_tiles,
     scales_of,
     tile_bytes,
     tiles_of,
@@ -54,13 +55,13 @@ def hostile(heads: int, head_dim: int, seed: int) -> torch.Tensor:
 def test_a_number_is_off_by_half_a_step_at_most(kind: str, seed: int) -> None:
     x = hostile(40, 96, seed).double()
     numbers, scales = quantize(x.float(), KV_TYPES[kind])
-    error = (restore(numbers, scales).double() - x.float().double()).abs()
+    error = (dequantize(numbers, scales).double() - x.float().double()).abs()
     amax = x.float().double().abs().amax(-1, keepdim=True)
     bound = amax / 254 if kind == "int8" else torch.maximum(x.float().double().abs() / 16, amax / 2**18.8)
     assert (error <= bound * (1 + 1e-5)).all()
     # The bound is tight, so that no coarser rounding hides below it.
     assert (error / bound.clamp(min=1e-60)).amax() > 0.9
-    assert (restore(numbers, scales).double().abs().amax(-1, keepdim=True) - amax).abs().le(amax * 1e-6).all()
+    assert (dequantize(numbers, scales).double().abs().amax(-1, keepdim=True) - amax).abs().le(amax * 1e-6).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,9 +72,11 @@ def test_tiles_are_restored_as_their_numbers_and_scales_say(kind: str) -> None:
     cache = zeroed(1, 1, 16, 240, kind)
     cache.view(torch.int8)[0, 1] = codes
     scales_of(cache)[0, 1] = 10.0 ** torch.linspace(-32, 35, 16)
-    found = restored_tiles(tiles_of(cache).flatten(0, 2), 16, 240, KV_TYPES[kind], torch.full((2, 3840), float("nan")))
-    assert torch.equal(found.view(2, 16, 240), restored_blocks(cache, torch.tensor([0]))[0, :, 0])
-    assert torch.equal(found[1].view(16, 240), restore(codes.view(KV_TYPES[kind]), scales_of(cache)[0, 1])[0])
+    found = dequantized_tiles(
+        tiles_of(cache).flatten(0, 2), 16, 240, KV_TYPES[kind], torch.full((2, 3840), float("nan"))
+    )
+    assert torch.equal(found.view(2, 16, 240), dequantized_blocks(cache, torch.tensor([0]))[0, :, 0])
+    assert torch.equal(found[1].view(16, 240), dequantize(codes.view(KV_TYPES[kind]), scales_of(cache)[0, 1])[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -111,8 +114,9 @@ def heads_of(numbers: Numbers, tokens: int, shape: Shape) -> tuple[torch.Tensor,
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [1, 5, 70])
 def test_the_kernel_writes_the_references_bits(kind: str, tokens: int, device: str) -> None:
-    """Values are as given, so that all bits are compared; keys are turned in another order of
-    additions, and compared by the values they stand for.
+    """Values are compared by their bits, keys by the values they stand for.
+
+    Keys are rotated in another order of additions.
     """
     shape = Shape(4, 3, 80, 16, None, torch.float16, kind)
     numbers = Numbers(device, torch.float16, seed=tokens)
@@ -126,7 +130,7 @@ def test_the_kernel_writes_the_references_bits(kind: str, tokens: int, device: s
     rope_and_write_kv_reference(qkv, rotations, expected, slots, shape.num_heads)
     assert torch.equal(tiles_of(found)[:, 1], tiles_of(expected)[:, 1])
     every = torch.arange(6, device=device)
-    keys = [restored_blocks(cache, every)[:, 0] for cache in (found, expected)]
+    keys = [dequantized_blocks(cache, every)[:, 0] for cache in (found, expected)]
     # A key that fp16 rounds to its neighbour may land a step away.
     step = keys[1].abs().amax(-1, keepdim=True) / 100 if kind == "int8" else keys[1].abs() / 7 + 1e-3
     assert ((keys[0] - keys[1]).abs() <= step).all()
@@ -188,7 +192,7 @@ def test_attention_of_a_cpu_is_exact_over_what_the_cache_holds(
     cache = zeroed(case.kv_cache.shape[0], 2, block_size, 8, kind)
     scales_of(cache).fill_(float("nan"))
     write_contexts(case, cache)
-    case.contexts = [restore(*quantize(context, KV_TYPES[kind])) for context in case.contexts]
+    case.contexts = [dequantize(*quantize(context, KV_TYPES[kind])) for context in case.contexts]
     for attention in (paged_attention, paged_attention_reference):
         found = attention(case.query, cache, case.metadata, 0.3, window)
         torch.testing.assert_close(found.double(), case.oracle(), atol=2e-5, rtol=0)

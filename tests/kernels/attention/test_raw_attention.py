@@ -1,5 +1,6 @@
-"""Decodes that norm, turn and write the new tokens' heads themselves, and merging by the last
-program of a row: against fp64, and against the separate kernels.
+"""Decodes that norm, rotate and write the new tokens' heads themselves.
+
+They, and merging by the last program of a row, are held against fp64 and the separate kernels.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention.decode import decode_attention
 from headrace_kernels.attention.merge import merged_at_once
 from headrace_kernels.attention.paged import rotate_write_attend
-from headrace_kernels.attention.quantized_kv import restored_blocks
+from headrace_kernels.attention.quantized_kv import dequantized_blocks
 from headrace_kernels.triton_runtime import INTERPRETED, compilation_count
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
-# As in test_attention_triton. Queries and keys are turned in fp32 here and in fp64 there, so that
+# As in test_attention_triton. Queries and keys are rotated in fp32 here and in fp64 there, so that
 # some are rounded to the neighbouring number of their type.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 6e-3, torch.bfloat16: 4e-2}
 
@@ -48,8 +49,9 @@ SHAPES = [
 
 
 def check(case: RawCase) -> None:
-    """Results against fp64, the cache against the separate kernels' to the bit, padding untouched,
-    counters back at 0.
+    """Compares results with fp64, and the cache with the separate kernels' to the bit.
+
+    Padding must be untouched, and counters back at 0.
     """
     expected, (_, cache) = case.oracle(), case.separately()
     found = rotate_write_attend(case.raw, case.kv_cache, case.step, case.shape.scale, case.shape.window)
@@ -59,17 +61,19 @@ def check(case: RawCase) -> None:
     else:
         torch.testing.assert_close(memory_of(case.kv_cache), memory_of(cache), atol=0, rtol=0, equal_nan=True)
     for block, offset in case.places:
-        assert restored_blocks(case.kv_cache, torch.tensor([block]))[:, :, :, offset].isfinite().all()
+        assert dequantized_blocks(case.kv_cache, torch.tensor([block]))[:, :, :, offset].isfinite().all()
     assert case.step.decode is not None and not case.step.decode.scratch.done.any()
 
 
 def check_but_for_rounding(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """A card sums the norms of fp32 heads in different orders: their last bits differ, and so does
-    one number in a million that lies between two of 8 bits.
+    """As `check`, but for last bits of norms.
+
+    A GPU sums the norms of fp32 heads in different orders: their last bits differ, and so does one
+    number in a million that lies between two of 8 bits.
     """
     assert (memory_of(found) != memory_of(expected)).double().mean() < 1e-5
     blocks = torch.arange(len(found), device=found.device)
-    ours, theirs = restored_blocks(found, blocks), restored_blocks(expected, blocks)
+    ours, theirs = dequantized_blocks(found, blocks), dequantized_blocks(expected, blocks)
     torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=1 / 7, equal_nan=True)
 
 
@@ -176,8 +180,9 @@ AT_ONCE = [1, 4, 16]
 
 
 def merged(case: Case, at_once: int) -> torch.Tensor:
-    """What decodes give when so many partial results are merged at a time; not written where they
-    do not write.
+    """What decodes give when `at_once` partial results are merged at a time.
+
+    What they do not write is not written here.
     """
     assert case.step.decode is not None
     output = torch.full(case.query.shape, float("nan"), dtype=case.shape.dtype, device=DEVICE)
@@ -208,8 +213,9 @@ def test_partial_results_are_merged_however_many_at_a_time(
 
 
 def test_a_replay_finds_its_counters_as_the_launch_before_did() -> None:
-    """Scratch is shared by layers and steps: other contexts, other splits, other classes of
-    lengths.
+    """Scratch is shared by layers and steps.
+
+    These have other contexts, other splits and other classes of lengths.
     """
     one = Case(Shape(4, 2, 16), [(900, 1), (100, 1), (5, 1)], DEVICE, max_query_len=4)
     two = Case(Shape(4, 2, 16), [(3, 1), (1100, 3)], DEVICE, seed=1, max_query_len=4)
@@ -264,8 +270,9 @@ def test_raw_heads_of_real_sizes(shape: Shape, normed: bool) -> None:
 @pytest.mark.parametrize("at_once", AT_ONCE)
 @pytest.mark.parametrize("rows", [[(640, 1)], [(8000, 1)] * 32, [(131_071, 1)], [(900, 1)] * 300], ids=len)
 def test_merging_of_real_sizes_again_and_again(rows: list[tuple[int, int]], at_once: int) -> None:
-    """Programs of a row race on a card: the same numbers every time, whoever is last, and counters
-    at 0.
+    """Programs of a row race on a GPU.
+
+    The numbers are the same every time, whoever is last, and counters are at 0.
     """
     case = Case(LARGE[0], rows, DEVICE, max_query_len=1)
     assert case.step.decode is not None

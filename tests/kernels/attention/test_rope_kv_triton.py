@@ -1,4 +1,4 @@
-"""Rotation, norms of heads and cache write in one kernel: against fp64, and which slots it touches."""
+"""Rotation, norms of heads and cache write in one kernel, against fp64; which slots it touches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Step:
         self.slot_mapping = torch.tensor(slots, device=device, dtype=torch.int64)
 
     def run(self) -> torch.Tensor:
-        """The turned queries; the cache is written."""
+        """The rotated queries; the cache is written."""
         device = self.qkv.device.type
         with kernels_on(device), poisoned_memory(device):
             return rope_and_write_kv(
@@ -54,26 +54,24 @@ class Step:
             )
 
     def check(self) -> None:
-        """Runs the kernel and compares all that it gave, and that it left the rest of the cache
-        alone.
-        """
+        """Runs the kernel and compares all that it gave, and that it left the rest of the cache."""
         raw, before, count = self.qkv.clone(), self.kv_cache.clone(), self.heads.query
         query = self.run()
         assert torch.equal(self.qkv, raw)
-        self._check_turned(query, self.qkv[:, :count], self.weights[0])
+        self._check_rotated(query, self.qkv[:, :count], self.weights[0])
         tokens = [i for i, slot in enumerate(self.slots) if slot >= 0]
         slots = self.slot_mapping[tokens]
         # [slots, 2, heads, size]
         stored = self.kv_cache.permute(0, 3, 1, 2, 4).flatten(0, 1)[slots]
         keys, values = self.qkv[tokens, count : -self.heads.kv], self.qkv[tokens, -self.heads.kv :]
-        self._check_turned(stored[:, 0], keys, self.weights[1], self.rotations[tokens])
+        self._check_rotated(stored[:, 0], keys, self.weights[1], self.rotations[tokens])
         assert torch.equal(stored[:, 1], values)
         untouched = torch.ones(before.shape[0] * self.block_size, dtype=torch.bool, device=before.device)
         untouched[slots] = False
         now, old = (cache.permute(0, 3, 1, 2, 4).flatten(0, 1)[untouched] for cache in (self.kv_cache, before))
         assert torch.equal(now, old)
 
-    def _check_turned(
+    def _check_rotated(
         self, found: torch.Tensor, raw: torch.Tensor, weight: torch.Tensor | None, rotations: torch.Tensor | None = None
     ) -> None:
         wide = raw.double()
@@ -106,7 +104,7 @@ SHAPES = (
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
-def test_heads_are_turned_and_stored(heads: Heads, dtype: torch.dtype, device: str) -> None:
+def test_heads_are_rotated_and_stored(heads: Heads, dtype: torch.dtype, device: str) -> None:
     Step(heads, [17, 3, -1, 63, 0], Numbers(device, dtype)).check()
 
 
@@ -170,7 +168,7 @@ def test_the_reference_is_the_operations_one_after_the_other(normed: bool, rotar
     ids=str,
 )
 @pytest.mark.parametrize("tokens", [1, 64, 65, 2048])
-def test_heads_of_models_are_turned_and_stored(heads: Heads, tokens: int, dtype: torch.dtype) -> None:
+def test_heads_of_models_are_rotated_and_stored(heads: Heads, tokens: int, dtype: torch.dtype) -> None:
     numbers = Numbers("cuda", dtype, seed=tokens)
     slots = torch.randperm(4096, generator=torch.Generator().manual_seed(tokens))[:tokens].tolist()
     slots[tokens // 2] = -1

@@ -1,5 +1,6 @@
-"""One rank of a test of `all_reduce`, as a process: `python -m tests.kernels.collectives.rank_in_interpreter
-RANK WORLD MEMORY FOLDER`.
+"""One rank of a test of `all_reduce`, as a process.
+
+    python -m tests.kernels.collectives.rank_in_interpreter RANK WORLD MEMORY FOLDER
 
 Ranks share an anonymous file, each sees it at addresses of its own, and kernels run in the
 interpreter: the same loads, stores, marks and waits as between cards. What is to be done comes as
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from headrace_kernels.collectives import all_reduce
 from headrace_kernels.collectives.all_reduce import Peers
-from headrace_kernels.collectives.words import BLANK
+from headrace_kernels.collectives.words import SENTINEL
 from headrace_kernels.rounded_tokens import RoundedTokens
 
 # A call's way, by its name in the list of calls.
@@ -32,9 +33,7 @@ EPS = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A call: every rank's tensor, [world_size, ...], and with the norm what is the same on all
-    ranks.
-    """
+    """A call: every rank's tensor, [world_size, ...], and the norm that all ranks share."""
 
     way: str
     x: Tensor
@@ -46,8 +45,9 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The ranks' programs and memory: few and little, so that calls are quick and their limits
-    near.
+    """The ranks' programs and memory: few and little.
+
+    Calls are quick then, and their limits near.
     """
 
     programs: int = 4
@@ -81,14 +81,16 @@ def result(case: Case, peers: Peers) -> Result:
 
 
 def wait_politely(interpreter: Any) -> None:
-    """A look in vain lets others run, who may be the ones that are waited for: on a busy machine
-    two ranks that spin took minutes for what takes seconds.
+    """Lets others run after a look in vain.
+
+    They may be the ones that are waited for: on a busy machine two ranks that spin took minutes for
+    what takes seconds.
     """
     look = interpreter.InterpreterBuilder.create_masked_load
 
     def create_masked_load(builder: Any, *arguments: Any) -> Any:
         found = look(builder, *arguments)
-        if found.data.dtype == np.int32 and (found.data == BLANK).any():
+        if found.data.dtype == np.int32 and (found.data == SENTINEL).any():
             time.sleep(1e-5)
         return found
 

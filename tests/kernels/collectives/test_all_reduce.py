@@ -1,5 +1,7 @@
-"""Sums over ranks by each other's memory: ranks are processes with the interpreter over shared
-memory, and must agree to the bit with the reference, and with each other.
+"""All-reduce by each other's memory.
+
+Ranks are processes with the interpreter over shared memory, and must agree to the bit with the
+reference, and with each other.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from headrace_kernels.collectives.all_reduce import (
     takes_norm,
     takes_rounded_norm,
 )
-from headrace_kernels.collectives.words import BLANK
+from headrace_kernels.collectives.words import SENTINEL
 from headrace_kernels.rms_norm import rounded_add_rms_norm
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.triton_runtime import INTERPRETED, forced
@@ -68,7 +70,7 @@ Results = list[list[Result]]
 
 
 def run_ranks(folder: pathlib.Path, world_size: int, cases: list[Case], setting: Setting) -> Results:
-    """All cases one after the other on every rank, without anything between them; results by rank."""
+    """Results by rank of all cases, one after the other without anything between them."""
     torch.save((setting, cases), folder / "cases.pt")
     memory = os.memfd_create("ranks")
     fill(memory, world_size, setting)
@@ -88,7 +90,7 @@ def run_ranks(folder: pathlib.Path, world_size: int, cases: list[Case], setting:
 def fill(memory: int, world_size: int, setting: Setting) -> None:
     """All words blank."""
     num_bytes = memory_bytes(setting.capacity_bytes, world_size)
-    os.pwrite(memory, np.full(world_size * num_bytes // 4, BLANK, np.int32).tobytes(), 0)
+    os.pwrite(memory, np.full(world_size * num_bytes // 4, SENTINEL, np.int32).tobytes(), 0)
 
 
 def bits(x: Tensor) -> Tensor:
@@ -110,8 +112,9 @@ def same_tokens(found: Tensor | RoundedTokens, expected: RoundedTokens) -> bool:
 
 
 def check_rounded(results: list[Result], each: Case) -> None:
-    """What the sum by itself and then the norm's own kernel give, to the bit; the stream as the
-    reference has it.
+    """Compares with all-reduce and the norm's own kernel, to the bit.
+
+    The stream is as the reference has it.
     """
     assert each.residual is not None and each.weight is not None and each.number is not None
     residual = each.residual.clone()
@@ -153,8 +156,9 @@ def test_ranks_agree_with_as_many_programs_as_on_cards(tmp_path: pathlib.Path) -
 
 
 def drawn_case(draw: random.Random, world_size: int, seed: int) -> Case:
-    """Of sizes around warps, programs and the limits; of two shots, around what leaves the last
-    ranks less or nothing.
+    """Draws sizes around warps, programs and the limits.
+
+    Two shots have sizes around what leaves the last ranks less or nothing.
     """
     way = draw.choice(["one", "one", "two", "norm", "e4m3", "int8"])
     dtypes = (
@@ -211,7 +215,7 @@ def awkward(dtype: torch.dtype) -> Tensor:
 
 
 def awkward_rounded_cases() -> list[Case]:
-    """A NaN and an infinity in rows of one rank; a row of zeros; rows whose largest number decides."""
+    """Rows of one rank with NaN and infinity, of zeros, and with a largest number that decides."""
     rows = drawn(2, 5, 1032, seed=3, dtype=torch.float16)
     rows[1, 0, 7], rows[0, 1, 1031], rows[0, 2, 0] = float("nan"), float("inf"), 60_000.0
     rows[:, 3] = 0.0
@@ -222,8 +226,9 @@ def awkward_rounded_cases() -> list[Case]:
 
 
 def awkward_cases(way: str) -> list[Case]:
-    """Zeros of either sign on all ranks, infinities, NaNs of all kinds and among them what stands
-    for nothing.
+    """Zeros of either sign on all ranks, infinities, and NaNs of all kinds.
+
+    The sentinel is among the NaNs.
     """
     cases = []
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -245,8 +250,9 @@ OF_TWO = {
 
 @pytest.fixture(scope="module")
 def found_by_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
-    """Results of all calls of two ranks, made in one run: to start a rank takes longer than its
-    calls.
+    """Results of all calls of two ranks, made in one run.
+
+    To start a rank takes longer than its calls.
     """
     results = run_ranks(tmp_path_factory.mktemp("two"), 2, list(itertools.chain(*OF_TWO.values())), Setting())
     of_rank = [iter(rank) for rank in results]

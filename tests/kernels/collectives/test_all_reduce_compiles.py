@@ -1,6 +1,7 @@
-"""The kernels of `all_reduce` compile for the oldest and the newest card that we know, once per
-type (and width, with the norm): whole vectors between cards, which no cache keeps from being seen,
-and numbers that stay in their threads.
+"""The kernels of `all_reduce` compile for the oldest and the newest GPU that we know.
+
+They compile once per dtype (and width, with the norm). Vectors go whole between GPUs, which no
+cache keeps from being seen, and numbers stay in their threads.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from tests.support.compiling import compiled
 
 
 def check_rounded_norms(kernels: list[dict[str, Any]]) -> None:
-    """The sum with the norm that is rounded takes each row's mean square by the instructions of the
-    norm's own kernel, and numbers stay in their threads.
+    """The fused norm takes each row's mean square by the instructions of its own kernel.
+
+    Numbers stay in their threads.
     """
     alone = {kernel["size"]: kernel["mean_squares"] for kernel in kernels if kernel["name"] == "_add_rms_norm_kernel"}
     assert len(alone) == 2

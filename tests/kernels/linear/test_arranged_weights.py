@@ -1,5 +1,7 @@
-"""Weights that other tools made: 8 bits in groups, with zero points and in blocks, inputs in an
-order, rounded activations; stored as they are and multiplied against fp64.
+"""Weights that other tools made, stored as they are and multiplied against fp64.
+
+They have 8 bits in groups, with zero points and in blocks, inputs in an order, and rounded
+activations.
 """
 
 from __future__ import annotations
@@ -11,15 +13,13 @@ import torch
 from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernels_on
 
 from headrace_kernels import card
-from headrace_kernels.linear import gemm_dequantized as restored_linear
-from headrace_kernels.linear import gemm_fp8 as fp8_activations
-from headrace_kernels.linear import gemm_int8 as int8_activations
-from headrace_kernels.linear import quantized as low_bit_linear
-from headrace_kernels.linear.gemm_weight_only import WideTile, multiply_wide, restore
-from headrace_kernels.linear.gemv_8bit import multiply_row, takes_row
+from headrace_kernels.linear import gemm_dequantized, gemm_fp8, gemm_int8, launch_rules
+from headrace_kernels.linear import quantized as quantized_linear
+from headrace_kernels.linear.gemm_weight_only import GemmTile, dequantize_into, multiply_gemm
+from headrace_kernels.linear.gemv_8bit import multiply_gemv, takes_gemv
 from headrace_kernels.linear.input_order import take_inputs, take_inputs_reference
 from headrace_kernels.linear.quantized import Path, path_rule
-from headrace_kernels.linear.small_batch import SmallTile, multiply_small
+from headrace_kernels.linear.small_batch import SmallBatchTile, multiply_small_batch
 from headrace_kernels.rounded_tokens import round_tokens
 from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.quantized_weight import (
@@ -53,8 +53,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 class Stored:
-    """Random numbers, scales and zero points, the weight made of them, and the matrix [N, K] fp64
-    that they are by arithmetic of this test's own.
+    """Random numbers, scales and zero points, and the weight made of them.
+
+    The matrix [N, K] fp64 that they are is by arithmetic of this test's own.
     """
 
     def __init__(self, name: str | Form, outputs: int, inputs: int, dtype: torch.dtype, device: str = "cpu") -> None:
@@ -141,19 +142,19 @@ def test_kernels_agree_with_fp64(name: str, dtype: torch.dtype, device: str) -> 
     sizes = ((24, 256), (40, 128)) if device == "cpu" else ((4096, 4096), (1000, 512))
     for outputs, inputs in sizes:
         stored = Stored(name, outputs, inputs, dtype, device)
-        for rows, tile in ((1, SmallTile(16, 32, 2, 2, 2)), (11, SmallTile(32, 128, 4, 4, 3))):
+        for rows, tile in ((1, SmallBatchTile(16, 32, 2, 2, 2)), (11, SmallBatchTile(32, 128, 4, 4, 3))):
             x, out = stored.x(rows), torch.full((rows, outputs), float("nan"), dtype=dtype, device=device)
-            multiply_small(stored.stored_x(x), stored.weight, stored.bias, out, tile)
+            multiply_small_batch(stored.stored_x(x), stored.weight, stored.bias, out, tile)
             stored.check(out, x, stored.bias)
-        assert takes_row(stored.weight)
+        assert takes_gemv(stored.weight)
         x, out = stored.x(1), torch.full((1, outputs), float("nan"), dtype=dtype, device=device)
-        multiply_row(stored.stored_x(x), stored.weight, stored.bias, out, low_bit_linear.row_rule(stored.weight))
+        multiply_gemv(stored.stored_x(x), stored.weight, stored.bias, out, launch_rules.gemv_rule(stored.weight))
         stored.check(out, x, stored.bias)
         x, out = stored.x(19), torch.full((19, outputs), float("nan"), dtype=dtype, device=device)
-        multiply_wide(stored.stored_x(x), stored.weight, stored.bias, out, WideTile(32, 16, 64, 4, 2, 2))
+        multiply_gemm(stored.stored_x(x), stored.weight, stored.bias, out, GemmTile(32, 16, 64, 4, 2, 2))
         stored.check(out, x, stored.bias)
         numbers = torch.full((outputs, inputs), float("nan"), dtype=dtype, device=device)
-        restore(stored.weight, range(outputs), numbers)
+        dequantize_into(stored.weight, range(outputs), numbers)
         in_order = stored.numbers if stored.weight.order is None else stored.numbers[:, stored.weight.order.long()]
         off = (numbers.double() - in_order).abs()
         assert bool((off <= 1.01 * ROUNDING[dtype] * in_order.abs() + 2**-25).all())
@@ -162,9 +163,9 @@ def test_kernels_agree_with_fp64(name: str, dtype: torch.dtype, device: str) -> 
 def test_blocks_beyond_the_last_input_on_kernels(device: str) -> None:
     stored = Stored("fp8 blocks", 136, 176, torch.bfloat16, device)
     x, out = stored.x(3), torch.full((3, 136), float("nan"), dtype=torch.bfloat16, device=device)
-    multiply_small(x, stored.weight, None, out, SmallTile(16, 128, 4, 4, 3))
+    multiply_small_batch(x, stored.weight, None, out, SmallBatchTile(16, 128, 4, 4, 3))
     stored.check(out, x)
-    multiply_wide(x, stored.weight, None, out, WideTile(32, 16, 64, 4, 2))
+    multiply_gemm(x, stored.weight, None, out, GemmTile(32, 16, 64, 4, 2))
     stored.check(out, x)
 
 
@@ -175,18 +176,18 @@ def test_operations_equal_their_references(name: str, rows: int, device: str) ->
     stored = Stored(name, 16, 128, dtype, device)
     x, weight, norm, bias = stored.x(rows), stored.weight, stored.norm, stored.bias
     found, expected = x[:, :16].contiguous(), x[:, :16].contiguous()
-    low_bit_linear.linear_add(x, weight, bias, found)
-    low_bit_linear.linear_add_reference(x, weight, bias, expected)
+    quantized_linear.linear_add(x, weight, bias, found)
+    quantized_linear.linear_add_reference(x, weight, bias, expected)
     pairs = [
         (found, expected),
-        (low_bit_linear.linear(x, weight, bias), low_bit_linear.linear_reference(x, weight, bias)),
+        (quantized_linear.linear(x, weight, bias), quantized_linear.linear_reference(x, weight, bias)),
         (
-            low_bit_linear.norm_linear(x, norm, EPS, weight, None),
-            low_bit_linear.norm_linear_reference(x, norm, EPS, weight, None),
+            quantized_linear.norm_linear(x, norm, EPS, weight, None),
+            quantized_linear.norm_linear_reference(x, norm, EPS, weight, None),
         ),
         (
-            low_bit_linear.norm_swiglu(x, norm, EPS, weight, bias),
-            low_bit_linear.norm_swiglu_reference(x, norm, EPS, weight, bias),
+            quantized_linear.norm_swiglu(x, norm, EPS, weight, bias),
+            quantized_linear.norm_swiglu_reference(x, norm, EPS, weight, bias),
         ),
     ]
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
@@ -196,11 +197,11 @@ def test_operations_equal_their_references(name: str, rows: int, device: str) ->
 
 @arranged
 def test_a_processor_restores_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restored_linear, "_BLOCK_NUMBERS", 7 * 128)
+    monkeypatch.setattr(gemm_dequantized, "_BLOCK_NUMBERS", 7 * 128)
     stored = Stored(name, 24, 128, torch.float32)
     x = stored.x(3)
     assert path_rule(3, stored.weight) is Path.BLOCKS
-    stored.check(low_bit_linear.linear(x, stored.weight, stored.bias), x, stored.bias)
+    stored.check(quantized_linear.linear(x, stored.weight, stored.bias), x, stored.bias)
 
 
 def test_inputs_are_taken_in_order(device: str) -> None:
@@ -229,8 +230,8 @@ def test_products_of_rounded_activations_equal_their_reference(dtype: torch.dtyp
         x = torch.randn(rows, inputs, device=device).to(dtype)
         bias = torch.randn(outputs, device=device).to(dtype)
         tokens = round_tokens(x, torch.int8)
-        found = int8_activations.scaled_linear(tokens, weight, bias)
-        expected = int8_activations.scaled_linear_reference(tokens, weight, bias)
+        found = gemm_int8.scaled_linear(tokens, weight, bias)
+        expected = gemm_int8.scaled_linear_reference(tokens, weight, bias)
         # Sums are exact: what is left is the rounding of the result, and the order of two scales
         # and a bias.
         assert float((found - expected).double().norm() / expected.double().norm()) < 2 * ROUNDING[dtype]
@@ -243,8 +244,8 @@ def test_products_of_many_rows_round_by_the_schemes_own_scale(dtype: torch.dtype
     x = torch.randn(70, 160, device=device).to(dtype)
     assert path_rule(70, weight) is Path.SCALED
     # What makes tokens would give each a scale of its own.
-    assert low_bit_linear.rounds_to(70, weight) is None
-    found = low_bit_linear.linear(x, weight, None)
+    assert quantized_linear.rounds_to(70, weight) is None
+    found = quantized_linear.linear(x, weight, None)
     numbers = (x.float() / 0.02).clamp(-128, 127).round()
     expected = (numbers.double() * 0.02) @ dequantize(weight, torch.empty(40, 160, device=device)).double().t()
     # Some numbers are half a step from two others, and the card multiplies by the inverse: 1 of
@@ -254,10 +255,15 @@ def test_products_of_many_rows_round_by_the_schemes_own_scale(dtype: torch.dtype
 
 def test_only_many_rows_of_a_scheme_that_says_so_round_activations(device: str) -> None:
     weight = rounding(32, 64, torch.bfloat16, device)
-    assert [path_rule(rows, weight) for rows in (1, 16, 64, 65)] == [Path.SMALL, Path.SMALL, Path.WIDE, Path.SCALED]
-    assert [low_bit_linear.rounds_to(rows, weight) for rows in (64, 65)] == [None, torch.int8]
+    assert [path_rule(rows, weight) for rows in (1, 16, 64, 65)] == [
+        Path.SMALL_BATCH,
+        Path.SMALL_BATCH,
+        Path.GEMM,
+        Path.SCALED,
+    ]
+    assert [quantized_linear.rounds_to(rows, weight) for rows in (64, 65)] == [None, torch.int8]
     plain = allocate(QuantKind.INT8, 32, 64, 64, torch.bfloat16, torch.device(device))
-    assert path_rule(65, plain) is Path.WIDE and low_bit_linear.rounds_to(65, plain) is None
+    assert path_rule(65, plain) is Path.GEMM and quantized_linear.rounds_to(65, plain) is None
 
 
 @pytest.mark.parametrize(
@@ -280,4 +286,4 @@ def test_fp8_in_blocks_is_never_multiplied_by_rounded_rows(monkeypatch: pytest.M
     sizes = (256, 256)
     whole = allocate(QuantKind.FP8, *sizes, 256, torch.bfloat16, torch.device("cpu"))
     blocks = allocate(QuantKind.FP8, *sizes, 128, torch.bfloat16, torch.device("cpu"), Arrangement(scale_outputs=128))
-    assert fp8_activations.can_scale(whole) and not fp8_activations.can_scale(blocks)
+    assert gemm_fp8.can_scale(whole) and not gemm_fp8.can_scale(blocks)

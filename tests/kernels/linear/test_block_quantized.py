@@ -1,5 +1,6 @@
-"""Products with weights in blocks against fp64 of what the bits stand for: in the interpreter at
-awkward sizes, on a GPU at the sizes of models.
+"""Products with weights in blocks against fp64 of what the bits stand for.
+
+They run in the interpreter at awkward sizes, on a GPU at the sizes of models.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, kernels_on, poi
 
 from headrace_kernels.linear import block_quantized as block_linear
 from headrace_kernels.linear.block_quantized import Path, path_rule
-from headrace_kernels.linear.block_quantized_kernels import MAX_SMALL_ROWS
+from headrace_kernels.linear.block_quantized_kernels import MAX_SMALL_BATCH_ROWS
 from headrace_kernels.weight_formats.block_weight import BlockKind, BlockWeight, allocate
 from headrace_kernels.weight_formats.gguf_blocks import store_file_rows
 
@@ -65,7 +66,7 @@ def test_all_types_of_activations(name: str, dtype: torch.dtype, device: str) ->
 @pytest.mark.parametrize("num_blocks", [1, 3, 5])
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_inputs_that_fill_no_tile(name: str, num_blocks: int, device: str) -> None:
-    """32, 96 and 160 inputs: the last tile is not full, and what fills it is multiplied by nothing."""
+    """32, 96 and 160 inputs: the last tile is not full, and what fills it counts nothing."""
     product = Product(name, 2, (6, 32 * num_blocks), torch.bfloat16, device)
     weight = product.weight
     # Parts 2 and 3 of the last tile of 64 lie beyond the end.
@@ -96,8 +97,8 @@ def test_rows_are_looked_up(name: str, device: str) -> None:
 
 def test_few_rows_are_multiplied_without_restoring(device: str) -> None:
     product = Product("Q4_K", 1, (4, 256), torch.bfloat16, device)
-    assert path_rule(1, product.weight) is path_rule(MAX_SMALL_ROWS, product.weight) is Path.SMALL
-    assert path_rule(MAX_SMALL_ROWS + 1, product.weight) is Path.RESTORED
+    assert path_rule(1, product.weight) is path_rule(MAX_SMALL_BATCH_ROWS, product.weight) is Path.SMALL_BATCH
+    assert path_rule(MAX_SMALL_BATCH_ROWS + 1, product.weight) is Path.DEQUANTIZED
 
 
 @pytest.mark.parametrize("name", BLOCK_KINDS)

@@ -1,5 +1,6 @@
-"""Products of few rows with norm, bias, SwiGLU and residual in the same kernel, against fp64: in
-the interpreter at awkward sizes, on a GPU at the sizes of an 8B model.
+"""Small-batch products with norm, bias, SwiGLU and residual in one kernel, against fp64.
+
+They run in the interpreter at awkward sizes, on a GPU at the sizes of an 8B model.
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ class Product:
         return y + self.residual.double() if add else y
 
     def spread(self, bias: bool) -> torch.Tensor:
-        """How far results may be off where the normed x is rounded to its type on the way, twice:
-        by how much depends on neither the result nor its row, so no relative bound holds.
+        """How far results may be off where the normed x is rounded to its dtype twice.
+
+        It depends on neither the result nor its row, so no relative bound holds.
 
         A rounding is off by at most the unit u relative to the number, evenly spread: a standard
         deviation of at most u / sqrt(3). A product sums up K independent ones, twice over, weighted
@@ -100,8 +102,9 @@ class Product:
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, rounding: float, spread: torch.Tensor | float = 0.0) -> None:
-    """Within a rounding of the values themselves and of their row's size, which bounds what
-    cancels; and within what `Product.spread` says.
+    """Whether results are within a rounding of the values and of their row's size.
+
+    The latter bounds what cancels. What `Product.spread` says is allowed besides.
     """
     size = expected.square().mean(-1, keepdim=True).sqrt()
     error = (found.double() - expected).abs()
@@ -238,7 +241,7 @@ def test_every_variant_fits_its_kernel() -> None:
 
 
 def test_normed_rows_for_the_tensor_cores_are_rms_norm_s(device: str) -> None:
-    """Where x goes to the tensor cores as it lies in memory, the norm is the operation of its own."""
+    """X goes to the tensor cores as it lies in memory after a norm of its own."""
     product = Product(3, 40, 64, torch.bfloat16, device)
     with forced() if device == "cpu" else contextlib.nullcontext():
         found = norm_linear(product.x, product.norm_weight, EPS, product.weight, None)

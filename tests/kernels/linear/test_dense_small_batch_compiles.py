@@ -1,5 +1,6 @@
-"""The kernels of few rows' products compile for cards that this machine may not have, within their
-limits, once per size of model and class of rows.
+"""The kernels of small batches compile for other GPUs, within their limits.
+
+They compile once per size of model and class of rows.
 """
 
 from __future__ import annotations

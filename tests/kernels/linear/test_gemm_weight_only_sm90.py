@@ -1,5 +1,6 @@
-"""Products by warp groups: what the kernel says, emulated without a card; what a card makes of it;
-and which weights and rows it is for.
+"""Products by warp groups.
+
+The kernel is emulated without a GPU, run on one, and asked which weights and rows it is for.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from tests.support.kernel_case import kernels_on
 
 from headrace_kernels import card
 from headrace_kernels.linear import gemm_weight_only_sm90 as warpgroup
-from headrace_kernels.linear import quantized as low_bit_linear
-from headrace_kernels.linear.gemm_weight_only import multiply_wide
+from headrace_kernels.linear import launch_rules
+from headrace_kernels.linear import quantized as quantized_linear
+from headrace_kernels.linear.gemm_weight_only import multiply_gemm
 from headrace_kernels.linear.gemm_weight_only_sm90 import (
     WarpgroupTile,
     splittings,
@@ -55,7 +57,9 @@ def assembly(source: tuple[object, ...], operands: list[torch.Tensor], kind: obj
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Emulation is many small operations, which threads on a busy machine make hundreds of times
+    """Computes with one thread.
+
+    Emulation is many small operations, which threads on a busy machine make hundreds of times
     slower.
     """
     threads = torch.get_num_threads()
@@ -68,11 +72,11 @@ def check(product: Product, tile: WarpgroupTile, eager: bool = False, careless: 
     out = product.poison()
     with (
         kernels_on("cpu"),
-        mock.patch.object(warpgroup, "restoring_assembly", lambda part, bf16: ("nibbles", part)),
+        mock.patch.object(warpgroup, "dequantizing_assembly", lambda part, bf16: ("nibbles", part)),
         mock.patch.object(warpgroup, "byte_assembly", lambda kind, bf16: ("bytes", kind)),
-        emulating(warpgroup, "_warpgroup_kernel", assembly, eager, careless),
+        emulating(warpgroup, "_gemm_sm90_kernel", assembly, eager, careless),
     ):
-        multiply_wide(product.x, product.weight, product.bias, out, tile)
+        multiply_gemm(product.x, product.weight, product.bias, out, tile)
     x = product.x.double()
     assert_close(out, product.expected(x), product.spread(x))
 
@@ -96,8 +100,9 @@ def test_what_the_kernel_says_agrees_with_fp64(
 @pytest.mark.parametrize(("careless", "eager"), [("copies", False), ("products", True)])
 @pytest.mark.parametrize("tile", TILES)
 def test_a_wait_that_is_missing_shows(tile: WarpgroupTile, careless: str, eager: bool) -> None:
-    """The check of the checks: x that is not there yet, and slots that are filled while a product
-    reads them, give wrong numbers.
+    """The check of the checks: a missing wait gives wrong numbers.
+
+    x is not there yet, or slots are filled while a product reads them.
     """
     product = Product(QuantKind.INT4, 5, 128, 2560, 128, torch.bfloat16, "cpu")
     with pytest.raises(AssertionError, match="times what is allowed"):
@@ -139,9 +144,9 @@ def test_a_rule_s_tile_takes_every_weight_that_the_kernel_takes(kind: QuantKind)
     for outputs, inputs in ((128, 512), (6144, 4096), (19_456, 2560), (28_672, 4096), (8192, 28_672), (1152, 3072)):
         weight = weight_of(kind, outputs, inputs)
         assert takes_warpgroups(weight)
-        warm = {low_bit_linear.wide_rule(rows, weight) for rows in low_bit_linear.WARM_ROWS if rows > 16}
+        warm = {launch_rules.gemm_rule(rows, weight) for rows in quantized_linear.WARM_ROWS if rows > 16}
         for rows in range(17, 600):
-            tile = low_bit_linear.wide_rule(rows, weight)
+            tile = launch_rules.gemm_rule(rows, weight)
             assert isinstance(tile, WarpgroupTile) and tile in warm
             assert outputs % tile.block_n == 0 and tile.shared_bytes(kind) <= 232_448
 
@@ -174,7 +179,7 @@ def test_a_card_agrees_with_fp64(kind: QuantKind, outputs: int, inputs: int, dty
             each._replace(splits=splits) for each in warpgroup_variants(rows, product.weight) for splits in (1, 3)
         ):
             out, again = product.poison(), product.poison()
-            multiply_wide(product.x, product.weight, product.bias, out, tile)
+            multiply_gemm(product.x, product.weight, product.bias, out, tile)
             assert_close(out, product.expected(x), product.spread(x))
-            multiply_wide(product.x, product.weight, product.bias, again, tile)
+            multiply_gemm(product.x, product.weight, product.bias, again, tile)
             assert torch.equal(out, again)

@@ -1,6 +1,7 @@
-"""One row times INT4 on the tensor cores: what the assembly does with the registers of a warp,
-emulated; the whole kernel in the interpreter; and that a card's threads hold what the assembly
-expects of them.
+"""One row times INT4 on the tensor cores.
+
+What the assembly does with the registers of a warp is emulated, the whole kernel runs in the
+interpreter, and a GPU's threads hold what the assembly expects of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tests.kernels.linear.test_quantized_linear import DTYPES, Product, all_code
 from tests.support.compiling import compiled
 from tests.support.kernel_case import DEVICES, kernels_on
 
-from headrace_kernels.linear.gemv_int4 import NibbleRowTile, multiply_nibble_row, takes_nibble_row
+from headrace_kernels.linear.gemv_int4 import Int4GemvTile, multiply_gemv_int4, takes_gemv_int4
 from headrace_kernels.weight_formats import conversions as low_bit_numbers
 from headrace_kernels.weight_formats.quantized_weight import QuantKind, allocate, dequantize
 
@@ -31,7 +32,9 @@ def halves_of(register: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(both >= 1 << 15, both - (1 << 16), both).to(torch.int16).view(dtype).double()
 
 
-def tensor_product(left: list[torch.Tensor], right: list[torch.Tensor], sums: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:  # fmt: skip
+def tensor_product(
+    left: list[torch.Tensor], right: list[torch.Tensor], sums: list[torch.Tensor], dtype: torch.dtype
+) -> list[torch.Tensor]:
     """`mma.m16n8k16` of four, two and four registers, as PTX lays them out."""
     g, t = LANES // 4, LANES % 4
     a, b, c = (torch.zeros(size, dtype=torch.float64) for size in ((16, 16), (16, 8), (16, 8)))
@@ -59,7 +62,9 @@ def emulate(code: str, registers: Registers, dtype: torch.dtype) -> Registers:
         if name.startswith("mma"):
             assert name.endswith("f32.bf16.bf16.f32" if dtype == torch.bfloat16 else "f32.f16.f16.f32")
             found, left, right, sums = (each.split(", ") for each in re.findall(r"{([^}]*)}", operands))
-            results = tensor_product([value(r) for r in left], [value(r) for r in right], [value(r) for r in sums], dtype)  # fmt: skip
+            results = tensor_product(
+                [value(r) for r in left], [value(r) for r in right], [value(r) for r in sums], dtype
+            )
             registers |= dict(zip(found, results, strict=True))
             continue
         target, *sources = operands.split(", ")
@@ -130,7 +135,8 @@ SIZES = ((17, 1536, 128), (6, 768, 64), (32, 352, 32), (3, 1056, 1056), (1, 8, 8
 
 @settings(max_examples=12, deadline=None)
 @given(
-    st.sampled_from(SIZES), st.sampled_from(DTYPES), st.sampled_from((16, 32)), st.sampled_from((1, 2, 4)), st.sampled_from((1, 2, 4))
+    st.sampled_from(SIZES), st.sampled_from(DTYPES), st.sampled_from((16, 32)), st.sampled_from((1, 2, 4)),
+    st.sampled_from((1, 2, 4))
 )  # fmt: skip
 def test_every_cut_agrees_with_fp64(
     sizes: tuple[int, int, int], dtype: torch.dtype, block_n: int, warps: int, run: int
@@ -138,13 +144,13 @@ def test_every_cut_agrees_with_fp64(
     outputs, inputs, group = sizes
     with kernels_on("cpu"):
         product = Product(QuantKind.INT4, 1, 2 * outputs, inputs, group, dtype, "cpu")
-        check_row(product, NibbleRowTile(block_n, warps, run))
-        check_gated(product, NibbleRowTile(16, warps, run))
+        check_row(product, Int4GemvTile(block_n, warps, run))
+        check_gated(product, Int4GemvTile(16, warps, run))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_number_is_multiplied_as_it_is(device: str) -> None:
-    """All codes there are, with every zero point, times 1: what is taken off again leaves nothing."""
+    """All codes, with every zero point, times 1: what is taken off again leaves nothing."""
     with kernels_on(device):
         for dtype in DTYPES[:2]:
             codes = all_codes(QuantKind.INT4, dtype, device)
@@ -154,7 +160,7 @@ def test_every_number_is_multiplied_as_it_is(device: str) -> None:
                 x = torch.zeros(1, codes.num_inputs, dtype=dtype, device=device)
                 x[0, k] = 1
                 out = torch.full((1, codes.num_outputs), float("nan"), device=device)
-                multiply_nibble_row(x, codes, None, out, NibbleRowTile(16, 4, 1))
+                multiply_gemv_int4(x, codes, None, out, Int4GemvTile(16, 4, 1))
                 assert torch.equal(out[0], expected[:, k])
 
 
@@ -167,7 +173,7 @@ def test_what_is_no_number_reaches_every_output(poison: float, device: str) -> N
             for norm in (None, (product.norm_weight, 1e-5)):
                 x, out = product.x.clone(), torch.zeros(1, 20, dtype=torch.bfloat16, device=device)
                 x[0, k] = poison
-                multiply_nibble_row(x, product.weight, None, out, NibbleRowTile(16, 2, 2), norm)
+                multiply_gemv_int4(x, product.weight, None, out, Int4GemvTile(16, 2, 2), norm)
                 assert not bool(out.isfinite().any())
 
 
@@ -177,22 +183,23 @@ def test_x_may_begin_anywhere() -> None:
         memory = torch.zeros(513, dtype=torch.bfloat16)
         memory[1:] = product.x[0]
         out = product.poison()
-        multiply_nibble_row(memory[1:][None], product.weight, product.bias, out, NibbleRowTile(16, 2, 4))
+        multiply_gemv_int4(memory[1:][None], product.weight, product.bias, out, Int4GemvTile(16, 2, 4))
         assert_close(out, product.expected(product.x.double()), product.spread(product.x.double()))
 
 
 def test_inputs_that_threads_cannot_load_together_are_not_taken() -> None:
     taken = {
-        inputs: takes_nibble_row(allocate(QuantKind.INT4, 2, inputs, inputs, torch.bfloat16, torch.device("cpu")))
+        inputs: takes_gemv_int4(allocate(QuantKind.INT4, 2, inputs, inputs, torch.bfloat16, torch.device("cpu")))
         for inputs in (96, 101, 104)
     }
     assert taken == {96: True, 101: False, 104: True}
 
 
 def operands_that_lie_elsewhere(kernel: dict[str, Any]) -> list[str]:
-    """Layouts of tensors that a warp's products are made of, but for the one that they must have."""
+    """Layouts of the tensors of a warp's products, but for the one that they must have."""
     warps = kernel["num_warps"]
-    expected = f"sizePerThread = [1, 1, 1, 8], threadsPerWarp = [4, 8, 1, 1], warpsPerCTA = [1, 1, {warps}, 1], order = [3, 0, 1, 2]"  # fmt: skip
+    expected = "sizePerThread = [1, 1, 1, 8], threadsPerWarp = [4, 8, 1, 1], "
+    expected += f"warpsPerCTA = [1, 1, {warps}, 1], order = [3, 0, 1, 2]"
     return [layout for layout in kernel["warp_product_layouts"] if layout != expected]
 
 
@@ -206,8 +213,9 @@ def operands_that_lie_elsewhere(kernel: dict[str, Any]) -> list[str]:
     ],
 )
 def test_threads_of_a_card_hold_what_the_assembly_expects(room: str, arch: int, count: int) -> None:
-    """The compiler chooses which thread holds what, and the assembly works across threads: where it
-    chose another layout, results would be wrong.
+    """The compiler chooses which thread holds what, and the assembly works across threads.
+
+    If it chose another layout, results would be wrong.
     """
     kernels = compiled("compiled_kernels", room, arch)
     assert len(kernels) == count

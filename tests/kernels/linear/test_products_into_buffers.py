@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.dense import linear
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 from headrace_kernels.weight_formats.quantized_weight import QuantKind, allocate, quantize_rows
@@ -38,7 +38,7 @@ def product(weight: torch.Tensor, bits: str) -> Product:
         return lambda x, out: linear(x, weight, out_dtype=torch.float32, out=out)
     quantized = allocate(QuantKind[bits], *weight.shape, weight.shape[1], weight.dtype, weight.device)
     quantize_rows(weight, quantized, 0)
-    return lambda x, out: low_bit_linear.linear(x, quantized, None, torch.float32, out)
+    return lambda x, out: quantized_linear.linear(x, quantized, None, torch.float32, out)
 
 
 @pytest.mark.parametrize("bits", ["plain", "INT8", "FP8"])

@@ -25,15 +25,15 @@ def test_kernels_fit_the_card_whichever_two_of_kind_product_and_rows_meet(arch: 
     # Three kinds, three products: 1 or 12 rows, 64 or 200 rows, and restoring; and restoring to
     # fp32.
     expected = {
-        "_row_kernel": 4,
-        "_nibble_row_kernel": 1,
-        "_small_kernel": 4,
-        "_wide_kernel": 9,
-        "_restore_kernel": 12,
+        "_gemv_8bit_kernel": 4,
+        "_gemv_int4_kernel": 1,
+        "_small_batch_kernel": 4,
+        "_gemm_kernel": 9,
+        "_dequantize_kernel": 12,
     }
     if arch == 90:
         # Warp groups multiply where outputs and inputs are whole tiles.
-        expected |= {"_warpgroup_kernel": 6, "_wide_kernel": 3}
+        expected |= {"_gemm_sm90_kernel": 6, "_gemm_kernel": 3}
     assert counted(kernels) == expected
     check_resources(kernels, arch)
 
@@ -44,14 +44,14 @@ def test_all_kernels_fit_the_card(arch: int) -> None:
     """All three at once, which the test above has two of."""
     kernels = compiled("compiled_kernels", "low_bits_all", arch)
     expected = {
-        "_row_kernel": 6,
-        "_nibble_row_kernel": 3,
-        "_small_kernel": 9,
-        "_wide_kernel": 18,
-        "_restore_kernel": 12,
+        "_gemv_8bit_kernel": 6,
+        "_gemv_int4_kernel": 3,
+        "_small_batch_kernel": 9,
+        "_gemm_kernel": 18,
+        "_dequantize_kernel": 12,
     }
     if arch == 90:
-        expected |= {"_warpgroup_kernel": 12, "_wide_kernel": 6}
+        expected |= {"_gemm_sm90_kernel": 12, "_gemm_kernel": 6}
     assert counted(kernels) == expected
     check_resources(kernels, arch)
 
@@ -60,17 +60,19 @@ def check_resources(kernels: list[dict[str, Any]], arch: int) -> None:
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
     # Few rows wait for memory, and registers spilled inside a loop cost bandwidth; the tile of 16
     # rows that is fastest on sm_90 spills ten there, and more before.
-    assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] == "_row_kernel")
+    assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] == "_gemv_8bit_kernel")
     # Without a loop, so that registers are spilled but once: 128 bytes on sm_90 by the tile of gate
     # and up that was the fastest of its sweep for all that, as more programs run at a time.
-    assert all(kernel["stack_bytes"] <= 192 for kernel in kernels if kernel["name"] == "_nibble_row_kernel")
+    assert all(kernel["stack_bytes"] <= 192 for kernel in kernels if kernel["name"] == "_gemv_int4_kernel")
     assert all(
-        kernel["stack_bytes"] <= (64 if arch == 90 else 256) for kernel in kernels if kernel["name"] == "_small_kernel"
+        kernel["stack_bytes"] <= (64 if arch == 90 else 256)
+        for kernel in kernels
+        if kernel["name"] == "_small_batch_kernel"
     )
     if arch == 90:
-        wide = [kernel for kernel in kernels if kernel["name"] in ("_wide_kernel", "_warpgroup_kernel")]
+        wide = [kernel for kernel in kernels if kernel["name"] in ("_gemm_kernel", "_gemm_sm90_kernel")]
         assert all(kernel["warpgroup_products"] for kernel in wide)
-        groups = [kernel for kernel in kernels if kernel["name"] == "_warpgroup_kernel"]
+        groups = [kernel for kernel in kernels if kernel["name"] == "_gemm_sm90_kernel"]
         # A pointer or two may lie on the stack; sums may not.
         assert all(kernel["stack_bytes"] <= 16 for kernel in groups)
         # One wait for each of four products, and those at the ends: the assembler has not put one
@@ -82,7 +84,7 @@ def test_some_rows_of_8_bits_keep_their_sums_in_registers() -> None:
     kernels = compiled("compiled_kernels", "few", 90)
     counts = Counter(kernel["name"] for kernel in kernels)
     # Two kinds, two products, four classes of rows; and what adds splits.
-    assert counts["_few_kernel"] == 16 and counts.keys() <= {"_few_kernel", "_end_kernel"}
+    assert counts["_small_batch_8bit_kernel"] == 16 and counts.keys() <= {"_small_batch_8bit_kernel", "_end_kernel"}
     # Some pointers may lie on the stack at 64 rows; sums may not.
     assert all(kernel["stack_bytes"] <= 32 for kernel in kernels)
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
@@ -105,14 +107,14 @@ def test_products_of_rounded_tokens_are_fp8_instructions_on_what_the_copy_engine
 
 @pytest.mark.parametrize("arch", [80, 90])
 def test_an_output_layer_of_8_bits_fits_the_card(arch: int) -> None:
-    """Results in fp32, and no kernel that rounds activations, also where the card has FP8 products."""
+    """Results in fp32, and no kernel rounds activations, also on GPUs with FP8 products."""
     kernels = compiled("compiled_kernels", "head", arch)
     # Two kinds; at least one version for up to 16 rows and one for more.
-    wide = "_warpgroup_kernel" if arch == 90 else "_wide_kernel"
+    wide = "_gemm_sm90_kernel" if arch == 90 else "_gemm_kernel"
     assert len(kernels) >= 4 and {wide} < {kernel["name"] for kernel in kernels}
     assert not any("quantize" in kernel["name"] or "scaled" in kernel["name"] for kernel in kernels)
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
-    assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] == "_small_kernel")
+    assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] == "_small_batch_kernel")
 
 
 @pytest.mark.parametrize(("arch", "few", "many"), [(80, 4, 4), (90, 2, 8)])
@@ -121,7 +123,7 @@ def test_what_folders_of_other_tools_need_fits_the_card_whichever_two_meet(arch:
     kernels = compiled("compiled_kernels", "arranged", arch)
     # Six arrangements of 8 bits, two products: of each pair one of four classes of rows here,
     # another one there.
-    expected = {"_row_kernel": few, "_small_kernel": few, "_wide_kernel": many, "_restore_kernel": 6}
+    expected = {"_gemv_8bit_kernel": few, "_small_batch_kernel": few, "_gemm_kernel": many, "_dequantize_kernel": 6}
     check_arranged(kernels, expected)
 
 
@@ -130,13 +132,15 @@ def test_what_folders_of_other_tools_need_fits_the_card_whichever_two_meet(arch:
 def test_all_that_folders_of_other_tools_need_fits_the_card(arch: int) -> None:
     """All four at once, which the test above has two of."""
     kernels = compiled("compiled_kernels", "arranged_all", arch)
-    check_arranged(kernels, {"_row_kernel": 12, "_small_kernel": 12, "_wide_kernel": 24, "_restore_kernel": 12})
+    check_arranged(
+        kernels, {"_gemv_8bit_kernel": 12, "_small_batch_kernel": 12, "_gemm_kernel": 24, "_dequantize_kernel": 12}
+    )
 
 
 def check_arranged(kernels: list[dict[str, Any]], expected: dict[str, int]) -> None:
     assert counted(kernels) == expected | {"_scaled_kernel": 1, "_take_kernel": 1}
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
-    assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] != "_wide_kernel")
+    assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] != "_gemm_kernel")
 
 
 @pytest.mark.parametrize("arch", [80, 90])

@@ -1,5 +1,6 @@
-"""Products with weights of 8 and 4 bits against fp64 of what the bits stand for: in the interpreter
-at awkward sizes, on a GPU at the sizes of models.
+"""Products with weights of 8 and 4 bits against fp64 of what the bits stand for.
+
+They run in the interpreter at awkward sizes, on a GPU at the sizes of models.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ import pytest
 import torch
 from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernels_on
 
-from headrace_kernels.linear import gemm_dequantized as restored_linear
-from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear import gemm_dequantized, launch_rules
+from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.gemm_fp8 import can_scale, scaled_linear
-from headrace_kernels.linear.gemm_weight_only import WideTile, multiply_wide, restore, wide_variants
-from headrace_kernels.linear.gemv_8bit import RowTile, multiply_row, row_variants, takes_row
-from headrace_kernels.linear.gemv_int4 import NibbleRowTile
+from headrace_kernels.linear.gemm_weight_only import GemmTile, dequantize_into, gemm_variants, multiply_gemm
+from headrace_kernels.linear.gemv_8bit import GemvTile, gemv_variants, multiply_gemv, takes_gemv
+from headrace_kernels.linear.gemv_int4 import Int4GemvTile
 from headrace_kernels.linear.quantized import Path, path_rule
-from headrace_kernels.linear.small_batch import MAX_SMALL_ROWS, SmallTile, multiply_small, small_variants
+from headrace_kernels.linear.small_batch import (
+    MAX_SMALL_BATCH_ROWS,
+    SmallBatchTile,
+    multiply_small_batch,
+    small_batch_variants,
+)
 from headrace_kernels.linear.small_batch_8bit_sm90 import rows_of
 from headrace_kernels.rounded_tokens import round_tokens
-from headrace_kernels.weight_formats import dequantized_buffer as restored_weights
+from headrace_kernels.weight_formats import dequantized_buffer as dequantized_buffer
 from headrace_kernels.weight_formats.quantized_weight import (
     QuantizedWeight,
     QuantKind,
@@ -43,11 +49,11 @@ MODEL_SIZES = (
     (256, 4000, torch.bfloat16),
 )
 SMALL_TILES = (
-    SmallTile(16, 32, 2, 2, 2),
-    SmallTile(32, 64, 4, 4, 3, False),
-    SmallTile(16, 128, 4, 4, 2),
+    SmallBatchTile(16, 32, 2, 2, 2),
+    SmallBatchTile(32, 64, 4, 4, 3, False),
+    SmallBatchTile(16, 128, 4, 4, 2),
 )
-WIDE_TILES = (WideTile(32, 16, 32, 4, 2, 3), WideTile(64, 32, 64, 4, 3))
+WIDE_TILES = (GemmTile(32, 16, 32, 4, 2, 3), GemmTile(64, 32, 64, 4, 3))
 
 
 @pytest.fixture(params=DEVICES)
@@ -92,11 +98,11 @@ class Product:
         return x @ self.numbers.t() + self.bias.double()
 
     def spread(self, x: torch.Tensor) -> torch.Tensor:
-        """How far sums may be off where each product may be off by two roundings of the type, and
-        each sum by fp32's: 6 standard deviations of independent ones.
+        """How far sums may be off: 6 standard deviations of independent errors.
 
-        The second part is what INT4's way through 128 + q costs: sums of numbers up to 151 steps,
-        of which at most 15 are left.
+        Each product may be off by two roundings of the dtype, and each sum by fp32's. The second
+        part is what INT4's way through 128 + q costs: sums of numbers up to 151 steps, of which at
+        most 15 are left.
         """
         unit = ROUNDING[self.dtype]
         size = (x.square() @ self.numbers.square().t()).sqrt()
@@ -113,33 +119,33 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, spread: torch.Tens
     )
 
 
-def check_small(product: Product, tile: SmallTile) -> None:
+def check_small(product: Product, tile: SmallBatchTile) -> None:
     out = product.poison()
-    multiply_small(product.x, product.weight, product.bias, out, tile, norm=(product.norm_weight, EPS))
+    multiply_small_batch(product.x, product.weight, product.bias, out, tile, norm=(product.norm_weight, EPS))
     assert_close(out, product.expected(product.normed()), product.spread(product.normed()))
     out = product.residual.clone()
-    multiply_small(product.x, product.weight, None, out, tile, add=True)
+    multiply_small_batch(product.x, product.weight, None, out, tile, add=True)
     x = product.x.double()
     assert_close(out, x @ product.numbers.t() + product.residual.double(), product.spread(x))
 
 
-def check_row(product: Product, tile: RowTile | NibbleRowTile) -> None:
+def check_row(product: Product, tile: GemvTile | Int4GemvTile) -> None:
     """One row, alone and normed, and added to the stream."""
     out = product.poison()
-    multiply_row(product.x, product.weight, product.bias, out, tile, norm=(product.norm_weight, EPS))
+    multiply_gemv(product.x, product.weight, product.bias, out, tile, norm=(product.norm_weight, EPS))
     assert_close(out, product.expected(product.normed()), product.spread(product.normed()))
     out, x = product.residual.clone(), product.x.double()
-    multiply_row(product.x, product.weight, None, out, tile, add=True)
+    multiply_gemv(product.x, product.weight, None, out, tile, add=True)
     assert_close(out, x @ product.numbers.t() + product.residual.double(), product.spread(x))
 
 
-def check_gated(product: Product, tile: SmallTile | RowTile | NibbleRowTile) -> None:
+def check_gated(product: Product, tile: SmallBatchTile | GemvTile | Int4GemvTile) -> None:
     out = product.poison(product.num_outputs // 2)
     norm = (product.norm_weight, EPS)
-    if isinstance(tile, (RowTile, NibbleRowTile)):
-        multiply_row(product.x, product.weight, product.bias, out, tile, norm, gated=True)
+    if isinstance(tile, (GemvTile, Int4GemvTile)):
+        multiply_gemv(product.x, product.weight, product.bias, out, tile, norm, gated=True)
     else:
-        multiply_small(product.x, product.weight, product.bias, out, tile, norm, gated=True)
+        multiply_small_batch(product.x, product.weight, product.bias, out, tile, norm, gated=True)
     gate, value = product.expected(product.normed()).chunk(2, 1)
     off_gate, off_value = product.spread(product.normed()).chunk(2, 1)
     passed = torch.sigmoid(gate)
@@ -149,9 +155,9 @@ def check_gated(product: Product, tile: SmallTile | RowTile | NibbleRowTile) -> 
     assert_close(out, gate * passed * value, spread)
 
 
-def check_wide(product: Product, tile: WideTile) -> None:
+def check_wide(product: Product, tile: GemmTile) -> None:
     out = product.poison()
-    multiply_wide(product.x, product.weight, product.bias, out, tile)
+    multiply_gemm(product.x, product.weight, product.bias, out, tile)
     assert_close(out, product.expected(product.x.double()), product.spread(product.x.double()))
 
 
@@ -159,7 +165,7 @@ def check_restored(product: Product) -> None:
     weight = product.weight
     rows = range(1, weight.num_outputs) if weight.num_outputs > 1 else range(1)
     out = torch.full((len(rows), weight.num_inputs), float("nan"), dtype=product.dtype, device=weight.device)
-    restore(weight, rows, out)
+    dequantize_into(weight, rows, out)
     expected = product.numbers[rows.start :]
     assert bool(((out.double() - expected).abs() <= expected.abs() * ROUNDING[product.dtype] * 1.01 + 2**-25).all())
 
@@ -179,10 +185,10 @@ def test_kernels_agree_with_fp64(kind: QuantKind, outputs: int, inputs: int, gro
             check_wide(product, wide)
         check_restored(product)
         product = Product(kind, 1, 2 * outputs, inputs, group, dtype, "cpu")
-        if takes_row(product.weight):
+        if takes_gemv(product.weight):
             is_int4 = kind is QuantKind.INT4
-            check_row(product, NibbleRowTile(32, 2, 1) if is_int4 else RowTile(4, 2, True))
-            check_gated(product, NibbleRowTile(16, 1, 2) if is_int4 else RowTile(2, 4, True))
+            check_row(product, Int4GemvTile(32, 2, 1) if is_int4 else GemvTile(4, 2, True))
+            check_gated(product, Int4GemvTile(16, 1, 2) if is_int4 else GemvTile(2, 4, True))
         check_gated(Product(kind, 2, 2 * outputs, inputs, group, dtype, "cpu"), SMALL_TILES[0])
 
 
@@ -195,15 +201,15 @@ def test_kernels_agree_with_fp64_at_the_sizes_of_models(
     for rows in (1, 13, 64, 250):
         product = Product(kind, rows, outputs, inputs, 128 if inputs % 128 == 0 else 32, dtype, "cuda")
         if rows == 1:
-            check_row(product, low_bit_linear.row_rule(product.weight))
+            check_row(product, launch_rules.gemv_rule(product.weight))
             if outputs % 2 == 0:
-                check_gated(product, low_bit_linear.row_rule(product.weight, gated=True))
-        if rows <= MAX_SMALL_ROWS:
-            check_small(product, low_bit_linear.small_rule(rows, product.weight))
+                check_gated(product, launch_rules.gemv_rule(product.weight, gated=True))
+        if rows <= MAX_SMALL_BATCH_ROWS:
+            check_small(product, launch_rules.small_batch_rule(rows, product.weight))
             if outputs % 2 == 0:
-                check_gated(product, low_bit_linear.small_rule(rows, product.weight, gated=True))
+                check_gated(product, launch_rules.small_batch_rule(rows, product.weight, gated=True))
         else:
-            check_wide(product, low_bit_linear.wide_rule(rows, product.weight))
+            check_wide(product, launch_rules.gemm_rule(rows, product.weight))
     check_restored(product)
 
 
@@ -214,34 +220,36 @@ def test_groups_of_every_size_on_a_card(group: int) -> None:
         for rows in (1, 16, 40):
             product = Product(QuantKind.INT4, rows, 512, 4096, group, dtype, "cuda")
             if rows == 1:
-                for tile in row_variants(QuantKind.INT4, gated=False):
+                for tile in gemv_variants(QuantKind.INT4, gated=False):
                     check_row(product, tile)
-            if rows <= MAX_SMALL_ROWS:
-                check_small(product, SmallTile(16, 64, 4, 4, 3, dtype == torch.bfloat16))
+            if rows <= MAX_SMALL_BATCH_ROWS:
+                check_small(product, SmallBatchTile(16, 64, 4, 4, 3, dtype == torch.bfloat16))
             else:
-                check_wide(product, WideTile(64, 64, 64, 4, 3, 2))
+                check_wide(product, GemmTile(64, 64, 64, 4, 3, 2))
 
 
 @pytest.mark.parametrize("kind", QuantKind)
 def test_every_number_is_multiplied_as_it_is(kind: QuantKind, device: str) -> None:
-    """All codes there are, times 1 or 0, so that nothing is rounded: a conversion that is off in
-    the last bit shows.
+    """All codes there are, times 1 or 0, so that nothing is rounded.
+
+    A conversion that is off in the last bit shows.
     """
     for dtype in DTYPES[:2]:
         codes = all_codes(kind, dtype, device)
         expected = dequantize(codes, torch.empty(codes.num_outputs, codes.num_inputs, device=device))
-        for first in range(0, codes.num_inputs, MAX_SMALL_ROWS):
-            x = torch.eye(codes.num_inputs, dtype=dtype, device=device)[first : first + MAX_SMALL_ROWS]
-            out = torch.full((MAX_SMALL_ROWS, codes.num_outputs), float("nan"), device=device)
-            multiply_small(x, codes, None, out, SmallTile(16, 32, 2, 2, 2))
-            assert torch.equal(out, expected.t()[first : first + MAX_SMALL_ROWS])
-            multiply_wide(x, codes, None, out, WideTile(64, 16, 32, 4, 2))
-            assert torch.equal(out, expected.t()[first : first + MAX_SMALL_ROWS])
+        for first in range(0, codes.num_inputs, MAX_SMALL_BATCH_ROWS):
+            x = torch.eye(codes.num_inputs, dtype=dtype, device=device)[first : first + MAX_SMALL_BATCH_ROWS]
+            out = torch.full((MAX_SMALL_BATCH_ROWS, codes.num_outputs), float("nan"), device=device)
+            multiply_small_batch(x, codes, None, out, SmallBatchTile(16, 32, 2, 2, 2))
+            assert torch.equal(out, expected.t()[first : first + MAX_SMALL_BATCH_ROWS])
+            multiply_gemm(x, codes, None, out, GemmTile(64, 16, 32, 4, 2))
+            assert torch.equal(out, expected.t()[first : first + MAX_SMALL_BATCH_ROWS])
 
 
 def all_codes(kind: QuantKind, dtype: torch.dtype, device: str) -> QuantizedWeight:
-    """A weight of 16 outputs that holds every code in every place of a word, with scales of 1 and,
-    for INT4, a zero point of its own for each output.
+    """A weight of 16 outputs that holds every code in every place of a word.
+
+    Scales are 1 and, for INT4, each output has a zero point of its own.
     """
     inputs = 128
     weight = allocate(kind, 16, inputs, inputs, dtype, torch.device(device))
@@ -264,8 +272,9 @@ def all_codes(kind: QuantKind, dtype: torch.dtype, device: str) -> QuantizedWeig
 
 @pytest.mark.parametrize("damage", ["order", "zero", "scale"])
 def test_a_weight_that_is_packed_wrongly_shows(damage: str, device: str) -> None:
-    """The check of the checks: bits in another order, zero points off by one, scales of a neighbour
-    are far outside what the tests allow.
+    """The check of the checks: wrong packing is far outside what the tests allow.
+
+    Bits are in another order, zero points off by one, or scales a neighbour's.
     """
     product = Product(QuantKind.INT4, 4, 24, 256, 64, torch.bfloat16, device)
     assert product.weight.zeros is not None
@@ -288,18 +297,18 @@ def test_operations_equal_their_references(kind: QuantKind, rows: int, device: s
     product = Product(kind, rows, 24, 96, 32, dtype, device)
     x, weight, norm, bias = product.x, product.weight, product.norm_weight, product.bias
     found, expected = product.residual.clone(), product.residual.clone()
-    low_bit_linear.linear_add(x, weight, bias, found)
-    low_bit_linear.linear_add_reference(x, weight, bias, expected)
+    quantized_linear.linear_add(x, weight, bias, found)
+    quantized_linear.linear_add_reference(x, weight, bias, expected)
     pairs = [
         (found, expected),
-        (low_bit_linear.linear(x, weight, bias), low_bit_linear.linear_reference(x, weight, bias)),
+        (quantized_linear.linear(x, weight, bias), quantized_linear.linear_reference(x, weight, bias)),
         (
-            low_bit_linear.norm_linear(x, norm, EPS, weight, None),
-            low_bit_linear.norm_linear_reference(x, norm, EPS, weight, None),
+            quantized_linear.norm_linear(x, norm, EPS, weight, None),
+            quantized_linear.norm_linear_reference(x, norm, EPS, weight, None),
         ),
         (
-            low_bit_linear.norm_swiglu(x, norm, EPS, weight, bias),
-            low_bit_linear.norm_swiglu_reference(x, norm, EPS, weight, bias),
+            quantized_linear.norm_swiglu(x, norm, EPS, weight, bias),
+            quantized_linear.norm_swiglu_reference(x, norm, EPS, weight, bias),
         ),
     ]
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
@@ -310,31 +319,31 @@ def test_operations_equal_their_references(kind: QuantKind, rows: int, device: s
 
 @pytest.mark.parametrize("kind", QuantKind)
 def test_a_processor_restores_in_blocks(kind: QuantKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restored_linear, "_BLOCK_NUMBERS", 7 * 96)
+    monkeypatch.setattr(gemm_dequantized, "_BLOCK_NUMBERS", 7 * 96)
     for dtype in DTYPES:
         product = Product(kind, 3, 24, 96, 32, dtype, "cpu")
-        assert path_rule(3, product.weight) is Path.BLOCKS and not low_bit_linear.fuses(3, product.weight)
+        assert path_rule(3, product.weight) is Path.BLOCKS and not quantized_linear.fuses(3, product.weight)
         assert_close(
-            low_bit_linear.linear(product.x, product.weight, product.bias),
+            quantized_linear.linear(product.x, product.weight, product.bias),
             product.expected(product.x.double()),
             product.spread(product.x.double()),
         )
-        wide = low_bit_linear.linear(product.x, product.weight, out_dtype=torch.float32)
+        wide = quantized_linear.linear(product.x, product.weight, out_dtype=torch.float32)
         assert wide.dtype == torch.float32
-        assert low_bit_linear.scratch_bytes(product.weight) == 0
+        assert quantized_linear.scratch_bytes(product.weight) == 0
 
 
 @pytest.mark.parametrize("kind", QuantKind)
 def test_long_weights_are_restored_in_parts(kind: QuantKind, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     product = Product(kind, 5, 50, 256, 64, torch.float32, device)
-    monkeypatch.setattr(restored_weights, "_MOST_BYTES", 16 * 256 * 4)
-    found = restored_linear.restored_linear(product.x, product.weight, product.bias)
+    monkeypatch.setattr(dequantized_buffer, "_MOST_BYTES", 16 * 256 * 4)
+    found = gemm_dequantized.dequantized_linear(product.x, product.weight, product.bias)
     assert_close(found, product.expected(product.x.double()), 20 * product.spread(product.x.double()))
 
 
 def test_a_row_does_not_depend_on_its_neighbours(device: str) -> None:
     product = Product(QuantKind.INT4, 12, 20, 256, 64, torch.bfloat16, device)
-    for multiply, tile in ((multiply_small, SMALL_TILES[0]), (multiply_wide, WIDE_TILES[0])):
+    for multiply, tile in ((multiply_small_batch, SMALL_TILES[0]), (multiply_gemm, WIDE_TILES[0])):
         together, apart = product.poison(), product.poison()
         multiply(product.x, product.weight, None, together, tile)
         x = product.x.clone()
@@ -364,19 +373,23 @@ def test_all_paths_of_a_card_give_the_product(kind: QuantKind) -> None:
         product = Product(kind, rows, 4096, 4096, 128, torch.bfloat16, "cuda")
         path = path_rule(rows, product.weight)
         seen.add(path)
-        found = low_bit_linear.linear(product.x, product.weight, product.bias)
+        found = quantized_linear.linear(product.x, product.weight, product.bias)
         expected = product.expected(product.x.double())
         # Activations of 4 bits of mantissa: 2.6% of each number, evenly spread.
         assert float((found - expected).norm() / expected.norm()) < (4e-2 if path is Path.SCALED else 5e-3)
     # Products of rounded tokens may follow those of few rows at once.
-    assert seen >= ({Path.SMALL, Path.SCALED} if can_scale(product.weight) else {Path.SMALL, Path.WIDE, Path.RESTORED})
+    assert seen >= (
+        {Path.SMALL_BATCH, Path.SCALED}
+        if can_scale(product.weight)
+        else {Path.SMALL_BATCH, Path.GEMM, Path.DEQUANTIZED}
+    )
 
 
 def test_a_card_s_buffer_is_as_large_as_the_largest_weight_needs() -> None:
-    assert restored_weights.scratch_bytes(28_672, 4096, torch.bfloat16) == 28_672 * 4096 * 2
+    assert dequantized_buffer.scratch_bytes(28_672, 4096, torch.bfloat16) == 28_672 * 4096 * 2
     # Those of a 70B are restored in parts.
-    assert restored_weights.scratch_bytes(57_344, 8192, torch.bfloat16) <= 1 << 28
-    assert restored_weights.rows_at_a_time(3, 1 << 30, torch.bfloat16) == 1
+    assert dequantized_buffer.scratch_bytes(57_344, 8192, torch.bfloat16) <= 1 << 28
+    assert dequantized_buffer.rows_at_a_time(3, 1 << 30, torch.bfloat16) == 1
 
 
 @pytest.mark.gpu
@@ -384,11 +397,11 @@ def test_a_card_without_a_number_is_the_current_one() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU")
     named = torch.device("cuda", torch.cuda.current_device())
-    restored_weights.reserve(64, 64, torch.float16, torch.device("cuda"))
-    assert restored_weights.room(64, 64, torch.float16, named).shape == (64, 64)
-    restored_weights.release(torch.device("cuda"))
+    dequantized_buffer.reserve(64, 64, torch.float16, torch.device("cuda"))
+    assert dequantized_buffer.room(64, 64, torch.float16, named).shape == (64, 64)
+    dequantized_buffer.release(torch.device("cuda"))
     with pytest.raises(KeyError):
-        restored_weights.room(64, 64, torch.float16, named)
+        dequantized_buffer.room(64, 64, torch.float16, named)
 
 
 def test_warm_rows_take_every_tile_of_the_rules(device: str) -> None:
@@ -396,19 +409,19 @@ def test_warm_rows_take_every_tile_of_the_rules(device: str) -> None:
 
     def launches(rows: int, weight: QuantizedWeight) -> set[object]:
         path = path_rule(rows, weight)
-        if path is Path.SMALL and rows == 1 and takes_row(weight):
-            return {low_bit_linear.row_rule(weight, gated) for gated in (False, True)}
-        if low_bit_linear.few_rule(rows, weight) is not None:
-            return {(low_bit_linear.few_rule(rows, weight, gated), rows_of(rows)) for gated in (False, True)}
-        if path is Path.SMALL:
-            rules = {low_bit_linear.small_rule(rows, weight, gated) for gated in (False, True)}
+        if path is Path.SMALL_BATCH and rows == 1 and takes_gemv(weight):
+            return {launch_rules.gemv_rule(weight, gated) for gated in (False, True)}
+        if launch_rules.small_batch_8bit_rule(rows, weight) is not None:
+            return {(launch_rules.small_batch_8bit_rule(rows, weight, gated), rows_of(rows)) for gated in (False, True)}
+        if path is Path.SMALL_BATCH:
+            rules = {launch_rules.small_batch_rule(rows, weight, gated) for gated in (False, True)}
             return {(tile, rows <= 8) for tile in rules}
-        return {low_bit_linear.wide_rule(rows, weight)} if path is Path.WIDE else {path}
+        return {launch_rules.gemm_rule(rows, weight)} if path is Path.GEMM else {path}
 
     for kind in QuantKind:
         for outputs in (1024, 2560, 4096, 6144, 19_456, 28_672):
             weight = allocate(kind, outputs, 64, 64, torch.bfloat16, torch.device(device))
-            warm = set().union(*(launches(rows, weight) for rows in low_bit_linear.WARM_ROWS))
+            warm = set().union(*(launches(rows, weight) for rows in quantized_linear.WARM_ROWS))
             for rows in range(1, 600):
                 assert launches(rows, weight) <= warm
 
@@ -417,7 +430,7 @@ def test_warm_rows_take_every_tile_of_the_rules(device: str) -> None:
 def test_one_row_is_the_same_product_by_every_tile(kind: QuantKind, device: str) -> None:
     for gated in (False, True):
         product = Product(kind, 1, 20, 512, 128, torch.bfloat16, device)
-        tiles = row_variants(kind, gated)
+        tiles = gemv_variants(kind, gated)
         assert len(set(tiles)) == len(tiles) > 2
         # Some of them without a card: the interpreter takes its time.
         for tile in tiles if device == "cuda" else tiles[::5]:
@@ -430,8 +443,8 @@ def test_one_row_is_the_same_product_by_every_tile(kind: QuantKind, device: str)
 def test_every_variant_fits_its_kernel() -> None:
     for kind in QuantKind:
         for gated in (False, True):
-            tiles = small_variants(kind, gated, normed=gated)
+            tiles = small_batch_variants(kind, gated, normed=gated)
             assert len(set(tiles)) == len(tiles) > 2
         for rows, outputs in ((32, 4096), (64, 28_672), (256, 6144)):
-            wide = wide_variants(kind, rows, outputs)
+            wide = gemm_variants(kind, rows, outputs)
             assert len(set(wide)) == len(wide) > 2

@@ -1,5 +1,7 @@
-"""Whatever the shape, the kernel that the rules choose takes it: operations drawn from all rows,
-outputs, inputs, groups and arrangements, against fp64; and the rules of an H200, by sizes alone.
+"""Whatever the shape, the kernel that the rules choose takes it.
+
+Operations are drawn from all rows, outputs, inputs, groups and arrangements, against fp64; and
+the rules of an H200 are asked by sizes alone.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from tests.kernels.linear.test_arranged_weights import EPS, Form, Stored
 from tests.kernels.linear.test_gemm_weight_only_sm90 import hopper
 from tests.support.kernel_case import DTYPES, kernels_on
 
-from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.gemm_weight_only_sm90 import WarpgroupTile
-from headrace_kernels.linear.gemv_8bit import takes_row
-from headrace_kernels.linear.gemv_int4 import NibbleRowTile
-from headrace_kernels.linear.quantized import Path, few_rule, path_rule, row_rule, wide_rule
-from headrace_kernels.linear.small_batch import MAX_SMALL_ROWS, takes
-from headrace_kernels.linear.small_batch_8bit_sm90 import takes_few
+from headrace_kernels.linear.gemv_8bit import takes_gemv
+from headrace_kernels.linear.gemv_int4 import Int4GemvTile
+from headrace_kernels.linear.quantized import Path, gemm_rule, gemv_rule, path_rule, small_batch_8bit_rule
+from headrace_kernels.linear.small_batch import MAX_SMALL_BATCH_ROWS, takes
+from headrace_kernels.linear.small_batch_8bit_sm90 import takes_small_batch_8bit
 from headrace_kernels.triton_runtime import forced
 from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantKind, allocate
 
@@ -34,8 +36,9 @@ SHARED_BYTES = 232_448
 
 @st.composite
 def forms(draw: st.DrawFn) -> tuple[Form, int]:
-    """A kind with a group and an arrangement that it may have, and inputs that suit them: whole
-    groups, or any number.
+    """A kind with a group and an arrangement that it may have, and inputs that suit them.
+
+    Inputs are whole groups, or any number.
     """
     kind = draw(st.sampled_from(list(QuantKind)))
     is_fp8 = kind is QuantKind.FP8
@@ -57,15 +60,15 @@ def multiplied(stored: Stored, x: torch.Tensor, operation: str) -> None:
     weight, bias, norm = stored.weight, stored.bias, stored.norm
     normed = torch.nn.functional.rms_norm(x.double(), x.shape[1:], norm.double(), EPS)
     if operation == "linear":
-        stored.check(low_bit_linear.linear(x, weight, bias), x, bias)
+        stored.check(quantized_linear.linear(x, weight, bias), x, bias)
     elif operation == "linear_add":
         found = torch.zeros(len(x), weight.num_outputs, dtype=x.dtype)
-        low_bit_linear.linear_add(x, weight, bias, found)
+        quantized_linear.linear_add(x, weight, bias, found)
         stored.check(found, x, bias)
     elif operation == "norm_linear":
-        stored.check(low_bit_linear.norm_linear(x, norm, EPS, weight, bias), normed, bias)
+        stored.check(quantized_linear.norm_linear(x, norm, EPS, weight, bias), normed, bias)
     else:
-        found = low_bit_linear.norm_swiglu(x, norm, EPS, weight, bias)
+        found = quantized_linear.norm_swiglu(x, norm, EPS, weight, bias)
         gate, value = (normed @ stored.numbers.t() + bias.double()).chunk(2, 1)
         expected = torch.nn.functional.silu(gate) * value
         assert found.shape == expected.shape
@@ -90,7 +93,8 @@ def test_any_shape_is_multiplied_as_its_numbers_say(
 @pytest.mark.usefixtures("hopper")
 @settings(max_examples=200)
 @given(
-    forms(), st.integers(0, 600), st.sampled_from([1, 40, 64, 128, 192, 1152, 6144, 28_672]), st.integers(1, 40), st.sampled_from(DTYPES[:2]), st.booleans()
+    forms(), st.integers(0, 600), st.sampled_from([1, 40, 64, 128, 192, 1152, 6144, 28_672]), st.integers(1, 40),
+    st.sampled_from(DTYPES[:2]), st.booleans()
 )  # fmt: skip
 def test_what_is_chosen_takes_the_shape(
     form: tuple[Form, int], rows: int, outputs: int, times: int, dtype: torch.dtype, gated: bool
@@ -100,16 +104,16 @@ def test_what_is_chosen_takes_the_shape(
     inputs *= times
     weight = allocate(kind, outputs, inputs, group or inputs, dtype, torch.device("meta"), arrangement)
     with forced():
-        path, few = path_rule(rows, weight), few_rule(rows, weight, gated)
-        if path is Path.SMALL:
-            assert rows and (few is not None or (rows <= MAX_SMALL_ROWS and takes(weight)))
+        path, few = path_rule(rows, weight), small_batch_8bit_rule(rows, weight, gated)
+        if path is Path.SMALL_BATCH:
+            assert rows and (few is not None or (rows <= MAX_SMALL_BATCH_ROWS and takes(weight)))
         if few is not None:
-            assert takes_few(weight) and path is Path.SMALL and few.splits >= 1
-        if rows == 1 and takes_row(weight):
-            assert isinstance(row_rule(weight, gated), NibbleRowTile) == (kind is QuantKind.INT4)
-        if path is not Path.WIDE:
+            assert takes_small_batch_8bit(weight) and path is Path.SMALL_BATCH and few.splits >= 1
+        if rows == 1 and takes_gemv(weight):
+            assert isinstance(gemv_rule(weight, gated), Int4GemvTile) == (kind is QuantKind.INT4)
+        if path is not Path.GEMM:
             return
-        tile = wide_rule(rows, weight)
+        tile = gemm_rule(rows, weight)
         assert 1 <= tile.splits
         if isinstance(tile, WarpgroupTile):
             assert outputs % tile.block_n == 0 and tile.shared_bytes(kind) <= SHARED_BYTES

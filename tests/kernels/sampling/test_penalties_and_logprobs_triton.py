@@ -1,5 +1,6 @@
-"""The kernels of penalties and log probabilities against their references; without a card in
-Triton's interpreter.
+"""The kernels of penalties and log probabilities against their references.
+
+Without a GPU they run in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def test_all_tokens_of_a_small_vocabulary_are_reported_banned_ones_last() -> Non
     check_logprobs(logits, 7, 0, atol=2e-6)
 
 
-def test_ids_of_an_unsound_row_are_ids() -> None:
+def test_ids_of_an_not_finite_row_are_ids() -> None:
     logits = torch.tensor([[1.0, math.nan, 2.0, math.inf], [-math.inf] * 4, [math.nan] * 4], device=DEVICE)
     _, ranks, top_ids, _ = token_logprobs_triton(logits, torch.zeros(3, dtype=torch.int64, device=DEVICE), 4)
     assert sorted(top_ids[0].tolist()) == sorted(top_ids[1].tolist()) == sorted(top_ids[2].tolist()) == [0, 1, 2, 3]

@@ -85,7 +85,7 @@ def test_large_batches_are_computed_in_chunks_without_a_seam() -> None:
 
 
 def test_the_noise_has_the_gumbel_distribution() -> None:
-    """Kolmogorov-Smirnov at a level of one in a million, over tokens, positions and seeds at once."""
+    """Kolmogorov-Smirnov at a level of one in a million, over tokens, positions and seeds."""
     keys = keys_of(*((seed, 0, position) for seed in range(10) for position in range(10)))
     sample = np.sort(gumbel_noise_reference(keys, 2000).numpy().ravel().astype(np.float64))
     distribution = np.exp(-np.exp(-sample))

@@ -210,32 +210,32 @@ def test_top_k_of_one_is_greedy() -> None:
     assert torch.equal(tokens, choose_greedy(logits)[0])
 
 
-def test_greedy_takes_the_lowest_id_among_equals_and_names_unsound_rows() -> None:
+def test_greedy_takes_the_lowest_id_among_equals_and_names_not_finite_rows() -> None:
     nan, inf = math.nan, math.inf
-    tokens, sound = choose_greedy(
+    tokens, finite = choose_greedy(
         torch.tensor([[1.0, 3, 3, 2], [0, 0, 0, 0], [-inf, -inf, -5, -5], [1, nan, 2, 3], [-inf] * 4, [1, inf, 0, 0]])
     )
     assert tokens[:3].tolist() == [1, 0, 2]
-    assert sound.tolist() == [True, True, True, False, False, False]
+    assert finite.tolist() == [True, True, True, False, False, False]
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 6), st.sampled_from([128, 640, 8192]), st.integers(0, 2**31), st.booleans())
-def test_greedy_by_blocks_is_greedy(count: int, vocab: int, seed: int, with_unsound_rows: bool) -> None:
+def test_greedy_by_blocks_is_greedy(count: int, vocab: int, seed: int, with_not_finite_rows: bool) -> None:
     generator = torch.Generator().manual_seed(seed)
     # Few different values: the highest comes often, in several blocks.
     logits = torch.randint(0, 8, (count, vocab), generator=generator).float()
-    if with_unsound_rows:
+    if with_not_finite_rows:
         logits[0, vocab // 2] = (math.nan, math.inf)[seed % 2]
         logits[-1] = -math.inf
-    tokens, sound = _choose_greedy_by_blocks(logits)
+    tokens, finite = _choose_greedy_by_blocks(logits)
     expected_tokens, expected_sound = choose_greedy_reference(logits)
-    assert sound.tolist() == expected_sound.tolist()
+    assert finite.tolist() == expected_sound.tolist()
     assert tokens.tolist() == expected_tokens.tolist()
 
 
 @pytest.mark.parametrize("parameters", [truncation(top_p=0.9, count=3), truncation(top_k=4, count=3)])
-def test_an_unsound_row_leaves_the_others_alone(parameters: Truncation) -> None:
+def test_an_not_finite_row_leaves_the_others_alone(parameters: Truncation) -> None:
     logits = torch.randn(3, 600, generator=torch.Generator().manual_seed(0))
     temperature = torch.ones(3)
     expected = draw_truncated(logits, temperature, parameters, some_keys(3))

@@ -1,5 +1,6 @@
-"""The kernels of sampling compile for the oldest and the newest card that we know, without spilling
-much, and once: neither a batch's size nor a column's address compiles anew.
+"""The kernels of sampling compile for the oldest and the newest GPU that we know.
+
+They spill little and compile once: neither a batch's size nor a column's address compiles anew.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""The sampling kernels: the reference's tokens where arithmetic decides, the right distribution
-where noise does, and no look at the neighbours.
+"""The sampling kernels.
+
+They give the reference's tokens where arithmetic decides, the right distribution where noise
+does, and do not look at the neighbours.
 
 Without a card they run in Triton's interpreter, on small vocabularies in small blocks, so that
 there are many of them; with one, at the sizes of models.
@@ -44,19 +46,21 @@ def parameter_matrix(rows: list[dict[str, float]]) -> torch.Tensor:
 def sample(
     logits: torch.Tensor, matrix: torch.Tensor, rows: list[int], positions: list[int], block: int = SMALL_BLOCK
 ) -> tuple[list[int], list[bool]]:
-    tokens, sound = sample_rows_triton(
+    tokens, finite = sample_rows_triton(
         logits.to(DEVICE),
         torch.tensor(rows, dtype=torch.int32, device=DEVICE),
         torch.tensor(positions, dtype=torch.int32, device=DEVICE),
         matrix.to(DEVICE),
         block,
     )
-    return tokens.tolist(), sound.tolist()
+    return tokens.tolist(), finite.tolist()
 
 
 def is_right(token: int, logits: torch.Tensor, row: dict[str, float], position: int, share_slack: float = 1e-6) -> bool:
-    """Whether a token is right for one row: within rounding of the best score among what the
-    reference keeps, at either side of a border that a sum hits.
+    """Whether a token is right for one row.
+
+    It is within rounding of the best score among what the reference keeps, at either side of a
+    border that a sum hits.
     """
     if row["TEMPERATURE"] == 0:
         return token == int((logits == logits.max()).nonzero()[0])
@@ -114,8 +118,8 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[dict[str, float]]]:
 @given(batches(), st.integers(0, 2**31 - 1))
 def test_a_row_gets_the_references_token(batch: tuple[torch.Tensor, list[dict[str, float]]], position: int) -> None:
     logits, rows = batch
-    tokens, sound = sample(logits, parameter_matrix(rows), list(range(len(rows))), [position] * len(rows))
-    assert all(sound)
+    tokens, finite = sample(logits, parameter_matrix(rows), list(range(len(rows))), [position] * len(rows))
+    assert all(finite)
     for index, row in enumerate(rows):
         assert is_right(tokens[index], logits[index], row, position)
 
@@ -137,7 +141,7 @@ def test_a_row_gets_the_same_token_in_any_batch(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_greedy_takes_the_lowest_id_among_equals_and_unsound_rows_are_named(dtype: torch.dtype) -> None:
+def test_greedy_takes_the_lowest_id_among_equals_and_not_finite_rows_are_named(dtype: torch.dtype) -> None:
     nan, inf = math.nan, math.inf
     foul = [[1.0, nan, 2, 3], [-inf] * 4, [1, inf, 0, 0], [-nan] * 4]
     logits = torch.tensor([[1.0, 3, 3, 2], [-0.0, 0, 0, 0], [-inf, -inf, -5, -5], *foul], dtype=dtype)
@@ -148,8 +152,8 @@ def test_greedy_takes_the_lowest_id_among_equals_and_unsound_rows_are_named(dtyp
         {"TEMPERATURE": 0.7, "TOP_K": 2},
     ):
         count = logits.shape[0]
-        tokens, sound = sample(logits, parameter_matrix([settings_of_row]), [0] * count, [0] * count)
-        assert sound == [True] * 3 + [False] * 4
+        tokens, finite = sample(logits, parameter_matrix([settings_of_row]), [0] * count, [0] * count)
+        assert finite == [True] * 3 + [False] * 4
         assert tokens[3:] == [0] * 4
         assert tokens[2] in (2, 3)
         if not settings_of_row:
@@ -166,8 +170,8 @@ def test_padding_is_greedy_and_a_top_k_of_one_too() -> None:
 def test_a_temperature_that_overflows_ends() -> None:
     logits = torch.tensor([[-5.0, -6.0, -7.0], [5.0, 6.0, 7.0]])
     matrix = parameter_matrix([{"TEMPERATURE": 1e-38, "TOP_P": 0.5}])
-    tokens, sound = sample(logits, matrix, [0, 0], [0, 0])
-    assert sound == [True, True]
+    tokens, finite = sample(logits, matrix, [0, 0], [0, 0])
+    assert finite == [True, True]
     assert all(0 <= token < 3 for token in tokens)
 
 
@@ -275,8 +279,8 @@ def test_tokens_at_the_sizes_of_models(count: int, vocab: int, dtype: torch.dtyp
     ]
     generator = torch.Generator(DEVICE).manual_seed(count)
     logits = (torch.randn(count, vocab, device=DEVICE, generator=generator) * spread).to(dtype)
-    tokens, sound = sample(logits, parameter_matrix(rows), list(range(count)), list(range(count)), block=2048)
-    assert all(sound)
+    tokens, finite = sample(logits, parameter_matrix(rows), list(range(count)), list(range(count)), block=2048)
+    assert all(finite)
     # exp2 and sums in fp32 over the whole vocabulary: a few millionths of the share.
     for index in range(0, count, max(1, count // 24)):
         assert is_right(tokens[index], logits[index], rows[index], index, share_slack=3e-6)
@@ -286,8 +290,9 @@ def test_tokens_at_the_sizes_of_models(count: int, vocab: int, dtype: torch.dtyp
 
 @pytest.mark.gpu
 def test_a_captured_draw_follows_parameters_and_logits() -> None:
-    """Nothing is compiled and nothing waits: the same graph draws what the references draw from new
-    contents.
+    """Nothing is compiled and nothing waits.
+
+    The same graph draws what the references draw from new contents.
     """
     count, vocab = 8, 4096
     logits = torch.randn(count, vocab, device=DEVICE, dtype=torch.bfloat16)

@@ -1,5 +1,6 @@
-"""Weights in blocks: every bit of a file's rows comes back as the format's description says,
-wherever the rows lie, in no more memory than the file's.
+"""Weights in blocks: every bit of a file's rows comes back as its description says.
+
+It does wherever the rows lie, in no more memory than the file's.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.gguf_numbers import BLOCK_KINDS, KINDS, Bytes, decode, quantize
 
-from headrace_kernels.weight_formats.block_weight import BlockKind, BlockWeight, allocate, plane_inputs, restore_rows
+from headrace_kernels.weight_formats.block_weight import BlockKind, BlockWeight, allocate, dequantize_rows, plane_inputs
 from headrace_kernels.weight_formats.gguf_blocks import store_file_rows
 
 CPU = torch.device("cpu")
@@ -29,7 +30,7 @@ def restored(weight: BlockWeight, rows: slice | torch.Tensor | None = None) -> t
     rows = slice(0, weight.num_outputs) if rows is None else rows
     count = len(rows) if isinstance(rows, torch.Tensor) else rows.stop - rows.start
     out = torch.full((count, weight.num_inputs), torch.nan)
-    restore_rows(weight, rows, out)
+    dequantize_rows(weight, rows, out)
     return out
 
 
@@ -37,8 +38,8 @@ def same_bits(found: torch.Tensor, expected: np.ndarray) -> None:
     """NaN where NaN is, and otherwise the very same number."""
     numbers = found.numpy()
     np.testing.assert_array_equal(np.isnan(numbers), np.isnan(expected))
-    sound = ~np.isnan(expected)
-    np.testing.assert_array_equal(numbers[sound].view(np.uint32), expected[sound].view(np.uint32))
+    finite = ~np.isnan(expected)
+    np.testing.assert_array_equal(numbers[finite].view(np.uint32), expected[finite].view(np.uint32))
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,8 +64,9 @@ def test_blocks_of_one_byte_are_decoded(name: str, byte: int) -> None:
 
 @pytest.mark.parametrize("name", BLOCK_KINDS)
 def test_each_bit_of_a_block_has_its_own_place(name: str) -> None:
-    """One bit set at a time, behind scales that are 1: a reader that takes a bit for another's
-    shows, whatever the other bits do.
+    """One bit is set at a time, behind scales that are 1.
+
+    A reader that takes a bit for another's shows, whatever the other bits do.
     """
     size = KINDS[name].num_bytes
     base = np.zeros(size, np.uint8)
@@ -101,7 +103,7 @@ def test_rows_may_come_in_any_pieces_and_be_asked_for_in_any_order(name: str) ->
 
 @pytest.mark.parametrize("name", BLOCK_KINDS)
 def test_quantized_numbers_are_near_the_originals(name: str) -> None:
-    """The tests' own quantizers round to nearest: a decoder with swapped fields would be far off."""
+    """The tests' own quantizers round to nearest; a decoder with swapped fields is far off."""
     values = np.random.default_rng(1).normal(0, 0.05, (4, 512)).astype(np.float32)
     error = np.linalg.norm(restored(stored(name, quantize(name, values))).numpy() - values) / np.linalg.norm(values)
     bits = int(name.removeprefix("I")[1])

@@ -1,5 +1,6 @@
-"""The assembly that restores bytes, read one instruction after the other: every code there is, in
-every place of a register, becomes the number that it stands for.
+"""The assembly that dequantizes bytes, read one instruction after the other.
+
+Every code there is, in every place of a register, becomes the number that it stands for.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def _packed(numbers: Tensor, dtype: torch.dtype) -> int:
 
 
 def _permuted(first: int, second: int, selector: int) -> int:
-    """Bytes of eight by four bits each, the uppermost of which asks for the byte's sign everywhere."""
+    """Picks bytes of eight by four bits each; the uppermost bit asks for the byte's sign."""
     source = [each >> 8 * place & 255 for each in (first, second) for place in range(4)]
     found = 0
     for place in range(4):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from headrace_kernels.linear import quantized as low_bit_linear
+from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.quantized import Path
 from headrace_kernels.weight_formats.input_rounding import InputRounding, rounded_inputs
 from headrace_kernels.weight_formats.quantized_weight import (
@@ -22,7 +22,10 @@ from headrace_kernels.weight_formats.stored_rows import Rows, store_rows
 E4M3 = torch.float8_e4m3fn
 CPU = torch.device("cpu")
 # Every e4m3 number from 0 on.
-_E4M3 = sorted({math.ldexp(m, e - 10) if e else math.ldexp(m, -9) for e in range(16) for m in (range(8, 16) if e else range(8))} - {480.0})  # fmt: skip
+_E4M3 = sorted(
+    {math.ldexp(m, e - 10) if e else math.ldexp(m, -9) for e in range(16) for m in (range(8, 16) if e else range(8))}
+    - {480.0}
+)
 
 
 def nearest_e4m3(value: float) -> float:
@@ -120,11 +123,11 @@ def test_a_processor_rounds_the_inputs_of_any_number_of_rows(name: str, ordered:
     weight = weight_of(scheme, ordered)
     x = torch.randn(70, 160, generator=torch.Generator().manual_seed(9))
     for rows in (1, 70):
-        assert low_bit_linear.path_rule(rows, weight) is Path.BLOCKS
-        assert low_bit_linear.input_rounding(rows, weight) == scheme
+        assert quantized_linear.path_rule(rows, weight) is Path.BLOCKS
+        assert quantized_linear.input_rounding(rows, weight) == scheme
         # Groups are those of x as it came, whatever order the weight has.
         expected = rounded_inputs(x[:rows], scheme).double() @ dequantize(weight).double().t()
-        found = low_bit_linear.linear(x[:rows], weight, None)
+        found = quantized_linear.linear(x[:rows], weight, None)
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
         plain = x[:rows].double() @ dequantize(weight).double().t()
         assert float((expected - plain).norm()) > 10 * float((found - expected).norm())

@@ -1,5 +1,6 @@
-"""NF4: rounded to the nearest number under the stored scale, scales in 8 bits; products and rows as
-of any weight in blocks; the layout of bitsandbytes.
+"""NF4: rounded to the nearest number under the stored scale, with scales in 8 bits.
+
+Products and rows are those of any weight in blocks; the layout is bitsandbytes'.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headrace_kernels.weight_formats.block_weight import (
     BlockKind,
     BlockWeight,
     allocate,
-    restore_rows,
+    dequantize_rows,
     scale_codes,
     store_numbers,
 )
@@ -40,9 +41,9 @@ def rounded(values: torch.Tensor, dtype: torch.dtype = torch.float32) -> BlockWe
     return weight
 
 
-def restored(weight: BlockWeight) -> torch.Tensor:
+def dequantized(weight: BlockWeight) -> torch.Tensor:
     out = torch.full((weight.num_outputs, weight.num_inputs), torch.nan, device=weight.device)
-    restore_rows(weight, slice(0, weight.num_outputs), out)
+    dequantize_rows(weight, slice(0, weight.num_outputs), out)
     return out
 
 
@@ -64,7 +65,7 @@ def reference(row: np.ndarray) -> np.ndarray:
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 2**32 - 1), st.sampled_from([1e-4, 1.0, 1e4]))
 def test_numbers_are_rounded_to_the_nearest(rows: int, groups: int, seed: int, size: float) -> None:
     values = np.random.default_rng(seed).normal(0, size, (rows, 64 * groups)).astype(np.float32)
-    found = restored(rounded(torch.from_numpy(values))).numpy()
+    found = dequantized(rounded(torch.from_numpy(values))).numpy()
     expected = np.stack([reference(row) for row in values])
     # A number in the middle of two may go either way: in fp32 it is not seen to be.
     close = np.isclose(found, expected, rtol=1e-5, atol=1e-6 * size)
@@ -98,7 +99,7 @@ def test_pieces_of_rows_give_the_same_bits() -> None:
 
 @pytest.mark.parametrize("values", [torch.zeros(2, 128), torch.full((2, 128), -3.0), torch.eye(2, 128) * 1e-30])
 def test_rows_without_spread_come_back(values: torch.Tensor) -> None:
-    found = restored(rounded(values))
+    found = dequantized(rounded(values))
     assert found.isfinite().all()
     if values[0, 0] != 1e-30:
         torch.testing.assert_close(found, values)
@@ -122,13 +123,13 @@ def test_products_are_those_of_the_numbers(kind: BlockKind, rows: int, dtype: to
             torch.randint(0, 256, weight.group_scales.shape, dtype=torch.uint8, generator=generator)
         )
     x = torch.randn(rows, size[1], generator=generator).to(device, dtype)
-    expected = x.double() @ restored(weight).double().t()
+    expected = x.double() @ dequantized(weight).double().t()
     found = block_linear.linear(x, weight)
     # The table's numbers are rounded to the type, and the result.
     assert float((found.double() - expected).norm() / expected.norm()) < 2 * ROUNDING[dtype]
     tokens = torch.tensor([12, 0, 12], device=device)
     looked_up = block_linear.embedding(tokens, weight)
-    torch.testing.assert_close(looked_up.float(), restored(weight)[tokens], rtol=1.01 * ROUNDING[dtype], atol=0)
+    torch.testing.assert_close(looked_up.float(), dequantized(weight)[tokens], rtol=1.01 * ROUNDING[dtype], atol=0)
 
 
 def test_nested_scales_are_counted_along_the_rows() -> None:
@@ -138,7 +139,7 @@ def test_nested_scales_are_counted_along_the_rows() -> None:
     weight.mins.fill_(0)
     weight.scales.copy_(torch.arange(5.0))
     store_numbers(torch.full((3, 192), 15, dtype=torch.uint8), weight, slice(0, 3))
-    assert restored(weight)[:, ::64].tolist() == [[0, 0, 1], [1, 2, 2], [3, 3, 4]]
+    assert dequantized(weight)[:, ::64].tolist() == [[0, 0, 1], [1, 2, 2], [3, 3, 4]]
 
 
 def test_the_upper_half_of_a_byte_comes_first() -> None:

@@ -99,7 +99,7 @@ def test_numbers_that_have_bits_of_their_own_come_back(data: st.DataObject) -> N
 
 
 def test_the_nibbles_of_a_word_are_a_plane_apart() -> None:
-    """The order that kernels rely on, spelled out: input i P + j of a tile in bits 4 i of word j."""
+    """The order that kernels rely on: input i P + j of a tile in bits 4 i of word j."""
     for num_inputs, group in ((1024, 128), (256, 64), (128, 32), (96, 32)):
         plane = plane_inputs(num_inputs, group)
         rows = torch.randint(0, 16, (2, num_inputs)).float()

@@ -1,5 +1,6 @@
-"""The small models of Triton's example programs, as `--conformance-models` takes them: a module
-with `models()`.
+"""The small models of Triton's example programs, as `--conformance-models` takes them.
+
+A module with `models()`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Conformance models that add, subtract and repeat what they are given: simple, simple_int8,
-simple_string, simple_identity.
+"""Conformance models that add, subtract and repeat what they are given.
+
+Simple, simple_int8, simple_string, simple_identity.
 """
 
 from __future__ import annotations

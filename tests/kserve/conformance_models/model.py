@@ -1,5 +1,6 @@
-"""Small models that client programs of this protocol are tried against, served only where the
-server is told to.
+"""Small models that client programs of this protocol are tried against.
+
+They are served only where the server is started with them.
 
 Owns what they have in common: a function from a checked request to the outputs of each response,
 behind the product's own `Model`. What they compute is in `arithmetic`, `sequences` and `timing`.
@@ -35,15 +36,15 @@ class ConformanceModel:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """See Model."""
+        """Properties that ModelMetadata reports."""
         return {"purpose": "conformance"}
 
     def check_allowed(self, caller: Caller) -> None:
-        """See Model."""
+        """Raises PERMISSION_DENIED if the caller may not use the model."""
         caller.check_model(self.name)
 
     async def answer(self, request: InferRequest, call: Call, account: Account) -> bytes:
-        """See Model."""
+        """Returns the one response to a request, serialized."""
         if self.signature.decoupled:
             raise refusals.unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         account.inputs_read()
@@ -52,7 +53,7 @@ class ConformanceModel:
         raise AssertionError("one response per request")
 
     async def respond(self, request: InferRequest, call: Call, account: Account, responder: Responder) -> None:
-        """See Model."""
+        """Sends the responses to a request on a stream."""
         if not self.signature.decoupled:
             await responder.send(await self.answer(request, call, account))
             return

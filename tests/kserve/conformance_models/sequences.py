@@ -1,5 +1,6 @@
-"""Conformance models that keep state between requests: simple_sequence, simple_dyna_sequence,
-simple_string_dyna_sequence.
+"""Conformance models that keep state between requests.
+
+Simple_sequence, simple_dyna_sequence, simple_string_dyna_sequence.
 
 Owns the sequences that are open. They live in the process that a client's connection reaches; a
 sequence is for one connection.
@@ -60,7 +61,8 @@ class Sequences:
             return None
         if parameters.sequence_id not in self._last:
             raise refusals.invalid(
-                f"inference request for sequence {errors.echo(str(parameters.sequence_id))} to model '{model}' must specify "
+                f"inference request for sequence {errors.echo(str(parameters.sequence_id))} to model '{model}' must "
+                "specify "
                 "the START flag on the first request of the sequence",
                 "sequence_start",
             )

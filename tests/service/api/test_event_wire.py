@@ -41,8 +41,9 @@ def test_one_answer_serves_generate_chat_and_subscribe() -> None:
 
 
 def test_deltas_leave_no_memory_behind() -> None:
-    """A message that is filled again and again keeps all that it ever held: 20,000 answers kept 30
-    MiB.
+    """A message that is filled again and again keeps all that it ever held.
+
+    20,000 answers kept 30 MiB.
     """
     logprobs = [TokenLogprobs(-0.5, 1, list(range(20)), [-1.0] * 20)] * 8
     process = psutil.Process()

@@ -111,7 +111,7 @@ async def test_token_ids_alone_come_without_text_and_at_once(running: Running) -
     assert collected.ids[1] == running.ids(ANSWER)
 
 
-async def test_a_failing_wish_ends_alone(running: Running) -> None:
+async def test_a_failing_request_ends_alone(running: Running) -> None:
     call, collected = running.stub.Session(), Collected()
     await call.write(submit(1, spec=Spec(text="hello", sampling={"top_p": 2})))
     await call.write(submit(2, spec=Spec(text="hello", model="other")))
@@ -128,7 +128,16 @@ async def test_a_failing_wish_ends_alone(running: Running) -> None:
     codes = {stream_id: events[-1].error.code for stream_id, events in collected.events.items() if stream_id != 8}
     invalid, not_found = grpc.StatusCode.INVALID_ARGUMENT.value[0], grpc.StatusCode.NOT_FOUND.value[0]
     unimplemented = grpc.StatusCode.UNIMPLEMENTED.value[0]
-    assert codes == {1: invalid, 2: not_found, 3: unimplemented, 4: not_found, 5: invalid, 6: invalid, 0: invalid, 7: not_found}  # fmt: skip
+    assert codes == {
+        1: invalid,
+        2: not_found,
+        3: unimplemented,
+        4: not_found,
+        5: invalid,
+        6: invalid,
+        0: invalid,
+        7: not_found,
+    }
     assert "top_p" in collected.events[1][-1].error.message
     assert collected.text[8] == ANSWER
     assert await call.code() == grpc.StatusCode.OK
@@ -212,7 +221,11 @@ async def test_a_session_that_never_reads_is_bounded_and_ends_as_too_slow(
     model_path: pathlib.Path, sockets: pathlib.Path
 ) -> None:
     async with running_service(model_path, sockets, reader_stall_timeout_s=0.5) as running:
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0)]  # fmt: skip
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.http2.lookahead_bytes", 1 << 16),
+            ("grpc.http2.bdp_probe", 0),
+        ]
         async with grpc.aio.insecure_channel(running.address, options=options) as channel:
             call = channel.stream_stream("/headrace.v1.InferenceService/Session")()
             for _ in range(5_000):

@@ -173,7 +173,8 @@ def test_a_first_installation_has_what_a_server_and_openssl_take(tmp_path: pathl
     assert run_certs("client", folder, "app-1").exit_code == 0
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
     assert modes == {
-        "ca.pem": 0o644, "ca.key": 0o600, "server.pem": 0o644, "server.key": 0o600, "app-1.pem": 0o644, "app-1.key": 0o600,
+        "ca.pem": 0o644, "ca.key": 0o600, "server.pem": 0o644, "server.key": 0o600, "app-1.pem": 0o644,
+        "app-1.key": 0o600,
     }  # fmt: skip
     ServerTls(TlsFiles(folder / "server.pem", folder / "server.key", folder / "ca.pem"), structlog.get_logger())
     for purpose, name in (("sslserver", "server"), ("sslclient", "app-1")):

@@ -28,7 +28,7 @@ DIGESTS = [api_keys.digest_of(key) for key in KEYS]
 
 
 def an_entry(**changes: Any) -> dict[str, Any]:
-    """A sound entry as JSON, but for the changes; None takes a field away."""
+    """A valid entry as JSON, but for the changes; None takes a field away."""
     fields = {"id": "a", "sha256": DIGESTS[0].hex(), "permissions": ["generate"], "models": ["*"], **changes}
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -150,7 +150,7 @@ def test_a_changed_file_takes_effect_and_an_unchanged_one_is_left(ring: KeyRing,
 
 
 def test_a_swap_of_links_above_the_file_is_seen(tmp_path: pathlib.Path) -> None:
-    """How orchestrators mount secrets: the file, and its times, may be older than what it replaces."""
+    """Orchestrators mount secrets so that a file may be older than what it replaces."""
     for name, key in (("new", KEYS[1]), ("old", KEYS[0])):
         (tmp_path / name).mkdir()
         write_keys(tmp_path / name / "keys.json", entry(key, name))
@@ -163,7 +163,7 @@ def test_a_swap_of_links_above_the_file_is_seen(tmp_path: pathlib.Path) -> None:
     assert caller_of(ring, KEYS[1]) == "new"
 
 
-_UNSOUND: dict[str, Callable[[pathlib.Path], Any]] = {
+_INVALID: dict[str, Callable[[pathlib.Path], Any]] = {
     "broken": lambda path: replace(path, b'{"keys": ['),
     "empty": lambda path: replace(path, b""),
     "gone": lambda path: path.unlink(),
@@ -175,12 +175,12 @@ _UNSOUND: dict[str, Callable[[pathlib.Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", _UNSOUND)
-def test_an_unsound_file_is_logged_once_and_the_keys_in_force_stay(
+@pytest.mark.parametrize("name", _INVALID)
+def test_an_invalid_file_is_logged_once_and_the_keys_in_force_stay(
     ring: KeyRing, tmp_path: pathlib.Path, name: str
 ) -> None:
     path = tmp_path / "keys.json"
-    _UNSOUND[name](path)
+    _INVALID[name](path)
     with structlog.testing.capture_logs() as lines:
         for _ in range(3):
             ring.reload()

@@ -1,6 +1,4 @@
-"""TLS and mTLS: which connections come about, which do not, and how certificates change while the
-server runs.
-"""
+"""TLS and mTLS: which connections come about, and how certificates change at run time."""
 
 from __future__ import annotations
 
@@ -192,7 +190,7 @@ def _other(files: CertificateFolder) -> certificates.Identity:
 
 
 # What is done to the files, by name.
-_UNSOUND: dict[str, Callable[[CertificateFolder], Any]] = {
+_INVALID: dict[str, Callable[[CertificateFolder], Any]] = {
     "no PEM": lambda files: replace(files.certificate, b"not PEM"),
     "half a file": lambda files: replace(files.certificate, files.certificate.read_bytes()[:300]),
     "empty": lambda files: replace(files.certificate, b""),
@@ -206,15 +204,15 @@ _UNSOUND: dict[str, Callable[[CertificateFolder], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", _UNSOUND)
-def test_files_that_are_unsound_are_logged_once_and_the_certificate_in_force_stays(
+@pytest.mark.parametrize("name", _INVALID)
+def test_files_that_are_invalid_are_logged_once_and_the_certificate_in_force_stays(
     files: CertificateFolder, name: str
 ) -> None:
     settings = files.settings(mutual=True)
     tls_files = TlsFiles(settings["tls_cert"], settings["tls_key"], settings["tls_client_ca"])
     tls = ServerTls(tls_files, LOG)
     expires = tls.expires
-    _UNSOUND[name](files)
+    _INVALID[name](files)
     with structlog.testing.capture_logs() as lines:
         tls.reload()
         tls.reload()
@@ -225,7 +223,7 @@ def test_files_that_are_unsound_are_logged_once_and_the_certificate_in_force_sta
     # The same files are no way to begin.
     with pytest.raises(CredentialError):
         ServerTls(tls_files, LOG)
-    # A sound pair is taken again.
+    # A valid pair is taken again.
     replace(files.folder / "ca.pem", files.ca.certificate_pem())
     files.put(certificates.new_server(files.ca, ("localhost",), 5))
     tls.reload()

@@ -103,7 +103,7 @@ class EngineSetMachine(RuleBasedStateMachine):
         assert [engine.number for engine in other] == sorted(engine.number for engine in other)
 
     def _homes(self) -> list[Engine]:
-        """Where idempotency keys are at home: what of routing depends on the members alone."""
+        """Returns the homes of idempotency keys: what of routing depends on the members alone."""
         return routes(self.engines, IDEMPOTENT) if len(self.engines) else []
 
     def teardown(self) -> None:

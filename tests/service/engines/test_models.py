@@ -300,7 +300,7 @@ async def test_a_model_is_loaded_and_unloaded_by_an_operator(server: Server) -> 
     assert (await server.refusal(server.generate("b"))).code() is grpc.StatusCode.NOT_FOUND
     await server.admin.LoadModel(admin_pb2.LoadModelRequest(model="b"))
     await server.admin.UnloadModel(admin_pb2.UnloadModelRequest(model="b"))
-    load, again, unload, _, by_default = server.supervisor.wishes
+    load, again, unload, _, by_default = server.supervisor.requests
     assert load == control_pb2.LoadModelRequest(name="b", memory_bytes=5) and again.memory_bytes == 0
     # The grace that was asked for; without one, the server's own.
     assert (unload.grace_ns, by_default.grace_ns) == (7 * 10**9, 5 * 10**8)
@@ -335,12 +335,12 @@ async def test_the_supervisors_refusals_reach_the_operator(server: Server, code:
         ("UnloadModel", admin_pb2.UnloadModelRequest(model="b", grace=duration_pb2.Duration(seconds=-1)), "grace"),
     ],
 )
-async def test_wishes_that_break_a_rule_are_refused_by_field(
+async def test_requests_that_break_a_rule_are_refused_by_field(
     server: Server, method: str, message: Any, field: str
 ) -> None:
     error = await server.refusal(getattr(server.admin, method)(message))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT and list(violations_of(error)) == [field]
-    assert server.supervisor.wishes == []
+    assert server.supervisor.requests == []
 
 
 async def test_the_repository_is_listed_as_the_supervisor_knows_it(server: Server) -> None:
@@ -385,7 +385,7 @@ async def test_a_drained_server_finishes_what_runs_and_takes_nothing_new(server:
     assert server.service.core.serving and await server.tokens("a") == TOKENS["a"]
 
 
-async def test_a_drain_tells_of_what_is_preempted(server: Server) -> None:
+async def test_a_drain_reports_what_is_preempted(server: Server) -> None:
     server.engines["b"].running.clear()
     call = server.generate("b")
     await call.read()
@@ -406,9 +406,9 @@ async def test_a_memory_plan_is_the_named_models(server: Server) -> None:
 
 
 async def test_without_telemetry_nothing_can_be_set_or_found(server: Server) -> None:
-    wish = admin_pb2.SetTraceDetailRequest(detail=generation_pb2.TRACE_DETAIL_SPAN)
+    request = admin_pb2.SetTraceDetailRequest(detail=generation_pb2.TRACE_DETAIL_SPAN)
     for call in (
-        server.admin.SetTraceDetail(wish),
+        server.admin.SetTraceDetail(request),
         server.admin.GetTrace(admin_pb2.GetTraceRequest(trace_id="a" * 32)),
     ):
         error = await server.refusal(call)

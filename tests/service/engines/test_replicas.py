@@ -254,8 +254,8 @@ async def test_requests_are_found_by_their_ids_at_either_engine(server: Server) 
 
 async def test_a_session_reads_detached_generations_of_either_engine(server: Server) -> None:
     def submit(stream_id: int, spec: generation_pb2.GenerationSpec, detached: bool) -> inference_pb2.SessionRequest:
-        wish = inference_pb2.SessionSubmit(spec=spec, detached=detached)
-        return inference_pb2.SessionRequest(stream_id=stream_id, submit=wish)
+        message = inference_pb2.SessionSubmit(spec=spec, detached=detached)
+        return inference_pb2.SessionRequest(stream_id=stream_id, submit=message)
 
     session = server.stub.Session()
     specs = await server.specs()

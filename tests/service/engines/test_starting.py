@@ -51,7 +51,7 @@ class Joined:
             while not await condition():
                 await asyncio.sleep(0.01)
 
-    async def until_told(self) -> None:
+    async def until_reported(self) -> None:
         async with asyncio.timeout(120):
             while self.service.core.models.repository is None:
                 await asyncio.sleep(0.01)
@@ -78,7 +78,7 @@ async def joined(sockets: pathlib.Path) -> AsyncIterator[Joined]:
         async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
             try:
                 joining = Joined(service, channel)
-                await joining.until_told()
+                await joining.until_reported()
                 yield joining
             finally:
                 await service.stop(0)
@@ -183,18 +183,18 @@ async def test_a_load_at_run_time_leaves_the_servers_readiness_alone(server: Ser
         await service.until(service.is_ready)
         for state, address in ((UNLOADED, ""), (LOADING, ""), (LOADING, "unix:/nowhere"), (FAILED, "")):
             server.supervisor.set_model("b", state, address)
-            await service.until(lambda state=state, address=address: _told(service, "b", state, address))
+            await service.until(lambda state=state, address=address: _reported(service, "b", state, address))
             assert await service.is_ready() and not await service.model_ready("b")
         # A default model that loads again is as good as one that is not loaded.
         for state, address in ((UNLOADED, ""), (LOADING, ""), (LOADING, "unix:/nowhere")):
             server.supervisor.set_model("b", READY, server.engines["b"].address)
             await service.until(lambda: service.model_ready("b"))
             server.supervisor.set_model("a", state, address)
-            await service.until(lambda state=state, address=address: _told(service, "a", state, address))
+            await service.until(lambda state=state, address=address: _reported(service, "a", state, address))
             assert await service.is_ready() and not await service.model_ready("a")
 
 
-async def _told(service: Joined, name: str, state: Any, address: str) -> bool:
+async def _reported(service: Joined, name: str, state: Any, address: str) -> bool:
     repository = service.service.core.models.repository
     assert repository is not None
     return any((m.name, m.state, m.engine_address) == (name, state, address) for m in repository.models)

@@ -1,5 +1,6 @@
-"""One output's tokens on their way into deltas, for readers who begin with the first one and for
-those who join in the middle.
+"""One output's tokens on their way into deltas.
+
+Readers begin with the first token, or join in the middle.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class _Wire:
 
 
 def deltas(parts: list[list[int]], from_token: int) -> Deltas:
-    """The deltas of an output whose tokens come in these parts, the end with the last of them, to a
-    reader who asks from a token on.
+    """Returns the deltas of an output whose tokens come in these parts.
+
+    The end comes with the last part. The reader asks from a token on.
     """
     wire = _Wire()
     render = RenderState(skip_special=True, with_logprobs=False, ids_only=False)

@@ -1,5 +1,6 @@
-"""Log probabilities of prompts from the engine's columns to the caller: each once, in order,
-between started and the first delta, on every way.
+"""Log probabilities of prompts from the engine's columns to the caller.
+
+Each once, in order, between started and the first delta, on every way.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def parts_of(events: Iterable[generation_pb2.GenerationEvent]) -> list[generatio
 
 
 def check(parts: list[generation_pb2.PromptLogprobs], prompt: list[int]) -> None:
-    """The parts tell of all of the prompt but its first token, as the fake engine does."""
+    """The parts report all of the prompt but its first token, as the fake engine does."""
     assert len(parts) > 1
     position = 1
     for part in parts:
@@ -134,7 +135,7 @@ async def test_what_no_answer_can_hold_is_refused_before_it_is_computed(
         assert sum(len(part.logprobs.ranks) for part in parts_of(events)) == 999
 
 
-def test_a_session_is_told_of_long_prompts_in_messages_that_fit() -> None:
+def test_a_session_hears_of_long_prompts_in_messages_that_fit() -> None:
     """64 parts as the engine cuts them, which is 20 MB."""
     batch = SessionBatch(16 << 20)
     wire = SessionWire(batch, 3, deltas_are_events=False)

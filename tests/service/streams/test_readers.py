@@ -176,7 +176,7 @@ async def test_a_long_text_being_encoded_does_not_stop_other_calls(running: Runn
 
 
 async def _longest_wait(running: Running) -> float:
-    """Of short calls beside the encoding of a long text, as a part of its time."""
+    """Returns the latency of short calls, as a part of a long text's encoding time."""
     sent_s = time.monotonic()
     encode = asyncio.ensure_future(
         running.stub.Tokenize(inference_pb2.TokenizeRequest(text="the quick brown fox " * ((4 << 20) // 20)))

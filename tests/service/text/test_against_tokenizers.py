@@ -1,5 +1,6 @@
-"""Text of tokens against the tokenizers library's own decode: every kind of decoder, normalizer and
-added token, however the tokens arrive.
+"""Text of tokens against the tokenizers library's own decode.
+
+Every kind of decoder, normalizer and added token, however the tokens arrive.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The template's helper process: bombs end in a clear error within their bounds, and the next
-conversation works.
+"""The template's helper process.
+
+Bombs end in a clear error within their bounds, and the next conversation works.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from headrace_service.text import chat_template
 from headrace_service.text.chat_template import ChatTemplateRenderer
 from headrace_service.text.template_worker import compile_template
 
-PLAIN = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+PLAIN = (
+    "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt "
+    "%}>{% endif %}"
+)
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": " yes "}]
 BOMBS = {
     "a gigabyte": "{{ 'a' * 10**9 }}",
@@ -30,7 +34,8 @@ BOMBS = {
     "an endless loop": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "one long step": "{{ 7 ** (7 ** 12) }}",
     "much output": "{% for a in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
-    "a list of lists": "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "a list of lists": "{% set ns = namespace(x='aaaaaaaa') %}"
+    "{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
     "deep recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "an attribute": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "a missing method": "{{ messages.nothing() }}",
@@ -66,7 +71,8 @@ async def test_the_helper_is_reused(renderer: ChatTemplateRenderer) -> None:
 
 async def test_what_model_makers_templates_use(renderer: ChatTemplateRenderer) -> None:
     source = (
-        "{%- for message in messages -%}\n    {%- if loop.last %}{% break %}{% endif -%}\n{% generation %}{{ message.content | trim }}"
+        "{%- for message in messages -%}\n    {%- if loop.last %}{% break %}{% endif -%}\n{% generation %}{{ "
+        "message.content | trim }}"
         "{% endgeneration %}{%- endfor -%}{{ {'ü': [1]} | tojson }}{{ strftime_now('%Y')|length }}{{ tools is none }}"
     )
     assert await render(renderer, source) == 'hi{"ü": [1]}4True'
@@ -96,7 +102,7 @@ async def test_a_template_may_refuse_a_conversation_in_its_own_words(renderer: C
         await render(renderer, "{{ raise_exception('roles must alternate') }}")
 
 
-async def test_half_of_a_surrogate_pair_in_a_templates_own_words_is_told_escaped(
+async def test_half_of_a_surrogate_pair_in_a_templates_own_words_is_reported_escaped(
     renderer: ChatTemplateRenderer,
 ) -> None:
     with pytest.raises(ServiceError) as refused:

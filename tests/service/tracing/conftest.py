@@ -1,6 +1,4 @@
-"""Fixtures: a service that tells a fake telemetry process, and one whose calls nobody takes notice
-of.
-"""
+"""Fixtures: a service with a fake telemetry process, and one whose calls nobody records."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ UNSAMPLED = (("traceparent", f"00-{TRACE_ID}-{SPAN_ID}-00"),)
 
 
 @dataclasses.dataclass
-class Told:
+class TracedService:
     """A service and what it tells."""
 
     running: Running
@@ -36,7 +34,7 @@ class Told:
 
 
 @pytest_asyncio.fixture
-async def told(model_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[Told]:
+async def traced(model_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[TracedService]:
     telemetry = FakeTelemetry(sockets / "telemetry.sock")
     await telemetry.start()
     async with running_service(
@@ -45,5 +43,5 @@ async def told(model_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator
         tracer = running.service.core.tracer
         assert tracer is not None
         await running.until(lambda: tracer.connected)
-        yield Told(running, telemetry)
+        yield TracedService(running, telemetry)
     await telemetry.stop()

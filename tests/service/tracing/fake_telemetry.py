@@ -1,5 +1,6 @@
-"""A telemetry process that only listens: it keeps the facts that come over its socket, and says
-what a test has it say.
+"""A telemetry process that only listens.
+
+It keeps the facts that come over its socket, and says what a test has it say.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ T = TypeVar("T")
 
 
 class FakeTelemetry:
-    """One socket. `told` is everything that came; hung, it takes connections and reads nothing."""
+    """One socket.
+
+    `reported` is everything that came; hung, it takes connections and reads nothing.
+    """
 
     def __init__(self, path: pathlib.Path, settings: facts.TraceSettings | None = None, *, hung: bool = False) -> None:
         self.path = path
         self.settings = settings or facts.TraceSettings(0.0, facts.Detail.ARRAY, False)
         self.hung = hung
-        self.told: list[facts.Fact] = []
+        self.reported: list[facts.Fact] = []
         # What a TraceQuery is answered with; None: nothing ever.
         self.parts: list[bytes] | None = []
         self._server: asyncio.Server | None = None
@@ -53,7 +57,7 @@ class FakeTelemetry:
 
     def of(self, kind: type[T]) -> list[T]:
         """The facts of a kind so far."""
-        return [fact for fact in self.told if isinstance(fact, kind)]
+        return [fact for fact in self.reported if isinstance(fact, kind)]
 
     async def until(self, kind: type[T], count: int = 1, timeout_s: float = 120.0) -> list[T]:
         """Waits for so many facts of a kind, and a little longer for one too many."""
@@ -80,7 +84,7 @@ class FakeTelemetry:
         writer.close()
 
     def _take(self, fact: facts.Fact) -> None:
-        self.told.append(fact)
+        self.reported.append(fact)
         if isinstance(fact, facts.SetDetail):
             self.set(detail=fact.detail)
         elif isinstance(fact, facts.TraceQuery) and self.parts is not None:

@@ -1,5 +1,6 @@
-"""A service before its telemetry process has been reached for the first time: what it tells then is
-as good as later.
+"""A service before its telemetry process has been reached for the first time.
+
+What it tells then is as good as later.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from headrace_service.tracing.tracer import Tracer
 
 
 def detail_of(tracer: Tracer, asked: int) -> Detail:
-    told = tracer.generation("demo", "r", "chat", {}, 1, 3, asked, None, None)
-    return told.detail
+    traced = tracer.generation("demo", "r", "chat", {}, 1, 3, asked, None, None)
+    return traced.detail
 
 
 async def test_a_generation_has_the_detail_that_telemetry_is_configured_with(tmp_path: pathlib.Path) -> None:

@@ -1,5 +1,7 @@
-"""Every way a call can end: what its caller gets, what metrics count and what spans say is one
-thing, and what docs/operations.md tells operators.
+"""Every way a call can end.
+
+What its caller gets, what metrics count and what spans say is one thing, and what
+docs/operations.md tells operators.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from tests.service.api.test_session import Collected, read_until, submit
 from tests.service.auth.credentials_case import bearer, entry, write_keys
 from tests.service.fake_engine import queue_full
 from tests.service.harness import events_of, running_service
-from tests.service.tracing.conftest import SAMPLED, Told
+from tests.service.tracing.conftest import SAMPLED, TracedService
 from tests.service.tracing.fake_telemetry import FakeTelemetry
-from tests.support import told_facts
-from tests.telemetry.told import Listener, attributes
+from tests.support import reported_facts
+from tests.telemetry.reported import Listener, attributes
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_facts.facts import CallEnded, Generation
@@ -76,115 +78,115 @@ def alerts_on(status: str, reason: str) -> bool:
     return bool(re.fullmatch(statuses, status) or re.fullmatch(reasons, reason))
 
 
-def generate(told: Told, **options: Any) -> Any:
+def generate(traced: TracedService, **options: Any) -> Any:
     spec = Spec(text="hello", **options.pop("spec", {}))
     options.setdefault("metadata", (*SAMPLED, *bearer(KEY)))
-    return told.stub.Generate(inference_pb2.GenerateRequest(spec=spec), **options)
+    return traced.stub.Generate(inference_pb2.GenerateRequest(spec=spec), **options)
 
 
-async def begun(told: Told, **options: Any) -> Any:
+async def begun(traced: TracedService, **options: Any) -> Any:
     """A call whose first token came, and to which no other comes."""
-    told.engine.running.clear()
-    call = generate(told, **options)
+    traced.engine.running.clear()
+    call = generate(traced, **options)
     await call.read()
-    told.engine.step()
+    traced.engine.step()
     await call.read()
     return call
 
 
-def request_of(told: Told) -> str:
-    (request_id,) = told.engine.requests
+def request_of(traced: TracedService) -> str:
+    (request_id,) = traced.engine.requests
     return str(request_id)
 
 
-async def whole(told: Told) -> None:
-    await events_of(generate(told))
+async def whole(traced: TracedService) -> None:
+    await events_of(generate(traced))
 
 
-async def time_limit(told: Told) -> None:
-    call = await begun(told, spec={"time_limit": {"seconds": 100}})
-    told.engine.expire(request_of(told))
+async def time_limit(traced: TracedService) -> None:
+    call = await begun(traced, spec={"time_limit": {"seconds": 100}})
+    traced.engine.expire(request_of(traced))
     await events_of(call)
 
 
-async def call_deadline(told: Told) -> None:
-    call = await begun(told, timeout=100.0)
-    told.engine.expire(request_of(told))
+async def call_deadline(traced: TracedService) -> None:
+    call = await begun(traced, timeout=100.0)
+    traced.engine.expire(request_of(traced))
     await events_of(call)
 
 
-async def caller_leaves(told: Told) -> None:
-    (await begun(told)).cancel()
+async def caller_leaves(traced: TracedService) -> None:
+    (await begun(traced)).cancel()
 
 
-async def cancel_rpc(told: Told) -> None:
-    call = await begun(told)
-    await told.stub.Cancel(inference_pb2.CancelRequest(request_id=request_of(told)), metadata=bearer(KEY))
+async def cancel_rpc(traced: TracedService) -> None:
+    call = await begun(traced)
+    await traced.stub.Cancel(inference_pb2.CancelRequest(request_id=request_of(traced)), metadata=bearer(KEY))
     await events_of(call)
 
 
-async def key_withdrawn(told: Told) -> None:
-    call = await begun(told)
-    write_keys(told.running.service.core.config.keys_file)
+async def key_withdrawn(traced: TracedService) -> None:
+    call = await begun(traced)
+    write_keys(traced.running.service.core.config.keys_file)
     await events_of(call)
 
 
-async def slow_reader(told: Told) -> None:
-    await begun(told)
-    for reader in told.running.service.core.delivering:
+async def slow_reader(traced: TracedService) -> None:
+    await begun(traced)
+    for reader in traced.running.service.core.delivering:
         reader.interrupt(errors.exhausted("client too slow"))
 
 
-async def queue_is_full(told: Told) -> None:
-    told.engine.refusal = queue_full(1)
-    await events_of(generate(told))
+async def queue_is_full(traced: TracedService) -> None:
+    traced.engine.refusal = queue_full(1)
+    await events_of(generate(traced))
 
 
-async def invalid_field(told: Told) -> None:
-    await events_of(generate(told, spec={"n": 10_000}))
+async def invalid_field(traced: TracedService) -> None:
+    await events_of(generate(traced, spec={"n": 10_000}))
 
 
-async def no_key(told: Told) -> None:
-    await events_of(generate(told, metadata=(*SAMPLED, *bearer(api_keys.new_key()))))
+async def no_key(traced: TracedService) -> None:
+    await events_of(generate(traced, metadata=(*SAMPLED, *bearer(api_keys.new_key()))))
 
 
-async def out_of_reach(told: Told) -> None:
-    await told.engine.stop()
-    (model,) = told.running.service.core.models
-    await told.running.until(lambda: not model.engine.is_reachable)
-    await events_of(generate(told))
+async def out_of_reach(traced: TracedService) -> None:
+    await traced.engine.stop()
+    (model,) = traced.running.service.core.models
+    await traced.running.until(lambda: not model.engine.is_reachable)
+    await events_of(generate(traced))
 
 
-async def engine_lost(told: Told) -> None:
-    await begun(told)
-    await told.engine.stop()
+async def engine_lost(traced: TracedService) -> None:
+    await begun(traced)
+    await traced.engine.stop()
 
 
-async def shut_down(told: Told) -> None:
-    call = await begun(told)
-    await told.running.service.stop(0)
+async def shut_down(traced: TracedService) -> None:
+    call = await begun(traced)
+    await traced.running.service.stop(0)
     await events_of(call)
 
 
-async def engine_fails(told: Told) -> None:
-    call = await begun(told)
-    told.engine.end_with_error(request_of(told), "innards")
+async def engine_fails(traced: TracedService) -> None:
+    call = await begun(traced)
+    traced.engine.end_with_error(request_of(traced), "innards")
     await events_of(call)
 
 
-async def service_fails(told: Told) -> None:
-    call = await begun(told)
+async def service_fails(traced: TracedService) -> None:
+    call = await begun(traced)
 
     def fail(stream: GenerationStream) -> list[bytes]:
         raise ZeroDivisionError
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GenerationStream, "take", fail)
-        told.engine.step()
+        traced.engine.step()
         await events_of(call)
 
 
-WAYS: dict[str, Callable[[Told], Awaitable[None]]] = {
+WAYS: dict[str, Callable[[TracedService], Awaitable[None]]] = {
     "the answer is whole": whole,
     "the request's `time_limit` was over": time_limit,
     "the call's deadline passed": call_deadline,
@@ -204,7 +206,9 @@ WAYS: dict[str, Callable[[Told], Awaitable[None]]] = {
 
 
 @pytest_asyncio.fixture
-async def guarded(model_path: pathlib.Path, sockets: pathlib.Path, tmp_path: pathlib.Path) -> AsyncIterator[Told]:
+async def guarded(
+    model_path: pathlib.Path, sockets: pathlib.Path, tmp_path: pathlib.Path
+) -> AsyncIterator[TracedService]:
     """A service that asks for keys."""
     keys_file = write_keys(tmp_path / "keys.json", entry(KEY, "team"))
     telemetry = FakeTelemetry(sockets / "telemetry.sock")
@@ -214,7 +218,7 @@ async def guarded(model_path: pathlib.Path, sockets: pathlib.Path, tmp_path: pat
         tracer = running.service.core.tracer
         assert tracer is not None
         await running.until(lambda: tracer.connected)
-        yield Told(running, telemetry)
+        yield TracedService(running, telemetry)
     await telemetry.stop()
 
 
@@ -222,17 +226,17 @@ def counted(generations: list[Generation], calls: list[CallEnded], metric: catal
     """The values of a metric's attribute that were counted."""
     metrics = Metrics(TelemetryConfig(telemetry_socket=pathlib.Path("unused")), ExportCounts())
     for generation in generations:
-        metrics.sink.generation(told_facts.SERVICE, generation, None)
+        metrics.sink.generation(reported_facts.SERVICE, generation, None)
     for call in calls:
-        metrics.sink.take(told_facts.SERVICE, call)
-    told = [each for scope in metrics.snapshot().resource_metrics[0].scope_metrics for each in scope.metrics]
-    points = [point for each in told if each.name == metric.name for point in each.data.data_points]
+        metrics.sink.take(reported_facts.SERVICE, call)
+    families = [each for scope in metrics.snapshot().resource_metrics[0].scope_metrics for each in scope.metrics]
+    points = [point for each in families if each.name == metric.name for point in each.data.data_points]
     return [str((point.attributes or {})[label]) for point in points]
 
 
 def spans_of(generations: list[Generation], calls: list[CallEnded]) -> tuple[list[trace_pb2.Span], trace_pb2.Span]:
     """The spans of generations, and of the call."""
-    listener = Listener().hear([(told_facts.SERVICE, fact) for fact in (*generations, *calls)])
+    listener = Listener().hear([(reported_facts.SERVICE, fact) for fact in (*generations, *calls)])
     listener.sink.finish()
     (server,) = [span for span in listener.spans if span.kind == trace_pb2.Span.SPAN_KIND_SERVER]
     return listener.named("text_completion " + generations[0].model) if generations else [], server
@@ -243,7 +247,9 @@ def test_the_guide_names_every_way_that_is_tried() -> None:
 
 
 @pytest.mark.parametrize("ending", guides_endings(), ids=lambda ending: ending.what.replace("`", ""))
-async def test_an_end_is_the_same_to_callers_metrics_spans_and_the_guide(guarded: Told, ending: Ending) -> None:
+async def test_an_end_is_the_same_to_callers_metrics_spans_and_the_guide(
+    guarded: TracedService, ending: Ending
+) -> None:
     try:
         await WAYS[ending.what](guarded)
     except grpc.aio.AioRpcError as refused:
@@ -269,14 +275,14 @@ async def test_an_end_is_the_same_to_callers_metrics_spans_and_the_guide(guarded
         assert attributes(inferences[0])["gen_ai.response.finish_reasons"] == reasons
 
 
-async def test_generations_of_a_session_that_the_server_ends_have_its_reason(told: Told) -> None:
-    told.engine.running.clear()
-    call, collected = told.stub.Session(metadata=SAMPLED), Collected()
+async def test_generations_of_a_session_that_the_server_ends_have_its_reason(traced: TracedService) -> None:
+    traced.engine.running.clear()
+    call, collected = traced.stub.Session(metadata=SAMPLED), Collected()
     for stream_id in (1, 2):
         await call.write(submit(stream_id))
     await read_until(call, collected, lambda: len(collected.kinds) == 2)
-    for session in told.running.service.core.delivering:
+    for session in traced.running.service.core.delivering:
         session.interrupt(errors.unavailable("the server is shutting down"))
-    generations = await told.telemetry.until(Generation, 2)
+    generations = await traced.telemetry.until(Generation, 2)
     assert [generation.error_type for generation in generations] == ["UNAVAILABLE"] * 2
     assert counted(generations, [], catalogue.REQUESTS, catalogue.FINISH_REASON) == ["error"]

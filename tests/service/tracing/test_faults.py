@@ -1,5 +1,6 @@
-"""A telemetry process that is absent, hangs or dies changes nothing for callers; and nothing of
-OpenTelemetry is loaded here.
+"""A telemetry process that is absent, hangs or dies changes nothing for callers.
+
+And nothing of OpenTelemetry is loaded here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 
 import pytest
 from tests.service.harness import ANSWER, events_of, running_service, text_of
-from tests.service.tracing.conftest import SAMPLED, Told
+from tests.service.tracing.conftest import SAMPLED, TracedService
 from tests.service.tracing.fake_telemetry import FakeTelemetry
 
 from headrace.v1 import generation_pb2, inference_pb2
@@ -39,17 +40,17 @@ async def test_nobody_who_listens_changes_nothing(model_path: pathlib.Path, sock
         await telemetry.stop()
 
 
-async def test_a_telemetry_process_that_dies_between_is_told_the_rest(told: Told) -> None:
-    await events_of(told.stub.Generate(REQUEST, metadata=SAMPLED))
-    await told.telemetry.until(facts.Generation)
-    await told.telemetry.stop()
-    tracer = told.running.service.core.tracer
-    await told.running.until(lambda: not tracer.connected)  # type: ignore[union-attr]
-    await events_of(told.stub.Generate(REQUEST, metadata=SAMPLED))
-    second = told.telemetry = FakeTelemetry(told.telemetry.path)
+async def test_a_telemetry_process_that_dies_between_is_reported_the_rest(traced: TracedService) -> None:
+    await events_of(traced.stub.Generate(REQUEST, metadata=SAMPLED))
+    await traced.telemetry.until(facts.Generation)
+    await traced.telemetry.stop()
+    tracer = traced.running.service.core.tracer
+    await traced.running.until(lambda: not tracer.connected)  # type: ignore[union-attr]
+    await events_of(traced.stub.Generate(REQUEST, metadata=SAMPLED))
+    second = traced.telemetry = FakeTelemetry(traced.telemetry.path)
     await second.start()
     (generation,) = await second.until(facts.Generation)
-    assert isinstance(second.told[0], facts.Hello) and generation.span is not None
+    assert isinstance(second.reported[0], facts.Hello) and generation.span is not None
 
 
 def test_nothing_of_the_service_imports_opentelemetry() -> None:
@@ -60,7 +61,8 @@ for package in (headrace_service, headrace_facts):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-print([name for name in sys.modules if name.split(".")[0] in ("opentelemetry", "prometheus_client", "headrace_telemetry")])
+forbidden = ("opentelemetry", "prometheus_client", "headrace_telemetry")
+print([name for name in sys.modules if name.split(".")[0] in forbidden])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -9,7 +9,7 @@ import grpc
 import pytest
 import structlog
 from tests.service.api.test_session import Collected, read_until, submit
-from tests.service.tracing.conftest import SAMPLED, TRACE_ID, Told
+from tests.service.tracing.conftest import SAMPLED, TRACE_ID, TracedService
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_service.generations import engine_request
@@ -47,19 +47,23 @@ def of(lines: list[MutableMapping[str, Any]], event: str) -> list[MutableMapping
 
 
 @pytest.mark.usefixtures("broken")
-async def test_an_internal_error_names_request_and_trace(told: Told, lines: list[MutableMapping[str, Any]]) -> None:
+async def test_an_internal_error_names_request_and_trace(
+    traced: TracedService, lines: list[MutableMapping[str, Any]]
+) -> None:
     for metadata in (SAMPLED, ()):
         with pytest.raises(grpc.aio.AioRpcError):
-            await told.stub.Generate(REQUEST, metadata=metadata).read()
-    traced, untraced = of(lines, "rpc.internal_error")
-    assert traced["trace_id"] == TRACE_ID and "trace_id" not in untraced
-    ids = {line["request_id"] for line in (traced, untraced)}
+            await traced.stub.Generate(REQUEST, metadata=metadata).read()
+    with_trace, without_trace = of(lines, "rpc.internal_error")
+    assert with_trace["trace_id"] == TRACE_ID and "trace_id" not in without_trace
+    ids = {line["request_id"] for line in (with_trace, without_trace)}
     assert len(ids) == 2 and all(len(request_id) == 31 for request_id in ids)
 
 
 @pytest.mark.usefixtures("broken")
-async def test_generations_of_a_session_are_told_apart(told: Told, lines: list[MutableMapping[str, Any]]) -> None:
-    call, collected = told.stub.Session(metadata=SAMPLED), Collected()
+async def test_generations_of_a_session_are_told_apart(
+    traced: TracedService, lines: list[MutableMapping[str, Any]]
+) -> None:
+    call, collected = traced.stub.Session(metadata=SAMPLED), Collected()
     for stream_id in (1, 2):
         await call.write(submit(stream_id))
     await read_until(call, collected, lambda: collected.ended(1) and collected.ended(2))
@@ -69,9 +73,9 @@ async def test_generations_of_a_session_are_told_apart(told: Told, lines: list[M
 
 
 async def test_the_next_call_on_a_connection_inherits_nothing(
-    told: Told, lines: list[MutableMapping[str, Any]]
+    traced: TracedService, lines: list[MutableMapping[str, Any]]
 ) -> None:
-    call = told.stub.Generate(REQUEST, metadata=SAMPLED)
+    call = traced.stub.Generate(REQUEST, metadata=SAMPLED)
     while await call.read() is not grpc.aio.EOF:
         pass
     structlog.get_logger("headrace.service").info("between")

@@ -43,7 +43,7 @@ def rows_of(emission: Emission) -> list[Row]:
     ),
     st.booleans(),
 )
-def test_what_was_written_is_told_per_output_and_nothing_else(
+def test_what_was_written_is_reported_per_output_and_nothing_else(
     case: tuple[int, list[list[Message]]], last_is_written: bool
 ) -> None:
     num_outputs, writes = case
@@ -85,7 +85,7 @@ def test_a_message_that_more_waited_behind_was_written_when_the_next_one_began(
 
 
 @given(st.lists(st.sampled_from((0, 0, 1)), max_size=2), st.integers(1, 300), st.integers(0, 2), st.integers(0, 2))
-def test_a_reader_that_kept_up_is_told_in_one_column(
+def test_a_reader_that_kept_up_is_reported_in_one_column(
     before: list[int], num_tokens: int, num_after: int, num_unwritten: int
 ) -> None:
     sizes = before + [1] * num_tokens + [0] * num_after

@@ -34,7 +34,7 @@ from headrace_backend.worker.step.kv_caches import allocate_kv_caches, cache_byt
 from headrace_backend.worker.step.runner import Runner, run_steps
 from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 from headrace_kernels import triton_runtime
-from headrace_kernels.attention.quantized_kv import restored_blocks, scales_of, tiles_of
+from headrace_kernels.attention.quantized_kv import dequantized_blocks, scales_of, tiles_of
 from headrace_kernels.linear.quantized import WARM_ROWS
 
 GIB = 1 << 30
@@ -401,4 +401,4 @@ def test_the_gpus_runner_takes_them_all(shallow_llama: CausalLM, kv_dtype: str) 
             + list(gpu_steps(WorkerSizes.of(config, 40), pool))[-20:]
         )
         run_steps(runner, plans, lambda done: None)
-    assert all(restored_blocks(cache, torch.arange(6)).isfinite().all() for cache in kv_caches)
+    assert all(dequantized_blocks(cache, torch.arange(6)).isfinite().all() for cache in kv_caches)

@@ -1,5 +1,6 @@
-"""ModelInfer, and what every inference goes through on either RPC: find the model, check the
-request, count how it ended.
+"""ModelInfer, and what every inference goes through on either RPC.
+
+Find the model, check the request, count how it ended.
 
 Owns the accounting around a request: whatever raises after the model was found counts as a failure
 of that model.
@@ -68,15 +69,17 @@ class Inference:
         account.succeeded()
 
     def check_size(self, message: bytes) -> None:
-        """Raises RESOURCE_EXHAUSTED for an answer that is larger than a message; grpc would end a
-        whole stream for it.
+        """Raises RESOURCE_EXHAUSTED for an answer that is larger than a message.
+
+        gRPC would end a whole stream for it.
         """
         if len(message) > self.max_bytes:
             raise errors.too_large("the answer", len(message), self.max_bytes, "use stream, or ask for less at once")
 
     def is_decoupled(self, message: pb.ModelInferRequest, call: Call) -> bool:
-        """Returns whether a request may have any number of responses; one that names no model has
-        one, its error.
+        """Returns whether a request may have any number of responses.
+
+        One that names no model has one, its error.
         """
         try:
             model = self._models.find(message.model_name, message.model_version, call.caller)

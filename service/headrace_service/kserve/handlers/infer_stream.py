@@ -38,16 +38,14 @@ _Requests = AsyncIterator[Unparsed[pb.ModelInferRequest]]
 
 
 class StreamHandlers:
-    """The RPC."""
+    """Handler of the RPC ModelStreamInfer."""
 
     def __init__(self, core: ServiceCore, inference: Inference) -> None:
         self._core = core
         self._inference = inference
 
     async def stream_infer(self, requests: _Requests, call: Call) -> None:
-        """Serves one stream until its caller has closed it and its requests have ended, or the call
-        ends.
-        """
+        """Serves one stream until its caller and its requests are done, or the call ends."""
         stream = _InferStream(self._inference, call)
         self._core.delivering.add(stream)
         try:
@@ -81,7 +79,10 @@ class _Followed:
             self._owner.add_news(self)
 
     def take(self) -> bytes | None:
-        """Returns the next response of what is new; a generation that failed gives none, and ends."""
+        """Returns the next response of what is new.
+
+        A generation that failed gives none, and ends.
+        """
         self._marked = False
         if self.final or self.ended.done():
             return None
@@ -109,7 +110,7 @@ class _Followed:
         return message
 
     def _fail(self, message: bytes = b"") -> None:
-        """Ends the generation by what ended it before its time, or by a response that is too large."""
+        """Ends the generation by its early failure, or by a response that is too large."""
         try:
             check_ended(self.stream, self.wire)
             self._owner.check_size(message)
@@ -134,19 +135,19 @@ class _Request:
         self._before = before
 
     async def send(self, response: bytes) -> None:
-        """See Responder."""
+        """Sends one response, serialized."""
         message = responses.in_stream(response)
         self._owner.check_size(message)
         await _turn(self._before)
         await self._owner.send(message, self._account)
 
     async def follow(self, stream: GenerationStream, wire: GenerationWire) -> None:
-        """See Responder."""
+        """Sends the responses of a generation until it has ended."""
         await self._owner.follow(stream, wire, self._account)
 
 
 class _InferStream(SharedCall[pb.ModelInferRequest]):
-    """See the module."""
+    """A call of ModelStreamInfer: its requests, and the writer of their responses."""
 
     def __init__(self, inference: Inference, call: Call) -> None:
         super().__init__(call, _CAP_FACTOR)
@@ -169,23 +170,26 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
         return tokens + sum(len(message) for message, _, _ in self._out)
 
     def is_full(self) -> bool:
-        """See SharedCall."""
+        """Returns whether nothing more is to be read before `has_room` is set."""
         return len(self._out) > _MAX_WAITING or len(self._tasks) >= _MAX_REQUESTS
 
     def note_failure(self, failure: errors.ServiceError) -> None:
-        """See SharedCall."""
+        """Passes what the call ends with to the generations that have not ended."""
         for followed in self._followed:
             followed.stream.note_failure(failure)
 
     def give_up(self) -> list[asyncio.Task[None]]:
-        """See SharedCall."""
+        """Gives up what still runs, at the end of the call.
+
+        Returns tasks that are then waited for.
+        """
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         return tasks
 
     def wake(self) -> None:
-        """See SharedCall."""
+        """Has the writer look again."""
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
@@ -195,7 +199,7 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
     # -- requests
 
     def take(self, message: pb.ModelInferRequest) -> None:
-        """See SharedCall."""
+        """Takes one message of the caller."""
         call = dataclasses.replace(self.call, arrival_ns=time.monotonic_ns())
         if message.id and message.id in self._live_ids:
             self._fail(message.id, refusals.invalid(f"id: {errors.echo(message.id)} names a live request", "id"))
@@ -249,8 +253,9 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
         await sent
 
     async def follow(self, stream: GenerationStream, wire: GenerationWire, account: Account) -> None:
-        """Writes the responses of a generation; returns when its last one was taken, and raises
-        what ended it before its time.
+        """Writes the responses of a generation.
+
+        Returns when its last one was taken, and raises what ended it before its time.
         """
         followed = _Followed(self, stream, wire, account)
         self._followed.add(followed)
@@ -269,7 +274,10 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
         self.wake()
 
     async def write_until_over(self) -> None:
-        """See SharedCall. Flat, because every response passes here."""
+        """Writes until the caller has closed its side and all has ended.
+
+        Flat, because every response passes here.
+        """
         write, news, out = self.call.context.write, self._news, self._out
         while self.failure is None:
             if out:

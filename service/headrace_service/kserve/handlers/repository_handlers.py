@@ -31,7 +31,7 @@ _UNLOAD_DEPENDENTS = "unload_dependents"
 
 
 class RepositoryHandlers:
-    """The RPCs."""
+    """Handlers of the RPCs that list, load and unload models."""
 
     def __init__(self, core: ServiceCore, models: ModelDirectory) -> None:
         self._core = core
@@ -43,9 +43,9 @@ class RepositoryHandlers:
         listed = {
             model.name: (_READY if model.ready else _UNAVAILABLE, "") for model in self._models.usable(call.caller)
         }
-        for name, told in self._in_repository().items():
+        for name, reported in self._in_repository().items():
             if call.caller.may_use_model(name):
-                listed[name] = told
+                listed[name] = reported
         response = pb.RepositoryIndexResponse()
         for name, (state, reason) in sorted(listed.items()):
             if state == _READY or not request.ready:
@@ -98,8 +98,9 @@ class RepositoryHandlers:
 
 
 def _named(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest) -> str:
-    """Returns the model meant: Triton's clients name a repository besides, KServe's name the model
-    in that field.
+    """Returns the model that a repository request means.
+
+    Triton's clients name a repository besides, KServe's name the model in that field.
     """
     name = request.model_name or request.repository_name
     if request.model_name:
@@ -107,7 +108,8 @@ def _named(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequ
     refusals.check_name(name, "model_name")
     if not _MODEL_NAME.fullmatch(name) or name.strip(" .") == "" or name != name.strip():
         raise refusals.invalid(
-            f"failed to load {errors.echo(name)}: model_name: must be the name of a folder; path traversal is not allowed",
+            f"failed to load {errors.echo(name)}: model_name: must be the name of a folder; path traversal is not "
+            "allowed",
             "model_name",
         )
     return name
@@ -115,7 +117,9 @@ def _named(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequ
 
 def _check_repository(name: str) -> None:
     if name:
-        raise refusals.invalid(f"repository_name: must be empty, there is one repository; got {errors.echo(name)}", "repository_name")  # fmt: skip
+        raise refusals.invalid(
+            f"repository_name: must be empty, there is one repository; got {errors.echo(name)}", "repository_name"
+        )
 
 
 def _check_unload_parameters(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> None:
@@ -127,6 +131,6 @@ def _check_unload_parameters(parameters: Mapping[str, pb.ModelRepositoryParamete
 
 def _meant(error: ServiceError, what: str) -> ServiceError:
     """Returns the supervisor's refusal in the words that clients look for."""
-    told = ServiceError(error.code, what + error.message)
-    told.details = error.details
-    return told
+    reported = ServiceError(error.code, what + error.message)
+    reported.details = error.details
+    return reported

@@ -22,7 +22,7 @@ _EXTENSIONS = (
 
 
 class ServerHandlers:
-    """RPCs that only read."""
+    """Handlers of the RPCs that only read the server's state."""
 
     def __init__(
         self, core: ServiceCore, models: ModelDirectory, regions: SharedMemoryRegions, statistics: Statistics
@@ -41,7 +41,10 @@ class ServerHandlers:
         return pb.ServerReadyResponse(ready=self._core.serving)
 
     async def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
-        """Says whether one model computes; one that does not exist is not ready, which is no error."""
+        """Says whether one model computes.
+
+        One that does not exist is not ready, which is no error.
+        """
         try:
             ready = self._models.find(request.name, request.version, call.caller, "name").ready
         except errors.ServiceError as error:

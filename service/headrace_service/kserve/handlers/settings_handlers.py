@@ -35,7 +35,7 @@ _MAX_VERBOSE = 1
 
 
 class SettingsHandlers:
-    """The RPCs.
+    """Handlers of the RPCs that read and change trace and log settings.
 
     Args:
         models: whose settings may be asked for.
@@ -49,8 +49,9 @@ class SettingsHandlers:
         self._document = document
 
     async def trace_setting(self, request: pb.TraceSettingRequest, call: Call) -> pb.TraceSettingResponse:
-        """Says what is traced, after changing the level if that was asked for; it holds for all
-        models.
+        """Says what is traced, after changing the level if that was asked for.
+
+        It holds for all models.
         """
         if request.model_name:
             self._models.find(request.model_name, "", call.caller)
@@ -98,8 +99,9 @@ def switches(content: Content) -> logs.Switches:
 
 
 def _trace_settings(tracer: Tracer | None) -> Mapping[str, Sequence[str]]:
-    """Returns what is traced, in the protocol's words: OFF leaves spans of requests and their
-    phases, TIMESTAMPS is the way of each token besides.
+    """Returns what is traced, in the protocol's words.
+
+    OFF leaves spans of requests and their phases, TIMESTAMPS is the way of each token besides.
     """
     if tracer is None:
         return _NO_TRACE
@@ -117,7 +119,7 @@ def _trace_settings(tracer: Tracer | None) -> Mapping[str, Sequence[str]]:
 def _check_trace(name: str, values: list[str], now: Mapping[str, Sequence[str]]) -> None:
     """Lets a setting pass that is as asked for already, or is the level.
 
-    No value: back to what it was at the start, which is no wish to change it.
+    No value: back to what it was at the start, which is no request to change it.
     """
     if name not in now:
         raise errors.invalid_field(f"settings[{name[:64]}]", "is no trace setting")

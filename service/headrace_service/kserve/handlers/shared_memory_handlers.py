@@ -1,5 +1,6 @@
-"""The RPCs about shared memory: the system's, in `shared_memory`, and CUDA's, which this server
-does not have.
+"""The RPCs about shared memory.
+
+The system's, in `shared_memory`, and CUDA's, which this server does not have.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _NO_CUDA = "CUDA shared memory is not supported: this service has no GPU of its 
 
 
 class SharedMemoryHandlers:
-    """The RPCs."""
+    """Handlers of the RPCs that register shared memory."""
 
     def __init__(self, regions: SharedMemoryRegions) -> None:
         self._regions = regions
@@ -51,14 +52,15 @@ class SharedMemoryHandlers:
     async def cuda_register(
         self, request: pb.CudaSharedMemoryRegisterRequest, call: Call
     ) -> pb.CudaSharedMemoryRegisterResponse:
-        """Refused."""
+        """Refuses to register CUDA memory, which this server does not read."""
         raise refusals.unsupported(_NO_CUDA)
 
     async def cuda_unregister(
         self, request: pb.CudaSharedMemoryUnregisterRequest, call: Call
     ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """Does nothing, as there is nothing to forget; programs call it before they begin with
-        system shared memory.
+        """Does nothing, as there is nothing to forget.
+
+        Programs call it before they begin with system shared memory.
         """
         self._regions.check_enabled()
         return pb.CudaSharedMemoryUnregisterResponse()

@@ -51,11 +51,11 @@ class Asked:
 
 
 class Convention(Protocol):
-    """Tensors for generating text."""
+    """A convention of tensors for generating text."""
 
     @property
     def signature(self) -> Signature:
-        """The tensors."""
+        """The tensors that models of this convention take and give."""
 
     @property
     def names(self) -> Mapping[str, str]:

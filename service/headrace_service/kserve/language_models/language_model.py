@@ -48,17 +48,17 @@ class LanguageModel:
 
     @property
     def name(self) -> str:
-        """See Model."""
+        """Name by which requests ask for the model."""
         return self._name
 
     @property
     def signature(self) -> Signature:
-        """See Model."""
+        """Tensors that the model takes and gives."""
         return self._convention.signature
 
     @property
     def ready(self) -> bool:
-        """See Model."""
+        """Whether the model answers requests now."""
         try:
             return self._find(EVERYBODY).serving and not self._core.draining
         except errors.ServiceError:
@@ -66,7 +66,7 @@ class LanguageModel:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """See Model."""
+        """Properties that ModelMetadata reports."""
         engine = self._find(EVERYBODY).text.engine
         return {
             "model": engine.name,
@@ -76,11 +76,14 @@ class LanguageModel:
         }
 
     def check_allowed(self, caller: Caller) -> None:
-        """See Model. Rights are to the model itself, whatever name it is asked for by."""
+        """Raises PERMISSION_DENIED if the caller may not use the model.
+
+        Rights are to the model itself, whatever name it is asked for by.
+        """
         self._find(caller)
 
     async def answer(self, request: InferRequest, call: Call, account: Account) -> bytes:
-        """See Model."""
+        """Returns the one response to a request, serialized."""
         asked = self._convention.read(request)
         if asked.stream:
             raise refusals.unsupported(
@@ -89,7 +92,7 @@ class LanguageModel:
         return await self._answer(asked, request, call, account)
 
     async def respond(self, request: InferRequest, call: Call, account: Account, responder: Responder) -> None:
-        """See Model."""
+        """Sends the responses to a request on a stream."""
         asked = self._convention.read(request)
         if asked.stream:
             await self._stream(asked, request, call, account, responder)

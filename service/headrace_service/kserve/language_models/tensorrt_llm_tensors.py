@@ -22,7 +22,8 @@ from headrace_service.kserve.messages.signature import Signature, TensorSpec, te
 from headrace_service.kserve.messages.tensors import Tensor
 
 _FLAGS = (
-    "stream exclude_input_in_output return_log_probs return_context_logits return_generation_logits return_perf_metrics "
+    "stream exclude_input_in_output return_log_probs return_context_logits return_generation_logits "
+    "return_perf_metrics "
     "return_num_input_tokens return_num_output_tokens"
 ).split()
 _COUNTS = "end_id pad_id top_k min_tokens min_length beam_width num_return_sequences".split()
@@ -76,7 +77,7 @@ _ASKED_BY = {
 
 
 class TensorRtLlmTensors:
-    """The convention."""
+    """The tensors of TensorRT-LLM's ensemble model."""
 
     signature = SIGNATURE
     names: Mapping[str, str] = {

@@ -79,8 +79,9 @@ def _integer(field: str, value: Any) -> int:
 
 
 def _key(field: str, key: str) -> int:
-    """Returns the number that a key of an object is; "05" and "+5" are refused, which would be the
-    same as "5".
+    """Returns the number that a key of an object is.
+
+    "05" and "+5" are refused, which would be the same as "5".
     """
     if not _KEY.fullmatch(key):
         raise errors.invalid_field(field, "must be an integer, without leading zeros, spaces and plus sign")
@@ -171,7 +172,8 @@ _WITHOUT_EFFECT: dict[str, Any] = {
     "spaces_between_special_tokens": True,
 }
 _UNBUILT = frozenset(
-    "prompt_logprobs truncate_prompt_tokens guided_decoding structured_outputs guided_json guided_regex guided_choice guided_grammar "
+    "prompt_logprobs truncate_prompt_tokens guided_decoding structured_outputs guided_json guided_regex guided_choice "
+    "guided_grammar "
     "logits_processors allowed_token_ids extra_args lora_name output_kind thinking_token_budget".split()
 )
 

@@ -48,7 +48,7 @@ _UNFINISHED = "None"
 
 
 class VllmTensors:
-    """The convention."""
+    """The tensors of Triton's vLLM backend."""
 
     signature = SIGNATURE
     names: Mapping[str, str] = vllm_sampling.NAMES
@@ -115,12 +115,16 @@ def _sampling(request: InferRequest) -> dict[str, Any]:
 
 
 def _logprobs(piece: Piece, token_text: Callable[[int], str]) -> str:
-    """Returns the log probabilities of the new tokens as vLLM writes them: per token an object by
-    token id.
+    """Returns the log probabilities of the new tokens as vLLM writes them.
+
+    Per token an object by token id.
     """
     columns = []
     for token, entry in zip(piece.token_ids, piece.logprobs, strict=True):
-        ranked = {top: (logprob, rank) for rank, (top, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)}  # fmt: skip
+        ranked = {
+            top: (logprob, rank)
+            for rank, (top, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
+        }
         ranked.setdefault(token, (entry.sampled, entry.rank))
         columns.append(
             {

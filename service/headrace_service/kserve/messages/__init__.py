@@ -1,3 +1,4 @@
-"""ModelInferRequest and ModelInferResponse: tensors, parameters, shared memory, and the reasons for
-which a request is refused.
+"""ModelInferRequest and ModelInferResponse.
+
+Tensors, parameters, shared memory, and the reasons for which a request is refused.
 """

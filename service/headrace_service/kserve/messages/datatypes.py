@@ -15,7 +15,7 @@ from headrace_protos.inference import model_config_pb2
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Datatype:
-    """One type.
+    """One data type of tensors, with its name on the wire.
 
     Attributes:
         name: as tensors name it, for example "INT32".

@@ -1,7 +1,7 @@
 """A generation's events as responses of the KServe wire.
 
 Owns what has come of each output since the last response, and the responses made of it: one
-response tells of all outputs, and the last one says that it is. The stream that calls this
+response reports all outputs, and the last one says that it is. The stream that calls this
 (`EventWire`) writes nothing itself; whoever reads the stream calls `take` after it. What is too
 much for one response of a stream, because its reader was behind, becomes several. The response of
 one output's text and nothing else is joined from bytes encoded before (`ResponseTemplate`), all
@@ -38,7 +38,7 @@ _LOGPROB_BYTES = 80
 
 @dataclasses.dataclass(slots=True)
 class Piece:
-    """What is new of one output.
+    """The part of one output that no response has reported yet.
 
     Attributes:
         text: new text.
@@ -55,14 +55,14 @@ class Piece:
     reason: str | None = None
 
     def begin_anew(self) -> None:
-        """Forgets what was told."""
+        """Forgets what was reported, so that the next response begins anew."""
         self.text = ""
         self.token_ids, self.logprobs = [], []
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Progress:
-    """What one response tells of.
+    """What one response reports.
 
     Attributes:
         pieces: per output what is new.
@@ -94,7 +94,8 @@ class GenerationWire:
     """
 
     __slots__ = (
-        "_cut", "_cut_bytes", "_new", "_num_prompt_tokens", "_pending_bytes", "_pieces", "_render", "_request", "_template", "error",
+        "_cut", "_cut_bytes", "_new", "_num_prompt_tokens", "_pending_bytes", "_pieces", "_render", "_request",
+        "_template", "error",
     )  # fmt: skip
 
     def __init__(
@@ -126,8 +127,9 @@ class GenerationWire:
         return sum(map(len, self._cut))
 
     def take(self, done: bool) -> tuple[bytes | None, bool]:
-        """Returns the next ModelStreamInferResponse, None if nothing is new, and whether to ask
-        again.
+        """Returns the next ModelStreamInferResponse, and whether to ask again.
+
+        The response is None if nothing is new.
 
         Args:
             done: whether everything has come. The last response is then given even if it has
@@ -148,7 +150,7 @@ class GenerationWire:
         return responses.in_stream(self._whole(final))
 
     def answer(self) -> bytes:
-        """Returns the ModelInferResponse that tells of everything."""
+        """Returns the ModelInferResponse that reports everything."""
         return self._whole(final=True)
 
     def _whole(self, final: bool) -> bytes:
@@ -162,21 +164,24 @@ class GenerationWire:
     # -- EventWire
 
     def record(self, recording: Recording) -> bool:
-        """See EventWire."""
+        """Takes the columns of a recorded generation.
+
+        Returns whether this wire notes deltas itself.
+        """
         return False
 
     def accepted(self, request_id: str, model_revision: str, prompt_tokens: int) -> None:
-        """See EventWire."""
+        """Notes that the request is valid and queued."""
         self._num_prompt_tokens = prompt_tokens
 
     def started(self, cached_tokens: int) -> None:
-        """See EventWire."""
+        """Notes that the engine computed a first step for the request."""
 
     def resumed(self, pause_ns: int) -> None:
-        """See EventWire."""
+        """Notes that a worker was replaced, which paused the request for `pause_ns` nanoseconds."""
 
     def prompt_logprobs(self, first_token_index: int, columns: engine_pb2.LogprobColumns) -> None:
-        """See EventWire."""
+        """Notes log probabilities of a run of the prompt's tokens."""
 
     def delta(
         self,
@@ -186,7 +191,7 @@ class GenerationWire:
         text: str,
         logprobs: Sequence[TokenLogprobs] | None,
     ) -> None:
-        """See EventWire."""
+        """Notes new tokens of one output, and their text."""
         self._new = True
         piece = self._pieces[output_index]
         piece.text += text
@@ -201,7 +206,7 @@ class GenerationWire:
             self._cut.append(self._flush(False))
 
     def output_finished(self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> None:
-        """See EventWire."""
+        """Notes the end of one output."""
         self._new = True
         reason = _REASONS.get(end.reason)
         if reason is None:
@@ -210,7 +215,7 @@ class GenerationWire:
             self._pieces[end.output_index].reason = reason
 
     def done(self, engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger) -> None:
-        """See EventWire."""
+        """Notes the end of the request; the last event."""
 
 
 def _failure(end: engine_pb2.OutputEnd) -> errors.ServiceError:

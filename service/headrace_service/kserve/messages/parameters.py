@@ -26,7 +26,13 @@ _TRACE_DETAIL = "trace_detail"
 _TRACE_DETAILS = ("off", "array", "span")
 # Of the HTTP side of the protocol: nothing can come of them here.
 _OF_HTTP = ("headers", "binary_data_output")
-_NAMES = {"bool_param": "bool", "int64_param": "int64", "uint64_param": "uint64", "string_param": "string", "double_param": "double"}  # fmt: skip
+_NAMES = {
+    "bool_param": "bool",
+    "int64_param": "int64",
+    "uint64_param": "uint64",
+    "string_param": "string",
+    "double_param": "double",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

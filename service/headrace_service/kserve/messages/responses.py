@@ -49,8 +49,9 @@ class ResponseTemplate:
             self._final += pb.ModelInferResponse(parameters={FINAL: _TRUE}).SerializeToString()
 
     def fill_text(self, text: bytes, final: bool) -> bytes:
-        """Returns a ModelStreamInferResponse whose one output is a BYTES tensor of one element: the
-        hot path.
+        """Returns a ModelStreamInferResponse whose one output is a BYTES tensor of one element.
+
+        The hot path.
         """
         size = len(text)
         body = (self._final if final else self._next) + _text_head(size) + text
@@ -65,8 +66,9 @@ def in_stream(response: bytes) -> bytes:
 def whole(
     request: InferRequest, outputs: Mapping[str, Tensor], *, decoupled: bool = False, final: bool = True
 ) -> bytes:
-    """Returns a ModelInferResponse of the wanted outputs; those placed in shared memory are written
-    there.
+    """Returns a ModelInferResponse of the wanted outputs.
+
+    Those placed in shared memory are written there.
 
     Raises:
         ServiceError: INVALID_ARGUMENT; an output does not fit its place.
@@ -117,8 +119,9 @@ def _add_output(message: pb.ModelInferResponse, request: InferRequest, name: str
 
 @functools.lru_cache(4096)
 def _text_head(size: int) -> bytes:
-    """What comes before the one element of a BYTES tensor: the entry's length and the element's
-    own.
+    """What comes before the one element of a BYTES tensor.
+
+    The entry's length and the element's own.
     """
     return _RAW_TAG + varint.encode(size + 4) + size.to_bytes(4, "little")
 

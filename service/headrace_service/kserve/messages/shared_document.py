@@ -25,7 +25,7 @@ _RETRY_S = 5.0
 
 
 class SharedDocument:
-    """One document.
+    """One JSON document that all processes of a server share.
 
     Args:
         path: its file; None: this process alone has it.
@@ -39,8 +39,9 @@ class SharedDocument:
         self._seen: tuple[int, int] | None = None
 
     def read(self) -> Content:
-        """Returns the document as of now, or as last read where its file can't be read now; not to
-        be changed.
+        """Returns the document as of now, or as last read where its file can't be read now.
+
+        Not to be changed.
         """
         if self._path is not None:
             with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
 """Tensors in POSIX shared memory that a client on this machine made.
 
 Owns the regions that clients registered, known to all service processes and to their tenant alone,
-and the reading and writing of tensors in them. Off unless the server is told otherwise: who may
-register may read and write memory of this user's programs. Objects are opened by name under the
+and the reading and writing of tensors in them. Off unless the server is configured otherwise: who
+may register may read and write memory of this user's programs. Objects are opened by name under the
 system's shared memory folder, nothing else, never created, and mapped for one access only, so that
 a region that shrinks fails one request and not the process.
 """
@@ -42,7 +42,7 @@ _DISABLED = "Client shared memory is disabled; the server's setting kserve_share
 
 
 class Placement:
-    """Where in a region a tensor lies: an open object, and a range within it."""
+    """The place of a tensor in a region: an open object, and a range within it."""
 
     def __init__(self, region: str, key: str, offset: int, size: int) -> None:
         self.region = region
@@ -62,7 +62,7 @@ class Placement:
         return data
 
     def write(self, data: bytes) -> None:
-        """Puts a tensor's bytes there.
+        """Writes a tensor's bytes to its place in shared memory.
 
         Raises:
             ServiceError: INVALID_ARGUMENT; they do not fit, or the object is gone or has shrunk.
@@ -121,7 +121,7 @@ class CallerRegions:
         self._tenant = caller.tenant
 
     def register(self, request: pb.SystemSharedMemoryRegisterRequest) -> None:
-        """Adds a region.
+        """Registers a region of shared memory.
 
         Raises:
             ServiceError: INVALID_ARGUMENT for names, keys and ranges that cannot be;

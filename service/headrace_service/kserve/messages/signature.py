@@ -1,7 +1,7 @@
 """What a model takes and gives: its tensors, and how requests and responses relate.
 
 Owns the plain data that requests are checked against (`tensors`) and that ModelConfig and
-ModelMetadata tell of (`model_config`).
+ModelMetadata report (`model_config`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace_service.kserve.messages.datatypes import BY_NAME, Datatype
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor.
+    """The name, data type and shape of one tensor that a model takes or gives.
 
     Attributes:
         name: of the tensor.
@@ -37,7 +37,7 @@ class TensorSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Signature:
-    """A model from the outside.
+    """The tensors that a model takes and gives, and its batching.
 
     Attributes:
         inputs: in the order of its configuration.
@@ -58,11 +58,11 @@ class Signature:
     keeps_sequences: bool = False
 
     def input(self, name: str) -> TensorSpec | None:
-        """The input of a name."""
+        """Returns the input of this name."""
         return next((spec for spec in self.inputs if spec.name == name), None)
 
     def output(self, name: str) -> TensorSpec | None:
-        """The output of a name."""
+        """Returns the output of this name."""
         return next((spec for spec in self.outputs if spec.name == name), None)
 
     def shape_of(self, spec: TensorSpec) -> list[int]:

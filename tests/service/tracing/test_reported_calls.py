@@ -1,5 +1,6 @@
-"""What a service tells: of every generation and every call one fact, whatever the wire, with the
-right place in the caller's trace.
+"""What a service reports: one fact for every generation and every call, on any wire.
+
+Each has the right place in the caller's trace.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tests.kserve.wire import Wire, text
 from tests.service.api.test_session import Collected, read_until, submit
 from tests.service.fake_engine import ENGINE, UNIX_OFFSET_NS, queue_full
 from tests.service.harness import Running, events_of, kinds_of
-from tests.service.tracing.conftest import SAMPLED, SPAN_ID, TRACE_ID, UNSAMPLED, Told
+from tests.service.tracing.conftest import SAMPLED, SPAN_ID, TRACE_ID, UNSAMPLED, TracedService
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_facts import facts
@@ -25,8 +26,8 @@ OURS = "headrace.v1.InferenceService/"
 KSERVE = "inference.GRPCInferenceService/"
 
 
-def generate(told: Told, metadata: Any = SAMPLED, **spec: Any) -> Any:
-    return told.stub.Generate(inference_pb2.GenerateRequest(spec=Spec(text="hello", **spec)), metadata=metadata)
+def generate(traced: TracedService, metadata: Any = SAMPLED, **spec: Any) -> Any:
+    return traced.stub.Generate(inference_pb2.GenerateRequest(spec=Spec(text="hello", **spec)), metadata=metadata)
 
 
 def num_emitted(generation: Generation, output: int = 0) -> int:
@@ -49,10 +50,10 @@ def check_emissions(generation: Generation, outputs: int = 1) -> None:
         assert generation.arrival_ns <= made[0] and written[-1] <= generation.end_ns
 
 
-async def test_a_sampled_call_is_told_with_its_place_in_the_trace(told: Told) -> None:
-    events = await events_of(generate(told, sampling=generation_pb2.SamplingParameters(temperature=0.5, seed=7)))
-    (generation,) = await told.telemetry.until(Generation)
-    (call,) = await told.telemetry.until(CallEnded)
+async def test_a_sampled_call_is_reported_with_its_place_in_the_trace(traced: TracedService) -> None:
+    events = await events_of(generate(traced, sampling=generation_pb2.SamplingParameters(temperature=0.5, seed=7)))
+    (generation,) = await traced.telemetry.until(Generation)
+    (call,) = await traced.telemetry.until(CallEnded)
     assert call.method == OURS + "Generate" and call.status == "OK" and call.request_id == generation.request_id
     assert call.span is not None and generation.span is not None
     assert (call.span.trace_id, call.span.parent_span_id, call.span.tracestate) == (TRACE_ID, SPAN_ID, "vendor=value")
@@ -60,7 +61,7 @@ async def test_a_sampled_call_is_told_with_its_place_in_the_trace(told: Told) ->
     assert call.span.sampled and generation.span.sampled and generation.span.tracestate == "vendor=value"
     assert len({call.span.span_id, generation.span.span_id, SPAN_ID}) == 3
     assert call.start_ns <= generation.arrival_ns <= generation.end_ns <= call.end_ns
-    (known,) = told.engine.requests.values()
+    (known,) = traced.engine.requests.values()
     assert known.add.traceparent == f"00-{TRACE_ID}-{generation.span.span_id}-01"
     assert (known.add.recording.parent_span_id, known.add.recording.tracestate) == (call.span.span_id, "vendor=value")
     done = events[-1].done
@@ -74,88 +75,88 @@ async def test_a_sampled_call_is_told_with_its_place_in_the_trace(told: Told) ->
     check_emissions(generation)
 
 
-async def test_a_call_that_is_not_sampled_is_told_for_the_metrics_alone(told: Told) -> None:
-    await events_of(generate(told, UNSAMPLED))
-    await events_of(generate(told, ()))
-    generations = await told.telemetry.until(Generation, 2)
-    calls = await told.telemetry.until(CallEnded, 2)
+async def test_a_call_that_is_not_sampled_is_reported_for_the_metrics_alone(traced: TracedService) -> None:
+    await events_of(generate(traced, UNSAMPLED))
+    await events_of(generate(traced, ()))
+    generations = await traced.telemetry.until(Generation, 2)
+    calls = await traced.telemetry.until(CallEnded, 2)
     assert len(generations) == len(calls) == 2
     for fact in (*generations, *calls):
         assert fact.span is None
     for generation in generations:
         assert generation.trace is None and generation.emissions == [] and generation.output_tokens > 0
         assert (generation.operation, generation.wire, generation.streamed) == ("text_completion", "generate", True)
-    assert all(not known.add.traceparent for known in told.engine.requests.values())
-    assert not any(known.add.HasField("recording") for known in told.engine.requests.values())
+    assert all(not known.add.traceparent for known in traced.engine.requests.values())
+    assert not any(known.add.HasField("recording") for known in traced.engine.requests.values())
 
 
 @pytest.mark.parametrize(
     "malformed", ["zz", "00-" + "0" * 32 + "-" + "b" * 16 + "-01", "ff-" + "a" * 32 + "-" + "b" * 16 + "-01"]
 )
-async def test_a_malformed_context_is_as_none(told: Told, malformed: str) -> None:
-    told.telemetry.set(sample_ratio=1.0)
-    await told.running.until(lambda: told.running.service.core.tracer.policy.sample_ratio == 1)  # type: ignore[union-attr]
-    events = await events_of(generate(told, (("traceparent", malformed),)))
+async def test_a_malformed_context_is_as_none(traced: TracedService, malformed: str) -> None:
+    traced.telemetry.set(sample_ratio=1.0)
+    await traced.running.until(lambda: traced.running.service.core.tracer.policy.sample_ratio == 1)  # type: ignore[union-attr]
+    events = await events_of(generate(traced, (("traceparent", malformed),)))
     assert kinds_of(events)[-1] == "done"
-    (call,) = await told.telemetry.until(CallEnded)
+    (call,) = await traced.telemetry.until(CallEnded)
     assert call.span is not None and call.span.parent_span_id == "" and call.span.trace_id not in malformed
 
 
-async def test_tail_sampling_records_what_nobody_sampled(told: Told) -> None:
-    told.telemetry.set(record_all=True)
-    await told.running.until(lambda: told.running.service.core.tracer.policy.record_all)  # type: ignore[union-attr]
-    await events_of(generate(told, UNSAMPLED))
-    (generation,) = await told.telemetry.until(Generation)
+async def test_tail_sampling_records_what_nobody_sampled(traced: TracedService) -> None:
+    traced.telemetry.set(record_all=True)
+    await traced.running.until(lambda: traced.running.service.core.tracer.policy.record_all)  # type: ignore[union-attr]
+    await events_of(generate(traced, UNSAMPLED))
+    (generation,) = await traced.telemetry.until(Generation)
     assert generation.span is not None and not generation.span.sampled and generation.span.trace_id == TRACE_ID
-    (known,) = told.engine.requests.values()
+    (known,) = traced.engine.requests.values()
     assert known.add.traceparent.endswith("-00") and known.add.HasField("recording")
     check_emissions(generation)
 
 
-async def test_several_outputs_have_columns_of_their_own(told: Told) -> None:
-    await events_of(generate(told, n=3))
-    (generation,) = await told.telemetry.until(Generation)
+async def test_several_outputs_have_columns_of_their_own(traced: TracedService) -> None:
+    await events_of(generate(traced, n=3))
+    (generation,) = await traced.telemetry.until(Generation)
     assert generation.parameters == {"choice.count": 3} and generation.finish_reasons == ["length"] * 3
     check_emissions(generation, 3)
 
 
-async def test_detail_off_leaves_the_phases(told: Told) -> None:
-    await events_of(generate(told, trace_detail=generation_pb2.TRACE_DETAIL_OFF))
-    await events_of(generate(told, trace_detail=generation_pb2.TRACE_DETAIL_SPAN))
-    off, span = await told.telemetry.until(Generation, 2)
+async def test_detail_off_leaves_the_phases(traced: TracedService) -> None:
+    await events_of(generate(traced, trace_detail=generation_pb2.TRACE_DETAIL_OFF))
+    await events_of(generate(traced, trace_detail=generation_pb2.TRACE_DETAIL_SPAN))
+    off, span = await traced.telemetry.until(Generation, 2)
     assert off.detail is Detail.OFF and off.emissions == [] and off.trace is not None and off.trace.phases
     assert span.detail is Detail.SPAN
     check_emissions(span)
 
 
-async def test_an_unknown_detail_is_refused_by_name(told: Told) -> None:
+async def test_an_unknown_detail_is_refused_by_name(traced: TracedService) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await generate(told, trace_detail=99).read()
+        await generate(traced, trace_detail=99).read()
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "spec.trace_detail" in (
         error.value.details() or ""
     )
-    (call,) = await told.telemetry.until(CallEnded)
-    assert call.status == "INVALID_ARGUMENT" and told.telemetry.of(Generation) == []
+    (call,) = await traced.telemetry.until(CallEnded)
+    assert call.status == "INVALID_ARGUMENT" and traced.telemetry.of(Generation) == []
 
 
 # -- every wire
 
 
-async def test_complete_and_chat_say_what_they_are(told: Told) -> None:
-    await told.stub.Complete(inference_pb2.CompleteRequest(spec=Spec(text="hello")), metadata=SAMPLED)
+async def test_complete_and_chat_say_what_they_are(traced: TracedService) -> None:
+    await traced.stub.Complete(inference_pb2.CompleteRequest(spec=Spec(text="hello")), metadata=SAMPLED)
     message = inference_pb2.ChatMessage(role=inference_pb2.ROLE_USER, parts=[inference_pb2.Part(text="hello")])
-    await events_of(told.stub.Chat(inference_pb2.ChatRequest(messages=[message]), metadata=SAMPLED))
-    complete, chat = await told.telemetry.until(Generation, 2)
+    await events_of(traced.stub.Chat(inference_pb2.ChatRequest(messages=[message]), metadata=SAMPLED))
+    complete, chat = await traced.telemetry.until(Generation, 2)
     assert (complete.operation, complete.wire, complete.streamed) == ("text_completion", "complete", False)
     assert (chat.operation, chat.wire, chat.streamed) == ("chat", "chat", True)
     for generation in (complete, chat):
         check_emissions(generation)
-    assert len(told.telemetry.of(CallEnded)) == 2
+    assert len(traced.telemetry.of(CallEnded)) == 2
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_kserve_requests_bring_contexts_of_their_own(told: Told, streamed: bool) -> None:
-    wire = Wire(told.running.channel)
+async def test_kserve_requests_bring_contexts_of_their_own(traced: TracedService, streamed: bool) -> None:
+    wire = Wire(traced.running.channel)
     message = text(id="one", stream=streamed)
     message.parameters["traceparent"].string_param = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
     message.parameters["tracestate"].string_param = "k=v"
@@ -167,8 +168,8 @@ async def test_kserve_requests_bring_contexts_of_their_own(told: Told, streamed:
         assert [response async for response in call]
     else:
         await wire.ModelInfer(message, metadata=SAMPLED)
-    (generation,) = await told.telemetry.until(Generation)
-    (ended,) = await told.telemetry.until(CallEnded)
+    (generation,) = await traced.telemetry.until(Generation)
+    (ended,) = await traced.telemetry.until(CallEnded)
     assert generation.wire == "kserve" and generation.streamed == streamed and generation.detail is Detail.SPAN
     assert generation.span is not None and ended.span is not None
     assert (generation.span.trace_id, generation.span.parent_span_id) == ("a" * 32, "b" * 16)
@@ -177,18 +178,18 @@ async def test_kserve_requests_bring_contexts_of_their_own(told: Told, streamed:
     check_emissions(generation)
 
 
-async def test_kserve_refuses_a_detail_that_there_is_not(told: Told) -> None:
+async def test_kserve_refuses_a_detail_that_there_is_not(traced: TracedService) -> None:
     message = text()
     message.parameters["trace_detail"].string_param = "everything"
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await Wire(told.running.channel).ModelInfer(message)
+        await Wire(traced.running.channel).ModelInfer(message)
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "off, array, span" in (
         error.value.details() or ""
     )
 
 
-async def session(told: Told, *requests: Any, metadata: Any = ()) -> Collected:
-    call, collected = told.stub.Session(metadata=metadata), Collected()
+async def session(traced: TracedService, *requests: Any, metadata: Any = ()) -> Collected:
+    call, collected = traced.stub.Session(metadata=metadata), Collected()
     for request in requests:
         await call.write(request)
     await read_until(call, collected, lambda: all(collected.ended(request.stream_id) for request in requests))
@@ -197,13 +198,13 @@ async def session(told: Told, *requests: Any, metadata: Any = ()) -> Collected:
     return collected
 
 
-async def test_generations_of_a_session_without_a_context_are_traces_of_their_own(told: Told) -> None:
-    told.telemetry.set(sample_ratio=1.0)
-    await told.running.until(lambda: told.running.service.core.tracer.policy.sample_ratio == 1)  # type: ignore[union-attr]
+async def test_generations_of_a_session_without_a_context_are_traces_of_their_own(traced: TracedService) -> None:
+    traced.telemetry.set(sample_ratio=1.0)
+    await traced.running.until(lambda: traced.running.service.core.tracer.policy.sample_ratio == 1)  # type: ignore[union-attr]
     own = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
-    await session(told, submit(1), submit(2), submit(3, traceparent=own, tracestate="k=v"))
-    generations = await told.telemetry.until(Generation, 3)
-    (call,) = await told.telemetry.until(CallEnded)
+    await session(traced, submit(1), submit(2), submit(3, traceparent=own, tracestate="k=v"))
+    generations = await traced.telemetry.until(Generation, 3)
+    (call,) = await traced.telemetry.until(CallEnded)
     spans = [generation.span for generation in generations]
     assert len(generations) == 3 and len({span.trace_id for span in spans if span}) == 3
     assert [span.parent_span_id for span in spans if span] == ["", "", "b" * 16]
@@ -213,24 +214,24 @@ async def test_generations_of_a_session_without_a_context_are_traces_of_their_ow
         check_emissions(generation)
 
 
-async def test_generations_of_a_session_with_a_context_stand_under_it(told: Told) -> None:
-    await session(told, submit(1), submit(2), metadata=SAMPLED)
-    generations = await told.telemetry.until(Generation, 2)
-    (call,) = await told.telemetry.until(CallEnded)
+async def test_generations_of_a_session_with_a_context_stand_under_it(traced: TracedService) -> None:
+    await session(traced, submit(1), submit(2), metadata=SAMPLED)
+    generations = await traced.telemetry.until(Generation, 2)
+    (call,) = await traced.telemetry.until(CallEnded)
     assert call.span is not None and call.links == []
     assert {generation.span.parent_span_id for generation in generations if generation.span} == {call.span.span_id}
 
 
-async def test_a_submitted_generation_is_the_backends_to_tell_and_its_readers_link_to_it(told: Told) -> None:
+async def test_a_submitted_generation_is_the_backends_to_tell_and_its_readers_link_to_it(traced: TracedService) -> None:
     request = inference_pb2.SubmitRequest(spec=Spec(text="hello"), idempotency_key="again")
-    answer = await told.stub.Submit(request, metadata=SAMPLED)
+    answer = await traced.stub.Submit(request, metadata=SAMPLED)
     # The same key with another trace is the same request: contexts are no part of what is compared.
-    assert (await told.stub.Submit(request, metadata=SAMPLED)).existing
+    assert (await traced.stub.Submit(request, metadata=SAMPLED)).existing
     subscribe = inference_pb2.SubscribeRequest(request_id=answer.request_id)
-    assert kinds_of(await events_of(told.stub.Subscribe(subscribe, metadata=SAMPLED)))[-1] == "done"
-    submitted, _, subscribed = await told.telemetry.until(CallEnded, 3)
-    assert told.telemetry.of(Generation) == []
-    (known,) = told.engine.requests.values()
+    assert kinds_of(await events_of(traced.stub.Subscribe(subscribe, metadata=SAMPLED)))[-1] == "done"
+    submitted, _, subscribed = await traced.telemetry.until(CallEnded, 3)
+    assert traced.telemetry.of(Generation) == []
+    (known,) = traced.engine.requests.values()
     recording = known.add.recording
     assert (recording.operation, recording.wire) == ("text_completion", "submit")
     assert recording.parent_span_id == submitted.span.span_id  # type: ignore[union-attr]
@@ -239,131 +240,131 @@ async def test_a_submitted_generation_is_the_backends_to_tell_and_its_readers_li
     assert submitted.request_id == subscribed.request_id == answer.request_id
 
 
-async def test_the_backend_learns_what_an_untraced_detached_request_is(told: Told) -> None:
-    await told.stub.Submit(inference_pb2.SubmitRequest(spec=Spec(text="hello")))
-    (known,) = told.engine.requests.values()
+async def test_the_backend_learns_what_an_untraced_detached_request_is(traced: TracedService) -> None:
+    await traced.stub.Submit(inference_pb2.SubmitRequest(spec=Spec(text="hello")))
+    (known,) = traced.engine.requests.values()
     assert known.add.traceparent == "" and known.add.recording.wire == "submit"
 
 
 # -- every end
 
 
-async def test_a_reader_who_leaves_is_told_with_the_engines_trace(told: Told) -> None:
-    told.engine.running.clear()
-    call = generate(told)
+async def test_a_reader_who_leaves_is_reported_with_the_engines_trace(traced: TracedService) -> None:
+    traced.engine.running.clear()
+    call = generate(traced)
     await call.read()
-    told.engine.step()
+    traced.engine.step()
     await call.read()
     call.cancel()
-    (generation,) = await told.telemetry.until(Generation)
-    (ended,) = await told.telemetry.until(CallEnded)
+    (generation,) = await traced.telemetry.until(Generation)
+    (ended,) = await traced.telemetry.until(CallEnded)
     assert generation.finish_reasons == ["cancelled"] and generation.trace is not None and generation.error_type == ""
-    assert [type(fact) for fact in told.telemetry.told if fact in (generation, ended)] == [Generation, CallEnded]
-    assert ended.status == "CANCELLED" and told.engine.detached == []
-    assert told.running.service.core.num_open == 0
-    assert not any(model.engine.streams for model in told.running.service.core.models)
+    assert [type(fact) for fact in traced.telemetry.reported if fact in (generation, ended)] == [Generation, CallEnded]
+    assert ended.status == "CANCELLED" and traced.engine.detached == []
+    assert traced.running.service.core.num_open == 0
+    assert not any(model.engine.streams for model in traced.running.service.core.models)
 
 
-async def test_a_deadline_is_told_once_with_the_engines_trace(told: Told) -> None:
-    told.engine.running.clear()
+async def test_a_deadline_is_reported_once_with_the_engines_trace(traced: TracedService) -> None:
+    traced.engine.running.clear()
     request = inference_pb2.GenerateRequest(spec=Spec(text="hello"))
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await events_of(told.stub.Generate(request, metadata=SAMPLED, timeout=0.5))
+        await events_of(traced.stub.Generate(request, metadata=SAMPLED, timeout=0.5))
     assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    (generation,) = await told.telemetry.until(Generation)
-    (ended,) = await told.telemetry.until(CallEnded)
+    (generation,) = await traced.telemetry.until(Generation)
+    (ended,) = await traced.telemetry.until(CallEnded)
     assert generation.finish_reasons == ["deadline"] and generation.trace is not None
     assert generation.error_type == "DEADLINE_EXCEEDED" and ended.status == "DEADLINE_EXCEEDED"
 
 
-async def test_a_service_that_ends_waits_for_what_the_engine_says_of_readers_who_left(told: Told) -> None:
-    told.engine.silent_aborts = True
-    told.engine.running.clear()
-    call = generate(told)
+async def test_a_service_that_ends_waits_for_what_the_engine_says_of_readers_who_left(traced: TracedService) -> None:
+    traced.engine.silent_aborts = True
+    traced.engine.running.clear()
+    call = generate(traced)
     await call.read()
     call.cancel()
-    await told.running.until(lambda: told.engine.aborts)
-    stopping = asyncio.create_task(told.running.service.stop(0))
+    await traced.running.until(lambda: traced.engine.aborts)
+    stopping = asyncio.create_task(traced.running.service.stop(0))
     # No call is open, so there is nothing else to wait for.
     await asyncio.sleep(0.3)
     assert not stopping.done()
-    told.engine.expire(told.engine.aborts[0].request_id)
+    traced.engine.expire(traced.engine.aborts[0].request_id)
     await stopping
-    (generation,) = await told.telemetry.until(Generation)
+    (generation,) = await traced.telemetry.until(Generation)
     assert generation.trace is not None
 
 
 async def test_an_engine_that_never_says_how_it_ended_is_not_waited_for(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    traced: TracedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace_service.streams.ending._KEEP_S", 0.2)
-    told.engine.silent_aborts = True
-    told.engine.running.clear()
-    call = generate(told)
+    traced.engine.silent_aborts = True
+    traced.engine.running.clear()
+    call = generate(traced)
     await call.read()
     call.cancel()
-    await told.running.until(lambda: told.engine.detached)
-    assert len(await told.telemetry.until(CallEnded)) == 1
-    # Its backend tells of it.
-    assert told.telemetry.of(Generation) == []
+    await traced.running.until(lambda: traced.engine.detached)
+    assert len(await traced.telemetry.until(CallEnded)) == 1
+    # Its backend reports it.
+    assert traced.telemetry.of(Generation) == []
 
 
 async def test_beyond_the_bound_readers_who_leave_are_given_up_at_once(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    traced: TracedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace_service.streams.ending._MAX_KEPT", 0)
-    told.engine.running.clear()
-    call = generate(told)
+    traced.engine.running.clear()
+    call = generate(traced)
     await call.read()
     call.cancel()
-    await told.running.until(lambda: told.engine.detached)
+    await traced.running.until(lambda: traced.engine.detached)
 
 
-async def test_a_failed_output_is_an_engine_error(told: Told) -> None:
-    told.engine.running.clear()
-    call = generate(told)
+async def test_a_failed_output_is_an_engine_error(traced: TracedService) -> None:
+    traced.engine.running.clear()
+    call = generate(traced)
     await call.read()
-    (request_id,) = told.engine.requests
-    told.engine.end_with_error(request_id, "secret innards")
+    (request_id,) = traced.engine.requests
+    traced.engine.end_with_error(request_id, "secret innards")
     await events_of(call)
-    (generation,) = await told.telemetry.until(Generation)
+    (generation,) = await traced.telemetry.until(Generation)
     assert generation.finish_reasons == ["error"] and generation.error_type == "engine_error"
     assert "innards" not in repr(generation)
 
 
-async def test_an_engine_that_is_lost_is_told_once(told: Told) -> None:
-    told.engine.running.clear()
-    call = generate(told)
+async def test_an_engine_that_is_lost_is_reported_once(traced: TracedService) -> None:
+    traced.engine.running.clear()
+    call = generate(traced)
     await call.read()
-    told.engine.step()
+    traced.engine.step()
     await call.read()
-    await told.engine.stop()
+    await traced.engine.stop()
     with pytest.raises(grpc.aio.AioRpcError):
         await events_of(call)
-    (generation,) = await told.telemetry.until(Generation)
-    (ended,) = await told.telemetry.until(CallEnded)
+    (generation,) = await traced.telemetry.until(Generation)
+    (ended,) = await traced.telemetry.until(CallEnded)
     assert generation.error_type == ended.status == "UNAVAILABLE" and generation.trace is None
     assert generation.finish_reasons == ["error"] and generation.output_tokens == 1
 
 
-async def test_a_request_that_the_engine_refuses_is_no_generation(told: Told) -> None:
-    told.engine.refusal = queue_full(1)
+async def test_a_request_that_the_engine_refuses_is_no_generation(traced: TracedService) -> None:
+    traced.engine.refusal = queue_full(1)
     with pytest.raises(grpc.aio.AioRpcError):
-        await events_of(generate(told))
-    (ended,) = await told.telemetry.until(CallEnded)
-    assert ended.status == "RESOURCE_EXHAUSTED" and told.telemetry.of(Generation) == []
+        await events_of(generate(traced))
+    (ended,) = await traced.telemetry.until(CallEnded)
+    assert ended.status == "RESOURCE_EXHAUSTED" and traced.telemetry.of(Generation) == []
 
 
-async def test_a_session_cut_off_tells_of_all_its_generations_once(told: Told) -> None:
-    told.engine.running.clear()
-    call, collected = told.stub.Session(metadata=SAMPLED), Collected()
+async def test_a_session_cut_off_reports_all_its_generations_once(traced: TracedService) -> None:
+    traced.engine.running.clear()
+    call, collected = traced.stub.Session(metadata=SAMPLED), Collected()
     for stream_id in (1, 2, 3):
         await call.write(submit(stream_id))
     await read_until(call, collected, lambda: len(collected.kinds) == 3)
-    told.engine.step()
+    traced.engine.step()
     await read_until(call, collected, lambda: all(collected.ids[stream_id] for stream_id in (1, 2, 3)))
     call.cancel()
-    generations = await told.telemetry.until(Generation, 3)
+    generations = await traced.telemetry.until(Generation, 3)
     assert len({generation.request_id for generation in generations}) == len(generations) == 3
     for generation in generations:
         assert (
@@ -374,42 +375,44 @@ async def test_a_session_cut_off_tells_of_all_its_generations_once(told: Told) -
 # -- calls and the rest
 
 
-async def test_calls_that_generate_nothing_are_told_and_probes_are_not(told: Told) -> None:
+async def test_calls_that_generate_nothing_are_reported_and_probes_are_not(traced: TracedService) -> None:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    await told.stub.ListModels(inference_pb2.ListModelsRequest())
-    await health_pb2_grpc.HealthStub(told.running.channel).Check(health_pb2.HealthCheckRequest())
+    await traced.stub.ListModels(inference_pb2.ListModelsRequest())
+    await health_pb2_grpc.HealthStub(traced.running.channel).Check(health_pb2.HealthCheckRequest())
     with pytest.raises(grpc.aio.AioRpcError):
-        await told.running.channel.unary_unary("/no.such/Method")(b"")
+        await traced.running.channel.unary_unary("/no.such/Method")(b"")
     with pytest.raises(grpc.aio.AioRpcError):
-        await told.stub.Cancel(inference_pb2.CancelRequest(request_id="unknown"))
-    await told.stub.Tokenize(inference_pb2.TokenizeRequest(text="x"))
-    calls = await told.telemetry.until(CallEnded, 3)
+        await traced.stub.Cancel(inference_pb2.CancelRequest(request_id="unknown"))
+    await traced.stub.Tokenize(inference_pb2.TokenizeRequest(text="x"))
+    calls = await traced.telemetry.until(CallEnded, 3)
     assert [(call.method.removeprefix(OURS), call.status) for call in calls] == [
         ("ListModels", "OK"), ("Cancel", "NOT_FOUND"), ("Tokenize", "OK"),
     ]  # fmt: skip
 
 
-async def test_steps_are_passed_on_in_the_engines_terms(told: Told) -> None:
-    await events_of(generate(told))
-    steps = [step for step in await told.telemetry.until(facts.Steps, 3)]
+async def test_steps_are_passed_on_in_the_engines_terms(traced: TracedService) -> None:
+    await events_of(generate(traced))
+    steps = [step for step in await traced.telemetry.until(facts.Steps, 3)]
     assert {(step.engine, step.unix_offset_ns) for step in steps} == {(ENGINE, UNIX_OFFSET_NS)}
     assert all(len(step.records) == 104 for step in steps)
-    kinds = [type(fact) for fact in told.telemetry.told if isinstance(fact, facts.Steps | Generation)]
-    assert kinds[-1] is Generation, "the steps of a generation are told before it"
+    kinds = [type(fact) for fact in traced.telemetry.reported if isinstance(fact, facts.Steps | Generation)]
+    assert kinds[-1] is Generation, "the steps of a generation are reported before it"
 
 
-async def test_the_load_is_told_every_second(told: Told) -> None:
-    told.engine.running.clear()
-    call = generate(told)
+async def test_the_load_is_reported_every_second(traced: TracedService) -> None:
+    traced.engine.running.clear()
+    call = generate(traced)
     await call.read()
-    await told.running.until(lambda: any(load.open_generations == 1 for load in told.telemetry.of(facts.ServiceLoad)))
-    assert told.telemetry.of(facts.ServiceLoad)[-1].open_calls == 1
+    await traced.running.until(
+        lambda: any(load.open_generations == 1 for load in traced.telemetry.of(facts.ServiceLoad))
+    )
+    assert traced.telemetry.of(facts.ServiceLoad)[-1].open_calls == 1
     call.cancel()
 
 
-async def test_who_tells_says_so_first(told: Told) -> None:
-    hello = told.telemetry.told[0]
+async def test_who_tells_says_so_first(traced: TracedService) -> None:
+    hello = traced.telemetry.reported[0]
     assert isinstance(hello, facts.Hello) and hello.kind == "service" and hello.name == "service"
     assert hello.pid and len(hello.instance) == 16
 
@@ -422,17 +425,17 @@ async def test_without_telemetry_the_engine_is_asked_for_nothing(running: Runnin
     assert all(not connection.wants_step_records for connection in running.engine._connections)
 
 
-async def test_a_fact_that_cannot_be_made_harms_nobody(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fact_that_cannot_be_made_harms_nobody(traced: TracedService, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr("headrace_service.streams.generation_fact.of", fail)
-    assert kinds_of(await events_of(generate(told)))[-1] == "done"
-    told.engine.running.clear()
-    call = generate(told)
+    assert kinds_of(await events_of(generate(traced)))[-1] == "done"
+    traced.engine.running.clear()
+    call = generate(traced)
     await call.read()
     call.cancel()
-    await told.telemetry.until(CallEnded, 2)
-    told.engine.running.set()
-    assert kinds_of(await events_of(generate(told)))[-1] == "done"
-    assert told.running.service.core.serving
+    await traced.telemetry.until(CallEnded, 2)
+    traced.engine.running.set()
+    assert kinds_of(await events_of(generate(traced)))[-1] == "done"
+    assert traced.running.service.core.serving

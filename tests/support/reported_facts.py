@@ -22,7 +22,7 @@ def generation(number: int = 1, **changed: Any) -> facts.Generation:
 
     Its first token comes after 50 ms and leaves after 70.
     """
-    told = facts.Generation(
+    reported = facts.Generation(
         request_id=f"request-{number}",
         model=MODEL,
         model_revision="1",
@@ -40,7 +40,7 @@ def generation(number: int = 1, **changed: Any) -> facts.Generation:
         first_chunk_ns=70_000_000,
         span=span(number),
     )
-    return msgspec.structs.replace(told, **changed)
+    return msgspec.structs.replace(reported, **changed)
 
 
 def span(number: int, sampled: bool = True) -> facts.SpanContext:
@@ -50,7 +50,7 @@ def span(number: int, sampled: bool = True) -> facts.SpanContext:
 
 def call(number: int = 1, **changed: Any) -> facts.CallEnded:
     """The call of a generation, of 2.5 s."""
-    told = facts.CallEnded(
+    reported = facts.CallEnded(
         "headrace.v1.InferenceService/Generate",
         "OK",
         0,
@@ -59,12 +59,12 @@ def call(number: int = 1, **changed: Any) -> facts.CallEnded:
         f"request-{number}",
         span(number),
     )
-    return msgspec.structs.replace(told, **changed)
+    return msgspec.structs.replace(reported, **changed)
 
 
 def engine_facts(**changed: Any) -> facts.EngineFacts:
     """A device that copies 1 TB/s and multiplies 100 TFLOP/s, with 1 GB of weights."""
-    told = facts.EngineFacts(
+    reported = facts.EngineFacts(
         engine=ENGINE,
         model=MODEL,
         device="test",
@@ -76,12 +76,12 @@ def engine_facts(**changed: Any) -> facts.EngineFacts:
         copy_bytes_per_s=1e12,
         matmul_flops_per_s=1e14,
     )
-    return msgspec.structs.replace(told, **changed)
+    return msgspec.structs.replace(reported, **changed)
 
 
 def engine_load(**changed: Any) -> facts.EngineLoad:
     """A backend with 3 of 64 rows in use and 400 of 1,000 blocks."""
-    told = facts.EngineLoad(
+    reported = facts.EngineLoad(
         engine=ENGINE,
         model=MODEL,
         running_sequences=3,
@@ -98,7 +98,7 @@ def engine_load(**changed: Any) -> facts.EngineLoad:
         prefix_hit_tokens=250,
         late_work=0,
     )
-    return msgspec.structs.replace(told, **changed)
+    return msgspec.structs.replace(reported, **changed)
 
 
 def records(first: int, count: int, step_ns: int = 5_000_000, **columns: Any) -> step_records.Records:
@@ -120,7 +120,7 @@ def records(first: int, count: int, step_ns: int = 5_000_000, **columns: Any) ->
 
 
 def steps(made: step_records.Records, engine: str = ENGINE) -> facts.Steps:
-    """Steps as they are told."""
+    """Steps as they are reported."""
     return facts.Steps(engine, 0, made.tobytes())
 
 

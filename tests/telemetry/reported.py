@@ -1,5 +1,6 @@
-"""Tells a story to a SpanSink as the hub would, and reads what comes out with the generated
-classes.
+"""Passes a story to a SpanSink as the hub would.
+
+What comes out is read with the generated classes.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Listener:
             config, SCOPE, self.counts, [lambda resource, block: self.blocks.append((resource, block))]
         )
 
-    def hear(self, told: Iterable[tuple[facts.Hello, facts.Fact]]) -> Listener:
+    def hear(self, reported: Iterable[tuple[facts.Hello, facts.Fact]]) -> Listener:
         """Tells facts, and lets the hub's next tick come."""
-        for source, fact in told:
+        for source, fact in reported:
             if isinstance(fact, facts.Generation):
                 self.sink.generation(source, fact, self.sink.decide(fact))
             else:
@@ -59,8 +60,8 @@ class Listener:
 
 
 def heard(story: Story, **settings: Any) -> Listener:
-    """A whole story, told and let end."""
-    listener = Listener(**settings).hear(story.told)
+    """A whole story, reported to its end."""
+    listener = Listener(**settings).hear(story.reported)
     listener.sink.finish()
     return listener
 

@@ -1,0 +1,398 @@
+"""The Triton kernels behind `attention.decode`, and the steps that both share.
+
+Owns one program's work: which part of a row's context it reads, Q and the new token's key and
+value, the softmax over the cache, and who merges. `decode_kernel` takes rotated queries, whose keys
+and values the cache holds already; `raw_decode_kernel` takes the heads of a projection, which it
+norms, rotates and writes.
+"""
+
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from headrace_kernels.attention.merge import store_merged
+from headrace_kernels.attention.quantized import absorb_quantized, divided_query, first_unit
+from headrace_kernels.attention.quantized_kv import quantized_heads
+from headrace_kernels.attention.rope_kv import mean_squares, rotated_heads, rotation_rows
+from headrace_kernels.attention.tiles import absorb, key_offsets
+from headrace_kernels.attention.transposed import absorb_context
+
+# Columns are views into one buffer, at addresses that change with their sizes: alignment must not
+# decide what is compiled.
+_COLUMNS = ["splits", "query_start_loc", "seq_lens", "table_rows", "slot_mapping"]
+
+
+@triton.jit
+def _mean_square_as_written(place, is_newest, SHAPE: tl.constexpr, SPLIT: tl.constexpr):
+    """The mean square of one head, to the bit as `rope_kv` has it.
+
+    The head is one of many in a tile like the one there, whose squares are added up in the same
+    order.
+    """
+    copies = tl.arange(0, SPLIT.norm_heads) * 0
+    is_first = (copies == 0) & is_newest
+    return tl.max(mean_squares(place + copies, is_first, SHAPE.head_dim // 2, SPLIT.rotary_dim // 2), 0)
+
+
+@triton.jit
+def _bounds(seq_len, num_tokens, index, count, window, WINDOWED: tl.constexpr):
+    """Positions that split `index` of `count` reads: (first that any query token sees, begin, end).
+
+    Splits are multiples of 64 tokens (`plan.SPLIT_MULTIPLE`).
+    """
+    first_seen = 0
+    if WINDOWED:
+        first_seen = tl.maximum(seq_len - num_tokens - window + 1, 0)
+    begin = first_seen // 64 * 64
+    tokens_per_split = tl.cdiv(seq_len - begin, count * 64) * 64
+    begin += index * tokens_per_split
+    return first_seen, begin, tl.minimum(begin + tokens_per_split, seq_len)
+
+
+@triton.jit
+def _query_rows(query, query_stride, first_token, num_tokens, kv_head, SHAPE: tl.constexpr, SPLIT: tl.constexpr):
+    """The rows of Q and where they begin: (token, head, mask, pointer), each [rows].
+
+    Row r is query token r // group of head r % group within the group.
+    """
+    GROUP: tl.constexpr = SHAPE.num_heads // SHAPE.num_kv_heads
+    offs_row = tl.arange(0, SPLIT.rows)
+    token, head = offs_row // GROUP, kv_head * GROUP + offs_row % GROUP
+    mask_row = token < tl.minimum(num_tokens, SPLIT.query_len)
+    places = query + (first_token + token).to(tl.int64) * query_stride + head * SHAPE.head_dim
+    return token, head, mask_row, places
+
+
+@triton.jit
+def _absorb_cached(
+    acc,
+    largest,
+    total,
+    unit,
+    q,
+    position,
+    first_seen,
+    begin,
+    end,
+    window,
+    table,
+    kv_head,
+    kv_cache,
+    scales,
+    score_scale,
+    SHAPE: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """Attends to the cached positions `begin` to `end`.
+
+    Q [rows, padded_dim] belongs to tokens at `position` [rows]. Returns acc, largest, total, unit;
+    unit counts in a quantized cache only (`attention.quantized`).
+    """
+    offs_dim = tl.arange(0, SHAPE.padded_dim)
+    mask_dim = offs_dim < SHAPE.head_dim
+    if SHAPE.kind != "":
+        q, row_scales = divided_query(q, score_scale)
+    if SPLIT.is_transposed:
+        acc, largest, total, unit = absorb_context(
+            acc, largest, total, unit, q, row_scales, position, begin, end, first_seen, window, table, kv_head,
+            kv_cache, scales, SHAPE, SPLIT,
+        )  # fmt: skip
+    else:
+        for start in tl.range(begin, end, SPLIT.tile, num_stages=SPLIT.stages):
+            positions = start + tl.arange(0, SPLIT.tile)
+            mask_key = positions < end
+            if SPLIT.is_windowed:
+                mask_key = mask_key & (positions >= first_seen)
+            offs_key = key_offsets(table, positions, mask_key, kv_head, SHAPE)
+            key = kv_cache + offs_key[:, None] + offs_dim[None, :]
+            # Slots that were never written may hold NaN: they are not loaded, for 0 times NaN is
+            # NaN.
+            mask_load = mask_key[:, None] & mask_dim[None, :]
+            k = tl.load(key, mask=mask_load, other=0.0)
+            v = tl.load(key + SHAPE.num_kv_heads * SHAPE.tile_stride, mask=mask_load, other=0.0)
+            seen = mask_key[None, :]
+            if SPLIT.query_len > 1:
+                seen = seen & (positions[None, :] <= position[:, None])
+                if SPLIT.is_windowed:
+                    seen = seen & (positions[None, :] > position[:, None] - window)
+            if SHAPE.kind != "":
+                acc, largest, total, unit = absorb_quantized(
+                    acc, largest, total, unit, q, row_scales, k, v, scales, offs_key, positions, mask_key, seen,
+                    SHAPE, True,
+                )  # fmt: skip
+            else:
+                acc, largest, total = absorb(acc, largest, total, q, k, v, seen, score_scale, True, SHAPE.fp32_dot)
+    return acc, largest, total, unit
+
+
+@triton.jit
+def _store_result(
+    output,
+    partial,
+    lse,
+    done,
+    acc,
+    largest,
+    total,
+    unit,
+    first_token,
+    num_tokens,
+    token,
+    head,
+    mask_row,
+    kv_head,
+    index,
+    count,
+    place,
+    SHAPE: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """Stores the result of an entry's only split (place < 0), or a partial one.
+
+    The last of an entry's splits to finish merges them.
+    """
+    GROUP: tl.constexpr = SHAPE.num_heads // SHAPE.num_kv_heads
+    offs_dim = tl.arange(0, SHAPE.padded_dim)
+    # A split may be empty (a layer with a narrower window than the plan's): acc and total are 0
+    # then.
+    is_empty = total == 0.0
+    total = tl.where(is_empty, 1.0, total)
+    if SHAPE.kind != "":
+        acc = acc * unit
+    result = acc / total[:, None]
+    mask_store = mask_row[:, None] & (offs_dim < SHAPE.head_dim)[None, :]
+    if place < 0:
+        offs_out = ((first_token + token).to(tl.int64) * SHAPE.num_heads + head) * SHAPE.head_dim
+        tl.store(output + offs_out[:, None] + offs_dim[None, :], result.to(output.dtype.element_ty), mask=mask_store)
+    else:
+        offs_row = tl.arange(0, SPLIT.rows)
+        offs_part = (place * SHAPE.num_kv_heads + kv_head) * (SPLIT.query_len * GROUP) + offs_row
+        tl.store(partial + offs_part[:, None] * SHAPE.head_dim + offs_dim[None, :], result, mask=mask_store)
+        tl.store(lse + offs_part, tl.where(is_empty, -1.0e30, largest + tl.log2(total)), mask=mask_row)
+        first = place - index
+        counter = done + first * SHAPE.num_kv_heads + kv_head
+        # All warps have stored; then one thread releases it for the card.
+        tl.debug_barrier()
+        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
+            tl.store(counter, 0)
+            store_merged(output, partial, lse, first, count, first_token, num_tokens, kv_head, SHAPE, SPLIT)
+
+
+@triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=_COLUMNS)
+def decode_kernel(
+    query,
+    kv_cache,
+    scales,
+    output,
+    partial,
+    lse,
+    done,
+    splits,
+    query_start_loc,
+    seq_lens,
+    table_rows,
+    block_tables,
+    query_stride,
+    table_stride,
+    score_scale,
+    window,
+    SHAPE: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """Attention of one split for one key/value head: grid (num_kv_heads, splits)."""
+    kv_head = tl.program_id(0)
+    item = splits + tl.program_id(1) * 4
+    entry = tl.load(item)
+    if entry < 0:
+        return
+    index, count, place = tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
+    first_token = tl.load(query_start_loc + entry)
+    num_tokens = tl.load(query_start_loc + entry + 1) - first_token
+    seq_len = tl.load(seq_lens + entry)
+    table = block_tables + tl.load(table_rows + entry).to(tl.int64) * table_stride
+    first_seen, begin, end = _bounds(seq_len, num_tokens, index, count, window, SPLIT.is_windowed)
+
+    token, head, mask_row, places = _query_rows(query, query_stride, first_token, num_tokens, kv_head, SHAPE, SPLIT)
+    offs_dim = tl.arange(0, SHAPE.padded_dim)
+    mask_query = mask_row[:, None] & (offs_dim < SHAPE.head_dim)[None, :]
+    q = tl.load(places[:, None] + offs_dim[None, :], mask=mask_query, other=0.0)
+    largest = tl.full([SPLIT.rows], -1.0e30, tl.float32)
+    total = tl.full([SPLIT.rows], 0.0, tl.float32)
+    acc = tl.full([SPLIT.rows, SHAPE.padded_dim], 0.0, tl.float32)
+    acc, largest, total, unit = _absorb_cached(
+        acc, largest, total, first_unit(), q, seq_len - num_tokens + token, first_seen, begin, end, window, table,
+        kv_head, kv_cache, scales, score_scale, SHAPE, SPLIT,
+    )  # fmt: skip
+    _store_result(
+        output, partial, lse, done, acc, largest, total, unit, first_token, num_tokens, token, head, mask_row, kv_head,
+        index, count, place, SHAPE, SPLIT,
+    )  # fmt: skip
+
+
+@triton.jit
+def _rotated_rows(
+    places,
+    new_key,
+    is_newest,
+    mask_row,
+    rotation,
+    query_norm,
+    key_norm,
+    eps,
+    SHAPE: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """Q and the new token's key, normed and rotated, [rows, padded_dim] each.
+
+    Every row of the key is the one key, in the layout of Q, and 0 in splits that it does not belong
+    to.
+    """
+    offs_row = tl.arange(0, SPLIT.rows)
+    NORMED: tl.constexpr = SPLIT.norm_heads > 0
+    key_places, mask_key_row = new_key + offs_row * 0, mask_row & is_newest
+    query_square, key_square = 0.0, 0.0
+    if NORMED:
+        query_square = mean_squares(places, mask_row, SHAPE.head_dim // 2, SPLIT.rotary_dim // 2)
+        key_square = _mean_square_as_written(new_key, is_newest, SHAPE, SPLIT)
+        key_square += tl.full([SPLIT.rows], 0.0, tl.float32)
+    cosine, sine = rotation_rows(rotation, offs_row, mask_row, SPLIT.rotary_dim, SHAPE.padded_dim)
+    q = rotated_heads(
+        places, mask_row, cosine, sine, query_norm, query_square, eps,
+        NORMED, SHAPE.head_dim, SPLIT.rotary_dim, SHAPE.padded_dim,
+    )  # fmt: skip
+    k_new = rotated_heads(
+        key_places, mask_key_row, cosine, sine, key_norm, key_square, eps,
+        NORMED, SHAPE.head_dim, SPLIT.rotary_dim, SHAPE.padded_dim,
+    )  # fmt: skip
+    return q, k_new
+
+
+@triton.jit
+def _absorb_new(
+    acc,
+    largest,
+    total,
+    unit,
+    q,
+    k_new,
+    v_new,
+    mask_new,
+    is_newest,
+    slot,
+    kv_head,
+    kv_cache,
+    scales,
+    score_scale,
+    SHAPE: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """Writes the new token's key [rows, padded_dim] and value [1, padded_dim] and attends to them.
+
+    What is seen of the token is what the cache holds from now on. Returns acc, largest, total,
+    unit.
+    """
+    offs_row = tl.arange(0, SPLIT.rows)
+    offs_dim = tl.arange(0, SHAPE.padded_dim)
+    new_tile = slot // SHAPE.block_size * (2 * SHAPE.num_kv_heads) + kv_head
+    target = kv_cache + new_tile * SHAPE.tile_stride
+    target += slot % SHAPE.block_size * SHAPE.head_dim + offs_dim[None, :]
+    mask_stored = mask_new & (slot >= 0)
+    first_row = (offs_row == 0)[:, None]
+    if SHAPE.kind == "":
+        tl.store(target + offs_row[:, None] * 0, k_new.to(kv_cache.dtype.element_ty), mask=mask_stored & first_row)
+        target += SHAPE.num_kv_heads * SHAPE.tile_stride
+        tl.store(target, v_new.to(kv_cache.dtype.element_ty), mask=mask_stored)
+        score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * score_scale
+        largest = tl.where(is_newest, score, largest)
+        total = tl.where(is_newest, 1.0, total)
+        acc += v_new.to(tl.float32)
+    elif is_newest:
+        KIND: tl.constexpr = SHAPE.kind
+        k_bits, k_numbers, k_scale = quantized_heads(k_new, KIND)
+        v_bits, v_numbers, v_scale = quantized_heads(v_new, KIND)
+        tl.store(target + offs_row[:, None] * 0, k_bits, mask=mask_stored & first_row)
+        tl.store(target + SHAPE.num_kv_heads * SHAPE.tile_stride, v_bits, mask=mask_stored)
+        of_scale = scales + new_tile * (SHAPE.tile_stride // 4) + SHAPE.block_size * SHAPE.head_dim // 4
+        of_scale += slot % SHAPE.block_size
+        tl.store(of_scale + offs_row * 0, k_scale, mask=(offs_row == 0) & (slot >= 0))
+        of_value_scale = of_scale + SHAPE.num_kv_heads * SHAPE.tile_stride // 4
+        tl.store(of_value_scale + tl.arange(0, 1), v_scale, mask=slot >= 0)
+        largest = tl.sum(q.to(tl.float32) * k_numbers, 1) * k_scale * score_scale
+        total += 1.0
+        unit = tl.maximum(unit, tl.max(v_scale, 0))
+        acc += v_numbers * (v_scale / unit)[:, None]
+    return acc, largest, total, unit
+
+
+@triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=_COLUMNS)
+def raw_decode_kernel(
+    qkv,
+    rotations,
+    query_norm,
+    key_norm,
+    slot_mapping,
+    kv_cache,
+    scales,
+    output,
+    partial,
+    lse,
+    done,
+    splits,
+    query_start_loc,
+    seq_lens,
+    table_rows,
+    block_tables,
+    qkv_stride,
+    table_stride,
+    score_scale,
+    window,
+    eps,
+    SHAPE: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """The work of `decode_kernel` on a projection's heads, for entries of one query token."""
+    kv_head = tl.program_id(0)
+    item = splits + tl.program_id(1) * 4
+    entry = tl.load(item)
+    if entry < 0:
+        return
+    index, count, place = tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
+    first_token = tl.load(query_start_loc + entry)
+    num_tokens = tl.load(query_start_loc + entry + 1) - first_token
+    seq_len = tl.load(seq_lens + entry)
+    table = block_tables + tl.load(table_rows + entry).to(tl.int64) * table_stride
+    first_seen, begin, end = _bounds(seq_len, num_tokens, index, count, window, SPLIT.is_windowed)
+
+    token, head, mask_row, places = _query_rows(qkv, qkv_stride, first_token, num_tokens, kv_head, SHAPE, SPLIT)
+    # One token an entry: its key and value are nobody else's, and only the split that the context
+    # ends in takes them.
+    is_newest = (begin < seq_len) & (end == seq_len)
+    end = tl.minimum(end, seq_len - 1)
+    offs_dim = tl.arange(0, SHAPE.padded_dim)
+    mask_new = (offs_dim < SHAPE.head_dim)[None, :] & is_newest
+    new_key = qkv + first_token.to(tl.int64) * qkv_stride + (SHAPE.num_heads + kv_head) * SHAPE.head_dim
+    new_value = new_key + SHAPE.num_kv_heads * SHAPE.head_dim
+    v_new = tl.load(new_value + offs_dim[None, :], mask=mask_new, other=0.0)
+    slot = tl.load(slot_mapping + first_token)
+    rotation = rotations + first_token.to(tl.int64) * (3 * SPLIT.rotary_dim // 2)
+    q, k_new = _rotated_rows(places, new_key, is_newest, mask_row, rotation, query_norm, key_norm, eps, SHAPE, SPLIT)
+
+    largest = tl.full([SPLIT.rows], -1.0e30, tl.float32)
+    total = tl.full([SPLIT.rows], 0.0, tl.float32)
+    acc = tl.full([SPLIT.rows, SHAPE.padded_dim], 0.0, tl.float32)
+    acc, largest, total, unit = _absorb_new(
+        acc, largest, total, first_unit(), q, k_new, v_new, mask_new, is_newest, slot, kv_head, kv_cache, scales,
+        score_scale, SHAPE, SPLIT,
+    )  # fmt: skip
+    acc, largest, total, unit = _absorb_cached(
+        acc, largest, total, unit, q, seq_len - num_tokens + token, first_seen, begin, end, window, table, kv_head,
+        kv_cache, scales, score_scale, SHAPE, SPLIT,
+    )  # fmt: skip
+    _store_result(
+        output, partial, lse, done, acc, largest, total, unit, first_token, num_tokens, token, head, mask_row, kv_head,
+        index, count, place, SHAPE, SPLIT,
+    )  # fmt: skip

@@ -1,0 +1,159 @@
+"""Launch rules of products with a `QuantizedWeight`: which tile a kernel takes.
+
+Owns the tables of tiles and the sizes between them; which kernel takes a product at all is
+`linear.quantized`'s. What was measured stands in docs/experiments.md, "Launch rules of products".
+"""
+
+from __future__ import annotations
+
+import math
+
+from headrace_kernels import card
+from headrace_kernels.linear.gemm_weight_only import GemmTile
+from headrace_kernels.linear.gemm_weight_only_sm90 import WarpgroupTile, splittings, takes_warpgroups
+from headrace_kernels.linear.gemv_8bit import GemvTile
+from headrace_kernels.linear.gemv_int4 import Int4GemvTile
+from headrace_kernels.linear.small_batch import SmallBatchTile
+from headrace_kernels.linear.small_batch_8bit_sm90 import (
+    MAX_SMALL_BATCH_8BIT_ROWS,
+    SmallBatch8BitTile,
+    rows_of,
+    takes_small_batch_8bit,
+)
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
+
+# Tiles of one row for a gate and up projection, for products whose outputs are few (they are added
+# to the residual stream), and for others. 32 layers of an 8B Llama take 1.43 ms in INT4 on an H200
+# (docs/experiments.md, "Launch rules of products").
+_ROW_TILES: dict[QuantKind, tuple[GemvTile | Int4GemvTile, ...]] = {
+    QuantKind.INT4: (Int4GemvTile(16, 2, 1, 128), Int4GemvTile(16, 4, 4), Int4GemvTile(16, 4, 2)),
+    QuantKind.FP8: (GemvTile(2, 4, True), GemvTile(8, 4, True), GemvTile(8, 2, True)),
+    QuantKind.INT8: (GemvTile(4, 4, True), GemvTile(8, 4, True), GemvTile(4, 2, True)),
+}
+
+
+def gemv_rule(weight: QuantizedWeight, gated: bool = False) -> GemvTile | Int4GemvTile:
+    """The tile of one row."""
+    gate_up, few_outputs, others = _ROW_TILES[weight.kind]
+    if gated:
+        if isinstance(gate_up, Int4GemvTile) and weight.num_inputs > 4096:
+            # A warp has inputs of its own: with twice as many, twice the warps (70B's 8,192: 20.6
+            # us).
+            return Int4GemvTile(gate_up.block_n, 2 * gate_up.num_warps, gate_up.run, gate_up.max_registers)
+        return gate_up
+    return few_outputs if weight.num_outputs <= weight.num_inputs else others
+
+
+# Tiles of 2 to 64 rows of 8 bits where `linear.small_batch_8bit_sm90` is faster than the other
+# kernels, by kind and class of rows, in the order of `_ROW_TILES` (FP8, 32 rows: 2.66 ms, by the
+# others 3.62; docs/experiments.md).
+_SMALL_BATCH_8BIT_TILES: dict[tuple[QuantKind, int], tuple[SmallBatch8BitTile, ...]] = {
+    (QuantKind.FP8, 8): (
+        SmallBatch8BitTile(64, 2, 4, 3, 1),
+        SmallBatch8BitTile(64, 1, 4, 5, 4),
+        SmallBatch8BitTile(64, 1, 4, 5, 3),
+    ),
+    (QuantKind.FP8, 16): (
+        SmallBatch8BitTile(64, 2, 4, 3, 1),
+        SmallBatch8BitTile(64, 1, 4, 5, 4),
+        SmallBatch8BitTile(64, 2, 4, 4, 4),
+    ),
+    (QuantKind.FP8, 32): (
+        SmallBatch8BitTile(64, 2, 4, 4, 1),
+        SmallBatch8BitTile(64, 2, 4, 4, 8),
+        SmallBatch8BitTile(64, 2, 4, 4, 5),
+    ),
+    (QuantKind.FP8, 64): (
+        SmallBatch8BitTile(64, 2, 4, 3, 1),
+        SmallBatch8BitTile(64, 2, 4, 3, 8),
+        SmallBatch8BitTile(64, 2, 4, 3, 5),
+    ),
+    (QuantKind.INT8, 16): (
+        SmallBatch8BitTile(64, 2, 4, 3, 1),
+        SmallBatch8BitTile(64, 1, 4, 5, 4),
+        SmallBatch8BitTile(64, 1, 4, 5, 3),
+    ),
+    (QuantKind.INT8, 32): (
+        SmallBatch8BitTile(64, 2, 4, 4, 1),
+        SmallBatch8BitTile(64, 2, 4, 4, 8),
+        SmallBatch8BitTile(64, 2, 4, 4, 5),
+    ),
+    (QuantKind.INT8, 64): (
+        SmallBatch8BitTile(64, 2, 4, 3, 1),
+        SmallBatch8BitTile(64, 2, 4, 3, 8),
+        SmallBatch8BitTile(64, 2, 4, 3, 5),
+    ),
+}
+
+
+def small_batch_8bit_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> SmallBatch8BitTile | None:
+    """The tile of some rows of 8 bits; None: other kernels multiply."""
+    if not 2 <= num_rows <= MAX_SMALL_BATCH_8BIT_ROWS or not takes_small_batch_8bit(weight):
+        return None
+    tiles = _SMALL_BATCH_8BIT_TILES.get((weight.kind, rows_of(num_rows)))
+    if tiles is None:
+        return None
+    gate_up, few_outputs, others = tiles
+    tile = gate_up if gated else few_outputs if weight.num_outputs <= weight.num_inputs else others
+    # Inputs are split where outputs alone would leave multiprocessors idle; a head's sums would be
+    # more bytes than its words.
+    programs = math.ceil(weight.num_outputs / (tile.side_n * tile.sides))
+    return tile if programs < 2 * card.multiprocessors(weight.device) else tile._replace(splits=1)
+
+
+def small_batch_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> SmallBatchTile:
+    """The tile of 1 to 16 rows, on any GPU.
+
+    Each is within 2% of its product's best on an H200 (INT4, 1 to 8 rows: 2.28 to 2.39 ms for 32
+    layers of an 8B Llama; docs/experiments.md), with norms by a kernel of their own.
+    """
+    # Products that are added to the residual stream: their outputs are few, so that a program has
+    # more under way.
+    has_few_outputs = not gated and weight.num_outputs <= weight.num_inputs
+    if weight.kind is not QuantKind.INT4:
+        return SmallBatchTile(16, 128, 4, 4, 5 if has_few_outputs and num_rows <= 8 else 3, norm_inside=False)
+    if has_few_outputs or num_rows > 8:
+        return SmallBatchTile(16, 128, 4, 4, 3, norm_inside=False)
+    return SmallBatchTile(16, 64, 4, 4, 4, norm_inside=False)
+
+
+def gemm_rule(num_rows: int, weight: QuantizedWeight) -> GemmTile | WarpgroupTile:
+    """The tile of 17 rows and more, some percent off the best on an H200 at the most."""
+    if takes_warpgroups(weight):
+        return _gemm_sm90_rule(num_rows, weight)
+    is_int4 = weight.kind is QuantKind.INT4
+    if num_rows > 64:
+        # A word is four inputs of INT4 and one of the others. Older cards keep operands in
+        # registers, and would have to spill some.
+        rows = 128 if card.has_warpgroup_products(weight.device) else 64
+        tile, programs = GemmTile(128, rows, 64 if is_int4 else 128, 8, 3), 96
+    elif is_int4:
+        tile, programs = GemmTile(128, 64, 32, 4, 4) if num_rows > 32 else GemmTile(128, 32, 64, 8, 4), 192
+    else:
+        tile, programs = GemmTile(64, 64 if num_rows > 32 else 32, 128, 4, 3), 256
+    # Inputs are split where outputs alone would leave multiprocessors idle.
+    alone = math.ceil(weight.num_outputs / tile.block_n) * math.ceil(num_rows / tile.block_m)
+    return tile._replace(splits=next((splits for splits in (1, 2, 4) if splits * alone >= programs), 8))
+
+
+def _gemm_sm90_rule(num_rows: int, weight: QuantizedWeight) -> WarpgroupTile:
+    """The tile where warp groups multiply.
+
+    32 layers of an 8B Llama take 11.7 ms in INT4 at 512 rows on an H200 (docs/experiments.md).
+    """
+    is_int4 = weight.kind is QuantKind.INT4
+    if num_rows <= 32:
+        tile, rows = WarpgroupTile(64, 32, 4, 4, 4 if is_int4 else 2), 32
+    elif num_rows <= 64:
+        # Two programs of 128 outputs for every multiprocessor dequantize and copy less than four of
+        # 64.
+        many = weight.num_outputs >= 128 * card.multiprocessors(weight.device)
+        few = WarpgroupTile(64, 64, 4, 4, 3 if is_int4 else 2)
+        tile, rows = WarpgroupTile(128, 64, 8, 8 if is_int4 else 4, 2) if many else few, 64
+    elif num_rows <= 128 or 256 < num_rows <= 384:
+        # A third tile of 128 rows is less than a second one of 256.
+        tile, rows = WarpgroupTile(64, 128, 4, 4, 2), 128 if num_rows <= 128 else 384
+    else:
+        tile, rows = WarpgroupTile(128, 256, 8, 4, 2), 256 if num_rows <= 256 else 512
+    # Splits suit the most rows of a class, so that a class has one tile.
+    return splittings(tile, rows, weight)[0]
