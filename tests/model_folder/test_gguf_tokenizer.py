@@ -47,16 +47,16 @@ _CUTS = {
     # As the models' own tokenizer.json files have them.
     "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
     "llama-bpe": pre_tokenizers.Sequence([
-        pre_tokenizers.Split(tokenizers.Regex((
+        pre_tokenizers.Split(tokenizers.Regex(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
             r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )), "isolated"),
+        ), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
     "qwen2": pre_tokenizers.Sequence([
-        pre_tokenizers.Split(tokenizers.Regex((
+        pre_tokenizers.Split(tokenizers.Regex(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
             r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )), "isolated"),
+        ), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
     "tekken": pre_tokenizers.Sequence([
         pre_tokenizers.Split(tokenizers.Regex(

@@ -1,6 +1,6 @@
 """Rows that are rounded to NF4 while they come.
 
-    piece of whole rows -quantize_rows-> BlockWeight -dequantize_rows-> how far they are from the piece
+    piece of whole rows -quantize_rows-> BlockWeight -dequantize_rows-> distance from the piece
 
 Owns how far they may be: the widest gap between NF4's numbers, and what rounding a scale adds. The
 original is never held beyond its piece.
