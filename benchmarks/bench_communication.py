@@ -37,7 +37,7 @@ from benchmarks import figures, rank_processes
 from benchmarks.profile_step import captured_runner, make_caches, make_model, plan_of
 from benchmarks.shapes import SHAPES
 from headrace_backend.config import QUANTIZE_GROUPS
-from headrace_backend.parallel.collectives import Collectives, PendingSum, PieceRule, slowest_times
+from headrace_backend.parallel.collectives import Collectives, PendingAllReduce, PieceRule, slowest_times
 from headrace_backend.parallel.nccl import piece_rule
 from headrace_backend.parallel.rendezvous import Seat
 from headrace_backend.weights.placement import Shard
@@ -77,7 +77,7 @@ class Interruptible(Collectives):
         """Does what Collectives.all_reduce does, or keeps the rank's own part."""
         return self._group.all_reduce(partial) if self._speaks else partial
 
-    def begin_all_reduce(self, partial: Tensor) -> PendingSum:
+    def begin_all_reduce(self, partial: Tensor) -> PendingAllReduce:
         """Does what Collectives.begin_all_reduce does, or keeps the rank's own part."""
         assert self._speaks, "a step in silence is whole"
         return self._group.begin_all_reduce(partial)

@@ -33,7 +33,7 @@ from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.start_up.device import choose_device, choose_dtype, prepare_torch
 from headrace_backend.worker.start_up.fitted_runner import make_runner
 from headrace_backend.worker.start_up.sizes import WorkerSizes
-from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, Wish, make_step, release_step
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, SamplingKind, make_step, release_step
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
 from headrace_backend.worker.step.runner import CapturesGraphs, Runner
 from headrace_kernels.attention.quantized_kv import is_quantized, scales_of
@@ -83,7 +83,7 @@ def plan_of(kind: str, pool: BlockPool) -> StepPlan:
         else:
             rows, context = part.split("x")
             chunks += [Chunk(int(context) - 1, 1)] * int(rows)
-    return make_step(chunks, pool, Wish.GREEDY)
+    return make_step(chunks, pool, SamplingKind.GREEDY)
 
 
 def _run(runner: Runner, plan: StepPlan, steps: int) -> float:

@@ -1,14 +1,13 @@
-"""Reads and validates a Hugging Face model folder without torch: what is in it, whether it is
-sound, and nothing of the weights themselves.
+"""Reads and validates a Hugging Face model folder without torch; does not read weights.
 
 Path through the room: `folder.ModelFolder.open` calls `config`, which has the model's family
 (`families`) describe it (`description`), and `generation_defaults` (settings), `tensor_index` over
 `safetensors_header` (where each tensor lies), `expected_tensors` (which tensors the description
 names, by `formats` where another tool made the weights), `fused_tensors` (projections that share a
-tensor), `token_table` and `chat_template` (text). A GGUF file takes the way through `gguf` instead. Every
-file is read through `bounded_files`, which knows the size limits and keeps reads inside the folder.
-Whatever is wrong ends as one `InvalidModelFolder`. Beside that path: `measured_loss`, for who wants
-to know what quantizing cost.
+tensor), `token_table` and `chat_template` (text). A GGUF file takes the way through `gguf` instead.
+Every file is read through `bounded_files`, which knows the size limits and keeps reads inside the
+folder. Whatever is wrong ends as one `InvalidModelFolder`. Beside that path: `measured_loss`, for
+who wants to know what quantizing cost.
 """
 
 from headrace_model_folder.chat_template import ChatTemplate

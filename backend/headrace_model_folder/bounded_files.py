@@ -1,5 +1,4 @@
-"""Reading files of a model folder: only regular files, only inside the folder, only up to a size,
-and JSON only as strictly as we need it.
+"""Reads files of a model folder: regular ones inside the folder, up to a size, and strict JSON.
 
 Does not know what the files mean. Everything that can go wrong is an `InvalidModelFolder` that
 starts with the file's name.
@@ -61,8 +60,9 @@ def open_inside(folder: pathlib.Path, name: str) -> tuple[int, int]:
 
 
 def exists_inside(folder: pathlib.Path, name: str) -> bool:
-    """Whether the folder has an entry of that name (a broken link counts: reading it then says what
-    is wrong).
+    """Whether the folder has an entry of that name.
+
+    A broken link counts: reading it then says what is wrong.
     """
     return os.path.lexists(folder / name)
 

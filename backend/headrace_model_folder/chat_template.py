@@ -31,8 +31,9 @@ class ChatTemplate:
 
 
 def read_chat_template(folder: pathlib.Path) -> ChatTemplate:
-    """Reads chat_template.jinja, else `chat_template` of tokenizer_config.json (a text, or a list
-    whose "default" entry counts).
+    """Reads chat_template.jinja, else `chat_template` of tokenizer_config.json.
+
+    That is a text, or a list whose "default" entry counts.
 
     Raises:
         InvalidModelFolder: a file that can't be read, a template that is not text or larger than 1

@@ -1,8 +1,10 @@
-"""config.json as a frozen dataclass: the family's description of the model, and what is alike for all
-families: types, token ids, context, what another tool made of the weights.
+"""config.json as a frozen dataclass: the family's description, and what all families share.
 
-Owns the order of reading. What a field means for one family is the family's (`families`). Code of the folder's own (`auto_map`) is never run, only
-mentioned; what the fields mean is decided by the architecture's name alone.
+All have types, token ids, context, and what another tool made of the weights.
+
+Owns the order of reading. What a field means for one family is the family's (`families`). Code of
+the folder's own (`auto_map`) is never run, only mentioned; what the fields mean is decided by the
+architecture's name alone.
 """
 
 from __future__ import annotations
@@ -58,9 +60,7 @@ class ModelConfig:
 
     @property
     def quantized_by(self) -> str | None:
-        """Who quantized the folder's weights, as config.json spells it; None: nobody, or a GGUF
-        file's maker.
-        """
+        """Who quantized the folder's weights, as config.json spells it; None: nobody, or GGUF."""
         if self.quantization is not None:
             return self.quantization.method
         return BITSANDBYTES if self.is_bitsandbytes else None
@@ -103,7 +103,7 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
 
 
 def _quantization(fields: Fields, model: ModelDescription) -> FolderQuantization | None:
-    """The quantization of a folder, which names projections as the folder has them, by our names."""
+    """The quantization of a folder, which names projections its own way, by our names."""
     found = read_quantization(fields.get("quantization_config"), list(model.stored_linears()))
     if found is None:
         return None

@@ -1,9 +1,7 @@
-"""A model as data: its embedding, the parts of each decoder layer and its output head, each with its
-sizes and the names of its tensors.
+"""A model as data: embedding, parts of each decoder layer, output head, with sizes and tensors.
 
     config.json -> families/<family>.describe -> ModelDescription -> expected tensors, rules for
-                                                                     ranks, memory plan, step costs,
-                                                                     torch modules
+    ranks, memory plan, step costs, torch modules
 
 Owns the vocabulary of parts. A family says which parts its layers have; whoever needs a model's
 tensors, sizes or modules makes them from here and knows no family. What a part computes is the
@@ -124,8 +122,9 @@ class Mlp:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layer:
-    """A decoder layer: norm, attention, norm, MLP, with additions to the residual stream after
-    attention and MLP.
+    """A decoder layer: norm, attention, norm, MLP.
+
+    Outputs of attention and MLP are added to the residual stream.
     """
 
     # Such as model.layers.0.
@@ -215,15 +214,11 @@ class ModelDescription:
         return itertools.chain.from_iterable(layer.linears for layer in self.layers)
 
     def stored_linears(self) -> dict[str, Linear]:
-        """The projections of all layers as the checkpoint has them, by name, in the order of a
-        forward pass.
-        """
+        """The projections of all layers as the checkpoint has them, by name, in forward order."""
         return {stored.name: stored for stored in (linear.stored for linear in self.linears)}
 
     def stored_tensors(self) -> dict[str, Shape]:
-        """Name -> shape of every tensor of a checkpoint of the model, without a tied output
-        layer's.
-        """
+        """Shape of each tensor of a checkpoint by name, without a tied output layer's."""
         fused = {name for linear in self.linears if linear.fused for name, _ in linear.tensors()}
         stored = (linear.tensors() for linear in self.stored_linears().values())
         own = {name: shape for name, shape in self.tensors() if name not in fused}

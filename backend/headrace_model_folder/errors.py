@@ -17,9 +17,7 @@ class InvalidModelFolder(ValueError):
 
 
 def shown(value: object) -> str:
-    """A value from a file as it may stand in a message: its repr, cut to a length that a hostile
-    file can't stretch.
-    """
+    """The repr of a value from a file, cut to a length that a hostile file can't stretch."""
     if isinstance(value, int) and abs(value) >= 10**_SHOWN_CHARACTERS:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, (dict, list)):

@@ -1,8 +1,7 @@
-"""Which tensors an architecture needs, by Hugging Face name and shape, and the comparison with what
-a folder has.
+"""Tensors that an architecture needs, by Hugging Face name and shape, compared with a folder's.
 
-The model's description names them. Where another tool quantized a layer, the tensors of its format stand in the folder in
-place of its weight (`formats.layer_format`).
+The model's description names them. Where another tool quantized a layer, the tensors of its format
+stand in the folder in place of its weight (`formats.layer_format`).
 """
 
 from __future__ import annotations
@@ -87,8 +86,9 @@ def _folder_tensors(config: ModelConfig) -> dict[str, _Expected]:
 
 
 def needless_biases(config: ModelConfig) -> dict[str, Shape]:
-    """Biases that a folder may have though the architecture has none: tools for GPTQ and AWQ write
-    zeros for each layer that they quantize.
+    """Names of biases that a folder may have though the architecture has none.
+
+    Tools for GPTQ and AWQ write zeros for each layer that they quantize.
     """
     layers = config.quantization.layers if config.quantization else {}
     outputs: dict[str, Shape] = {linear.name: (linear.outputs,) for linear in config.description.linears}

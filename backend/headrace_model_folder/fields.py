@@ -14,8 +14,7 @@ from headrace_model_folder.errors import InvalidModelFolder, shown
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fields:
-    """A JSON object with the name under which messages mention it, such as `config.json` or
-    `config.json: rope_scaling`.
+    """A JSON object with the name by which messages mention it, such as `config.json`.
 
     A field that is absent or null takes the default; without a default it is an error. Every getter
     raises InvalidModelFolder.

@@ -55,7 +55,8 @@ def _parts(linear: Linear, form: LayerFormat | None, records: Records) -> Iterat
     part = LayerPart(range(linear.fused.first, linear.fused.first + linear.outputs), range(linear.inputs))
     if form is not None and (unit := part.cut_unit(form)) is not None:
         raise InvalidModelFolder(
-            f"config.json: quantization_config: {linear.name} is outputs {part.outputs.start} to {part.outputs.stop} of {linear.fused.name}, which {unit} outputs that share a word or a block do not divide"
+            f"config.json: quantization_config: {linear.name} is outputs {part.outputs.start} to {part.outputs.stop} "
+            f"of {linear.fused.name}, which {unit} outputs that share a word or a block do not divide"
         )
     for suffix in ("weight", "bias") if form is None else ("bias",):
         if (record := records.get(f"{linear.fused.name}.{suffix}")) is not None:
@@ -73,7 +74,8 @@ def _outputs_of(record: TensorRecord, part: LayerPart, linear: Linear) -> Tensor
     """A plain weight's or bias's rows, or those of a GGUF file's blocks, which lie along rows."""
     if record.nf4 is not None:
         raise InvalidModelFolder(
-            f"{record.file}: tensor {shown(linear.stored.name)} is in NF4, and holds several projections, which is not supported"
+            f"{record.file}: tensor {shown(linear.stored.name)} is in NF4, and holds several projections, which is not "
+            "supported"
         )
     return _cut(record, part.outputs, range(linear.inputs) if len(record.shape) == 2 else None)
 

@@ -1,5 +1,6 @@
-"""generation_config.json: the sampling defaults that a model's makers recommend, and which of their
-recommendations have no effect here.
+"""generation_config.json: sampling defaults that a model's makers recommend.
+
+Some of their recommendations have no effect here.
 
 Owns what each key of that file means to a server: a default for requests, nothing (it configures
 `transformers`), or something that would change answers and is not done.
@@ -27,7 +28,8 @@ _HARMLESS = frozenset(
         "use_cache", "cache_implementation", "cache_config", "max_cache_len", "low_memory", "prefill_chunk_size",
         "compile_config", "disable_compile", "continuous_batching_config", "return_dict_in_generate", "output_scores",
         "output_logits", "output_attentions", "output_hidden_states", "is_assistant", "num_assistant_tokens",
-        "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind",
+        "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_early_exit",
+        "assistant_lookbehind",
         "assistant_ensemble_weight", "target_lookbehind", "prompt_lookup_num_tokens", "max_matching_ngram_size",
         "speculation_type", "use_mtp",
     }
@@ -109,7 +111,7 @@ def read_generation_defaults(
 
 
 def _without_effect(values: dict[str, Any], context_tokens: int) -> tuple[str, ...]:
-    """Names, with their values, the recommendations that would change answers and are not followed."""
+    """Names, with values, recommendations that would change answers and are not followed."""
     found = []
     for key, value in values.items():
         if key in _READ or key in _HARMLESS or value in (None, [], {}) or value == _NEUTRAL.get(key):

@@ -1,5 +1,4 @@
-"""quantization-report.json, which `headrace quantize` leaves in a folder that it wrote: what its
-numbers cost on text.
+"""quantization-report.json: what a folder's quantization cost, as `headrace quantize` measured.
 
 Owns the fields that are read of it, their bounds, and what makes it another folder's. A report
 decides nothing about how a model is served, so whoever asks here lets a bad one be, and says so.
@@ -59,7 +58,7 @@ def read_measured_loss(folder: ModelFolder) -> MeasuredLoss | None:
         None if the folder has no report, or one of a run without text.
 
     Raises:
-        InvalidModelFolder: The report is no such report, is not sound, or is another folder's. The
+        InvalidModelFolder: The report is no such report, is not valid, or is another folder's. The
             model can be served all the same.
     """
     if folder.gguf_file is not None or not exists_inside(folder.path, REPORT_FILE):
@@ -130,7 +129,7 @@ def _check_sizes(report: Fields, folder: ModelFolder) -> None:
 
 
 def _bits_per_weight(folder: ModelFolder) -> float:
-    """Of the quantized layers, scales and zero points included, as they lie in the folder."""
+    """Bits per weight of the quantized layers, scales and zero points included."""
     assert folder.config.quantization is not None
     layers, shapes = folder.config.quantization.layers, expected_tensors(folder.config)
     num_bytes = sum(

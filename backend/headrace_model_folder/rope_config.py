@@ -1,5 +1,6 @@
-"""The rotary embedding's part of config.json, in both forms: `rope_parameters` (transformers 5) or
-`rope_theta` with `rope_scaling` (before).
+"""The rotary embedding's part of config.json, in both forms.
+
+They are `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (before).
 
 Owns the parameters and their bounds. The frequencies themselves are computed in
 `headrace_kernels.attention.rope`.
@@ -53,8 +54,9 @@ class RopeConfig:
 
     @property
     def stretched_context(self) -> int:
-        """Tokens that YaRN stretches the original context to; 0 for other types, whose config
-        states the usable context itself.
+        """Tokens that YaRN stretches the original context to; 0 for other types.
+
+        Their config states the usable context itself.
         """
         return int(self.original_max_position_embeddings * self.factor) if self.rope_type == "yarn" else 0
 

@@ -1,5 +1,6 @@
-"""The header of one safetensors file: where each tensor lies, checked so strictly that a reader may
-trust every offset.
+"""The header of one safetensors file: where each tensor lies.
+
+It is checked so strictly that a reader may trust every offset.
 
 Layout of a file: 8 bytes little-endian header length, the header as JSON (name -> dtype, shape,
 data_offsets), then the data without gaps. Only the header is read to find them, never a weight.
@@ -28,7 +29,7 @@ _BYTES_PER_ELEMENT = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorRecord:
-    """Where a tensor's bytes are.
+    """The place of a tensor's bytes: file, offset and size.
 
     `file` is a name inside the folder, `offset` counts from the start of that file.
     """
@@ -131,7 +132,8 @@ def _record(file: str, name: str, entry: Any, data_start: int) -> TensorRecord:
         num_bytes *= size
     if num_bytes != offsets[1] - offsets[0]:
         raise error(
-            f"needs {shown(num_bytes)} bytes for {dtype} {shown(tuple(shape))}, its offsets span {shown(offsets[1] - offsets[0])}"
+            f"needs {shown(num_bytes)} bytes for {dtype} {shown(tuple(shape))}, its offsets span "
+            f"{shown(offsets[1] - offsets[0])}"
         )
     return TensorRecord(file, dtype, tuple(shape), data_start + offsets[0], num_bytes)
 

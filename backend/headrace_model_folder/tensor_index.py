@@ -1,5 +1,6 @@
-"""All tensors of a folder: one `model.safetensors`, or the shards that
-`model.safetensors.index.json` names.
+"""All tensors of a folder: one `model.safetensors`, or the shards that an index names.
+
+The index is `model.safetensors.index.json`.
 
 Owns agreement between index and shards. Which tensors a model needs is `expected_tensors`'
 business.

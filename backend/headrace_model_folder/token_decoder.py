@@ -1,5 +1,4 @@
-"""What a tokenizer.json's decoder makes of single tokens: their bytes, and how a text that stands
-alone begins.
+"""What a tokenizer.json's decoder makes of single tokens: bytes, and how a text begins.
 
 Owns the forms of decoders that a table of bytes per token can stand for: ByteLevel (GPT-2, Llama 3,
 Qwen: each character of a token stands for one byte) and SentencePiece-style ones (Llama 2, Mistral,
@@ -51,9 +50,7 @@ class TokenDecoder:
         return bytes([int(match[1], 16)]) if match else token.replace(_SPACE, " ").encode()
 
     def beginning(self, token: str) -> bytes | None:
-        """The bytes of a token as the first of a text that stands alone; None if they are the same
-        as elsewhere.
-        """
+        """The bytes of a token as the first of a text; None if they are the same as elsewhere."""
         return token.replace(_SPACE, "").encode() if self.drops_first_spaces and _SPACE in token else None
 
 
@@ -102,8 +99,10 @@ def _unknown(file: str, kinds: list[object]) -> InvalidModelFolder:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The byte-level alphabet: printable Latin-1 characters stand for themselves, the other bytes
-    for characters from U+0100 on.
+    """The byte of each character of the byte-level alphabet.
+
+    Printable Latin-1 characters stand for themselves, the other bytes for characters from U+0100
+    on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]

@@ -121,8 +121,9 @@ def _table(texts: dict[int, str], decoder: TokenDecoder, special: frozenset[int]
 
 
 def _added_texts(added: Sequence[_AddedToken], normalizer: msgspec.Raw) -> dict[int, str]:
-    """What each added token is to the decoder: its content, or what the normalizer makes of it
-    where it is looked for in normalized text.
+    """What each added token is to the decoder.
+
+    It is its content, or what the normalizer makes of it where it is looked for in normalized text.
     """
     texts = {token.id: token.content for token in added}
     normalized = [token for token in added if token.normalized]

@@ -69,7 +69,8 @@ def _spread(pieces: Pieces, config: QuantizeConfig) -> Pieces:
         held = "" if config.evaluation else " beside the tenth that is held out"
         works = f"; --samples {len(pieces)} works" if pieces else ""
         raise QuantizeRefused(
-            f"--calibration has text for {len(pieces)} samples of {config.sequence_length} tokens{held}, --samples is {config.samples}{works}"
+            f"--calibration has text for {len(pieces)} samples of {config.sequence_length} tokens{held}, --samples is "
+            f"{config.samples}{works}"
         )
     return [pieces[index * len(pieces) // config.samples] for index in range(config.samples)]
 

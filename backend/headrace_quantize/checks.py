@@ -1,5 +1,4 @@
-"""What can be refused before torch is loaded: the model's folder, its sizes, the names of layers,
-the folder to be written.
+"""Refuses what can be refused before torch is loaded: folders, sizes, names of layers.
 
 No torch.
 
@@ -52,7 +51,8 @@ def check(config: QuantizeConfig) -> Job:
     model = _open(config)
     if config.sequence_length > model.config.max_position_embeddings:
         raise QuantizeRefused(
-            f"--sequence-length is {config.sequence_length}, the model's context has {model.config.max_position_embeddings} tokens"
+            f"--sequence-length is {config.sequence_length}, the model's context has "
+            f"{model.config.max_position_embeddings} tokens"
         )
     shapes = projections(model)
     kept = _kept(config.keep, tuple(shapes))
@@ -89,7 +89,8 @@ def _open(config: QuantizeConfig) -> ModelFolder:
         fused := next((linear.fused.name for linear in model.config.description.linears if linear.fused), None)
     ) is not None:
         raise QuantizeRefused(
-            f"MODEL_FOLDER {folder} keeps several projections in one tensor ({fused}), which is not supported yet: --quantize of a server rounds such a model as it loads"
+            f"MODEL_FOLDER {folder} keeps several projections in one tensor ({fused}), which is not supported yet: "
+            "--quantize of a server rounds such a model as it loads"
         )
     if model.gguf_file is not None:
         raise QuantizeRefused(

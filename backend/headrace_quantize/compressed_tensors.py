@@ -1,5 +1,4 @@
-"""The layout of tensors in the folder that is written, and its quantization_config:
-compressed-tensors, as its public description states it.
+"""Tensors and quantization_config of the folder that is written, in compressed-tensors' layout.
 
     <projection>.weight_packed      int32 [outputs, ceil(inputs x bits / 32)], lowest bits first,
                                     number + 2^(bits-1)
@@ -23,15 +22,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from headrace_quantize.config import QuantizeConfig
-from headrace_quantize.numbers import NumberFormat, QuantizedMatrix
+from headrace_quantize.rounding.numbers import NumberFormat, QuantizedMatrix
 
 _WORD_BITS = 32
 _BLOCK_NUMBERS = 1 << 22
 
 
 def pack(numbers: Tensor, bits: int) -> Tensor:
-    """Whole numbers from -2^(bits-1) as int32 words along the last dimension, padded with zero
-    bits.
+    """Packs whole numbers from -2^(bits-1) into int32 words along the last dimension.
+
+    The last word is padded with zero bits.
 
     Args:
         numbers: [rows, columns], any type.
@@ -67,11 +67,11 @@ def _unpacked(words: Tensor, bits: int, num_columns: int) -> Tensor:
 
 
 def tensors_of(name: str, matrix: QuantizedMatrix) -> dict[str, Tensor]:
-    """The tensors of one projection, on the host.
+    """Returns the tensors of one projection, on the host.
 
     Args:
-        name: Of the projection, without ".weight".
-        matrix: Its numbers.
+        name: Name of the projection, without ".weight".
+        matrix: Numbers, scales and zero points of the projection.
     """
     form = matrix.format
     found = {f"{name}.weight_scale": matrix.scales.to(form.scale_dtype)}

@@ -1,5 +1,4 @@
-"""What `headrace quantize` was asked for: one frozen object, from the command line to the process
-that does it.
+"""What `headrace quantize` was asked for: one frozen object, from command line to process.
 
 No torch.
 
@@ -29,7 +28,10 @@ class QuantizeConfig(pydantic.BaseModel):
     out_folder: str = pydantic.Field(description="folder that is made, or goes on to be made with --resume")
     method: Literal["rtn", "gptq", "awq"] = pydantic.Field(
         "gptq",
-        description="rtn rounds to nearest, gptq makes up for each rounding in the weights behind it, awq scales inputs that matter before it rounds",
+        description=(
+            "rtn rounds to nearest, gptq makes up for each rounding in the weights behind it, awq scales inputs that "
+            "matter before it rounds"
+        ),
     )
     scheme: Literal["int", "fp8"] = pydantic.Field(
         "int", description="integers of --bits, or e4m3 with a scale per output (--method rtn only)"
@@ -40,7 +42,10 @@ class QuantizeConfig(pydantic.BaseModel):
     )
     symmetric: bool = pydantic.Field(
         True,
-        description="without zero points; --asymmetric is nearer to the weights, and transformers reads it with dequantize=True only",
+        description=(
+            "without zero points; --asymmetric is nearer to the weights, and transformers reads it with "
+            "dequantize=True only"
+        ),
     )
     act_order: bool = pydantic.Field(
         False, description="gptq: inputs with the largest activations first; groups stay where they are"
@@ -86,7 +91,7 @@ class QuantizeConfig(pydantic.BaseModel):
 
     @property
     def number_bits(self) -> int:
-        """Of a weight, without scales."""
+        """Bits of a weight's number, without scales."""
         return 8 if self.scheme == "fp8" else self.bits
 
     @property

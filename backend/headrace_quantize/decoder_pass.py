@@ -118,7 +118,7 @@ class DecoderPass:
         return residual.add_(out).view(batch.shape)
 
     def _kv_cache(self, rows: int) -> Tensor:
-        """Blocks for these rows: what earlier batches left there is overwritten before it is read."""
+        """Blocks for these rows: what earlier batches left is overwritten before it is read."""
         blocks = rows * -(-self._length // _BLOCK)
         if self._cache is None or len(self._cache) < blocks:
             attention = self._description.attention

@@ -23,8 +23,9 @@ _TOKENS = 256
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Quality:
-    """Of the quantized model beside the original, over all tokens of the held-out text but the
-    first of each piece.
+    """Quality of the quantized model beside the original, over the tokens of the held-out text.
+
+    The first token of each piece does not count.
     """
 
     tokens: int
@@ -47,16 +48,16 @@ class Quality:
 def compare(
     pieces: Pieces, before: Tensor, after: Tensor, source: SourceTensors, passes: DecoderPass, tied: bool, eps: float
 ) -> Quality:
-    """Compares the two.
+    """Compares the quantized model with the original.
 
     Args:
         pieces: The ids, as many in each.
-        before: [pieces, tokens, width] after all of the original's layers.
-        after: The same of the quantized layers.
-        source: For norm and output layer.
-        passes: Of the type and device to compute with.
+        before: Hidden states [pieces, tokens, width] after all of the original's layers.
+        after: Hidden states [pieces, tokens, width] after all of the quantized layers.
+        source: Tensors of the original, for norm and output layer.
+        passes: Decoder passes of the type and device to compute with.
         tied: Whether the embedding is the output layer.
-        eps: Of the norm.
+        eps: Epsilon of the norm.
     """
     norm = source.read("model.norm.weight").to(passes.device, passes.dtype)
     head = source.read("model.embed_tokens.weight" if tied else "lm_head.weight").to(passes.device, passes.dtype)
@@ -91,8 +92,9 @@ def _interval(values: Tensor) -> float | None:
 
 
 def _sums(wanted: Tensor, found: Tensor, targets: Tensor) -> Tensor:
-    """Surprise of both, divergence and equal choices of some tokens, [4] fp64 on the host;
-    logarithms of probabilities [tokens, vocabulary].
+    """Sums surprise of both models, divergence and equal choices over some tokens.
+
+    They are [4] fp64 on the host; logarithms of probabilities are [tokens, vocabulary].
     """
     surprises = [-side.gather(1, targets[:, None]).sum() for side in (wanted, found)]
     divergence = (wanted.exp() * (wanted - found)).sum()

@@ -1,5 +1,6 @@
-"""Scales that are multiplied into a layer's tensors so that they cancel: a product's inputs by s,
-what makes them by 1 / s.
+"""Scales that are multiplied into a layer's tensors so that they cancel.
+
+A product's inputs are multiplied by s, what makes them by 1 / s.
 
 Owns what a tensor becomes; `awq` finds the scales, `stages` says where they go.
 """
@@ -16,7 +17,10 @@ from headrace_quantize.stages import Stage, of_source
 
 @dataclasses.dataclass(slots=True)
 class Folding:
-    """Of one layer. Names are those of projections and norms, without ".weight"."""
+    """Scales that are folded into one layer.
+
+    Names are those of projections and norms, without ".weight".
+    """
 
     # Projection -> [inputs] what its columns are multiplied by.
     inputs: dict[str, Tensor] = dataclasses.field(default_factory=dict)

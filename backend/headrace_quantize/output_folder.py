@@ -1,5 +1,4 @@
-"""The folder that is written: shards that appear whole, a state that says which are done, and at
-the end what makes it a model.
+"""The folder that is written: shards that appear whole, a state of which are done, then the rest.
 
     layer n's tensors -> model-0000x-of-0000y.safetensors -> quantization-state.json (that shard's
     sum, what is reported of the layer) all shards -> index, tokenizer and templates, config.json ->
@@ -51,7 +50,7 @@ class OutputFolder:
         Args:
             path: The folder.
             fingerprint: Everything that the bytes depend on.
-            num_shards: That there will be.
+            num_shards: Number of shards that there will be.
 
         Raises:
             QuantizeRefused: The folder is of another command, or a finished shard has changed.
@@ -105,11 +104,11 @@ class OutputFolder:
 
     @property
     def tensor_bytes(self) -> int:
-        """Of all shards that were written."""
+        """Bytes of the tensors of all shards that were written."""
         return sum(sum(entry["tensors"].values()) for entry in self._state["shards"].values())
 
     def bytes_of(self, projections: Collection[str]) -> int:
-        """Of the tensors of these projections, their biases left out."""
+        """Bytes of the tensors of these projections, without their biases."""
         return sum(
             size
             for entry in self._state["shards"].values()
@@ -143,7 +142,8 @@ class OutputFolder:
         for key in sorted(before.keys() | fingerprint.keys()):
             if before.get(key) != fingerprint.get(key):
                 raise QuantizeRefused(
-                    f"OUT_FOLDER {self.path} is of another command: {key} was {before.get(key)}, is {fingerprint.get(key)}"
+                    f"OUT_FOLDER {self.path} is of another command: {key} was {before.get(key)}, is "
+                    f"{fingerprint.get(key)}"
                 )
 
     def _name(self, index: int) -> str:

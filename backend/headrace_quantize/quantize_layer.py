@@ -16,15 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from headrace_quantize import awq, gptq
 from headrace_quantize.checks import Job
 from headrace_quantize.compressed_tensors import matrix_of, tensors_of
 from headrace_quantize.decoder_pass import DecoderPass, LoadedLayer
 from headrace_quantize.folding import Folding
-from headrace_quantize.numbers import NumberFormat, QuantizedMatrix, round_to_nearest
+from headrace_quantize.rounding import awq, gptq
+from headrace_quantize.rounding.numbers import NumberFormat, QuantizedMatrix, round_to_nearest
+from headrace_quantize.rounding.statistics import InputStatistics, relative_output_error
 from headrace_quantize.source_tensors import SourceTensors
 from headrace_quantize.stages import STAGES, Stage, num_inputs, tie
-from headrace_quantize.statistics import InputStatistics, relative_output_error
 
 Tensors = dict[str, Tensor]
 Note = Callable[[str], None]
@@ -83,8 +83,9 @@ class LayerQuantizer:
         return result
 
     def fill(self, layer: LoadedLayer, tensors: Mapping[str, Tensor]) -> None:
-        """Gives a layer the weights that a reader of these tensors restores; those that are not
-        among them stay.
+        """Gives a layer the weights that a reader of these tensors restores.
+
+        Weights that are not among them stay.
         """
         for name, target in layer.targets.items():
             projection = name.removesuffix(".weight")
@@ -113,7 +114,8 @@ class LayerQuantizer:
             one.check(prefix + product)
             if self._config.method == "gptq" and one.tokens < len(one.gram):
                 self._note(
-                    f"{prefix}{product}: {one.tokens:,} tokens of calibration for {len(one.gram):,} inputs; more --samples tell more of them"
+                    f"{prefix}{product}: {one.tokens:,} tokens of calibration for {len(one.gram):,} inputs; more "
+                    "--samples tell more of them"
                 )
         return found
 
@@ -180,7 +182,7 @@ class LayerQuantizer:
 
 
 def _error(weight: Tensor, restored: Tensor, gram: Tensor | None) -> float:
-    """Of outputs; without text of weights."""
+    """Error of the outputs; without text the error of the weights."""
     if gram is not None:
         return relative_output_error(weight, restored, gram)
     return float((weight - restored).norm() / weight.norm().clamp(min=torch.finfo(torch.float32).tiny))

@@ -1,9 +1,9 @@
-"""A decoder layer as quantization sees it: four products in the order in which text passes them,
-and what makes each one's inputs.
+"""A decoder layer as quantization sees it: four products in forward order, with their sources.
 
-    input_layernorm -> q, k, v -> attention -> o            post_attention_layernorm -> gate, up ->
-                                                            SwiGLU -> down
-                            v ------------------^                                            up ------------^
+    input_layernorm -> q, k, v -> attention -> o
+                             v --------------^
+    post_attention_layernorm -> gate, up -> SwiGLU -> down
+                                      up -------------^
 
 Owns the names, and where scales of inputs may be folded: a norm's weight, or the outputs of v
 (attention mixes tokens, not channels) and of up (the gate multiplies channel by channel).
@@ -40,14 +40,15 @@ STAGES = (
 
 
 def num_inputs(stage: Stage, config: ModelConfig) -> int:
-    """Of the stage's product."""
+    """Number of inputs of the stage's product."""
     layer = config.description.layers[0]
     return next(linear.inputs for linear in layer.linears if linear.name == f"{layer.name}.{stage.projections[0]}")
 
 
 def tie(stage: Stage, config: ModelConfig) -> Callable[[Tensor], Tensor]:
-    """Makes scales of the inputs equal where one output of the source becomes several: the heads
-    that share a value head.
+    """Makes scales of the inputs equal where one output of the source becomes several.
+
+    These are the inputs of heads that share a value head.
     """
     if stage.product != "self_attn.o_proj":
         return lambda scales: scales

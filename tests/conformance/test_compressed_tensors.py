@@ -23,7 +23,7 @@ from tests.quantize.quantize_parts import DRAFT, quantize, request, write_text
 from tests.quantize.restored_folder import restored, transformers_model
 from tests.support.quantized_folders import Quantized, quantize_folder
 
-from headrace_quantize.numbers import NumberFormat
+from headrace_quantize.rounding.numbers import NumberFormat
 
 pytestmark = pytest.mark.slow
 

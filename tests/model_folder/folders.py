@@ -1,5 +1,6 @@
-"""Writes small model folders byte by byte, without torch or safetensors, so that each test can
-break exactly one thing.
+"""Writes small model folders byte by byte, without torch or safetensors.
+
+So each test can break exactly one thing.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ def header_of(shapes: Mapping[str, tuple[int, ...]], dtype: str = "F32", width: 
 
 
 def write_safetensors(path: pathlib.Path, header: Header | bytes, num_bytes: int) -> None:
-    """A file with this header and that many zero bytes of data (sparse, so large sizes cost
-    nothing).
+    """Writes a file with this header and that many zero bytes of data.
+
+    The data is sparse, so large sizes cost nothing.
     """
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(len(raw).to_bytes(8, "little") + raw)
@@ -52,7 +54,7 @@ def write_safetensors(path: pathlib.Path, header: Header | bytes, num_bytes: int
 
 
 def write_folder(path: pathlib.Path, config: Mapping[str, Any] = CONFIG) -> pathlib.Path:
-    """A sound folder with one weight file."""
+    """A valid folder with one weight file."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     header, size = header_of(expected_tensors(parse_config(dict(config))))
@@ -61,7 +63,7 @@ def write_folder(path: pathlib.Path, config: Mapping[str, Any] = CONFIG) -> path
 
 
 def write_sharded_folder(path: pathlib.Path, num_shards: int = 3) -> dict[str, str]:
-    """A sound folder with shards. Returns its weight map."""
+    """A valid folder with shards. Returns its weight map."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(CONFIG))
     shapes = expected_tensors(parse_config(CONFIG))

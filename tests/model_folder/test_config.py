@@ -1,5 +1,6 @@
-"""config.json: families' defaults, both spellings of the rotary embedding, and values that must be
-refused by name.
+"""config.json: families' defaults, both spellings of the rotary embedding.
+
+Values that must be refused by name.
 """
 
 import dataclasses

@@ -1,5 +1,7 @@
-"""Opening whole folders: what is missing, surplus, misshapen or elsewhere, shards, links, special
-files, speed, and that torch stays out.
+"""Opening whole folders.
+
+What is missing, surplus, misshapen or elsewhere, shards, links, special files, speed, and that
+torch stays out.
 """
 
 import json
@@ -40,7 +42,7 @@ def rewrite_weights(path: pathlib.Path, changes: dict[str, Any], dtype: str = "F
     write_safetensors(path / "model.safetensors", header, size)
 
 
-def test_a_sound_folder_is_described(tmp_path: pathlib.Path) -> None:
+def test_a_valid_folder_is_described(tmp_path: pathlib.Path) -> None:
     folder = ModelFolder.open(write_folder(tmp_path / "tiny"))
     assert folder.name == "tiny"
     assert folder.revision.startswith("tiny@") and len(folder.revision) == len("tiny@") + 12
@@ -220,7 +222,10 @@ def test_the_revision_follows_config_tokenizer_and_headers(tmp_path: pathlib.Pat
 
 
 def test_opening_a_folder_imports_no_torch(tmp_path: pathlib.Path) -> None:
-    code = "import sys; from headrace_model_folder import ModelFolder; ModelFolder.open(sys.argv[1]); print('torch' in sys.modules)"
+    code = (
+        "import sys; from headrace_model_folder import ModelFolder; ModelFolder.open(sys.argv[1]); print('torch' in "
+        "sys.modules)"
+    )
     backend = pathlib.Path(sys.modules[ModelFolder.__module__].__file__ or "").parents[1]
     environment = {**os.environ, "PYTHONPATH": str(backend)}
     command = [sys.executable, "-c", code, str(write_folder(tmp_path))]

@@ -1,5 +1,6 @@
-"""GGUF files: what they state becomes a model's configuration, records and text; everything that
-does not describe its file exactly is refused, naming file and key or tensor.
+"""GGUF files: what they state becomes a model's configuration, records and text.
+
+Everything that does not describe its file exactly is refused, naming file and key or tensor.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ def small(arch: str = "llama", kind: str = "Q8_0", tied: bool = False) -> Gguf:
     key = HIDDEN // HEADS * KV_HEADS
     shapes = {
         "token_embd.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,), "blk.0.attn_norm.weight": (HIDDEN,),
-        "blk.0.ffn_norm.weight": (HIDDEN,), "blk.0.attn_q.weight": (HIDDEN, HIDDEN), "blk.0.attn_k.weight": (key, HIDDEN),
+        "blk.0.ffn_norm.weight": (HIDDEN,), "blk.0.attn_q.weight": (HIDDEN, HIDDEN),
+        "blk.0.attn_k.weight": (key, HIDDEN),
         "blk.0.attn_v.weight": (key, HIDDEN), "blk.0.attn_output.weight": (HIDDEN, HIDDEN),
-        "blk.0.ffn_gate.weight": (INNER, HIDDEN), "blk.0.ffn_up.weight": (INNER, HIDDEN), "blk.0.ffn_down.weight": (HIDDEN, INNER),
+        "blk.0.ffn_gate.weight": (INNER, HIDDEN), "blk.0.ffn_up.weight": (INNER, HIDDEN),
+        "blk.0.ffn_down.weight": (HIDDEN, INNER),
     }  # fmt: skip
     if not tied:
         shapes["output.weight"] = (VOCAB, HIDDEN)
@@ -73,7 +76,7 @@ def refused(folder: pathlib.Path, gguf: Gguf | bytes) -> str:
     return str(error.value)
 
 
-def test_a_sound_file_is_described(tmp_path: pathlib.Path) -> None:
+def test_a_valid_file_is_described(tmp_path: pathlib.Path) -> None:
     folder = opened(tmp_path, small())
     config = folder.config
     model, attention = config.description, config.description.attention
@@ -225,14 +228,16 @@ def _tensor(name: str, kind: str, shape: tuple[int, ...]) -> Callable[[Gguf], No
         (_with(llama__attention__head_count="4"), "llama.attention.head_count must be an integer"),
         (_with(llama__attention__head_count=[4, 4]), "llama.attention.head_count must be an integer"),
         (_with(llama__attention__head_count_kv=3), "num_key_value_heads must divide"),
-        (_with(llama__attention__value_length=16), "llama.attention.value_length must be the length of a head's key (8)"),
+        (_with(llama__attention__value_length=16),
+         "llama.attention.value_length must be the length of a head's key (8)"),
         (_with(llama__rope__dimension_count=4), "llama.rope.dimension_count must be the length"),
         (_with(llama__embedding_length=64), "tensor 'token_embd.weight' has shape [9, 32], [9, 64] expected"),
         (_with(llama__vocab_size=10), "llama.vocab_size must be the rows of 'token_embd.weight' (9), is 10"),
         (_with(llama__expert_count=8), "llama.expert_count must be 0: experts"),
         (_with(split__count=3), "split.count is 3: a model split among files must be merged first"),
         (_with(llama__attention__layer_norm_rms_epsilon=float("nan")), "layer_norm_rms_epsilon must be a number"),
-        (_with(llama__rope__scaling__type="longrope"), "llama.rope.scaling.type must be none, linear or yarn, is 'longrope'"),
+        (_with(llama__rope__scaling__type="longrope"),
+         "llama.rope.scaling.type must be none, linear or yarn, is 'longrope'"),
         (_with(llama__tensor_data_layout="other"), "llama.tensor_data_layout must be 'reference'"),
         (_with(tokenizer__ggml__eos_token_id=9), "eos_token_id must be token ids from 0 to 8, has 9"),
         (_with(general__alignment=12), "general.alignment must be a multiple of 8"),
@@ -241,7 +246,8 @@ def _tensor(name: str, kind: str, shape: tuple[int, ...]) -> Callable[[Gguf], No
         (lambda g: g.tensors.pop("blk.0.ffn_up.weight"), "tensor 'blk.0.ffn_up.weight' is missing"),
         (lambda g: g.tensors.pop("token_embd.weight"), "tensor 'token_embd.weight' must be there"),
         (_tensor("blk.0.extra.weight", "F32", (4,)), "tensor 'blk.0.extra.weight' is surplus"),
-        (_tensor("blk.0.ffn_up.weight", "Q4_0", (32, 64)), "tensor 'blk.0.ffn_up.weight' has shape [32, 64], [64, 32] expected"),
+        (_tensor("blk.0.ffn_up.weight", "Q4_0", (32, 64)),
+         "tensor 'blk.0.ffn_up.weight' has shape [32, 64], [64, 32] expected"),
         (_tensor("blk.0.attn_norm.weight", "Q8_0", (32,)), "tensor 'blk.0.attn_norm.weight' has type Q8_0"),
         (lambda g: setattr(g, "version", 1), "version must be 2 or 3, is 1"),
         (lambda g: setattr(g, "version", 3 << 24), "version is big-endian"),
@@ -267,7 +273,15 @@ def _offset_place(raw: bytes, name: str) -> int:
     return raw.index(name.encode()) + len(name) + 4 + 16 + 4
 
 
-@pytest.mark.parametrize(("offset", "said"), [(0, "overlaps the tensor before it"), (33, "which is no multiple of 32"), (1 << 62, "is truncated"), ((1 << 64) - 32, "is truncated")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("offset", "said"),
+    [
+        (0, "overlaps the tensor before it"),
+        (33, "which is no multiple of 32"),
+        (1 << 62, "is truncated"),
+        ((1 << 64) - 32, "is truncated"),
+    ],
+)
 def test_offsets_that_lie_are_refused(tmp_path: pathlib.Path, offset: int, said: str) -> None:
     raw = bytearray(small().write(tmp_path / FILE).read_bytes())
     place = _offset_place(raw, "blk.0.ffn_up.weight")
@@ -303,8 +317,9 @@ def test_arrays_of_more_entries_than_any_vocabulary_are_refused(tmp_path: pathli
 
 
 def test_arrays_of_a_whole_header_are_counted_together(tmp_path: pathlib.Path) -> None:
-    """Each by itself is below the limit, and an entry in a file is far smaller than what it
-    becomes.
+    """Each by itself is below the limit.
+
+    An entry in a file is far smaller than what it becomes.
 
     The last is of texts without a letter.
     """

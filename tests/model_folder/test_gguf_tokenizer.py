@@ -1,5 +1,6 @@
-"""Vocabularies of GGUF files: texts become the ids that the model's own tokenizer gives, or the
-file is refused by key.
+"""Vocabularies of GGUF files.
+
+Texts become the ids that the model's own tokenizer gives, or the file is refused by key.
 """
 
 from __future__ import annotations
@@ -46,13 +47,23 @@ _CUTS = {
     # As the models' own tokenizer.json files have them.
     "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
     "llama-bpe": pre_tokenizers.Sequence([
-        pre_tokenizers.Split(tokenizers.Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"), "isolated"),
+        pre_tokenizers.Split(tokenizers.Regex(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+            r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
     "qwen2": pre_tokenizers.Sequence([
-        pre_tokenizers.Split(tokenizers.Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"), "isolated"),
+        pre_tokenizers.Split(tokenizers.Regex(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
+            r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
     "tekken": pre_tokenizers.Sequence([
-        pre_tokenizers.Split(tokenizers.Regex(r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"), "isolated"),
+        pre_tokenizers.Split(tokenizers.Regex(
+                r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+                r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+                r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
 }  # fmt: skip
 _CUTS["deepseek-r1-qwen"] = _CUTS["qwen2"]
@@ -132,11 +143,33 @@ def test_metadata_decide_what_stands_before_and_behind(tmp_path: pathlib.Path) -
 
 # ---- SentencePiece ----
 
-_PIECES = ["\u2581the", "\u2581th", "\u2581t", "he", "th", "er", "\u2581", "t", "h", "e", "r", "s", "in", "i", "n", "\u2581in", "\u2581the", "\u2581\u2581", "ing", "g", "\u00e9"]  # fmt: skip
+_PIECES = [
+    "\u2581the",
+    "\u2581th",
+    "\u2581t",
+    "he",
+    "th",
+    "er",
+    "\u2581",
+    "t",
+    "h",
+    "e",
+    "r",
+    "s",
+    "in",
+    "i",
+    "n",
+    "\u2581in",
+    "\u2581the",
+    "\u2581\u2581",
+    "ing",
+    "g",
+    "\u00e9",
+]
 
 
 def sentencepiece_metadata(prefix: bool = True) -> dict[str, Any]:
-    """<unk>, <s>, </s>, 256 bytes, pieces by falling score, one control and one user-defined token."""
+    """<unk>, <s>, </s>, 256 bytes, pieces by falling score, a control and a user-defined token."""
     pieces = list(dict.fromkeys(_PIECES))
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "<|im|>", "[USER]"]
     kinds = [2, 3, 3, *[6] * 256, *[1] * len(pieces), 3, 4]
@@ -154,8 +187,10 @@ def sentencepiece_metadata(prefix: bool = True) -> dict[str, Any]:
 
 
 def greedy(text: str, metadata: dict[str, Any]) -> list[int]:
-    """SentencePiece's BPE as it is described: again and again the neighbours whose union has the
-    best score, the first of equals; what is no piece becomes bytes.
+    """SentencePiece's BPE as it is described.
+
+    Again and again the neighbours whose union has the best score, the first of equals; what is no
+    piece becomes bytes.
     """
     tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     scores = {t: s for t, s, k in zip(tokens, metadata["tokenizer.ggml.scores"], kinds, strict=True) if k == 1}
@@ -227,16 +262,19 @@ def test_a_vocabulary_travels_in_a_file(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model must be gpt2 (byte-level BPE) or llama (SentencePiece BPE), is 'bert'"),
+        ({"tokenizer.ggml.model": "bert"},
+         "tokenizer.ggml.model must be gpt2 (byte-level BPE) or llama (SentencePiece BPE), is 'bert'"),
         ({"tokenizer.ggml.pre": "falcon"}, "tokenizer.ggml.pre must be one of gpt-2, llama-bpe"),
         ({"tokenizer.ggml.pre": "default"}, "tokenizer.ggml.pre must be one of gpt-2, llama-bpe"),
         ({"tokenizer.ggml.tokens": []}, "tokenizer.ggml.tokens is missing or empty"),
         ({"tokenizer.ggml.tokens": [1, 2]}, "tokenizer.ggml.tokens must be an array of str"),
         ({"tokenizer.ggml.token_type": [1]}, "tokenizer.ggml.token_type must have an entry for each of"),
-        ({"tokenizer.ggml.merges": ["a"]}, "tokenizer.ggml.merges entry 0 must be two tokens that make a third, is 'a'"),
+        ({"tokenizer.ggml.merges": ["a"]},
+         "tokenizer.ggml.merges entry 0 must be two tokens that make a third, is 'a'"),
         ({"tokenizer.ggml.merges": ["a zzz"]}, "tokenizer.ggml.merges entry 0"),
         ({"tokenizer.ggml.merges": ["a b c"]}, "tokenizer.ggml.merges entry 0"),
-        ({"tokenizer.ggml.bos_token_id": 1000, "tokenizer.ggml.add_bos_token": True}, "tokenizer.ggml.bos_token_id must be an integer from 0 to"),
+        ({"tokenizer.ggml.bos_token_id": 1000, "tokenizer.ggml.add_bos_token": True},
+         "tokenizer.ggml.bos_token_id must be an integer from 0 to"),
         ({"tokenizer.ggml.add_bos_token": 1}, "tokenizer.ggml.add_bos_token must be true or false"),
         ({"tokenizer.huggingface.json": 5}, "tokenizer.huggingface.json must be a string"),
     ],
@@ -268,9 +306,11 @@ def sentencepieces(*tokens: str) -> dict[str, Any]:
     [
         (["x" * 1025, "y"], "has a token of 1025 characters, at most 1024 are read"),
         (["x" * (1 << 25)], "has a token of 33554432 characters, at most 1024 are read"),
-        ([f"{number:01000d}" for number in range(1 << 13 | 1 << 9)], "has 8704000 characters, at most 8388608 are read"),
+        ([f"{number:01000d}" for number in range(1 << 13 | 1 << 9)],
+         "has 8704000 characters, at most 8388608 are read"),
         (["x"] * (ROWS + 1), f"has {ROWS + 1} entries, more than the embedding has rows ({ROWS})"),
-        ([letter * size for letter in "abc" for size in range(1, 1025)], "make merges of more than 67108864 characters"),
+        ([letter * size for letter in "abc" for size in range(1, 1025)],
+         "make merges of more than 67108864 characters"),
     ],
 )  # fmt: skip
 def test_vocabularies_that_would_take_a_reader_for_ever_are_refused(tokens: list[str], said: str) -> None:

@@ -1,5 +1,7 @@
-"""quantization-report.json: what is read of it, and that one which is not sound, or another
-folder's, is refused by name and rule.
+"""quantization-report.json.
+
+What is read of it, and that one which is not valid, or another folder's, is refused by name and
+rule.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def write_quantized(path: pathlib.Path) -> ModelFolder:
     return ModelFolder.open(path)
 
 
-def sound_report(folder: ModelFolder) -> Report:
+def valid_report(folder: ModelFolder) -> Report:
     """What `headrace quantize` would have left in it."""
     assert folder.config.quantization is not None
     layers: list[Report] = [{"layer": f"model.layers.{index}", "errors": {}} for index in range(2)]
@@ -107,12 +109,12 @@ def refusal(folder: ModelFolder, report: Report | bytes) -> str:
     return message
 
 
-def test_a_sound_report_is_told(folder: ModelFolder) -> None:
-    assert read(folder, sound_report(folder)) == LOSS
+def test_a_valid_report_is_returned(folder: ModelFolder) -> None:
+    assert read(folder, valid_report(folder)) == LOSS
 
 
 def test_a_text_of_one_piece_has_no_interval(folder: ModelFolder) -> None:
-    report = sound_report(folder)
+    report = valid_report(folder)
     report["quality"]["divergence_interval"] = None
     loss = read(folder, report)
     assert loss is not None and loss.divergence_interval is None
@@ -121,14 +123,14 @@ def test_a_text_of_one_piece_has_no_interval(folder: ModelFolder) -> None:
 
 
 def test_a_divergence_that_rounding_put_below_0_is_0(folder: ModelFolder) -> None:
-    report = sound_report(folder)
+    report = valid_report(folder)
     report["quality"]["divergence"] = -3e-9
     loss = read(folder, report)
     assert loss is not None and loss.divergence == 0.0
 
 
-def test_nothing_is_told_where_nothing_was_measured(folder: ModelFolder, tmp_path: pathlib.Path) -> None:
-    assert read(folder, {**sound_report(folder), "quality": None}) is None
+def test_nothing_is_returned_where_nothing_was_measured(folder: ModelFolder, tmp_path: pathlib.Path) -> None:
+    assert read(folder, {**valid_report(folder), "quality": None}) is None
     (folder.path / REPORT_FILE).unlink()
     assert read_measured_loss(folder) is None
     assert read_measured_loss(ModelFolder.open(write_folder(tmp_path / "plain"))) is None
@@ -156,14 +158,14 @@ def test_nothing_is_told_where_nothing_was_measured(folder: ModelFolder, tmp_pat
 def test_a_figure_out_of_bounds_is_named_with_its_rule(
     folder: ModelFolder, field: str, value: object, rule: str
 ) -> None:
-    report = sound_report(folder)
+    report = valid_report(folder)
     report["quality"][field] = value
     assert f"quality: {field} {rule}" in refusal(folder, report)
 
 
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_what_is_no_number_is_refused(folder: ModelFolder, constant: str) -> None:
-    text = json.dumps(sound_report(folder)).replace("0.00538", constant)
+    text = json.dumps(valid_report(folder)).replace("0.00538", constant)
     assert "JSON value" in (message := refusal(folder, text.encode())) or "divergence must be" in message
 
 
@@ -196,9 +198,12 @@ def _rename(report: Report) -> None:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        (lambda r: r.update(scheme="gptq int8, groups of 32, symmetric"), "config.json has int4, groups of 32, symmetric for"),
-        (lambda r: r.update(scheme="gptq int4, groups of 64, symmetric"), "config.json has int4, groups of 32, symmetric for"),
-        (lambda r: r.update(scheme="gptq int4, groups of 32, with zero points"), "config.json has int4, groups of 32, symmetric for"),
+        (lambda r: r.update(scheme="gptq int8, groups of 32, symmetric"),
+         "config.json has int4, groups of 32, symmetric for"),
+        (lambda r: r.update(scheme="gptq int4, groups of 64, symmetric"),
+         "config.json has int4, groups of 32, symmetric for"),
+        (lambda r: r.update(scheme="gptq int4, groups of 32, with zero points"),
+         "config.json has int4, groups of 32, symmetric for"),
         (lambda r: r.update(scheme="gptq"), "config.json has int4, groups of 32, symmetric for"),
         (lambda r: r.update(bytes_after=r["bytes_after"] + 1), "bytes_after is"),
         (lambda r: r.update(bits_per_weight=4.5), "bits_per_weight is 4.5, the folder's tensors have 5.0"),
@@ -209,7 +214,8 @@ def _rename(report: Report) -> None:
         (lambda r: r["layers"][0].update(errors=[]), "the one of layer 0 has none"),
         (_rename, "'model.layers.1.mlp.other_proj' is in the report only"),
         (lambda r: r["layers"][0]["errors"].update({KEPT: 0.1}), f"'{KEPT}' is in the report only"),
-        (lambda r: r["layers"][1]["errors"].pop("model.layers.1.mlp.up_proj"), "'model.layers.1.mlp.up_proj' is in config.json only"),
+        (lambda r: r["layers"][1]["errors"].pop("model.layers.1.mlp.up_proj"),
+         "'model.layers.1.mlp.up_proj' is in config.json only"),
         (lambda r: r.pop("quality"), "quality is missing"),
         (lambda r: r.update(quality=[]), "quality must be an object or null, is a list of 0 entries"),
     ],
@@ -217,20 +223,20 @@ def _rename(report: Report) -> None:
 def test_what_contradicts_the_folder_is_refused(
     folder: ModelFolder, change: Callable[[Report], object], rule: str
 ) -> None:
-    report = sound_report(folder)
+    report = valid_report(folder)
     change(report)
     assert rule in refusal(folder, report)
 
 
 def test_a_folder_that_nobody_quantized_has_no_such_report(folder: ModelFolder, tmp_path: pathlib.Path) -> None:
     plain = ModelFolder.open(write_folder(tmp_path / "plain"))
-    assert "config.json has no quantization, not compressed-tensors" in refusal(plain, sound_report(folder))
+    assert "config.json has no quantization, not compressed-tensors" in refusal(plain, valid_report(folder))
 
 
 def test_what_is_no_file_inside_the_folder_is_refused(tmp_path: pathlib.Path) -> None:
     folder = write_quantized(tmp_path / "model")
     path = folder.path / REPORT_FILE
-    (tmp_path / "outside.json").write_text(json.dumps(sound_report(folder)))
+    (tmp_path / "outside.json").write_text(json.dumps(valid_report(folder)))
     for make, rule in (
         (lambda: path.mkdir(), "is not a regular file"),
         (lambda: path.symlink_to(tmp_path / "outside.json"), "leads out of the model folder"),
@@ -249,7 +255,8 @@ _VALUES = st.recursive(
     max_leaves=6,
 )
 _PLACES = st.sampled_from(
-    [("scheme",), ("bytes_after",), ("bits_per_weight",), ("layers",), ("layers", 0), ("layers", 1, "errors"), ("quality",)]
+    [("scheme",), ("bytes_after",), ("bits_per_weight",), ("layers",), ("layers", 0)]
+    + [("layers", 1, "errors"), ("quality",)]
     + [("quality", field) for field in QUALITY]
 )  # fmt: skip
 
@@ -265,22 +272,22 @@ def replaced(report: Report, place: tuple[Any, ...], value: object) -> Report:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(place=_PLACES, value=_VALUES)
-def test_whatever_stands_in_a_report_what_is_told_is_sound(
+def test_whatever_stands_in_a_report_what_is_returned_is_valid(
     folder: ModelFolder, place: tuple[Any, ...], value: object
 ) -> None:
-    _check_sound_or_refused(folder, json.dumps(replaced(sound_report(folder), place, value)).encode())
+    _check_valid_or_refused(folder, json.dumps(replaced(valid_report(folder), place, value)).encode())
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
-def test_whatever_bytes_are_damaged_what_is_told_is_sound(folder: ModelFolder, data: st.DataObject) -> None:
-    whole = json.dumps(sound_report(folder)).encode()
+def test_whatever_bytes_are_damaged_what_is_returned_is_valid(folder: ModelFolder, data: st.DataObject) -> None:
+    whole = json.dumps(valid_report(folder)).encode()
     begin = data.draw(st.integers(0, len(whole)))
     end = data.draw(st.integers(begin, min(begin + 20, len(whole))))
-    _check_sound_or_refused(folder, whole[:begin] + data.draw(st.binary(max_size=20)) + whole[end:])
+    _check_valid_or_refused(folder, whole[:begin] + data.draw(st.binary(max_size=20)) + whole[end:])
 
 
-def _check_sound_or_refused(folder: ModelFolder, data: bytes) -> None:
+def _check_valid_or_refused(folder: ModelFolder, data: bytes) -> None:
     try:
         loss = read(folder, data)
     except InvalidModelFolder as error:

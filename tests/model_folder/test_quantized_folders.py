@@ -1,5 +1,7 @@
-"""Folders that other tools quantized, before torch: what config.json may say, and what its tensors
-must then be; every refusal names file, field or tensor, and rule.
+"""Folders that other tools quantized, before torch.
+
+What config.json may say, and what its tensors must then be; every refusal names file, field or
+tensor, and rule.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ def refusal(path: pathlib.Path) -> str:
 
 
 @pytest.mark.parametrize("quantization", [GPTQ, AWQ, FP8, PACKED], ids=lambda value: value["quant_method"])
-def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathlib.Path) -> None:
+def test_a_valid_folder_is_opened(quantization: dict[str, Any], tmp_path: pathlib.Path) -> None:
     folder = ModelFolder.open(write(tmp_path, quantization, without_orders))
     assert folder.config.quantization is not None
     assert folder.config.quantization.method == quantization["quant_method"]
@@ -123,8 +125,10 @@ def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathli
 @pytest.mark.parametrize(
     ("quantization", "words"),
     [
-        ({"quant_method": "quanto"}, "quant_method must be one of gptq, awq, compressed-tensors, fp8, bitsandbytes, is 'quanto'"),
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_4bit must be True: of bitsandbytes only NF4 is read"),
+        ({"quant_method": "quanto"},
+         "quant_method must be one of gptq, awq, compressed-tensors, fp8, bitsandbytes, is 'quanto'"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True},
+         "load_in_4bit must be True: of bitsandbytes only NF4 is read"),
         ({}, "quant_method is missing"),
         ([], "must be an object"),
         (GPTQ | {"bits": 3}, "bits must be 4 or 8, is 3"),
@@ -133,7 +137,8 @@ def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathli
         (GPTQ | {"group_size": 0}, "group_size must be one of 32, 64, 128, -1, is 0"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format must be 'gptq' or 'gptq_v2', is 'marlin'"),
         (GPTQ | {"pack_dtype": "int64"}, "pack_dtype must be 'int32'"),
-        (GPTQ | {"lm_head": True}, "lm_head is true: an output layer that the folder has in few bits is not supported (quantize_head"),
+        (GPTQ | {"lm_head": True},
+         "lm_head is true: an output layer that the folder has in few bits is not supported (quantize_head"),
         (GPTQ | {"sym": "yes"}, "sym must be true or false"),
         (GPTQ | {"dynamic": ["x"]}, "dynamic must be an object"),
         (GPTQ | {"dynamic": {"(": {}}}, "which is no regular expression"),
@@ -141,8 +146,10 @@ def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathli
         (GPTQ | {"dynamic": {".*.*.*.*.*": {}}}, "4 repetitions"),
         (GPTQ | {"dynamic": {".*": {"bits": 2}}}, "dynamic '.*': bits must be 4 or 8, is 2"),
         (GPTQ | {"dynamic": {"+:.*up_proj": {"group_size": 7}}}, "dynamic '+:.*up_proj': group_size must be one of"),
-        (GPTQ | {"dynamic": {f".*{index}.*.*.*": {} for index in range(16)}}, "other patterns, which together may take too long"),
-        (GPTQ | {"dynamic": {f"layer{index}": {} for index in range(4097)}}, "after 4096 other patterns, which together"),
+        (GPTQ | {"dynamic": {f".*{index}.*.*.*": {} for index in range(16)}},
+         "other patterns, which together may take too long"),
+        (GPTQ | {"dynamic": {f"layer{index}": {} for index in range(4097)}},
+         "after 4096 other patterns, which together"),
         (GPTQ | {"dynamic": {"-:.*": {}}}, "gptq is asked for, and no layer is left that it is for"),
         (GPTQ | {"modules_in_block_to_quantize": []}, "gptq is asked for, and no layer is left that it is for"),
         (GPTQ | {"modules_in_block_to_quantize": [["self_attn.qproj"]]}, "mlp.down_proj, has 'self_attn.qproj'"),
@@ -156,26 +163,34 @@ def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathli
         (AWQ | {"q_group_size": 128}, "group_size is 32, and q_group_size, which means the same, differs: 128"),
         (AWQ | {"modules_to_not_convert": [""]}, "awq is asked for, and no layer is left that it is for"),
         (AWQ | {"modules_to_not_convert": ["x"] * 16385}, "must have at most 16384 entries, has 16385"),
-        (FP8 | {"modules_to_not_convert": ["v_proj"], "ignored_layers": ["q_proj"]}, "and ignored_layers, which means the same, differs: a list of 1 entries"),
+        (FP8 | {"modules_to_not_convert": ["v_proj"], "ignored_layers": ["q_proj"]},
+         "and ignored_layers, which means the same, differs: a list of 1 entries"),
         (FP8 | {"weight_block_size": [64, 64]}, "weight_block_size must be [128, 128] or null"),
         (FP8 | {"activation_scheme": "lazy"}, "activation_scheme must be 'dynamic' or 'static', is 'lazy'"),
         (FP8 | {"fmt": "e5m2"}, "fmt must be 'e4m3', is 'e5m2'"),
-        (PACKED | {"format": "marlin-24"}, "format must be one of pack-quantized, int-quantized, naive-quantized, float-quantized, is 'marlin-24'"),
+        (PACKED | {"format": "marlin-24"},
+         "format must be one of pack-quantized, int-quantized, naive-quantized, float-quantized, is 'marlin-24'"),
         (PACKED | {"config_groups": {}}, "config_groups must be an object of 1 to"),
         (PACKED | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is set"),
         (inputs(num_bits=16), "num_bits is 16 of type 'int', and weights are int8"),
         (inputs(type="float"), "num_bits is 8 of type 'float', and weights are int8"),
         (inputs(dynamic="local"), "dynamic must be true or false, is 'local'"),
         (inputs(dynamic=False, strategy="token"), "strategy must be 'tensor' where dynamic is false, is 'token'"),
-        (inputs(strategy="channel"), "strategy must be 'token', 'tensor' or 'group' where dynamic is true, is 'channel'"),
+        (inputs(strategy="channel"),
+         "strategy must be 'token', 'tensor' or 'group' where dynamic is true, is 'channel'"),
         (inputs(strategy="group", group_size=96), "group_size must be one of 32, 64, 128, is 96"),
-        (PACKED | {"quantization_status": "calibration"}, "quantization_status must be 'compressed' or 'frozen', is 'calibration'"),
+        (PACKED | {"quantization_status": "calibration"},
+         "quantization_status must be 'compressed' or 'frozen', is 'calibration'"),
         (PACKED | {"ignore": ["re:.*"]}, "compressed-tensors is asked for, and no layer is left that it is for"),
-        (PACKED | {"config_groups": {"a": {"targets": ["Conv2d"], "weights": WEIGHTS}}}, "no layer is left that it is for"),
-        (PACKED | {"config_groups": {str(index): {"targets": ["Linear"], "weights": WEIGHTS} for index in range(65)}}, "an object of 1 to 64 groups"),
+        (PACKED | {"config_groups": {"a": {"targets": ["Conv2d"], "weights": WEIGHTS}}},
+         "no layer is left that it is for"),
+        (PACKED | {"config_groups": {str(index): {"targets": ["Linear"], "weights": WEIGHTS} for index in range(65)}},
+         "an object of 1 to 64 groups"),
         (PACKED | {"format": "float-quantized"}, "type must be 'float' in the format 'float-quantized'"),
-        (packed(type="float", num_bits=8, strategy="channel", group_size=None) | {"format": "int-quantized"}, "type must be 'int' in the format 'int-quantized'"),
-        (packed(strategy="channel", group_size=128), "group_size must be absent or -1 where strategy is 'channel', is 128"),
+        (packed(type="float", num_bits=8, strategy="channel", group_size=None) | {"format": "int-quantized"},
+         "type must be 'int' in the format 'int-quantized'"),
+        (packed(strategy="channel", group_size=128),
+         "group_size must be absent or -1 where strategy is 'channel', is 128"),
         (packed(strategy="tensor", group_size=32), "group_size must be absent or -1 where strategy is 'tensor', is 32"),
         (PACKED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config must be absent"),
         (PACKED | {"transform_config": {"config_groups": {"a": 1}}}, "transform_config is set"),
@@ -184,18 +199,26 @@ def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathli
         (packed(num_bits=3), "num_bits must be 4 or 8 of type 'int' or 8 of type 'float', is 3"),
         (packed(type="float", num_bits=8), "type must be 'int' in the format 'pack-quantized'"),
         (packed(group_size=16), "group_size must be one of 32, 64, 128, is 16"),
-        (packed(strategy="tensor_group"), "strategy must be 'tensor', 'channel', 'group' or 'block', is 'tensor_group'"),
-        (packed(strategy="block", block_structure=[128, 128], group_size=None), "strategy must not be 'block' where type is 'int'"),
+        (packed(strategy="tensor_group"),
+         "strategy must be 'tensor', 'channel', 'group' or 'block', is 'tensor_group'"),
+        (packed(strategy="block", block_structure=[128, 128], group_size=None),
+         "strategy must not be 'block' where type is 'int'"),
         (packed(actorder="sideways"), "actorder must be"),
         (packed(actorder="group", strategy="channel", group_size=-1), "actorder is for strategy 'group'"),
         (packed(dynamic=True), "dynamic must be false"),
         (PACKED | {"config_groups": {"a": {"targets": ["Linear"], "weights": None}}}, "weights is missing"),
         (
-            PACKED | {"config_groups": {"a": {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": {"num_bits": 8, "type": "int"}}}},
-            "input_activations: num_bits is 8 of type 'int', and weights are int4: inputs are rounded beside weights of 8 bits only",
+            PACKED | {"config_groups": {"a": {
+                "targets": ["Linear"], "weights": WEIGHTS, "input_activations": {"num_bits": 8, "type": "int"},
+            }}},
+            "input_activations: num_bits is 8 of type 'int', and weights are int4: inputs are rounded beside weights "
+            "of 8 bits only",
         ),
         (
-            PACKED | {"config_groups": {name: {"targets": ["Linear"], "weights": WEIGHTS | {"num_bits": bits}} for name, bits in (("a", 4), ("b", 8))}},
+            PACKED | {"config_groups": {
+                name: {"targets": ["Linear"], "weights": WEIGHTS | {"num_bits": bits}}
+                for name, bits in (("a", 4), ("b", 8))
+            }},
             "config_groups has several groups for model.layers.0.self_attn.q_proj",
         ),
     ],
@@ -217,7 +240,8 @@ def test_a_configuration_that_can_not_be_served_is_refused_by_field(quantization
         (GPTQ | {"bits": 8}, None, None, "has shape"),
         (GPTQ | {"group_size": 64}, None, None, "has shape"),
         (AWQ, "qzeros", ("I32", (4, 9)), "has shape [4, 9], [4, 8] expected"),
-        (AWQ | {"modules_to_not_convert": ["down_proj"]}, None, None, "model.layers.0.mlp.down_proj.weight' is missing"),
+        (AWQ | {"modules_to_not_convert": ["down_proj"]}, None, None,
+         "model.layers.0.mlp.down_proj.weight' is missing"),
         (FP8, "weight_scale_inv", ("F32", (1, 2)), "has shape [1, 2], [1, 1] expected"),
         (FP8, "weight_scale_inv", None, "is missing"),
         (FP8 | {"weight_block_size": None}, None, None, "weight_scale' is missing"),
@@ -226,7 +250,8 @@ def test_a_configuration_that_can_not_be_served_is_refused_by_field(quantization
         (PACKED, "weight_zero_point", ("I32", (8, 4)), "is surplus"),
         (packed(symmetric=False), None, None, "weight_zero_point' is missing"),
         (packed(actorder="group"), None, None, "weight_g_idx' is missing"),
-        (PACKED | {"ignore": ["lm_head", "re:.*down_proj"]}, None, None, "model.layers.0.mlp.down_proj.weight' is missing"),
+        (PACKED | {"ignore": ["lm_head", "re:.*down_proj"]}, None, None,
+         "model.layers.0.mlp.down_proj.weight' is missing"),
     ],
 )  # fmt: skip
 def test_tensors_that_contradict_the_configuration_are_refused_by_name(
@@ -292,8 +317,9 @@ def layers_of(quantization: dict[str, Any], num_layers: int = 2) -> Mapping[str,
 
 
 def test_folders_whose_status_is_frozen_are_read_by_their_tensors(tmp_path: pathlib.Path) -> None:
-    """Tools of 2024 called compressed folders frozen; one whose weights are still floats is refused
-    by tensor.
+    """Tools of 2024 called compressed folders frozen.
+
+    One whose weights are still floats is refused by tensor.
     """
     frozen = PACKED | {"quantization_status": "frozen"}
     assert layers_of(frozen) == layers_of(PACKED)
@@ -312,7 +338,8 @@ def test_folders_whose_status_is_frozen_are_read_by_their_tensors(tmp_path: path
     [
         "(.|.)*X", "(?:.*.)*X", "(.?.?)*X", "(.?){200}X", "((.|.)*)X", ".?" * 250 + "X", "(.*.)*", "(?:(.)*)+X",
         "(.+)+X", "(?x)(.*) *X", "(?#)(.*)(?#)*X", "(?i).*X", "(.|.)" * 100 + "X", "(?:a|.)" * 60 + "X",
-        ".*(.|.|.|.)(.|.|.|.)(.|.|.|.)(.|.|.|.)(.|.|.|.)(.|.|.|.)(.|.|.|.)(.|.|.|.)X", r"(\(.|.)*X", "([)]|.)*X", "x" * 513,
+        ".*(.|.|.|.)(.|.|.|.)(.|.|.|.)(.|.|.|.)(.|.|.|.)(.|.|.|.)(.|.|.|.)(.|.|.|.)X", r"(\(.|.)*X", "([)]|.)*X",
+        "x" * 513,
     ],
 )  # fmt: skip
 def test_patterns_that_may_take_long_are_refused(pattern: str) -> None:
@@ -339,8 +366,9 @@ def test_usual_patterns_match(pattern: str, name: str) -> None:
 
 
 def test_entries_are_looked_up_whatever_their_number() -> None:
-    """Each name is compared with none of them, but looked up: as fast as a few, and the same
-    layers.
+    """Each name is compared with none of them, but looked up.
+
+    As fast as a few, and the same layers.
     """
     others = [f"other.{index}" for index in range(16000)]
     named = "model.layers.1.mlp.down_proj"

@@ -1,6 +1,4 @@
-"""safetensors headers: everything that does not describe its file exactly is refused, naming file
-and tensor.
-"""
+"""safetensors headers that do not describe their file exactly are refused by file and tensor."""
 
 import json
 import pathlib
@@ -28,7 +26,7 @@ def refused(folder: pathlib.Path) -> str:
     return str(error.value)
 
 
-def test_a_sound_file_is_described(tmp_path: pathlib.Path) -> None:
+def test_a_valid_file_is_described(tmp_path: pathlib.Path) -> None:
     header = {
         "__metadata__": {"format": "pt"},
         "b": entry(8, 24, [2, 2]),
@@ -109,8 +107,8 @@ def test_hostile_names_can_not_break_the_line(tmp_path: pathlib.Path) -> None:
 def test_a_mutated_file_is_read_or_refused_but_never_out_of_bounds(
     tmp_path: pathlib.Path, data: strategies.DataObject
 ) -> None:
-    sound = json.dumps({"a": entry(0, 8), "b": entry(8, 24, [2, 2])}).encode()
-    raw = bytearray(len(sound).to_bytes(8, "little") + sound + bytes(24))
+    valid = json.dumps({"a": entry(0, 8), "b": entry(8, 24, [2, 2])}).encode()
+    raw = bytearray(len(valid).to_bytes(8, "little") + valid + bytes(24))
     for _ in range(data.draw(strategies.integers(0, 4))):
         raw[data.draw(strategies.integers(0, len(raw) - 1))] = data.draw(strategies.integers(0, 255))
     (tmp_path / FILE).write_bytes(raw[: data.draw(strategies.integers(0, len(raw)))])

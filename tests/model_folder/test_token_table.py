@@ -1,5 +1,6 @@
-"""Token tables against the tokenizers library: joining a text's token bytes gives the text, for
-both kinds of BPE.
+"""Token tables against the tokenizers library.
+
+Joining a text's token bytes gives the text, for both kinds of BPE.
 """
 
 import functools

@@ -132,8 +132,9 @@ def load(path: pathlib.Path, dtype: torch.dtype = torch.float32) -> CausalLM:
 
 
 def write_checkpoint(path: pathlib.Path, name: str, **options: Any) -> transformers.PreTrainedModel:
-    """Saves a random model of CONFIGS, norms and biases randomized too (transformers starts them at
-    ones and zeros).
+    """Saves a random model of CONFIGS, norms and biases randomized too.
+
+    transformers starts them at ones and zeros.
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

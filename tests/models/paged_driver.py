@@ -1,5 +1,6 @@
-"""Drives a model over a paged cache without a worker: hands out blocks, builds AttentionMetadata
-for any mix of rows, keeps nothing else.
+"""Drives a model over a paged cache without a worker.
+
+Hands out blocks, builds AttentionMetadata for any mix of rows, keeps nothing else.
 """
 
 from __future__ import annotations

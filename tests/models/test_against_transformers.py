@@ -1,5 +1,6 @@
-"""Logits and greedy tokens equal transformers' for folders that it wrote, however a prompt is cut
-and whatever else is in the batch.
+"""Logits and greedy tokens equal transformers' for folders that it wrote.
+
+They do so however a prompt is cut and whatever else is in the batch.
 """
 
 import numpy as np

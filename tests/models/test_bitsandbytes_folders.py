@@ -1,5 +1,7 @@
-"""Folders in bitsandbytes' NF4: served as the numbers that their bits stand for, and refused by
-file, tensor and rule where they contradict themselves.
+"""Folders in bitsandbytes' NF4.
+
+Served as the numbers that their bits stand for, and refused by file, tensor and rule where they
+contradict themselves.
 """
 
 from __future__ import annotations
@@ -47,8 +49,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_logits_are_those_of_the_numbers(
     source: pathlib.Path, tmp_path: pathlib.Path, double: bool, skip: tuple[str, ...]
 ) -> None:
-    """Also where some layers were left as they are; 64 blocks of a tensor share a nested scale with
-    no other's.
+    """Also where some layers were left as they are.
+
+    64 blocks of a tensor share a nested scale with no other's.
     """
     exact = write(source, tmp_path / "nf4", double, skip)
     plain = tmp_path / "plain"
@@ -116,7 +119,8 @@ def _tensor(end: str, value: np.ndarray) -> Callable[[dict[str, Any]], object]:
         (_state(nested_offset=float("1e40")), "nested_offset must be a number"),
         (_state(shape=[64]), "must have a shape of 2 sizes"),
         (_state(shape=[128, 64]), f"tensor '{DOWN}' has shape [128, 64], [64, 128] expected"),
-        (lambda t: t.update({DOWN.replace("weight", "weight.quant_state.bitsandbytes__fp4"): np.zeros(2, np.uint8)}), "only NF4 is read"),
+        (lambda t: t.update({DOWN.replace("weight", "weight.quant_state.bitsandbytes__fp4"): np.zeros(2, np.uint8)}),
+         "only NF4 is read"),
     ],
 )  # fmt: skip
 def test_folders_that_contradict_themselves_are_refused(

@@ -1,5 +1,6 @@
-"""The demo corpus keeps its promises: held-out items never occur in training, seeds repeat, answers
-are well-formed.
+"""The demo corpus keeps its promises.
+
+Held-out items never occur in training, seeds repeat, answers are well-formed.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ UNSEEN = {
     "arithmetic": (sums.ADD, sums.SUB, sums.MUL, sums.LARGER),
     "word_problem": (sums.GAIN, sums.LOSE, sums.GROUPS),
     "extraction": (
-        carriers.ASK, carriers.PERSON, carriers.ORDER, carriers.EVENT, carriers.PRODUCT, carriers.BOOKING, carriers.CONTACT,
+        carriers.ASK, carriers.PERSON, carriers.ORDER, carriers.EVENT, carriers.PRODUCT, carriers.BOOKING,
+        carriers.CONTACT,
     ),
     "lists": (
-        lists.SORT, lists.SORT_DOWN, lists.LARGEST, lists.SMALLEST, lists.REVERSE, lists.COUNT, lists.FIRST, lists.LAST, lists.REPEAT,
+        lists.SORT, lists.SORT_DOWN, lists.LARGEST, lists.SMALLEST, lists.REVERSE, lists.COUNT, lists.FIRST,
+        lists.LAST, lists.REPEAT,
     ),
     "inference": (inference.FRAMES, inference.SHORT),
     "story": (stories.ASK,),
@@ -76,8 +79,8 @@ def test_held_out_questions_never_occur_in_training(domain: str, split: str, tra
 @pytest.mark.parametrize("split", SPLITS)
 def test_held_out_stories_before_a_follow_up_never_occur_in_training(split: str, trained: set[tuple[str, str]]) -> None:
     draw = Draw(20260, split)
-    told = {answer for _, answer in trained}
-    assert not {evaluation_item(draw, "story_follow_up").turns[1][1] for _ in range(300)} & told
+    reported = {answer for _, answer in trained}
+    assert not {evaluation_item(draw, "story_follow_up").turns[1][1] for _ in range(300)} & reported
 
 
 def _first_operation(answer: str) -> tuple[str, frozenset[str]] | None:
@@ -151,9 +154,7 @@ def _plain(text: str) -> str:
 
 
 def _patterns(all_phrasings: tuple[Phrasings, ...]) -> list[re.Pattern[str]]:
-    """What a question that was made from an unseen template looks like, whatever its case and
-    punctuation.
-    """
+    """Patterns of questions that were made from unseen templates, whatever case and punctuation."""
     templates = [template for phrasings in all_phrasings for template in phrasings.unseen]
     fixed = [[_plain(part) for part in re.split(r"\{\w+\}", template)] for template in templates]
     return [re.compile(r"\b" + r" ?\b.{1,80}?\b ?".join(map(re.escape, parts))) for parts in fixed]
@@ -207,8 +208,9 @@ def test_training_questions_come_in_very_many_wordings() -> None:
 
 
 def test_stories_follow_the_words_of_their_request() -> None:
-    """The commonest opening differs between kinds, so that greedy decoding does not tell one story
-    to everybody.
+    """The commonest opening differs between kinds.
+
+    So greedy decoding does not tell one story to everybody.
     """
     draw = Draw(34, "train")
     traits = "|".join(stories.TRAITS)

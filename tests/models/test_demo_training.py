@@ -1,5 +1,6 @@
-"""The demo model's training loop: rows are read as they appear, both row lengths occur from the
-start, rates end at zero.
+"""The demo model's training loop.
+
+Rows are read as they appear, both row lengths occur from the start, rates end at zero.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A step of few tokens on a GPU takes layers whose norms, activation and additions are inside their
-products: same logits, same cache, one row after another.
+"""A step of few tokens on a GPU fuses norms, activation and additions into products.
+
+Logits and cache are the same, one row after another.
 """
 
 import pathlib

@@ -1,5 +1,7 @@
-"""Checkpoints that keep several projections in one tensor: quantized folders of them as other tools
-write them, the settings of a server, several ranks, and what is refused.
+"""Checkpoints that keep several projections in one tensor.
+
+Quantized folders of them as other tools write them, the settings of a server, several ranks, and
+what is refused.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Models read from GGUF files: the logits of the numbers that their bits stand for, in the memory
-that was planned, with every type where files have it.
+"""Models read from GGUF files.
+
+The logits of the numbers that their bits stand for, in the memory that was planned, with every type
+where files have it.
 """
 
 from __future__ import annotations
@@ -54,8 +56,9 @@ def kind_of(mix: str, name: str) -> str:
 
 
 def written(path: pathlib.Path, source: pathlib.Path, kind: str) -> tuple[Gguf, pathlib.Path]:
-    """The model of a folder as a GGUF file, and a folder with the numbers that the file stands for,
-    in fp32.
+    """The model of a folder as a GGUF file.
+
+    A folder with the numbers that the file stands for, in fp32.
     """
     gguf, exact = from_folder(source, (lambda name, _: kind_of(kind, name)) if kind in MIXES else kind)
     plain = path / f"{kind}-exact"

@@ -1,5 +1,7 @@
-"""An output layer of 8 bits: the kernels' own rounding of the tensor that fills it, exact in
-memory, in slices for ranks, beside layers of any bits, and refused where it is not what was read.
+"""An output layer of 8 bits.
+
+The kernels' own rounding of the tensor that fills it, exact in memory, in slices for ranks, beside
+layers of any bits, and refused where it is not what was read.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ def test_it_is_the_kernels_own_rounding_and_all_else_stays(root: pathlib.Path, n
 
 @head_names
 @model_names
-def test_logits_are_those_of_the_restored_weight_in_fp32(root: pathlib.Path, name: str, head: str) -> None:
+def test_logits_are_those_of_the_dequantized_weight_in_fp32(root: pathlib.Path, name: str, head: str) -> None:
     model, plain = loaded(root / name, head), load(root / name)
     before = logits(plain)
     plain.lm_head.weight = torch.nn.Parameter(head_numbers(model), requires_grad=False)
@@ -117,8 +119,8 @@ def test_logits_are_those_of_the_restored_weight_in_fp32(root: pathlib.Path, nam
 def test_the_greedy_token_is_that_of_the_logits(root: pathlib.Path, name: str) -> None:
     model = loaded(root / name, "int8", dtype=torch.bfloat16)
     hidden = torch.randn(5, model.hidden_size, generator=torch.Generator().manual_seed(1)).bfloat16()
-    tokens, sound = model.most_likely(hidden)
-    assert sound.all() and torch.equal(tokens, model.logits(hidden).argmax(1))
+    tokens, finite = model.most_likely(hidden)
+    assert finite.all() and torch.equal(tokens, model.logits(hidden).argmax(1))
     assert model.logits(hidden).dtype == torch.float32
 
 
@@ -318,9 +320,10 @@ def test_the_kernels_give_the_same_logits(root: pathlib.Path, name: str, head: s
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @head_names
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_a_cards_logits_are_those_of_the_restored_weight(head: str, is_tied: bool) -> None:
-    """Whatever number of rows, at the size of an 8B model's head; nothing of the original stays
-    where it is not needed.
+def test_a_cards_logits_are_those_of_the_dequantized_weight(head: str, is_tied: bool) -> None:
+    """Whatever number of rows, at the size of an 8B model's head.
+
+    Nothing of the original stays where it is not needed.
     """
     config = parse_config({**LLAMA_8B, "num_hidden_layers": 1, "tie_word_embeddings": is_tied})
     on_card = torch.device("cuda", 0)
@@ -338,5 +341,5 @@ def test_a_cards_logits_are_those_of_the_restored_weight(head: str, is_tied: boo
         assert float((found[:, :4096] - expected).norm() / expected.norm()) < 5e-3
         last = hidden.double() @ numbers[-999:].double().t()
         assert float((found[:, -999:] - last).norm() / last.norm()) < 5e-3
-        tokens, sound = model.most_likely(hidden)
-        assert sound.all() and torch.equal(tokens, found.argmax(1))
+        tokens, finite = model.most_likely(hidden)
+        assert finite.all() and torch.equal(tokens, found.argmax(1))

@@ -1,5 +1,6 @@
-"""Loading: every tensor lands once and exactly, sharded or cast; broken files end as
-InvalidModelFolder; files may vanish afterwards.
+"""Loading: every tensor lands once and exactly, sharded or cast.
+
+Broken files end as InvalidModelFolder; files may vanish afterwards.
 """
 
 import math

@@ -1,5 +1,7 @@
-"""LongRoPE's two sets of factors: a server takes the short ones where no request may go beyond the
-original context, else the long ones for all.
+"""LongRoPE's two sets of factors.
+
+A server takes the short ones where no request may go beyond the original context, else the long
+ones for all.
 """
 
 from __future__ import annotations

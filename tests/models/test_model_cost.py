@@ -1,6 +1,4 @@
-"""The cost of a step, from the configuration alone, against the parameters of transformers' model
-of the same configuration.
-"""
+"""The cost of a step equals the parameters of transformers' model of the same configuration."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Weights in NF4 as loaders make them: the same however they come, exact in memory, with their
-distance stated, and refused by name where they are not what was read.
+"""Weights in NF4 as loaders make them.
+
+The same however they come, exact in memory, with their distance stated, and refused by name where
+they are not what was read.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ def test_dummy_weights_are_rounded_too(path: pathlib.Path) -> None:
     assert isinstance(summary, QuantizationSummary) and 0.05 < summary.mean_relative_error < 0.13
 
 
-def _nibbles_turned(weight: BlockWeight, rows: slice) -> None:
+def _nibbles_reversed(weight: BlockWeight, rows: slice) -> None:
     assert weight.nibbles is not None
     weight.nibbles[rows] = weight.nibbles[rows].roll(1, 1)
 
@@ -107,7 +109,7 @@ def _scales_of_other_groups(weight: BlockWeight, rows: slice) -> None:
     weight.mins[rows] *= 1.6
 
 
-@pytest.mark.parametrize("fault", [_nibbles_turned, _scales_of_other_groups])
+@pytest.mark.parametrize("fault", [_nibbles_reversed, _scales_of_other_groups])
 def test_a_tensor_that_is_packed_wrongly_is_refused_by_name(
     path: pathlib.Path, fault: Callable[[BlockWeight, slice], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
-"""The way of weights to a GPU, with a stand-in for the card that puts copies off as long as it may:
-buffers are not read into too early, values land exactly, faults are named.
+"""The way of weights to a GPU, with a stand-in for the card that puts copies off as long as it may.
+
+Buffers are not read into too early, values land exactly, faults are named.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class LazyEvent:
 
 
 class LateTransfer:
-    """Copies as late as allowed: when an event behind them is waited for, in order, as a stream
-    would.
+    """Copies as late as allowed.
+
+    When an event behind them is waited for, in order, as a stream would.
     """
 
     device = CPU

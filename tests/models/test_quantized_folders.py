@@ -1,5 +1,7 @@
-"""Folders that other tools quantized: every format's numbers arrive as an unpacker of the tests'
-own reads them, logits are those of the same weights in fp32, and memory is what the plan says.
+"""Folders that other tools quantized.
+
+Every format's numbers arrive as an unpacker of the tests' own reads them, logits are those of the
+same weights in fp32, and memory is what the plan says.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from tests.support.quantized_folders import Quantized, Recipe, layer_names, quan
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.quantization.folder_layers import stage_layers
 from headrace_backend.quantization.linear_weight import PlainWeight
-from headrace_backend.quantization.parted_weight import PartedWeight
+from headrace_backend.quantization.mixed_format_weight import MixedFormatWeight
 from headrace_backend.quantization.rounded_inputs import describe_inputs
 from headrace_backend.quantization.source_numbers import zeros_of
 from headrace_backend.quantization.stored_weight import StoredWeight
@@ -157,8 +159,9 @@ def check_numbers(model: CausalLM, folder: Quantized) -> None:
 
 @recipes
 def test_a_folder_is_loaded_as_its_format_says(name: str, folders: Made) -> None:
-    """Numbers as the tests' own unpacker reads them, logits as those of the same weights in fp32
-    and inputs rounded as the recipe says, memory as the plan says, and a true summary.
+    """Numbers are what the tests' own unpacker reads; logits follow from these weights in fp32.
+
+    Inputs are rounded as the recipe says, memory is what the plan says, and the summary is true.
     """
     folder, recipe = folders[name], RECIPES[name]
     model, plain, opened = load(folder.path), load(folder.plain), ModelFolder.open(folder.path)
@@ -233,7 +236,7 @@ def test_layers_of_one_input_round_it_each_by_its_own_scale(source: pathlib.Path
         folder.tensors[name] = torch.tensor([0.2], dtype=torch.bfloat16)
     folder.rewrite()
     model = load(folder.path)
-    assert sum(isinstance(module, PartedWeight) for module in model.modules()) == 3
+    assert sum(isinstance(module, MixedFormatWeight) for module in model.modules()) == 3
     for path, weight in model.low_bit_weights.items():
         assert weight.quantized.inputs is not None
         expected = torch.tensor(0.2).bfloat16() if path.endswith("qkv_proj.weight.parts.1") else torch.tensor(0.05)
@@ -285,7 +288,7 @@ def test_layers_of_one_format_lie_in_one_weight(folders: Made) -> None:
 def test_layers_whose_inputs_are_in_different_orders_lie_apart(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
     folder = quantize_folder(source, tmp_path, Recipe("gptq", ordered=True), one_order=False)
     model = load(folder.path)
-    assert sum(isinstance(module, PartedWeight) for module in model.modules()) == 3 * 2
+    assert sum(isinstance(module, MixedFormatWeight) for module in model.modules()) == 3 * 2
     check_numbers(model, folder)
     torch.testing.assert_close(logits(model), logits(load(folder.plain)), rtol=1e-4, atol=1e-3)
     opened = ModelFolder.open(folder.path)
@@ -323,8 +326,9 @@ def test_groups_of_compressed_tensors_may_differ_by_layer(source: pathlib.Path, 
 
 
 def test_steps_are_fused_only_where_all_layers_fuse(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Plain weights of bf16 fuse up to 8 rows, those of few bits up to 16; the first layer says
-    nothing of the others.
+    """Plain weights of bf16 fuse up to 8 rows, those of few bits up to 16.
+
+    The first layer says nothing of the others.
     """
     forms = mixed(dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), Recipe("gptq")))
     forms.update((name, None) for name in forms if name.startswith("model.layers.1."))
@@ -345,8 +349,9 @@ def test_steps_are_fused_only_where_all_layers_fuse(source: pathlib.Path, tmp_pa
 def test_a_layer_of_other_bits_is_asked_whether_it_fuses(
     source: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some steps fuse for weights of 8 bits and not for those of 4: that both are quantized says
-    nothing.
+    """Some steps fuse for weights of 8 bits and not for those of 4.
+
+    That both are quantized says nothing.
     """
     forms = mixed(dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), Recipe("gptq", bits=8)))
     forms.update((name, Recipe("gptq")) for name in forms if name.startswith("model.layers.1."))
@@ -506,7 +511,7 @@ def test_zero_points_of_the_first_version_of_gptq_are_each_by_themselves(bits: i
 
 @pytest.mark.parametrize("name", ["gptq", "gptq rows", "int8", "packed"])
 def test_scales_of_symmetric_layers_may_be_negative(name: str, source: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """As tools write them that search for the better sign of each group."""
+    """Tools that search for the better sign of each group write negative scales."""
     folder = quantize_folder(source, tmp_path, RECIPES[name])
     for layer in folder.weights:
         scales = next(key for key in folder.tensors if key in (f"{layer}.scales", f"{layer}.weight_scale"))

@@ -1,5 +1,6 @@
-"""Layers with weights of few bits: a step gives what the restored weights would give, fused or not,
-whatever else is in the batch.
+"""Layers with weights of few bits.
+
+A step gives what the dequantized weights would give, fused or not, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def restored(model: CausalLM, path: pathlib.Path) -> CausalLM:
     return plain
 
 
-def test_logits_are_those_of_the_restored_weights(model: CausalLM, path: pathlib.Path) -> None:
+def test_logits_are_those_of_the_dequantized_weights(model: CausalLM, path: pathlib.Path) -> None:
     rows = [[Row(list(PROMPT)), Row([9]), Row([3, 1, 4, 1, 5] * 8)] for _ in range(2)]
     found, expected = (
         PagedDriver(one).step(part, [7, 1, 40]) for one, part in zip((model, restored(model, path)), rows, strict=True)

@@ -1,5 +1,7 @@
-"""Weights of few bits as loaders make them: the same however they come, exact in memory, in parts
-for ranks, and refused by name where they are not what was read.
+"""Weights of few bits as loaders make them.
+
+The same however they come, exact in memory, in parts for ranks, and refused by name where they are
+not what was read.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
 from headrace_kernels.linear import quantized as quantized_linear
-from headrace_kernels.weight_formats import dequantized_buffer as dequantized_buffer
+from headrace_kernels.weight_formats import dequantized_buffer
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, allocate, dequantize, quantize_rows
 from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
 from headrace_model_folder.config import parse_config
@@ -210,12 +212,12 @@ def _scale_of_its_neighbour(weight: QuantizedWeight, rows: slice) -> None:
     scales.copy_(scales.roll(1, -1))
 
 
-def _bits_turned(weight: QuantizedWeight, rows: slice) -> None:
+def _bits_reversed(weight: QuantizedWeight, rows: slice) -> None:
     weight.packed[rows] = weight.packed[rows].roll(1, 1)
 
 
 @scheme_names
-@pytest.mark.parametrize("fault", [_zero_point_one_off, _scale_of_its_neighbour, _bits_turned])
+@pytest.mark.parametrize("fault", [_zero_point_one_off, _scale_of_its_neighbour, _bits_reversed])
 def test_a_tensor_that_is_packed_wrongly_is_refused_by_name(
     path: pathlib.Path, name: str, fault: Callable[[QuantizedWeight, slice], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

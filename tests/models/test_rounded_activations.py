@@ -1,5 +1,7 @@
-"""Layers whose products take activations of 8 bits: what makes the activations rounds them, to the
-same bits as the products would, in every kind of model and on several ranks.
+"""Layers whose products take activations of 8 bits.
+
+What makes the activations rounds them, to the same bits as the products would, in every kind of
+model and on several ranks.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def load(opened: ModelFolder, scheme: str, shard: Shard = ALONE) -> CausalLM:
 
 
 def logits(model: CausalLM) -> torch.Tensor:
-    """Of a chunk of a prompt, of its rest beside another row, and of a step of few tokens."""
+    """Logits of a prompt's chunk, of its rest beside another row, and of a step of few tokens."""
     driver, rows = PagedDriver(model), [Row(list(PROMPT)), Row(list(PROMPT[:3]))]
     return torch.cat(driver.step(rows[:1], [7]) + driver.step(rows, [4, 2]) + driver.step(rows, [1, 1]))
 

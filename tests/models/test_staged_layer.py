@@ -1,5 +1,6 @@
-"""A layer of a folder that another tool quantized, on its way into the server's layout: the same in
-blocks of any size, and in few operations on a device that has to be told of each.
+"""A layer of a folder that another tool quantized, on its way into the server's layout.
+
+The same in blocks of any size, and in few operations on a device that has to be reported of each.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def test_weights_are_the_same_in_blocks_of_any_size(
 
 
 class Operations(TorchDispatchMode):
-    """Counts what a device would be told, without looks at the same memory in another shape."""
+    """Counts what a device would be reported, without looks at the same memory in another shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,8 +73,9 @@ class Operations(TorchDispatchMode):
     ],
 )
 def test_a_large_layer_takes_a_device_few_operations(form: LayerFormat, most: int) -> None:
-    """Half of a 70B model's largest, on torch's device without memory, for which it is decoded as
-    for a card.
+    """Decodes half of a 70B model's largest layer on torch's device without memory.
+
+    It is decoded as for a card.
 
     In blocks of 128 outputs it would be 600 to 4,900.
     """

@@ -1,5 +1,6 @@
-"""Layers of files in blocks, GGUF and NF4, that are packed in another way than their format says
-are named; correctly packed ones never are, whatever their type.
+"""Layers of files in blocks (GGUF, NF4) that are packed in another way than stated are named.
+
+Correctly packed ones never are, whatever their type.
 """
 
 from __future__ import annotations
@@ -151,7 +152,12 @@ def test_gaussian_layers_are_let_pass(kind: BlockKind, shift: float) -> None:
         store_file_rows(torch.from_numpy(quantize(kind.value, weight).reshape(256, -1)), target, 0)
     found = block_findings(target, range(256))
     assert found is not None and found.num_groups >= 256 * 512 / 64
-    assert packing_faults({"model.layers.0.mlp.up_proj": found}, {"model.layers.0.post_attention_layernorm.weight": torch.rand(512)}) == []  # fmt: skip
+    assert (
+        packing_faults(
+            {"model.layers.0.mlp.up_proj": found}, {"model.layers.0.post_attention_layernorm.weight": torch.rand(512)}
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("kind", FILE_BLOCKS)

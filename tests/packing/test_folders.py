@@ -1,5 +1,6 @@
-"""Layers that are packed in another way than their folder says are named; correctly packed ones
-never are, trained or random, whatever their format.
+"""Layers that are packed in another way than their folder says are named.
+
+Correctly packed ones never are, trained or random, whatever their format.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def suffixes(folder: Quantized) -> tuple[str, str, str]:
-    """Of numbers, scales and zero points."""
+    """Suffixes of the names of numbers, scales and zero points."""
     if f"{DOWN}.qweight" in folder.tensors:
         return "qweight", "scales", "qzeros"
     return "weight_packed", "weight_scale", "weight_zero_point"
@@ -83,7 +84,10 @@ def test_scales_of_neighbours_are_named_by_layer(folder: Quantized, dim: int) ->
 def test_scales_of_another_layer_are_named_by_layer(folder: Quantized) -> None:
     _, scales, _ = suffixes(folder)
     kept = dict(folder.tensors)
-    swap = {"model.layers.2.mlp.gate_proj": "model.layers.2.mlp.up_proj", "model.layers.2.mlp.up_proj": "model.layers.2.mlp.gate_proj"}  # fmt: skip
+    swap = {
+        "model.layers.2.mlp.gate_proj": "model.layers.2.mlp.up_proj",
+        "model.layers.2.mlp.up_proj": "model.layers.2.mlp.gate_proj",
+    }
 
     def change(name: str, value: torch.Tensor) -> torch.Tensor:
         layer, _, suffix = name.rpartition(".")
@@ -109,8 +113,9 @@ def statistics(
     shift: float = 0.0,
     deviations: float = 0.0,
 ) -> LayerStatistics:
-    """Of a Gaussian layer whose rows and columns may be of different sizes, and whose mean may not
-    be 0.
+    """Statistics of a Gaussian layer whose rows and columns may differ in size.
+
+    Its mean may not be 0.
 
     Scales are of the largest of each group, or of so many standard deviations of it.
     """
@@ -156,8 +161,9 @@ def test_gaussian_layers_are_let_pass(bits: int, group: int, symmetric: bool) ->
 def test_scales_that_come_from_the_scatter_of_their_groups_are_let_pass(
     bits: int, group: int, deviations: float
 ) -> None:
-    """They cut off what is far out, and all groups of numbers scatter alike: nothing can be said of
-    whose they are.
+    """They cut off what is far out, and all groups of numbers scatter alike.
+
+    Nothing can be said of whose they are.
     """
     recipe = Recipe("packed", bits=bits, group=group)
     found = statistics(recipe, 256, 1024, 0, deviations=deviations).read()
@@ -167,9 +173,7 @@ def test_scales_that_come_from_the_scatter_of_their_groups_are_let_pass(
 
 @pytest.mark.parametrize("factor", [-1.0, 1.0])
 def test_scales_of_either_sign_are_let_pass(factor: float) -> None:
-    """A group whose largest weight is negative may have a negative scale, its numbers the other way
-    round.
-    """
+    """A group whose largest weight is negative may have a negative scale and negated numbers."""
     draw = np.random.default_rng(1)
     groups = draw.normal(0, 1, (256, 16, 32))
     scales = np.take_along_axis(groups, np.abs(groups).argmax(2)[:, :, None], 2)[:, :, 0] * factor / 8

@@ -1,5 +1,6 @@
-"""A worker that cuts every step of several tokens into two pieces, whose sums are begun and waited
-for later: `cutting_worker.py [--ends-in-sum RANK ROWS] WORKER'S ARGUMENTS`.
+"""A worker that cuts every step of several tokens into two pieces with pending all-reduces.
+
+    cutting_worker.py [--ends-in-sum RANK ROWS] WORKER'S ARGUMENTS
 
 --ends-in-sum: that rank is killed when it has begun its first sum of so many rows.
 """
@@ -14,7 +15,7 @@ import sys
 from torch import Tensor
 
 from headrace_backend.parallel import nccl
-from headrace_backend.parallel.collectives import PendingSum, PieceRule
+from headrace_backend.parallel.collectives import PendingAllReduce, PieceRule
 from headrace_backend.parallel.gloo import GlooCollectives
 from headrace_backend.worker.lifetime import end_process
 from headrace_backend.worker.main import main
@@ -27,7 +28,7 @@ def end_in_sum(rank: int, num_rows: int) -> None:
     """Has a rank of the CPU end in the middle."""
     begin = GlooCollectives.begin_all_reduce
 
-    def begin_and_end(collectives: GlooCollectives, partial: Tensor) -> PendingSum:
+    def begin_and_end(collectives: GlooCollectives, partial: Tensor) -> PendingAllReduce:
         pending = begin(collectives, partial)
         if collectives.rank == rank and len(partial) == num_rows:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,5 +1,6 @@
-"""One rank of a check of logits, as a process (`benchmarks.rank_processes`): the same tokens,
-forced, through one model after the other, in a group that is joined once.
+"""One rank of a check of logits, as a process (`benchmarks.rank_processes`).
+
+The same tokens, forced, through one model after the other, in a group that is joined once.
 
 Rank 0 writes the logits of each case to FOLDER/TP-CASE.npy. All ranks must have had the same bits.
 """
@@ -44,7 +45,7 @@ _HASH_BYTES = 7
 
 
 def _ignore(phase: str, done: int, total: int, unit: str) -> None:
-    """Of progress: nobody waits."""
+    """Ignores progress: nobody waits."""
 
 
 class Case(NamedTuple):
@@ -68,8 +69,9 @@ CASES = {
 
 
 def plans(vocab_size: int) -> Iterator[StepPlan]:
-    """A prompt in chunks, another one beside it, then both rows token by token; every token is
-    known.
+    """A prompt in chunks, another one beside it, then both rows token by token.
+
+    Every token is known.
     """
     ids = [int(token) for token in np.random.default_rng(5).integers(3, vocab_size, MAX_MODEL_LEN)]
     starts = {0: 0, 1: 0}
@@ -141,7 +143,7 @@ def run_rank(seat: Seat, kind: str, folder: pathlib.Path, names: list[str], out:
 
 
 def main() -> None:
-    """Of a rank."""
+    """Runs one rank."""
     parser = argparse.ArgumentParser()
     rank_processes.add_seat(parser)
     parser.add_argument("--device", required=True)

@@ -1,5 +1,6 @@
-"""The best of each rank's part of the vocabulary tell the best of all, ties and unsound rows
-included.
+"""The best of each rank's part of the vocabulary give the best of all.
+
+Ties and rows that are not finite are included.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def test_candidates_choose_what_the_whole_would(world_size: int, part: int, rows
     for rank, own in enumerate(logits.split(part, dim=1)):
         tokens, peaks = most_likely_part(own.contiguous(), rank * part)
         candidates.append(torch.stack((peaks.double(), tokens.double()), dim=1))
-    found, sound = best_candidates(torch.stack(candidates))
-    expected, expected_sound = choose_greedy_reference(logits)
-    assert sound.tolist() == expected_sound.tolist()
-    assert found[sound].tolist() == expected[sound].tolist()
+    found, finite = best_candidates(torch.stack(candidates))
+    expected, expected_finite = choose_greedy_reference(logits)
+    assert finite.tolist() == expected_finite.tolist()
+    assert found[finite].tolist() == expected[finite].tolist()

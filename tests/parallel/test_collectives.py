@@ -1,5 +1,7 @@
-"""Collectives between processes: gloo's on a CPU; on cards every way of adding up, checked and
-timed by the benchmark itself, and models shared by cards against one card.
+"""Collectives between processes.
+
+Gloo's on a CPU; on cards every way of adding up, checked and timed by the benchmark itself, and
+models shared by cards against one card.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ def test_an_error_of_nccl_blames_no_rank(monkeypatch: pytest.MonkeyPatch, operat
 
 
 class BegunWork:
-    """Of an operation on another stream: it ends when it is waited for."""
+    """Work of an operation on another stream: it ends when it is waited for."""
 
     def __init__(self, error: Exception | None) -> None:
         self._error = error
@@ -105,7 +107,7 @@ class BegunWork:
         (GlooCollectives, "all_gather_into_tensor", RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed")),
     ],
 )
-def test_an_error_of_a_begun_sum_shows_when_it_is_waited_for(
+def test_an_error_of_a_begun_all_reduce_shows_when_it_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, kind: type[Collectives], operation: str, error: Exception
 ) -> None:
     entered: list[None] = []
@@ -142,7 +144,7 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: pathlib.Path, monkeypatch: 
 
 
 def check_sockets(processes: list[int]) -> None:
-    """All are this machine's alone, and none is NCCL's own for whoever asks, which is switched off."""
+    """All are this machine's alone; none is NCCL's own for whoever asks, which is off."""
     found = [connection for pid in processes for connection in psutil.Process(pid).net_connections("inet")]
     assert {connection.laddr.ip for connection in found} <= {"127.0.0.1", "::1"}
     assert 28028 not in {connection.laddr.port for connection in found}

@@ -1,6 +1,7 @@
-"""Steps of several ranks that are cut into two pieces: the same tokens and, where products do not
-depend on the number of rows, the same bits; nothing reads, overwrites or forgets what is still
-being added up.
+"""Steps of several ranks that are cut into two pieces.
+
+The same tokens and, where products do not depend on the number of rows, the same bits; nothing
+reads, overwrites or forgets what is still being added up.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.parallel.test_sharded_models import NAMES, SCHEMES, load, run
 from tests.support.rank_threads import ThreadCollectives, ThreadGroup, on_ranks
 from tests.worker.driver import Entry, admission, make_runner, step
 
-from headrace_backend.parallel.collectives import PendingSum, PieceRule
+from headrace_backend.parallel.collectives import PendingAllReduce, PieceRule
 from headrace_backend.parallel.nccl import piece_rule
 from headrace_backend.parallel.symmetric import CAPACITY_BYTES
 from headrace_backend.weights.placement import Shard
@@ -57,7 +58,7 @@ def test_only_steps_whose_pieces_nccl_takes_well_are_cut() -> None:
     assert of_two.least_bytes > CAPACITY_BYTES
 
 
-class LateSum(PendingSum):
+class LateAllReduce(PendingAllReduce):
     """A sum whose numbers come when it is waited for; before, there are none in its tensor."""
 
     def __init__(self, collectives: LateCollectives, partial: torch.Tensor) -> None:
@@ -71,9 +72,7 @@ class LateSum(PendingSum):
 
 
 class LateCollectives(ThreadCollectives):
-    """As a card's: what is begun is done as late as possible, and in no other order than it was
-    begun.
-    """
+    """Collectives like a card's: what is begun is done as late as possible, in order."""
 
     @classmethod
     def of(cls, shard: Shard, rule: PieceRule | None = EVERY_STEP) -> LateCollectives:
@@ -85,17 +84,17 @@ class LateCollectives(ThreadCollectives):
 
     def __init__(self, group: ThreadGroup, rank: int) -> None:
         super().__init__(group, rank)
-        self.pending: list[LateSum] = []
+        self.pending: list[LateAllReduce] = []
         # Of all that were begun.
         self.begun_rows: list[int] = []
 
-    def begin_all_reduce(self, partial: torch.Tensor) -> PendingSum:
-        self.pending.append(LateSum(self, partial))
+    def begin_all_reduce(self, partial: torch.Tensor) -> PendingAllReduce:
+        self.pending.append(LateAllReduce(self, partial))
         self.begun_rows.append(len(partial))
         return self.pending[-1]
 
-    def late_sum(self, pending: LateSum, own: torch.Tensor) -> torch.Tensor:
-        """Of all ranks' tensors."""
+    def late_sum(self, pending: LateAllReduce, own: torch.Tensor) -> torch.Tensor:
+        """Adds up all ranks' tensors."""
         assert self.pending.pop(0) is pending, "waited for out of turn"
         return super().all_reduce(own)
 
@@ -150,7 +149,7 @@ def test_weights_of_few_bits_are_multiplied_by_pieces(folders: Callable[[str], M
 
 
 def hidden_states(folder: ModelFolder, rule: PieceRule | None, num_tokens: int) -> list[tuple[torch.Tensor, list[int]]]:
-    """Of a prompt's tokens, and the rows of all sums that were begun; by rank."""
+    """Hidden states of a prompt's tokens, and the rows of all begun all-reduces, by rank."""
 
     def of_rank(shard: Shard) -> tuple[torch.Tensor, list[int]]:
         cutting, collectives = late(shard, rule)
@@ -208,18 +207,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def wrong_numbers(world_size: int, device: str, rows: int, width: int) -> list[list[int]]:
     """How many each rank found in sums that were begun."""
     arguments = ["--device", device, "--rows", str(rows), "--width", str(width)]
-    [found] = rank_processes.results("tests.parallel.begun_sums", world_size, arguments)
+    [found] = rank_processes.results("tests.parallel.begun_all_reduces", world_size, arguments)
     return found["wrong"]
 
 
-def test_begun_sums_of_processes_are_whole() -> None:
+def test_begun_all_reduces_of_processes_are_whole() -> None:
     assert wrong_numbers(3, "cpu", 64, 32) == [[0]] * 3
 
 
 @pytest.mark.multi_gpu
 @needs_cards
 @pytest.mark.parametrize("rows", [2048, 131])
-def test_begun_sums_of_cards_are_whole_whatever_their_memory_is_used_for_next(rows: int) -> None:
+def test_begun_all_reduces_on_cards_are_whole_whatever_their_memory_is_used_for_next(rows: int) -> None:
     num_cards = torch.cuda.device_count()
     assert wrong_numbers(num_cards, "cuda", rows, 8192) == [[0]] * num_cards
 
@@ -255,7 +254,7 @@ async def test_processes_that_cut_their_steps_draw_the_tokens_of_one(model: path
     assert [result.tokens.tolist() for result in found] == tokens_of_one(model, steps)
 
 
-async def test_a_rank_killed_in_a_begun_sum_is_named(model: pathlib.Path) -> None:
+async def test_a_rank_killed_in_a_begun_all_reduce_is_named(model: pathlib.Path) -> None:
     # The first piece of a prompt of 30.
     async with ranks(model, 2, command=(*CUTTING_WORKER, "--ends-in-sum", "1", "16")) as group:
         await group.group.wait_ready()

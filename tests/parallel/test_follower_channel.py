@@ -1,4 +1,4 @@
-"""A rank that is not asked for tokens sends none, and tells of what it made late, once each."""
+"""A rank that is not asked for tokens sends none, and reports what it made late, once each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace_backend.step.ring import RingReader, RingWriter, create_ring
 from headrace_backend.worker.channel import FollowerChannel
 
 
-def test_only_late_work_is_told() -> None:
+def test_only_late_work_is_reported() -> None:
     plans, results = create_ring(4096, 1), create_ring(4096, 1)
     reader = RingReader(results.memory, results.data_events[0], results.space_event, 0)
     channel = FollowerChannel(

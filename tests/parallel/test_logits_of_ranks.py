@@ -1,5 +1,6 @@
-"""Logits of one rank against those of two and four, with weights and caches of few bits too: token
-for token in fp32 on a CPU, and on cards no further from the exact ones than one card's are.
+"""Logits of one rank against those of two and four, with weights and caches of few bits too.
+
+Token for token in fp32 on a CPU, and on cards no further from the exact ones than one card's are.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SLACK = 1.25
 
 
 class Answers(NamedTuple):
-    """Of one case and number of ranks."""
+    """Logits of one case and number of ranks."""
 
     logits: np.ndarray
     tokens: list[int]
@@ -73,7 +74,7 @@ def test_ranks_of_a_cpu_draw_the_tokens_of_one(folder: pathlib.Path, tp: int) ->
 
 
 def on_cards(folder: pathlib.Path) -> dict[int, dict[str, Answers]]:
-    """Of 1, 2 and, where there are so many cards, 4 ranks.
+    """Logits of 1, 2 and, where there are so many cards, 4 ranks.
 
     A group takes its time for compiling kernels of its own sizes, so that those that have room
     beside each other start together.

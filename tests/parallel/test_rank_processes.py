@@ -1,5 +1,7 @@
-"""Ranks as real processes: they draw what one would, only rank 0 answers, and whichever is lost is
-named and takes the others along.
+"""Ranks as real processes.
+
+They draw what one would, only rank 0 answers, and whichever is lost is named and takes the others
+along.
 """
 
 from __future__ import annotations
@@ -40,11 +42,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def plans(count: int) -> list[StepPlan]:
-    """A prompt and the tokens after it, planned ahead: no result needs to be read before the next
-    step is sent.
+    """A prompt and the tokens after it, planned ahead.
+
+    No result needs to be read before the next step is sent.
     """
-    wish = admission(0, temperature=0.7, seed=5, num_logprobs=2)
-    first = step([Entry(0, 0, PROMPT, (0,))], [wish], {0: list(range(16))})
+    option = admission(0, temperature=0.7, seed=5, num_logprobs=2)
+    first = step([Entry(0, 0, PROMPT, (0,))], [option], {0: list(range(16))})
     return [first] + [step([Entry(0, len(PROMPT) + i, None, (0,), i + 1)], step_id=i + 2) for i in range(count - 1)]
 
 
@@ -91,8 +94,9 @@ async def test_ranks_that_quantize_answer_with_the_tokens_of_one(model: pathlib.
 
 
 async def test_a_rank_that_refuses_its_part_while_others_wait_for_it_ends_the_start(tmp_path: pathlib.Path) -> None:
-    """In the pass over layers with scales of whole rows, where ranks meet: the one whose columns
-    are sound is a follower.
+    """In the pass over layers with scales of whole rows, where ranks meet.
+
+    The one whose columns are finite is a follower.
     """
     write_checkpoint(tmp_path, "llama")
     name = "model.layers.1.mlp.down_proj.weight"

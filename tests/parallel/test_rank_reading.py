@@ -1,5 +1,7 @@
-"""Each rank keeps its own bytes of the files: columns are read one row at a time where they lie far
-apart, and cut out of whole rows elsewhere, and the ranks' parts make the whole either way.
+"""Each rank keeps its own bytes of the files.
+
+Columns are read one row at a time where they lie far apart, and cut out of whole rows elsewhere,
+and the ranks' parts make the whole either way.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ ROWS, LONG, SHORT = 6, 1 << 16, 1 << 12
 
 
 class Folder:
-    """As much of a ModelFolder as loading needs."""
+    """The part of a ModelFolder that loading needs."""
 
     def __init__(self, path: pathlib.Path, weight: torch.Tensor) -> None:
         safetensors.torch.save_file({"w": weight}, path / "w.safetensors")

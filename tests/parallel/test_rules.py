@@ -1,5 +1,6 @@
-"""Which numbers of ranks suit a model, a machine and each other: refused with the reason and the
-sizes that work.
+"""Which numbers of ranks suit a model, a machine and each other.
+
+Refused with the reason and the sizes that work.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def test_sizes_that_do_not_divide_are_refused(tp: int, changes: dict[str, int], 
 
 def test_files_in_blocks_are_shared_where_blocks_end() -> None:
     said = unsuitable_tp(config(2), dataclasses.replace(MODEL, shared_blocks=(64, 64)))
-    assert (
-        said
-        == "tp is 2, which leaves each rank 352 of down_proj's 704 inputs, and a block of 64 does not divide those; tp 1 works"
+    assert said == (
+        "tp is 2, which leaves each rank 352 of down_proj's 704 inputs, and a block of 64 does not divide those; "
+        "tp 1 works"
     )
     mixed = dataclasses.replace(MODEL, shared_blocks=(256, 32))
     said = unsuitable_tp(config(2), mixed)
@@ -88,31 +89,36 @@ def folder_of(recipe: Recipe, **changes: object) -> ModelConfig:
             4,
             Recipe("gptq"),
             {},
-            "mlp.down_proj does not bear: its 704 inputs give 176 to each, which a smallest group of 32 does not divide; tp 1, 2 work",
+            "mlp.down_proj does not bear: its 704 inputs give 176 to each, which a smallest group of 32 does not "
+            "divide; tp 1, 2 work",
         ),
         (
             2,
             Recipe("fp8", bits=8, group=128),
             {},
-            "mlp.down_proj does not bear: its 704 inputs give 352 to each, which a block of 128 does not divide; tp 1 works",
+            "mlp.down_proj does not bear: its 704 inputs give 352 to each, which a block of 128 does not divide; tp 1 "
+            "works",
         ),
         (
             2,
             Recipe("packed", ordered=True),
             {},
-            "self_attn.o_proj does not bear: its 256 inputs are in an order of groups (act-order), and a group's would lie on several ranks; tp 1 works",
+            "self_attn.o_proj does not bear: its 256 inputs are in an order of groups (act-order), and a group's would "
+            "lie on several ranks; tp 1 works",
         ),
         (
             8,
             Recipe("packed", group=0),
             {"intermediate_size": 720},
-            "mlp.down_proj does not bear: its 720 inputs give 90 to each, which a word of 8 does not divide; tp 1, 2 work",
+            "mlp.down_proj does not bear: its 720 inputs give 90 to each, which a word of 8 does not divide; tp 1, 2 "
+            "work",
         ),
         (
             4,
             Recipe("awq", group=0, symmetric=False),
             {"intermediate_size": 720},
-            "mlp.gate_proj does not bear: its 720 outputs give 180 to each, which a word of 8 does not divide; tp 1, 2 work",
+            "mlp.gate_proj does not bear: its 720 outputs give 180 to each, which a word of 8 does not divide; tp 1, 2 "
+            "work",
         ),
     ],
 )

@@ -1,5 +1,6 @@
-"""Models shared by several ranks compute what one rank computes: logits up to the order of
-additions, greedy tokens exactly, and every rank the same bits.
+"""Models shared by several ranks compute what one rank computes.
+
+Logits up to the order of additions, greedy tokens exactly, and every rank the same bits.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from headrace_kernels.weight_formats.quantized_weight import QuantKind
 from headrace_model_folder import ModelFolder
 
 CPU = torch.device("cpu")
-# One model per thing that is shared out in its own way: biases, norms of heads, tied embeddings,
-# one key/value head for all ranks, as many as query heads, windows, several projections in a tensor.
+# One model per thing that is shared out in its own way: biases, head norms, tied embeddings,
+# one key/value head for all ranks, as many as query heads, windows, fused projections.
 NAMES = ("llama-biases", "qwen3-tied-bias", "qwen2-window-tied", "llama-group-8", "llama-mha", "phi3-partial")
 PROMPT = [17 * index % 89 + 3 for index in range(37)]
 NUM_TOKENS = 8
@@ -58,16 +59,17 @@ class Run(NamedTuple):
     logits: torch.Tensor
 
 
-def plans(**wishes: object) -> list[StepPlan]:
-    """A prompt in two chunks, then tokens one by one; a second row beside it that starts later, on
-    the prompt's first blocks (a prefix hit).
+def plans(**options: object) -> list[StepPlan]:
+    """A prompt in two chunks, then tokens one by one.
+
+    A second row beside it that starts later, on the prompt's first blocks (a prefix hit).
     """
-    row = [admission(0, **wishes)]
+    row = [admission(0, **options)]
     first = step([Entry(0, 0, PROMPT[:20])], row, {0: list(range(6))})
     second = step([Entry(0, 20, PROMPT[20:], (0,))])
     shared = step(
         [Entry(0, len(PROMPT), None, (0,), 1), Entry(1, BLOCK_SIZE, PROMPT[BLOCK_SIZE:], (1,))],
-        [admission(1, **wishes)],
+        [admission(1, **options)],
         {1: [0, 10, 11, 12, 13, 14]},
     )
     later = [
@@ -80,7 +82,7 @@ def plans(**wishes: object) -> list[StepPlan]:
 def run(
     folder: ModelFolder,
     scheme: Scheme | None,
-    wishes: dict[str, object],
+    options: dict[str, object],
     shard: Shard = ALONE,
     head: Scheme | None = None,
 ) -> Run:
@@ -89,12 +91,12 @@ def run(
     hidden = runner.forward(step([Entry(7, 0, PROMPT[:5], (7,))], [admission(7)], {7: [20]}))
     with torch.inference_mode():
         logits = model.logits(hidden)
-    results = [execute(runner, plan) for plan in plans(**wishes)]
+    results = [execute(runner, plan) for plan in plans(**options)]
     return Run([token for result in results for token in result.tokens.tolist()], results, logits)
 
 
-def on_all_ranks(folder: ModelFolder, world_size: int, scheme: Scheme | None = None, **wishes: object) -> list[Run]:
-    return on_ranks(world_size, lambda shard: run(folder, scheme, wishes, shard))
+def on_all_ranks(folder: ModelFolder, world_size: int, scheme: Scheme | None = None, **options: object) -> list[Run]:
+    return on_ranks(world_size, lambda shard: run(folder, scheme, options, shard))
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -117,7 +119,7 @@ def test_a_shared_prefix_gives_the_same_tokens(folders: functools.partial[ModelF
     assert second == first[: len(second)]
 
 
-EVERY_WISH = {
+EVERY_OPTION = {
     "temperature": 0.8,
     "top_p": 0.9,
     "top_k": 50,
@@ -134,17 +136,17 @@ EVERY_WISH = {
     "bad_words": (id_bytes(11), id_bytes(12, 13)),
     "prompt_ids": id_bytes(*PROMPT),
 }
-WISHES = {
+OPTIONS = {
     "temperature": {"temperature": 1.0, "seed": 3},
     "top_p": {"temperature": 1.0, "top_p": 0.8},
-    "every": EVERY_WISH,
+    "every": EVERY_OPTION,
 }
 
 
-@pytest.mark.parametrize("wish", WISHES)
-def test_draws_are_those_of_one_rank(folders: functools.partial[ModelFolder], wish: str) -> None:
+@pytest.mark.parametrize("option", OPTIONS)
+def test_draws_are_those_of_one_rank(folders: functools.partial[ModelFolder], option: str) -> None:
     folder = folders("qwen3-tied-bias")
-    alone, ranks = run(folder, None, WISHES[wish]), on_all_ranks(folder, 2, **WISHES[wish])
+    alone, ranks = run(folder, None, OPTIONS[option]), on_all_ranks(folder, 2, **OPTIONS[option])
     for rank in ranks:
         assert rank.tokens == alone.tokens
         for found, expected in zip(rank.results, alone.results, strict=True):
@@ -153,16 +155,16 @@ def test_draws_are_those_of_one_rank(folders: functools.partial[ModelFolder], wi
             np.testing.assert_array_equal(found.top_token_ids, expected.top_token_ids)
 
 
-def test_prompts_are_told_of_alike(folders: functools.partial[ModelFolder]) -> None:
+def test_prompt_logprobs_are_alike(folders: functools.partial[ModelFolder]) -> None:
     folder = folders("llama-mha")
-    plan = step([Entry(0, 0, PROMPT, told=PROMPT[1:], num_top=2)], [admission(0)], {0: list(range(6))})
+    plan = step([Entry(0, 0, PROMPT, reported=PROMPT[1:], num_top=2)], [admission(0)], {0: list(range(6))})
 
-    def told(shard: Shard = ALONE) -> StepResult:
+    def reported(shard: Shard = ALONE) -> StepResult:
         model = load(folder, shard)
         return execute(make_runner(model, model.num_layers, model.num_kv_heads, model.head_dim), plan)
 
-    alone = told()
-    for rank in on_ranks(2, told):
+    alone = reported()
+    for rank in on_ranks(2, reported):
         np.testing.assert_allclose(rank.prompt_sampled, alone.prompt_sampled, atol=1e-4)
         np.testing.assert_array_equal(rank.prompt_ranks, alone.prompt_ranks)
 
@@ -173,23 +175,23 @@ def test_only_candidates_travel_for_greedy_rows(folders: functools.partial[Model
         model = load(folders("llama-mha"), shard)
         hidden = torch.ones(3, model.hidden_size)
         before = shard.collectives.num_calls
-        tokens, sound = model.most_likely(hidden)
+        tokens, finite = model.most_likely(hidden)
         calls = shard.collectives.num_calls - before
-        assert sound.all() and tokens.tolist() == model.logits(hidden).argmax(dim=1).tolist()
+        assert finite.all() and tokens.tolist() == model.logits(hidden).argmax(dim=1).tolist()
         return calls, int(tokens[0])
 
     first, second = on_ranks(2, num_calls)
     assert first == second and first[0] == 1
 
 
-@pytest.mark.parametrize("unsound", [float("nan"), float("inf")])
-def test_a_rank_with_unsound_logits_spoils_the_row_on_all(
-    folders: functools.partial[ModelFolder], unsound: float
+@pytest.mark.parametrize("not_finite", [float("nan"), float("inf")])
+def test_a_rank_with_logits_that_are_not_finite_spoils_the_row_on_all(
+    folders: functools.partial[ModelFolder], not_finite: float
 ) -> None:
-    def sound(shard: Shard) -> tuple[list[bool], list[bool]]:
+    def finite(shard: Shard) -> tuple[list[bool], list[bool]]:
         model = load(folders("llama-mha"), shard)
         if shard.rank == 1:
-            model.lm_head.weight[5, 3] = unsound
+            model.lm_head.weight[5, 3] = not_finite
         hidden = torch.zeros(2, model.hidden_size)
         hidden[1, 3] = 1.0
         hidden[1, 4] = 1.0
@@ -197,7 +199,7 @@ def test_a_rank_with_unsound_logits_spoils_the_row_on_all(
         assert not logits.isfinite().all()
         return model.most_likely(hidden)[1].tolist(), model.most_likely(hidden[1:])[1].tolist()
 
-    for both, second in on_ranks(2, sound):
+    for both, second in on_ranks(2, finite):
         assert both[1] is False and second == [False]
 
 
@@ -233,8 +235,9 @@ def test_quantized_weights_are_shared_out(
 def test_an_output_layer_of_8_bits_is_shared_out_by_tokens(
     folders: functools.partial[ModelFolder], name: str, head: str
 ) -> None:
-    """A scale belongs to a token, so that every rank's part is a slice of the whole, and logits are
-    those of one rank.
+    """A scale belongs to a token.
+
+    So every rank's part is a slice of the whole, and logits are those of one rank.
     """
     folder, scheme = folders(name), SCHEMES[head]
     alone = run(folder, None, {}, head=scheme)

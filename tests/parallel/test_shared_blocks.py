@@ -1,5 +1,6 @@
-"""GGUF files and bitsandbytes' NF4, shared by several ranks: the file's own bits, each rank's bytes
-of its rows, vocabularies in blocks included.
+"""GGUF files and bitsandbytes' NF4, shared by several ranks.
+
+The file's own bits, each rank's bytes of its rows, vocabularies in blocks included.
 """
 
 from __future__ import annotations
@@ -103,9 +104,9 @@ def test_nested_scales_are_those_of_the_whole_tensor(
 def test_blocks_that_straddle_ranks_are_refused_with_what_works(base: pathlib.Path) -> None:
     folder = ModelFolder.open(_file(base, "Q4_K_M"))
     said = unsuitable_tp(EngineConfig(model=folder.path, device="cpu", tp=4), folder.config)
-    assert (
-        said
-        == "tp is 4, which leaves each rank 128 of o_proj's 512 inputs, and a block of 256 does not divide those; tp 1, 2 work"
+    assert said == (
+        "tp is 4, which leaves each rank 128 of o_proj's 512 inputs, and a block of 256 does not divide those; tp "
+        "1, 2 work"
     )
     folder = ModelFolder.open(_file(base, "Q8_0"))
     assert unsuitable_tp(EngineConfig(model=folder.path, device="cpu", tp=8), folder.config) is None

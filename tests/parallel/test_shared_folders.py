@@ -1,5 +1,7 @@
-"""Folders that other tools quantized, shared by several ranks: every format's part is a slice of
-the whole, nothing is rounded anew, and each rank reads its own bytes.
+"""Folders that other tools quantized, shared by several ranks.
+
+Every format's part is a slice of the whole, nothing is rounded anew, and each rank reads its own
+bytes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Int8 and fp8 of ranks are parts of one rank's to the bit, scales of whole rows included, wherever
-a row's largest magnitude lies; what that costs in reads is told, and paid only where it is needed.
+"""Int8 and fp8 of ranks are parts of one rank's to the bit, scales of whole rows included.
+
+So it is wherever a row's largest magnitude lies; what that costs in reads is reported, and paid
+only where it is needed.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ scheme_names = pytest.mark.parametrize("scheme", ["int8", "fp8"])
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder in which the largest magnitude of each row lies in other columns than the next
-    one's, of other ranks, and is far larger than what the others have.
+    """A folder whose rows have their largest magnitude in other columns than the next row's.
+
+    It lies in columns of other ranks, and is far larger than what the others have.
     """
     made = tmp_path_factory.mktemp("outliers")
     write_checkpoint(made, "llama-wide")
@@ -73,7 +76,7 @@ class Part:
 
 
 def parts(model: CausalLM) -> dict[str, Part]:
-    """Of the layers' products."""
+    """Parts of the layers' products."""
     targets = model.weight_targets().items()
     return {name: Part(target) for name, target in targets if isinstance(target.destination, QuantizedRows)}
 
@@ -98,7 +101,7 @@ def test_numbers_and_scales_are_those_of_one_rank(
 
 
 class Seen:
-    """What is told while a model is loaded."""
+    """What is reported while a model is loaded."""
 
     def __init__(self) -> None:
         self.reports: list[tuple[str, int, int, str]] = []
@@ -107,7 +110,7 @@ class Seen:
         self.reports.append((phase, done, total, unit))
 
     def phases(self) -> list[tuple[str, int, int, str]]:
-        """The last report of each, in the order of their beginnings; within one nothing goes back."""
+        """The last report of each phase, in the order in which they begin; none goes back."""
         last: dict[str, tuple[str, int, int, str]] = {}
         for report in self.reports:
             assert report[:1] + report[2:] == last.setdefault(report[0], report)[:1] + last[report[0]][2:]
@@ -159,7 +162,7 @@ def test_a_value_that_is_not_finite_is_named_by_the_rank_that_finds_it(
 
     with pytest.raises(InvalidModelFolder, match=said):
         on_ranks(2, loaded)
-    # In the first pass; the other rank, whose part is sound, did not go on without it.
+    # In the first pass; the other rank, whose part is finite, did not go on without it.
     assert phases == {0: ["scales"], 1: ["scales"]}
 
 

@@ -1,5 +1,6 @@
-"""Small models with text for them: the demo's draft model, which is trained, and random ones of
-every family.
+"""Small models with text for them.
+
+The demo's draft model, which is trained, and random ones of every family.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A quantized folder as a reader takes it: its tensors, the weights they stand for, and
-transformers' model with such weights.
+"""A quantized folder as a reader takes it.
+
+Its tensors, the weights they stand for, and transformers' model with such weights.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 import transformers
 
 from headrace_quantize.compressed_tensors import matrix_of
-from headrace_quantize.numbers import NumberFormat
+from headrace_quantize.rounding.numbers import NumberFormat
 
 Tensors = dict[str, torch.Tensor]
 

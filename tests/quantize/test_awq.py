@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.quantize.quantize_parts import Bench
 from tests.quantize.test_gptq import INT4, WITH_ZEROS, correlated
 
-from headrace_quantize import awq
 from headrace_quantize.folding import Folding
-from headrace_quantize.numbers import NumberFormat, round_to_nearest
+from headrace_quantize.rounding import awq
+from headrace_quantize.rounding.numbers import NumberFormat, round_to_nearest
+from headrace_quantize.rounding.statistics import InputStatistics, output_error
 from headrace_quantize.stages import STAGES, num_inputs, of_source, tie
-from headrace_quantize.statistics import InputStatistics, output_error
 
 FAMILIES = ["llama", "llama-biases", "llama-mha", "llama-group-8", "mistral-window", "qwen2", "qwen3"]
 

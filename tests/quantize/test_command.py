@@ -1,5 +1,6 @@
-"""`headrace quantize` as a person types it: mistakes are one line and exit code 2, and a run ends
-with a table.
+"""`headrace quantize` as a person types it.
+
+Mistakes are one line and exit code 2, and a run ends with a table.
 """
 
 from __future__ import annotations
@@ -62,10 +63,16 @@ def refused(tmp_path: pathlib.Path, **flags: Any) -> str:
         ({"scheme": "fp8", "method": "rtn", "bits": "4"}, "--scheme fp8 has 8 bits"),
         ({"scheme": "fp8", "method": "rtn", "group_size": "64"}, "--scheme fp8 goes with --group-size channel"),
         ({"scheme": "fp8", "method": "rtn", "symmetric": False}, "--scheme fp8 has no zero points"),
-        ({"method": "rtn"}, "--group-size is 128, which does not divide the 352 inputs of model.layers.0.mlp.down_proj; --group-size 32 works"),
-        ({"method": "rtn", "group_size": "32", "keep": ("donw_proj",)}, "--keep donw_proj fits no layer; the nearest name is down_proj"),
-        ({"method": "rtn", "group_size": "32", "keep": ("*",)}, "--keep fits all 14 layers, so that nothing would be quantized"),
-        ({"method": "rtn", "group_size": "32", "sequence_length": "4096"}, "--sequence-length is 4096, the model's context has 2048 tokens"),
+        ({"method": "rtn"}, (
+            "--group-size is 128, which does not divide the 352 inputs of model.layers.0.mlp.down_proj; --group-size "
+            "32 works"
+        )),
+        ({"method": "rtn", "group_size": "32", "keep": ("donw_proj",)},
+         "--keep donw_proj fits no layer; the nearest name is down_proj"),
+        ({"method": "rtn", "group_size": "32", "keep": ("*",)},
+         "--keep fits all 14 layers, so that nothing would be quantized"),
+        ({"method": "rtn", "group_size": "32", "sequence_length": "4096"},
+         "--sequence-length is 4096, the model's context has 2048 tokens"),
         ({"group_size": "32", "calibration": ("absent.txt",)}, "--calibration: no file absent.txt"),
         ({"method": "rtn", "group_size": "32", "evaluation": "absent.txt"}, "--evaluation: no file absent.txt"),
         ({"method": "rtn", "model_folder": "absent"}, "MODEL_FOLDER: absent: no such model folder"),
@@ -126,7 +133,19 @@ def test_a_mistake_ends_with_2_before_torch_is_loaded(tmp_path: pathlib.Path) ->
 
 
 def test_a_run_ends_with_a_table(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
-    flags = ["--group-size", "32", "--samples", "8", "--sequence-length", "64", "--threads", "1", "--device", "cpu", "--act-order"]  # fmt: skip
+    flags = [
+        "--group-size",
+        "32",
+        "--samples",
+        "8",
+        "--sequence-length",
+        "64",
+        "--threads",
+        "1",
+        "--device",
+        "cpu",
+        "--act-order",
+    ]
     result = headrace("quantize", DRAFT, tmp_path / "out", "--calibration", text, *flags)
     assert result.returncode == 0, result.stderr
     assert "2 of 2 layers" in result.stderr
@@ -147,7 +166,9 @@ def test_a_run_ends_with_a_table(tmp_path: pathlib.Path, text: pathlib.Path) -> 
 
 def test_text_that_is_too_short_ends_with_2(tmp_path: pathlib.Path) -> None:
     (tmp_path / "short.txt").write_text("a few words")
-    result = headrace("quantize", DRAFT, tmp_path / "out", "--calibration", tmp_path / "short.txt", "--group-size", "32")  # fmt: skip
+    result = headrace(
+        "quantize", DRAFT, tmp_path / "out", "--calibration", tmp_path / "short.txt", "--group-size", "32"
+    )
     assert result.returncode == 2
     assert len(result.stderr.strip().splitlines()) == 1
     assert "--calibration has text for 0 samples of 512 tokens" in result.stderr

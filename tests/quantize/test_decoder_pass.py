@@ -55,7 +55,10 @@ def test_intervals_are_over_pieces(tmp_path: pathlib.Path) -> None:
     def of(count: int) -> Quality:
         return compare(bench.pieces[:count], hidden[:count], other[:count], bench.source, bench.passes, False, eps)
 
-    alone = [compare([ids], *((side[index : index + 1]) for side in (hidden, other)), bench.source, bench.passes, False, eps) for index, ids in enumerate(bench.pieces)]  # fmt: skip
+    alone = [
+        compare([ids], *((side[index : index + 1]) for side in (hidden, other)), bench.source, bench.passes, False, eps)
+        for index, ids in enumerate(bench.pieces)
+    ]
     assert alone[0].surprise_change_interval is None and alone[0].divergence_interval is None
     whole, changes = of(len(bench.pieces)), torch.tensor([one.surprise_change for one in alone])
     assert whole.surprise_change == pytest.approx(float(changes.mean()), rel=1e-4)

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_quantize import gptq
 from headrace_quantize.checks import QuantizeRefused
-from headrace_quantize.numbers import NumberFormat, round_to_nearest
-from headrace_quantize.statistics import InputStatistics, output_error
+from headrace_quantize.rounding import gptq
+from headrace_quantize.rounding.numbers import NumberFormat, round_to_nearest
+from headrace_quantize.rounding.statistics import InputStatistics, output_error
 
 INT4 = NumberFormat(4, True, False, torch.float32)
 WITH_ZEROS = NumberFormat(4, False, False, torch.float32)
@@ -31,7 +31,8 @@ def gram_of(x: torch.Tensor) -> torch.Tensor:
 
 @settings(max_examples=25)
 @given(
-    st.sampled_from([INT4, WITH_ZEROS]), st.sampled_from([32, None]), st.booleans(), st.integers(16, 400), st.integers(0, 1 << 30)
+    st.sampled_from([INT4, WITH_ZEROS]), st.sampled_from([32, None]), st.booleans(), st.integers(16, 400),
+    st.integers(0, 1 << 30)
 )  # fmt: skip
 def test_outputs_are_nearer_than_by_rounding_to_nearest(
     form: NumberFormat, group: int | None, act_order: bool, tokens: int, seed: int
@@ -94,8 +95,9 @@ def test_the_factor_is_that_of_the_inverse() -> None:
 
 
 def test_what_one_group_gets_wrong_the_next_makes_up_for() -> None:
-    """Two inputs that are always equal: the second takes over what the first lost, across the
-    border of groups.
+    """Two inputs that are always equal.
+
+    The second takes over what the first lost, across the border of groups.
     """
     x = torch.randn(500, 1).expand(500, 64)
     weight = torch.full((1, 64), 0.3)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_quantize.compressed_tensors import matrix_of, pack, tensors_of, unpack
-from headrace_quantize.numbers import NumberFormat, round_to_nearest
+from headrace_quantize.rounding.numbers import NumberFormat, round_to_nearest
 
 FORMATS = {
     "int4": NumberFormat(4, True, False, torch.float32),

@@ -1,5 +1,6 @@
-"""Whole runs on the demo's draft model: what is written, how good it is, what is kept, runs that
-are killed.
+"""Whole runs on the demo's draft model.
+
+What is written, how good it is, what is kept, runs that are killed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from tests.quantize.restored_folder import Tensors, restored, tensors_in, transf
 
 from headrace_model_folder import ModelFolder
 from headrace_quantize.checks import QuantizeRefused, check
-from headrace_quantize.numbers import NumberFormat
 from headrace_quantize.output_folder import OutputFolder
 from headrace_quantize.progress import RunProgress
 from headrace_quantize.report import RunReport
+from headrace_quantize.rounding.numbers import NumberFormat
 from headrace_quantize.run import Run
 
 
@@ -144,7 +145,9 @@ def test_layers_that_are_kept_keep_their_bytes(tmp_path: pathlib.Path, text: str
 def test_a_scaled_layer_that_is_kept_still_fits(tmp_path: pathlib.Path, text: str) -> None:
     """AWQ folds scales into what it keeps, too, where the two belong together."""
     keep = ("k_proj", "gate_proj")
-    report = quantize(request(DRAFT, tmp_path / "out", method="awq", calibration=(text,), keep=keep, bits=8, group_size="channel"))  # fmt: skip
+    report = quantize(
+        request(DRAFT, tmp_path / "out", method="awq", calibration=(text,), keep=keep, bits=8, group_size="channel")
+    )
     assert report.quality is not None and report.quality.divergence < 0.01
     before, after = safetensors.torch.load_file(DRAFT / "model.safetensors"), tensors_in(tmp_path / "out")
     name = "model.layers.0.self_attn.k_proj.weight"
@@ -207,7 +210,7 @@ def test_a_run_that_ends_before_any_of_its_files_is_there_goes_on(
     moment: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Files appear by being renamed: state, shard, state, ..., index, copies, config.json, report."""
+    """Files are renamed into place: state, shard, state, ..., index, copies, config, report."""
     options, expected = short_run
     rename, calls = os.replace, 0
 
@@ -232,7 +235,9 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(tmp_path: pathlib.Path,
     file = tmp_path / "request.json"
     file.write_text(config.model_dump_json(exclude_unset=True))
     # The sixth file is the second layer's shard: its bytes are on the disk, its name is not.
-    killed = subprocess.run([sys.executable, "-c", _ENTRY.format(paths=sys.path, moment=6), "--config-json", file], check=False, timeout=600)  # fmt: skip
+    killed = subprocess.run(
+        [sys.executable, "-c", _ENTRY.format(paths=sys.path, moment=6), "--config-json", file], check=False, timeout=600
+    )
     assert killed.returncode == -signal.SIGKILL
     names = {path.name for path in (tmp_path / "killed").iterdir()}
     assert "model-00003-of-00004.safetensors.partial" in names and "config.json" not in names

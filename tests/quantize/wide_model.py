@@ -1,5 +1,6 @@
-"""Random models of any number of layers with the demo's tokenizer, a file for each layer, so that
-none is ever whole in memory.
+"""Random models of any number of layers with the demo's tokenizer, a file for each layer.
+
+So none is ever whole in memory.
 """
 
 from __future__ import annotations

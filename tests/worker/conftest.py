@@ -50,8 +50,9 @@ def llama(llama_path: pathlib.Path) -> CausalLM:
 
 @pytest.fixture(scope="session")
 def shallow_llama(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
-    """Of one layer, for the interpreter, where each takes seconds; a second one is in
-    `test_gpu_runner`'s tests of tokens.
+    """A model of one layer for the interpreter, where each layer takes seconds.
+
+    A second layer is in `test_gpu_runner`'s tests of tokens.
     """
     return load(write(tmp_path_factory.mktemp("models") / "shallow-llama", 1), "cpu")
 

@@ -34,8 +34,9 @@ def id_bytes(*ids: int) -> bytes:
 
 
 def admission(row: int, **changes: object) -> RowAdmission:
-    """A greedy row without anything else, but for the changes; fields of its sampling go by their
-    names.
+    """A greedy row without anything else, but for the changes.
+
+    Fields of its sampling go by their names.
     """
     wanted = {"seed": 1} | {name: changes.pop(name) for name in Sampling.__struct_fields__ if name in changes}
     sampling = msgspec.structs.replace(GREEDY.sampling, **wanted)
@@ -53,9 +54,9 @@ class Entry:
     # Rows that draw from the entry's last token.
     drawing: tuple[int, ...] = ()
     output_position: int = 0
-    # The prompt's tokens after the first, second ... of `ids` that are told of, and how many top
-    # tokens at each.
-    told: list[int] = dataclasses.field(default_factory=list)
+    # The prompt's tokens after the first, second ... of `ids` that are reported, and how many
+    # top tokens at each.
+    reported: list[int] = dataclasses.field(default_factory=list)
     num_top: int = 0
 
 
@@ -90,12 +91,14 @@ def step(
         checked_indices=column(*(int(end) - 1 for e, end in zip(entries, ends, strict=True) if not e.drawing)),
     )
     columns = [column(*(d[i] for d in drawn)) for i in range(3)]
-    telling = [(entry, int(end) - count) for entry, end, count in zip(entries, ends, counts, strict=True) if entry.told]
+    reporting = [
+        (entry, int(end) - count) for entry, end, count in zip(entries, ends, counts, strict=True) if entry.reported
+    ]
     prompt_logprobs = PromptLogprobPlan(
-        first_indices=column(*(first for _, first in telling)),
-        counts=column(*(len(entry.told) for entry, _ in telling)),
-        num_tops=column(*(entry.num_top for entry, _ in telling)),
-        token_ids=column(*(token for entry, _ in telling for token in entry.told)),
+        first_indices=column(*(first for _, first in reporting)),
+        counts=column(*(len(entry.reported) for entry, _ in reporting)),
+        num_tops=column(*(entry.num_top for entry, _ in reporting)),
+        token_ids=column(*(token for entry, _ in reporting for token in entry.reported)),
     )
     plan = StepPlan(step_id, column(*released), admissions, forward, SamplePlan(*columns), prompt_logprobs)
     return StepPlan.decode(plan.encode())

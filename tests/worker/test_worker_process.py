@@ -307,7 +307,8 @@ PARENT = """
 import os, subprocess, sys, time
 descriptors = [int(x) for argument in sys.argv[2:5:2] for x in argument.split(",")]
 arguments = [*sys.argv[5:], *sys.argv[1:5], "--parent-pid", str(os.getpid())]
-child = subprocess.Popen([sys.executable, "-m", "headrace_backend.worker", *arguments], pass_fds=descriptors[:3] + descriptors[4:])
+command = [sys.executable, "-m", "headrace_backend.worker", *arguments]
+child = subprocess.Popen(command, pass_fds=descriptors[:3] + descriptors[4:])
 print(child.pid, flush=True)
 time.sleep(600)
 """

@@ -1,5 +1,7 @@
-"""Self-attention over the paged KV cache: projections, optional norms of queries and keys,
-rotation, cache write, attention, output projection.
+"""Self-attention over the paged KV cache.
+
+Projections, optional norms of queries and keys, rotation, cache write, attention, output
+projection.
 """
 
 from __future__ import annotations
@@ -36,8 +38,7 @@ class Attention(nn.Module):
         self.k_norm = None if attention.key_norm is None else RmsNorm(attention.key_norm, placement)
 
     def heads(self, x: Activations, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
-        """Attention of the step's tokens, before the output projection, which takes each token by
-        itself.
+        """Computes the attention of the step's tokens, without the output projection.
 
         Args:
             x: [num_tokens, hidden_size], rounded to 8 bits if `rounds_to` says so.
@@ -51,27 +52,29 @@ class Attention(nn.Module):
         return self.attended(self.qkv_proj(x), rotations, kv_cache, metadata)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `heads` may be given so many tokens; None: the model's type
-        alone.
+        """The 8-bit type in which `heads` may be given so many tokens; None.
+
+        The model's type alone.
         """
         return self.qkv_proj.rounds_to(num_tokens)
 
     def add_to(
         self, residual: Tensor, norm: RmsNorm, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata
     ) -> None:
-        """`residual += o_proj(heads(norm(residual)))` with norm and addition inside the
-        projections, for steps that fuse.
+        """Computes `residual += o_proj(heads(norm(residual)))`, for steps that fuse.
+
+        Norm and addition happen inside the projections.
         """
         qkv = self.qkv_proj.after_norm(norm, residual)
         self.o_proj.add_to(residual, self.attended(qkv, rotations, kv_cache, metadata))
 
     def attended(self, qkv: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
-        """What lies between the projections, and takes the step whole.
+        """Computes what lies between the projections: norms, rotation, cache write and attention.
 
         Args:
             qkv: [num_tokens, queries, keys and values of all heads].
-            rotations: As `heads` takes them, and the others too.
-            kv_cache: This layer's.
+            rotations: The step's rows of the rotary table.
+            kv_cache: This layer's cache; the tokens' keys and values are written first.
             metadata: The step.
 
         Returns:
@@ -82,15 +85,14 @@ class Attention(nn.Module):
         return rotate_write_attend(raw, kv_cache, metadata, self.scale, self.sliding_window).flatten(1)
 
     def launch_kind(self) -> Hashable:
-        """All that decides which kernels `attended` launches, beside the step, the cache and the
-        norms' weights.
-        """
+        """What decides which kernels `attended` launches, beside step, cache and norm weights."""
         return self.num_heads, self.num_kv_heads, self.head_dim, self.sliding_window
 
     @property
     def _head_norms(self) -> tuple[Tensor | None, Tensor | None, float]:
-        """Weights of the norms of queries and keys, and their epsilon; no weights where the model
-        has no such norms.
+        """Weights of the norms of queries and keys, and their epsilon.
+
+        No weights where the model has no such norms.
         """
         if self.q_norm is None or self.k_norm is None:
             return None, None, 0.0

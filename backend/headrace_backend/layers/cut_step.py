@@ -1,11 +1,12 @@
-"""A step of several ranks in two pieces of its tokens, so that the sums of one piece run beside
-what the other one computes.
+"""Computes a step of several ranks in two pieces of its tokens.
+
+The all-reduce of one piece runs beside what the other one computes.
 
 Owns the order. The pieces go through each half of a layer one after the other, and a piece's sum is
 waited for when its turn comes again:
 
-    computed   attention and o of A    of B    norm and MLP of A    of B    norm, qkv, attention and o of A    of B
-    sums                               A       B                    A       B                                  A
+    computed     attention, o: A   B   norm, MLP: A   B   norm, qkv, attention, o: A   B
+    all-reduce                     A   B              A   B                            A
 
 The first piece does not see the second one's tokens. The second sees the first one's as it sees a
 row's context: their keys and values are in the cache by then.
@@ -29,7 +30,7 @@ from torch import Tensor
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
-from headrace_backend.parallel.collectives import Collectives, PendingSum
+from headrace_backend.parallel.collectives import Collectives, PendingAllReduce
 from headrace_kernels.rounded_tokens import Activations
 
 
@@ -42,16 +43,16 @@ class _Piece:
     rotations: Tensor
     metadata: StepMetadata
     # What goes into the residual stream next.
-    pending: PendingSum | None = None
+    pending: PendingAllReduce | None = None
 
     def normed(self, norm: RmsNorm, rounds_to: Callable[[int], torch.dtype | None]) -> Activations:
-        """The norm of the residual stream, once the pending sum is in it."""
+        """The norm of the residual stream, once the pending all-reduce is in it."""
         added = None if self.pending is None else self.pending.wait()
         self.pending = None
         return norm.of_sum(added, self.residual, rounds_to(len(self.residual)))
 
     def heads(self, layer: DecoderLayer, kv_cache: Tensor) -> Tensor:
-        """As `DecoderLayer.heads`, of this piece."""
+        """Returns this piece's heads in front of a layer's o_proj (`DecoderLayer.heads`)."""
         attention = layer.self_attn
         normed = self.normed(layer.input_layernorm, attention.rounds_to)
         return attention.heads(normed, self.rotations, kv_cache, self.metadata)
@@ -61,13 +62,13 @@ class CutStep:
     """The residual stream of such a step on its way through the layers."""
 
     def __init__(self, residual: Tensor, rotations: Tensor, pieces: StepPieces, together: Collectives) -> None:
-        """Cuts it.
+        """Cuts the step.
 
         Args:
             residual: [num_tokens, hidden_size] the residual stream, changed in place.
             rotations: The step's rows of the rotary table.
-            pieces: Of the step, neither of them empty.
-            together: Adds up.
+            pieces: The two pieces of the step, neither of them empty.
+            together: The collectives that all-reduce each piece's partial outputs.
         """
         sizes = [pieces.first, len(residual) - pieces.first]
         parts = zip(torch.split(residual, sizes), torch.split(rotations, sizes), pieces.metadata, strict=True)
@@ -75,7 +76,10 @@ class CutStep:
         self._together = together
 
     def forward(self, layer: DecoderLayer, kv_cache: Tensor) -> None:
-        """As `DecoderLayer.forward`. The sums of its output have begun."""
+        """Computes a layer for this piece (`DecoderLayer.forward`).
+
+        The all-reduce of its output has begun and is pending.
+        """
         for piece in self._pieces:
             piece.pending = self._together.begin_all_reduce(layer.self_attn.o_proj(piece.heads(layer, kv_cache)))
         for piece in self._pieces:
@@ -83,5 +87,8 @@ class CutStep:
             piece.pending = self._together.begin_all_reduce(layer.mlp(normed))
 
     def heads(self, layer: DecoderLayer, kv_cache: Tensor) -> Tensor:
-        """As `DecoderLayer.heads`, of both pieces. No sum is pending afterwards."""
+        """Returns both pieces' attention heads in front of a layer's o_proj (`DecoderLayer.heads`).
+
+        No all-reduce is pending afterwards.
+        """
         return torch.cat([piece.heads(layer, kv_cache) for piece in self._pieces])

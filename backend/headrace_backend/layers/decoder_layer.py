@@ -1,5 +1,6 @@
-"""One pre-norm decoder layer: attention and MLP, each behind a norm and added to the residual
-stream.
+"""One pre-norm decoder layer.
+
+Attention and MLP, each behind a norm and added to the residual stream.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(layer.attention, placement)
         self.post_attention_layernorm = residual_norm(layer.mlp_norm, placement)
         self.mlp = GatedMlp(layer.mlp, placement)
-        # Partial sums of several ranks have to be added up before they reach the residual stream.
+        # Partial outputs of several ranks are all-reduced before they reach the residual stream.
         self._is_whole = placement.shard.world_size == 1
 
     def forward(
@@ -56,7 +57,7 @@ class DecoderLayer(nn.Module):
     def heads(
         self, pending: Tensor | None, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata
     ) -> Tensor:
-        """The half of `forward` in which tokens see each other: [num_tokens, all heads' outputs]."""
+        """The half of `forward` in which tokens see each other: [num_tokens, heads' outputs]."""
         normed = self.input_layernorm.of_stream(pending, residual, self.self_attn.rounds_to(len(residual)))
         return self.self_attn.heads(normed, rotations, kv_cache, metadata)
 
@@ -83,8 +84,9 @@ class DecoderLayer(nn.Module):
         return self._is_whole and all(weight.fuses(num_tokens) for weight in self._weights())
 
     def forward_fused(self, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> None:
-        """As `forward` with nothing pending before or after: norms, SwiGLU and additions ride along
-        in the four products.
+        """Computes what `forward` does with nothing pending before or after, in four products.
+
+        Norms, SwiGLU and additions are part of the products.
 
         A few tokens' products take as long as their weights take to read, and each operation beside
         them a launch.
@@ -93,8 +95,10 @@ class DecoderLayer(nn.Module):
         self.mlp.add_to(residual, self.post_attention_layernorm)
 
     def launch_kind(self) -> Hashable:
-        """Layers with the same launch the same kernels for the same steps, and fuse for the same:
-        all that rules, libraries and compilers may look at.
+        """All that rules, libraries and compilers may look at when they choose a layer's kernels.
+
+        Layers with the same value launch the same kernels for the same steps, and fuse for the
+        same.
 
         A rank's own: only one of several has the bias of an output or down projection.
         """

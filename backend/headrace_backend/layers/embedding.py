@@ -1,5 +1,6 @@
-"""Token embedding and output head, split over ranks by vocabulary; tied, they share one weight,
-which may be in blocks as a file has it.
+"""Token embedding and output head, split over ranks by vocabulary.
+
+Tied, they share one weight, which may be in blocks as a file has it.
 
 A head of 8 bits has a weight of its own in any case.
 
@@ -39,9 +40,7 @@ class TokenEmbedding(ShardedModule):
         self._copy: tuple[HeadWeight, ...] = ()
 
     def fill_too(self, copy: HeadWeight) -> None:
-        """The tensor that fills this embedding is that of an output head too, which keeps it in its
-        own form.
-        """
+        """Makes this embedding's tensor fill an output head too, which has its own form."""
         # In a tuple, so that it is no module of this one.
         self._copy = (copy,)
 
@@ -101,8 +100,9 @@ class OutputHead(ShardedModule):
         return len(self._rows)
 
     def whole(self, part: Tensor, out: Tensor | None = None) -> Tensor:
-        """[num_tokens, part_size] of each rank -> [num_tokens, vocab_size] on all, in `out` if
-        given.
+        """Gathers each rank's [num_tokens, part_size] to [num_tokens, vocab_size] on all ranks.
+
+        The result is in `out` if it is given.
 
         Of one rank it is the part itself.
         """

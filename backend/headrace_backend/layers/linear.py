@@ -19,8 +19,9 @@ from headrace_model_folder.description import Linear
 
 
 class ColumnLinear(ShardedModule):
-    """One or several projections of the same input, in one weight so that one multiplication
-    computes all.
+    """One or several projections of the same input, in one weight.
+
+    One multiplication computes all.
     """
 
     def __init__(self, projections: Sequence[Linear], outputs: Sequence[range], placement: Placement) -> None:
@@ -44,8 +45,9 @@ class ColumnLinear(ShardedModule):
         return self.weight.product(x, self.bias)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `forward` may be given so many tokens; None: the model's type
-        alone.
+        """The 8-bit type in which `forward` may be given so many tokens; None.
+
+        The model's type alone.
         """
         return self.weight.rounds_to(num_tokens)
 
@@ -93,14 +95,16 @@ class RowLinear(ShardedModule):
         return self.weight.product(x, self.bias)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `forward` may be given so many tokens; None: the model's type
-        alone.
+        """The 8-bit type in which `forward` may be given so many tokens; None.
+
+        The model's type alone.
         """
         return self.weight.rounds_to(num_tokens)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += forward(x)` in one operation, for steps that fuse; one rank only, as the
-        ranks' parts are not added up.
+        """`residual += forward(x)` in one operation, for steps that fuse.
+
+        One rank only, as the ranks' parts are not added up.
         """
         self.weight.add_to(residual, x, self.bias)
 

@@ -1,5 +1,6 @@
-"""RMS norm with its weight, alone or fused with the residual addition, in the form that the product
-behind it takes.
+"""RMS norm with its weight, alone or fused with the residual addition.
+
+It returns the form that the product behind it takes.
 
 Every rank holds the whole weight.
 
@@ -35,8 +36,9 @@ class RmsNorm(ShardedModule):
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Adds x to the residual stream in place and gives the norm of the sum, all [num_tokens,
-        size].
+        """Adds x to the residual stream in place and returns the norm of the sum.
+
+        All are [num_tokens, size].
         """
         return add_rms_norm(x, residual, self.weight, self.eps)
 
@@ -52,7 +54,7 @@ class RmsNorm(ShardedModule):
         return self.of_sum(pending, residual, number)
 
     def of_sum(self, added: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
-        """The same where `added` is the whole output already."""
+        """Returns the norm of `added`, which is already the whole output."""
         about = (residual, self.weight, self.eps)
         if added is None:
             return rms_norm(*about) if number is None else rounded_rms_norm(*about, number)
@@ -71,11 +73,17 @@ class SummingRmsNorm(RmsNorm):
         self._shard = placement.shard
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """As RmsNorm's, of the sum of all ranks' x. x may be overwritten."""
+        """All-reduces x, adds it to the residual stream in place and returns the norm of that.
+
+        All are [num_tokens, size]; x may be overwritten.
+        """
         return self._shard.together.add_rms_norm(x, residual, self.weight, self.eps)
 
     def of_stream(self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
-        """As RmsNorm's, of the sum of all ranks' `pending`, which may be overwritten."""
+        """Returns the norm of the residual stream after adding the all-reduced `pending` to it.
+
+        `pending` may be overwritten.
+        """
         if pending is None:
             return self.of_sum(None, residual, number)
         if number is None:

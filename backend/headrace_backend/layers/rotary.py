@@ -1,5 +1,6 @@
-"""The rotary embedding of a model: its table of cosines and sines, made from the configuration
-once.
+"""The rotary embedding of a model.
+
+Its table of cosines and sines, made from the configuration once.
 """
 
 from __future__ import annotations
@@ -69,9 +70,10 @@ def rope_frequencies(rope: RopeConfig, rotary_dim: int, max_position: int) -> tu
 
 
 def _longrope(rope: RopeConfig, rotary_dim: int, max_position: int) -> tuple[Tensor, float]:
-    """One set of divisors for all requests: rotated keys stay in the cache, where a sequence that
-    outgrows the original context could not change sets, and one prefix serves short and long
-    requests.
+    """Chooses one set of LongRoPE divisors for all requests.
+
+    Rotated keys stay in the cache, where a sequence that outgrows the original context could not
+    change sets, and one prefix serves short and long requests.
     """
     is_long = max_position > rope.original_max_position_embeddings
     divisors = torch.tensor(rope.long_divisors if is_long else rope.short_divisors)

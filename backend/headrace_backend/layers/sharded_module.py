@@ -1,5 +1,6 @@
-"""What all layers with weights have in common: they say which part of which checkpoint tensor fills
-which of their parameters.
+"""What all layers with weights have in common.
+
+They say which part of which checkpoint tensor fills which of their parameters.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ class ShardedModule(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
-        """Every checkpoint tensor that goes into this module's own parameters, each entry of them
-        covered exactly once.
+        """Yields every checkpoint tensor that goes into this module's own parameters.
+
+        Each entry of the parameters is covered exactly once.
         """
 
 

@@ -1,5 +1,6 @@
-"""What layers are told of a step besides its tokens, and pass on to attention: which tokens belong
-to which row, and where each row's context lies.
+"""Metadata of a step beside its tokens, which layers pass on to attention.
+
+It says which tokens belong to which row, and where each row's context lies.
 
 A runner for CPUs makes the one, a runner for GPUs the other; of a step in pieces, one for each
 piece. Both are defined beside the kernels that read them.
@@ -17,9 +18,7 @@ StepMetadata: TypeAlias = AttentionMetadata | PagedAttentionStep
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepPieces:
-    """A step in two pieces of its tokens, the second of which sees the first: see
-    `layers.cut_step`.
-    """
+    """A step in two pieces of its tokens; the second sees the first (`layers.cut_step`)."""
 
     # Tokens of the first.
     first: int

@@ -1,5 +1,6 @@
-"""What decides which parameters a model allocates, in one struct: it is made once when a worker
-starts, and goes whole to who plans memory and to who loads.
+"""What decides which parameters a model allocates, in one struct.
+
+It is made once when a worker starts, and goes whole to who plans memory and to who loads.
 """
 
 from __future__ import annotations

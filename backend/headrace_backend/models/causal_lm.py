@@ -1,5 +1,7 @@
-"""The decoder-only language model that all families share: embedding, layers, norm and output head,
-made from a `ModelDescription`, which says what a family's layers have and how its tensors are named.
+"""The decoder-only language model that all families share: embedding, layers, norm, output head.
+
+It is made from a `ModelDescription`, which says what a family's layers have and how its tensors are
+named.
 """
 
 from __future__ import annotations
@@ -71,8 +73,9 @@ class Decoder(nn.Module):
     def _last_heads(
         self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata | StepPieces
     ) -> Tensor:
-        """All layers but the half of the last one in which each token is by itself: the heads'
-        outputs that it takes.
+        """Runs all layers up to the heads of the last one, and returns those heads' outputs.
+
+        What follows in the last layer takes each token by itself.
         """
         *layers, last = zip(self._layers, kv_caches, strict=True)
         if isinstance(metadata, StepPieces):
@@ -87,9 +90,7 @@ class Decoder(nn.Module):
         return last[0].heads(pending, residual, rotations, last[1], metadata)
 
     def fuses(self, num_tokens: int) -> bool:
-        """Whether all layers take a step of so many tokens with norms, SwiGLU and additions inside
-        their products.
-        """
+        """Whether all layers fuse norms, SwiGLU and additions into the products of such a step."""
         return all(layer.fuses(num_tokens) for layer in self._kinds)
 
     def _forward_fused(
@@ -101,9 +102,7 @@ class Decoder(nn.Module):
         return hidden
 
     def _reported(self, layers: Iterable[tuple[DecoderLayer, Tensor]]) -> Iterable[tuple[DecoderLayer, Tensor]]:
-        """The layers with their caches; whoever follows the progress hears of each when the next
-        one is asked for.
-        """
+        """Yields the layers with their caches, and reports each when the next one is asked for."""
         return layers if self.on_progress is None else _reporting(layers, self.on_progress)
 
     @contextlib.contextmanager
@@ -201,8 +200,9 @@ class CausalLM(nn.Module):
         return hidden
 
     def first_piece(self, num_tokens: int, is_captured: bool) -> int | None:
-        """Tokens of the first of two pieces in which a step should be computed, whether it is
-        replayed from a graph or launched kernel by kernel; None: it stays whole.
+        """Tokens of the first of two pieces in which to compute a step; None: it stays whole.
+
+        A step that is replayed from a graph has other sizes than one launched kernel by kernel.
 
         Decided by sizes alone, so alike on all ranks.
         """
@@ -212,8 +212,9 @@ class CausalLM(nn.Module):
         return together.piece_rule.first_piece(num_tokens, self.hidden_size * self.dtype.itemsize, is_captured)
 
     def representative_layers(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, steps go through the first layer, the last and one of each other kind: every
-        kernel that whole steps launch, in a fraction of the launches.
+        """Has steps go through the first layer, the last and one of each other kind while entered.
+
+        They launch every kernel that whole steps launch, in a fraction of the launches.
 
         What comes out is of no use, and other layers' caches are not written.
 
@@ -229,8 +230,9 @@ class CausalLM(nn.Module):
         return logits
 
     def report_progress(self, report: Callable[[], None]) -> None:
-        """Has `report` called with every layer and every product of the output layer: what a step's
-        time consists of where the host computes it.
+        """Has `report` called with every layer and every product of the output layer.
+
+        A step's time consists of these where the host computes it.
         """
         self.model.on_progress = report
 
@@ -254,8 +256,9 @@ class CausalLM(nn.Module):
         self.lm_head.whole(part, out)
 
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The token with the highest logit, int64 [n], and whether the row is finite, bool [n], of
-        hidden states [n, hidden_size]; as `choose_greedy` of their logits.
+        """Returns the likeliest tokens, int64 [n], and which rows are finite, bool [n].
+
+        It takes hidden states [n, hidden_size] and agrees with `choose_greedy` of their logits.
         """
         return self.lm_head.most_likely(hidden)
 

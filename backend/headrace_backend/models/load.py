@@ -93,8 +93,9 @@ def _fill_first(
     progress: Progress,
     targets: Mapping[str, WeightTarget],
 ) -> None:
-    """Fills what looks at some tensors before all are loaded: a phase of its own, as they come a
-    second time.
+    """Fills what needs some tensors before all are loaded, in a phase of its own.
+
+    Those tensors are read a second time later.
 
     Without a folder the weights are noise.
     """
@@ -117,9 +118,7 @@ def _load_quantized(
 
 
 def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress) -> None:
-    """Fills a model by rows, whether numbers, which may be quantized as they come, or bytes that a
-    file has in blocks.
-    """
+    """Fills a model by rows: numbers, which may be quantized as they come, or file blocks."""
     records = folder.tensors
     targets = with_rotated_rows(targets, records)
     states = {
@@ -132,8 +131,9 @@ def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, Weigh
 
 
 def weight_memory(build: ModelBuild) -> WeightMemory:
-    """What the weights of a rank will take on its device, exactly: a model is made as it would be,
-    without memory.
+    """Bytes that the weights of a rank take on its device, exactly.
+
+    A model is made as it would be, without memory.
 
     Raises QuantizationRefused where the bits do not suit the model.
     """

@@ -1,5 +1,4 @@
-"""Ranks of one model that compute together: how they find each other, and what they compute with
-one another.
+"""Ranks of one model that compute together: how they find each other, and their collectives.
 
     collectives    the interface that layers see: sums and gathers over ranks
     gloo           its form on a CPU; what the others do is what it does

@@ -29,8 +29,9 @@ _TIME_UNITS = 1_000_000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PieceRule:
-    """Which steps are cut into two pieces of their tokens, so that one's sums run beside the
-    other's products.
+    """Rule that says which steps are cut into two pieces of their tokens.
+
+    One piece's all-reduce then runs beside the other's products.
 
     By sizes alone, so alike on all ranks.
     """
@@ -44,8 +45,9 @@ class PieceRule:
     multiple: int
 
     def first_piece(self, num_tokens: int, token_bytes: int, is_captured: bool = False) -> int | None:
-        """Tokens of the first of two pieces, as near to half as the multiple allows; None: the step
-        stays whole.
+        """Tokens of the first of two pieces, as near to half as the multiple allows.
+
+        None: the step stays whole.
         """
         first = (num_tokens + self.multiple) // (2 * self.multiple) * self.multiple
         least_bytes = self.least_captured_bytes if is_captured else self.least_bytes
@@ -53,7 +55,7 @@ class PieceRule:
         return first if is_cut else None
 
 
-class PendingSum(abc.ABC):
+class PendingAllReduce(abc.ABC):
     """A sum that was begun."""
 
     @abc.abstractmethod
@@ -65,14 +67,14 @@ class PendingSum(abc.ABC):
         """
 
 
-class DoneSum(PendingSum):
+class DoneAllReduce(PendingAllReduce):
     """One that has been computed already."""
 
     def __init__(self, total: Tensor) -> None:
         self._total = total
 
     def wait(self) -> Tensor:
-        """See PendingSum."""
+        """Implements `PendingAllReduce.wait`."""
         return self._total
 
 
@@ -87,31 +89,33 @@ class Collectives(abc.ABC):
 
     @abc.abstractmethod
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """Sum of the ranks' tensors, in their shape and type.
+        """Adds up the ranks' tensors, in their shape and type.
 
         May be written into `partial`, which must not be used afterwards.
         """
 
-    def begin_all_reduce(self, partial: Tensor) -> PendingSum:
-        """`all_reduce` of a piece of a step, which goes on while this rank computes other things,
-        where that is possible.
+    def begin_all_reduce(self, partial: Tensor) -> PendingAllReduce:
+        """Begins the `all_reduce` of a piece of a step, and returns it pending.
+
+        It goes on while this rank computes other things, where that is possible.
         """
-        return DoneSum(self.all_reduce(partial))
+        return DoneAllReduce(self.all_reduce(partial))
 
     @abc.abstractmethod
     def all_gather(self, part: Tensor) -> Tensor:
         """The ranks' tensors in order, [world_size, *part.shape]."""
 
     def add_rms_norm(self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Adds the sum of the ranks' tensors to the residual stream in place and gives the norm of
-        that, all [num_tokens, size].
+        """All-reduces `partial`, adds it to the residual stream in place and returns the norm.
+
+        All are [num_tokens, size].
         """
         return add_rms_norm(self.all_reduce(partial), residual, weight, eps)
 
     def rounded_add_rms_norm(
         self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype
     ) -> RoundedTokens:
-        """As `add_rms_norm`, the norm rounded to 8 bits as `round_tokens` does."""
+        """Does what `add_rms_norm` does, the norm rounded to 8 bits as `round_tokens` does."""
         return rounded_add_rms_norm(self.all_reduce(partial), residual, weight, eps, number)
 
     def gather_columns(self, part: Tensor, out: Tensor | None = None) -> Tensor:
@@ -155,8 +159,9 @@ def agreed_any(collectives: Collectives | None, flags: Sequence[bool]) -> list[b
 
 
 def slowest_times(collectives: Collectives | None, times: list[float]) -> list[float]:
-    """For each of some times the longest that any rank took, exactly alike on all ranks; the times
-    themselves where there is one rank.
+    """Returns for each time the longest that any rank took, exactly alike on all ranks.
+
+    With one rank these are the times themselves.
     """
     if collectives is None or not times:
         return times

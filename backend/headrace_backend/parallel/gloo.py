@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from headrace_backend.parallel.collectives import Collectives, PendingSum
+from headrace_backend.parallel.collectives import Collectives, PendingAllReduce
 from headrace_backend.parallel.errors import PeerLost
 from headrace_kernels.collectives.all_reduce import all_reduce_reference
 
@@ -35,11 +35,11 @@ class GlooCollectives(Collectives):
         """Connects to all others.
 
         Args:
-            store: Where ranks find each other's addresses.
-            rank: Of this process.
+            store: The store in which ranks find each other's addresses.
+            rank: This process's rank, from 0.
             world_size: Number of ranks.
             timeout_s: Seconds after which a rank that does not come is lost.
-            on_enter: Called before each operation, for whoever watches.
+            on_enter: Called before each operation, for whoever watches progress.
 
         Raises:
             PeerLost: Another rank did not connect.
@@ -62,21 +62,21 @@ class GlooCollectives(Collectives):
             raise PeerLost(f"the ranks could not be connected: {error}") from error
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """See Collectives."""
+        """Implements `Collectives.all_reduce`."""
         return all_reduce_reference(self.all_gather(partial).unbind())
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """See Collectives."""
+        """Implements `Collectives.all_gather`."""
         return self._begin_gather(part).wait()
 
-    def begin_all_reduce(self, partial: Tensor) -> PendingSum:
-        """See Collectives."""
-        return GatheredSum(self._begin_gather(partial))
+    def begin_all_reduce(self, partial: Tensor) -> PendingAllReduce:
+        """Implements `Collectives.begin_all_reduce`."""
+        return GatheredAllReduce(self._begin_gather(partial))
 
     def _begin_gather(self, part: Tensor) -> BegunGather:
         self._on_enter()
         gathered = torch.empty(self.world_size, *part.shape, dtype=part.dtype)
-        with _told_losses():
+        with _named_losses():
             work = dist.all_gather_into_tensor(gathered.flatten(0, 1), part, async_op=True)
         assert work is not None, "this process is a rank of the group"
         return BegunGather(work, part, gathered)
@@ -92,24 +92,24 @@ class BegunGather:
 
     def wait(self) -> Tensor:
         """What was gathered, [world_size, *part.shape]."""
-        with _told_losses():
+        with _named_losses():
             self._work.wait()
         return self._gathered
 
 
-class GatheredSum(PendingSum):
+class GatheredAllReduce(PendingAllReduce):
     """The sum of what is being gathered."""
 
     def __init__(self, gather: BegunGather) -> None:
         self._gather = gather
 
     def wait(self) -> Tensor:
-        """See PendingSum."""
+        """Implements `PendingAllReduce.wait`."""
         return all_reduce_reference(self._gather.wait().unbind())
 
 
 @contextlib.contextmanager
-def _told_losses() -> Iterator[None]:
+def _named_losses() -> Iterator[None]:
     """Errors of connections as what they mean."""
     try:
         yield

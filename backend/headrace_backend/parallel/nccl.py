@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from headrace_backend.parallel.collectives import Collectives, PendingSum, PieceRule
+from headrace_backend.parallel.collectives import Collectives, PendingAllReduce, PieceRule
 from headrace_backend.parallel.errors import PeerLost
 
 _ENVIRONMENT = {
@@ -76,11 +76,11 @@ class NcclCollectives(Collectives):
         timeout_s: float,
         on_enter: Callable[[], None],
     ) -> None:
-        """Connects to all others; the communicator's memory is taken now and not by the first step.
+        """Connects to all other ranks and takes the communicator's memory before the first step.
 
         Args:
-            store: Where ranks find each other's addresses.
-            rank: Of this process.
+            store: The store in which ranks find each other's addresses.
+            rank: This process's rank, from 0.
             world_size: Number of ranks, all on this machine.
             device: This rank's card.
             timeout_s: Seconds after which an operation that others do not join is given up.
@@ -107,30 +107,30 @@ class NcclCollectives(Collectives):
             raise PeerLost(f"the ranks could not be connected: {error}") from error
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """See Collectives."""
+        """Implements `Collectives.all_reduce`."""
         self._on_enter()
-        with _told_losses():
+        with _named_losses():
             dist.all_reduce(partial)
         return partial
 
-    def begin_all_reduce(self, partial: Tensor) -> PendingSum:
-        """See Collectives."""
+    def begin_all_reduce(self, partial: Tensor) -> PendingAllReduce:
+        """Implements `Collectives.begin_all_reduce`."""
         self._on_enter()
-        with _told_losses():
+        with _named_losses():
             work = dist.all_reduce(partial, async_op=True)
         assert work is not None, "this process is a rank of the group"
-        return NcclSum(work, partial)
+        return NcclAllReduce(work, partial)
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """See Collectives."""
+        """Implements `Collectives.all_gather`."""
         self._on_enter()
         gathered = torch.empty(self.world_size, *part.shape, dtype=part.dtype, device=part.device)
-        with _told_losses():
+        with _named_losses():
             dist.all_gather_into_tensor(gathered.flatten(0, 1), part)
         return gathered
 
 
-class NcclSum(PendingSum):
+class NcclAllReduce(PendingAllReduce):
     """A sum on NCCL's stream.
 
     The allocator knows of a tensor's own stream only, and would give the memory of one that nobody
@@ -145,17 +145,17 @@ class NcclSum(PendingSum):
         self._partial = partial
 
     def wait(self) -> Tensor:
-        """See PendingSum."""
-        with _told_losses():
+        """Implements `PendingAllReduce.wait`."""
+        with _named_losses():
             self._work.wait()
         return self._partial
 
 
 @contextlib.contextmanager
-def _told_losses() -> Iterator[None]:
+def _named_losses() -> Iterator[None]:
     """NCCL does not tell whose fault an error is.
 
-    If it is this rank's, no other one ends first, and its words are what is told.
+    If it is this rank's, no other one ends first, and its words are what is announced.
     """
     try:
         yield

@@ -51,8 +51,8 @@ def join(
     """Waits for all other ranks and connects to them.
 
     Args:
-        seat: This rank's.
-        device: Where it computes.
+        seat: This rank's seat.
+        device: Device on which this rank computes.
         kind: What all ranks' devices must have in common, as it is shown to people.
         progress: Called with (phase, done, total, unit) when another rank has come.
         check_parent: Called now and then; ends the process if nobody waits for it any more.
@@ -74,8 +74,9 @@ def join(
 
 
 def _on_gpus(store: Store, seat: Seat, device: torch.device, on_enter: Callable[[], None]) -> Collectives:
-    """Our kernels where every card reaches every other's memory, as all ranks then know; else NCCL
-    alone.
+    """Chooses our kernels where every card reaches every other's memory, else NCCL alone.
+
+    All ranks know the answer and choose alike.
     """
     nccl = NcclCollectives(store, seat.rank, seat.world_size, device, _GROUP_TIMEOUT_S, on_enter)
     reach = int(reaches_peers(device, seat.rank, seat.world_size))
@@ -85,12 +86,12 @@ def _on_gpus(store: Store, seat: Seat, device: torch.device, on_enter: Callable[
 def _wait_for_all(
     store: Store, seat: Seat, progress: Callable[[str, int, int, str], None], check_parent: Callable[[], None]
 ) -> None:
-    told = -1
-    while told < seat.world_size:
+    announced = -1
+    while announced < seat.world_size:
         there = sum(store.check([_key(rank)]) for rank in range(seat.world_size))
-        if there != told:
+        if there != announced:
             progress("ranks", there, seat.world_size, "ranks")
-            told = there
+            announced = there
             continue
         check_parent()
         time.sleep(_LOOK_INTERVAL_S)

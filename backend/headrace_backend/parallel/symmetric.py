@@ -1,9 +1,8 @@
-"""Collectives of GPUs that read each other's memory: our kernels for what is small, NCCL for the
-rest.
+"""Collectives of GPUs that read each other's memory: our kernels for small tensors, else NCCL.
 
 Owns the memory that all ranks map (`torch.distributed._symmetric_memory`), made once for all layers
-and graphs. What the kernels do with it is `headrace_kernels.collectives.all_reduce`'s. Which way is taken
-follows from a tensor's shape, so all ranks take the same. NVLink multicast is never used.
+and graphs. What the kernels do with it is `headrace_kernels.collectives.all_reduce`'s. Which way is
+taken follows from a tensor's shape, so all ranks take the same. NVLink multicast is never used.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 from torch import Tensor
 
-from headrace_backend.parallel.collectives import Collectives, PendingSum
+from headrace_backend.parallel.collectives import Collectives, PendingAllReduce
 from headrace_backend.parallel.errors import PeerLost
 from headrace_backend.parallel.nccl import NcclCollectives
 from headrace_kernels.collectives import all_reduce
@@ -29,7 +28,7 @@ CAPACITY_BYTES = 16 << 20
 
 
 def reaches_peers(device: torch.device, rank: int, world_size: int) -> bool:
-    """Whether a rank's card reaches the memory of the others', which are those beside it in order."""
+    """Whether a rank's card reaches the memory of the others, which lie beside it in order."""
     first = device.index - rank
     others = (index for index in range(first, first + world_size) if index != device.index)
     return all(torch.cuda.can_device_access_peer(device, other) for other in others)
@@ -42,8 +41,9 @@ class SymmetricCollectives(Collectives):
         """Makes the memory that all ranks map. All ranks make theirs at the same time.
 
         Args:
-            nccl: Of the same group.
-            on_enter: As NcclCollectives has it.
+            nccl: NCCL's collectives of the same group.
+            on_enter: Called before each operation that is launched by itself (see
+                `NcclCollectives`).
 
         Raises:
             PeerLost: The memory could not be shared with another rank.
@@ -56,12 +56,12 @@ class SymmetricCollectives(Collectives):
         num_words = memory_bytes(CAPACITY_BYTES, self.world_size) // SENTINEL_BYTES
         self._memory = symmetric_memory.empty(num_words, dtype=torch.int32, device=self.device).fill_(SENTINEL)
         self.peers = Peers.of(self._addresses(), self.rank, CAPACITY_BYTES, self.device)
-        # All words are blank before anybody writes one.
+        # All words hold the sentinel before anybody writes one.
         torch.cuda.synchronize(self.device)
         self.all_values(0)
 
     def _addresses(self) -> list[int]:
-        """Of all ranks' memory, as this one sees it."""
+        """Returns the address of each rank's memory in this process, by rank."""
         world = dist.group.WORLD
         assert world is not None, "the group is joined"
         try:
@@ -73,14 +73,14 @@ class SymmetricCollectives(Collectives):
         return addresses
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """See Collectives."""
+        """Implements `Collectives.all_reduce`."""
         if not all_reduce.takes(partial, self.peers):
             return self._nccl.all_reduce(partial)
         self._on_enter()
         return all_reduce.all_reduce(partial, self.peers)
 
-    def begin_all_reduce(self, partial: Tensor) -> PendingSum:
-        """See Collectives.
+    def begin_all_reduce(self, partial: Tensor) -> PendingAllReduce:
+        """Implements `Collectives.begin_all_reduce`.
 
         NCCL's whatever its size: our kernels are programs that wait for other cards, and would keep
         products from as many multiprocessors.
@@ -88,11 +88,11 @@ class SymmetricCollectives(Collectives):
         return self._nccl.begin_all_reduce(partial)
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """See Collectives."""
+        """Implements `Collectives.all_gather`."""
         return self._nccl.all_gather(part)
 
     def add_rms_norm(self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See Collectives."""
+        """Implements `Collectives.add_rms_norm`."""
         if not all_reduce.takes_norm(partial, self.peers):
             return super().add_rms_norm(partial, residual, weight, eps)
         self._on_enter()
@@ -101,7 +101,7 @@ class SymmetricCollectives(Collectives):
     def rounded_add_rms_norm(
         self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype
     ) -> RoundedTokens:
-        """See Collectives."""
+        """Implements `Collectives.rounded_add_rms_norm`."""
         if not all_reduce.takes_rounded_norm(partial, self.peers):
             return super().rounded_add_rms_norm(partial, residual, weight, eps, number)
         self._on_enter()

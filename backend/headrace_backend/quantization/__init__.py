@@ -5,7 +5,7 @@
                     come; stored_weight: those of another tool's layers
     block_linear_weight  the third kind, blocks as a file has them (GGUF's types, NF4); nf4_weight:
                     those whose rows are rounded to NF4 as they come
-    parted_weight   projections of different formats side by side
+    mixed_format_weight   projections of different formats side by side
     head_weight     the output layer's weight of 8 bits
     make_weight     which of them a placement asks for
 
@@ -17,7 +17,7 @@ A weight is filled by rows of its checkpoint's tensors, and finished once all of
                     each format
     tensor_error    how far each rounded tensor is from what was read, and how far it may be
     product_check   each product against the numbers that the bits stand for
-    summaries       the order of all checks, and what operators are told; rounded_inputs: how
+    summaries       the order of all checks, and what operators read; rounded_inputs: how
                     products round their inputs
 
 Layers hold weights and know no scheme. How numbers of few bits lie in memory and are multiplied is

@@ -43,14 +43,14 @@ class BlockLinearWeight(LinearWeight):
         placement: Placement,
         nested: int = BITSANDBYTES_NESTED,
     ) -> None:
-        """Allocates it, empty.
+        """Allocates the weight, empty.
 
         Args:
-            kinds: Of each projection; None: plain, in the placement's type.
-            sizes: Outputs of each.
-            num_inputs: Of all.
+            kinds: Kind of blocks of each projection; None: plain, in the placement's type.
+            sizes: Number of outputs of each projection.
+            num_inputs: Number of inputs, the same for all projections.
             placement: Type and device.
-            nested: NF4: groups that share a nested scale; 0: those of a row.
+            nested: NF4: groups that share a nested scale; 0: all groups of a row.
 
         Raises:
             QuantizationRefused: Blocks that the inputs do not fill.
@@ -68,12 +68,12 @@ class BlockLinearWeight(LinearWeight):
 
     @classmethod
     def of_file(cls, sizes: Sequence[int], num_inputs: int, placement: Placement) -> BlockLinearWeight:
-        """One that keeps the blocks of the placement's file, empty.
+        """Makes an empty weight that keeps the blocks of the placement's file.
 
         Args:
-            sizes: Outputs of each projection.
-            num_inputs: Of all.
-            placement: Where, and the blocks of each projection.
+            sizes: Number of outputs of each projection.
+            num_inputs: Number of inputs, the same for all projections.
+            placement: Device of the weight, and the blocks of each projection.
 
         Raises:
             QuantizationRefused: Blocks that the inputs do not fill.
@@ -99,7 +99,7 @@ class BlockLinearWeight(LinearWeight):
 
     @property
     def blocks(self) -> list[BlockWeight]:
-        """Those parts that are in blocks."""
+        """The parts of this weight that are in blocks."""
         return [part for part in self.parts if isinstance(part, BlockWeight)]
 
     @property
@@ -113,7 +113,7 @@ class BlockLinearWeight(LinearWeight):
         return sum(part.num_outputs * part.num_inputs for part in self.blocks)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """See LinearWeight."""
+        """Implements `LinearWeight.multiply`."""
         return self.multiply_to(x, bias, x.dtype)
 
     def multiply_to(self, x: Tensor, bias: Tensor | None, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
@@ -130,38 +130,39 @@ class BlockLinearWeight(LinearWeight):
         return out
 
     def after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
-        """See LinearWeight."""
+        """Implements `LinearWeight.after_norm`."""
         return self.multiply(rms_norm(x, norm_weight, eps), bias)
 
     def swiglu_after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
-        """See LinearWeight."""
+        """Implements `LinearWeight.swiglu_after_norm`."""
         return swiglu(self.after_norm(x, norm_weight, eps, bias))
 
     def add_to(self, residual: Tensor, x: Tensor, bias: Tensor | None) -> None:
-        """See LinearWeight."""
+        """Implements `LinearWeight.add_to`."""
         residual.add_(self.multiply(x, bias))
 
     def fuses(self, num_tokens: int) -> bool:
-        """See LinearWeight.
+        """Implements `LinearWeight.fuses`.
 
         Norm, SwiGLU and addition are operations of their own around these products.
         """
         return False
 
     def launch_kind(self) -> Hashable:
-        """See LinearWeight."""
+        """Implements `LinearWeight.launch_kind`."""
         return type(self), tuple(map(launch_kind, self.parts))
 
     def rows(self, indices: Tensor) -> Tensor:
-        """[n] int64 -> [n, num_inputs] the outputs' weights, for an embedding table, which has one
-        part.
+        """Returns the weights [n, num_inputs] of the outputs `indices`, int64 [n].
+
+        It serves an embedding table, which has one part.
         """
         (part,) = self.parts
         assert isinstance(part, BlockWeight)
         return block_linear.embedding(indices, part)
 
     def destination(self, outputs: range) -> Destination:
-        """See LinearWeight."""
+        """Implements `LinearWeight.destination`."""
         for part, held in zip(self.parts, self.outputs, strict=True):
             if outputs.start in held:
                 within = range(outputs.start - held.start, outputs.stop - held.start)
@@ -172,12 +173,12 @@ class BlockLinearWeight(LinearWeight):
         raise AssertionError(f"no outputs {outputs}")
 
     def finish(self, layer: str) -> None:
-        """See LinearWeight."""
+        """Implements `LinearWeight.finish`."""
         for part in self.blocks:
             check_block_product(layer, part)
 
     def report(self) -> WeightReport:
-        """See LinearWeight."""
+        """Implements `LinearWeight.report`."""
         kinds: Counter[str] = Counter()
         for part in self.blocks:
             kinds[part.kind.value] += part.num_outputs * part.num_inputs
@@ -204,7 +205,7 @@ class BlockRows(Destination):
         self.block = (2, 1) if weight.kind in NF4_KINDS else FILE_BLOCKS[weight.kind]
 
     def put(self, first: int, rows: Tensor) -> None:
-        """See Destination; rows are bytes."""
+        """Implements `Destination.put`; rows are bytes."""
         begin, rows = self.outputs.start + first, rows.to(self.device)
         if self.weight.kind in NF4_KINDS:
             store_numbers(pieces_of_bytes(rows), self.weight, slice(begin, begin + len(rows)))

@@ -35,7 +35,8 @@ class FolderLayers(NamedTuple):
         for name, rows in self.biases.items():
             if not rows.are_zero():
                 raise InvalidModelFolder(
-                    f"{records[name].file}: tensor {name!r} is a bias that the architecture has no place for, and is not 0"
+                    f"{records[name].file}: tensor {name!r} is a bias that the architecture has no place for, and is "
+                    "not 0"
                 )
 
 
@@ -45,12 +46,12 @@ def stage_layers(
     shapes: Mapping[str, tuple[int, ...]],
     records: Mapping[str, TensorRecord],
 ) -> FolderLayers:
-    """The targets of a folder's tensors.
+    """Makes the targets that a quantized folder's tensors are read into.
 
     Args:
-        config: Of the folder.
-        targets: The model's, by the names that plain weights would have.
-        shapes: Of those weights, whole.
+        config: The folder's configuration.
+        targets: The model's targets, by the names that plain weights would have.
+        shapes: Whole shapes of those weights.
         records: The folder's tensors.
 
     Raises:
@@ -82,7 +83,7 @@ class ZeroRows(Destination):
         self._is_other = torch.zeros((), dtype=torch.bool, device=device)
 
     def put(self, first: int, rows: Tensor) -> None:
-        """See Destination."""
+        """Implements `Destination.put`."""
         # Not in place: readers' threads may be in another mode than the one that made it.
         self._is_other = self._is_other | (rows != 0).any().to(self.device)
 

@@ -32,5 +32,5 @@ class HeadWeight(RoundedWeight):
         return quantized_linear.linear(x, self.quantized, None, torch.float32, out)
 
     def finish(self, layer: str) -> None:
-        """See LinearWeight. Its products are logits."""
+        """Implements `LinearWeight.finish`. Its products are logits."""
         check_product(layer, self.quantized, self.logits)

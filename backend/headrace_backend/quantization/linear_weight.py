@@ -1,10 +1,10 @@
 """The weight of a linear layer as the layer sees it, and its plain form.
 
 Owns the interface. There are three kinds: plain, scaled (`low_bit_weight`: numbers with scales) and
-in blocks (`block_linear_weight`: a file's own blocks), and `parted_weight` puts several side by side.
-Each has a `destination` that a checkpoint's rows go to, a `finish` that checks it once it is filled,
-and a `report` of its bits. A plain weight gives the operations that `headrace_kernels.linear.dense` and
-`small_linear` gave before there were others.
+in blocks (`block_linear_weight`: a file's own blocks), and `mixed_format_weight` puts several side
+by side. Each has a `destination` that a checkpoint's rows go to, a `finish` that checks it once it
+is filled, and a `report` of its bits. A plain weight gives the operations that
+`headrace_kernels.linear.dense` and `small_linear` gave before there were others.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class LinearWeight(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def launch_kind(self) -> Hashable:
-        """All that decides which kernels its products launch, and which versions of them, beside
-        tokens and bias.
+        """What decides, beside tokens and bias, which kernels this weight's products launch.
 
         Weights with the same fuse and round alike, too.
         """
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type to which a product of so many tokens rounds them first, so that the
-        operation before may; None: it takes them as they are.
+        """The 8-bit type to which a product of so many tokens rounds them first.
+
+        The operation before may then round them. None: the product takes them as they are.
         """
         return None
 
@@ -102,7 +102,7 @@ class LinearWeight(nn.Module, abc.ABC):
 
     @property
     def num_weights(self) -> int:
-        """As many as the checkpoint has."""
+        """Number of weights that the checkpoint has for this matrix."""
         return self.num_outputs * self.num_inputs
 
 
@@ -115,38 +115,38 @@ class PlainWeight(LinearWeight):
         self.tensor = nn.Parameter(tensor, requires_grad=False)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """See LinearWeight."""
+        """Implements `LinearWeight.multiply`."""
         return linear(x, self.tensor, bias)
 
     def after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
-        """See LinearWeight."""
+        """Implements `LinearWeight.after_norm`."""
         return small_linear.norm_linear(x, norm_weight, eps, self.tensor, bias)
 
     def swiglu_after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
-        """See LinearWeight."""
+        """Implements `LinearWeight.swiglu_after_norm`."""
         return small_linear.norm_swiglu(x, norm_weight, eps, self.tensor, bias)
 
     def add_to(self, residual: Tensor, x: Tensor, bias: Tensor | None) -> None:
-        """See LinearWeight."""
+        """Implements `LinearWeight.add_to`."""
         small_linear.linear_add(x, self.tensor, bias, residual)
 
     def fuses(self, num_tokens: int) -> bool:
-        """See LinearWeight."""
+        """Implements `LinearWeight.fuses`."""
         return small_linear.fuses(num_tokens, self.tensor)
 
     def launch_kind(self) -> Hashable:
-        """See LinearWeight."""
+        """Implements `LinearWeight.launch_kind`."""
         return type(self), launch_kind(self.tensor)
 
     def destination(self, outputs: range) -> Destination:
-        """See LinearWeight."""
+        """Implements `LinearWeight.destination`."""
         return TensorRows(self.tensor[outputs.start : outputs.stop])
 
     def finish(self, layer: str) -> None:
-        """See LinearWeight. Numbers were checked while they were read."""
+        """Implements `LinearWeight.finish`. Numbers were checked while they were read."""
 
     def report(self) -> WeightReport:
-        """See LinearWeight."""
+        """Implements `LinearWeight.report`."""
         return WeightReport()
 
 

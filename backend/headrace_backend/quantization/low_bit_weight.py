@@ -1,5 +1,4 @@
-"""Weights of few bits: what they have in common, and those that are made of rows which are
-quantized on their device as they come.
+"""Weights of few bits: their common parts, and weights whose rows are quantized as they come.
 
     piece of whole rows -quantize_rows-> QuantizedWeight -dequantize_rows-> how far they are from
     the piece
@@ -39,8 +38,9 @@ _BLOCK_NUMBERS = 1 << 22
 
 
 class LowBitWeight(LinearWeight):
-    """Several projections that share an input may lie in one, each filled by a destination of its
-    own.
+    """A weight of few bits, of one or several projections that share an input.
+
+    Each projection is filled by a destination of its own.
     """
 
     def __init__(self, quantized: QuantizedWeight) -> None:
@@ -55,43 +55,43 @@ class LowBitWeight(LinearWeight):
         return self.quantized.num_bytes
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """See LinearWeight."""
+        """Implements `LinearWeight.multiply`."""
         return quantized_linear.linear(x, self.quantized, bias)
 
     def after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
-        """See LinearWeight."""
+        """Implements `LinearWeight.after_norm`."""
         return quantized_linear.norm_linear(x, norm_weight, eps, self.quantized, bias)
 
     def swiglu_after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
-        """See LinearWeight."""
+        """Implements `LinearWeight.swiglu_after_norm`."""
         return quantized_linear.norm_swiglu(x, norm_weight, eps, self.quantized, bias)
 
     def add_to(self, residual: Tensor, x: Tensor, bias: Tensor | None) -> None:
-        """See LinearWeight."""
+        """Implements `LinearWeight.add_to`."""
         quantized_linear.linear_add(x, self.quantized, bias, residual)
 
     def fuses(self, num_tokens: int) -> bool:
-        """See LinearWeight."""
+        """Implements `LinearWeight.fuses`."""
         return quantized_linear.fuses(num_tokens, self.quantized)
 
     def launch_kind(self) -> Hashable:
-        """See LinearWeight."""
+        """Implements `LinearWeight.launch_kind`."""
         return type(self), launch_kind(self.quantized)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """See LinearWeight."""
+        """Implements `LinearWeight.rounds_to`."""
         return quantized_linear.rounds_to(num_tokens, self.quantized)
 
     def multiply_rounded(self, tokens: RoundedTokens, bias: Tensor | None) -> Tensor:
-        """See LinearWeight."""
+        """Implements `LinearWeight.multiply_rounded`."""
         return quantized_linear.rounded_linear(tokens, self.quantized, bias)
 
     def finish(self, layer: str) -> None:
-        """See LinearWeight."""
+        """Implements `LinearWeight.finish`."""
         check_product(layer, self.quantized, lambda rows: self.multiply(rows, None))
 
     def report(self) -> WeightReport:
-        """See LinearWeight."""
+        """Implements `LinearWeight.report`."""
         return WeightReport(self.num_bytes, {self.quantized.kind.value: self.num_weights})
 
 
@@ -117,7 +117,7 @@ class RoundedWeight(LowBitWeight):
         super().__init__(allocate(scheme.kind, *sizes, placement.dtype, placement.device, arrangement))
 
     def destination(self, outputs: range) -> Destination:
-        """See LinearWeight."""
+        """Implements `LinearWeight.destination`."""
         return QuantizedRows(self.quantized, outputs)
 
 
@@ -134,13 +134,13 @@ class QuantizedRows(RoundedRows):
         self.magnitudes: Tensor | None = None
 
     def put(self, first: int, rows: Tensor) -> None:
-        """See Destination."""
+        """Implements `Destination.put`."""
         step = max(_BLOCK_NUMBERS // self.weight.num_inputs, 1)
         for offset in range(0, len(rows), step):
             self._quantize(rows[offset : offset + step].to(self.device), first + offset)
 
     def error(self) -> tuple[float, float]:
-        """See RoundedRows."""
+        """Implements `RoundedRows.error`."""
         return self._error.read()
 
     def _quantize(self, rows: Tensor, first: int) -> None:

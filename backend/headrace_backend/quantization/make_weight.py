@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.quantization.linear_weight import LinearWeight, PlainWeight
 from headrace_backend.quantization.low_bit_weight import RoundedWeight
+from headrace_backend.quantization.mixed_format_weight import MixedFormatWeight
 from headrace_backend.quantization.nf4_weight import Nf4Weight
-from headrace_backend.quantization.parted_weight import PartedWeight
 from headrace_backend.quantization.stored_weight import StoredWeight, are_alike
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.linear.dense import empty_weight
@@ -17,13 +17,12 @@ from headrace_model_folder import LayerFormat
 
 
 def make_weight(outputs: Sequence[range], inputs: range, placement: Placement) -> LinearWeight:
-    """An empty weight of the placement's type and scheme, of its formats, or in the blocks of its
-    file.
+    """Makes an empty weight of the placement's type and scheme, of its formats, or in file blocks.
 
     Args:
-        outputs: Of each projection in it, those that this rank keeps.
-        inputs: Of each projection, those that this rank keeps.
-        placement: Where and how.
+        outputs: Number of outputs of each projection that this rank keeps.
+        inputs: Number of inputs of each projection that this rank keeps.
+        placement: Device, type, and how the weights are stored.
 
     Raises:
         QuantizationRefused: The scheme's groups or the file's blocks do not divide the inputs.
@@ -42,7 +41,7 @@ def make_weight(outputs: Sequence[range], inputs: range, placement: Placement) -
     if are_alike(formats):
         return _of_one_format(formats[0], outputs, inputs, placement)
     parts = [_of_one_format(form, (rows,), inputs, placement) for form, rows in zip(formats, outputs, strict=True)]
-    return PartedWeight(parts)
+    return MixedFormatWeight(parts)
 
 
 def _of_one_format(

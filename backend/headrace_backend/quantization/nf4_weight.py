@@ -1,6 +1,6 @@
 """Rows that are rounded to NF4 while they come.
 
-    piece of whole rows -quantize_rows-> BlockWeight -dequantize_rows-> how far they are from the piece
+    piece of whole rows -quantize_rows-> BlockWeight -dequantize_rows-> distance from the piece
 
 Owns how far they may be: the widest gap between NF4's numbers, and what rounding a scale adds. The
 original is never held beyond its piece.
@@ -38,7 +38,7 @@ class Nf4Weight(BlockLinearWeight):
         super().__init__((BlockKind.NF4,), (num_outputs,), num_inputs, placement, nested=0)
 
     def destination(self, outputs: range) -> Destination:
-        """See LinearWeight."""
+        """Implements `LinearWeight.destination`."""
         return Nf4Rows(self.blocks[0], outputs)
 
 
@@ -52,13 +52,13 @@ class Nf4Rows(RoundedRows):
         self._sums = torch.zeros(3, dtype=torch.float32, device=weight.device)
 
     def put(self, first: int, rows: Tensor) -> None:
-        """See Destination."""
+        """Implements `Destination.put`."""
         begin, step = self._outputs.start + first, max(_BLOCK_NUMBERS // self._weight.num_inputs, 1)
         for offset in range(0, len(rows), step):
             self._quantize(rows[offset : offset + step].to(self.device), begin + offset)
 
     def error(self) -> tuple[float, float]:
-        """See RoundedRows."""
+        """Implements `RoundedRows.error`."""
         difference, limit, square = self._sums.tolist()
         if square == 0:
             return (0.0 if difference == 0 else float("inf")), 0.0

@@ -1,7 +1,7 @@
 """Products of a filled weight against the numbers that its bits stand for.
 
 Owns the rows that are multiplied and how far a product may be from its reference. Every weight of
-few bits asks here once it is filled (`LinearWeight.finish`), before any request is computed. Nothing
+few bits asks here once it is filled (`LinearWeight.finish`), before any request is run. Nothing
 here says how good answers are: that needs the unquantized model, which is not kept;
 docs/accuracy.md compares the two.
 """
@@ -72,12 +72,13 @@ def check_product(layer: str, quantized: QuantizedWeight, multiply: Callable[[Te
         limit = _product_limit(quantized, count)
         if not error <= limit:
             raise QuantizationRefused(
-                f"layer {layer!r}: its {quantized.kind.value} product of {count} rows differs from the reference by {error:.2%}, more than {limit:.2%}"
+                f"layer {layer!r}: its {quantized.kind.value} product of {count} rows differs from the reference by "
+                f"{error:.2%}, more than {limit:.2%}"
             )
 
 
 def check_block_product(layer: str, weight: BlockWeight) -> None:
-    """As `check_product`, of a weight in blocks."""
+    """Checks the product of a weight in blocks as `check_product` does."""
     counts = _BLOCK_CARD_ROW_COUNTS if weight.device.type == "cuda" else _BLOCK_ROW_COUNTS
     rows = random_rows(max(counts), weight.num_inputs, weight.dtype).to(weight.device)
     expected = exact_product(
@@ -89,14 +90,16 @@ def check_block_product(layer: str, weight: BlockWeight) -> None:
         limit = _PRODUCT_LIMITS[weight.dtype]
         if not error <= limit:
             raise QuantizationRefused(
-                f"layer {layer!r}: its {weight.kind.value} product of {count} rows differs from the reference by {error:.2%}, more than {limit:.2%}"
+                f"layer {layer!r}: its {weight.kind.value} product of {count} rows differs from the reference by "
+                f"{error:.2%}, more than {limit:.2%}"
             )
 
 
 @functools.lru_cache(maxsize=_KEPT_SIZES)
 def random_rows(num_rows: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
-    """[num_rows, num_inputs] on the CPU, alike for all weights of so many inputs: to draw them
-    takes longer than to multiply them.
+    """Returns random rows [num_rows, num_inputs] on the CPU, alike for all weights of such a size.
+
+    Drawing them takes longer than multiplying them.
     """
     generator = torch.Generator().manual_seed(_SEED)
     return torch.randn(num_rows, num_inputs, generator=generator).to(dtype)
@@ -109,12 +112,12 @@ def _product_limit(weight: QuantizedWeight, num_rows: int) -> float:
 
 
 def exact_product(rows: Tensor, num_outputs: int, num_inputs: int, restore: Callable[[slice, Tensor], None]) -> Tensor:
-    """Rows times the numbers that a weight stands for, in fp32, some outputs at a time.
+    """Multiplies rows by the numbers that a weight stands for, in fp32, some outputs at a time.
 
     Args:
         rows: [n, num_inputs] on the weight's device.
-        num_outputs: Of the weight.
-        num_inputs: Of the weight.
+        num_outputs: Number of outputs of the weight.
+        num_inputs: Number of inputs of the weight.
         restore: Fills fp32 [len(outputs), num_inputs] with the numbers of some outputs.
 
     Returns:

@@ -1,8 +1,7 @@
-"""How the products of a model round their inputs on the device that runs it, in words for
-operators.
+"""Says in words how a model's products round their inputs on the device that runs it.
 
-Owns the words. What is rounded is decided by the kernels' rules (`linear.quantized.input_rounding`),
-which are asked here, so that what is stated is what is done.
+Owns the words. What is rounded is decided by the kernels' rules
+(`linear.quantized.input_rounding`), which are asked here, so that what is stated is what is done.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ _KEPT = "kept"
 
 
 def describe_inputs(weights: Collection[LowBitWeight]) -> str:
-    """How the layers' inputs are rounded, such as "int8 per token" or "fp8 static from 33 tokens
-    on".
+    """Says how the layers' inputs are rounded: "int8 per token", "fp8 static from 33 tokens on".
 
     Args:
-        weights: Those of the layers, on the device that multiplies by them.
+        weights: The layers' weights, on the device that multiplies by them.
 
     Returns:
         Each way once, that of most weights first; "" where all inputs are multiplied as they are

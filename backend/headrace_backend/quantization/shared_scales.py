@@ -1,5 +1,4 @@
-"""Scales of whole rows where each rank has some columns of them: int8 and fp8 in layers whose
-inputs are shared out.
+"""Scales of whole rows of int8 and fp8 weights whose columns are shared out over ranks.
 
     first pass, over those layers alone -> LargestMagnitudes -maximum over the ranks->
     QuantizedRows.magnitudes, before the pass that quantizes
@@ -33,7 +32,7 @@ class LargestMagnitudes(Destination):
         self.found = torch.zeros(self.shape[0], dtype=torch.float32, device=self.device)
 
     def put(self, first: int, rows: Tensor) -> None:
-        """See Destination."""
+        """Implements `Destination.put`."""
         self.found[first : first + len(rows)] = rows.to(self.device).abs().amax(1)
 
 

@@ -1,5 +1,4 @@
-"""From the words of a folder's tensors to numbers, scales and zero points of some outputs, in the
-ranges that our layouts have.
+"""Decodes a folder's words to numbers, scales and zero points in the ranges of our layouts.
 
 Owns the bits of each format (`headrace_model_folder.formats.layer_format` describes them): int4 as
 0 to 15 with zero points likewise, int8 as -128 to 127, e4m3 as it is. All outputs have a row,
@@ -30,12 +29,12 @@ def shifts(form: LayerFormat, device: torch.device) -> Tensor:
 
 
 def numbers_of(form: LayerFormat, numbers: Tensor, outputs: slice) -> Tensor:
-    """Numbers of some outputs.
+    """Decodes the numbers of some outputs.
 
     Args:
-        form: Of the layer.
-        numbers: Its tensor, whole.
-        outputs: Begin and end at whole words of outputs, where words hold outputs.
+        form: The layer's format.
+        numbers: The layer's tensor of numbers, whole.
+        outputs: Range of outputs; begins and ends at whole words where words hold outputs.
 
     Returns:
         [num_outputs, K] uint8 for int4, int8, or e4m3. int4 that is stored as bytes may be out of
@@ -58,14 +57,14 @@ def numbers_of(form: LayerFormat, numbers: Tensor, outputs: slice) -> Tensor:
 def zeros_of(
     form: LayerFormat, zeros: Tensor | None, outputs: slice, num_groups: int, device: torch.device
 ) -> Tensor | None:
-    """Zero points of some outputs, in the ranges of their numbers.
+    """Decodes the zero points of some outputs, in the ranges of their numbers.
 
     Args:
-        form: Of the layer.
-        zeros: Its tensor, whole; None where the format stores none.
-        outputs: As for `numbers_of`.
-        num_groups: Scales of an output.
-        device: Of the result.
+        form: The layer's format.
+        zeros: The layer's tensor of zero points, whole; None where the format stores none.
+        outputs: Range of outputs, with the rule of `numbers_of`.
+        num_groups: Number of scales of an output.
+        device: Device of the result.
 
     Returns:
         [num_outputs, groups], or None for FP8.

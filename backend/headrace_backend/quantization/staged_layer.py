@@ -32,7 +32,7 @@ from headrace_model_folder.formats.layer_part import LayerPart
 
 # Numbers that are unpacked and looked at a time. On a CPU they stay in its caches.
 _CPU_NUMBERS = 1 << 22
-# On a card each block is some twenty launches, which all readers wait for. In blocks of 4 Mi numbers
+# On a card each block is some twenty launches, that all readers wait for. In blocks of 4 Mi numbers
 # a layer of a 70B model in e4m3 was 3,700 operations on each of two ranks, now 540; 128 MB of e4m3
 # are about as much as is staged at a time.
 _CARD_NUMBERS = 1 << 24
@@ -138,11 +138,11 @@ class StagedLayer:
 
     @property
     def device(self) -> torch.device:
-        """Where the layer goes."""
+        """Device that the layer goes to."""
         return self._into.device
 
     def _decode(self) -> None:
-        """Of staged tensors, whose outputs and inputs are counted from the part's first."""
+        """Decodes staged tensors, whose outputs and inputs are counted from the part's first."""
         weight, first, num_outputs = self._into.weight, self._into.outputs.start, len(self._part.outputs)
         self._faults = torch.zeros(len(_FAULTS), dtype=torch.bool, device=self.device)
         self._look_at_whole_tensors()
@@ -166,8 +166,9 @@ class StagedLayer:
             store_blocks(self._staged[Role.SCALES].float(), BLOCK_SIZE, weight, self._into.outputs, skipped)
 
     def _stored_groups(self) -> Tensor | None:
-        """Which group of the folder each of the weight's is a piece of; None where they are the
-        same.
+        """For each of the weight's groups, the folder's group that it is a piece of.
+
+        None where both have the same groups.
         """
         size, piece, inputs = self._form.group_size, self._into.weight.group_size, self._part.inputs
         if not size or (piece == size and inputs.start % size == 0):
@@ -176,9 +177,7 @@ class StagedLayer:
         return firsts.div(size, rounding_mode="floor") - inputs.start // size
 
     def _stored_order(self) -> Tensor | None:
-        """Inputs in the order of their groups, noted in the weight; None where they are as they
-        come.
-        """
+        """Inputs in the order of their groups, noted in the weight; None: they are in order."""
         if not self._form.order_digest:
             return None
         order = torch.argsort(self._staged[Role.ORDER], stable=True)
@@ -212,7 +211,7 @@ class StagedLayer:
         self._note(_BAD_SCALE, ((scales == 0) & used).any())
 
     def _look_at(self, rows: Rows) -> None:
-        """Of rows as they are stored."""
+        """Looks at rows as they are stored."""
         weight = self._into.weight
         if rows.scales is None:
             return
@@ -245,7 +244,7 @@ class _Stage(Destination):
         self._missing = shape[0]
 
     def put(self, first: int, rows: Tensor) -> None:
-        """See Destination."""
+        """Implements `Destination.put`."""
         with self._lock:
             if self._tensor is None:
                 self._tensor = torch.empty(self.shape, dtype=self.dtype, device=self.device)

@@ -1,5 +1,4 @@
-"""A weight that another tool quantized: our layout for its format, filled by the numbers of the
-folder as they are.
+"""A weight that another tool quantized, kept in our layout with the folder's own numbers.
 
 Owns which kind, groups and arrangement of `QuantizedWeight` hold a format, and which projections
 may lie in one weight. The way from a folder's tensors to it is `staged_layer`'s.
@@ -35,13 +34,13 @@ class StoredWeight(LowBitWeight):
     """One or several projections in the same format."""
 
     def __init__(self, form: LayerFormat, outputs: Sequence[range], inputs: range, placement: Placement) -> None:
-        """Allocates it, empty.
+        """Allocates the weight, empty.
 
         Args:
-            form: Of all projections.
-            outputs: Of each projection, those that this rank keeps.
-            inputs: Those that this rank keeps.
-            placement: Type and device.
+            form: Format of all projections.
+            outputs: Number of outputs of each projection that this rank keeps.
+            inputs: Number of inputs that this rank keeps.
+            placement: Type and device of the weight.
 
         Raises:
             QuantizationRefused: No group that there is divides a rank's inputs.
@@ -61,7 +60,7 @@ class StoredWeight(LowBitWeight):
         super().__init__(allocate(kind, *sizes, placement.dtype, placement.device, arrangement))
 
     def destination(self, outputs: range) -> Destination:
-        """See LinearWeight.
+        """Implements `LinearWeight.destination`.
 
         It is filled by way of `StagedLayer`, which takes the place of its rows.
         """
@@ -82,8 +81,9 @@ class StoredRows(Destination):
 
 
 def are_alike(formats: Sequence[LayerFormat | None]) -> bool:
-    """Whether projections of these formats may lie in one weight: the same numbers, groups, order
-    and rounding of inputs.
+    """Whether projections of these formats may lie in one weight.
+
+    They have the same numbers, groups, order and rounding of inputs.
 
     Where they come from in the folder may differ.
     """
@@ -111,22 +111,26 @@ def _input_rounding(form: LayerFormat) -> InputRounding | None:
 
 
 def _kept_group(form: LayerFormat, inputs: range, placement: Placement) -> int:
-    """Inputs that share a scale in the weight: the format's group, or the largest piece of it that
-    does not straddle ranks.
+    """Number of inputs that share a scale in the weight.
+
+    It is the format's group, or the largest piece of it that does not straddle ranks.
     """
     if not form.group_size:
         return len(inputs)
     size = math.gcd(form.group_size, inputs.start, inputs.stop)
     if size < LEAST_GROUP:
         raise QuantizationRefused(
-            f"groups of {form.group_size} and their pieces down to {LEAST_GROUP} do not divide the {len(inputs)} inputs that a rank has of {', '.join(placement.names)}"
+            f"groups of {form.group_size} and their pieces down to {LEAST_GROUP} do not divide the {len(inputs)} "
+            f"inputs that a rank has of {', '.join(placement.names)}"
         )
     return size
 
 
 def _scale_outputs(outputs: Sequence[range]) -> int:
-    """Outputs that share a scale in blocks: 128, or the largest power of two at whose multiples
-    every part begins, in the weight and in the folder.
+    """Number of outputs that share a scale in blocks.
+
+    It is 128, or the largest power of two at whose multiples every part begins, in the weight and
+    in the folder.
     """
     first, size = 0, BLOCK_SIZE
     for part in outputs:

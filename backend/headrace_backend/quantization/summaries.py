@@ -1,5 +1,6 @@
-"""What is checked once all weights of a model are filled, before any request is, and what operators
-are told of their bits.
+"""Checks that follow once all weights of a model are filled, and reports of their bits.
+
+They run before any request does; operators read the reports.
 
 Owns the order: each destination and each weight finishes itself, and names tensor or layer where
 something is wrong. Of weights that somebody else quantized there is no original to state a distance
@@ -60,11 +61,10 @@ class StoredSummary:
 def summarize(
     scheme: Scheme, targets: Mapping[str, WeightTarget], weights: Mapping[str, LinearWeight]
 ) -> QuantizationSummary:
-    """Checks all weights of a model that were quantized while they were read, and says how far they
-    are from what was read.
+    """Checks all weights that were quantized while they were read, and reports their error.
 
     Args:
-        scheme: What they were quantized by.
+        scheme: The scheme by which they were quantized.
         targets: Targets of the layers, filled.
         weights: Path in the model -> weight.
 
@@ -81,12 +81,12 @@ def summarize(
 
 
 def summarize_head(scheme: Scheme, targets: Mapping[str, WeightTarget], weight: HeadWeight) -> QuantizationSummary:
-    """As `summarize`, of the output layer.
+    """Checks and reports the output layer as `summarize` does the layers.
 
     Args:
-        scheme: What it was quantized by.
+        scheme: The scheme by which it was quantized.
         targets: All targets of the model, filled.
-        weight: Its weight.
+        weight: The output layer's weight.
     """
     name, rows = _filled_by(targets, weight)
     error = rows.finish(name)

@@ -1,5 +1,4 @@
-"""How far the quantized rows of a checkpoint tensor are from what was read, and how far rounding to
-nearest can have brought them.
+"""Measures how far quantized rows are from what was read, and the limit that rounding allows.
 
 Owns sums of squares on the weight's device, read once at the end: nothing waits while weights are
 read. On the demo model it is 0.58 of that limit in integers and 0.42 in FP8. The limit follows from
@@ -31,9 +30,7 @@ _ROUNDING_SLACK = 1.1
 
 
 class RoundedRows(Destination):
-    """Rows that are rounded to few bits while they come, and that know afterwards how far they are
-    from what came.
-    """
+    """Rows that are rounded to few bits as they come, and know their distance from the original."""
 
     @abc.abstractmethod
     def error(self) -> tuple[float, float]:
@@ -51,13 +48,17 @@ class RoundedRows(Destination):
         error, most = self.error()
         if not error <= most * _ROUNDING_SLACK:
             raise QuantizationRefused(
-                f"tensor {name!r} is not what was read: quantized it is off by {error:.3%}, and rounding explains {most:.3%}"
+                f"tensor {name!r} is not what was read: quantized it is off by {error:.3%}, and rounding explains "
+                f"{most:.3%}"
             )
         return error
 
 
 class TensorError:
-    """Of one tensor. Rows are added in any order; those of one tensor from one thread or stream."""
+    """Error of one quantized tensor.
+
+    Rows are added in any order; those of one tensor from one thread or stream.
+    """
 
     def __init__(self, kind: QuantKind, group_size: int, device: torch.device) -> None:
         self._kind = kind
@@ -69,8 +70,8 @@ class TensorError:
         """Adds rows.
 
         Args:
-            original: [num_rows, num_inputs].
-            quantized: The same.
+            original: Values as they were read, [num_rows, num_inputs].
+            quantized: Values that the quantized rows stand for, [num_rows, num_inputs].
             magnitudes: [num_rows] fp32, what rows were scaled by; None: the largest magnitude of
                 each group. Not for INT4.
         """
@@ -91,8 +92,9 @@ class TensorError:
         return (difference / square) ** 0.5, (limit / square) ** 0.5
 
     def _possible_squares(self, groups: Tensor, most: Tensor | None) -> Tensor:
-        """Sum of the squares of half a step, for every weight; groups [num_rows, num_groups,
-        group_size], magnitudes [num_rows, num_groups].
+        """Sum over all weights of the squares of half a quantization step.
+
+        `groups` is [num_rows, num_groups, group_size], magnitudes are [num_rows, num_groups].
         """
         sizes = groups.abs()
         if most is None:

@@ -1,5 +1,4 @@
-"""From files to parameters: which part of which checkpoint tensor a rank keeps (`placement`), and
-filling it (`loader`, `dummy`).
+"""From files to parameters: what a rank keeps (`placement`) and filling it (`loader`, `dummy`).
 
 Knows checkpoint tensors and plain torch tensors, no layers and no models.
 """

@@ -1,5 +1,6 @@
-"""How a model's file has its weights: which modules are in blocks, and whose rows come in another
-order.
+"""How a model's file has its weights: which modules are in blocks.
+
+Whose rows come in another order.
 
 Owns the way from the records of tensors, by checkpoint names, to what modules are made as and what
 fills them.
@@ -34,7 +35,7 @@ def block_kinds(records: Mapping[str, TensorRecord]) -> dict[str, BlockKind]:
 def with_rotated_rows(
     targets: Mapping[str, WeightTarget], records: Mapping[str, TensorRecord]
 ) -> dict[str, WeightTarget]:
-    """The same targets, taking rows in the order in which the file has them."""
+    """Returns the targets, made to take rows in the order in which the file has them."""
     return {name: _ordered(target, records[name].head_rows) for name, target in targets.items()}
 
 

@@ -1,5 +1,6 @@
-"""What every way of loading shares: open files, reading at an offset, cutting a tensor into pieces,
-and progress.
+"""What every way of loading shares.
+
+Open files, reading at an offset, cutting a tensor into pieces, and progress.
 
 Files are read with `preadv`; nothing is mapped, and nothing stays open afterwards, so a file that
 is truncated or replaced under a running server can't touch it.
@@ -89,12 +90,12 @@ class RowSpan(NamedTuple):
 
     @classmethod
     def of_columns(cls, columns: range | None, shape: tuple[int, ...], itemsize: int) -> RowSpan:
-        """What is kept where a rank keeps some columns.
+        """Returns the span that is kept of each row where a rank keeps some columns.
 
         Args:
-            columns: Along dimension 1; None: all there is.
-            shape: Of the checkpoint tensor.
-            itemsize: Bytes of a number.
+            columns: Range along dimension 1; None: all there is.
+            shape: Shape of the checkpoint tensor.
+            itemsize: Bytes of one number.
         """
         row_bytes = math.prod(shape[1:]) * itemsize
         if columns is None:
@@ -135,17 +136,16 @@ class CheckpointFiles:
             done += count
 
     def read_rows(self, into: Tensor, offset: int, span: RowSpan, file: str, name: str) -> None:
-        """Fills a contiguous tensor in host memory with the span of as many rows as it has place
-        for.
+        """Fills a contiguous tensor in host memory with one span of each row that it has place for.
 
         What lies between is read too where that is faster.
 
         Args:
             into: [num_rows * span.num_bytes] bytes, of any type.
-            offset: Of the first row.
-            span: What is kept of each.
-            file: Its name.
-            name: The tensor's.
+            offset: Byte offset of the first row.
+            span: Bytes that are kept of each row.
+            file: Name of the file.
+            name: Name of the tensor.
 
         Raises:
             InvalidModelFolder: As `read`.
@@ -168,9 +168,7 @@ class CheckpointFiles:
             self._read(part, descriptor, offset + index * span.row_bytes + span.first, file, name)
 
     def _cut_parts(self, parts: np.ndarray, offset: int, span: RowSpan, file: str, name: str) -> None:
-        """The same, out of rows that are read from the first part to the last with what lies
-        between.
-        """
+        """Reads the rows from the first part to the last, and cuts the parts out of them."""
         rows_at_once = max(_SCRATCH_BYTES // span.row_bytes, 1)
         scratch, descriptor = self._scratch_of(rows_at_once * span.row_bytes), self._descriptor(file)
         for first, end in row_pieces(range(len(parts)), rows_at_once):
@@ -234,8 +232,9 @@ def row_pieces(rows: range, rows_per_piece: int) -> Iterator[tuple[int, int]]:
 
 
 def all_finite(values: Tensor) -> Tensor:
-    """[] whether no value is a NaN or an infinity, on the device of the values, of which there is
-    at least one.
+    """Whether no value is a NaN or an infinity, as a bool [] on the device of the values.
+
+    There is at least one value.
     """
     if values.dtype == torch.float8_e4m3fn:
         # Not `all` of comparisons: on a CPU that takes 5.4 ms for 4 MiB, this 0.7.
@@ -247,8 +246,9 @@ def all_finite(values: Tensor) -> Tensor:
 
 
 def reading_order(records: Mapping[str, TensorRecord], targets: Mapping[str, WeightTarget]) -> list[str]:
-    """Names of the targets as they lie in the files, so that reads follow each other on the disk;
-    those of a batch together, where its largest tensor lies.
+    """Names of the targets in the order of the files, so that reads follow each other on the disk.
+
+    Targets of a batch stand together, where its largest tensor lies.
     """
     anchors: dict[str, TensorRecord] = {}
     for name, target in targets.items():

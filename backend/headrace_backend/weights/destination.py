@@ -1,5 +1,4 @@
-"""What receives the rows of a checkpoint tensor: part of a parameter, or something that makes fewer
-bits of them.
+"""What receives the rows of a checkpoint tensor: part of a parameter, or a quantizer of rows.
 
 Owns the interface that loaders see, and its plain form. Rows come whole, in pieces of any number,
 each once, from several threads at a time.
@@ -48,12 +47,12 @@ class TensorRows(Destination):
         self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device
 
     def put(self, first: int, rows: Tensor) -> None:
-        """See Destination."""
+        """Implements `Destination.put`."""
         self.tensor[first : first + len(rows)].copy_(rows)
 
     @property
     def in_place(self) -> Tensor | None:
-        """See Destination."""
+        """Implements `Destination.in_place`."""
         return self.tensor
 
 
@@ -66,15 +65,13 @@ class CopiedRows(Destination):
         self.shape, self.dtype, self.device = into.shape, into.dtype, into.device
 
     def put(self, first: int, rows: Tensor) -> None:
-        """See Destination."""
+        """Implements `Destination.put`."""
         self.into.put(first, rows)
         self.copy.put(first, rows)
 
 
 class RotatedRows(Destination):
-    """Another destination whose rows come with the two halves of each head alternating, and are put
-    into order.
-    """
+    """A destination that puts rows into order whose heads' two halves alternate."""
 
     def __init__(self, into: Destination, head_rows: int) -> None:
         self.into = into
@@ -82,7 +79,7 @@ class RotatedRows(Destination):
         self.shape, self.dtype, self.device, self.block = into.shape, into.dtype, into.device, into.block
 
     def put(self, first: int, rows: Tensor) -> None:
-        """See Destination."""
+        """Implements `Destination.put`."""
         size = self._head_rows
         begin = min(-first % size, len(rows))
         end = begin + (len(rows) - begin) // size * size

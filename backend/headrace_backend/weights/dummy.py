@@ -29,8 +29,9 @@ def fill_with_noise(
     progress: Progress,
     phase: str = "dummy weights",
 ) -> None:
-    """Fills every target from N(0, 0.02^2); norm weights (one dimension, not a bias) are 1, so that
-    activations keep their size.
+    """Fills every target from N(0, 0.02^2), and norm weights (one dimension, not a bias) with 1.
+
+    Activations then keep their size.
 
     Args:
         targets: Checkpoint tensor name -> where it goes.

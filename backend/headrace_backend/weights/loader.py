@@ -1,5 +1,4 @@
-"""Reads a folder's tensors into their targets: by offset, in parallel, cut and cast while they are
-read.
+"""Reads a folder's tensors into their targets by offset and in parallel, cutting and casting.
 
 Owns the choice between the two ways and the one for a CPU: each reader takes a tensor and reads it
 piece by piece into a buffer of its own. The way to a GPU is `pinned_loader`. The offsets come from
@@ -89,8 +88,10 @@ def _load_directly(
 def _read_tensor(
     files: CheckpointFiles, name: str, record: TensorRecord, target: WeightTarget, counter: ByteCounter
 ) -> None:
-    """Reads the target's rows piece by piece, of each row what the target keeps if that is worth
-    it, else all, to be cut afterwards.
+    """Reads the target's rows piece by piece.
+
+    Of each row only what the target keeps is read if that is worth it, else all, to be cut
+    afterwards.
     """
     dtype, span = read_as(record), RowSpan.of(target, record)
     rows_per_piece = max(_PIECE_BYTES // max(span.num_bytes, 1), 1)

@@ -1,5 +1,6 @@
-"""The scales that bitsandbytes keeps beside weights in NF4: read into the weights before their rows
-are.
+"""The scales that bitsandbytes keeps beside weights in NF4.
+
+Read into the weights before their rows are.
 
 Owns the check that the file's tables of numbers are NF4's. What the tensors are called and how
 large they are is `headrace_model_folder`'s.

@@ -1,5 +1,6 @@
-"""The way of weights to a GPU: several readers fill a few pinned buffers, and copies from them run
-while others are filled.
+"""The way of weights to a GPU.
+
+Several readers fill a few pinned buffers, and copies from them run while others are filled.
 
 Owns the buffers, their turn and the check for values that are not finite. A buffer is allocated
 once; it is read into again only when the event behind its last copy has come. All copies run on one
@@ -49,7 +50,7 @@ PINNED_BYTES = _NUM_BUFFERS * _PIECE_BYTES
 
 
 class Event(Protocol):
-    """Something that the device has been told to do."""
+    """Something that the device was asked to do."""
 
     def synchronize(self) -> None:
         """Returns when it is done."""
@@ -67,9 +68,7 @@ class Transfer(Protocol):
         """Host memory that the device can copy from, uint8 [num_bytes]."""
 
     def submit(self, work: Callable[[], object]) -> Event:
-        """Has the device do the work's copies, after those of all work before, without waiting for
-        them.
-        """
+        """Has the device do the work's copies after those of all work before; waits for none."""
 
     def finish(self) -> None:
         """Returns when all of it is done; buffers may be given back."""
@@ -88,18 +87,18 @@ class CudaTransfer:
         self._lock = threading.Lock()
 
     def begin_thread(self) -> None:
-        """See Transfer.
+        """Implements `Transfer.begin_thread`.
 
         A new thread stands on card 0: without this, what it waits for would make a context there.
         """
         torch.cuda.set_device(self.device)
 
     def buffer(self, num_bytes: int) -> Tensor:
-        """See Transfer."""
+        """Implements `Transfer.buffer`."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def submit(self, work: Callable[[], object]) -> Event:
-        """See Transfer."""
+        """Implements `Transfer.submit`."""
         # Sleeps while it waits: readers outnumber idle cores.
         event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         with self._lock, torch.inference_mode(), torch.cuda.device(self.device), torch.cuda.stream(self._stream):
@@ -108,13 +107,14 @@ class CudaTransfer:
         return event
 
     def finish(self) -> None:
-        """See Transfer."""
+        """Implements `Transfer.finish`."""
         self._stream.synchronize()
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     def give_back_buffers(self) -> None:
-        """Unpins what nobody holds any more. torch keeps pinned memory for its next use, which
-        would be much for what steps copy.
+        """Unpins what nobody holds any more.
+
+        torch keeps pinned memory for its next use, which would be much for what steps copy.
         """
         torch._C._host_emptyCache()
 
@@ -157,15 +157,17 @@ def load_through_buffers(
     piece_bytes: int = _PIECE_BYTES,
     num_readers: int = _NUM_READERS,
 ) -> None:
-    """Fills every target.
+    """Fills every target through pinned buffers.
+
+    Raises what `load_weights` raises.
 
     Args:
-        files: The checkpoint's.
-        records: Where each tensor lies.
+        files: Files of the checkpoint.
+        records: File and offset of each tensor, by name.
         targets: Checkpoint tensor name -> where it goes; all on the transfer's device.
         counter: Counts bytes.
-        transfer: To the device.
-        piece_bytes: Of one read; a tensor's row that is longer is read at once all the same.
+        transfer: Copies to the device.
+        piece_bytes: Bytes of one read; a longer row of a tensor is read at once all the same.
         num_readers: Threads; there are twice as many buffers.
 
     Raises:
@@ -246,9 +248,7 @@ class _Loader:
         self._counter.add(_counted_bytes(record, self._targets[piece.name].rows, piece))
 
     def _copy(self, piece: _Piece, buffer: Tensor) -> None:
-        """From the buffer, flat, to the rows of the target that the piece is; launched, not waited
-        for.
-        """
+        """Launches the copy of a flat buffer to the piece's rows of the target without waiting."""
         target = self._targets[piece.name]
         values = buffer.to(self._transfer.device, non_blocking=True)
         if values.numel():
@@ -257,8 +257,10 @@ class _Loader:
 
 
 def _counted_bytes(record: TensorRecord, rows: range, piece: _Piece) -> int:
-    """A piece's share of the whole tensor: bytes that other ranks keep count as done with this
-    one's, so that the total is the checkpoint's.
+    """A piece's share of the whole tensor, in bytes.
+
+    Bytes that other ranks keep count as done with this one's, so that the total is the
+    checkpoint's.
     """
     before, after = (record.num_bytes * (row - rows.start) // len(rows) for row in (piece.first, piece.end))
     return after - before

@@ -1,4 +1,4 @@
-"""Where weights live and which part of each a rank keeps.
+"""Places weights: the device that holds them, and which part of each a rank keeps.
 
 The one place that slices: layers state sizes, this states ranges.
 """
@@ -36,8 +36,7 @@ class Shard:
         return self.collectives
 
     def split(self, size: int, unit: int = 1) -> range:
-        """The contiguous part of [0, size) that this rank keeps, in whole units (a head, for
-        instance).
+        """The contiguous part of [0, size) that this rank keeps, in whole units (such as a head).
 
         Raises:
             ValueError: the units can't be dealt evenly.
@@ -49,7 +48,7 @@ class Shard:
         return range(self.rank * share, (self.rank + 1) * share)
 
     def split_kv_heads(self, num_kv_heads: int, head_dim: int) -> range:
-        """As `split` by heads, but with more ranks than heads each head is kept by several ranks."""
+        """Splits by heads as `split` does; more ranks than heads keep each head several times."""
         if self.world_size <= num_kv_heads:
             return self.split(num_kv_heads * head_dim, head_dim)
         if self.world_size % num_kv_heads:
@@ -63,9 +62,7 @@ ALONE = Shard()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placement:
-    """Type and device of the parameters, the rank's part of them, and the bits of those that layers
-    multiply by.
-    """
+    """Type and device of the parameters, the rank's part, and the bits of layers' weights."""
 
     dtype: torch.dtype
     device: torch.device
@@ -107,7 +104,7 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WeightTarget:
-    """Where one checkpoint tensor goes: these rows and columns of it."""
+    """Target of one checkpoint tensor: the rows and columns of it that this rank keeps."""
 
     destination: Destination
     # Along dimension 0 of the checkpoint tensor.
@@ -128,13 +125,13 @@ class WeightTarget:
 
     @property
     def tensor(self) -> Tensor:
-        """That view. To be asked for plain weights only."""
+        """The parameter view that this target fills. Only plain (unquantized) targets have one."""
         assert isinstance(self.destination, TensorRows)
         return self.destination.tensor
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Device that the target lies on."""
         return self.destination.device
 
     @property

@@ -1,5 +1,4 @@
-"""How many bits the weights of a model's layers get: a kind of number and how many inputs share a
-scale.
+"""Quantization scheme of a model's layers: kind of number, and inputs that share a scale.
 
 Owns the scheme as loaders and layers see it. What a kind of number is, and how it lies in memory,
 is `headrace_kernels.weight_formats.quantized_weight`'s; whether a scheme suits a model is
@@ -45,7 +44,7 @@ class Scheme:
 
     @property
     def name(self) -> str:
-        """As the setting spells it."""
+        """Name of the scheme as the setting spells it."""
         return self.kind.name.lower()
 
     def group(self, num_inputs: int) -> int:
@@ -70,5 +69,5 @@ class Schemes(NamedTuple):
 
     @classmethod
     def named(cls, quantize: str, group_size: int, quantize_head: str) -> Schemes:
-        """Those of the settings `quantize`, `quantize_group` and `quantize_head`."""
+        """Makes the schemes of the settings `quantize`, `quantize_group` and `quantize_head`."""
         return cls(Scheme.named(quantize, group_size), Scheme.named(quantize_head, 0))

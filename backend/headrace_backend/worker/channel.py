@@ -1,5 +1,7 @@
-"""A worker's ends of what connects it: the two rings (plans in, results and messages out), and the
-descriptors that make it a rank.
+"""A worker's channels: two rings (plans in, results out) and the descriptors that make it a rank.
+
+Owns waiting: as long as the parent lives, however slow it is. Does not own what a plan means
+(`loop`). Does not import torch.
 
 Owns waiting: as long as the parent lives, however slow it is. Does not own what a plan means
 (`loop`). Without torch.
@@ -63,9 +65,7 @@ class Channel:
         self._write(RecordKind.MESSAGE, encode_message(message))
 
     def send_progress(self, phase: str, done: int, total: int, unit: str) -> None:
-        """Sends how far a start-up phase is: the beginning and the end of each, and now and then
-        what lies between.
-        """
+        """Sends how far a start-up phase is: its beginning, its end, and some steps between."""
         now = time.monotonic()
         last_phase, last_time = self._last_progress
         if phase != last_phase or done >= total or now - last_time >= _PROGRESS_INTERVAL_S:
@@ -86,16 +86,18 @@ class Channel:
 
 
 class FollowerChannel(Channel):
-    """The channel of a rank that is not asked for tokens: all ranks draw the same, and rank 0 tells
-    them.
+    """The channel of a rank that is not asked for tokens.
+
+    All ranks draw the same, and rank 0 reports the tokens.
     """
 
-    _told_late_work = 0
+    _reported_late_work = 0
 
     def send_result(self, result: StepResult) -> None:
-        """Tells only what rank 0 can't know: that this rank held all of them up by compiling or
-        capturing when it should have been warm.
+        """Reports only what rank 0 can't know: work that this rank did late.
+
+        By compiling or capturing when it should have been warm it held all ranks up.
         """
-        if result.late_work > self._told_late_work:
-            self._told_late_work = result.late_work
+        if result.late_work > self._reported_late_work:
+            self._reported_late_work = result.late_work
             self.send_message(Notice(f"{result.late_work} kernels or graphs so far were made late, in a step"))

@@ -9,8 +9,7 @@ _MAX_REASON_CHARACTERS = 1000
 
 
 class StartRefused(ValueError):
-    """Configuration and model, or configuration and machine, contradict each other; a restart can't
-    help.
+    """Configuration contradicts model or machine; a restart can't help.
 
     The message names field, value and limit.
     """

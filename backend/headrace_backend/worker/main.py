@@ -1,5 +1,4 @@
-"""Entry of the worker process: arguments, the tie to the parent, the model folder, and how the
-process ends.
+"""Entry of the worker process: arguments, the tie to the parent, the model folder, how it ends.
 
 Owns exit codes and the last message: 0 after SHUTDOWN; 2 with `WorkerFailed(invalid_model=True)`
 where model or configuration are at fault and a restart can't help; 1 with `WorkerFailed` for
@@ -55,8 +54,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=0, help="which of the ranks that share the model")
     parser.add_argument("--board", type=int, help="descriptor of the board on which the worker reports how far it is")
     parser.add_argument("--store", type=int, help="descriptor of the file in which several ranks find each other")
-    # Told, not asked for: a parent that died while this process was being loaded is its parent no
-    # more.
+    # An argument, not looked up: a parent that died while this process was being loaded is its
+    # parent no more.
     parser.add_argument("--parent-pid", type=int, required=True, help="the process that starts this one, to end with")
     return parser.parse_args(argv)
 
@@ -108,7 +107,7 @@ def main(argv: list[str]) -> int:
 
 
 def _end_after_peer(error: PeerLost, channel: Channel) -> int:
-    """Another rank's end is told as such, and without a stack: nothing of it is this rank's."""
+    """Another rank's end is reported as such, and without a stack: nothing of it is this rank's."""
     channel.send_message(WorkerFailed(one_line(error), invalid_model=False, peer_lost=True))
     return _FAILED
 
@@ -127,8 +126,7 @@ def _run(arguments: argparse.Namespace, channel: Channel) -> None:
 
 
 def _bound_spinning() -> None:
-    """Has OpenMP's threads sleep soon when they wait for each other; must happen before torch loads
-    the library.
+    """Has OpenMP's threads sleep soon when they wait; must happen before torch loads the library.
 
     By default they spin for milliseconds. That is the fastest on idle cores (3 threads of 4, demo
     model: 3.2 ms a step against 3.7), but where other processes want the cores too, each spins away

@@ -1,5 +1,4 @@
-"""A plan's columns as both runners need them on the host: entries, whole or cut in two, and values
-made flat, one per token or per block.
+"""A plan's columns as both runners need them on the host, one value per token or per block.
 
 An entry is a row's part in a step. Owns where a row is cut whose tokens lie in both pieces of a
 step (which steps are in pieces says `CausalLM.first_piece`, why `layers.cut_step`), and numpy
@@ -27,7 +26,7 @@ class Entries(NamedTuple):
 
     @classmethod
     def of(cls, plan: ForwardPlan) -> Entries:
-        """Those of a whole step."""
+        """Makes the entries of a whole step."""
         return cls(plan.rows, plan.starts, plan.counts)
 
     @property
@@ -37,12 +36,11 @@ class Entries(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Of all entries."""
+        """Number of tokens of all entries."""
         return int(self.counts.sum())
 
     def cut(self, first: int) -> tuple[Entries, Entries]:
-        """Those of the step's first tokens, and those of the others, which see the first ones as
-        context.
+        """Cuts the entries behind the step's first tokens, which the others see as context.
 
         A row may have an entry in both.
         """
@@ -63,8 +61,9 @@ LAST_SAMPLED = -1
 
 
 def ranges(starts: npt.NDArray[np.integer], counts: Int32Column) -> Int64Column:
-    """[starts[0], starts[0] + 1, ... counts[0] of them, then starts[1] ...] as int64 [sum(counts)];
-    at least one range.
+    """Returns starts[0], starts[0] + 1, ... (counts[0] values), then starts[1], ... in one array.
+
+    It is int64 [sum(counts)]; there is at least one range.
     """
     ends = np.cumsum(counts, dtype=np.int64)
     values: Int64Column = np.arange(ends[-1]) + np.repeat(starts - ends + counts, counts)
@@ -76,7 +75,7 @@ def flat_token_ids(plan: ForwardPlan, ends: Int64Column) -> Int32Column:
 
     Args:
         plan: A plan with at least one row.
-        ends: Of its rows' tokens: the running sum of `plan.counts`.
+        ends: Ends of the rows' tokens: the running sum of `plan.counts`.
     """
     is_known = np.ones(int(ends[-1]), bool)
     is_known[ends[plan.known_counts < plan.counts] - 1] = False
@@ -86,8 +85,9 @@ def flat_token_ids(plan: ForwardPlan, ends: Int64Column) -> Int32Column:
 
 
 def table_places(plan: ForwardPlan, max_blocks: int, num_blocks: int) -> Int64Column:
-    """Where `plan.table_blocks` belong in block tables [num_rows, max_blocks] read as one line; the
-    plan has at least one update.
+    """Indices of `plan.table_blocks` in block tables [num_rows, max_blocks] read as one line.
+
+    The plan has at least one update.
 
     Args:
         plan: Its updates are checked against the two limits.

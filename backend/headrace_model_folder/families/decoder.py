@@ -1,5 +1,6 @@
-"""What most families share: the sizes that config.json states, with bounds that keep absurd values
-out, and the pre-norm layer of grouped-query attention and a gated MLP.
+"""What most families share: sizes with bounds, and the pre-norm layer with a gated MLP.
+
+config.json states the sizes; the bounds keep absurd values out. Attention is grouped-query.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Phi-3, Phi-3.5 and Phi-4-mini (dense): Llama without biases whose checkpoints keep query, key and
-value in one tensor, and gate and up in another. A part of each head may be rotated, and the context
-is stretched by LongRoPE.
+"""Phi-3, Phi-3.5 and Phi-4-mini (dense): Llama without biases, with fused tensors.
+
+Query, key and value are one tensor, and gate and up another. A part of each head may be rotated,
+and the context is stretched by LongRoPE.
 """
 
 from __future__ import annotations

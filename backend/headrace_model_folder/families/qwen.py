@@ -1,6 +1,7 @@
-"""Qwen2, Qwen2.5 and Qwen3 (dense): Qwen2 has biases on queries, keys and values; Qwen3 has an RMS
-norm on every head's query and key instead, and a head_dim of its own. Layers of both may have a
-sliding window.
+"""Qwen2, Qwen2.5 and Qwen3 (dense).
+
+Qwen2 has biases on queries, keys and values; Qwen3 has an RMS norm on every head's query and key
+instead, and a head_dim of its own. Layers of both may have a sliding window.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Folders whose layers bitsandbytes stored in NF4: each such weight is bytes, with its scales and
-what they mean in tensors beside it.
+"""Folders whose layers bitsandbytes stored in NF4: bytes, and scales in tensors beside them.
 
-    X.weight                                 U8 [outputs * inputs / 2, 1]    two numbers a byte, row after row
-    X.weight.absmax                          U8 or F32 [blocks]              a scale for each 64 numbers; U8: in few bits themselves
-    X.weight.quant_map                       F32 [16]                        NF4's numbers
-    X.weight.nested_absmax, .nested_quant_map   F32 [blocks / 256], [256]    what the scales' bits mean
-    X.weight.quant_state.bitsandbytes__nf4   U8 [bytes]                      JSON: shape, sizes of blocks, mean of the scales
+    X.weight                     U8 [outputs * inputs / 2, 1]   two numbers a byte, row after row
+    X.weight.absmax              U8 or F32 [blocks]             a scale for each 64 numbers
+    X.weight.quant_map           F32 [16]                       NF4's numbers
+    X.weight.nested_absmax       F32 [blocks / 256]             scales of scales that are U8
+    X.weight.nested_quant_map    F32 [256]                      what such scales' bits mean
+    X.weight.quant_state.bitsandbytes__nf4   U8 [bytes]         JSON: shape, block sizes, mean scale
 
 Owns the join of these into one record for each weight, so that what comes behind sees the tensors
 that an architecture has. Whether the two tables are NF4's is the reader's of the weights to see.

@@ -1,5 +1,4 @@
-"""The configuration of compressed-tensors, as llm-compressor writes it: groups of layers, each with
-its scheme.
+"""The configuration of compressed-tensors: groups of layers, each with its scheme.
 
 Owns which of its schemes are served and which layer is in which group: a layer that `ignore` names
 is plain; among groups its own name goes before a pattern, and a pattern before the class.
@@ -73,7 +72,8 @@ def read_compressed_tensors(fields: Fields, names: Sequence[str]) -> dict[str, L
         if forms and name == LM_HEAD:
             raise fields.error(
                 "ignore",
-                f"must name {LM_HEAD}, which is in a group: an output layer that the folder has in few bits is not supported (quantize_head rounds one that is plain)",
+                f"must name {LM_HEAD}, which is in a group: an output layer that the folder has in few bits is not "
+                "supported (quantize_head rounds one that is plain)",
             )
         if forms:
             layers[name] = forms.pop()
@@ -239,7 +239,8 @@ def _check_input_number(inputs: Fields, number: str) -> None:
         return
     raise inputs.error(
         "num_bits",
-        f"is {bits} of type {shown(kind)}, and weights are {number}: inputs are rounded beside weights of 8 bits only, to 8 bits of their type",
+        f"is {bits} of type {shown(kind)}, and weights are {number}: inputs are rounded beside weights of 8 bits only, "
+        "to 8 bits of their type",
     )
 
 

@@ -1,5 +1,4 @@
-"""Which group each input of a quantized layer is in, where inputs of a group need not be
-neighbours: read, checked and told apart.
+"""Reads and checks the group of each input of a quantized layer, where they are in any order.
 
 Owns the reading of g_idx, some KB a layer, which is looked at before torch is loaded: how weights
 are stored side by side, and so how much memory they take, depends on whether their inputs are in
@@ -60,7 +59,8 @@ def _order(folder: pathlib.Path, layer: str, form: LayerFormat, tensors: Mapping
         return ""
     if not form.is_ordered:
         raise InvalidModelFolder(
-            f"{record.file}: tensor {shown(name)} puts inputs into other groups than their neighbours', config.json says that none are"
+            f"{record.file}: tensor {shown(name)} puts inputs into other groups than their neighbours', config.json "
+            "says that none are"
         )
     _check(name, record, groups, group_size)
     return hashlib.sha256(groups.tobytes()).hexdigest()[:16]
@@ -77,5 +77,6 @@ def _check(name: str, record: TensorRecord, groups: Groups, group_size: int) -> 
     wrong = np.flatnonzero(counts != group_size)
     if len(wrong):
         raise InvalidModelFolder(
-            f"{record.file}: tensor {shown(name)} has {int(counts[wrong[0]])} inputs in group {int(wrong[0])}, groups have {group_size}"
+            f"{record.file}: tensor {shown(name)} has {int(counts[wrong[0]])} inputs in group {int(wrong[0])}, groups "
+            f"have {group_size}"
         )

@@ -1,5 +1,4 @@
-"""Static scales and zero points of layers' inputs, where a folder rounds inputs by what was found
-beforehand: read, checked and noted.
+"""Reads and checks static scales and zero points by which layers round their inputs.
 
 Owns their reading, some bytes a layer. They are looked at before torch is loaded, as layers of one
 input are multiplied together only where they round it alike, which decides how weights are stored
@@ -28,8 +27,7 @@ _ZERO_POINTS = range(-128, 128)
 def with_input_scales(
     folder: pathlib.Path, quantization: FolderQuantization, tensors: Mapping[str, TensorRecord]
 ) -> FolderQuantization:
-    """Returns the quantization with the static scale and zero point of each layer's inputs noted in its
-    format.
+    """Returns the quantization with each layer's static input scale and zero point in its format.
 
     Args:
         folder: The model folder.

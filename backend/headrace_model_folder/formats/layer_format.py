@@ -1,5 +1,4 @@
-"""How the weight of one linear layer lies in a folder that another tool quantized: its tensors by
-name, shape and type.
+"""Format of one linear layer that another tool quantized: its tensors by name, shape and type.
 
 Owns the layouts as their formats' public descriptions say, N outputs and K inputs, G groups of
 inputs, P = 32 / bits numbers in a word, lowest bits first:
@@ -75,9 +74,7 @@ class SourceTensor(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InputFormat:
-    """How the inputs of a layer are rounded before they are multiplied: to 8 bits of the type of
-    its weights.
-    """
+    """How a layer's inputs are rounded before they are multiplied: 8 bits of its weights' type."""
 
     # What shares a scale: the inputs of a token, a group of those, or, static, all inputs of all
     # tokens.
@@ -119,7 +116,7 @@ class LayerFormat:
 
     @property
     def bits(self) -> int:
-        """Of a number."""
+        """Bits of one number."""
         return 4 if self.number == "int4" else 8
 
     def num_groups(self, num_inputs: int) -> int:
@@ -131,11 +128,11 @@ class LayerFormat:
         )
 
     def cuts(self, num_outputs: int, num_inputs: int, whole: tuple[int, int]) -> str | None:
-        """What would be cut if a layer is dealt out in even parts, with the sizes; None if nothing.
+        """Says what dealing a layer out in even parts would cut, with the sizes; None if nothing.
 
         Args:
-            num_outputs: Of a part.
-            num_inputs: Of a part.
+            num_outputs: Number of outputs of a part.
+            num_inputs: Number of inputs of a part.
             whole: Outputs and inputs of the layer.
         """
         if num_inputs < whole[1] and self.order_digest:
@@ -160,7 +157,10 @@ class LayerFormat:
                 return f"its {size} {along} give {part} to each, which a {name} of {unit} does not divide"
         rounded = self.inputs.group_size if self.inputs else 0
         if num_inputs < whole[1] and rounded and num_inputs % rounded:
-            return f"its {whole[1]} inputs give {num_inputs} to each, which groups of {rounded} that are rounded together do not divide"
+            return (
+                f"its {whole[1]} inputs give {num_inputs} to each, which groups of {rounded} that are rounded together "
+                "do not divide"
+            )
         return None
 
     def check_sizes(self, layer: str, num_outputs: int, num_inputs: int) -> None:
@@ -171,16 +171,19 @@ class LayerFormat:
         """
         if self.group_size and num_inputs % self.group_size:
             raise InvalidModelFolder(
-                f"config.json: quantization_config: group size {self.group_size} does not divide the {num_inputs} inputs of {layer}"
+                f"config.json: quantization_config: group size {self.group_size} does not divide the {num_inputs} "
+                f"inputs of {layer}"
             )
         per_word = 32 // self.bits
         if self.layout is not Layout.WHOLE and num_inputs % per_word:
             raise InvalidModelFolder(
-                f"config.json: quantization_config: {layer} has {num_inputs} inputs, which words of {per_word} numbers do not hold evenly"
+                f"config.json: quantization_config: {layer} has {num_inputs} inputs, which words of {per_word} numbers "
+                "do not hold evenly"
             )
         if self.layout in (Layout.GPTQ, Layout.AWQ) and num_outputs % per_word:
             raise InvalidModelFolder(
-                f"config.json: quantization_config: {layer} has {num_outputs} outputs, which words of {per_word} numbers do not hold evenly"
+                f"config.json: quantization_config: {layer} has {num_outputs} outputs, which words of {per_word} "
+                "numbers do not hold evenly"
             )
 
     def tensors(self, num_outputs: int, num_inputs: int) -> Iterator[SourceTensor]:

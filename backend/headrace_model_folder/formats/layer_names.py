@@ -48,12 +48,14 @@ class Patterns:
         ways = _ways(pattern)
         if ways is None:
             raise InvalidModelFolder(
-                f"{where} has the pattern {shown(pattern)}: at most {_LONGEST_PATTERN} characters and {_MOST_REPETITIONS} repetitions, few alternatives and no repeated group are matched"
+                f"{where} has the pattern {shown(pattern)}: at most {_LONGEST_PATTERN} characters and "
+                f"{_MOST_REPETITIONS} repetitions, few alternatives and no repeated group are matched"
             )
         self._count, self._ways = self._count + 1, self._ways + ways
         if self._count > _MOST_PATTERNS or self._ways > _MOST_WAYS_TOGETHER:
             raise InvalidModelFolder(
-                f"{where} has {shown(pattern)} after {self._count - 1} other patterns, which together may take too long: at most {_MOST_PATTERNS} are matched, fewer if they have several repetitions"
+                f"{where} has {shown(pattern)} after {self._count - 1} other patterns, which together may take too "
+                f"long: at most {_MOST_PATTERNS} are matched, fewer if they have several repetitions"
             )
         try:
             return re.compile(pattern)
@@ -74,7 +76,7 @@ def _ways(pattern: str) -> int | None:
 
 
 def _alternatives(text: str) -> int:
-    """Those of all groups, multiplied."""
+    """Number of alternatives in all groups, multiplied."""
     product, groups = 1, [1]
     for character in text:
         if character == "(":

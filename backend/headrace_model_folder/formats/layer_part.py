@@ -1,6 +1,7 @@
-"""Which rows and columns of a layer's tensors hold some of its outputs and inputs, so that each rank
-reads its own bytes of a folder that another tool quantized, and a projection its own of a tensor
-that holds several.
+"""Finds the rows and columns of a quantized layer's tensors that hold some outputs and inputs.
+
+Each rank reads its own bytes of a folder that another tool quantized, and a projection its own of a
+tensor that holds several.
 
 Owns where each layout (`layer_format`) has outputs and inputs, one by one, in words, in groups or
 in blocks. Whether a part may be cut there is `LayerFormat.cuts`'.
@@ -65,9 +66,7 @@ class LayerPart(NamedTuple):
         return _covering(self.inputs, size) if size else range(1)
 
     def cut_unit(self, form: LayerFormat) -> int | None:
-        """Outputs that share a word or a block that the part begins or ends within; None: it cuts
-        none.
-        """
+        """Outputs that share a word or a block that the part cuts; None: it cuts none."""
         packs_outputs = form.layout in (Layout.GPTQ, Layout.AWQ)
         packs_zeros = form.layout is Layout.PACKED and not form.is_symmetric
         unit = BLOCK_SIZE if form.scales == "block" else 32 // form.bits if packs_outputs or packs_zeros else 1

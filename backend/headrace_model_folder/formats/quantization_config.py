@@ -112,7 +112,8 @@ def _gptq(fields: Fields, names: Sequence[str]) -> dict[str, LayerFormat]:
     if fields.boolean("lm_head", False):
         raise fields.error(
             "lm_head",
-            "is true: an output layer that the folder has in few bits is not supported (quantize_head rounds one that is plain)",
+            "is true: an output layer that the folder has in few bits is not supported (quantize_head rounds one that "
+            "is plain)",
         )
     if fields.boolean("is_marlin_format", False):
         raise fields.error("is_marlin_format", "must be false: other layouts are not read")
@@ -130,9 +131,7 @@ def _gptq(fields: Fields, names: Sequence[str]) -> dict[str, LayerFormat]:
 
 
 def _has_borrows(fields: Fields) -> bool:
-    """Whether a tool that lets zero points borrow is one of those that wrote the folder, such as
-    `gptqmodel:2.0.0`.
-    """
+    """Whether one of the folder's tools, such as `gptqmodel:2.0.0`, lets zero points borrow."""
     meta = fields.get("meta")
     tools = meta.get("quantizer") if isinstance(meta, dict) else None
     return any(

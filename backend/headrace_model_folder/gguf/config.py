@@ -142,15 +142,17 @@ def _rope(fields: Fields, name: str) -> dict[str, Any]:
 
 
 def _rope_factors(folder: pathlib.Path, header: GgufHeader, rotary_dim: int) -> tuple[float, ...] | None:
-    """What each frequency of the rotary embedding is divided by, which Llama 3.1's files state as a
-    tensor; None if there is none.
+    """Divisor of each frequency of the rotary embedding; None if the file has none.
+
+    Llama 3.1's files state it as a tensor.
     """
     tensor = header.tensors.get(_ROPE_FACTORS)
     if tensor is None:
         return None
     if tensor.type.name != "F32" or tensor.shape != (rotary_dim // 2,):
         raise InvalidModelFolder(
-            f"{header.file}: tensor {shown(_ROPE_FACTORS)} must be F32 [{rotary_dim // 2}], is {tensor.type.name} {list(tensor.shape)}"
+            f"{header.file}: tensor {shown(_ROPE_FACTORS)} must be F32 [{rotary_dim // 2}], is {tensor.type.name} "
+            f"{list(tensor.shape)}"
         )
     factors = struct.unpack(f"<{rotary_dim // 2}f", _data(folder, header, tensor))
     if not all(math.isfinite(factor) and 1e-6 <= factor <= 1e6 for factor in factors):

@@ -12,8 +12,9 @@ GGUF_SUFFIX = ".gguf"
 
 
 def find_gguf(path: pathlib.Path | str) -> tuple[pathlib.Path, str] | None:
-    """Folder and name of the GGUF file that a path means; None if it means a Hugging Face folder,
-    or nothing that is there.
+    """Folder and name of the GGUF file that a path means.
+
+    None if it means a Hugging Face folder, or nothing that is there.
 
     Raises:
         InvalidModelFolder: a folder with several GGUF files and no config.json.

@@ -1,5 +1,6 @@
-"""The header of a GGUF file: its metadata and where each tensor lies, checked so strictly that a
-reader may trust every offset.
+"""The header of a GGUF file: its metadata and where each tensor lies.
+
+It is checked so strictly that a reader may trust every offset.
 
 Layout of a file: "GGUF", version, number of tensors, number of metadata entries; the entries (key,
 type, value); the tensors (name, dimensions, type, offset); then, aligned, the data. All
@@ -115,8 +116,9 @@ def read_gguf_header(folder: pathlib.Path, file: str) -> GgufHeader:
 
 
 class _Cursor:
-    """Reads forward, a chunk of the file at a time; never more than is asked for by a length that
-    the file has room for.
+    """Reads forward, a chunk of the file at a time.
+
+    It never reads more than is asked for by a length that the file has room for.
     """
 
     def __init__(self, descriptor: int, size: int, file: str) -> None:
@@ -128,10 +130,11 @@ class _Cursor:
         self._buffer, self._start = b"", 0
 
     def take(self, count: int, what: str) -> bytes:
-        """The next `count` bytes, of which `what` is told if they are not there."""
+        """The next `count` bytes, which an error calls `what` if they are not there."""
         if count > self.size - self.place:
             raise InvalidModelFolder(
-                f"{self.file}: is truncated: {what} needs {shown(count)} bytes from byte {self.place}, the file has {self.size}"
+                f"{self.file}: is truncated: {what} needs {shown(count)} bytes from byte {self.place}, the file has "
+                f"{self.size}"
             )
         if self.place + count > _HEADER_LIMIT:
             raise InvalidModelFolder(f"{self.file}: metadata and tensor list have more than {_HEADER_LIMIT} bytes")
@@ -233,7 +236,8 @@ def _array(cursor: _Cursor, key: str, depth: int) -> list[Any]:
     cursor.num_entries += count
     if cursor.num_entries > _MAX_ARRAY_ENTRIES:
         raise InvalidModelFolder(
-            f"{cursor.file}: arrays have {cursor.num_entries} entries together, with metadata {shown(key)}; at most {_MAX_ARRAY_ENTRIES} are read"
+            f"{cursor.file}: arrays have {cursor.num_entries} entries together, with metadata {shown(key)}; at most "
+            f"{_MAX_ARRAY_ENTRIES} are read"
         )
     if kind in _NUMBERS:
         values = list(struct.unpack(f"<{count}{_NUMBERS[kind]}", cursor.take(count * least, key)))
@@ -307,7 +311,8 @@ def _placed(cursor: _Cursor, infos: list[_Info], start: int, alignment: int) -> 
         end = info.offset + info.num_bytes
         if start + end > cursor.size:
             raise InvalidModelFolder(
-                f"{cursor.file}: is truncated: tensor {shown(info.name)} ends at byte {start + end}, the file has {cursor.size} bytes"
+                f"{cursor.file}: is truncated: tensor {shown(info.name)} ends at byte {start + end}, the file has "
+                f"{cursor.size} bytes"
             )
         tensors[info.name] = GgufTensor(info.type, info.shape, start + info.offset, info.num_bytes)
     return tensors

@@ -88,8 +88,9 @@ def gguf_records(header: GgufHeader, config: ModelConfig) -> dict[str, TensorRec
 
 
 def shared_blocks(header: GgufHeader, config: ModelConfig) -> tuple[int, int]:
-    """The largest blocks, in inputs, of attention's output and of down projections
-    (`ModelConfig.shared_blocks`).
+    """Largest blocks, in inputs, of attention's output and of down projections.
+
+    They are `ModelConfig.shared_blocks`.
     """
     output, down = (
         max(
@@ -108,7 +109,8 @@ def _check(file: str, name: str, tensor: GgufTensor, shape: tuple[int, ...]) -> 
         )
     if len(shape) == 1 and tensor.type.name not in WEIGHT_DTYPES:
         raise InvalidModelFolder(
-            f"{file}: tensor {shown(name)} has type {tensor.type.name}, one of {', '.join(WEIGHT_DTYPES)} expected for norms and biases"
+            f"{file}: tensor {shown(name)} has type {tensor.type.name}, one of {', '.join(WEIGHT_DTYPES)} expected for "
+            "norms and biases"
         )
 
 

@@ -54,11 +54,11 @@ _COMPOSED = ("qwen2", "deepseek-r1-qwen")
 
 
 def gguf_tokenizer_json(file: str, metadata: dict[str, Any], vocab_size: int) -> bytes | None:
-    """A tokenizer.json that encodes as the file's vocabulary says; None if it has none.
+    """Makes a tokenizer.json that encodes as the file's vocabulary says; None if it has none.
 
     Args:
-        file: For messages.
-        metadata: Of its header.
+        file: Name of the file, for messages.
+        metadata: Metadata of the file's header.
         vocab_size: Rows of the embedding, which is as many tokens as there may be.
 
     Raises:
@@ -137,7 +137,7 @@ class _Vocabulary:
         raise self._fields.error(f"{_PREFIX}tokens", rule)
 
     def scores(self) -> list[float]:
-        """Of each token."""
+        """Score of each token."""
         scores = self._list("scores", float)
         self._same_length("scores", scores)
         return scores
@@ -146,7 +146,7 @@ class _Vocabulary:
         """Pairs that are merged, in order."""
         known, pairs = set(self.tokens), []
         for index, merge in enumerate(self._list("merges", str)):
-            # Only the blank between the two is one: the alphabet has another character for it.
+            # Only the space between the two is one: the alphabet has another character for it.
             pair = merge.split(" ")
             if len(pair) != 2 or pair[0] not in known or pair[1] not in known or "".join(pair) not in known:
                 raise self._fields.error(
@@ -235,8 +235,9 @@ def _sentencepiece(fields: Fields, vocabulary: _Vocabulary) -> dict[str, Any]:
 
 
 def _scored(fields: Fields, vocabulary: _Vocabulary) -> tuple[dict[str, int], list[list[str]]]:
-    """Tokens, and the merges that their scores stand for: whatever two tokens make a third, the
-    third's score is their turn.
+    """Tokens, and the merges that their scores stand for.
+
+    Whatever two tokens make a third, the third's score is their turn.
     """
     ids, scores = vocabulary.ids(), vocabulary.scores()
     normal = {token for token, number in ids.items() if vocabulary.kinds[number] == _NORMAL}
@@ -256,7 +257,7 @@ def _scored(fields: Fields, vocabulary: _Vocabulary) -> tuple[dict[str, int], li
 
 
 def _begins_texts(fields: Fields, kind: str) -> bool:
-    """Whether the vocabulary's kind puts its first token before a text where metadata do not say."""
+    """Whether the vocabulary's kind puts its first token before a text by default."""
     return kind == "llama" or _CUTS[fields.text(f"{_PREFIX}pre", "default")][1]
 
 

@@ -23,7 +23,7 @@ from tests.worker.driver import (
     id_bytes,
     step,
 )
-from tests.worker.step.test_gpu_runner import PROMPTS, cpu_runner, wishful_plans
+from tests.worker.step.test_gpu_runner import PROMPTS, cpu_runner, plans_with_options
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace_backend.models.causal_lm import CausalLM
@@ -107,10 +107,10 @@ def drawn(results: list[StepResult]) -> list[tuple[list[int], list[int]]]:
     return [(result.tokens.tolist(), result.logprob_ranks.tolist()) for result in results]
 
 
-def test_rows_with_wishes_leave_every_step_on_its_graphs(shallow_llama: CausalLM, on_kernels: None) -> None:
+def test_rows_with_options_leave_every_step_on_its_graphs(shallow_llama: CausalLM, on_kernels: None) -> None:
     graphs = RecordedGraphs()
     runner, twin = captured_runner(shallow_llama, graphs), cpu_runner(shallow_llama)
-    for plan in wishful_plans():
+    for plan in plans_with_options():
         graphs.replayed.clear()
         result = execute(runner, plan)
         assert graphs.replayed == ["FORWARD", "DRAW"]
@@ -131,7 +131,7 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_steps_without_wishes_launch_nothing_beside_their_graphs(shallow_llama: CausalLM, on_kernels: None) -> None:
+def test_steps_without_options_launch_nothing_beside_their_graphs(shallow_llama: CausalLM, on_kernels: None) -> None:
     graphs = RecordedGraphs()
     runner = captured_runner(shallow_llama, graphs)
     rows = [admission(row, temperature=0.5 * row) for row in range(3)]
@@ -148,8 +148,9 @@ def test_steps_without_wishes_launch_nothing_beside_their_graphs(shallow_llama: 
 def test_more_hidden_states_than_rows_are_checked_where_windows_are_short(
     shallow_llama: CausalLM, on_kernels: None
 ) -> None:
-    """One hidden state in four is checked; what the model's layers see does not matter to the
-    runner.
+    """One hidden state in four is checked.
+
+    What the model's layers see does not matter to the runner.
     """
     graphs = RecordedGraphs()
     runner = captured_runner(shallow_llama, graphs, window=4)
@@ -162,9 +163,7 @@ def test_more_hidden_states_than_rows_are_checked_where_windows_are_short(
 
 
 class TakingTurns(ThreadCollectives):
-    """A rank that computes only while no other one does, because the interpreter bears no two at
-    once.
-    """
+    """A rank that computes only while no other one does: the interpreter bears no two at once."""
 
     def __init__(self, group: ThreadGroup, rank: int, turn: threading.Lock) -> None:
         super().__init__(group, rank)

@@ -1,5 +1,6 @@
-"""Log probabilities of prompts as the worker computes them: transformers' own in fp32, however the
-prompt is cut, on a CPU and on a GPU's path.
+"""Log probabilities of prompts as the worker computes them.
+
+Transformers' own in fp32, however the prompt is cut, on a CPU and on a GPU's path.
 """
 
 from __future__ import annotations
@@ -58,9 +59,7 @@ chunks_of_prompts = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3
 
 @pytest.fixture(scope="module")
 def references(llama_path: pathlib.Path) -> dict[tuple[int, ...], torch.Tensor]:
-    """What transformers gives as log probabilities at each position of a prompt, computed once per
-    prompt.
-    """
+    """Log probabilities of transformers at each position of a prompt, computed once per prompt."""
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(llama_path).float().eval()
@@ -79,8 +78,9 @@ def prompt_of(row: int, length: int) -> list[int]:
 
 
 def plans_of(chunk_sizes: list[list[int]], num_tops: list[int]) -> Iterator[StepPlan]:
-    """Row by row one chunk more in each step; a row whose prompt is complete draws and then decodes
-    beside the others.
+    """Row by row one chunk more in each step.
+
+    A row whose prompt is complete draws and then decodes beside the others.
     """
     prompts = [prompt_of(row, sum(sizes)) for row, sizes in enumerate(chunk_sizes)]
     for number in range(max(len(sizes) for sizes in chunk_sizes)):
@@ -92,8 +92,8 @@ def plans_of(chunk_sizes: list[list[int]], num_tops: list[int]) -> Iterator[Step
                 continue
             end = start + sizes[number]
             is_last = end == len(prompt)
-            told = prompt[start + 1 : end + 1]
-            entries.append(Entry(row, start, prompt[start:end], (row,) if is_last else (), 0, told, num_tops[row]))
+            reported = prompt[start + 1 : end + 1]
+            entries.append(Entry(row, start, prompt[start:end], (row,) if is_last else (), 0, reported, num_tops[row]))
         tables = {row: [row * BLOCKS_PER_ROW + i for i in range(BLOCKS_PER_ROW)] for row in range(len(prompts))}
         rows = [admission(row) for row in range(len(prompts))]
         yield step(entries, rows if number == 0 else [], tables if number == 0 else {}, step_id=number + 1)
@@ -101,15 +101,15 @@ def plans_of(chunk_sizes: list[list[int]], num_tops: list[int]) -> Iterator[Step
 
 def check(plan: StepPlan, result: StepResult, chunk_sizes: list[list[int]], references: dict) -> None:
     """One step's columns against the reference: each run's tokens, ranks and top tokens."""
-    told, top_first, first = plan.prompt_logprobs, 0, 0
+    reported, top_first, first = plan.prompt_logprobs, 0, 0
     ends = np.cumsum(plan.forward.counts)
-    for index, count, num_top in zip(told.first_indices, told.counts, told.num_tops, strict=True):
+    for index, count, num_top in zip(reported.first_indices, reported.counts, reported.num_tops, strict=True):
         entry = int(np.searchsorted(ends, index, side="right"))
         row = int(plan.forward.rows[entry])
         reference = references[tuple(prompt_of(row, sum(chunk_sizes[row])))]
         position = int(plan.forward.starts[entry])
         expected = reference[position : position + count]
-        tokens = torch.from_numpy(told.token_ids[first : first + count].astype(np.int64))
+        tokens = torch.from_numpy(reported.token_ids[first : first + count].astype(np.int64))
         sampled = expected.gather(1, tokens[:, None])[:, 0]
         np.testing.assert_allclose(result.prompt_sampled[first : first + count], sampled, atol=TOLERANCE)
         ranks = 1 + (expected > sampled[:, None]).sum(1)
@@ -141,10 +141,10 @@ def test_pieces_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch, llama
         check(plan, execute(runner, plan), sizes, references)
 
 
-def test_they_are_the_models_own_whatever_the_row_wishes(llama: CausalLM, references: dict) -> None:
-    """Bias, penalties and temperature change the draw and not what is told of the prompt."""
+def test_they_are_the_models_own_whatever_the_row_asks_for(llama: CausalLM, references: dict) -> None:
+    """Bias, penalties and temperature change the draw and not what is reported of the prompt."""
     prompt = prompt_of(0, 20)
-    wishes = admission(
+    options = admission(
         0,
         temperature=0.7,
         repetition_penalty=1.5,
@@ -153,7 +153,7 @@ def test_they_are_the_models_own_whatever_the_row_wishes(llama: CausalLM, refere
         prompt_ids=id_bytes(*prompt),
         num_logprobs=2,
     )
-    plan = step([Entry(0, 0, prompt, (0,), 0, prompt[1:], NUM_TOP)], [wishes], {0: list(range(BLOCKS_PER_ROW))})
+    plan = step([Entry(0, 0, prompt, (0,), 0, prompt[1:], NUM_TOP)], [options], {0: list(range(BLOCKS_PER_ROW))})
     runner = make_runner(llama, llama.num_layers, llama.num_kv_heads, llama.head_dim)
     result = execute(runner, plan)
     check(plan, result, [[20]], references)

@@ -1,5 +1,6 @@
-"""Rows with all sorts of parameters side by side, against an implementation that handles one row
-with Python lists.
+"""Rows with all sorts of parameters side by side agree with a reference in Python lists.
+
+The reference handles one row.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def test_a_row_draws_the_same_in_any_company(
             assert by_itself.tokens.tolist() == [tokens[index]]
 
 
-def test_an_unsound_row_is_named_and_the_others_go_on() -> None:
+def test_a_row_that_is_not_finite_is_named_and_the_others_go_on() -> None:
     sampler = new_sampler()
     everything_banned = tuple(id_bytes(token) for token in range(VOCAB))
     sampler.admit(

@@ -1,6 +1,4 @@
-"""The whole sampler through its kernels, beside the same sampler through the references, on the
-same plans.
-"""
+"""The whole sampler through its kernels agrees with the references on the same plans."""
 
 from __future__ import annotations
 
@@ -70,8 +68,9 @@ def assert_equal(result: StepResult, expected: StepResult) -> None:
 
 
 def run_both(rows: list[RowAdmission], device: torch.device, vocab: int, seed: int, steps: int) -> None:
-    """Steps of all rows on both samplers; a row is spoilt in the second, and the first leaves after
-    it.
+    """Steps of all rows on both samplers.
+
+    A row is spoilt in the second, and the first leaves after it.
     """
     reference, tested = Sampler(NUM_ROWS, vocab, CPU), Sampler(NUM_ROWS, vocab, device)
     for sampler in (reference, tested):
@@ -145,9 +144,9 @@ def test_a_plain_draw_is_the_general_one_and_padding_is_greedy() -> None:
     plan = SamplePlan(column(3, 0, 2, 1), column(0, 1, 2, 3), column(4, 5, 6, 7))
     expected = sampler.sample(plan, logits[:4].clone())
     rows, positions = torch.tensor([3, 0, 2, 1, NUM_ROWS]).int(), torch.tensor([4, 5, 6, 7, 0]).int()
-    tokens, sound = sampler.draw_all(logits, rows, positions)
+    tokens, finite = sampler.draw_all(logits, rows, positions)
     assert tokens.tolist() == [*expected.tokens.tolist(), int(logits[4].argmax())]
-    assert sound.all()
+    assert finite.all()
 
 
 @pytest.mark.gpu
@@ -173,4 +172,4 @@ def test_the_sampler_on_a_card_is_the_samplers_on_a_cpu_and_never_waits(vocab: i
         sampler.admit(rows)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert sampled.sound.all()
+    assert sampled.finite.all()

@@ -73,8 +73,8 @@ def test_a_good_card_is_taken(card: pytest.MonkeyPatch) -> None:
         choose_device("cuda:1")
 
 
-@pytest.mark.parametrize(("driver", "told"), [("", False), ("470.82", True)])
-def test_without_a_usable_driver_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch, driver: str, told: bool) -> None:
+@pytest.mark.parametrize(("driver", "reported"), [("", False), ("470.82", True)])
+def test_without_a_usable_driver_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch, driver: str, reported: bool) -> None:
     def fail() -> None:
         raise RuntimeError("The NVIDIA driver on your system is too old")
 
@@ -84,7 +84,7 @@ def test_without_a_usable_driver_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(devices, "_driver_version", lambda: driver)
     device, notice = choose_device("auto")
     assert device == torch.device("cpu")
-    assert (notice is not None) == told and (notice is None or "too old" in notice and "runs on the CPU" in notice)
+    assert (notice is not None) == reported and (notice is None or "too old" in notice and "runs on the CPU" in notice)
     with pytest.raises(StartRefused, match="device is 'cuda:0': .*; device cpu works"):
         choose_device("cuda:0")
 

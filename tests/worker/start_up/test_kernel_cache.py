@@ -1,5 +1,6 @@
-"""The folder of compiled kernels: where it is, who may write to it, and what happens where it can't
-be used.
+"""The folder of compiled kernels.
+
+Where it is, who may write to it, and what happens where it can't be used.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ def test_a_folder_that_cannot_be_made_gives_way_to_a_temporary_one_and_is_named(
 
 def test_the_temporary_folder_goes_with_the_process(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").touch()
-    code = "import os,sys,pathlib; from headrace_backend.worker.start_up.kernel_cache import *\nuse_kernel_cache(pathlib.Path(sys.argv[1])); print(os.environ[VARIABLE])"
+    code = (
+        "import os,sys,pathlib; from headrace_backend.worker.start_up.kernel_cache import "
+        "*\nuse_kernel_cache(pathlib.Path(sys.argv[1])); print(os.environ[VARIABLE])"
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, str(tmp_path / "file")]
     output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

@@ -1,5 +1,6 @@
-"""Which long steps are captured: those whose launches take the host long, up to the first that does
-not.
+"""Which long steps are captured.
+
+Those whose launches take the host long, up to the first that does not.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ def test_configured_sizes_hold_whatever_is_free() -> None:
             {},
             16 * 600,
             GIB,
-            r"600 blocks of 16 tokens.*= 750.0 MiB; 1,024.0 MiB are free on cpu.*a quarter.*; max_model_len of at most 4096 fits",
+            r"600 blocks of 16 tokens.*= 750.0 MiB; 1,024.0 MiB are free on cpu.*a quarter.*; max_model_len of at most "
+            r"4096 fits",
         ),
         (
             {"num_blocks": 1000},
@@ -169,7 +170,10 @@ def test_ranks_on_a_cpu_share_the_budget_that_a_refusal_states() -> None:
     sizes = sizes_of(device="cpu", tp=4, memory_budget=480 * MIB)
     room = Room.of_rank(CPU, 64 * GIB, 0, 480 * MIB, 4)
     assert room.usable_bytes == 120 * MIB
-    said = r"memory_budget is 503316480 \(480\.0 MiB\), 65,536\.0 MiB are free on cpu, of which each of 4 ranks gets its share"
+    said = (
+        r"memory_budget is 503316480 \(480\.0 MiB\), 65,536\.0 MiB are free on cpu, of which each of 4 ranks gets its "
+        r"share"
+    )
     with pytest.raises(DoesNotFit, match=rf"= 151\.0 MiB; {said}, and the cache"):
         plan_memory(sizes, MEMORY, room)
     # Less than a byte for each is not the same as no budget.

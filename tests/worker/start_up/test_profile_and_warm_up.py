@@ -1,5 +1,7 @@
-"""The steps that start-up makes up: within every limit, runnable by any runner, gone without a
-trace; and what is concluded from the memory they take.
+"""The steps that start-up makes up.
+
+Within every limit, runnable by any runner, gone without a trace; and what is concluded from the
+memory they take.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from headrace_backend.worker.start_up.memory_plan import ModelMemory, Room
 from headrace_backend.worker.start_up.profile_step import largest_steps, measure_steps
 from headrace_backend.worker.start_up.ranks import RankPlace
 from headrace_backend.worker.start_up.sizes import WorkerSizes
-from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, Wish, make_step, next_step
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, SamplingKind, make_step, next_step
 from headrace_backend.worker.start_up.warm_up import gpu_steps, short_steps, warm_up
 from headrace_backend.worker.step.buffers import StepLimits
 from headrace_backend.worker.step.gpu_runner import GpuRunner
@@ -67,9 +69,9 @@ def check_limits(plans: list[StepPlan], config: EngineConfig, max_model_len: int
         assert forward.token_ids.size == forward.known_counts.sum()
         assert (plan.sample.token_indices < plan.num_tokens).all()
         assert set(plan.sample.rows.tolist()) <= taken
-        told = plan.prompt_logprobs
-        assert (told.first_indices + told.counts <= plan.num_tokens).all() and (told.counts > 0).all()
-        assert told.token_ids.size == told.counts.sum() <= MAX_PROMPT_LOGPROBS
+        reported = plan.prompt_logprobs
+        assert (reported.first_indices + reported.counts <= plan.num_tokens).all() and (reported.counts > 0).all()
+        assert reported.token_ids.size == reported.counts.sum() <= MAX_PROMPT_LOGPROBS
         assert StepPlan.decode(plan.encode()).encode() == plan.encode()
     assert not taken, "rows are still taken"
 
@@ -81,7 +83,7 @@ def check_limits(plans: list[StepPlan], config: EngineConfig, max_model_len: int
     num_blocks=st.integers(1, 64),
     block_size=st.sampled_from([16, 32]),
 )
-def test_made_up_steps_stay_within_all_limits(
+def test_synthetic_steps_stay_within_all_limits(
     rows: int, tokens: int, length: int, num_blocks: int, block_size: int
 ) -> None:
     config = config_of(max_num_seqs=rows, max_num_batched_tokens=tokens, block_size=block_size)
@@ -103,16 +105,16 @@ def test_made_up_steps_stay_within_all_limits(
     # Every way of multiplying by few bits that some step may take.
     most = min(tokens, min(rows, tokens) * length, max(WARM_ROWS))
     assert {plan.num_tokens for plan in for_gpu} >= {most, *(count for count in WARM_ROWS if count <= most)}
-    # Of an output layer of few bits: rows that draw, or tell of a prompt.
+    # Of an output layer of few bits: rows that draw, or report a prompt.
     heads = {plan.sample.rows.size for plan in for_gpu} | {plan.prompt_logprobs.token_ids.size for plan in for_gpu}
     assert heads >= {count for count in WARM_ROWS if count <= most}
 
 
 def test_a_second_token_needs_room_in_the_block() -> None:
     pool = BlockPool(4, 16)
-    assert next_step(make_step([Chunk(0, 15)], pool, Wish.GREEDY), pool).forward.starts.tolist() == [15]
+    assert next_step(make_step([Chunk(0, 15)], pool, SamplingKind.GREEDY), pool).forward.starts.tolist() == [15]
     with pytest.raises(AssertionError, match="begins a block"):
-        next_step(make_step([Chunk(0, 16)], pool, Wish.GREEDY), pool)
+        next_step(make_step([Chunk(0, 16)], pool, SamplingKind.GREEDY), pool)
 
 
 def runner_of(llama: CausalLM, config: EngineConfig, num_blocks: int) -> tuple[Runner, list[torch.Tensor]]:
@@ -234,9 +236,7 @@ def test_a_profile_counts_all_but_weights_and_cache() -> None:
 
 
 class Fellow(Collectives):
-    """One of two ranks; the other says the same at everything but the first question, which is
-    about the reserve.
-    """
+    """One of two ranks, whose peer answers alike but for the first question (the reserve)."""
 
     rank, world_size, device = 0, 2, torch.device("cpu")
 

@@ -1,5 +1,6 @@
-"""Which settings suit a model: the layer that does not, and a value that works, are named; what a
-card lacks is told.
+"""Which settings suit a model.
+
+The layer that does not, and a value that works, are named; what a card lacks is reported.
 """
 
 from __future__ import annotations
@@ -36,9 +37,18 @@ def shaped(hidden_size: int, intermediate_size: int) -> ModelConfig:
 @pytest.mark.parametrize(
     ("model", "group", "line"),
     [
-        (MODEL, 128, "quantize_group is 128, which does not divide the 704 inputs of model.layers.0.mlp.down_proj.weight; quantize_group 64 works"),
-        (shaped(96, 704), 64, "quantize_group is 64, which does not divide the 96 inputs of model.layers.0.self_attn.q_proj.weight; quantize_group 32 works"),
-        (shaped(256, 700), 32, "quantize_group is 32, which does not divide the 700 inputs of model.layers.0.mlp.down_proj.weight; quantize int8 and fp8 work"),
+        (MODEL, 128, (
+            "quantize_group is 128, which does not divide the 704 inputs of model.layers.0.mlp.down_proj.weight; "
+            "quantize_group 64 works"
+        )),
+        (shaped(96, 704), 64, (
+            "quantize_group is 64, which does not divide the 96 inputs of model.layers.0.self_attn.q_proj.weight; "
+            "quantize_group 32 works"
+        )),
+        (shaped(256, 700), 32, (
+            "quantize_group is 32, which does not divide the 700 inputs of model.layers.0.mlp.down_proj.weight; "
+            "quantize int8 and fp8 work"
+        )),
     ],
 )  # fmt: skip
 def test_the_layer_and_what_works_are_named(model: ModelConfig, group: int, line: str) -> None:
@@ -60,7 +70,7 @@ def test_the_value_that_is_said_to_work_works(group: int, hidden: int, inner: in
         assert all(unsuitable_quantization(config_of("int4", size), model) for size in QUANTIZE_GROUPS)
 
 
-def test_a_card_without_fp8_products_is_told_of() -> None:
+def test_a_card_without_fp8_products_is_reported() -> None:
     fp8, int8 = {QuantKind.FP8, QuantKind.INT4}, {QuantKind.INT8}
     line = without_products(fp8, "NVIDIA A100", (8, 0))
     assert line is not None and line.startswith("NVIDIA A100, compute capability 8.0, has no FP8 products")

@@ -1,5 +1,7 @@
-"""Warm-up's many steps go through representative layers alone, and yet nothing is launched later that they
-have not launched: by all that Triton, libraries and our rules tell launches apart by.
+"""Warm-up's many steps go through representative layers alone.
+
+Yet nothing is launched later that they have not launched: by all that Triton, libraries and our
+rules tell launches apart by.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ QWEN3 = {
 
 
 def of_config(**changes: Any) -> Callable[[pathlib.Path], str]:
-    """Writes a folder without weights, which are made up."""
+    """Writes a folder without weights; dummy ones take their place."""
 
     def write(path: pathlib.Path) -> str:
         (path / "config.json").write_text(json.dumps(CONFIG | changes))
@@ -159,8 +161,9 @@ def test_representative_layers_launch_all_that_whole_steps_launch(
 
 
 def test_what_sets_layers_apart_is_seen(case: str, records: dict[str, dict[str, Any]]) -> None:
-    """The first and the last layer are enough only where all between them are of one kind: what the
-    test above compares tells launches of other kinds apart.
+    """The first and the last layer are enough only where all between them are of one kind.
+
+    What the test above compares tells launches of other kinds apart.
     """
     missed = records["whole"]["launches"].keys() - records["ends"]["launches"].keys()
     assert bool(missed) == (len(CASES[case].places) > 3)

@@ -1,5 +1,6 @@
-"""Which captured shapes are kept: those that no larger one makes useless, by times of their own
-device.
+"""Which captured shapes are kept.
+
+Those that no larger one makes useless, by times of their own device.
 """
 
 from __future__ import annotations

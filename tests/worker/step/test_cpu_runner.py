@@ -1,5 +1,6 @@
-"""Plans driven by hand through a tiny Llama: what is computed never depends on how it was divided
-into steps.
+"""Plans driven by hand through a tiny Llama.
+
+What is computed never depends on how it was divided into steps.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def blocks_of(row: int, length: int = 128) -> list[int]:
 def generate(
     runner: CpuRunner, row: int, prompt: list[int], count: int, chunk: int = 1000, **parameters: object
 ) -> list[int]:
-    """One sequence by itself: the prompt in chunks, then token by token without telling the runner
-    what it drew.
+    """One sequence by itself.
+
+    The prompt in chunks, then token by token without reporting the runner what it drew.
     """
     tokens: list[int] = []
     for start in range(0, len(prompt), chunk):
@@ -81,7 +83,7 @@ def test_known_tokens_and_last_sampled_tokens_are_the_same_to_the_model(runner: 
 
 
 def test_known_tokens_before_an_unknown_one_in_one_entry(runner: CpuRunner) -> None:
-    """As after a preemption: recomputed tokens and the last sampled one in one chunk."""
+    """A preemption leaves recomputed tokens and the last sampled one in one chunk."""
     tokens = generate(runner, 0, PROMPT, 4)
     first = step([Entry(2, 0, PROMPT, (2,))], [admission(2)], {2: blocks_of(2)})
     assert execute(runner, first).tokens.tolist() == tokens[:1]

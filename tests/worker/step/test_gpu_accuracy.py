@@ -1,5 +1,6 @@
-"""Logits of the whole GPU path, teacher-forced: no further from fp32 than transformers' own logits
-in the same type.
+"""Logits of the whole GPU path, teacher-forced.
+
+No further from fp32 than transformers' own logits in the same type.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The GPU's way through a step: the same tokens as the CPU's, exact or padded, in the interpreter
-here and captured on a card.
+"""The GPU's way through a step.
+
+The same tokens as the CPU's, exact or padded, in the interpreter here and captured on a card.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.worker.driver import (
 )
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.parallel.collectives import Collectives, PendingSum, PieceRule
+from headrace_backend.parallel.collectives import Collectives, PendingAllReduce, PieceRule
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.placement import Shard
 from headrace_backend.worker.sampling.sampler import Sampler
@@ -84,8 +85,9 @@ def cpu_runner(model: CausalLM) -> CpuRunner:
 
 
 def mixed_plans() -> list[StepPlan]:
-    """Five prompts, the longest in two chunks, a fork with a copied block, a release, and tokens
-    the plan does not know.
+    """Five prompts, the longest in two chunks, a fork with a copied block, a release.
+
+    Tokens the plan does not know.
     """
     tables = {row: [row * 8 + i for i in range(8)] for row in range(5)}
     start = [Entry(row, 0, PROMPTS[row], (row,)) for row in range(4)] + [Entry(4, 0, PROMPTS[4][:20])]
@@ -118,7 +120,7 @@ def test_tokens_are_those_of_the_cpu(
 
 
 class LoneRank(Collectives):
-    """Of a rank that has nobody to add up with, and cuts its steps all the same."""
+    """Collectives of a rank that has no peers, and cuts its steps all the same."""
 
     rank, world_size, device = 0, 1, torch.device("cpu")
 
@@ -130,7 +132,7 @@ class LoneRank(Collectives):
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         return partial
 
-    def begin_all_reduce(self, partial: torch.Tensor) -> PendingSum:
+    def begin_all_reduce(self, partial: torch.Tensor) -> PendingAllReduce:
         self.begun_rows.append(len(partial))
         return super().begin_all_reduce(partial)
 
@@ -148,8 +150,10 @@ def test_steps_in_two_pieces_draw_the_same(
     expected: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Pieces of decodes alone, of prompts, and of both; rows that are cut in the middle of a prompt
-    and before its last token; padding that is all there is of a second piece.
+    """Pieces of decodes alone, of prompts, and of both.
+
+    Rows that are cut in the middle of a prompt and before its last token; padding that is all there
+    is of a second piece.
     """
     together = LoneRank(PieceRule(1, 1, multiple))
     monkeypatch.setattr(model, "shard", Shard(collectives=together))
@@ -197,7 +201,7 @@ def test_tokens_over_a_quantized_cache_are_those_of_the_cpu(
     assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
 
 
-def wishful_plans() -> list[StepPlan]:
+def plans_with_options() -> list[StepPlan]:
     """Rows that draw in every way the sampler knows, together and then plain ones alone."""
     history = {"prompt_ids": id_bytes(*PROMPTS[3]), "output_ids": id_bytes()}
     # The most likely token by its bias may not come twice in a row.
@@ -221,13 +225,13 @@ def wishful_plans() -> list[StepPlan]:
 
 
 @pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4, 8)], ids=["exact", "padded"])
-def test_rows_with_wishes_draw_as_on_the_cpu(
+def test_rows_with_options_draw_as_on_the_cpu(
     device: str, batch_sizes: tuple[int, ...], request: pytest.FixtureRequest
 ) -> None:
     names = ("shallow_llama",) * 2 if device == "cpu" else ("llama_on_gpu", "llama")
     model, twin = map(request.getfixturevalue, names)
     on_gpu, on_cpu = gpu_runner(model, device, batch_sizes), cpu_runner(twin)
-    for plan in wishful_plans():
+    for plan in plans_with_options():
         drawn, wanted = execute(on_gpu, plan), execute(on_cpu, plan)
         assert drawn.tokens.tolist() == wanted.tokens.tolist()
         assert drawn.ok.all()
@@ -237,8 +241,9 @@ def test_rows_with_wishes_draw_as_on_the_cpu(
 
 
 def test_bad_numbers_end_their_own_row_only(model: CausalLM, device: str) -> None:
-    """A cache block of NaN, as a broken copy would leave it: the row that reads it is not sound,
-    the others are.
+    """A cache block of NaN, as a broken copy would leave it.
+
+    The row that reads it is not finite, the others are.
     """
     runner = gpu_runner(model, device, (1, 2, 4, 8))
     tables = {row: [row * 8 + i for i in range(8)] for row in range(3)}
@@ -256,8 +261,9 @@ def test_bad_numbers_end_their_own_row_only(model: CausalLM, device: str) -> Non
 def test_chunks_report_whether_what_they_saw_is_finite(
     model: CausalLM, device: str, batch_sizes: tuple[int, ...]
 ) -> None:
-    """Two chunks in the middle of their prompts, alone and beside a row that draws; the second sees
-    a broken block.
+    """Two chunks in the middle of their prompts, alone and beside a row that draws.
+
+    The second sees a broken block.
     """
     runner = gpu_runner(model, device, batch_sizes)
     tables = {row: [row * 8 + i for i in range(8)] for row in range(3)}

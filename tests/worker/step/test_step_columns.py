@@ -1,4 +1,4 @@
-"""Columns of a step: what a plan says, and padding behind it, in every shape that holds the plan."""
+"""Columns of a step: a plan's, and padding behind it, in every shape that holds the plan."""
 
 from __future__ import annotations
 

@@ -151,16 +151,16 @@ def recovery(runner: Runner) -> Recovery:
 
 
 def penalized_plans(count: int) -> list[StepPlan]:
-    """As `plans_of_one_row`, of a row whose tokens are counted."""
-    wish = admission(0, repetition_penalty=1.5, prompt_ids=id_bytes(3, 4, 5))
-    first = step([Entry(0, 0, [3, 4, 5], (0,))], [wish], {0: [1, 2]}, step_id=1)
+    """Plans of one row (`plans_of_one_row`) whose tokens are counted."""
+    option = admission(0, repetition_penalty=1.5, prompt_ids=id_bytes(3, 4, 5))
+    first = step([Entry(0, 0, [3, 4, 5], (0,))], [option], {0: [1, 2]}, step_id=1)
     return [first, *(step([Entry(0, 2 + i, None, (0,), i)], step_id=1 + i) for i in range(1, count))]
 
 
 def failing(step_id: int) -> StepPlan:
     """A token that does not exist, in another row that is counted too."""
-    wish = admission(1, repetition_penalty=1.5, prompt_ids=id_bytes(7))
-    return step([Entry(1, 0, [10**6], (1,))], [wish], {1: [3]}, step_id=step_id)
+    option = admission(1, repetition_penalty=1.5, prompt_ids=id_bytes(7))
+    return step([Entry(1, 0, [10**6], (1,))], [option], {1: [3]}, step_id=step_id)
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])

@@ -2,7 +2,7 @@
 
 Owns the way through the output layer, a piece of bounded size at a time: the logits of all tokens
 of a long chunk at once would be gigabytes. The logits are the model's own, before bias, bans and
-penalties. Does not own which tokens are told of (the plan) nor where hidden states come from (the
+penalties. Does not own which tokens are reported (the plan) nor where hidden states come from (the
 runners).
 
     hidden states of the runs --pieces--> output layer -> token_logprobs -> columns of the result
@@ -45,8 +45,9 @@ class PromptLogprobs:
 
 
 def hidden_indices(plan: PromptLogprobPlan) -> Int64Column:
-    """Which of a step's hidden states tell of the plan's tokens, [num_tokens]; the plan has at
-    least one run.
+    """Indices of the step's hidden states that give the plan's prompt logprobs, [num_tokens].
+
+    The plan has at least one run.
     """
     return ranges(plan.first_indices, plan.counts)
 

@@ -55,7 +55,7 @@ class RowParameters:
         Args:
             num_rows: Rows that can be admitted; one more stays greedy, for padding.
             vocab_size: A top_k from here on keeps all tokens.
-            device: Where the matrix is read.
+            device: Device on which the matrix is read.
         """
         self._vocab_size = vocab_size
         self._device = device

@@ -10,7 +10,7 @@ runners) nor any decision about when an output ends.
            -> finish     notes and log probabilities, of rows that ask for them
 
 On a GPU nothing here waits for the device: what the host must know of a row, its traits, it knows
-since the row's admission. The draw in the middle is the same few kernels whatever its rows ask for,
+since the row's admission. The draw in the middle launches the same kernels whatever rows ask for,
 so that it can be captured in a graph, and no row takes the others' draw off it.
 """
 
@@ -49,12 +49,12 @@ class SampledLogprobs:
 
 @dataclasses.dataclass(slots=True)
 class SampledTokens:
-    """What a step drew, and what it tells of prompts, still on the device."""
+    """What a step drew, and its prompt logprobs, still on the device."""
 
-    # int64 [num_samples]; 0 where the row is not sound.
+    # int64 [num_samples]; 0 where the row is not finite.
     tokens: torch.Tensor
     # bool [num_samples]
-    sound: torch.Tensor
+    finite: torch.Tensor
     logprobs: SampledLogprobs | None
     prompts: PromptLogprobs | None = None
     # bool [num_checked] whether the hidden states that the plan has checked are finite; None: none.
@@ -64,7 +64,7 @@ class SampledTokens:
     def none(
         cls, prompts: PromptLogprobs | None, checked: torch.Tensor | None, device: torch.device
     ) -> SampledTokens | None:
-        """What a step gives that draws nothing; None if it has no prompts to tell of nor checks."""
+        """Result of a step without draws; None if it has neither prompt logprobs nor checks."""
         if prompts is None and checked is None:
             return None
         tokens = torch.empty(0, dtype=torch.int64, device=device)
@@ -73,7 +73,7 @@ class SampledTokens:
     def fill(self, result: StepResult) -> None:
         """Waits for the device and writes the columns of a result."""
         result.tokens = self.tokens.to(torch.int32).cpu().numpy()
-        result.ok = self.sound.to(torch.uint8).cpu().numpy()
+        result.ok = self.finite.to(torch.uint8).cpu().numpy()
         if self.logprobs is not None:
             _fill_logprobs(result, self.logprobs)
         if self.prompts is not None:
@@ -119,14 +119,14 @@ class Sampler:
         return not np.bitwise_or.reduce(self._parameters.traits[plan.rows])
 
     @staticmethod
-    def greedy(tokens: torch.Tensor, sound: torch.Tensor) -> SampledTokens:
+    def greedy(tokens: torch.Tensor, finite: torch.Tensor) -> SampledTokens:
         """What a greedy plan draws.
 
         Args:
             tokens: int64 [num_samples], the most likely ones; changed in place.
-            sound: bool [num_samples].
+            finite: bool [num_samples].
         """
-        return SampledTokens(tokens.masked_fill_(~sound, 0), sound, None)
+        return SampledTokens(tokens.masked_fill_(~finite, 0), finite, None)
 
     def draw_all(
         self, logits: torch.Tensor, rows: torch.Tensor, output_positions: torch.Tensor
@@ -141,7 +141,7 @@ class Sampler:
             output_positions: int32 [num_samples] on the device.
 
         Returns:
-            Tokens, int64 [num_samples], 0 where the row is not sound; soundness, bool
+            Tokens, int64 [num_samples], 0 where the row is not finite; whether it is finite, bool
             [num_samples].
         """
         return sample_rows(logits, rows, output_positions, self._parameters.matrix)
@@ -157,11 +157,11 @@ class Sampler:
         traits = self.change(plan, logits)
         if np.bitwise_or.reduce(traits) & Trait.RANDOM or uses_triton(logits):
             rows, positions = copy_to_device(np.stack((plan.rows, plan.output_positions)), self._device)
-            tokens, sound = self.draw_all(logits, rows, positions)
+            tokens, finite = self.draw_all(logits, rows, positions)
         else:
-            tokens, sound = choose_greedy(logits)
-            tokens.masked_fill_(~sound, 0)
-        return self.finish(plan, traits, logits, tokens, sound)
+            tokens, finite = choose_greedy(logits)
+            tokens.masked_fill_(~finite, 0)
+        return self.finish(plan, traits, logits, tokens, finite)
 
     def change(self, plan: SamplePlan, logits: torch.Tensor) -> UInt8Column:
         """Launches what changes the logits of rows that ask for it: bias, bans, penalties.
@@ -182,22 +182,22 @@ class Sampler:
         return traits
 
     def finish(
-        self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor, tokens: torch.Tensor, sound: torch.Tensor
+        self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor, tokens: torch.Tensor, finite: torch.Tensor
     ) -> SampledTokens:
         """Launches what follows a draw: notes for rows' next draws, log probabilities.
 
         Args:
-            plan: As for `change`.
+            plan: The step's sample plan, as `change` was given it.
             traits: What `change` gave.
-            logits: What was drawn from.
+            logits: Logits that the tokens were drawn from.
             tokens: int64 [num_samples], drawn.
-            sound: bool [num_samples].
+            finite: bool [num_samples].
         """
         present = int(np.bitwise_or.reduce(traits))
         if present & _CHANGED:
             self._note(plan, traits, tokens)
         logprobs = self._logprobs(plan, traits, logits, tokens) if present & Trait.LOGPROBS else None
-        return SampledTokens(tokens, sound, logprobs)
+        return SampledTokens(tokens, finite, logprobs)
 
     def _change(self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor) -> None:
         changed = np.flatnonzero(traits & Trait.CHANGED_LOGITS)
@@ -231,14 +231,14 @@ class Sampler:
 def _fill_logprobs(result: StepResult, logprobs: SampledLogprobs) -> None:
     """Writes the log probability columns.
 
-    A sample that is not sound has -inf, rank 0 and no top tokens; banned tokens are no top tokens.
+    A sample that is not finite has -inf, rank 0 and no top tokens; banned tokens are no top tokens.
     """
-    sound = result.ok[logprobs.samples].astype(bool)
+    finite = result.ok[logprobs.samples].astype(bool)
     top = logprobs.values.top.cpu().numpy()
-    reported = (np.arange(top.shape[1]) < logprobs.num_top[:, None]) & np.isfinite(top) & sound[:, None]
+    reported = (np.arange(top.shape[1]) < logprobs.num_top[:, None]) & np.isfinite(top) & finite[:, None]
     result.logprob_indices = logprobs.samples.astype(np.int32)
-    result.logprob_sampled = np.where(sound, logprobs.values.sampled.cpu().numpy(), -np.inf).astype(np.float32)
-    result.logprob_ranks = np.where(sound, logprobs.values.ranks.cpu().numpy(), 0).astype(np.int32)
+    result.logprob_sampled = np.where(finite, logprobs.values.sampled.cpu().numpy(), -np.inf).astype(np.float32)
+    result.logprob_ranks = np.where(finite, logprobs.values.ranks.cpu().numpy(), 0).astype(np.int32)
     result.logprob_counts = reported.sum(axis=1).astype(np.int32)
     result.top_token_ids = logprobs.values.top_ids.cpu().numpy()[reported].astype(np.int32)
     result.top_logprobs = top[reported].astype(np.float32)

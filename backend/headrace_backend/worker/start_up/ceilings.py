@@ -1,5 +1,4 @@
-"""What the device can do at most, measured before anything lies on it: bytes copied and products
-computed per second.
+"""Measures the device's highest rates before anything lies on it: bytes and products per second.
 
 Owns the two measurements and their bounds in time and memory: a GPU takes below 0.3 s, a CPU below
 0.2 s and 70 MiB. Steps are shown as shares of these. They are a start-up's quick look:
@@ -29,7 +28,7 @@ _CPU_MIN_REPEATS, _CPU_MAX_REPEATS = 2, 10
 
 
 class Rates(NamedTuple):
-    """Of one device; 0: not measured."""
+    """Highest rates of one device; 0: not measured."""
 
     # Read and written.
     copy_bytes_per_s: float
@@ -40,8 +39,8 @@ def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
     """Measures, and gives all memory back.
 
     Args:
-        device: With nothing of ours on it yet.
-        dtype: Of the products.
+        device: Device with nothing of ours on it yet.
+        dtype: Type of the products.
     """
     seconds = _gpu_seconds if device.type == "cuda" else _cpu_seconds
     try:

@@ -1,7 +1,10 @@
-"""Where and how the worker computes: device, data type, threads.
+"""Chooses where and how the worker computes: device, data type, threads.
 
 Owns the meaning of "auto" in the configuration, and one clear line where a GPU is not what was
-asked for: refused if a GPU was asked for by name, told and passed over for the CPU if not.
+asked for: refused if a GPU was asked for by name, reported and passed over for the CPU if not.
+
+Owns the meaning of "auto" in the configuration, and one clear line where a GPU is not what was
+asked for: refused if a GPU was asked for by name, reported and passed over for the CPU if not.
 """
 
 from __future__ import annotations
@@ -96,8 +99,7 @@ def choose_device(name: str) -> tuple[torch.device, str | None]:
 
 
 def choose_rank_device(config: EngineConfig, model: ModelConfig, rank: int) -> tuple[torch.device, str | None]:
-    """As `choose_device`, of one of several ranks: the cards from the configured one on, one each;
-    a CPU is shared.
+    """Chooses a rank's device: the cards from the configured one on, one each; a CPU is shared.
 
     Raises:
         StartRefused: As there; or there are fewer cards than ranks.
@@ -111,8 +113,9 @@ def choose_rank_device(config: EngineConfig, model: ModelConfig, rank: int) -> t
 
 
 def too_few_cards(first: int, config: EngineConfig, model: ModelConfig, count: int) -> str | None:
-    """Why there can't be `config.tp` ranks from a card on, if there are `count` cards, with the
-    numbers that work; None if there can.
+    """Says why `config.tp` ranks can't run on cards from `first` on, and which numbers can.
+
+    None if they can; there are `count` cards.
     """
     if first + config.tp <= count:
         return None
@@ -153,7 +156,10 @@ def explain(facts: NoCuda) -> str:
     if not facts.driver:
         return "this machine has no NVIDIA driver"
     if "too old" in facts.error:
-        return f"the NVIDIA driver {facts.driver} is too old for the installed torch, which is built for CUDA {facts.built_for}"
+        return (
+            f"the NVIDIA driver {facts.driver} is too old for the installed torch, which is built for CUDA "
+            f"{facts.built_for}"
+        )
     first_line = facts.error.strip().partition("\n")[0].rstrip(".")
     return f"the NVIDIA driver {facts.driver} shows no GPU to torch" + (f" ({first_line})" if first_line else "")
 
@@ -171,7 +177,10 @@ def unmeasured(card: Card) -> str | None:
     if any(name in card.name for name in _MEASURED_CARDS):
         return None
     major, minor = card.capability
-    return f"not measured on this card: {card.name}, compute capability {major}.{minor}; launch rules are those of {', '.join(_MEASURED_CARDS)}, results are the same"
+    return (
+        f"not measured on this card: {card.name}, compute capability {major}.{minor}; launch rules are those of "
+        f"{', '.join(_MEASURED_CARDS)}, results are the same"
+    )
 
 
 def _card(device: torch.device) -> Card:
@@ -200,7 +209,7 @@ def prepare_torch(device: torch.device, num_threads: int, num_ranks: int) -> Non
     """Sets threads for good. To be called once, before anything is computed.
 
     Args:
-        device: Where the worker computes.
+        device: Device on which the worker computes.
         num_threads: CPU threads; 0: this rank's share of all cores but one.
         num_ranks: Ranks that share the machine.
     """

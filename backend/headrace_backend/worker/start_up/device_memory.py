@@ -1,5 +1,4 @@
-"""What of a card's memory is free, held and needed: the questions that planning asks, and CUDA's
-answers.
+"""Answers what of a card's memory is free, held and needed, by asking CUDA.
 
 Owns the calls into torch's allocator. *Reserved* is what torch has taken from the card, for tensors
 or to keep; the *peak* is the most it had reserved since `reset_peak`.
@@ -45,31 +44,31 @@ class CudaMemory:
         self._device = device
 
     def total(self) -> int:
-        """See DeviceMemory."""
+        """Implements `DeviceMemory.total`."""
         return torch.cuda.mem_get_info(self._device)[1]
 
     def free(self) -> int:
-        """See DeviceMemory."""
+        """Implements `DeviceMemory.free`."""
         return torch.cuda.mem_get_info(self._device)[0]
 
     def allocated(self) -> int:
-        """See DeviceMemory."""
+        """Implements `DeviceMemory.allocated`."""
         return torch.cuda.memory_allocated(self._device)
 
     def reserved(self) -> int:
-        """See DeviceMemory."""
+        """Implements `DeviceMemory.reserved`."""
         return torch.cuda.memory_reserved(self._device)
 
     def peak_reserved(self) -> int:
-        """See DeviceMemory."""
+        """Implements `DeviceMemory.peak_reserved`."""
         return torch.cuda.max_memory_reserved(self._device)
 
     def reset_peak(self) -> None:
-        """See DeviceMemory."""
+        """Implements `DeviceMemory.reset_peak`."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def release(self) -> None:
-        """See DeviceMemory."""
+        """Implements `DeviceMemory.release`."""
         gc.collect()
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()

@@ -95,7 +95,7 @@ def make_runner(
 
     Args:
         model: The model.
-        sizes: Of its steps.
+        sizes: Sizes of the model's steps.
         kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
         long_sizes: Tokens of steps with prompts to capture beside those that always are.
     """
@@ -114,9 +114,7 @@ def make_runner(
 
 
 def agreed_plan(plan: MemoryPlan, place: RankPlace) -> MemoryPlan:
-    """The plan with the number of blocks that every rank has room for, so that all do the same with
-    them.
-    """
+    """The plan with the number of blocks that every rank has room for, so that all agree."""
     num_blocks = agreed_least(place.collectives, plan.num_blocks)
     return msgspec.structs.replace(plan, num_blocks=num_blocks, kv_cache_bytes=num_blocks * plan.kv_block_bytes)
 
@@ -138,8 +136,7 @@ def ready_runner(
 def fitted_runner(
     model: LoadedModel, estimate: ModelMemory, room: Room, memory: DeviceMemory, channel: Channel, timer: Phases
 ) -> tuple[Runner, MemoryPlan]:
-    """A runner whose cache takes what weights, measured activations and graphs leave; and the final
-    plan.
+    """Returns a runner whose cache takes what weights, steps and graphs leave, and its plan.
 
     Raises:
         DoesNotFit: What was measured leaves too little.
@@ -169,8 +166,10 @@ def fitted_runner(
 def _with_room(
     model: LoadedModel, memory: ModelMemory, long_sizes: tuple[int, ...], room: Room
 ) -> tuple[ModelMemory, tuple[int, ...]]:
-    """What is needed with graphs of the long steps, and these; without them where any rank has no
-    room for them, as nobody should be refused for what only makes steps shorter.
+    """Returns the memory needed with graphs of the long steps, and the long sizes that have room.
+
+    Where any rank has no room for them there are none: nobody should be refused for what only makes
+    steps shorter.
     """
     larger = with_long_graphs(memory, model.sizes, long_sizes)
     if long_sizes and not agreed_least(model.place.collectives, _fits(model, larger, room)):

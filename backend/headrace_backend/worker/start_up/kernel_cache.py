@@ -1,5 +1,4 @@
-"""The folder in which compiled GPU kernels outlive the process, so that only the first start
-compiles.
+"""The folder in which compiled GPU kernels outlive the process: only the first start compiles.
 
 Owns where it is and whether it can be trusted: what lies there is loaded and run, so that it must
 be ours alone. Triton keys its files by source, types, card and version; nothing here knows what is
@@ -31,8 +30,7 @@ def default_folder(environment: Mapping[str, str]) -> pathlib.Path:
 
 
 def use_kernel_cache(configured: pathlib.Path | None) -> str | None:
-    """Has Triton keep its kernels there; a folder that can't be used gives way to one that lasts as
-    long as the process.
+    """Has Triton keep its kernels in the configured folder, else in one of this process.
 
     Args:
         configured: The setting. None: what the environment says already, or `default_folder`.

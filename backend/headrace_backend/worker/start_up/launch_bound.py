@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Wish, make_step, prompts, release_step
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool, SamplingKind, make_step, prompts, release_step
 from headrace_backend.worker.step.runner import Runner
 
 # The host's part of a step's time from which on it is captured: of one rank, and of several.
@@ -27,8 +27,9 @@ _ROUNDS = 2
 
 
 def tried_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Of ascending sizes those that are measured: the first, then each that is more than a third
-    larger than the one before, and the last.
+    """Returns which of the ascending sizes are measured.
+
+    These are the first, each that is more than a third larger than the one before, and the last.
     """
     tried: list[int] = []
     for size in sizes:
@@ -38,8 +39,9 @@ def tried_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def launch_bound_sizes(sizes: Sequence[int], world_size: int, share_of: Callable[[int], float]) -> tuple[int, ...]:
-    """Those of the sizes to capture: from the first on without a gap, as a step is padded to the
-    next of them.
+    """Returns the sizes to capture, from the first on without a gap.
+
+    A step is padded to the next of them.
 
     Args:
         sizes: Tokens of steps, ascending.
@@ -60,12 +62,12 @@ def host_share(runner: Runner, num_tokens: int, max_model_len: int, pool: BlockP
 
     Args:
         runner: Launches it kernel by kernel.
-        num_tokens: Of prompts, as few as hold so many.
+        num_tokens: Tokens of the step's prompts, which are as few as hold so many.
         max_model_len: Longest sequence, in tokens.
         pool: Blocks to write to.
-        wait: For the device.
+        wait: Waits for the device.
     """
-    plan = make_step(prompts(num_tokens, max_model_len), pool, Wish.GREEDY)
+    plan = make_step(prompts(num_tokens, max_model_len), pool, SamplingKind.GREEDY)
     launched, done = [], []
     for _ in range(_ROUNDS):
         wait()

@@ -1,5 +1,4 @@
-"""How the device's memory is divided between weights, graphs, activations and cache, and when that
-can't work.
+"""Divides the device's memory between weights, graphs, activations and cache, or refuses.
 
 Owns the arithmetic: pure functions on numbers, and `free_memory_bytes`, where a number comes from.
 It is done twice on a GPU: with estimates before anything is allocated, so that what can't work is
@@ -67,7 +66,7 @@ class Room(NamedTuple):
 
     @property
     def free_share(self) -> int:
-        """Of what nobody uses, this worker's."""
+        """This worker's share of the memory that nobody uses, in bytes."""
         return self.free_bytes // self.sharers
 
     @property
@@ -108,8 +107,9 @@ class ModelMemory:
 def model_memory(
     model: ModelDescription, sizes: WorkerSizes, weights: WeightMemory, dtype: torch.dtype, on_gpu: bool = False
 ) -> ModelMemory:
-    """Estimates: weights, a step's activations at the token budget, graphs, and one block of the
-    cache over all layers.
+    """Estimates weights, graphs, one block of the cache over all layers, and a step's activations.
+
+    The activations are those of a step at the token budget.
     """
     size = dtype.itemsize
     # The largest of any layer: layers follow each other in the same memory.
@@ -134,8 +134,10 @@ def model_memory(
 
 
 def _gathered_bytes(world_size: int, size: int) -> int:
-    """Of each number that ranks on a CPU add up: everybody's, and in fp32 the sum, the sum before
-    and, of shorter types, a summand.
+    """Bytes that ranks on a CPU take for each number that they all-reduce.
+
+    That is everybody's number, and in fp32 the sum, the sum before and, of shorter types, a
+    summand.
     """
     return world_size * size + (8 if size == 4 else 12)
 
@@ -153,8 +155,7 @@ def _graphs_estimate(sizes: WorkerSizes, bytes_per_token: int) -> int:
 
 
 def with_long_graphs(memory: ModelMemory, sizes: WorkerSizes, long_sizes: Sequence[int]) -> ModelMemory:
-    """The estimate where steps of so many tokens, ascending, are captured beside those that always
-    are.
+    """The estimate where steps of so many tokens, ascending, are captured beside the usual ones.
 
     What is drawn from them is no more.
     """
@@ -167,8 +168,9 @@ def with_long_graphs(memory: ModelMemory, sizes: WorkerSizes, long_sizes: Sequen
 
 
 def measured_memory(estimate: ModelMemory, profile: Profile, room: Room) -> ModelMemory:
-    """The same with what was measured; graphs are still an estimate, since they are captured over
-    the cache that this is to size.
+    """The estimate with measured values in it.
+
+    Graphs are still an estimate, since they are captured over the cache that this is to size.
     """
     other = max(room.free_bytes - profile.free - profile.weights, 0)
     return dataclasses.replace(
@@ -184,8 +186,8 @@ def plan_memory(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> MemoryPl
     """Divides the memory.
 
     Args:
-        sizes: Of the cache above all: it holds at least one sequence of `max_model_len`, unless its
-            size is configured.
+        sizes: Sizes above all of the cache, which holds at least one sequence of `max_model_len`
+            unless its size is configured.
         memory: What the model needs.
         room: What there is.
 

@@ -1,6 +1,7 @@
-"""What a model would take on GPUs that need not be here: `python -m
-headrace_backend.worker.start_up.plan_sizes` reads one question as JSON from its standard input and prints
-the answer.
+"""Answers what a model would take on GPUs that need not be here.
+
+`python -m headrace_backend.worker.start_up.plan_sizes` reads one question as JSON from its standard
+input and prints the answer.
 
 Owns nothing of the arithmetic: weights are those of a model that is made without memory, the rest
 is `memory_plan`'s estimate, as a worker would make it before it allocates. Imports torch, needs no
@@ -117,7 +118,10 @@ def _sizes(config: EngineConfig, model: ModelConfig, gpu_bytes: int) -> Sizes:
 
 
 def _matrix_numbers(model: ModelDescription) -> int:
-    """Of all matrices but the embedding, the output layer's among them even where it is tied."""
+    """Number of weights of all matrices but the embedding.
+
+    The output layer's count even where it is tied.
+    """
     return sum(linear.outputs * linear.inputs for linear in model.linears) + model.vocab_size * model.hidden_size
 
 

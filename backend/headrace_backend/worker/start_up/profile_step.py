@@ -1,5 +1,4 @@
-"""The largest steps there can be, run once with the real weights, to see how much memory a step
-needs.
+"""Runs the largest steps there can be with the real weights, to see how much memory a step needs.
 
 Owns which steps those are and the arithmetic on the allocator's answers. The steps go through the
 same runner as any others, over a cache of a few blocks; runner and cache are dropped afterwards.
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.start_up.device_memory import DeviceMemory
 from headrace_backend.worker.start_up.sizes import WorkerSizes
-from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, Wish, make_step, release_step
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, SamplingKind, make_step, release_step
 from headrace_backend.worker.step.runner import Runner, run_steps
 
 # Blocks of the cache that the profile runs with.
@@ -35,16 +34,18 @@ class Profile:
 
 
 def largest_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
-    """Steps that no planned step exceeds: the whole token budget over all rows with every wish, and
-    the whole budget at the end of the longest context.
+    """Yields steps that no planned step exceeds.
+
+    One has the whole token budget over all rows with every sampling option, the other the whole
+    budget at the end of the longest context.
     """
     budget, num_rows, longest = sizes.max_num_batched_tokens, sizes.max_rows, sizes.max_model_len
     share, rest = divmod(budget, num_rows)
     counts = [min(share + (row < rest), longest) for row in range(num_rows)]
-    yield make_step([Chunk(0, count) for count in counts], pool, Wish.EVERYTHING)
+    yield make_step([Chunk(0, count) for count in counts], pool, SamplingKind.EVERYTHING)
     yield release_step(num_rows)
     count = min(budget, longest)
-    yield make_step([Chunk(longest - count, count)], pool, Wish.RANDOM)
+    yield make_step([Chunk(longest - count, count)], pool, SamplingKind.RANDOM)
     yield release_step(1)
 
 
@@ -58,10 +59,10 @@ def measure_steps(
     """Runs the plans with a runner of their own and says what they took.
 
     Args:
-        memory: Of the device that the weights, and nothing else of ours, lie on.
+        memory: Memory of the device that the weights, and nothing else of ours, lie on.
         make_runner: Makes the runner and its cache; gives it with the cache's bytes.
         plans: The steps.
-        on_step: As for `runner.run_steps`.
+        on_step: Called after each step, as `runner.run_steps` does.
         look: Called with the runner before it is dropped; may run steps that are no larger.
     """
     memory.release()

@@ -1,5 +1,4 @@
-"""What a worker asks and tells of quantized weights: whether the settings suit model and device,
-and how it went.
+"""What a worker asks and reports of quantized weights: whether settings suit, and how it went.
 
 Owns the notice where a device has no products of the chosen kind. How weights are quantized is
 `quantization`'s and `weights`' business.
@@ -58,17 +57,21 @@ def folder_kinds(folder: ModelFolder) -> set[QuantKind]:
 
 
 def without_products(kinds: Collection[QuantKind | BlockKind], card: str, capability: tuple[int, int]) -> str | None:
-    """One line where a card can't multiply by numbers of these kinds themselves; None where it can,
-    or no card does.
+    """One line where a card can't multiply by numbers of these kinds themselves.
+
+    None where it can, or no card does.
     """
     if QuantKind.FP8 not in kinds or capability >= _OLDEST_FP8_CAPABILITY:
         return None
     major, minor = capability
-    return f"{card}, compute capability {major}.{minor}, has no FP8 products: weights stay in FP8 and are turned into the model's type for each product"
+    return (
+        f"{card}, compute capability {major}.{minor}, has no FP8 products: weights stay in FP8 and are turned into the "
+        "model's type for each product"
+    )
 
 
 def quantization_report(model: CausalLM) -> QuantizationReport | None:
-    """How the model was quantized, as it is told; None if it was not."""
+    """How the model was quantized, as it is reported; None if it was not."""
     layers, head = model.quantization, model.head_quantization
     if layers is None and head is None:
         return None

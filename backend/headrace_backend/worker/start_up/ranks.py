@@ -1,5 +1,4 @@
-"""A worker as a rank: its device, its share of the machine, its way into the group if there are
-several, its marks on the board.
+"""A worker as a rank: its device, share of the machine, way into the group, marks on the board.
 
 Owns what start-up does differently where there are several ranks, and what a worker reports of its
 progress.
@@ -55,7 +54,7 @@ def take_place(
     Args:
         num_ranks: Ranks that share the model.
         links: Which rank this is; None: the only one, and nobody looks at its progress.
-        device: Where it computes.
+        device: Device on which this rank computes.
         dtype: Activations' type.
         channel: Takes the progress of the waiting.
 
@@ -94,8 +93,9 @@ def device_kind(device: torch.device) -> str:
 
 
 class MarkedRunner:
-    """A runner that notes each step before it computes it, and when it has computed it (on a GPU:
-    launched it).
+    """A runner that marks each step on the board before and after it computes the step.
+
+    On a GPU the second mark follows the launch.
     """
 
     def __init__(self, runner: Runner, line: RankLine) -> None:
@@ -104,20 +104,20 @@ class MarkedRunner:
 
     @property
     def launched(self) -> Launched:
-        """See Runner."""
+        """Implements `Runner.launched`."""
         return self._runner.launched
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """See Runner."""
+        """Implements `Runner.forward`."""
         self._line.begin_step(plan.step_id)
         hidden = self._runner.forward(plan)
         self._line.make_progress()
         return hidden
 
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """See Runner."""
+        """Implements `Runner.sample`."""
         return self._runner.sample(plan, hidden)
 
     def reset(self) -> None:
-        """See Runner."""
+        """Implements `Runner.reset`."""
         self._runner.reset()

@@ -59,7 +59,7 @@ class WorkerSizes:
         )
 
     def with_steps(self, max_num_batched_tokens: int, max_num_seqs: int) -> Self:
-        """The same with steps of another size, whose graphs are the default ones if there were any."""
+        """The sizes with steps of another size, with the default graphs if there were any."""
         captures = bool(self.batch_graphs)
         return dataclasses.replace(
             self,

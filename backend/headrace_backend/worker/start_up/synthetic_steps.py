@@ -1,5 +1,4 @@
-"""Step plans that no request asked for: start-up runs them to measure memory and to have everything
-compiled.
+"""Synthetic steps: plans that start-up runs to measure memory and to have everything compiled.
 
 Owns their columns. Row i is entry i of a step. Rows share the few blocks there are: what they write
 and read there is nobody's, so that a context of any length needs no cache of that length.
@@ -32,14 +31,14 @@ _TOKEN = np.int32(0).tobytes()
 _MOST_LOGPROBS = 20
 
 
-class Wish(enum.Enum):
+class SamplingKind(enum.Enum):
     """What the rows of a step want of the sampler."""
 
     GREEDY = enum.auto()
     RANDOM = enum.auto()
     TRUNCATED = enum.auto()
     # The longest way: truncation, penalties, changed logits and log probabilities, those of as much
-    # of the prompts as a step can tell of too.
+    # of the prompts as a step can report too.
     EVERYTHING = enum.auto()
 
 
@@ -76,17 +75,21 @@ _EVERYTHING = RowAdmission(
     min_tokens=1,
     stop_token_ids=_TOKEN,
 )
-_ADMISSIONS = {Wish.GREEDY: GREEDY, Wish.RANDOM: _RANDOM, Wish.TRUNCATED: _TRUNCATED, Wish.EVERYTHING: _EVERYTHING}
+_ADMISSIONS = {
+    SamplingKind.GREEDY: GREEDY,
+    SamplingKind.RANDOM: _RANDOM,
+    SamplingKind.TRUNCATED: _TRUNCATED,
+    SamplingKind.EVERYTHING: _EVERYTHING,
+}
 
 
-def make_step(chunks: Sequence[Chunk], pool: BlockPool, wish: Wish, draws: bool = True) -> StepPlan:
-    """A step that takes a row per chunk, computes it as known tokens, and draws one token for each
-    row.
+def make_step(chunks: Sequence[Chunk], pool: BlockPool, sampling: SamplingKind, draws: bool = True) -> StepPlan:
+    """Makes a step with one row per chunk of known tokens, and draws one token for each row.
 
     Args:
         chunks: At most as many as there are rows.
         pool: Blocks to write to and to read from.
-        wish: Of all rows.
+        sampling: Kind of sampling that every row asks for.
         draws: False: nothing is drawn, and each row's last token checked, as in the middle of a
             long prompt.
     """
@@ -104,16 +107,16 @@ def make_step(chunks: Sequence[Chunk], pool: BlockPool, wish: Wish, draws: bool 
         table_counts=num_blocks,
         table_blocks=np.arange(int(num_blocks.sum()), dtype=np.int32) % pool.num_blocks,
     )
-    admissions = [msgspec.structs.replace(_ADMISSIONS[wish], row=row) for row in range(len(chunks))]
+    admissions = [msgspec.structs.replace(_ADMISSIONS[sampling], row=row) for row in range(len(chunks))]
     sample = _draws(rows, counts, output_position=0) if draws else SamplePlan()
     if not draws:
         forward.checked_indices = np.cumsum(counts, dtype=np.int32) - 1
-    prompt_logprobs = _told(counts) if wish is Wish.EVERYTHING else NO_PROMPT_LOGPROBS
+    prompt_logprobs = _prompt_logprobs(counts) if sampling is SamplingKind.EVERYTHING else NO_PROMPT_LOGPROBS
     return StepPlan(0, _NOTHING, admissions, forward, sample, prompt_logprobs)
 
 
 def prompts(num_tokens: int, max_model_len: int) -> list[Chunk]:
-    """Of as few rows as so many tokens fit into."""
+    """Chunks of `num_tokens` tokens in all, in as few rows as they fit into."""
     return [Chunk(0, min(max_model_len, num_tokens - first)) for first in range(0, num_tokens, max_model_len)]
 
 
@@ -143,18 +146,16 @@ def _column(values: Sequence[int]) -> Int32Column:
     return np.array(values, np.int32)
 
 
-def _told(counts: Int32Column) -> PromptLogprobPlan:
-    """Log probabilities of the tokens after the first ones of the step, which are as many as a step
-    may tell of.
-    """
+def _prompt_logprobs(counts: Int32Column) -> PromptLogprobPlan:
+    """Asks for log probabilities of as many of the step's prompt tokens as a step may report."""
     ends = np.minimum(np.cumsum(counts, dtype=np.int32), MAX_PROMPT_LOGPROBS)
-    told = np.diff(ends, prepend=np.int32(0))
-    told = told[told > 0]
+    counts_reported = np.diff(ends, prepend=np.int32(0))
+    counts_reported = counts_reported[counts_reported > 0]
     return PromptLogprobPlan(
-        first_indices=np.cumsum(told, dtype=np.int32) - told,
-        counts=told,
-        num_tops=np.full_like(told, _MOST_LOGPROBS),
-        token_ids=np.zeros(int(told.sum()), np.int32),
+        first_indices=np.cumsum(counts_reported, dtype=np.int32) - counts_reported,
+        counts=counts_reported,
+        num_tops=np.full_like(counts_reported, _MOST_LOGPROBS),
+        token_ids=np.zeros(int(counts_reported.sum()), np.int32),
     )
 
 

@@ -1,11 +1,11 @@
 """One pass through everything before the first request: libraries choose and compile on first use.
 
-Owns which made-up steps those are. On a CPU a short prompt and one more token. On a GPU every size
-of step at which another kernel, or another version of one, may be chosen, with every kind of draw,
-so that no request waits for a compiler. Those many steps go through representative layers alone: layers of
-one kind launch the same kernels, and each launch of a deep model's some hundred steps takes the
-host's time. A few whole steps follow, so that what sets layers apart after all is met before the
-first request. The blocks that they write are as new afterwards.
+Owns which synthetic steps those are. On a CPU a short prompt and one more token. On a GPU every
+size of step at which another kernel, or another version of one, may be chosen, with every kind of
+draw, so that no request waits for a compiler. Those many steps go through representative layers
+alone: layers of one kind launch the same kernels, and each launch of a deep model's some hundred
+steps takes the host's time. A few whole steps follow, so that what sets layers apart after all is
+met before the first request. The blocks that they write are as new afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.start_up.synthetic_steps import (
     BlockPool,
     Chunk,
-    Wish,
+    SamplingKind,
     copying_step,
     make_step,
     next_step,
@@ -55,12 +55,13 @@ def warm_up(
     sizes: WorkerSizes,
     progress: Progress,
 ) -> None:
-    """Runs the made-up steps, then empties what they wrote.
+    """Runs the synthetic steps, then empties what they wrote.
 
     Args:
         runner: Takes the steps.
         model: The runner's.
-        kv_caches: Of the runner: per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+        kv_caches: The runner's caches: per layer [num_blocks, 2, num_kv_heads, block_size,
+            head_dim].
         sizes: Bounds of the steps.
         progress: Called with (phase, done, total, unit).
     """
@@ -82,7 +83,7 @@ def warm_up(
 def short_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
     """A prompt that leaves one slot of its block, and the token that fills it."""
     length = min(pool.block_size - 1, max(sizes.max_model_len - 1, 1), sizes.max_num_batched_tokens)
-    prompt = make_step([Chunk(0, length)], pool, Wish.EVERYTHING)
+    prompt = make_step([Chunk(0, length)], pool, SamplingKind.EVERYTHING)
     yield prompt
     if sizes.max_model_len > 1:
         yield next_step(prompt, pool)
@@ -90,8 +91,9 @@ def short_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
 
 
 def probe_steps(sizes: WorkerSizes, num_blocks: int) -> list[StepPlan]:
-    """Steps that succeed on any worker that works: a prompt of a block with every wish, and a token
-    after it.
+    """Yields steps that succeed on any worker that works.
+
+    These are a prompt of a block with every sampling option, and a token after it.
 
     They leave no row taken.
     """
@@ -99,55 +101,64 @@ def probe_steps(sizes: WorkerSizes, num_blocks: int) -> list[StepPlan]:
 
 
 def gpu_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
-    """Steps of all classes: decodes by rows, chunks by tokens, chunks behind a context, both mixed;
-    and every kind of draw, for one row and for all.
+    """Yields steps of all classes, and every kind of draw for one row and for all.
+
+    The classes are decodes by rows, chunks by tokens, chunks behind a context, and both mixed.
     """
     yield from short_steps(sizes, pool)
     most_rows = sizes.max_rows
     for rows in _sizes(most_rows):
-        yield from _taken(_decodes(rows, sizes.max_model_len), pool, Wish.GREEDY)
+        yield from _taken(_decodes(rows, sizes.max_model_len), pool, SamplingKind.GREEDY)
     for count in _sizes(min(sizes.max_num_batched_tokens, sizes.max_model_len)):
-        yield from _taken([Chunk(0, count)], pool, Wish.RANDOM)
+        yield from _taken([Chunk(0, count)], pool, SamplingKind.RANDOM)
         if count > _LARGE_CHUNK_TOKENS:
             continue
-        yield from _taken([Chunk(min(sizes.max_model_len - count, _CHUNK_CONTEXT_TOKENS), count)], pool, Wish.RANDOM)
+        yield from _taken(
+            [Chunk(min(sizes.max_model_len - count, _CHUNK_CONTEXT_TOKENS), count)], pool, SamplingKind.RANDOM
+        )
         rows = min(most_rows - 1, sizes.max_num_batched_tokens - count)
-        yield from _taken([Chunk(0, count), *_decodes(rows, sizes.max_model_len)], pool, Wish.GREEDY)
-        yield make_step([Chunk(0, count)], pool, Wish.GREEDY, draws=False)
+        yield from _taken([Chunk(0, count), *_decodes(rows, sizes.max_model_len)], pool, SamplingKind.GREEDY)
+        yield make_step([Chunk(0, count)], pool, SamplingKind.GREEDY, draws=False)
         yield release_step(1)
     # Products know a step's tokens alone: short sequences make up those numbers together.
     for count in _sizes(min(sizes.max_num_batched_tokens, most_rows * sizes.max_model_len, max(WARM_ROWS))):
         if count > sizes.max_model_len:
-            yield from _taken(prompts(count, sizes.max_model_len), pool, Wish.GREEDY)
-    # An output layer of few bits knows how many rows tell of prompts, which may be more than ever
+            yield from _taken(prompts(count, sizes.max_model_len), pool, SamplingKind.GREEDY)
+    # An output layer of few bits knows how many rows report prompts, which may be more than ever
     # draw.
     for count in WARM_ROWS:
         if most_rows < count <= sizes.max_num_batched_tokens:
-            yield from _taken(prompts(count, sizes.max_model_len)[:most_rows], pool, Wish.EVERYTHING)
+            yield from _taken(prompts(count, sizes.max_model_len)[:most_rows], pool, SamplingKind.EVERYTHING)
     # Contexts are gathered for some of these, by the query heads of a group.
     for count in _GATHERED_CHUNKS:
         if count <= min(sizes.max_num_batched_tokens, sizes.max_model_len):
-            yield from _taken([Chunk(min(sizes.max_model_len - count, _DEEP_CONTEXT_TOKENS), count)], pool, Wish.RANDOM)
+            yield from _taken(
+                [Chunk(min(sizes.max_model_len - count, _DEEP_CONTEXT_TOKENS), count)], pool, SamplingKind.RANDOM
+            )
     share = min(sizes.max_num_batched_tokens // most_rows, sizes.max_model_len)
-    yield from _taken([Chunk(0, share)] * most_rows, pool, Wish.GREEDY)
+    yield from _taken([Chunk(0, share)] * most_rows, pool, SamplingKind.GREEDY)
     for rows in (1, most_rows):
-        for wish in Wish:
-            yield from _taken([Chunk(0, 1)] * rows, pool, wish)
+        for sampling in SamplingKind:
+            yield from _taken([Chunk(0, 1)] * rows, pool, sampling)
     if pool.num_blocks > 1:
         yield copying_step()
 
 
 def whole_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
-    """A few of them: one decode and as many as there may be, a short prompt, a chunk behind a
-    context, and one beside decodes.
+    """Yields a few steps that go through all layers.
+
+    They are one decode and as many as there may be, a short prompt, a chunk behind a context, and
+    one beside decodes.
     """
     yield from short_steps(sizes, pool)
     most_rows = sizes.max_rows
-    yield from _taken(_decodes(most_rows, sizes.max_model_len), pool, Wish.GREEDY)
+    yield from _taken(_decodes(most_rows, sizes.max_model_len), pool, SamplingKind.GREEDY)
     count = min(sizes.max_num_batched_tokens, sizes.max_model_len, max(WARM_ROWS))
-    yield from _taken([Chunk(min(sizes.max_model_len - count, _CHUNK_CONTEXT_TOKENS), count)], pool, Wish.RANDOM)
+    yield from _taken(
+        [Chunk(min(sizes.max_model_len - count, _CHUNK_CONTEXT_TOKENS), count)], pool, SamplingKind.RANDOM
+    )
     beside = min(count, sizes.max_num_batched_tokens - (most_rows - 1))
-    yield from _taken([Chunk(0, beside), *_decodes(most_rows - 1, sizes.max_model_len)], pool, Wish.GREEDY)
+    yield from _taken([Chunk(0, beside), *_decodes(most_rows - 1, sizes.max_model_len)], pool, SamplingKind.GREEDY)
 
 
 def _decodes(rows: int, max_model_len: int) -> list[Chunk]:
@@ -155,15 +166,17 @@ def _decodes(rows: int, max_model_len: int) -> list[Chunk]:
     return [Chunk(min(max_model_len - 1, _CONTEXT_TOKENS // rows), 1)] * rows if rows else []
 
 
-def _taken(chunks: list[Chunk], pool: BlockPool, wish: Wish) -> Iterator[StepPlan]:
+def _taken(chunks: list[Chunk], pool: BlockPool, sampling: SamplingKind) -> Iterator[StepPlan]:
     """A step, and the rows given back."""
-    yield make_step(chunks, pool, wish)
+    yield make_step(chunks, pool, sampling)
     yield release_step(len(chunks))
 
 
 def _sizes(most: int) -> list[int]:
-    """1 to 9, every power of two, small ones with the size after, those that products of few bits
-    ask for, and the largest: launch rules change at such sizes.
+    """Sizes up to `most` at which launch rules change.
+
+    These are 1 to 9, every power of two, small ones with the size after, those that products of few
+    bits ask for, and the largest.
     """
     powers = [2**power for power in range(4, 21)]
     sizes = {*range(1, 10), *WARM_ROWS, *powers, *(power + 1 for power in powers if power < _LARGE_CHUNK_TOKENS), most}

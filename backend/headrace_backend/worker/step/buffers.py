@@ -1,5 +1,6 @@
-"""The memory on the card that every step uses in turn, at addresses that never change, so that
-graphs can hold them.
+"""The memory on the card that every step uses in turn.
+
+Its addresses never change, so that graphs can hold them.
 
 Owns what a GPU keeps of each row between steps (`DeviceRows`: its block table and its last sampled
 token), the piece of columns and its upload, and what kernels make of it: token ids, positions,
@@ -108,12 +109,12 @@ class StepBuffers:
         """Allocates for the largest step.
 
         Args:
-            limits: Its sizes.
-            sizes: Of a layer's attention.
-            kv_cache: Of one layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]; its device
-                is everybody's.
-            dtype: Of queries and hidden states.
-            hidden_size: Of the model.
+            limits: Limits of a step.
+            sizes: Sizes of a layer's attention.
+            kv_cache: Cache of one layer, [num_blocks, 2, num_kv_heads, block_size, head_dim]; its
+                device is everybody's.
+            dtype: Type of queries and hidden states.
+            hidden_size: The model's hidden size.
             logit_sizes: Tokens of this rank's part of the vocabulary, and of all of it.
             gather_bytes: Most memory for contexts that are gathered before attention.
         """
@@ -147,8 +148,7 @@ class StepBuffers:
         return 0 if self._gather_scratch is None else self._gather_scratch.capacity
 
     def upload(self, plan: StepPlan, shape: StepShape, scratch_row: int, is_captured: bool) -> Gathers:
-        """Fills the columns of a shape that holds the plan and sends them, behind what has been
-        launched so far.
+        """Fills the columns of a shape that holds the plan, and sends them after earlier work.
 
         Returns:
             Contexts that are to be gathered by each part, for `inputs`.

@@ -1,9 +1,8 @@
-"""The columns of one step on a GPU: filled on the host from a plan, copied to the card in one
-piece, read there by kernels.
+"""The columns of one step on a GPU: filled on the host, copied in one piece, read by kernels.
 
 Owns the order of the columns in that piece and how a plan fills them, padding included. Does not
-own what lives longer than a step (`buffers`). All of it is numpy over the whole batch, never a
-loop over rows. Token ids that the plan does not know are -1: a kernel looks them up where the step
+own what lives longer than a step (`buffers`). All of it is numpy over the whole batch, never a loop
+over rows. Token ids that the plan does not know are -1: a kernel looks them up where the step
 before left them.
 """
 
@@ -31,9 +30,7 @@ Column = TypeVar("Column", Int32Column, torch.Tensor)
 
 @dataclasses.dataclass(slots=True)
 class AttentionColumns(Generic[Column]):
-    """What attention reads of a step, or of a piece of one: its entries, and the work that they are
-    divided into.
-    """
+    """What attention reads of a step or a piece of one: entries, and how work is divided."""
 
     # [num_entries] the row of each entry.
     rows: Column
@@ -49,8 +46,9 @@ class AttentionColumns(Generic[Column]):
 
 @dataclasses.dataclass(slots=True)
 class StepColumns(Generic[Column]):
-    """One step's columns, int32, on the host (numpy) or on the card (tensors): the same fields at
-    the same places.
+    """One step's columns, int32, as numpy arrays on the host or as tensors on the card.
+
+    Both have the same fields at the same places.
     """
 
     # [num_tokens] -1: the row's last sampled token.
@@ -111,7 +109,7 @@ def fill_columns(
     """Writes a plan into the columns of a shape that holds it.
 
     Args:
-        columns: Where to.
+        columns: Columns that are written.
         plan: A plan with at least one row.
         shape: Sizes of the columns.
         sizes: What attention's work is divided by.

@@ -65,8 +65,9 @@ class CpuBatch:
             self._block_tables.reshape(-1)[places] = plan.table_blocks
 
     def build(self, plan: ForwardPlan, first_piece: int | None = None) -> ModelInput:
-        """The inputs of a plan with at least one row; of the step in two pieces, if the first is to
-        have so many tokens.
+        """Makes the inputs of a plan with at least one row, in two pieces given `first_piece`.
+
+        The first piece then has so many tokens.
         """
         ends = np.cumsum(plan.counts, dtype=np.int64)
         return ModelInput(
@@ -155,7 +156,7 @@ class CpuRunner:
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """See Runner."""
+        """Implements `Runner.sample`."""
         sampled_from, checked, telling = split_hidden(plan, hidden)
         prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
         finite = finite_rows(checked) if len(checked) else None
@@ -174,7 +175,7 @@ class CpuRunner:
         self._sampler.release_all()
 
     def _draw(self, plan: SamplePlan, hidden: torch.Tensor) -> SampledTokens:
-        """Rows that want nothing but their most likely token need no logits beyond this rank's own."""
+        """Rows that want only their most likely token need no logits beyond this rank's own."""
         if self._sampler.is_greedy(plan):
             return self._sampler.greedy(*self._model.most_likely(hidden))
         return self._sampler.sample(plan, self._model.logits(hidden))

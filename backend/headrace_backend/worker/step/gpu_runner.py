@@ -2,7 +2,7 @@
 
 Owns the order inside a step, and whether it is replayed or launched kernel by kernel. A step that
 fits a captured shape is padded to it and replayed as two graphs, the forward pass and the draw; any
-other, one whose contexts are to be gathered, and one that tells of prompts, is launched as it is.
+other, one whose contexts are to be gathered, and one with prompt logprobs, is launched as it is.
 Both run the same code (`_forward`, `_draw`) on the same buffers, so a graph is a recording and
 never a variant.
 
@@ -74,8 +74,8 @@ class GpuRunner:
             model: The model.
             sampler: Sampling parameters and the draw.
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
-            limits: Of a step.
-            sizes: Of a layer's attention.
+            limits: Limits of a step.
+            sizes: Sizes of a layer's attention.
             shapes: What `capture` captures, smallest first. It keeps those that no larger one makes
                 useless.
             agreed_times: Makes of this rank's times those by which all ranks decide, so that all
@@ -128,8 +128,8 @@ class GpuRunner:
             self.launched = NOTHING_LAUNCHED
             return self._buffers.hidden[:0]
         needed = StepShape.of(plan, self._sizes, self._buffers.gather_capacity)
-        tells_of_prompts = plan.prompt_logprobs.counts.size > 0
-        held = None if tells_of_prompts else smallest_holding(self._shapes, needed)
+        has_prompt_logprobs = plan.prompt_logprobs.counts.size > 0
+        held = None if has_prompt_logprobs else smallest_holding(self._shapes, needed)
         self._shape = shape = held or self._cut(needed, plan)
         self._is_padded = is_padded = held is not None
         self.launched = Launched(shape.num_tokens, is_padded and self._is_captured(_Piece.FORWARD, shape))
@@ -138,15 +138,15 @@ class GpuRunner:
             self._launch(_Piece.FORWARD, shape)
             return self._buffers.hidden[: needed.num_samples]
         # No graph keeps the hidden states that are not sampled.
-        hidden = self._forward(shape, wants_all=tells_of_prompts)
-        if not tells_of_prompts:
+        hidden = self._forward(shape, wants_all=has_prompt_logprobs)
+        if not has_prompt_logprobs:
             return self._buffers.hidden[: shape.num_samples]
         indices = indices_on_device(hidden_indices(plan.prompt_logprobs), self._device)
         return torch.cat((self._buffers.hidden[: shape.num_samples], hidden[indices]))
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """See Runner."""
+        """Implements `Runner.sample`."""
         sampled_from, checked, telling = split_hidden(plan, hidden)
         prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
         finite = finite_rows(checked) if len(checked) else None
@@ -166,8 +166,8 @@ class GpuRunner:
         self._model.gather_logits(self._buffers.logits_part[:num_samples], logits)
         traits = self._sampler.change(plan, logits)
         drawn = self._launch(_Piece.DRAW, shape) if self._is_padded else self._draw(shape, num_samples)
-        tokens, sound = (column[:num_samples] for column in drawn)
-        return self._sampler.finish(plan, traits, logits, tokens, sound)
+        tokens, finite = (column[:num_samples] for column in drawn)
+        return self._sampler.finish(plan, traits, logits, tokens, finite)
 
     def reset(self) -> None:
         """Gives back all rows.
@@ -178,8 +178,9 @@ class GpuRunner:
 
     @torch.inference_mode()
     def capture(self, progress: Progress) -> None:
-        """Captures all shapes, the largest first, so that the smaller ones find their memory in the
-        pool; then drops those that take no less time than a larger one.
+        """Captures all shapes, then drops each that takes no less time than a larger one.
+
+        The largest comes first, so that the smaller ones find their memory in the pool.
 
         Args:
             progress: Called with (phase, done, total, unit).
@@ -250,8 +251,9 @@ class GpuRunner:
         return hidden
 
     def _wanted(self, shape: StepShape) -> torch.Tensor | None:
-        """The sampled tokens, then the first one until they are a multiple of `_LAST_ROWS`; None:
-        they are so many that the last layer may as well compute all.
+        """Indices of sampled tokens, then the first one until they are a multiple of `_LAST_ROWS`.
+
+        None: they are so many that the last layer may as well compute all tokens.
         """
         num_rows = max(-(-shape.num_samples // _LAST_ROWS), 1) * _LAST_ROWS
         if 2 * num_rows > shape.num_tokens:
@@ -268,6 +270,6 @@ class GpuRunner:
         """Tokens int64 [num_samples] and whether the logits of each are finite."""
         columns = self._buffers.columns(shape)
         rows, positions = columns.sample_rows[:num_samples], columns.output_positions[:num_samples]
-        tokens, sound = self._sampler.draw_all(self._buffers.logits[:num_samples], rows, positions)
+        tokens, finite = self._sampler.draw_all(self._buffers.logits[:num_samples], rows, positions)
         store_last_tokens(self._rows.last_tokens, rows, tokens)
-        return tokens, sound
+        return tokens, finite

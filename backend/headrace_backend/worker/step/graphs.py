@@ -1,5 +1,4 @@
-"""CUDA graphs: a step's kernels launched by one call, for the shapes that were captured at
-start-up.
+"""CUDA graphs: one call launches a step's kernels, for the shapes captured at start-up.
 
 Owns capturing, timing and dropping, the memory pool that all graphs share, and the count of
 captures. Does not own what is captured (`gpu_runner`) nor which shapes (`shape`). All captures
@@ -76,8 +75,9 @@ def least_times_ms(launches: Mapping[Key, Callable[[], object]], clock: Clock) -
 
 
 class StepGraphs:
-    """Captured pieces of steps by key, each with what its function returned: tensors that a replay
-    fills again.
+    """Captured pieces of steps by key, each with what its function returned.
+
+    Tensors that a replay fills again.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,13 +1,14 @@
-"""Sampled tokens on their way from the card to the host while the next step is already launched, and
-when the step that drew them was really done.
+"""Sampled tokens on their way from the card to the host while the next step is already launched.
+
+When the step that drew them was really done.
 
 Owns the copies of one step and the event that says they have arrived: reading a tensor in the
 ordinary way would wait for everything launched since. Owns the reckoning of times, too
 (`FinishTimes`). While the loop launches a step, above all kernel by kernel, it cannot look whether
 the one before is done; counted from when that is noticed, the one before would seem longer and the
-one after it shorter than they are, and the engine would plan by it. The device's own clock tells the
-time between the ends of two steps; the host's clock is right whenever the loop was looking, and no
-step ended after it was noticed.
+one after it shorter than they are, and the engine would plan by it. The device's own clock tells
+the time between the ends of two steps; the host's clock is right whenever the loop was looking, and
+no step ended after it was noticed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class HostCopy:
             logprobs = sampled.logprobs
             self._sampled = SampledTokens(
                 tokens=_to_host(sampled.tokens),
-                sound=_to_host(sampled.sound),
+                finite=_to_host(sampled.finite),
                 logprobs=None if logprobs is None else _logprobs_to_host(logprobs),
                 prompts=None if sampled.prompts is None else _logprobs_to_host(sampled.prompts),
                 checked=None if sampled.checked is None else _to_host(sampled.checked),
@@ -60,8 +61,9 @@ class HostCopy:
             self._sampled.fill(result)
 
     def elapsed_ns_since(self, earlier: HostCopy) -> int | None:
-        """By the device's clock, from the end of an earlier step to the end of this one, both
-        there; None on a CPU.
+        """Nanoseconds of the device's clock from the end of `earlier` to the end of this step.
+
+        Both steps are done; None on a CPU.
         """
         if self._arrived is None or earlier._arrived is None:
             return None
@@ -85,7 +87,7 @@ _LONGEST_GAP_NS = 1_000_000_000
 
 
 class FinishTimes:
-    """Of one step after the other, in nanoseconds of CLOCK_MONOTONIC."""
+    """Times at which steps finished, one after the other, in nanoseconds of CLOCK_MONOTONIC."""
 
     def __init__(self) -> None:
         """No step yet."""

@@ -1,5 +1,6 @@
-"""The KV caches: one tensor per layer, allocated once, and the copies of whole blocks that a plan
-asks for.
+"""The KV caches: one tensor per layer, allocated once.
+
+The copies of whole blocks that a plan asks for.
 
 Owns how the memory is made and how blocks are copied before a forward pass. Does not own how many
 blocks there are (`memory_plan`) nor who holds which (the engine).
@@ -21,8 +22,9 @@ from headrace_kernels.attention.quantized_kv import KV_TYPES, num_bytes, tile_by
 def allocate_kv_caches(
     num_layers: int, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """One zeroed cache [num_blocks, 2, num_kv_heads, block_size, head_dim] per layer; of a type of
-    8 bits with its scales.
+    """One zeroed cache [num_blocks, 2, num_kv_heads, block_size, head_dim] per layer.
+
+    Of a type of 8 bits with its scales.
 
     Zeros, because attention multiplies what lies behind a row's end by 0, and 0 times a NaN is a
     NaN.
@@ -35,9 +37,7 @@ def allocate_kv_caches(
 
 
 def kv_type(kv_dtype: str, dtype: torch.dtype) -> torch.dtype:
-    """The type of a cache whose `kv_dtype` is configured so, of a model that is computed in
-    `dtype`.
-    """
+    """The type of the cache of a model that is computed in `dtype`, with `kv_dtype` configured."""
     return dtype if kv_dtype == "auto" else KV_TYPES[kv_dtype]
 
 
@@ -68,8 +68,9 @@ def copy_planned_blocks(plan: ForwardPlan, kv_caches: list[torch.Tensor]) -> Non
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that the kernel hands out page by page as they are touched. torch.zeros writes them
-    all: 4 to 14 s for 4 GiB.
+    """Zeros that the kernel hands out page by page as they are touched.
+
+    torch.zeros writes them all: 4 to 14 s for 4 GiB.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)

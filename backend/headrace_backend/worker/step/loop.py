@@ -70,7 +70,7 @@ class StepLoop:
 
         Args:
             runner: Computes steps.
-            channel: Where plans come from and results go.
+            channel: The worker's channel: plans come from it and results go to it.
             runs_ahead: Whether steps are computed elsewhere while this thread goes on (a GPU).
             count_late_work: Kernels compiled and graphs captured so far. What is added after this
                 call should not have happened; every result tells.
@@ -138,7 +138,7 @@ class StepLoop:
             launched_at_ns = time.monotonic_ns()
             samples = HostCopy(self._runner.sample(plan, hidden), hidden.device)
         except Exception as error:
-            # The steps before it are sound.
+            # The steps before it are whole.
             self._answer_done(wait=True)
             raise StepFailed(plan.step_id) from error
         self._launched.append(

@@ -1,5 +1,6 @@
-"""Whether a worker can go on after a step that raised: another one would have to load the model
-again.
+"""Whether a worker can go on after a step that raised.
+
+Another one would have to load the model again.
 
 Owns the judgement, and nothing of what it means for requests. A worker goes on if it is the only
 rank, memory was not what was short, and a small step of its own succeeds from an empty batch: so
@@ -36,9 +37,7 @@ class Recovery:
         self._probe = probe
 
     def succeeds_after(self, error: BaseException | None) -> bool:
-        """Whether the runner takes plans again, with an empty batch, after a step that raised
-        `error`.
-        """
+        """Whether the runner takes plans again, with an empty batch, after `error` ended a step."""
         if _lacked_memory(error):
             return False
         try:

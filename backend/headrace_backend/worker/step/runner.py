@@ -1,5 +1,4 @@
-"""What the rooms of the worker need of each other where a CPU's parts and a GPU's stand in for one
-another.
+"""Interfaces for which a CPU's parts and a GPU's stand in for one another.
 
 Owns the interfaces: a model, as runners call it, and a runner, as start-up and the step loop call
 it; and how plans that answer no request are run, one after the other.
@@ -34,16 +33,18 @@ class CausalModel(Protocol):
         metadata: StepMetadata | StepPieces,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden_size] of tokens int64 [num_tokens] at positions int64
-        [num_tokens]; of those alone whose indices are `wanted`.
+        """Computes hidden states [num_tokens, hidden_size], or only those with indices `wanted`.
+
+        Tokens and their positions are int64 [num_tokens].
         """
 
     def first_piece(self, num_tokens: int, is_captured: bool) -> int | None:
         """Tokens of the first of two pieces in which it takes a step; None: whole."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[num_samples, vocab_size] from [num_samples, hidden_size]: float32, on a GPU also the
-        model's type.
+        """[num_samples, vocab_size] from [num_samples, hidden_size].
+
+        float32, on a GPU also the model's type.
         """
 
     @property
@@ -51,8 +52,9 @@ class CausalModel(Protocol):
         """Tokens of this rank's part of the vocabulary, of which it computes logits itself."""
 
     def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
-        """Logits of this rank's part of the vocabulary: from [n, hidden_size], to [n, part_size]
-        fp32.
+        """Logits of this rank's part of the vocabulary.
+
+        From [n, hidden_size], to [n, part_size] fp32.
 
         Can be captured: it sends nothing to other ranks.
         """
@@ -64,9 +66,7 @@ class CausalModel(Protocol):
         """
 
     def most_likely(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the same logits the most likely tokens, int64 [num_samples], and whether rows are
-        sound, bool [num_samples].
-        """
+        """Returns the most likely tokens, int64 [n], and which rows are finite, bool [n]."""
 
 
 class Launched(NamedTuple):
@@ -82,23 +82,23 @@ NOTHING_LAUNCHED = Launched(0, False)
 
 
 class Runner(Protocol):
-    """Computes steps, strictly in the order in which they are given (`cpu_runner`, `gpu_runner`)."""
+    """Computes steps in the order in which they are given (`cpu_runner`, `gpu_runner`)."""
 
     @property
     def launched(self) -> Launched:
-        """Of the last `forward`."""
+        """How the last `forward` was launched."""
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Takes and gives back rows, then computes the plan's tokens.
 
         Returns:
-            Hidden states of the sampled tokens, of those that are checked and of those that tell of
+            Hidden states of the sampled tokens, of those that are checked and of those that report
             prompts, [num_samples + num_checked + num_prompt_tokens, hidden_size]; see
             `split_hidden`.
         """
 
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """Draws the plan's tokens from what `forward` returned, checks it, and tells of prompts.
+        """Draws the plan's tokens from what `forward` returned, checks it, and reports prompts.
 
         Returns:
             None if there is nothing of these to do.
@@ -128,7 +128,7 @@ class CapturesGraphs(Protocol):
 
 
 def split_hidden(plan: StepPlan, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The three parts of what `Runner.forward` gave: sampled, checked, telling of prompts."""
+    """The three parts of what `Runner.forward` gave: sampled, checked, reporting prompts."""
     num_samples, num_checked = plan.sample.rows.size, plan.forward.checked_indices.size
     return hidden.tensor_split((num_samples, num_samples + num_checked))
 

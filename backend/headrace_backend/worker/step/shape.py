@@ -1,8 +1,9 @@
-"""How many entries each column of a step has: exactly as many as its plan needs, or as many as a
-graph was captured for.
+"""How many entries each column of a step has.
 
-Owns the sizes, nothing else; the columns are `columns`. A plan *fits* a larger shape: what is
-left over is padding, for which nothing is computed that anybody reads.
+Exactly as many as its plan needs, or as many as a graph was captured for.
+
+Owns the sizes, nothing else; the columns are `columns`. A plan *fits* a larger shape: what is left
+over is padding, for which nothing is computed that anybody reads.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ class AttentionSizes:
 
     @classmethod
     def of(cls, num_heads: int, kv_cache: torch.Tensor, dtype: torch.dtype | None = None) -> Self:
-        """For a layer with `num_heads` query heads of a type over its cache [num_blocks, 2,
-        num_kv_heads, block_size, head_dim].
+        """Makes the sizes of a layer with `num_heads` query heads of a type over its cache.
+
+        The cache is [num_blocks, 2, num_kv_heads, block_size, head_dim].
 
         None: the cache's type, which must not be quantized then.
         """
@@ -91,7 +93,7 @@ class StepShape:
 
     @classmethod
     def of(cls, plan: StepPlan, sizes: AttentionSizes, gather_capacity: int = 0) -> Self:
-        """The sizes that a plan needs; `gather_capacity`: tokens of context that may be gathered."""
+        """The sizes that a plan needs; `gather_capacity`: context tokens that may be gathered."""
         entries = Entries.of(plan.forward)
         needed = cls._of_entries(entries, plan.wanted_indices.size, sizes)
         is_chunk = entries.counts > DECODE_QUERY_LEN
@@ -109,8 +111,9 @@ class StepShape:
 
     @classmethod
     def mixed(cls, num_tokens: int, max_rows: int, sizes: AttentionSizes, first_piece: int | None = None) -> Self:
-        """A step of up to `num_tokens` tokens of any rows; in two pieces, if the first is to have
-        so many tokens.
+        """A step of up to `num_tokens` tokens of any rows.
+
+        In two pieces, if the first is to have so many tokens.
         """
         rows = min(num_tokens, max_rows)
         num_tiles = max_prefill_tiles(num_tokens, rows, sizes.tile_tokens)
@@ -169,14 +172,15 @@ def captured_shapes(
     sizes: AttentionSizes,
     first_piece: Callable[[int], int | None] = lambda _: None,
 ) -> list[StepShape]:
-    """What graphs are captured for, smallest first: decode steps, and mixed steps too short to hide
-    the launches of their kernels.
+    """Shapes of the graphs to capture, smallest first: decode steps and short mixed steps.
+
+    The mixed steps are those too short to hide the launches of their kernels.
 
     Args:
         batch_sizes: Rows of decode steps.
         mixed_sizes: Tokens of mixed steps.
-        max_num_seqs: Of a step.
-        sizes: Of a layer's attention.
+        max_num_seqs: Most rows of a step.
+        sizes: Sizes of a layer's attention.
         first_piece: Tokens of the first of two pieces of a mixed step of so many; None: it is
             whole.
     """
@@ -186,8 +190,9 @@ def captured_shapes(
 
 
 def undominated(shapes: Sequence[StepShape], times_ms: Mapping[StepShape, float]) -> list[StepShape]:
-    """The shapes that a step should be padded to, in their order: without those that take no less
-    time than a larger one of their kind.
+    """The shapes that a step should be padded to, in their order.
+
+    Shapes that take no less time than a larger one of their kind are left out.
 
     Products are not always slower for more rows (cuBLAS takes 13.1 ms for those of 448 tokens of an
     8B model on an H200, and 9.7 for 512), so a step may be done sooner if it is padded further.
@@ -195,7 +200,7 @@ def undominated(shapes: Sequence[StepShape], times_ms: Mapping[StepShape, float]
     Args:
         shapes: With or without tiles, which are the two kinds: their attention takes different
             kernels.
-        times_ms: Of some of them, full of padding. The others are kept.
+        times_ms: Times of some shapes, full of padding, in milliseconds. The other shapes are kept.
     """
 
     def pays(shape: StepShape) -> bool:

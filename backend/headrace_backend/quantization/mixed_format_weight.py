@@ -1,5 +1,4 @@
-"""A weight whose projections are in different formats: each multiplies by itself, and the results
-are put side by side.
+"""A mixed-format weight: each projection multiplies by itself, and results are put side by side.
 
 Owns that and no arithmetic. It costs a launch per part, and nothing is fused.
 """
@@ -17,7 +16,7 @@ from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.swiglu import swiglu
 
 
-class PartedWeight(LinearWeight):
+class MixedFormatWeight(LinearWeight):
     """Outputs of several weights of the same inputs, in order."""
 
     def __init__(self, parts: Sequence[LinearWeight]) -> None:
@@ -28,7 +27,7 @@ class PartedWeight(LinearWeight):
         self._parts = tuple(parts)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """See LinearWeight."""
+        """Implements `LinearWeight.multiply`."""
         found, first = [], 0
         for part in self._parts:
             own = None if bias is None else bias[first : first + part.num_outputs]
@@ -37,27 +36,27 @@ class PartedWeight(LinearWeight):
         return torch.cat(found, dim=1)
 
     def after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
-        """See LinearWeight."""
+        """Implements `LinearWeight.after_norm`."""
         return self.multiply(rms_norm(x, norm_weight, eps), bias)
 
     def swiglu_after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
-        """See LinearWeight."""
+        """Implements `LinearWeight.swiglu_after_norm`."""
         return swiglu(self.after_norm(x, norm_weight, eps, bias))
 
     def add_to(self, residual: Tensor, x: Tensor, bias: Tensor | None) -> None:
-        """See LinearWeight."""
+        """Implements `LinearWeight.add_to`."""
         residual.add_(self.multiply(x, bias))
 
     def fuses(self, num_tokens: int) -> bool:
-        """See LinearWeight."""
+        """Implements `LinearWeight.fuses`."""
         return False
 
     def launch_kind(self) -> Hashable:
-        """See LinearWeight."""
+        """Implements `LinearWeight.launch_kind`."""
         return type(self), tuple(part.launch_kind() for part in self._parts)
 
     def destination(self, outputs: range) -> Destination:
-        """See LinearWeight. The outputs are those of one part."""
+        """Implements `LinearWeight.destination`. The outputs are those of one part."""
         first = 0
         for part in self._parts:
             if outputs == range(first, first + part.num_outputs):
@@ -66,10 +65,10 @@ class PartedWeight(LinearWeight):
         raise AssertionError(f"{outputs} are no part")
 
     def finish(self, layer: str) -> None:
-        """See LinearWeight."""
+        """Implements `LinearWeight.finish`."""
         for part in self._parts:
             part.finish(layer)
 
     def report(self) -> WeightReport:
-        """See LinearWeight."""
+        """Implements `LinearWeight.report`."""
         return total_report(self._parts)

@@ -1,5 +1,6 @@
-"""AWQ: inputs that carry large activations get finer numbers, by scaling them up in the weight and
-down in what makes them.
+"""AWQ: scales inputs with large activations up in the weight, so that they get finer numbers.
+
+What makes the inputs is scaled down.
 
 Source: Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and
 Acceleration", 2023, section 3. Scales are mean |x|^alpha, alpha on a grid from 0 (no scaling) to 1;
@@ -15,8 +16,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from headrace_quantize.numbers import NumberFormat, QuantizedMatrix, grouped, round_to_nearest
-from headrace_quantize.statistics import output_error
+from headrace_quantize.rounding.numbers import NumberFormat, QuantizedMatrix, grouped, round_to_nearest
+from headrace_quantize.rounding.statistics import output_error
 
 _ALPHAS = tuple(step / 20 for step in range(20))
 _SHRINKS = tuple(1 - step / 20 for step in range(10))
@@ -34,13 +35,14 @@ def search_scales(
     group: int | None,
     tie: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """[K] the scales of a product's inputs, all 1 where none lowers the error.
+    """Finds the scales [K] of a product's inputs, all 1 where none lowers the error.
 
     Args:
-        weights: Of the projections that share the inputs and will be rounded, [outputs, K] fp32.
-        sizes: [K] mean |x|.
-        gram: [K, K].
-        format: Numbers.
+        weights: Weights [outputs, K] fp32 of the projections that share the inputs and will be
+            rounded.
+        sizes: Mean |x| of each input, [K].
+        gram: Gram matrix of the inputs, [K, K].
+        format: Format of the numbers.
         group: Inputs that share a scale of numbers.
         tie: Makes scales equal for inputs that come from one place.
     """
@@ -63,13 +65,12 @@ def _scaled_error(weight: Tensor, scales: Tensor, gram: Tensor, format: NumberFo
 
 
 def round_within_ranges(weight: Tensor, gram: Tensor, format: NumberFormat, group: int | None) -> QuantizedMatrix:
-    """Rounds to nearest within the ranges that change the outputs least; weights beyond them are
-    cut.
+    """Rounds to nearest within the ranges that change the outputs least, and cuts weights beyond.
 
     Args:
-        weight: [outputs, K] fp32, scaled.
-        gram: [K, K] of the scaled inputs.
-        format: Numbers.
+        weight: Scaled weight, [outputs, K] fp32.
+        gram: Gram matrix of the scaled inputs, [K, K].
+        format: Format of the numbers.
         group: Inputs that share a scale; None: all.
     """
     return round_to_nearest(weight, format, group, _best_shrinks(weight, gram, format, group))

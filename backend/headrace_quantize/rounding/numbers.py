@@ -1,5 +1,4 @@
-"""Rounding to numbers of few bits, and back: what a scale and a zero point mean, alike for every
-method.
+"""Rounds to numbers of few bits and back: what scales and zero points mean for every method.
 
     value = scale x (number - zero)
 

@@ -1,5 +1,6 @@
-"""What is remembered of the inputs of a product: sums over all tokens of calibration, from which
-every method computes output errors without the tokens.
+"""Sums over all calibration tokens of a product's inputs, from which methods compute errors.
+
+No method needs the tokens themselves.
 
 For inputs X [tokens, K], a weight W and its approximation V, the squared error of the outputs is
 ||X (W - V)^T||^2 = trace((W - V) X^T X (W - V)^T).
@@ -16,7 +17,7 @@ from headrace_quantize.checks import QuantizeRefused
 
 
 class InputStatistics:
-    """Of one product's inputs. Sums are fp32, on the inputs' device."""
+    """Sums over one product's inputs, fp32 on the inputs' device."""
 
     def __init__(self, num_inputs: int, device: torch.device) -> None:
         # X^T X [K, K], half the Hessian of the squared error with respect to one output's weights.

@@ -1,5 +1,4 @@
-"""One rank of a check of sums that are begun and waited for later, as a process
-(`benchmarks.rank_processes`).
+"""One rank of a check of pending all-reduces, as a process (`benchmarks.rank_processes`).
 
 Between begin and wait other work is launched, and memory is taken, filled with NaN and given back:
 what reads a sum too early, or is given a piece's memory while it is added up, makes a number wrong.
@@ -27,13 +26,13 @@ _DELAY_SIZE = {"cuda": 4096, "cpu": 32}
 
 
 def numbers(shape: tuple[int, int], rank: int, turn: int, device: torch.device) -> torch.Tensor:
-    """Whole numbers, few enough that sums of all ranks' are exact in bf16."""
+    """Whole numbers, few enough that all-reduces are exact in bf16."""
     count = torch.arange(shape[0] * shape[1], device=device) % 7
     return (count + rank + turn).to(torch.bfloat16).view(shape)
 
 
 def expected(shape: tuple[int, int], world_size: int, turn: int, device: torch.device) -> torch.Tensor:
-    """Sum of all ranks' numbers."""
+    """Adds up all ranks' numbers."""
     parts = [numbers(shape, rank, turn, device).float() for rank in range(world_size)]
     return torch.stack(parts).sum(0).to(torch.bfloat16)
 
@@ -67,7 +66,7 @@ def count_wrong(collectives: Collectives, shape: tuple[int, int], wrong: torch.T
 
 
 def wrong_numbers(collectives: Collectives, shape: tuple[int, int]) -> int:
-    """Of all rounds; on a card also of those that are replayed from a graph."""
+    """Number of wrong values of all rounds; on a card also of rounds replayed from a graph."""
     wrong = torch.zeros((), dtype=torch.int64, device=collectives.device)
     if collectives.device.type == "cpu":
         count_wrong(collectives, shape, wrong)

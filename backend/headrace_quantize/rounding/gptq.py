@@ -1,5 +1,4 @@
-"""GPTQ: weights are rounded input by input, and what each rounding gets wrong is made up for by the
-weights of the inputs behind it.
+"""GPTQ rounds weights input by input, and later inputs' weights make up for each error.
 
 Source: Frantar, Ashkboos, Hoefler, Alistarh, "GPTQ: Accurate Post-Training Quantization for
 Generative Pre-trained Transformers", 2022, sections 3 and 4: the Cholesky form with lazy updates by
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headrace_quantize.checks import QuantizeRefused
-from headrace_quantize.numbers import NumberFormat, QuantizedMatrix, grouped
+from headrace_quantize.rounding.numbers import NumberFormat, QuantizedMatrix, grouped
 
 # Inputs whose errors are collected before the weights behind them are updated. A multiple of all
 # group sizes.
@@ -64,13 +63,13 @@ def quantize(
     """Rounds a projection.
 
     Args:
-        weight: [outputs, K] fp32, not changed.
-        gram: [K, K] of its inputs.
-        format: Numbers.
+        weight: Weight [outputs, K] fp32, not changed.
+        gram: Gram matrix [K, K] of the weight's inputs.
+        format: Format of the numbers.
         group: Inputs that share a scale; None: all.
-        damping: See `inverse_factor`.
+        damping: Share of the mean diagonal that `inverse_factor` adds to the diagonal.
         act_order: Inputs with the largest squares first.
-        name: For messages.
+        name: Name of the projection, for messages.
     """
     order = (
         gram.diagonal().argsort(descending=True, stable=True)
@@ -89,8 +88,9 @@ def quantize(
 
 
 def _round_block(block: Tensor, upper: Tensor, rounding: _Rounding, begin: int) -> Tensor:
-    """Rounds the inputs of a block, which is used up; returns their errors [outputs, inputs], each
-    over its diagonal entry.
+    """Rounds the inputs of a block, which is used up, and returns their errors [outputs, inputs].
+
+    Each error is divided by its diagonal entry.
     """
     errors = torch.empty_like(block)
     for place in range(block.shape[1]):
@@ -112,8 +112,9 @@ class _Rounding:
         self._is_whole_row = self._group == weight.shape[1]
 
     def round(self, place: int, left: Tensor) -> Tensor:
-        """Rounds the first of the inputs in `left` (those of the block from `place` on); returns
-        what is lost, [outputs].
+        """Rounds the first of the inputs in `left` and returns what is lost, [outputs].
+
+        `left` holds the inputs of the block from `place` on.
         """
         index = self._order[place]
         group = index // self._group
