@@ -76,9 +76,7 @@ _LITERAL_BYTES = 60
 
 
 def _kserve(out: pathlib.Path) -> None:
-    """Writes modules that hold their file's descriptor, and stubs by protoc under an import path of
-    ours.
-    """
+    """Writes modules that hold their file's descriptor, and stubs that import from our package."""
     package = out / "headrace_protos" / "inference"
     package.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
@@ -159,9 +157,7 @@ def _differences(fresh: pathlib.Path, committed: pathlib.Path, suffixes: tuple[s
 
 
 def main() -> None:
-    """Command line: no option regenerates, --check compares, --image FILE writes the descriptor
-    set.
-    """
+    """Regenerates the stubs; --check compares instead, --image FILE writes the descriptor set."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail if the committed stubs are not what protos/ gives")
     parser.add_argument("--image", type=pathlib.Path, help="write a descriptor set for buf instead")

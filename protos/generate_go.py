@@ -1,5 +1,4 @@
-"""Generates the Go stubs of the public API (headrace.v1) into the Go client's module, where this
-machine has Go.
+"""Generates the Go stubs of headrace.v1 into the Go client's module, where this machine has Go.
 
 Owns the versions of protoc's Go plugins and how they are had: `go install` into build/go-plugins,
 in a folder named after the versions, once. Does not own protoc itself, which generate.py runs for

@@ -1,5 +1,7 @@
-"""`python -m headrace_backend`: ties the process to its parent, has SIGUSR1 write the event loop's
-stack to stderr, then hands over to the server.
+"""Entry of the backend process: `python -m headrace_backend`.
+
+It ties the process to its parent, has SIGUSR1 write the event loop's stack to stderr, then hands
+over to the server.
 """
 
 from __future__ import annotations

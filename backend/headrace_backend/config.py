@@ -36,7 +36,7 @@ class _Frozen(pydantic.BaseModel):
 
 
 def _with_commas(sizes: Any) -> Any:
-    """Numbers as a TOML list has them, as text."""
+    """Writes numbers as a TOML list has them."""
     return ",".join(map(str, sizes)) if isinstance(sizes, (list, tuple)) else sizes
 
 
@@ -56,7 +56,10 @@ class EngineConfig(_Frozen):
         Field(
             ge=1,
             le=MAX_TP,
-            description="ranks that share the model (tensor parallel), each a worker process on a GPU of its own, from the device's index on",
+            description=(
+                "ranks that share the model (tensor parallel), each a worker process on a GPU of its own, from the "
+                "device's index on"
+            ),
         ),
     ] = 1
     dtype: Annotated[
@@ -70,7 +73,11 @@ class EngineConfig(_Frozen):
     quantize: Annotated[
         Literal["off", "int8", "int4", "fp8", "nf4"],
         Field(
-            description="bits of the layers' weights, rounded to nearest while they are read; embedding, output layer (quantize_head), norms and biases stay as dtype says. fp8 on a GPU that multiplies it: products of many tokens round these too; no other scheme does, and no CPU"
+            description=(
+                "bits of the layers' weights, rounded to nearest while they are read; embedding, output layer "
+                "(quantize_head), norms and biases stay as dtype says. fp8 on a GPU that multiplies it: products of "
+                "many tokens round these too; no other scheme does, and no CPU"
+            )
         ),
     ] = "off"
     quantize_group: Annotated[
@@ -79,26 +86,37 @@ class EngineConfig(_Frozen):
     quantize_head: Annotated[
         Literal["off", "int8", "fp8"],
         Field(
-            description="bits of the output layer's weight, rounded to nearest while it is read, with a scale for each token of the vocabulary; off: as dtype says. A tied embedding stays as it is"
+            description=(
+                "bits of the output layer's weight, rounded to nearest while it is read, with a scale for each token "
+                "of the vocabulary; off: as dtype says. A tied embedding stays as it is"
+            )
         ),
     ] = "off"
     kv_dtype: Annotated[
         Literal["auto", "fp8", "int8"],
         Field(
-            description="numbers of the KV cache: as dtype says (auto), or of 8 bits with a scale for each token and head"
+            description=(
+                "numbers of the KV cache: as dtype says (auto), or of 8 bits with a scale for each token and head"
+            )
         ),
     ] = "auto"
     block_size: Annotated[Literal[16, 32, 64], Field(description="tokens per KV cache block")] = 16
     kv_memory: Annotated[
         pydantic.ByteSize,
         Field(
-            description="memory of the KV cache, of each rank, as in 20GiB; 0: what the GPU leaves (on a CPU: a quarter of free memory, at most 4 GiB)",
+            description=(
+                "memory of the KV cache, of each rank, as in 20GiB; 0: what the GPU leaves (on a CPU: a quarter of "
+                "free memory, at most 4 GiB)"
+            ),
         ),
     ] = pydantic.ByteSize(0)
     memory_budget: Annotated[
         pydantic.ByteSize,
         Field(
-            description="most memory that the model may take, weights and cache and all, as in 40GiB: of each GPU, on a CPU of the machine; 0: no limit of its own",
+            description=(
+                "most memory that the model may take, weights and cache and all, as in 40GiB: of each GPU, on a CPU of "
+                "the machine; 0: no limit of its own"
+            ),
         ),
     ] = pydantic.ByteSize(0)
     num_blocks: Annotated[int, Field(ge=0, description="KV cache blocks; overrides kv_memory; 0: from the memory")] = 0
@@ -114,7 +132,10 @@ class EngineConfig(_Frozen):
         str,
         pydantic.BeforeValidator(_with_commas),
         Field(
-            description="batch sizes of decode steps captured as CUDA graphs, as in 1,2,4,8; auto: up to max_num_seqs; off: none"
+            description=(
+                "batch sizes of decode steps captured as CUDA graphs, as in 1,2,4,8; auto: up to max_num_seqs; off: "
+                "none"
+            )
         ),
     ] = "auto"
     kernel_cache: Annotated[
@@ -126,7 +147,10 @@ class EngineConfig(_Frozen):
         Field(
             ge=0,
             le=10_000,
-            description="milliseconds that a step should take while answers are being written: prompts come in chunks that fit; 0: 14.5 on a GPU; on a CPU 1000, or a quarter of watchdog_s if that is less, and for every step",
+            description=(
+                "milliseconds that a step should take while answers are being written: prompts come in chunks that "
+                "fit; 0: 14.5 on a GPU; on a CPU 1000, or a quarter of watchdog_s if that is less, and for every step"
+            ),
         ),
     ] = 0.0
     enable_prefix_cache: Annotated[bool, Field(description="reuse the blocks of shared prefixes")] = True
@@ -146,7 +170,9 @@ class EngineConfig(_Frozen):
         Field(
             ge=1 << 16,
             le=1 << 30,
-            description="bytes that the log probabilities of one prompt may take: 10 a token, and 8 for each most likely one",
+            description=(
+                "bytes that the log probabilities of one prompt may take: 10 a token, and 8 for each most likely one"
+            ),
         ),
     ] = 32 << 20
     max_time_limit_s: Annotated[
@@ -160,7 +186,10 @@ class EngineConfig(_Frozen):
         float,
         Field(
             gt=0,
-            description="seconds without progress (a result, on a CPU a layer) after which a worker is replaced, beyond what the step is expected to take",
+            description=(
+                "seconds without progress (a result, on a CPU a layer) after which a worker is replaced, beyond what "
+                "the step is expected to take"
+            ),
         ),
     ] = 10.0
     start_timeout_s: Annotated[
@@ -170,7 +199,10 @@ class EngineConfig(_Frozen):
         int,
         Field(
             ge=0,
-            description="worker deaths within a minute, or in a row without a step in between, at which the backend gives up; those that lead to a request that causes them don't count",
+            description=(
+                "worker deaths within a minute, or in a row without a step in between, at which the backend gives up; "
+                "those that lead to a request that causes them don't count"
+            ),
         ),
     ] = 3
 
@@ -191,7 +223,8 @@ class EngineConfig(_Frozen):
         checked_graph_sizes(self.graph_sizes, self.max_num_seqs)
         if self.quantize != "int4" and self.quantize_group != _QUANTIZE_GROUP:
             raise ValueError(
-                f"quantize_group is for int4, and quantize is {self.quantize}: {_QUANTIZE_GROUP} (the default) works, or quantize int4"
+                f"quantize_group is for int4, and quantize is {self.quantize}: {_QUANTIZE_GROUP} (the default) works, "
+                "or quantize int4"
             )
         return self
 
@@ -205,24 +238,25 @@ class EngineConfig(_Frozen):
         return self.device if ":" in self.device else "cuda:0"
 
     def captured_batch_sizes(self) -> tuple[int, ...]:
-        """Batch sizes of decode steps to capture as CUDA graphs, ascending; none if they are off."""
+        """Decode batch sizes to capture as CUDA graphs, ascending; none if graphs are off."""
         return checked_graph_sizes(self.graph_sizes, self.max_num_seqs)
 
     def captured_mixed_sizes(self) -> tuple[int, ...]:
-        """Tokens of the steps with prompts to capture as CUDA graphs, ascending; none if graphs are
-        off.
+        """Token counts of the mixed steps to capture as CUDA graphs, ascending.
 
-        Which of them are kept says the worker.
+        There are none if graphs are off.
+
+        The worker says which of them are kept.
         """
         return mixed_graph_sizes(self.max_num_batched_tokens) if self.captured_batch_sizes() else ()
 
     def long_graph_sizes(self) -> tuple[int, ...]:
-        """Tokens of longer ones, to capture where the worker finds that it pays."""
+        """Tokens of longer mixed steps, to capture where the worker finds that it pays."""
         return long_graph_sizes(self.max_num_batched_tokens) if self.captured_batch_sizes() else ()
 
 
 class BackendConfig(_Frozen):
-    """The backend process: its engine and its socket."""
+    """The settings of the backend process: its engine and its socket."""
 
     engine: EngineConfig
     listen: Annotated[str, Field(description="unix:PATH (in a folder of mode 0700) or HOST:PORT")]
@@ -243,7 +277,7 @@ class BackendConfig(_Frozen):
         Field(description="JSON file that is made when a start is refused: reason, does_not_fit"),
     ] = None
     telemetry_socket: Annotated[
-        str, Field(description="path of the telemetry process's socket; empty: nothing is told")
+        str, Field(description="path of the telemetry process's socket; empty: nothing is reported")
     ] = ""
     replica: Annotated[
         int, Field(ge=0, description="its number among the model's backends, by which telemetry tells them apart")

@@ -29,8 +29,9 @@ _LONG_GRAPH_TOKENS = (896, 1024, 1152, 1280, 1408, 1536, 1792, 2048, 2560, 3072)
 
 
 def expects_gpu(device: str) -> bool:
-    """Whether a configured device ("auto", "cpu", "cuda" or "cuda:<index>") means a GPU on this
-    machine.
+    """Whether a configured device means a GPU on this machine.
+
+    The device is "auto", "cpu", "cuda" or "cuda:<index>".
     """
     if device != "auto":
         return device.startswith("cuda")
@@ -62,10 +63,10 @@ def mixed_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
 
 
 def long_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
-    """Tokens of the longer steps with prompts that may be worth a graph, smallest first, the whole
-    budget among them if it is one.
+    """Token counts of longer mixed steps that may be worth a graph, ascending.
 
-    The worker finds out which are.
+    The whole token budget is among them if it is larger than the mixed steps that are always
+    captured. The worker finds out which sizes are worth a graph.
     """
     longest = min(max_num_batched_tokens, _LONG_GRAPH_TOKENS[-1])
     if longest <= _MIXED_GRAPH_TOKENS[-1]:
@@ -74,7 +75,7 @@ def long_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
 
 
 def checked_graph_sizes(sizes: str, max_num_seqs: int) -> tuple[int, ...]:
-    """The batch sizes that a setting means: none for "off".
+    """Reads the batch sizes that a setting means; "off" means none.
 
     Args:
         sizes: "auto", "off", or numbers with commas between.
@@ -96,6 +97,7 @@ def checked_graph_sizes(sizes: str, max_num_seqs: int) -> tuple[int, ...]:
     if wanted != working:
         nearest = ",".join(map(str, working))
         raise ValueError(
-            f"graph_sizes should ascend from 1 or more to max_num_seqs ({max_num_seqs}) or less; the nearest that works is {nearest}"
+            f"graph_sizes should ascend from 1 or more to max_num_seqs ({max_num_seqs}) or less; the nearest that "
+            f"works is {nearest}"
         )
     return tuple(wanted)

@@ -1,5 +1,6 @@
-"""What a token takes in the KV cache: the arithmetic of memory plan, model facts and step costs,
-without torch.
+"""Bytes that a token takes in the KV cache, computed without torch.
+
+Memory plan, model facts and step costs share this arithmetic.
 
 How the numbers and scales lie is `headrace_kernels.attention.quantized_kv`'s; a test holds the two
 together.
@@ -18,8 +19,8 @@ def kv_token_bytes(model: ModelDescription, item_bytes: int, kv_dtype: str) -> i
 
     Args:
         model: The whole model, or what one rank has of it.
-        item_bytes: Of a number of the model's type.
-        kv_dtype: As `EngineConfig.kv_dtype`.
+        item_bytes: Bytes of one value of the model's dtype.
+        kv_dtype: Dtype of the cache, by the names of `EngineConfig.kv_dtype`.
     """
 
     def head(attention: Attention) -> int:

@@ -17,11 +17,12 @@ from headrace_model_folder.description import Layer, Mlp, ModelDescription
 
 
 def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
-    """Why the model can't be shared by `config.tp` ranks, with the numbers that work; None if it
-    can.
+    """Explains why `config.tp` ranks can't share the model; returns None if they can.
+
+    The message names the numbers of ranks that work.
 
     Args:
-        config: The engine's.
+        config: The engine's configuration.
         model: Its sizes, and what another tool made of its weights.
     """
     group = _group(config)
@@ -40,8 +41,9 @@ def fewer_ranks(config: EngineConfig, model: ModelConfig, most: int) -> str:
 
 
 def rank_part(model: ModelDescription, world_size: int) -> ModelDescription:
-    """What one rank computes of a model; the vocabulary stays whole, because every rank gets whole
-    logits.
+    """What one rank computes of a model.
+
+    The vocabulary stays whole, because every rank gets whole logits.
     """
     if world_size == 1:
         return model
@@ -70,7 +72,7 @@ def _layer_part(layer: Layer, world_size: int) -> Layer:
 
 
 class _Group(NamedTuple):
-    """Inputs that share a scale, and so must lie on one rank."""
+    """A group of inputs that share a scale, and so must lie on one rank."""
 
     size: int
     name: str
@@ -97,7 +99,7 @@ def _reason(world_size: int, group: _Group, model: ModelConfig) -> str | None:
 
 
 def _dealt_out(model: ModelDescription) -> Iterator[tuple[str, int]]:
-    """Sizes of which each rank gets an equal part, by config.json's names."""
+    """Sizes that are split evenly over the ranks, by config.json's names."""
     for layer in model.layers:
         yield "num_attention_heads", layer.attention.num_heads
         yield "intermediate_size", layer.mlp.inner
@@ -125,12 +127,15 @@ def _straddling(world_size: int, group: _Group, model: ModelConfig) -> str | Non
             unit, part = group if block == 1 else _Group(block, "a block of"), linear.inputs // world_size
             if part % unit.size:
                 name = linear.name.rpartition(".")[2]
-                return f"which leaves each rank {part} of {name}'s {linear.inputs} inputs, and {unit.name} {unit.size} does not divide those"
+                return (
+                    f"which leaves each rank {part} of {name}'s {linear.inputs} inputs, and {unit.name} {unit.size} "
+                    "does not divide those"
+                )
     return None
 
 
 def _working(config: EngineConfig, group: _Group, model: ModelConfig) -> str:
-    """What can be set instead."""
+    """Describes what can be set instead."""
     sizes = [size for size in range(1, MAX_TP + 1) if _reason(size, group, model) is None]
     works = f"tp {', '.join(map(str, sizes))} {'work' if len(sizes) > 1 else 'works'}" if sizes else ""
     groups = [

@@ -122,7 +122,7 @@ class Service:
         if self._probe_server is not None:
             await self._probe_server.stop(_STOP_S)
         # What was cut off just now: the engine says how it ended while there is a connection.
-        await asyncio.gather(*(model.engine.all_told() for model in self._core.models))
+        await asyncio.gather(*(model.engine.all_reported() for model in self._core.models))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -41,7 +41,9 @@ class ServiceCore:
         self._threads = concurrent.futures.ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
         self.models = ServedModels(config, TextLoader(config, self._threads, self.templates), self.tracer)
         # None where this service runs alone.
-        self.control = ControlClient(config.control, config.service_name, self.models.told) if config.control else None
+        self.control = (
+            ControlClient(config.control, config.service_name, self.models.update) if config.control else None
+        )
         self.admin = ModelAdmin(self.models, self.control)
         self.generations = Generations(config, self.templates, self.tracer)
         self._num_open = 0

@@ -35,8 +35,9 @@ LIMIT_S = 240.0
 
 
 def write_model_folder(folder: pathlib.Path, context: int = 2048) -> pathlib.Path:
-    """A folder for dummy weights: a tiny Llama's config and a byte-level tokenizer whose token 4 +
-    b is the byte b.
+    """Writes a folder for dummy weights: a tiny Llama's config and a byte-level tokenizer.
+
+    The tokenizer's token 4 + b is the byte b.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -133,8 +134,9 @@ def start_backend(
 
 @contextlib.asynccontextmanager
 async def running_backend(*arguments: Any, **options: Any) -> AsyncIterator[BackendProcess]:
-    """A backend that is ended with SIGTERM unless the test ended it, and that must leave nothing
-    behind.
+    """Runs a backend and ends it with SIGTERM unless the test has ended it.
+
+    It must leave nothing behind.
     """
     backend = start_backend(*arguments, **options)
     try:
@@ -373,7 +375,7 @@ async def connected(
 
 
 async def idle(client: EngineClient) -> None:
-    """Nothing runs, nothing waits, and no block is held: within a moment of the last request's end."""
+    """Waits until nothing runs or waits and no block is held, soon after the last request."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         load = await client.load()

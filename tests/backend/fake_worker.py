@@ -1,5 +1,7 @@
-"""A worker without a model: speaks the rings as the real one does, and draws each next token from
-the token before it and its position.
+"""A worker without a model.
+
+It speaks the rings as the real one does, and draws each next token from the token before it and its
+position.
 
 The rule makes any mistake visible: a lost, doubled or stale token changes everything after it, and
 so does recomputing with wrong inputs.
@@ -47,8 +49,9 @@ def next_token(token: int, position: int) -> int:
 
 
 def prompt_entry(token: int, num_tops: int) -> tuple[float, int, list[int]]:
-    """What the fake model tells of a token of a prompt: its log probability, its rank, the most
-    likely tokens.
+    """What the fake model reports about a prompt's token.
+
+    The entry has its log probability, its rank and the most likely tokens.
     """
     return -token / 4, 1 + token % 9, [(token + offset) % VOCABULARY for offset in range(num_tops)]
 
@@ -110,11 +113,11 @@ class FakeModel:
         result.top_logprobs = np.full(len(tops), -0.5, np.float32)
 
     def _add_prompt_logprobs(self, result: StepResult, plan: StepPlan, tokens: list[int]) -> None:
-        told = plan.prompt_logprobs
-        following = iter(told.token_ids.tolist())
+        runs = plan.prompt_logprobs
+        following = iter(runs.token_ids.tolist())
         entries = []
         for first, count, num_tops in zip(
-            told.first_indices.tolist(), told.counts.tolist(), told.num_tops.tolist(), strict=True
+            runs.first_indices.tolist(), runs.counts.tolist(), runs.num_tops.tolist(), strict=True
         ):
             for index in range(first, first + count):
                 token = next(following)
@@ -148,9 +151,7 @@ def gpu_plan(rank: int, num_blocks: int, block_size: int, is_measured: bool) -> 
 
 
 def gpu_start(rank: int, num_blocks: int, block_size: int) -> list[object]:
-    """What a worker with a GPU sends from its first message to its last one before steps, with a
-    value in every field.
-    """
+    """What a worker with a GPU sends before its first step, with a value in every field."""
     quantization = QuantizationReport(
         "int4", 128, 4.25, 0.03, 0.09, "model.layers.0.mlp.down_proj", "int8", 8.03, 0.004
     )

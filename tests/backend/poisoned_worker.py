@@ -1,5 +1,6 @@
-"""The real worker, but that a prompt that begins with POISON_PROMPT does something to it:
-`poisoned_worker.py KIND WORKER_ARGUMENT...`.
+"""The real worker, except that prompts that begin with POISON_PROMPT harm it.
+
+Its command line is `poisoned_worker.py KIND WORKER_ARGUMENT...`.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ def poison(kind: str) -> None:
 
 
 def poison_runner(runner: type[CpuRunner] | type[GpuRunner], kind: str) -> None:
-    sound_forward: Any = runner.forward
+    own_forward: Any = runner.forward
 
     def forward(self: Any, plan: StepPlan) -> torch.Tensor:
-        hidden: torch.Tensor = sound_forward(self, plan)
+        hidden: torch.Tensor = own_forward(self, plan)
         if is_poisoned(plan):
             suffer(kind, hidden)
         return hidden

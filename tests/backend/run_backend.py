@@ -1,5 +1,6 @@
-"""A backend process whose worker is a script beside this one, and whose engine can be broken:
-`run_backend.py CONFIG FAULT_FOLDER WORKER WORKER_ARGUMENT...`.
+"""A backend process whose worker is a script beside this one, and which can be broken.
+
+Its command line is `run_backend.py CONFIG FAULT_FOLDER WORKER WORKER_ARGUMENT...`.
 
 A file `raise` in FAULT_FOLDER makes the engine's planning fail, a file `stuck` makes it plan
 nothing. A file `small-ring` that is there at the start has plans cross a ring of so many bytes as
@@ -19,12 +20,12 @@ from headrace_backend.step.plan import StepPlan
 
 
 def break_engine(folder: pathlib.Path) -> None:
-    sound_plan = Engine.plan
+    own_plan = Engine.plan
 
     def plan(engine: Engine) -> StepPlan | None:
         if (folder / "raise").exists():
             raise RuntimeError("planted")
-        return None if (folder / "stuck").exists() else sound_plan(engine)
+        return None if (folder / "stuck").exists() else own_plan(engine)
 
     Engine.plan = plan  # type: ignore[method-assign]
 

@@ -1,5 +1,6 @@
-"""Requests through a real backend process: its socket, the engine, the rings, and a worker process
-without a model.
+"""Requests through a real backend process.
+
+It has a socket, the engine, the rings, and a worker process without a model.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The engine's driver in a real event loop, with a device that takes real time: plans that are held
-back are sent when they are due.
+"""The engine's driver in a real event loop, with a device that takes real time.
+
+Plans that are held back are sent when they are due.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class Device:
         began_ns = max(now_ns, self._free_ns)
         self._free_ns = began_ns + STEP_NS
         size = plan.sample.rows.size
-        tokens, sound = np.full(size, 5, np.int32), np.ones(size, np.uint8)
-        result = StepResult(plan.step_id, now_ns, self._free_ns, tokens, sound, launched_at_ns=now_ns)
+        tokens, finite = np.full(size, 5, np.int32), np.ones(size, np.uint8)
+        result = StepResult(plan.step_id, now_ns, self._free_ns, tokens, finite, launched_at_ns=now_ns)
         result.checked_ok = np.ones(plan.forward.checked_indices.size, np.uint8)
         self._running.append((self._free_ns, result))
         self._timer.set(self._running[0][0])

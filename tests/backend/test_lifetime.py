@@ -32,7 +32,7 @@ def test_port_needs_a_secret(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"x" * 4097, b" \n" * 20])
-def test_secret_must_have_a_sound_length(tmp_path: pathlib.Path, content: bytes) -> None:
+def test_secret_must_have_a_valid_length(tmp_path: pathlib.Path, content: bytes) -> None:
     (tmp_path / "token").write_bytes(content)
     (tmp_path / "token").chmod(0o600)
     with pytest.raises(StartRefused, match="16 to 4096 bytes"):

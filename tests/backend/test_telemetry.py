@@ -1,5 +1,6 @@
-"""What a real backend process tells: to a telemetry process that listens, hangs, dies or never was,
-and to the services that asked.
+"""What a real backend process reports to telemetry and to services.
+
+The telemetry process listens, hangs, dies or never was; services get what they asked for.
 """
 
 from __future__ import annotations
@@ -71,16 +72,16 @@ def of(peer: Peer, kind: type[Any]) -> list[Any]:
     return [fact for fact in peer.taken if type(fact) is kind]
 
 
-def told_records(peer: Peer) -> step_records.Records:
+def reported_records(peer: Peer) -> step_records.Records:
     return step_records.decode(b"".join(steps.records for steps in of(peer, facts.Steps)))
 
 
-async def told_until(peer: Peer, subscription: Subscription) -> facts.EngineTrace:
-    """The trace of a request, once its steps have been told too."""
+async def reported_until(peer: Peer, subscription: Subscription) -> facts.EngineTrace:
+    """The trace of a request, once its steps have been reported too."""
     assert subscription.done is not None
     trace = facts.decode_trace(subscription.done.engine_trace)
     last = max(int(token_steps.step_ids(steps)[-1]) for steps in trace.token_steps)
-    await until(lambda: last in told_records(peer)["step_id"])
+    await until(lambda: last in reported_records(peer)["step_id"])
     return trace
 
 
@@ -88,7 +89,7 @@ async def test_a_recorded_request_its_steps_and_the_engine_fit_together(client: 
     first = await client.add(PROMPT, 30, **recorded())
     other = await client.add(PROMPT, 30)
     await settled(first), await settled(other)
-    trace = await told_until(peer, first)
+    trace = await reported_until(peer, first)
     assert other.done is not None and not other.done.engine_trace
     welcome = client.welcomes[-1]
     assert len(welcome.engine) == 16 and int(welcome.engine, 16) >= 0
@@ -103,7 +104,7 @@ async def test_a_recorded_request_its_steps_and_the_engine_fit_together(client: 
     began = {fact.number: fact for fact in of(peer, facts.RequestBegan)}
     assert began[trace.number] == facts.RequestBegan(trace.engine, trace.number, first.request_id, SPAN)
     assert {fact.request_id: fact.span for fact in began.values()}[other.request_id] is None
-    records = {int(record["step_id"]): record for record in told_records(peer)}
+    records = {int(record["step_id"]): record for record in reported_records(peer)}
     steps = token_steps.step_ids(trace.token_steps[0]).tolist()
     assert len(steps) == 30 and steps == sorted(set(steps))
     for step in steps:
@@ -122,15 +123,15 @@ async def test_services_that_asked_get_every_step_once(
         for request in requests:
             await settled(request)
         assert not any(silent.step_records)
-    await told_until(peer, requests[0])
+    await reported_until(peer, requests[0])
     records = b"".join(client.step_records)
     ids = step_records.decode(records)["step_id"].tolist()
     assert ids == list(range(1, len(ids) + 1))
-    told = b"".join(steps.records for steps in of(peer, facts.Steps))
-    assert told[: len(records)] == records
+    reported = b"".join(steps.records for steps in of(peer, facts.Steps))
+    assert reported[: len(records)] == records
 
 
-async def test_a_detached_request_is_told_by_the_backend(client: EngineClient, peer: Peer) -> None:
+async def test_a_detached_request_is_reported_by_the_backend(client: EngineClient, peer: Peer) -> None:
     for fields in (recorded(), {}):
         add = add_message(PROMPT, 12, detached=True, query_id=1, service_ns=5_000_000, **fields)
         await client.ask("add", add)
@@ -146,7 +147,7 @@ async def test_a_detached_request_is_told_by_the_backend(client: EngineClient, p
     assert (second.span, second.trace, second.output_tokens) == (None, None, 12)
 
 
-async def test_a_subscription_that_was_given_up_is_told_by_the_backend(client: EngineClient, peer: Peer) -> None:
+async def test_a_subscription_that_was_given_up_is_reported_by_the_backend(client: EngineClient, peer: Peer) -> None:
     request = await client.add(PROMPT, 2000, **recorded())
     await until(lambda: len(request.tokens) >= 3)
     await client.send(detach=engine_pb2.DetachRequest(handle=request.handle))
@@ -170,7 +171,7 @@ async def test_load_comes_every_second_with_refusals_and_restarts(
     await until(lambda: of(peer, facts.EngineLoad) and of(peer, facts.EngineLoad)[-1].restarts == 1)
     load = of(peer, facts.EngineLoad)[-1]
     assert load.refusals == {"invalid": 1} and load.num_blocks == 256
-    trace = await told_until(peer, request)
+    trace = await reported_until(peer, request)
     stays = [stay.phase for stay in trace.phases]
     assert "restarting" in stays
     steps = token_steps.step_ids(trace.token_steps[0]).tolist()
@@ -233,7 +234,7 @@ async def test_a_recording_that_breaks_rules_is_refused_by_field(client: EngineC
 
 
 async def test_a_telling_that_fails_is_logged_once_and_the_next_one_is_made() -> None:
-    told: list[object] = []
+    reported: list[object] = []
     outcomes = iter([RuntimeError("planted"), RuntimeError("planted"), None, RuntimeError("planted"), "steps"])
 
     def take_steps() -> object:
@@ -248,12 +249,12 @@ async def test_a_telling_that_fails_is_logged_once_and_the_next_one_is_made() ->
     steps = types.SimpleNamespace(take_steps=take_steps, take_ended=list, engine="ab" * 8)
     model = types.SimpleNamespace(describe=lambda: types.SimpleNamespace(name="m", revision="r"))
     engine = types.SimpleNamespace(steps=steps)
-    feed = types.SimpleNamespace(tell=told.append, start=lambda: None, stop=stop)
+    feed = types.SimpleNamespace(tell=reported.append, start=lambda: None, stop=stop)
     with structlog.testing.capture_logs() as lines:
         teller = Teller(feed, engine, model)  # type: ignore[arg-type]  # what it asks of them
         teller._tell_load = lambda: None  # type: ignore[method-assign]
         teller.start()
-        await until(lambda: "steps" in told)
+        await until(lambda: "steps" in reported)
         await teller.stop()
-    failed = [line for line in lines if line["event"] == "telemetry not told"]
+    failed = [line for line in lines if line["event"] == "telemetry not reported"]
     assert [(line["what"], line["log_level"]) for line in failed] == [("flush", "error")] * 2

@@ -15,8 +15,9 @@ from benchmarks import figures
 
 # What every engine's result states, in this order; more may follow.
 FIELDS = (
-    "name gpu gpus shape dtype quant kv_dtype seed git date command requests wall_s output_tok_s input_tok_s ttft_p50 ttft_p95 itl_p50 itl_p99 tpot_p50 "
-    "e2e_p50 e2e_p95 e2e_p99 goodput peak_memory_gib startup_s load_gb_s floor ceilings"
+    "name gpu gpus shape dtype quant kv_dtype seed git date command requests wall_s output_tok_s input_tok_s ttft_p50"
+    " ttft_p95 itl_p50 itl_p99 tpot_p50 e2e_p50 e2e_p95 e2e_p99 goodput peak_memory_gib startup_s load_gb_s floor"
+    " ceilings"
 ).split()
 # 64 blocks hold one sequence of the demo's 2,048 tokens.
 QUICK = ("--threads", "1", "--device", "cpu", "--git", "abc1234", "--set", "num_blocks=512", "--repeats", "1")

@@ -97,7 +97,10 @@ def test_a_quantization_is_one_line_of_what_is_known() -> None:
     layers = "int4 in groups of 64, 4.38 bits a weight of the layers"
     weights = "weights off by 9.00% on average, by 12.50% in a.weight"
     head = "int8, 8.50 bits a weight of the output layer, off by 6.25%"
-    text = "by the folder's report of awq, on 12,345 tokens of text: perplexity 3.2500 before, 3.1250 after, divergence 0.06250"
+    text = (
+        "by the folder's report of awq, on 12,345 tokens of text: perplexity 3.2500 before, 3.1250 after, divergence"
+        " 0.06250"
+    )
     assert quantization_line(report) == f"{layers}; {weights}; {head}; {text} ± 0.03125 nats"
     plain = dataclasses.replace(report, measured=None)
     assert quantization_line(plain) == f"{layers}; {weights}; {head}"

@@ -12,8 +12,9 @@ from tests.support.running_server import RunningServer, running_server
 
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[RunningServer]:
-    """The demo model in fp32, so that greedy answers can be compared token by token; two services,
-    any of which may be asked.
+    """A server of the demo model in fp32, with two services, any of which may be asked.
+
+    In fp32 greedy answers can be compared token by token.
     """
     with running_server("--services", "2", "--dtype", "fp32", "--device", "cpu", "--num-blocks", "2048") as server:
         yield server

@@ -1,5 +1,7 @@
-"""A folder that transformers saved, tokenizer and all, served as it is: greedy answers through gRPC
-equal those of `generate` in fp32, and prompts are told of as its logits say.
+"""A folder that transformers saved, tokenizer and all, is served as it is.
+
+Greedy answers through gRPC equal those of `generate` in fp32, and prompt logprobs are those of its
+logits.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ TEXTS = [
 ]
 TOKENS = 24
 # Too few blocks for all at once, in steps of 16 tokens.
-CRAMPED = ("--device", "cpu", "--num-blocks", "20", "--max-num-seqs", "8", "--max-num-batched-tokens", "16", "--max-model-len", "128")  # fmt: skip
+CRAMPED = (
+    "--device", "cpu", "--num-blocks", "20", "--max-num-seqs", "8", "--max-num-batched-tokens", "16",
+    "--max-model-len", "128",
+)  # fmt: skip
 _SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -53,9 +58,7 @@ def byte_level_tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A random model with its tokenizer as transformers has them, and a server of the folder that
-    they were saved to.
-    """
+    """A random model with its tokenizer, saved by transformers, and a server of the folder."""
 
     model: transformers.PreTrainedModel
     tokenizer: transformers.PreTrainedTokenizerFast
@@ -103,9 +106,10 @@ NUM_TOPS = 3
 TOLERANCE = 1e-3
 
 
-def test_prompts_are_told_of_as_in_transformers(saved: Saved) -> None:
-    """Ten prompts at once, one twice, in steps of 16 tokens and with too few blocks for all of
-    them; bias and temperature change nothing of it.
+def test_prompt_logprobs_are_those_of_transformers(saved: Saved) -> None:
+    """Ten prompts at once, one of them twice, in steps of 16 tokens and with too few blocks.
+
+    Bias and temperature change nothing in their prompt logprobs.
     """
     generator = np.random.default_rng(1)
     prompts = [[int(token) for token in generator.integers(1, 320, length)] for length in range(1, 82, 9)]

@@ -1,5 +1,6 @@
-"""Bad input at a real server's public API: a status that names the field, and a server that goes on
-as if nothing had been asked.
+"""Bad input at a real server's public API gets a status that names the field.
+
+The server goes on as if nothing had been asked.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ PROMPT = [50, 60, 70]
 
 
 def changed(part: str, **fields: Any) -> generation_pb2.GenerationSpec:
-    """A sound spec with some fields of `sampling`, `stop` or the spec itself replaced."""
+    """A valid spec with some fields of `sampling`, `stop` or the spec itself replaced."""
     spec = greedy(PROMPT, 8)
     target = getattr(spec, part) if part else spec
     target.MergeFrom(type(target)(**fields))

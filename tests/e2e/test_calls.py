@@ -1,5 +1,6 @@
-"""Every public call once against a real server, by stub and by command line, and one answer
-whichever service process gives it.
+"""Every public call once against a real server, by stub and by command line.
+
+Whichever service process answers, the answer is one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from headrace.v1 import generation_pb2, inference_pb2
 
 STORY = "Tell me a story about a fox"
 LEDGER_PARTS = (
-    "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "engine_restart_ns", "detokenize_and_send_ns", "blocked_on_reader_ns",
+    "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "engine_restart_ns", "detokenize_and_send_ns",
+    "blocked_on_reader_ns",
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
-"""Hundreds of random requests against a server whose cache is far too small: every call ends once,
-and no answer depends on the others.
+"""Hundreds of random requests against a server whose cache is far too small.
+
+Every call ends once, and no answer depends on the others.
 
 Readers cancel, let deadlines pass, stop reading, or read to the end. In the middle of it all the
 worker is killed. Golden answers come from the same server, one request at a time.
@@ -60,7 +61,7 @@ def shapes(rng: random.Random, vocab: int) -> list[tuple[list[int], int]]:
 
 
 async def read(stub: inference_pb2_grpc.InferenceServiceStub, shape: tuple[list[int], int], call: Call) -> None:
-    """Makes the call and behaves as told."""
+    """Makes the call and behaves as it was chosen to."""
     timeout = random.Random(call.stop_after).uniform(0.01, 0.5) if call.behaviour == "deadline" else 600
     stream = stub.Generate(inference_pb2.GenerateRequest(spec=greedy(*shape)), timeout=timeout)
     try:

@@ -1,5 +1,6 @@
-"""A service and a backend on different machines: they know each other by certificates, which may
-change while they run.
+"""A service and a backend on different machines know each other by certificates.
+
+The certificates may change while both run.
 """
 
 from __future__ import annotations
@@ -69,12 +70,18 @@ def process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 def backend_options(folder: pathlib.Path, address: str) -> list[object]:
     options = ["--model", DEMO, "--listen", address, "--device", "cpu", "--worker-threads", "1"]
-    return [*options, "--tls-cert", folder / "backend.pem", "--tls-key", folder / "backend.key", "--tls-client-ca", folder / "ca.pem"]  # fmt: skip
+    return [
+        *options, "--tls-cert", folder / "backend.pem", "--tls-key", folder / "backend.key",
+        "--tls-client-ca", folder / "ca.pem",
+    ]  # fmt: skip
 
 
 def service_options(ca: pathlib.Path, own: pathlib.Path, engine: str, address: str) -> list[object]:
     options = ["--listen", address, "--engine", engine, "--shutdown-grace-s", "0"]
-    return [*options, "--engine-tls-ca", ca / "ca.pem", "--engine-tls-cert", own / "service.pem", "--engine-tls-key", own / "service.key"]  # fmt: skip
+    return [
+        *options, "--engine-tls-ca", ca / "ca.pem", "--engine-tls-cert", own / "service.pem",
+        "--engine-tls-key", own / "service.key",
+    ]  # fmt: skip
 
 
 def answer(address: str, timeout_s: float = 120.0) -> str:

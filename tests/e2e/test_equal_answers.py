@@ -1,5 +1,6 @@
-"""Greedy answers in fp32 do not depend on how they were computed: token budget, cache size,
-preemption, prefix hits, n; and a full queue says so.
+"""Greedy answers in fp32 do not depend on how they were computed.
+
+Token budget, cache size, preemption, prefix hits and n vary; a full queue says that it is full.
 """
 
 from __future__ import annotations

@@ -75,7 +75,10 @@ def test_such_a_file_is_not_quantized_again(file: pathlib.Path, setting: str) ->
 
 def test_ranks_do_not_cut_its_blocks(file: pathlib.Path) -> None:
     ended, _ = refused(*CPU, "--tp", "2", model=file)
-    said = "tp is 2, which leaves each rank 128 of o_proj's 256 inputs, and a block of 256 does not divide those; tp 1 works"
+    said = (
+        "tp is 2, which leaves each rank 128 of o_proj's 256 inputs, and a block of 256 does not divide those; tp 1 "
+        "works"
+    )
     assert ended.returncode == 2 and said in ended.stderr
 
 
@@ -83,12 +86,12 @@ def test_its_cache_may_be_quantized(file: pathlib.Path) -> None:
     sizes = ModelFolder.open(file).config.description
     with running_server(*CPU, "--kv-dtype", "int8", model=file) as running, connected(running.address) as stub:
         model = stub.GetModel(inference_pb2.GetModelRequest()).model
-        told = generate(running.address, greedy([17 * index % 4000 for index in range(3, 60)], 8))
+        transcript = generate(running.address, greedy([17 * index % 4000 for index in range(3, 60)], 8))
     assert model.quantization.scheme == "Q4_K+Q8_0+Q6_K" and model.kv_dtype == "int8"
     assert model.kv_bytes_per_token == 2 * len(sizes.layers) * sizes.attention.num_kv_heads * (
         sizes.attention.head_dim + 4
     )
-    assert len(told.tokens[0]) == 8
+    assert len(transcript.tokens[0]) == 8
 
 
 def test_a_file_that_is_cut_ends_the_start(file: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -1,5 +1,6 @@
-"""The KServe wire of a whole server with two service processes: the same answers as headrace.v1's,
-one ledger, one repository.
+"""The KServe wire of a whole server with two service processes.
+
+It gives the answers of headrace.v1, and both wires have one ledger and one repository.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def test_both_wires_give_the_same_text(server: RunningServer, connections: list[
     with triton.InferenceServerClient(server.address) as client:
         pieces: list[Any] = []
         client.start_stream(callback=lambda result, error: pieces.append((result, error)))
-        inputs = [triton.InferInput(name, [1], kind) for name, kind in (("text_input", "BYTES"), ("stream", "BOOL"), ("sampling_parameters", "BYTES"))]  # fmt: skip
+        kinds = {"text_input": "BYTES", "stream": "BOOL", "sampling_parameters": "BYTES"}
+        inputs = [triton.InferInput(name, [1], kind) for name, kind in kinds.items()]
         for given, raw in zip(inputs, (prompt.encode(), True, SAMPLING.encode()), strict=True):
             given.set_data_from_numpy(as_array(raw))
         client.async_stream_infer("demo", inputs)
@@ -132,7 +134,7 @@ def test_the_statistics_are_one_ledger_that_outlives_a_process(
     wait_until(lambda: all_serve(server), 60, "both services serve again")
 
 
-def test_what_one_process_was_told_all_know(connections: list[Connection]) -> None:
+def test_what_one_process_learned_all_know(connections: list[Connection]) -> None:
     path = pathlib.Path(f"/dev/shm/hrtest-{secrets.token_hex(6)}")
     path.write_bytes(b"\0" * 256)
     try:

@@ -1,5 +1,6 @@
-"""A whole server's figures over HTTP: they equal what its clients saw, lead to its traces, and go
-on when its processes die.
+"""A whole server's figures over HTTP.
+
+They equal what its clients saw, lead to its traces, and go on when its processes die.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class _Figures:
         self._server = server
 
     def addresses(self) -> list[str]:
-        """Where it was served, by the log; the last is in force."""
+        """The address at which metrics are served, by the log; the last is in force."""
         return re.findall(r"metrics are served.*?address\W+(127\.0\.0\.1:\d+)", "".join(self._server.lines))
 
     def samples(self) -> list[Sample]:
@@ -61,7 +62,7 @@ class _Figures:
         return _sum(self.samples(), name, **labels)
 
     def grown_since_now(self) -> Callable[..., float]:
-        """A `sum` of what is told from here on, after what earlier tests' calls are still told of."""
+        """A `sum` of what is reported from here on, without the calls of earlier tests."""
         counted = ("headrace_requests_total", "headrace_steps_total", "rpc_server_call_duration_seconds_count")
 
         def have_settled() -> bool:
@@ -105,7 +106,7 @@ def test_figures_equal_what_clients_saw_and_lead_to_their_traces(served: tuple[R
         stub.Submit(inference_pb2.SubmitRequest(spec=rpc.greedy(_MARKER, 20)), timeout=60)
     usages = [answer.done.usage for answer in answers if answer.done]
     assert len(usages) == 24
-    wait_until(lambda: grown("headrace_requests_total") == 25, 60, "all generations were told")
+    wait_until(lambda: grown("headrace_requests_total") == 25, 60, "all generations were reported")
     assert grown("headrace_requests_total", headrace_wire="submit", headrace_finish_reason="length") == 1
     output = sum(usage.output_tokens for usage in usages) + 20
     assert output == sum(range(10, 34)) + 20
@@ -119,7 +120,7 @@ def test_figures_equal_what_clients_saw_and_lead_to_their_traces(served: tuple[R
     wait_until(
         lambda: grown("rpc_server_call_duration_seconds_count", rpc_response_status_code="OK", **generate) == 24,
         60,
-        "all calls were told",
+        "all calls were reported",
     )
     refused = {"rpc_response_status_code": "INVALID_ARGUMENT", **generate}
     assert grown("rpc_server_call_duration_seconds_count", **refused) == 1
@@ -127,7 +128,7 @@ def test_figures_equal_what_clients_saw_and_lead_to_their_traces(served: tuple[R
     wait_until(
         lambda: grown("headrace_steps_total") == grown("headrace_step_sequences_count") > 0,
         60,
-        "all steps were told",
+        "all steps were reported",
     )
     assert figures.sum("headrace_process_up", headrace_process_kind="service") == 2
     _assert_exemplars_are_found(server, figures)

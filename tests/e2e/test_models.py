@@ -1,5 +1,7 @@
-"""Several models on one server: side by side, loaded and unloaded while others answer, and lost
-without taking others along.
+"""Several models on one server.
+
+They run side by side, are loaded and unloaded while others answer, and are lost without taking
+others along.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ OPTIONS = ("--max-model-len", "1024", "--max-num-seqs", "8", "--memory-budget", 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Two models that answer differently, a third like the first, one that can't be served, one
-    that is a way out.
+    """A repository of four models.
+
+    Two answer differently, a third like the first, one can't be served, and one is a way out.
     """
     folder = tmp_path_factory.mktemp("repository")
     for name in ("demo", "other", "third"):
@@ -317,8 +320,9 @@ def test_the_default_model_may_go_and_the_others_serve_on(server: RunningServer,
 
 
 class FirstCalls(threading.Thread):
-    """Asks a server that starts for its health and then for an answer of one model, again and
-    again, until it is well.
+    """Asks a starting server for its health and then for an answer, until all is well.
+
+    It asks for an answer of one model, again and again.
     """
 
     def __init__(self, address: str, model: str) -> None:

@@ -1,5 +1,7 @@
-"""A model folder that brings code of its own (`auto_map`): it is served as its architecture,
-nothing of that code is run, and the operator is told.
+"""A model folder that brings code of its own (`auto_map`).
+
+It is served as its architecture, nothing of that code is run, and the operator gets a line about
+it.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ PROMPT = list(range(3, 40))
 
 
 def folder_with_code(folder: pathlib.Path, trace: pathlib.Path) -> pathlib.Path:
-    """The demo model with modules under every name that its configuration and its tokenizer's could
-    bring, which leave a trace when they are run.
+    """The demo model with modules that leave a trace when they are run.
+
+    They have every name that its configuration and its tokenizer's could bring.
     """
     folder.mkdir()
     for file in DEMO.glob("*.*"):
@@ -35,11 +38,11 @@ def folder_with_code(folder: pathlib.Path, trace: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def test_it_is_served_as_its_architecture_and_told_once(tmp_path: pathlib.Path, server: RunningServer) -> None:
+def test_it_is_served_as_its_architecture_and_reported_once(tmp_path: pathlib.Path, server: RunningServer) -> None:
     trace = tmp_path / "trace"
     with running_server(*CPU, model=folder_with_code(tmp_path / "own", trace)) as own:
         assert generate(own.address, greedy(PROMPT, 16)).tokens == generate(server.address, greedy(PROMPT, 16)).tokens
-        told = [line for line in own.lines if "auto_map" in line]
-    assert len(told) == 1, told
-    assert json.loads(told[0])["architecture"] == "LlamaForCausalLM" and "it is not run" in told[0]
+        reported = [line for line in own.lines if "auto_map" in line]
+    assert len(reported) == 1, reported
+    assert json.loads(reported[0])["architecture"] == "LlamaForCausalLM" and "it is not run" in reported[0]
     assert not trace.exists()

@@ -1,5 +1,6 @@
-"""Servers without a port, and servers for the length of a block or a command: headrace.local,
-`headrace demo`.
+"""Servers without a port, and servers that live as long as a block or a command.
+
+The block is `headrace.local`; the command is `headrace demo`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""A folder of `headrace quantize`, served: GetModel says what its report says was lost; a report
-that is another folder's is let be with one warning.
+"""A folder of `headrace quantize`, served.
+
+GetModel says what was lost by the folder's report; a report of another folder is ignored with one
+warning.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return base / "out"
 
 
-def told(server: RunningServer) -> inference_pb2.Quantization:
+def quantization(server: RunningServer) -> inference_pb2.Quantization:
     with connected(server.address) as stub:
         return stub.GetModel(inference_pb2.GetModelRequest()).model.quantization
 
@@ -35,7 +37,7 @@ def told(server: RunningServer) -> inference_pb2.Quantization:
 def test_the_model_says_what_its_report_says_was_lost(folder: pathlib.Path) -> None:
     quality: dict[str, Any] = json.loads((folder / REPORT_FILE).read_text())["quality"]
     with running_server(*SETTINGS, model=folder) as server:
-        report = told(server)
+        report = quantization(server)
         assert not [line for line in server.lines if "warning" in line]
     assert (report.scheme, report.group_size, report.HasField("measured")) == ("compressed-tensors int4", 32, True)
     measured = report.measured
@@ -51,7 +53,7 @@ def test_another_folders_report_is_let_be_with_one_warning(folder: pathlib.Path)
     (folder / REPORT_FILE).write_text(whole.replace("groups of 32", "groups of 64"))
     try:
         with running_server(*SETTINGS, model=folder) as server:
-            report = told(server)
+            report = quantization(server)
             assert generate(server.address, greedy([5, 6, 7], 4)).done is not None
             warnings = [line for line in server.lines if REPORT_FILE in line]
     finally:

@@ -1,5 +1,7 @@
-"""Servers over folders that other tools quantized: each says its format and answers right; a folder
-that is packed wrongly, or is to be quantized once more, ends the start.
+"""Servers over folders that other tools quantized.
+
+Each says its format and answers right; a folder that is packed wrongly, or is to be quantized once
+more, ends the start.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""A server with a quantized cache: it says so, answers right, and answers do not depend on how they
-came about: prefix hits, small steps, preemption, several outputs of one prompt.
+"""A server with a quantized cache says so and answers right.
+
+Answers do not depend on how they came about: prefix hits, small steps, preemption, several outputs
+of one prompt.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A server whose weights were quantized while they were read: it says so, answers right, and a
-prefix hit changes nothing.
+"""A server whose weights were quantized while they were read says so and answers right.
+
+A prefix hit changes nothing.
 """
 
 from __future__ import annotations

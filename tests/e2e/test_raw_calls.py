@@ -1,5 +1,6 @@
-"""Calls that no gRPC client makes, at a real server over a plain socket: one status each, at once,
-and the next call is answered.
+"""Calls that no gRPC client makes, at a real server over a plain socket.
+
+Each gets one status at once, and the next call is answered.
 
 Where grpc itself answers, before any code of the server's own, the status is grpc's and not what
 one would choose; `docs/api.md` says which.
@@ -72,7 +73,7 @@ def check_refused(answer: Answer, status: int, named: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_sound_call_is_answered(server: RunningServer, method: str) -> None:
+def test_a_valid_call_is_answered(server: RunningServer, method: str) -> None:
     answer = called(server, method, message(METHODS[method]))
     assert answer.status == OK and answer.messages
 
@@ -80,7 +81,7 @@ def test_a_sound_call_is_answered(server: RunningServer, method: str) -> None:
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_an_unknown_encoding_ends_the_call(server: RunningServer, method: str, compressed: bool) -> None:
-    # grpc's own: a client should be told UNIMPLEMENTED.
+    # grpc's own: a client should get UNIMPLEMENTED.
     answer = called(server, method, message(METHODS[method], compressed=compressed), ("grpc-encoding", "snappy"))
     check_refused(answer, INTERNAL, "grpc-encoding")
 
@@ -106,7 +107,7 @@ def test_the_second_of_two_generations_is_not_begun(server: RunningServer) -> No
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_call_without_a_request_is_told_so(server: RunningServer, method: str) -> None:
+def test_a_call_without_a_request_is_refused_as_such(server: RunningServer, method: str) -> None:
     check_refused(called(server, method, b""), INVALID_ARGUMENT, "request: is missing")
 
 
@@ -131,12 +132,12 @@ def test_a_call_that_is_reset_before_its_request_leaves_nothing(server: RunningS
 @pytest.mark.parametrize("value", ["!!!!", "a", "Y Q="])
 @pytest.mark.parametrize("method", METHODS)
 def test_bad_base64_ends_the_call(server: RunningServer, method: str, value: str) -> None:
-    # grpc's own: a client should be told INVALID_ARGUMENT.
+    # grpc's own: a client should get INVALID_ARGUMENT.
     check_refused(called(server, method, message(METHODS[method]), ("x-trace-bin", value)), INTERNAL, "x-trace-bin")
 
 
 @pytest.mark.parametrize("value", ["", "YQ==", "YQ"])
-def test_sound_base64_is_of_no_concern(server: RunningServer, value: str) -> None:
+def test_valid_base64_is_of_no_concern(server: RunningServer, value: str) -> None:
     assert called(server, GENERATE, message(REQUEST), ("x-trace-bin", value)).status == OK
 
 

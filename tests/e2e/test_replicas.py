@@ -1,5 +1,6 @@
-"""A server whose model has two engines: requests of one prefix meet in one cache, and an engine
-that is lost ends its own streams alone.
+"""A server whose model has two engines.
+
+Requests of one prefix meet in one cache, and an engine that is lost ends its own streams alone.
 """
 
 from __future__ import annotations
@@ -58,8 +59,10 @@ def home(server: RunningServer, index: int) -> str:
 
 
 def settled_homes(server: RunningServer) -> list[str]:
-    """Where prefixes go once both services have heard of both engines, which a busy machine delays:
-    the same in three rounds, each on connections of their own.
+    """The engine of each prefix once both services know both engines.
+
+    A busy machine delays that, so the engines have to be equal in three rounds, each on connections
+    of their own.
     """
     rounds: list[list[str]] = []
 

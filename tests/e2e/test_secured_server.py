@@ -1,5 +1,6 @@
-"""`headrace serve` as it is installed where others reach it: certificates and keys by our own
-commands, several services, quotas over all of them.
+"""`headrace serve` in an installation that others reach.
+
+It has certificates and keys by our own commands, several services, and quotas over all of them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Installation:
         headrace("certs", "client", self.certs, "app")
         self.key = headrace("keys", "new", "app", "--keys-file", self.keys_file)
         self.bounded = headrace(
-            "keys", "new", "bounded", "--keys-file", self.keys_file, "--requests-per-minute", "4", "--tokens-per-minute", "100000"
+            "keys", "new", "bounded", "--keys-file", self.keys_file,
+            "--requests-per-minute", "4", "--tokens-per-minute", "100000"
         )  # fmt: skip
 
     def options(self) -> list[str]:
@@ -120,9 +122,7 @@ def test_a_revoked_key_is_refused_by_every_service(installation: Installation, s
 
 
 def _all_services(installation: Installation, server: RunningServer, key: str, expected: grpc.StatusCode) -> bool:
-    """Whether ten new connections, which the kernel spreads over the services, are all answered
-    alike.
-    """
+    """Whether ten new connections, spread over the services by the kernel, get one answer."""
     for _ in range(10):
         with installation.connected(server) as stub:
             try:

@@ -1,4 +1,4 @@
-"""SIGTERM while streams are open: NOT_SERVING first, no new calls, the streams finish, exit code 0."""
+"""SIGTERM while streams are open: NOT_SERVING, no new calls, streams finish, exit code 0."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What can't be served is refused before anything starts: exit code 2 within seconds and one line
-that names what is wrong.
+"""What can't be served is refused before anything starts.
+
+The server ends with exit code 2 within seconds and one line that names what is wrong.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ BROKEN: dict[str, tuple[Callable[[pathlib.Path], None], list[str]]] = {
     "unknown architecture": (unknown_architecture, ["config.json", "MambaForCausalLM"]),
     "code of its own": (own_code, ["config.json", "OwnForCausalLM", "(auto_map) is never run"]),
     "missing tensor": (lambda path: rewritten(path, lambda shapes: shapes.pop(NORM) and None), [NORM]),
-    "surplus tensor": (lambda path: rewritten(path, lambda s: s.update({"model.extra": (3,)})), [WEIGHTS, "model.extra"]),
+    "surplus tensor": (
+        lambda path: rewritten(path, lambda s: s.update({"model.extra": (3,)})), [WEIGHTS, "model.extra"]
+    ),
     "misshapen tensor": (lambda path: rewritten(path, lambda s: s.update({NORM: (17,)})), [WEIGHTS, NORM, "17"]),
 }  # fmt: skip
 

@@ -1,5 +1,7 @@
-"""Streams of a real server: readers that come late or leave, Cancel, several outputs, stop strings,
-reflection.
+"""Streams of a real server.
+
+Readers come late or leave; requests have Cancel, several outputs and stop strings; reflection lists
+the services.
 """
 
 from __future__ import annotations

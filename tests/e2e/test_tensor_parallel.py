@@ -1,5 +1,6 @@
-"""A server whose model is shared by two ranks: the answers of one rank, also under pressure;
-settings that don't suit end the start.
+"""A server whose model is shared by two ranks gives the answers of one rank.
+
+It does so under pressure too; settings that don't suit end the start.
 """
 
 from __future__ import annotations

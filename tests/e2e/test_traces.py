@@ -1,5 +1,6 @@
-"""A whole server that traces everything: each generation is found by its request, and nothing that
-callers said stands anywhere.
+"""A whole server that traces everything.
+
+Each generation is found by its request, and nothing that callers said stands anywhere.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ class Traced:
         return self._found(request_id="none") is not None
 
     def spans(self, **key: str) -> list[Any]:
-        """The spans of a trace that the server remembers; none while it does not, or is too busy to
-        say.
+        """The spans of a trace that the server remembers.
+
+        There are none while it does not remember it, or is too busy to say.
         """
         return self._found(**key) or []
 
@@ -121,7 +123,7 @@ def test_a_sampled_generation_is_found_with_a_span_per_token(traced: Traced) -> 
         for answer in traced.stub.Generate(inference_pb2.GenerateRequest(spec=spec), metadata=traced.metadata("a" * 16))
     ]
     request_id, ledger = events[0].accepted.request_id, events[-1].done.ledger
-    # A call's end is told after its generation's, and steps may wait for their backend.
+    # A call's end is reported after its generation's, and steps may wait for their backend.
     wait_until(lambda: traced.spans_below("a" * 16, request_id), 60, "the call is in the trace")
     spans = traced.spans_with(request_id, "engine.step")
     # Other tests' calls are in the same trace.
@@ -133,15 +135,15 @@ def test_a_sampled_generation_is_found_with_a_span_per_token(traced: Traced) -> 
     while more := {span.span_id for span in below if span.parent_span_id in inside} - inside:
         inside |= more
     own = [span for span in below if span.span_id in inside]
-    told = attributes(inference)
-    assert told["headrace.request.id"] == request_id and told["gen_ai.usage.output_tokens"] == 12
-    assert told["gen_ai.request.max_tokens"] == 12 and told["headrace.wire"] == "generate"
-    assert told["headrace.ledger.decode_ns"] == ledger.decode_ns
+    reported = attributes(inference)
+    assert reported["headrace.request.id"] == request_id and reported["gen_ai.usage.output_tokens"] == 12
+    assert reported["gen_ai.request.max_tokens"] == 12 and reported["headrace.wire"] == "generate"
+    assert reported["headrace.ledger.decode_ns"] == ledger.decode_ns
     assert sum(span.name == "token" for span in own) == 12
     assert {"queue", "prefill", "decode", "engine.step"} <= {span.name for span in spans}
     for span in own:
         assert span.start_time_unix_nano <= span.end_time_unix_nano
-    # Whatever tells of the request stands below its call.
+    # All spans of the request stand below its call.
     assert all(span in own for span in below if attributes(span).get("headrace.request.id") == request_id)
     added = wait_until(lambda: [line for line in traced.server.lines if "request added" in line and request_id in line])
     assert len(added) == 1 and TRACE_ID in added[0], "the backend's log leads from the request to its trace"
@@ -158,10 +160,10 @@ def test_a_generation_whose_reader_left_is_traced_to_its_end(traced: Traced) -> 
     spans = [span for span in found if span.trace_id.hex() == TRACE_ID]
     (server_span,) = [span for span in spans if span.parent_span_id.hex() == "c" * 16]
     (inference,) = [span for span in spans if span.parent_span_id == server_span.span_id]
-    told = attributes(inference)
+    reported = attributes(inference)
     num_tokens = sum(span.name == "token" and span.parent_span_id == inference.span_id for span in spans)
-    assert 6 <= num_tokens == told["gen_ai.usage.output_tokens"] < 400
-    assert [value.string_value for value in told["gen_ai.response.finish_reasons"].values] == ["cancelled"]
+    assert 6 <= num_tokens == reported["gen_ai.usage.output_tokens"] < 400
+    assert [value.string_value for value in reported["gen_ai.response.finish_reasons"].values] == ["cancelled"]
     assert server_span.start_time_unix_nano <= inference.start_time_unix_nano
     assert inference.end_time_unix_nano <= server_span.end_time_unix_nano
 
@@ -178,9 +180,12 @@ def test_a_worker_that_dies_stands_in_the_trace_once(traced: Traced) -> None:
     wait_until(lambda: traced.spans(request_id=request_id), 60, "the trace is there")
     spans = traced.spans(request_id=request_id)
     (inference,) = [
-        span for span in spans if attributes(span).get("headrace.request.id") == request_id and span.name != "engine.step"
+        span
+        for span in spans
+        if attributes(span).get("headrace.request.id") == request_id
+        and span.name != "engine.step"
         and "gen_ai.operation.name" in attributes(span)
-    ]  # fmt: skip
+    ]
     own = [span for span in spans if span.parent_span_id == inference.span_id]
     assert sum(span.name == "token" for span in own) == 200
     restarts = [span for span in own if span.name == "engine_restart"]
@@ -204,8 +209,8 @@ def _everything(traced: Traced) -> None:
     submit = inference_pb2.SubmitRequest(spec=spec, idempotency_key=MARKER + "-key")
     submitted = stub.Submit(submit, metadata=metadata)
     list(stub.Subscribe(inference_pb2.SubscribeRequest(request_id=submitted.request_id), metadata=metadata))
-    wish = inference_pb2.SessionRequest(stream_id=1, submit=inference_pb2.SessionSubmit(messages=said, spec=chat))
-    list(stub.Session(iter([wish]), metadata=metadata))
+    asked = inference_pb2.SessionRequest(stream_id=1, submit=inference_pb2.SessionSubmit(messages=said, spec=chat))
+    list(stub.Session(iter([asked]), metadata=metadata))
     infer = traced.channel.unary_unary(
         "/inference.GRPCInferenceService/ModelInfer",
         request_serializer=grpc_service_pb2.ModelInferRequest.SerializeToString,
@@ -232,7 +237,7 @@ def _everything(traced: Traced) -> None:
     left.cancel()
 
 
-def test_what_callers_said_and_were_told_stands_nowhere(traced: Traced) -> None:
+def test_what_callers_said_and_got_stands_nowhere(traced: Traced) -> None:
     spec = Spec(text="Once upon a time", stop=generation_pb2.StopConditions(max_tokens=24, ignore_eos=True))
     spec.sampling.temperature = 0
     answer = traced.stub.Complete(inference_pb2.CompleteRequest(spec=spec), metadata=traced.metadata())

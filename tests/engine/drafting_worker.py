@@ -1,5 +1,7 @@
-"""A worker that drafts: each step it settles as many tokens of a decoding row as it is told to draw,
-none to all that the plan allows.
+"""A worker that drafts tokens.
+
+Each step it settles as many tokens of a decoding row as it is set to draw, none to all that the
+plan allows.
 
 It follows the plan's upper bounds as `FakeWorker` follows exact positions: it goes on where a row
 stands, writes the keys and values of its drafts into the row's blocks, and leaves those of rejected
@@ -44,9 +46,7 @@ class DraftingWorker(FakeWorker):
         self._num_output: dict[int, int] = {}
 
     def _forward(self, plan: StepPlan) -> list[tuple[Row, int]]:
-        """Entries with known tokens as ever; a decode computes its row's last token, and its drafts
-        when they are drawn.
-        """
+        """Computes a plan's entries; a decode computes its row's last token and drawn drafts."""
         forward = plan.forward
         assert 1 <= plan.num_tokens <= self.token_budget, "the token budget is passed"
         self.num_tokens += plan.num_tokens
@@ -110,7 +110,7 @@ class DraftingWorker(FakeWorker):
         assert GARBAGE not in slots, "what a rejected draft left is read"
         assert [self._read(row, p) for p in range(num_tokens)] == slots, "a fork sees what it was forked from"
         for index in range(count):
-            if row_index in self.unsound_rows:
+            if row_index in self.non_finite_rows:
                 drawn.tokens.append(0)
                 drawn.ok.append(0)
                 break

@@ -1,5 +1,6 @@
-"""A worker without a model, for tests: it follows step plans to the letter, and its "model" makes
-every mistake of a plan visible.
+"""A worker without a model, for tests.
+
+It follows step plans to the letter, and its "model" makes every mistake of a plan visible.
 
 The KV of a token is a chain over everything before it, *read through the row's block table*; a
 sampled token depends on all of them, on the seed, the output, the position and, where penalties are
@@ -38,8 +39,9 @@ def draw(slots: list[int], seed: int, output_index: int, position: int, history:
 
 
 def top_tokens(token: int, num_logprobs: int) -> list[int]:
-    """What the worker reports as most likely beside a sampled token; fewer beside some tokens than
-    asked for.
+    """The tokens that the worker reports as most likely beside a sampled token.
+
+    Beside some tokens there are fewer than were asked for.
     """
     return [(token + offset) % VOCAB_SIZE for offset in range(min(num_logprobs, 1 + token % 3))]
 
@@ -62,15 +64,16 @@ PromptEntry = tuple[float, int, list[int]]
 
 
 def prompt_entry(slot: int, token: int, num_tops: int) -> PromptEntry:
-    """What is reported of a prompt's token after the KV of the token before it: its log
-    probability, its rank, the most likely tokens.
+    """The reported entry of a prompt's token that follows the KV in `slot`.
+
+    It has the token's log probability, its rank and the most likely tokens.
     """
     value = hash((slot, token))
     return -float(value % 1009), 1 + value % 31, [(value + offset) % VOCAB_SIZE for offset in range(num_tops)]
 
 
 def expected_prompt(request: EngineRequest) -> list[PromptEntry]:
-    """Of the prompt's second token and all after it, computed without any engine."""
+    """The entries of the prompt's second token and all after it, computed without any engine."""
     entries, slot = [], 0
     prompt = request.prompt_ids.tolist()
     for token, following in itertools.pairwise(prompt):
@@ -115,7 +118,7 @@ class FakeWorker:
         self.rows: dict[int, Row] = {}
         self.plans: deque[bytes] = deque()
         self.next_step_id = 1
-        self.unsound_rows: set[int] = set()
+        self.non_finite_rows: set[int] = set()
         # Its ring takes no plan of more bytes, of which so many are those of columns.
         self.plan_bytes, self.column_bytes = sys.maxsize, 1 << 30
         self.largest_plan_bytes = 0
@@ -124,7 +127,7 @@ class FakeWorker:
         self.num_copies = 0
         self.num_prompt_logprobs = 0
         # A prompt token whose log probability is not a number.
-        self.unsound_prompt_token: int | None = None
+        self.non_finite_prompt_token: int | None = None
         # How many of the tokens that are computed next are to pass before one whose KV is not
         # finite; None: all.
         self.poison_after: int | None = None
@@ -235,7 +238,7 @@ class FakeWorker:
                 assert [self._read(row, p) for p in range(num_tokens)] == slots
             admission = row.admission
             token = draw(slots, admission.sampling.seed, admission.output_index, position, tuple(row.history))
-            if row_index in self.unsound_rows or not self._is_finite(source, num_tokens):
+            if row_index in self.non_finite_rows or not self._is_finite(source, num_tokens):
                 tokens.append(0)
                 ok.append(0)
             else:
@@ -272,7 +275,7 @@ class FakeWorker:
         self.num_prompt_logprobs += len(entries)
         tops = [token for _, _, ids in entries for token in ids]
         result.prompt_sampled = np.array([sampled for sampled, _, _ in entries], np.float32)
-        result.prompt_sampled[np.array(following) == self.unsound_prompt_token] = np.nan
+        result.prompt_sampled[np.array(following) == self.non_finite_prompt_token] = np.nan
         result.prompt_ranks = np.array([rank for _, rank, _ in entries], np.int32)
         result.prompt_top_token_ids = np.array(tops, np.int32)
         result.prompt_top_logprobs = -np.array(tops, np.float32)

@@ -20,7 +20,7 @@ def refused(harness: Harness, code: RefusalCode, **changes: object) -> RequestRe
     return refusal.value
 
 
-def test_lost_worker_costs_no_token_and_streams_are_told() -> None:
+def test_lost_worker_costs_no_token_and_streams_learn_of_it() -> None:
     harness = Harness()
     specs = [request(20, max_tokens=12), request(40, max_tokens=8, n=3)]
     readers = [harness.add(spec) for spec in specs]

@@ -1,5 +1,7 @@
-"""Far too few blocks for what is asked: many rows, long prompts in small chunks, priorities, forks,
-and workers that die in between.
+"""The engine with far too few blocks for what is asked.
+
+There are many rows, long prompts in small chunks, priorities, forks, and workers that die in
+between.
 """
 
 from __future__ import annotations

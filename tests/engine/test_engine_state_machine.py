@@ -1,5 +1,6 @@
-"""Whatever happens in whatever order, tokens are those of a model that knows nothing of engines,
-and nothing is left behind.
+"""Whatever happens in whatever order, tokens are those of a model without an engine.
+
+Nothing is left behind.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ MAX_LEN = 96
 
 
 def expected_end(spec: EngineRequest, output_index: int) -> tuple[list[int], EndReason]:
-    """The output's tokens and its end by the letter of the rules, one token after another over the
-    whole text.
+    """The output's tokens and its end by the letter of the rules.
+
+    They are applied to one token after another, over the whole text.
     """
     tokens: list[int] = []
     text = b""
@@ -152,7 +154,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
     def lose_reader(self, data: st.DataObject) -> None:
-        """The owner's subscription ends, and the request with it: nothing more reaches the reader."""
+        """The owner's subscription ends with its request; nothing more reaches the reader."""
         index = data.draw(st.integers(0, len(self.asked) - 1))
         asked = self.asked[index]
         subscriber = next(s for s, reader in self.harness.readers.items() if reader is asked.reader)

@@ -1,5 +1,6 @@
-"""The disk that logs go to is full: what dies is replaced and serving goes on, without a line of
-log.
+"""The disk that logs go to is full.
+
+What dies is replaced and serving goes on, without a line of log.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def lost_lines(address: str) -> dict[str, float]:
     """By the kind of process."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as reply:
         lines = reply.read().decode().splitlines()
-    told = [line.rsplit(" ", 1) for line in lines if line.startswith(LOST)]
-    return {labels.split('process_kind="')[1].split('"')[0]: float(value) for labels, value in told}
+    reported = [line.rsplit(" ", 1) for line in lines if line.startswith(LOST)]
+    return {labels.split('process_kind="')[1].split('"')[0]: float(value) for labels, value in reported}
 
 
 def replace(server: RunningServer, module: str) -> None:

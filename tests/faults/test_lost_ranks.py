@@ -1,6 +1,7 @@
-"""One rank of several is killed, stopped or runs out of memory while streams are open: all ranks
-end for one reason that names it, all are started again, and streams go on; nothing is left, on
-cards no memory either.
+"""One rank of several is killed, stopped or runs out of memory while streams are open.
+
+All ranks end for one reason that names it, all are started again, and streams go on. Nothing is
+left, also no memory on cards.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ CARD_SLACK_BYTES = 256 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where ranks are, and how many tokens keep them busy while something happens to one."""
+    """The place of the ranks, and how many tokens keep them busy while one is harmed."""
 
     device: str
     tp: int
@@ -141,7 +142,7 @@ class Reader:
     is_done: bool = False
 
     async def read(self, stub: inference_pb2_grpc.InferenceServiceStub) -> None:
-        """To the end; no token may be missing, none told twice."""
+        """To the end; no token may be missing, none sent twice."""
         request = inference_pb2.GenerateRequest(spec=greedy(self.prompt, self.max_tokens))
         async for response in stub.Generate(request, timeout=CALL_TIMEOUT_S):
             if response.event.HasField("delta"):
@@ -248,7 +249,7 @@ def card_holder(index: int) -> Iterator[subprocess.Popen[str]]:
 
 
 def hold(holder: subprocess.Popen[str], server: RunningServer) -> None:
-    """Has the memory taken, and given back once a worker is lost: before the next life asks for it."""
+    """Takes the memory, and gives it back once a worker is lost, before the next life asks."""
     num_lines = len(server.lines)
     assert holder.stdin is not None and holder.stdout is not None
     holder.stdin.write("now\n")

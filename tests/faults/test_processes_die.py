@@ -1,5 +1,6 @@
-"""Processes are killed or stopped while streams are open: what a caller sees, what comes back, and
-that nothing is left behind.
+"""Processes are killed or stopped while streams are open.
+
+The tests look at what a caller sees, what comes back, and that nothing is left behind.
 """
 
 from __future__ import annotations

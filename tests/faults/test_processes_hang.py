@@ -1,5 +1,6 @@
-"""A backend, idle and busy, or a service is stopped and stays: it is found, ended and replaced as
-if it had died, and nothing is left behind.
+"""A backend, idle or busy, or a service is stopped and stays.
+
+It is found, ended and replaced as if it had died, and nothing is left behind.
 """
 
 from __future__ import annotations

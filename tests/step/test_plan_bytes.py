@@ -1,5 +1,6 @@
-"""Every step plan fits its ring, whatever is asked: what does not fit one step waits for the next,
-and every request ends.
+"""Every step plan fits its ring, whatever is asked.
+
+What does not fit one step waits for the next, and every request ends.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ LONG = 131_072
 
 
 class LongEngine:
-    """An engine with a long context, whose worker draws nothing but ones: only plans are of
-    interest.
+    """An engine with a long context, whose worker draws nothing but ones.
+
+    Only its plans are of interest.
     """
 
     def __init__(self, **changes: object) -> None:
@@ -187,8 +189,9 @@ def test_every_plan_fits_and_every_request_ends_with_its_tokens(
     requests: list[dict[str, int]],
     deaths: set[int],
 ) -> None:
-    """The worker asserts that plans fit; they have room for the largest of these requests, and for
-    a few more bytes.
+    """The worker asserts that plans fit the ring.
+
+    They have room for the largest of these requests, and for a few more bytes.
     """
     changes = {"max_num_seqs": 10, "max_num_batched_tokens": token_budget, "ageing_s": 1e-6}
     made = config(**changes, enable_prefix_cache=enable_prefix_cache)

@@ -13,8 +13,9 @@ from headrace_backend.engine.request import RequestState
 
 
 class AddOutcome(NamedTuple):
-    """A request was taken; or, `existing`, its idempotency key names an earlier one (nothing was
-    subscribed).
+    """The outcome of adding a request: it was taken, or it exists already.
+
+    If `existing` is set, the idempotency key names an earlier request, and nothing was subscribed.
     """
 
     request_id: str
@@ -32,7 +33,7 @@ class AbortOutcome(NamedTuple):
 
 
 class LossOutcome(NamedTuple):
-    """What a lost worker told of the request that makes steps fail, if there is one."""
+    """What the loss of a worker shows about the request that makes steps fail, if there is one."""
 
     # Fewer requests are suspected than before, or the one was found; not if that goes on and on
     # without a step that succeeds.
@@ -60,7 +61,7 @@ class AttachSnapshot:
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class RequestRow:
-    """One line of a listing."""
+    """One request in a listing, as plain data."""
 
     # Newer requests have larger ones; pages go backwards.
     sequence_number: int
@@ -84,7 +85,7 @@ class RequestPage(NamedTuple):
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class LoadSnapshot:
-    """How busy the engine is."""
+    """The engine's load at one moment: queue, rows, blocks and counters."""
 
     running_sequences: int
     waiting_requests: int

@@ -5,10 +5,12 @@ A pure object: no threads, no sockets, and the clock is given.
 Owns the order in which its parts are asked, and nothing else: each method is a page of what
 happens. One thread drives it:
 
-    add, abort, attach ...     requests and readers come and go            (validation, admission, request_table, readers)
-    plan() -> StepPlan         what the workers compute next               (scheduler, kv_cache_manager, plan_builder)
-    settle(StepResult)         tokens -> stops -> token log -> outboxes    (settlement, endings)
-    take_outboxes()            what the services are sent                  (outbox)
+    add, abort, attach ...  requests and readers come and go
+                            (validation, admission, request_table, readers)
+    plan() -> StepPlan      what the workers compute next
+                            (scheduler, kv_cache_manager, plan_builder)
+    settle(StepResult)      tokens -> stops -> token log -> outboxes (settlement, endings)
+    take_outboxes()         what the services are sent (outbox)
 
 Up to two steps are in flight: step N+1 is planned before the result of step N was read, but on a
 GPU not long before (plan_timing).
@@ -141,13 +143,12 @@ class Engine:
         plan_bytes: int | None = None,
         tokens_per_row: int = 1,
     ) -> None:
-        """A worker with an empty cache of so many blocks takes steps from now on; what was running
-        is computed again.
+        """Starts planning for a worker with an empty cache; what was running is recomputed.
 
         Requests that can't fit such a cache, or such a plan, end with an error.
 
         Args:
-            num_blocks: Of the cache.
+            num_blocks: Number of blocks of the worker's KV cache.
             on_gpu: Decides how long steps should take where the configuration leaves it open.
             captured_mixed_sizes: Tokens that the worker pads steps with prompts to, ascending; none
                 if it has no graphs.
@@ -257,8 +258,9 @@ class Engine:
         from_token: int,
         limits: TenantLimits = NO_LIMITS,
     ) -> AttachSnapshot:
-        """A further reader of a request, of one output or of all; what it missed is in the
-        snapshot.
+        """Adds a reader to a request, for one output or for all of them.
+
+        What the reader missed is in the snapshot.
 
         Raises:
             RequestRefused: INVALID_ARGUMENT, by a rule of limits; NOT_FOUND; OUT_OF_RANGE, the
@@ -270,15 +272,11 @@ class Engine:
         return self._readers.attach(subscriber, request_id, account, output_index, from_token)
 
     def detach(self, subscriber: Subscriber) -> None:
-        """Ends a subscription; if it came with a request that is not detached, ends the request
-        too.
-        """
+        """Ends a subscription, and its request if it came with one that is not detached."""
         self._readers.leave(subscriber, self._clock())
 
     def stream_lost(self, stream_id: int) -> None:
-        """A service is gone: its subscriptions end, and with them its requests that are not
-        detached.
-        """
+        """Ends the subscriptions of a service that is gone, and its undetached requests."""
         self._readers.stream_lost(stream_id, self._clock())
 
     def take_outboxes(self, leave: AbstractSet[int] = frozenset()) -> dict[int, Outbox]:
@@ -307,13 +305,14 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Some request has not ended."""
+        """Whether some request has not ended."""
         return self._table.num_active > 0
 
     @property
     def max_context_tokens(self) -> int:
-        """Most tokens of prompt and output that a request may have: the context, or what the whole
-        cache holds if that is less.
+        """Most tokens of prompt and output that a request may have.
+
+        The limit is the model's context, or what the whole cache holds if that is less.
         """
         num_blocks = self._admission.num_blocks
         if num_blocks is None:
@@ -322,8 +321,10 @@ class Engine:
         return min(self._model.max_model_len, num_blocks * self._block_size + 1)
 
     def plan(self) -> StepPlan | None:
-        """The next step; None if there is nothing to compute now, it is too early (`plan_due_ns`),
-        two steps are in flight, or there is no worker.
+        """Plans the next step; returns None if no step is to be planned now.
+
+        There is none if there is nothing to compute, it is too early (`plan_due_ns`), two steps are
+        in flight, or there is no worker.
 
         Expired requests end before they cost a step.
         """
@@ -351,8 +352,9 @@ class Engine:
 
     @property
     def plan_due_ns(self) -> int | None:
-        """Until when the next plan is held back, so that `plan` is to be asked again then; None: it
-        is not.
+        """The time at which `plan` is to be called again because the next plan is held back.
+
+        It is None if no plan is held back.
         """
         return self._timing.due_ns
 
@@ -378,19 +380,19 @@ class Engine:
     # Time.
 
     def expire(self) -> None:
-        """Ends requests whose deadline has passed, and forgets logs and accounts whose time is up."""
+        """Ends requests whose deadline has passed, and forgets logs and accounts that expired."""
         now_ns = self._clock()
         self._endings.end_expired(now_ns)
         self._table.expire(now_ns)
         self._quotas.expire(now_ns)
 
     def next_deadline_ns(self) -> int | None:
-        """When `expire` has something to do next; None: nothing in sight."""
+        """The time at which `expire` has something to do next; None if there is none."""
         times_ns = (self._deadlines.next_ns(), self._table.next_expiry_ns(), self._quotas.next_expiry_ns())
         return min((time_ns for time_ns in times_ns if time_ns is not None), default=None)
 
     def drain(self) -> None:
-        """Takes no new requests from now on; those there are go on."""
+        """Takes no new requests from now on; requests that exist go on."""
         self._admission.draining = True
 
     # What can be seen.
@@ -404,12 +406,13 @@ class Engine:
         return self._table.active()
 
     def load(self) -> LoadSnapshot:
-        """How busy the engine is. Without a worker there are no blocks."""
+        """Returns the engine's load; without a worker there are no blocks."""
         return self._meter.snapshot(self._scheduler, self._admission, self._table.num_active, self._clock())
 
     def check_integrity(self) -> None:
-        """Asserts the invariants that hold between calls; for tests and idle moments, as it looks
-        at every block.
+        """Asserts the invariants that hold between calls.
+
+        It looks at every block, so it is for tests and idle moments.
         """
         self._scheduler.check_integrity()
         active = list(self._table.active())
@@ -454,7 +457,8 @@ class Engine:
             request.lost_at_ns = 0
 
     def _gains_by_waiting(self) -> bool:
-        """Whether who comes while the step in flight is computed could join the next; steps that
-        tell of prompts are launched kernel by kernel, which must begin early.
+        """Whether a request that arrives while a step is in flight could join the next step.
+
+        Steps that report prompt logprobs are launched kernel by kernel and must begin early.
         """
         return not (self._in_flight and self._in_flight[-1].prompt_runs) and self._scheduler.takes_newcomers

@@ -24,7 +24,7 @@ class RefusalCode(enum.Enum):
 
 
 class RefusalReason(enum.Enum):
-    """Why, for counting."""
+    """The reason of a refusal, for counting."""
 
     QUEUE_FULL = "queue_full"
     DEADLINE = "deadline"
@@ -65,6 +65,6 @@ class RequestRefused(Exception):  # a refusal is an answer, not a fault
 
     @classmethod
     def invalid(cls, violations: list[Violation]) -> RequestRefused:
-        """An INVALID_ARGUMENT that names every broken rule."""
+        """Returns an INVALID_ARGUMENT refusal that names every broken rule."""
         message = "; ".join(f"{v.field}: {v.description}" for v in violations)
         return cls(RefusalCode.INVALID_ARGUMENT, message, tuple(violations))

@@ -41,8 +41,9 @@ def f32() -> array[float]:
 
 @dataclasses.dataclass(slots=True)
 class LogprobColumns:
-    """Log probabilities of a run of tokens: three entries' worth per token, and the most likely
-    tokens of all of them flat.
+    """Log probabilities of a run of tokens, as columns.
+
+    Each token has one entry in three columns; the most likely tokens of all tokens are flat.
     """
 
     # Per token: natural logarithm of its probability, its rank (1 is the most likely), how many top
@@ -55,7 +56,7 @@ class LogprobColumns:
     top_logprobs: array[float] = dataclasses.field(default_factory=f32)
 
     def __len__(self) -> int:
-        """Tokens."""
+        """Number of tokens in the columns."""
         return len(self.sampled)
 
     @property
@@ -66,7 +67,7 @@ class LogprobColumns:
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class Started:
-    """The request's first step was planned."""
+    """Says that the request's first step was planned."""
 
     cached_tokens: int
 
@@ -89,7 +90,7 @@ class PromptLogprobs:
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class Resumed:
-    """Computing goes on after a worker was replaced."""
+    """Says that computing goes on after a worker was replaced."""
 
     pause_ns: int
 

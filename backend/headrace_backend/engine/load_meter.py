@@ -1,5 +1,4 @@
-"""How busy the engine is, and how fast: what settled steps tell of the device, and the snapshot
-that callers see.
+"""The engine's load and rates, measured from settled steps, and the snapshot of them.
 
 Owns the counts of settled steps and of late work, and the moment at which the device was free.
 Durations go on to `step_time` and `rates`, which plan and admit by them, and moments to
@@ -19,7 +18,7 @@ from headrace_backend.step.plan import StepResult
 
 
 class LoadMeter:
-    """Reads settled steps."""
+    """Measures the engine's load by settled steps."""
 
     __slots__ = (
         "_device_free_ns",
@@ -66,7 +65,7 @@ class LoadMeter:
         return duration_ns / 1e3
 
     def snapshot(self, scheduler: Scheduler, admission: Admission, num_active: int, now_ns: int) -> LoadSnapshot:
-        """How busy the engine is. Without a worker there are no blocks."""
+        """Returns the engine's load; without a worker there are no blocks."""
         kv = scheduler.kv
         pool = kv.pool if kv is not None else None
         num_blocks, num_used = (pool.num_blocks, pool.num_used) if pool is not None else (0, 0)

@@ -30,7 +30,7 @@ class Rates:
         self._last_rate = 0.0
 
     def note_step(self, now_ns: int, duration_ns: int, num_prefill_tokens: int, num_output_tokens: int) -> None:
-        """A step was settled."""
+        """Notes a settled step."""
         if num_prefill_tokens and duration_ns > 0:
             measured = num_prefill_tokens * _NS_PER_S / duration_ns
             self.prefill_tokens_per_s = max(measured, self.prefill_tokens_per_s * _FADING)

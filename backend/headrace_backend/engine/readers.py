@@ -22,7 +22,7 @@ from headrace_backend.engine.requests.subscriptions import Subscriptions, read_o
 
 @dataclasses.dataclass(slots=True)
 class Readers:
-    """Everything that must hear of a reader."""
+    """Attaches and detaches readers, and informs everything that must hear of them."""
 
     table: RequestTable
     subscriptions: Subscriptions
@@ -37,8 +37,9 @@ class Readers:
         output_index: int | None,
         from_token: int,
     ) -> AttachSnapshot:
-        """A further reader of a request of its tenant, of one output or of all; what it missed is
-        in the snapshot.
+        """Adds a reader to a request of its tenant, for one output or for all of them.
+
+        What the reader missed is in the snapshot.
 
         Raises:
             RequestRefused: INVALID_ARGUMENT, the handle is in use; NOT_FOUND; OUT_OF_RANGE;
@@ -65,12 +66,11 @@ class Readers:
         )
 
     def leave(self, subscriber: Subscriber, now_ns: int, given_up: bool = True) -> None:
-        """Ends a subscription; if it came with a request that is not detached, ends the request
-        too.
+        """Ends a subscription, and its request if it came with one that is not detached.
 
         Args:
             subscriber: Who leaves; nothing happens if it does not read.
-            now_ns: Of the engine's clock.
+            now_ns: The engine's monotonic time, in nanoseconds.
             given_up: Its service said so, and is not itself gone.
         """
         request = self.subscriptions.remove(subscriber)
@@ -82,7 +82,7 @@ class Readers:
             self.endings.end_all(request, EndReason.CANCELLED, now_ns)
 
     def stream_lost(self, stream_id: int, now_ns: int) -> None:
-        """A service is gone, and all its readers with it."""
+        """Ends all subscriptions of a service that is gone."""
         for subscriber in self.subscriptions.handles(stream_id):
             self.leave(subscriber, now_ns, given_up=False)
         self.subscriptions.forget_stream(stream_id)

@@ -41,7 +41,10 @@ class AbortCause(enum.IntEnum):
 
 
 class RequestState(enum.IntEnum):
-    """Where a request is, as listings show it. Values as in the protocol; ALL is only a filter."""
+    """The state of a request, as listings show it.
+
+    The values are those of the protocol; ALL is only a filter.
+    """
 
     ALL = 0
     QUEUED = 1
@@ -50,8 +53,9 @@ class RequestState(enum.IntEnum):
 
 
 class Recording(NamedTuple):
-    """How a request is described where the engine itself tells of it; with a span to tell of, it is
-    recorded too.
+    """How a request is described in what the engine itself reports.
+
+    A request with a span is also recorded.
     """
 
     # gen_ai.operation.name.
@@ -117,7 +121,7 @@ class EngineRequest:
         self.stop_token_ids = frozenset(_column(self.asked.stop.token_ids).tolist())
 
     def without_tokens(self) -> EngineRequest:
-        """The request without its prompt and what was emitted before: what is kept when it ended."""
+        """The request without its prompt and earlier tokens, as it is kept after its end."""
         asked = msgspec.structs.replace(self.asked, prompt_token_ids=b"")
         return dataclasses.replace(self, asked=asked, emitted=())
 
@@ -128,9 +132,7 @@ class EngineRequest:
 
     @property
     def prompt_logprob_bytes(self) -> int:
-        """What the log probabilities of the prompt take while they are kept, at most; 0 if none are
-        asked for.
-        """
+        """Most bytes of the prompt's log probabilities while they are kept; 0 if not asked for."""
         num_tops = self.asked.num_prompt_logprobs
         if num_tops < 0:
             return 0

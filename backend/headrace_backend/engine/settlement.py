@@ -1,5 +1,7 @@
-"""Reads a step's result: tokens go to their sequences, stops are found, finite blocks are
-published, readers get what is released.
+"""Reads the result of a step.
+
+Tokens go to their sequences, stops are found, finite blocks are published, and readers get what is
+released.
 
 Owns the order of these for one settled step. Tokens are matched to sequences by the record of the
 planned step, in its order, never by row: a row may belong to another sequence by now. A sequence
@@ -26,7 +28,7 @@ from headrace_backend.engine.scheduling.plan_builder import InFlightStep
 from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.step.plan import StepResult
 
-_UNSOUND = "the model's output was not a number"
+_NOT_FINITE = "the model's output was not a number"
 
 
 class Settlement:
@@ -41,8 +43,9 @@ class Settlement:
         vocab_size: int,
         token_bytes: AbstractSequence[bytes] | None,
     ) -> None:
-        """Works on the scheduler's sequences; `token_bytes` are needed only where stop strings are
-        in use.
+        """Works on the scheduler's sequences.
+
+        `token_bytes` are needed only where stop strings are in use.
         """
         self._scheduler = scheduler
         self._endings = endings
@@ -54,8 +57,9 @@ class Settlement:
         self._stalled: set[Sequence] = set()
 
     def settle(self, step: InFlightStep, result: StepResult, now_ns: int, settled_id: int) -> None:
-        """Applies the result of a planned step, which is number `settled_id` of those settled over
-        all lives of workers.
+        """Applies the result of a planned step.
+
+        `settled_id` numbers the settled steps over all lives of workers.
 
         Raises:
             ValueError: The result is not one of this plan; nothing was applied.
@@ -99,13 +103,14 @@ class Settlement:
         Outputs that wait for its prompt could not either.
         """
         if sequence.request.unforked:
-            self._endings.end_all(sequence.request, EndReason.ERROR, now_ns, error=_UNSOUND)
+            self._endings.end_all(sequence.request, EndReason.ERROR, now_ns, error=_NOT_FINITE)
         elif not sequence.ended:
             self._endings.end_output(sequence, _error(sequence), now_ns)
 
     def _settle_counts(self, step: InFlightStep, counts: list[int]) -> list[Sequence]:
-        """Takes from the scheduled counters what was not settled. Returns the sequence of each
-        settled token.
+        """Takes from the scheduled counters what was not settled.
+
+        Returns the sequence of each settled token.
         """
         step_id, owners = step.step_id, []
         for sequence, count, most in zip(step.samples, counts, _most_counts(step), strict=True):
@@ -143,8 +148,9 @@ class Settlement:
                 sequence.runs.append((len(sequence.tokens), settled_id))
 
     def _note_counts(self, step: InFlightStep, counts: list[int], settled_id: int) -> None:
-        """Which tokens of recorded outputs the step settled, each noted by itself; who settled none
-        counts as passed over.
+        """Notes each token that the step settled for recorded outputs.
+
+        A sequence for which the step settled none counts as passed over.
         """
         self._stalled.update(step.stalled)
         for sequence, count in zip(step.samples, counts, strict=True):
@@ -158,8 +164,9 @@ class Settlement:
             sequence.runs.extend([(first + index, settled_id) for index in range(count)])
 
     def _report_prompts(self, step: InFlightStep, result: StepResult, now_ns: int) -> None:
-        """Before the tokens of the step are read: a request's first token follows the whole of its
-        prompt.
+        """Reports the prompt logprobs of a step, before its tokens are read.
+
+        A request's first token follows the whole of its prompt.
         """
         first = top_first = 0
         for request, run in step.prompt_runs:
@@ -168,14 +175,15 @@ class Settlement:
             end = first + run.num_tokens
             if request.active:
                 if np.isnan(result.prompt_sampled[first:end]).any():
-                    self._endings.end_all(request, EndReason.ERROR, now_ns, error=_UNSOUND)
+                    self._endings.end_all(request, EndReason.ERROR, now_ns, error=_NOT_FINITE)
                 else:
                     request.publish(log.append(run, result, first, top_first))
             first, top_first = end, top_first + run.num_tokens * log.num_tops
 
     def _checked_tokens(self, step: InFlightStep, result: StepResult, counts: list[int] | None) -> list[int]:
-        """The settled tokens, -1 where the worker reports logits that are not finite or gives no
-        token of the vocabulary.
+        """Returns the settled tokens, with -1 for tokens that can't be used.
+
+        A token is -1 where the logits are not finite or the token is not in the vocabulary.
         """
         num_tokens = len(step.samples) if counts is None else sum(counts)
         if len(result.tokens) != num_tokens or len(result.ok) != num_tokens:
@@ -192,7 +200,7 @@ class Settlement:
         request.ledger.step_count += 1
 
     def _append(self, sequence: Sequence, token: int, now_ns: int) -> None:
-        """One more token, sound: what it attended to is settled.
+        """Appends a token whose logits were finite: what it attended to is settled.
 
         Its log probabilities are in the log already.
         """
@@ -222,8 +230,9 @@ class Settlement:
             log.release(max(log.num_released, num_tokens - sequence.watch.num_held))
 
     def _find_end(self, sequence: Sequence, token: int) -> OutputEnd | None:
-        """Whether the output ends with the token just appended: by a stop token, by a stop string,
-        by its length, in this order.
+        """Finds out whether the output ends with the token just appended.
+
+        A stop token comes first, then a stop string, then the length.
         """
         num_tokens = len(sequence.tokens)
         output_index = sequence.log.output_index
@@ -264,9 +273,7 @@ def _checked_counts(step: InFlightStep, result: StepResult) -> list[int] | None:
 
 
 def _checked_logprobs(step: InFlightStep, result: StepResult, counts: list[int] | None) -> dict[int, TokenLogprobs]:
-    """The log probabilities of settled tokens whose sequences asked for them, by index of the
-    token.
-    """
+    """The log probabilities of settled tokens whose sequences asked for them, by token index."""
     logprobs = _logprobs_by_token(result) if result.logprob_indices.size else {}
     num_expected = step.num_logprobs
     if counts is not None and num_expected:
@@ -302,7 +309,7 @@ def _check_prompt_logprobs(step: InFlightStep, result: StepResult) -> None:
 
 
 def _error(sequence: Sequence) -> OutputEnd:
-    return OutputEnd(sequence.log.output_index, EndReason.ERROR, error=_UNSOUND)
+    return OutputEnd(sequence.log.output_index, EndReason.ERROR, error=_NOT_FINITE)
 
 
 def _logprobs_by_token(result: StepResult) -> dict[int, TokenLogprobs]:

@@ -1,9 +1,11 @@
-"""What settled steps leave behind for telemetry: a record of each, who was in it, and the requests
-whose end only the engine can tell of.
+"""What settled steps leave behind for telemetry.
 
-Owns the records' making, the ring of the newest ones for services, and what waits to be told. Does
-not tell anybody (the server does), and decides nothing. While nobody asks (`keeps_records` and
-`tells` are False) a step costs two branches.
+The log has a record of each step, the requests that were in it, and the requests whose end only the
+engine can report.
+
+Owns the records' making, the ring of the newest ones for services, and what waits to be reported.
+Reports to nobody itself (the server does), and decides nothing. While nobody asks (`keeps_records`
+and `tells` are False) a step costs two branches.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class _Waiting:
         self.preempted = _u32()
 
     def add(self, record: bytes, members: bytes, step: InFlightStep) -> None:
-        """One more step."""
+        """Adds one step."""
         self.records.append(record)
         self.member_counts.append(len(members) // 4)
         self.members.append(members)
@@ -85,7 +87,7 @@ class StepReader:
         self._due_at_ns = 0
 
     def take_due(self, now_ns: int) -> bytes:
-        """As `take`, once in `RECORDS_EVERY_NS`; nothing in between.
+        """Takes the records once in `RECORDS_EVERY_NS`; returns nothing in between.
 
         `now_ns` is the engine's clock.
         """
@@ -95,8 +97,9 @@ class StepReader:
         return self.take()
 
     def take(self) -> bytes:
-        """Records of the steps settled since the last call, the newest ones where they are too
-        many, side by side.
+        """Takes the records of the steps settled since the last call, side by side.
+
+        If there are too many, it takes the newest ones.
         """
         log = self._log
         num_new, self._num_taken = log.num_records - self._num_taken, log.num_records
@@ -134,7 +137,7 @@ class StepLog:
         self._late_work = 0
 
     def reader(self) -> StepReader:
-        """For a service that asks for records from now on."""
+        """Makes a reader for a service that asks for records from now on."""
         self.keeps_records = True
         return StepReader(self)
 
@@ -143,7 +146,7 @@ class StepLog:
         self._late_work = 0
 
     def note_plan(self, step: InFlightStep, scheduler: Scheduler, num_waiting: int, isolated: bool) -> None:
-        """A step was planned: what is to be seen at this moment."""
+        """Notes what is to be seen at the moment when a step is planned."""
         kv = scheduler.kv
         assert kv is not None, "a step was planned"
         step.num_blocks, step.free_blocks = kv.pool.num_blocks, kv.pool.num_available
@@ -192,7 +195,7 @@ class StepLog:
             self._waiting.add(record, self._members(step), step)
 
     def note_ended(self, request: LiveRequest, trace: facts.EngineTrace | None) -> None:
-        """A request has ended, and no service can tell of it."""
+        """Notes a request that has ended and that no service can report."""
         if self.tells:
             self._ended.append(EndedRequest(request, trace))
 
@@ -215,14 +218,12 @@ class StepLog:
         )
 
     def take_ended(self) -> list[EndedRequest]:
-        """Requests to tell of since the last call."""
+        """Requests that are to be reported since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     def _members(self, step: InFlightStep) -> bytes:
-        """Numbers of the requests of a step's sequences, uint32; those of one request may be
-        several.
-        """
+        """Request numbers of a step's sequences, uint32; a request may appear several times."""
         samples = step.samples
         if samples != self._last_samples:
             self._last_samples, self._last_members = samples, array("I", map(_NUMBER, samples)).tobytes()

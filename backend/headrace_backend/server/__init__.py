@@ -8,5 +8,5 @@ torch here, nor in anything imported from here.
     streams/            services' streams: messages in, calls of the engine, messages out; statuses
     engine_loop         drives the engine: results in, plans out, in time (precise_timer)
     workers/            worker processes: start, watchdog, replacement
-    health, telemetry   what callers and the telemetry process are told; model_cost: what steps cost
+    health, telemetry   what callers and the telemetry process get; model_cost: what steps cost
 """

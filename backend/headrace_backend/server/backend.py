@@ -176,8 +176,9 @@ class Backend:
         return workers.done() or self._engine_loop.failed.done()
 
     async def _drain(self, workers: asyncio.Future[None]) -> None:
-        """Refuses new requests and waits for the running ones: `drain_grace_s`, or until a second
-        signal.
+        """Refuses new requests and waits for the running ones.
+
+        It waits for `drain_grace_s`, or until a second signal.
         """
         self._health.drain()
         self._engine_loop.engine.drain()

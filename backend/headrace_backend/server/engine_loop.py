@@ -63,7 +63,7 @@ class EngineLoop:
         self.failed: asyncio.Future[None] = self._loop.create_future()
 
     def start(self, deliver: Deliver) -> None:
-        """Begins: outboxes go to `deliver` from now on."""
+        """Starts to drive the engine; outboxes go to `deliver` from now on."""
         self._deliver = deliver
         self._tick()
 
@@ -97,8 +97,10 @@ class EngineLoop:
         plan_bytes: int | None = None,
         tokens_per_row: int = 1,
     ) -> None:
-        """New workers take plans of at most `plan_bytes` through `send_plan`, which says whether
-        there was space; a step settles at most `tokens_per_row` for a row that decodes.
+        """Starts sending plans of at most `plan_bytes` bytes to new workers.
+
+        `send_plan` returns whether there was space. A step settles at most `tokens_per_row` tokens
+        for a row that decodes.
         """
         self._send_plan = send_plan
         about_worker = (num_blocks, on_gpu, captured_mixed_sizes, plan_bytes, tokens_per_row)
@@ -115,8 +117,9 @@ class EngineLoop:
         return self.engine.expected_step_s
 
     def workers_lost(self, failed_step_id: int | None = None) -> LossOutcome:
-        """The workers are gone, or have forgotten everything, and what was in flight with them;
-        `Engine.worker_lost` says what the step is.
+        """Forgets the steps in flight: the workers are gone or have forgotten everything.
+
+        `Engine.worker_lost` says what `failed_step_id` is.
         """
         outcome = LossOutcome()
 
@@ -174,7 +177,7 @@ class EngineLoop:
             self._deliver(outboxes)
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Runs `act`, then plans and delivers. An exception is the end."""
+        """Runs `act`, then plans and delivers; an exception ends the process."""
         if self._deliver is None or self.failed.done():
             return
         try:

@@ -1,4 +1,4 @@
-"""Whether the engine makes progress: one state, told to everybody who listens.
+"""Whether the engine makes progress: one state, reported to everybody who listens.
 
 Owns the state and its order of precedence. Who finds out that progress stopped is
 `worker_supervision`; who tells the services is `engine_service`.
@@ -15,14 +15,14 @@ HEARTBEAT_S = 1.0
 
 
 class HealthState(NamedTuple):
-    """As in `EngineState`: `reason` is for people."""
+    """The state that `EngineState` reports; `reason` is for people."""
 
     serving: bool
     reason: str
 
 
 class Health:
-    """The state now, and who wants to hear of a change. Draining is final."""
+    """The engine's state, and its listeners; draining is final."""
 
     def __init__(self) -> None:
         self._state = HealthState(False, "loading")
@@ -39,11 +39,11 @@ class Health:
         self._listeners.append(listener)
 
     def set_serving(self) -> None:
-        """Steps are computed, or would be."""
+        """Sets the state to serving: steps are computed, or would be."""
         self._set(HealthState(True, "serving"))
 
     def set_not_serving(self, reason: str) -> None:
-        """No steps for now."""
+        """Sets the state to not serving: no steps are computed for now."""
         self._set(HealthState(False, reason))
 
     def drain(self) -> None:

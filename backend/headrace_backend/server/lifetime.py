@@ -48,7 +48,7 @@ def die_with_parent() -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where to listen: a unix socket, or a TCP port when `socket_path` is None."""
+    """An address to listen at: a unix socket, or a TCP port when `socket_path` is None."""
 
     target: str
     socket_path: pathlib.Path | None
@@ -77,8 +77,9 @@ def parse_listen(text: str) -> ListenAddress:
 def read_secret(
     token_file: pathlib.Path | None, address: ListenAddress, *, has_certificates: bool = False
 ) -> bytes | None:
-    """The secret that services must present, without surrounding white space; None where
-    certificates or the socket's folder protect.
+    """Reads the secret that services must present, without surrounding white space.
+
+    It is None where certificates or the socket's folder protect the server.
 
     Raises:
         StartRefused: The file can't be read or its content is of no use, or a TCP port would be
@@ -117,7 +118,7 @@ def _protected_folder(folder: pathlib.Path) -> None:
 
 
 def _try_lock(path: pathlib.Path) -> int | None:
-    """A descriptor that holds the lock on the file at `path`, or None if another process holds it."""
+    """Returns a descriptor that locks the file at `path`; None if another process holds it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -134,8 +135,9 @@ def _try_lock(path: pathlib.Path) -> int | None:
 
 @contextlib.contextmanager
 def claimed_socket(address: ListenAddress) -> Iterator[None]:
-    """Holds a unix socket for this process: protected folder, lock on `<socket>.pid`, no stale
-    socket in the way.
+    """Holds a unix socket for this process.
+
+    The folder is protected, `<socket>.pid` is locked, and a stale socket is removed.
 
     Removes both in the end.
 

@@ -1,5 +1,6 @@
-"""Entry of the backend process: reads its configuration, checks what can be checked without torch,
-and joins the parts.
+"""Entry of the backend process.
+
+It reads the configuration, checks what can be checked without torch, and joins the parts.
 
 Order of a start: configuration, socket, model folder (each refused with one line and exit code 2
 before anything heavy happens), then the gRPC server, so that services can connect and see
@@ -50,7 +51,7 @@ _MAX_CONFIG_BYTES = 1 << 20
 
 
 def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WORKER_COMMAND) -> int:
-    """Runs the backend until it is told to end.
+    """Runs the backend until a signal ends it.
 
     Args:
         arguments: Command line without the program.
@@ -123,22 +124,24 @@ def _open_model(config: EngineConfig) -> ModelFolder:
         raise StartRefused(reason)
     if folder.config.names_own_code:
         get_logger().warning(
-            "config.json names code of the model folder's own (auto_map): it is not run, the model is served as its architecture",
+            "config.json names code of the model folder's own (auto_map): it is not run, the model is served as its "
+            "architecture",
             architecture=folder.config.architecture,
         )
     return folder
 
 
 def _measured_loss(config: EngineConfig, folder: ModelFolder) -> MeasuredLoss | None:
-    """What the folder says that its quantization cost, if those weights are served; a report that
-    is not sound is no reason not to serve them.
+    """Reads what the folder's report says that quantizing cost, if those weights are served.
+
+    An invalid report does not keep the weights from being served.
     """
     if config.load != "folder":
         return None
     try:
         return read_measured_loss(folder)
     except InvalidModelFolder as error:
-        get_logger().warning("what quantizing cost is not told", why=str(error))
+        get_logger().warning("what quantizing cost is not reported", why=str(error))
         return None
 
 

@@ -1,5 +1,6 @@
-"""What a model's steps compute and read, from its configuration: the weights of `step_records` when
-steps are judged against the device.
+"""What a model's steps compute and read, from its configuration.
+
+`step_records` judges steps against the device by these numbers.
 
 Owns the arithmetic, for dense decoders with grouped-query attention, as all families here are.
 Products count; norms, rotations and activations do not: together they are below 1%. No torch.
@@ -39,15 +40,16 @@ def model_cost(
     kv_dtype: str = "auto",
     head_bits: float | None = None,
 ) -> ModelCost:
-    """The cost of a model.
+    """Computes the cost of a model.
 
     Args:
         config: Describes it.
-        dtype: Of weights and, unless quantized, cache: fp32, bf16, fp16, or torch's spelling.
+        dtype: Dtype of weights and, unless quantized, of the cache: fp32, bf16, fp16, or torch's
+            spelling.
         layer_bits: Bits per weight of the layers' products, scales included, where they are
             quantized.
         kv_dtype: The cache's, as EngineConfig has it.
-        head_bits: As `layer_bits`, of the output layer.
+        head_bits: Width of one quantized value of the output layer, in the terms of `layer_bits`.
     """
     item_bytes = _DTYPE_BYTES[dtype]
     model = config.description

@@ -1,5 +1,6 @@
-"""What the backend knows of its model: limits for the engine, text of tokens for stop strings, and
-the description that services get.
+"""What the backend knows about its model.
+
+It gives limits to the engine, the bytes of tokens to stop strings, and the description to services.
 
 Owns what is derived from the model folder and the configuration; the workers add what only they
 know, once they are ready.
@@ -39,17 +40,17 @@ def text_bytes(folder: ModelFolder) -> list[bytes] | None:
 
 
 class ModelFacts:
-    """What services are told about the model; the workers add what only they know."""
+    """What services learn about the model; the workers add what only they know."""
 
     def __init__(
         self, config: EngineConfig, folder: ModelFolder, limits: ModelLimits, measured: MeasuredLoss | None = None
     ) -> None:
-        """Nothing is known from workers yet.
+        """Starts with nothing known from workers.
 
         Args:
-            config: Of the engine.
+            config: The engine's configuration.
             folder: The model's.
-            limits: As `model_limits` says.
+            limits: The model's limits, from `model_limits`.
             measured: What the folder's report says that its numbers cost; None if it says nothing.
         """
         self._config = config
@@ -85,7 +86,7 @@ class ModelFacts:
         )
 
     def cost(self, ready: WorkerReady) -> ModelCost:
-        """What its steps compute and read, all ranks together."""
+        """What the model's steps compute and read, all ranks together."""
         model, report = self._folder.config, ready.quantization or QuantizationReport()
         # What was not quantized has no bits of its own.
         layer_bits, head_bits = report.bits_per_weight or None, report.head_bits_per_weight or None

@@ -43,8 +43,9 @@ class PreciseTimer:
         loop.add_reader(self._descriptor, self._fire)
 
     def set(self, at_ns: int) -> None:
-        """Calls back once `at_ns` has come, at once if it has; in place of any moment that was set
-        before.
+        """Arranges a call at `at_ns`, or at once if that time has passed.
+
+        It replaces any time that was set before.
         """
         if at_ns != self._at_ns:
             self._at_ns = at_ns

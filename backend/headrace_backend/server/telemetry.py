@@ -1,7 +1,8 @@
-"""What the backend tells the telemetry process: its engine, its steps, its load, and the
-generations of which no service can tell.
+"""What the backend reports to the telemetry process.
 
-Owns when each is told and how it is put together. Does not own the way there
+It reports its engine, its steps, its load, and the generations that no service can report.
+
+Owns when each is reported and how it is put together. Does not own the way there
 (`headrace_facts.feed`) nor what is noted (`engine.step_log`). A backend without a telemetry socket
 has no `Teller`.
 """
@@ -62,14 +63,14 @@ def open_feed(address: str, model_name: str, replica: int, steps: StepLog) -> Fe
 
 
 class Teller:
-    """Tells a feed what happens. Everything in the event loop's thread."""
+    """Reports to a feed what happens; everything runs in the event loop's thread."""
 
     def __init__(self, feed: Feed, engine: Engine, model: ModelFacts) -> None:
-        """Nothing told yet.
+        """Starts with nothing reported.
 
         Args:
-            feed: Where facts go; started and stopped here.
-            engine: Whose steps, requests and load are told.
+            feed: The connection that facts are sent over; it is started and stopped here.
+            engine: The engine whose steps, requests and load are reported.
             model: What is known of the model.
         """
         self._feed = feed
@@ -85,7 +86,7 @@ class Teller:
         feed.on_connect = self._tell_active
 
     def start(self) -> None:
-        """Connects, and tells from now on."""
+        """Connects, and reports from now on."""
         self._feed.start()
         loop = asyncio.get_running_loop()
         self._tasks = [
@@ -95,7 +96,7 @@ class Teller:
         ]
 
     async def stop(self) -> None:
-        """Tells what is left, within a second."""
+        """Reports what is left, within a second."""
         for task in self._tasks:
             task.cancel()
         self.flush()
@@ -103,7 +104,7 @@ class Teller:
         await self._feed.stop()
 
     def ready(self, ready: WorkerReady) -> None:
-        """Workers take steps, the first ones or others in their place."""
+        """Reports the engine when workers take steps, the first ones or others in their place."""
         self._num_ready += 1
         cost = self._model.cost(ready)
         self._feed.greet(
@@ -122,15 +123,15 @@ class Teller:
         )
 
     def began(self, number: int, request_id: str, span: facts.SpanContext | None) -> None:
-        """The engine took a request."""
+        """Reports that the engine took a request."""
         self._feed.tell(facts.RequestBegan(self._engine.steps.engine, number, request_id, span))
 
     def refused(self, reason: RefusalReason) -> None:
-        """A request was refused."""
+        """Counts a request that was refused."""
         self._refusals[reason.value] += 1
 
     def flush(self) -> None:
-        """Tells the steps settled and the generations ended since the last call."""
+        """Reports the steps settled and the generations ended since the last call."""
         steps = self._engine.steps.take_steps()
         if steps is not None:
             self._feed.tell(steps)
@@ -138,10 +139,10 @@ class Teller:
             self._feed.tell(self._generation(ended))
 
     async def _repeat(self, period_s: float, tell: Callable[[], None]) -> None:
-        """Tells again and again.
+        """Calls `tell` again and again.
 
-        A mistake of ours costs what was to be told then, and is logged once until telling works
-        again.
+        A mistake of ours costs what was to be reported then, and is logged once until reporting
+        works again.
         """
         failing = False
         while True:
@@ -151,11 +152,11 @@ class Teller:
                 failing = False
             except Exception:
                 if not failing:
-                    self._log.exception("telemetry not told", what=tell.__name__)
+                    self._log.exception("telemetry not reported", what=tell.__name__)
                 failing = True
 
     def _tell_active(self) -> None:
-        """A telemetry process that is new knows no request."""
+        """Reports active requests to a telemetry process that is new and knows none."""
         for request in self._engine.active_requests():
             self.began(request.sequence_number, request.spec.request_id, request.spec.span)
 
@@ -232,8 +233,9 @@ class Teller:
 
 
 def _parameters(request: LiveRequest) -> dict[str, int | float]:
-    """As the engine has them: what the caller left out has become a value, and those that change
-    nothing are left out here.
+    """The request's parameters with the values that are in force in the engine.
+
+    Defaults stand where the caller left something out; parameters that change nothing are left out.
     """
     spec, sampling = request.spec, request.spec.asked.sampling
     parameters: dict[str, int | float] = {

@@ -1,9 +1,9 @@
-"""Messages between the backend and a worker that are not steps: start-up progress, the memory plan,
-notices, readiness, failure.
+"""Messages between the backend and a worker that are not steps.
 
-Owns their fields and byte form (msgpack with a tag). They are rare; steps go as columns
-(`plan`). Every ring record starts with one byte, its kind, so that both travel in one ordered
-channel.
+They are start-up progress, the memory plan, notices, readiness and failure.
+
+Owns their fields and byte form (msgpack with a tag). They are rare; steps go as columns (`plan`).
+Every ring record starts with one byte, its kind, so that both travel in one ordered channel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 
 class RecordKind(enum.IntEnum):
-    """First byte of a ring record."""
+    """The first byte of a ring record, which says what the record is."""
 
     STEP_PLAN = 1  # engine -> worker, StepPlan bytes
     SHUTDOWN = 2  # engine -> worker, empty: finish what was planned, then exit 0
@@ -24,8 +24,10 @@ class RecordKind(enum.IntEnum):
 
 
 class MemoryPlan(msgspec.Struct, tag="memory_plan", frozen=True):
-    """How the device's memory is divided, in bytes: estimated before anything is allocated, and on
-    a GPU once more when all of it was measured.
+    """How the device's memory is divided, in bytes.
+
+    The plan is estimated before anything is allocated; on a GPU it is made again when all of it was
+    measured.
     """
 
     device: str
@@ -40,7 +42,7 @@ class MemoryPlan(msgspec.Struct, tag="memory_plan", frozen=True):
     block_size: int
     # Whether weights, activations, graphs and the rest were measured.
     is_measured: bool = False
-    # All of the device's memory, whoever uses it; 0: not told (a CPU).
+    # All of the device's memory, whoever uses it; 0: not reported (a CPU).
     device_bytes: int = 0
     # The driver's and libraries' own memory on the device.
     other_bytes: int = 0
@@ -75,7 +77,7 @@ class QuantizationReport(msgspec.Struct, tag="quantization", frozen=True):
 
 
 class LoadProgress(msgspec.Struct, tag="load_progress", frozen=True):
-    """How far a start-up phase is. Also a sign of life for the watchdog."""
+    """How far a start-up phase is; it is also a sign of life for the watchdog."""
 
     phase: str
     done: int
@@ -135,8 +137,9 @@ class WorkerFailed(msgspec.Struct, tag="worker_failed", frozen=True):
 
 
 class StepRaised(msgspec.Struct, tag="step_raised", frozen=True):
-    """A step could not be computed, and the worker goes on: a small step of its own succeeded
-    since.
+    """A step could not be computed, and the worker goes on.
+
+    A small step of its own has succeeded since.
 
     It passes over all plans until RESET.
     """
@@ -152,7 +155,7 @@ _decoder = msgspec.msgpack.Decoder(WorkerMessage)
 
 
 def encode_message(message: WorkerMessage) -> bytes:
-    """Bytes of one message, tag included."""
+    """Returns the bytes of one message, tag included."""
     return _encoder.encode(message)
 
 

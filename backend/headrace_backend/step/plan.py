@@ -1,5 +1,6 @@
-"""The step plan: what one forward pass of the whole batch computes, as bytes that cross from the
-engine to its workers, and the result that crosses back.
+"""The step plan: what one forward pass of the whole batch computes, and its result.
+
+Both cross between the engine and its workers as bytes.
 
 Owns the columns of both and their byte form. Does not own the transport (`ring`) nor any decision:
 the engine's scheduler fills a plan, every worker reads the same bytes, and both sides agree on
@@ -60,8 +61,9 @@ class RowAdmission(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
 
 class SiblingAdmission(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """An admission that differs from the one before it in the plan by these fields alone: another
-    output of one request.
+    """An admission that differs from the one before it in the plan by these fields alone.
+
+    It admits another output of one request.
 
     Bytes only: what all outputs of a request share (its prompt above all) crosses once per plan.
     """
@@ -82,7 +84,7 @@ _admissions_decoder = msgspec.msgpack.Decoder(list[_PackedAdmission])
 
 
 def _packed(admission: RowAdmission, before: RowAdmission | None) -> _PackedAdmission:
-    """An admission as it crosses, by the one before it in the plan."""
+    """Packs an admission as it crosses, by the one before it in the plan."""
     if before is None or admission.sampling.seed != before.sampling.seed:
         return admission
     sibling = SiblingAdmission(admission.row, admission.output_index, admission.output_ids)
@@ -90,8 +92,9 @@ def _packed(admission: RowAdmission, before: RowAdmission | None) -> _PackedAdmi
 
 
 def admission_bytes(admission: RowAdmission, before: RowAdmission | None) -> int:
-    """Bytes that an admission adds to a plan in which it follows `before`; None: it is the plan's
-    first.
+    """Bytes that an admission adds to a plan in which it follows `before`.
+
+    `before` is None for the plan's first admission.
     """
     return len(_admissions_encoder.encode(_packed(admission, before)))
 
@@ -181,7 +184,7 @@ class PromptLogprobPlan:
 
     `num_runs` entries per column; most steps have none.
 
-    A run is consecutive hidden states of one entry. Each tells of the prompt token that follows it,
+    A run is consecutive hidden states of one entry. Each reports the prompt token that follows it,
     which may be computed only by a later step, so the plan names them all.
     """
 
@@ -223,7 +226,7 @@ FRAME_BYTES = _HEADER.size + 5
 
 @dataclasses.dataclass(slots=True)
 class StepPlan:
-    """One step: rows given back, rows taken, the forward pass, the draws, what is told of prompts.
+    """One step: rows given back, rows taken, the forward pass, the draws, the prompt logprobs.
 
     `step_id` counts from 1 per worker start.
     """
@@ -247,11 +250,13 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the forward pass computes."""
+        """Number of tokens that the forward pass computes."""
         return int(self.forward.counts.sum())
 
     def encode(self) -> bytes:
-        """The plan as bytes: a header of column lengths, the int32 columns, then the admissions as
+        """Encodes the plan as bytes.
+
+        A header of column lengths comes first, then the int32 columns, then the admissions as
         msgpack.
         """
         columns = [self.released_rows]
@@ -290,8 +295,9 @@ _RESULT_HEADER = struct.Struct("<QQQQ10I")
 
 @dataclasses.dataclass(slots=True)
 class StepResult:
-    """What a worker answers to one plan: the tokens that it settled, those of one sample side by
-    side, in the order of the plan's `sample` columns.
+    """What a worker answers to one plan: the tokens that it settled.
+
+    Tokens of one sample stand side by side, in the order of the plan's `sample` columns.
 
     A sample settles one token; one whose row computes its last sampled token may settle none, which
     leaves the row as it was, or as many as its entry computes. A token whose logits held a NaN or
@@ -368,7 +374,7 @@ class StepResult:
         return b"".join([header, *(c.tobytes() for c in columns)])
 
     def _prompt_columns(self) -> tuple[npt.NDArray[np.generic], ...]:
-        """None, at no cost, where no prompt is told of."""
+        """None, at no cost, where no prompt logprobs are reported."""
         if not self.prompt_sampled.size:
             return ()
         return self.prompt_sampled, self.prompt_ranks, self.prompt_top_token_ids, self.prompt_top_logprobs

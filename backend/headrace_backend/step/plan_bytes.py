@@ -1,5 +1,6 @@
-"""How many bytes a step plan may take: rings are sized by it, and the scheduler admits sequences by
-it.
+"""Bytes that a step plan may take.
+
+Rings are sized by it, and the scheduler admits sequences by it.
 
 Owns the arithmetic of the two parts of a plan. Its *columns* are bounded by rows and token budget,
 whatever is asked. Its *admissions* are bounded by nothing but the scheduler, which counts them:
@@ -48,8 +49,9 @@ def table_bytes(num_blocks: int) -> int:
 
 
 def largest_admission_bytes(config: EngineConfig, max_model_len: int) -> int:
-    """Most bytes of one admission with its block table: a history of the whole context, and every
-    list at its limit.
+    """Most bytes of one admission with its block table.
+
+    The history has the length of the whole context, and every list is at its limit.
     """
     word_bytes = RUN_BYTES + _INT * limits.MAX_BAD_WORD_TOKENS
     lists = 2 * _INT * limits.MAX_LOGIT_BIAS + limits.MAX_BAD_WORD_SEQUENCES * word_bytes
@@ -59,11 +61,12 @@ def largest_admission_bytes(config: EngineConfig, max_model_len: int) -> int:
 
 
 def max_plan_bytes(config: EngineConfig, max_model_len: int) -> int:
-    """Bytes that a plan is given: all columns, and admissions of every row with a whole history, or
-    as many as fit 24 MiB.
+    """Bytes of the largest plan.
+
+    It has all columns, and admissions of every row with a whole history, or as many as fit 24 MiB.
 
     Args:
-        config: The engine's.
+        config: The engine's configuration.
         max_model_len: Longest sequence in tokens.
     """
     per_row = _INT * max_model_len + table_bytes(max_model_len // config.block_size) + _USUAL_ADMISSION_BYTES

@@ -20,7 +20,7 @@ _STEP, _COLLECTIVES, _PROGRESS, _NUM_COUNTERS = range(4)
 
 
 class RankMark(NamedTuple):
-    """Where a rank is; ordered as ranks are."""
+    """The place in its work that a rank has reached; marks are in the order of the work."""
 
     # Step begun last, as plans count them; 0: none.
     step_id: int
@@ -29,14 +29,14 @@ class RankMark(NamedTuple):
 
 
 def create_board(world_size: int) -> int:
-    """An empty board's descriptor, close-on-exec: hand it on with subprocess's `pass_fds`."""
+    """Makes an empty board's descriptor, close-on-exec: hand it on with `pass_fds`."""
     descriptor = os.memfd_create("headrace-ranks", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, world_size * _LINE_BYTES)
     return descriptor
 
 
 class RankBoard:
-    """The mapping. A rank writes its own line only."""
+    """The mapping of all ranks' lines; a rank writes its own line only."""
 
     def __init__(self, descriptor: int, world_size: int) -> None:
         """Maps it; the descriptor may be closed."""
@@ -54,9 +54,7 @@ class RankBoard:
         return [RankMark(*counters[:_PROGRESS]) for counters in self._lines()]
 
     def progress(self) -> tuple[int, ...]:
-        """All counters of all ranks: two readings that differ say that some rank went on in
-        between.
-        """
+        """All counters of all ranks; two readings differ if some rank went on in between."""
         return tuple(counter for counters in self._lines() for counter in counters)
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
-"""A ring of byte records in shared memory: how step plans and results cross between the engine and
-its workers.
+"""A ring of byte records in shared memory.
+
+Step plans and results cross in it between the engine and its workers.
 
 Owns the memory's layout, the cursors and the waiting. Does not own what a record means: a record is
-a kind (`messages.RecordKind`) and a payload. One process writes, one or more read, and every
-reader sees every record in order. The memory is an anonymous file (memfd) and its descriptors are
+a kind (`messages.RecordKind`) and a payload. One process writes, one or more read, and every reader
+sees every record in order. The memory is an anonymous file (memfd) and its descriptors are
 inherited: no names that could outlive a crash, nothing to clean up. One eventfd per reader says
 "there is data", one says "there is space", so that both sides can sleep in poll() or in an event
 loop.
@@ -62,7 +63,7 @@ class RingCorrupt(Exception):
 
 
 class RingDescriptors(NamedTuple):
-    """What a process needs of a ring, all close-on-exec: hand them on with subprocess's `pass_fds`."""
+    """A ring's descriptors, all close-on-exec: hand them on with subprocess's `pass_fds`."""
 
     memory: int
     # One eventfd per reader.
@@ -129,7 +130,7 @@ class _Memory:
 
     @staticmethod
     def index(cursor: int) -> int:
-        """Where cursor number `cursor` lies in `cursors`."""
+        """Index of cursor number `cursor` in `cursors`."""
         return cursor * (_CACHE_LINE // 8)
 
     def fence(self) -> None:
@@ -196,8 +197,9 @@ class RingWriter:
 
     @property
     def max_payload_at_once(self) -> int:
-        """The largest payload that a ring takes without waiting once its readers have read all of
-        it, wherever its end is.
+        """The largest payload that a ring always takes once its readers have read all of it.
+
+        It does not depend on where in the ring its end is.
 
         A larger one may need a skip before it, and the place of the skip.
         """
@@ -288,8 +290,9 @@ class RingReader:
         self._cursor = self._memory.cursors[self._index]
 
     def fileno(self) -> int:
-        """The data event, readable when there may be records: for an event loop, which then calls
-        `try_read` until it gives None.
+        """The data event, readable when there may be records.
+
+        An event loop that waits for it calls `try_read` until that returns None.
         """
         return self._data_event.descriptor
 
@@ -297,7 +300,7 @@ class RingReader:
         """The next record as (kind, payload), or None, which also clears the data event.
 
         Raises:
-            RingCorrupt: See there.
+            RingCorrupt: A record's length can't be right.
         """
         record = self._take()
         if record is None:
@@ -317,7 +320,7 @@ class RingReader:
                 (tens of microseconds), costs a core.
 
         Raises:
-            RingCorrupt: See there.
+            RingCorrupt: A record's length can't be right.
         """
         record = self._take()
         if record is not None:

@@ -1,3 +1,4 @@
-"""The engines that this service reaches: connections, the models that they serve, and the choice of
-one for each request.
+"""The engines that this service reaches, and the choice of one for each request.
+
+The room owns the connections and the models that the engines serve.
 """

@@ -1,5 +1,6 @@
-"""The service's side of the supervisor's control socket: what models there are, and operators'
-wishes on their way there.
+"""The service's side of the supervisor's control socket.
+
+It brings which models there are, and takes operators' requests there.
 
 Owns the watch, which is made anew whenever it breaks (what was known last holds until then), and
 the turning of the supervisor's refusals into `ServiceError`s. What the state means for this process
@@ -26,7 +27,7 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.enable_http_proxy", 0),
 ]
-# What the supervisor answers a wish with on purpose; anything else is a failure of the connection.
+# What the supervisor answers on purpose; anything else is a failure of the connection.
 _MEANT = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -45,13 +46,13 @@ class ControlClient:
     Args:
         address: of the control socket, unix:PATH.
         service_name: names this process in the supervisor's logs.
-        told: called with every state.
+        on_state: called with every state.
     """
 
-    def __init__(self, address: str, service_name: str, told: Callable[[pb.ServerState], None]) -> None:
+    def __init__(self, address: str, service_name: str, on_state: Callable[[pb.ServerState], None]) -> None:
         self._address = address
         self._service_name = service_name
-        self._told = told
+        self._on_state = on_state
         self._channel: grpc.aio.Channel | None = None
 
     async def run(self) -> None:
@@ -66,7 +67,7 @@ class ControlClient:
             while True:
                 try:
                     async for state in watch(pb.WatchRequest(service_name=self._service_name), wait_for_ready=True):
-                        self._told(state)
+                        self._on_state(state)
                 except grpc.aio.AioRpcError as error:
                     _log.warning("control.disconnected", code=error.code().name)
                 await asyncio.sleep(_PAUSE_S)

@@ -39,7 +39,7 @@ class EngineClient:
     Args:
         max_message_bytes: most that one question may take; a larger one would end the stream, which
             is everybody's.
-        tracer: is told of generations that end, and of steps; None where there is no telemetry.
+        tracer: receives generations that end, and steps; None where there is no telemetry.
     """
 
     def __init__(self, max_message_bytes: int, tracer: Tracer | None = None) -> None:
@@ -47,7 +47,7 @@ class EngineClient:
         self._tracer = tracer
         self._endings = Endings(tracer, self.leave) if tracer is not None else None
         # The backend's name for itself in traces, and what takes its times to UNIX time.
-        self._told_by = ("", 0)
+        self._engine_clock = ("", 0)
         self.streams: dict[int, GenerationStream] = {}
         self.last_heard_ns = 0
         self._state = engine_pb2.EngineState(serving=False, reason=_NOT_CONNECTED)
@@ -125,7 +125,7 @@ class EngineClient:
         return attached
 
     async def cancel(self, request_id: str, tenant: str) -> engine_pb2.Aborted:
-        """Ends a request by its owner's wish.
+        """Ends a request at its owner's request.
 
         Raises:
             ServiceError: UNAVAILABLE.
@@ -149,8 +149,9 @@ class EngineClient:
         return load
 
     def leave(self, stream: GenerationStream) -> None:
-        """Gives a subscription up, if it is still open; its request goes on unless this was its
-        only, attached one.
+        """Gives a subscription up, if it is still open.
+
+        Its request goes on unless it is attached and this was its only subscription.
         """
         if self.streams.pop(stream.handle, None) is not None:
             self._send(engine_pb2.ToEngine(detach=engine_pb2.DetachRequest(handle=stream.handle)))
@@ -161,8 +162,9 @@ class EngineClient:
         return self._tracer is not None
 
     def abandon(self, stream: GenerationStream, call: Call) -> None:
-        """Ends the request of a caller who left, if it still runs, and gives its subscription up;
-        its end is told.
+        """Ends the request of a caller who left, and gives its subscription up.
+
+        A request that has ended stays as it is. The end is reported to telemetry.
         """
         if stream.handle in self.streams:
             expired = call.deadline_ns is not None and time.monotonic_ns() >= call.deadline_ns
@@ -173,12 +175,13 @@ class EngineClient:
         elif self._endings is not None:
             self._endings.ended(stream)
 
-    async def all_told(self) -> None:
-        """Returns when telemetry has been told of all generations whose readers left, in bounded
-        time.
+    async def all_reported(self) -> None:
+        """Returns when the ends of all generations whose readers left are reported to telemetry.
+
+        The time that it takes is bounded.
         """
         if self._endings is not None:
-            await self._endings.all_told()
+            await self._endings.all_reported()
 
     def abort(self, request_id: str, tenant: str, cause: engine_pb2.AbortCause) -> None:
         """Ends a request without waiting for the answer."""
@@ -192,7 +195,7 @@ class EngineClient:
     def connection_opened(self, welcome: engine_pb2.Welcome) -> None:
         """Takes the first message of a new connection; from now on questions are asked."""
         self._connected = True
-        self._told_by = (welcome.engine, welcome.unix_offset_ns)
+        self._engine_clock = (welcome.engine, welcome.unix_offset_ns)
         self._state = welcome.state
         self.last_heard_ns = time.monotonic_ns()
 
@@ -219,7 +222,7 @@ class EngineClient:
             step = from_engine.step
             if step.step_records and self._tracer is not None:
                 # Before the generations that end with these steps.
-                self._tracer.tell(facts.Steps(*self._told_by, step.step_records))
+                self._tracer.tell(facts.Steps(*self._engine_clock, step.step_records))
             deal(step, self.streams)
         elif kind == "state":
             self._state = from_engine.state

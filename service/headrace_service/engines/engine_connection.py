@@ -1,5 +1,7 @@
-"""The life of the connection to the backend: connect, hello, welcome, read and write until it
-breaks, and again after a pause.
+"""The life of the connection to the backend.
+
+It connects, says hello, is welcomed, reads and writes until the connection breaks, and begins anew
+after a pause.
 
 Owns the channel, its secret and the pauses between attempts. A backend that says nothing for too
 long (it sends its state every second) is given up like one that closed the connection. What the
@@ -182,8 +184,9 @@ def _secret_metadata(config: ServiceConfig) -> tuple[tuple[str, str], ...]:
 
 
 def engine_tls(config: ServiceConfig) -> grpc.ChannelCredentials | None:
-    """Returns what this service shows to a backend with mTLS; None if the configuration names
-    nothing.
+    """Returns the credentials that this service shows to a backend with mTLS.
+
+    None stands for a configuration that names none.
 
     Raises:
         CredentialError: a file cannot be used.

@@ -1,7 +1,7 @@
 """The engines of one model, wherever they are: they come and go while the model is served.
 
 Owns which engines there are, by number, and asks `routing` for one of them. Does not own their
-connections nor who says that they come and go (`served_models`). Numbers are told from outside, so
+connections nor who says that they come and go (`served_models`). Numbers come from outside, so
 that all service processes give an engine the same one: request ids and prefixes name engines by it.
 """
 
@@ -53,7 +53,8 @@ class EngineSet(Generic[Engine]):
 
     @property
     def best(self) -> Engine:
-        """The engine to answer for all, of at least one: one that serves, else one that is known,
-        else the first.
+        """Returns the engine that answers for all: a serving one, else a known one, else the first.
+
+        The set has at least one engine.
         """
         return max(self._engines, key=lambda engine: (engine.serving, engine.is_known))

@@ -1,7 +1,8 @@
-"""What an operator does to the models, for every wire that has such calls: headrace.v1's
-AdminService and KServe's repository.
+"""What an operator does to the models, whatever the wire.
 
-Owns the steps: the wish goes to the supervisor, which acts for all service processes, and is
+The wires are headrace.v1's AdminService and KServe's model repository.
+
+Owns the steps: the request goes to the supervisor, which acts for all service processes, and is
 answered when this process has seen what came of it. Without a supervisor (`headrace service` alone)
 there is nobody to load or unload, and a drain is this process's own.
 """
@@ -98,7 +99,7 @@ class ModelAdmin:
             self._models.set_draining(draining)
         else:
             await self._control.set_draining(draining)
-            await _seen(lambda: self._models.draining == draining, "the supervisor took the wish, but did not say so")
+            await _seen(lambda: self._models.draining == draining, "the supervisor took it, but did not say so")
         running = waiting = 0
         for model in self._models:
             with contextlib.suppress(ServiceError, TimeoutError):
@@ -115,8 +116,9 @@ class ModelAdmin:
 
 
 def _has_loaded(model: ServedModel) -> bool:
-    """Whether this process has seen the end of a load: the model takes generations, unless the
-    server is drained, or can't be served here.
+    """Whether this process has seen the end of a load.
+
+    The model then takes generations, unless the server is drained, or it can't be served here.
     """
     return bool(model.broken) or (model.is_known and model.engine.serving and not model.is_loading)
 

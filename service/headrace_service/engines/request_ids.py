@@ -1,5 +1,4 @@
-"""Request ids: unique without coordination, sorted by time of creation, and with the tag of the
-engine that answers.
+"""Request ids: unique without coordination, sorted by time, with the tag of their engine.
 
 48 bits of milliseconds since the epoch, then 80 random bits, in Crockford's base 32 (no I, L, O,
 U), a hyphen, and 20 bits of the SHA-256 of the model's name, and of the engine's number where a

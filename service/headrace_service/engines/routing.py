@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from headrace_service.text.tokenization import TokenIds
 
-# Tokens by which prompts are told apart. Fewer would be what a chat template puts before
+# Tokens by which prompts are distinguished. Fewer would be what a chat template puts before
 # everything; prompts that share fewer gain little of each other.
 PREFIX_TOKENS = 64
 # An engine has far more to do than the others with this many requests more than so many times their
@@ -77,8 +77,10 @@ def prefix_key(token_ids: TokenIds, cache_salt: bytes) -> bytes:
 
 
 def place(engines: Sequence[Engine], key: bytes) -> Engine:
-    """Returns the engine for a request of a prefix: one that serves, else one that will, else the
-    one that has it otherwise, which says what is wrong.
+    """Returns the engine for a request of a prefix.
+
+    Engines that serve come first, then those that will. If there is neither, the prefix's own
+    engine is returned, which says what is wrong.
     """
     ordered = _ordered(engines, key)
     able = [engine for engine in ordered if engine.serving] or [engine for engine in ordered if engine.is_reachable]
@@ -89,8 +91,9 @@ def place(engines: Sequence[Engine], key: bytes) -> Engine:
 
 
 def home(engines: Sequence[Engine], key: bytes) -> Engine:
-    """Returns the one engine of a key, whether it serves or not: the only one that knows what was
-    asked under that key before.
+    """Returns the one engine of a key, whether it serves or not.
+
+    No other engine knows what was asked under that key before.
     """
     return _ordered(engines, key)[0]
 

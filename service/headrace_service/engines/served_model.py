@@ -26,8 +26,7 @@ _CLOSED = {
 
 
 class ServedModel:
-    """One engine of a model: the client of it, and the model's text once the engine has said what
-    it serves.
+    """One engine of a model: its client, and the model's text once it is known what it serves.
 
     Attributes:
         number: its number among the model's engines.
@@ -107,15 +106,16 @@ class ServedModel:
 
     @property
     def was_tried(self) -> bool:
-        """Whether this process has learned what its engine serves, or that it can't at present: an
-        attempt that began after the engine was ready failed.
+        """Whether this process has learned what its engine serves, or that it can't at present.
+
+        It can't where an attempt failed that began after the engine was ready.
         """
         if self.is_known or self.broken:
             return True
         before = self._attempts_before_ready
         return before is not None and self.connection.num_attempts >= before + 2
 
-    def told(self, state: control_pb2.BackendState) -> None:
+    def update(self, state: control_pb2.BackendState) -> None:
         """Takes the supervisor's newest word on the model."""
         self.state = state
         if state == control_pb2.BACKEND_STATE_READY and self._attempts_before_ready is None:
@@ -155,8 +155,7 @@ class ServedModel:
         self.closed = drained or _CLOSED.get(self.state, "")
 
     async def _prepare(self, engine: engine_pb2.EngineModel) -> None:
-        """Loads tokenizer and template of the engine's model, unless they are loaded, for this
-        engine or another one of the model.
+        """Loads tokenizer and template of the engine's model, unless an engine of it has them.
 
         Raises InvalidModelFolder.
         """

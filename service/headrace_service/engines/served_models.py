@@ -1,9 +1,10 @@
-"""The models that this service fronts, each with its set of engines and its text; a model of
-several engines is there once for each.
+"""The models that this service fronts, each with its set of engines and its text.
+
+A model of several engines is there once for each.
 
 Owns which there are, the finding of a model by the name a caller gives and of the model that a
 request id belongs to (ids carry their model's tag), and the connections to their engines. Models
-are told by the supervisor (`control_client`) and come and go; a service that runs alone has one,
+are named by the supervisor (`control_client`) and come and go; a service that runs alone has one,
 whose name is the engine's, known from its welcome on. Nothing here starts or ends an engine.
 """
 
@@ -81,17 +82,16 @@ class ServedModels:
 
     @property
     def names(self) -> list[str]:
-        """Names of the models that are served, as far as they are known, and of those that are
-        being loaded.
-        """
+        """Returns the names of the models that are served or being loaded, as far as known."""
         served = [model.name for model in self._models if model.name is not None]
-        told = self.repository.models if self.repository is not None else ()
-        return list(dict.fromkeys([*served, *(model.name for model in told if _is_loading(model))]))
+        listed = self.repository.models if self.repository is not None else ()
+        return list(dict.fromkeys([*served, *(model.name for model in listed if _is_loading(model))]))
 
     @property
     def serving(self) -> bool:
-        """Whether the server has started, and a generation that names no model would be computed;
-        where the default model is not loaded, one of any model.
+        """Whether the server has started, and a generation that names no model would be computed.
+
+        Where the default model is not loaded, any other model that is served counts.
         """
         if self.draining or not self._started():
             return False
@@ -100,8 +100,9 @@ class ServedModels:
         return any(model.serving for model in loaded or self._models)
 
     def find(self, name: str, caller: Caller) -> ServedModel:
-        """Returns the model of a name, "" is the default's, to a caller who may use it: of several
-        engines any that serves.
+        """Returns the model of a name ("": the default) to a caller who may use it.
+
+        Of several engines it is any that serves.
 
         Raises:
             ServiceError: PERMISSION_DENIED, whether there is such a model or not; NOT_FOUND;
@@ -131,8 +132,7 @@ class ServedModels:
         )
 
     def known(self) -> list[ServedModel]:
-        """Returns the models whose engines have said what they serve, each of several engines by
-        itself.
+        """Returns the models whose engines have said what they serve, an entry for each engine.
 
         Raises:
             ServiceError: UNAVAILABLE; there are models, or may be, but none of them is known yet.
@@ -172,13 +172,14 @@ class ServedModels:
 
     def _check_not_loading(self, name: str) -> None:
         """Raises ServiceError: UNAVAILABLE; the model waits to be loaded, or its engine starts."""
-        told = self.repository.models if self.repository is not None else ()
-        if any(model.name == name and _is_loading(model) for model in told):
+        listed = self.repository.models if self.repository is not None else ()
+        if any(model.name == name and _is_loading(model) for model in listed):
             raise errors.unavailable(f"model {errors.echo(name)} is being loaded")
 
     def _started(self) -> bool:
-        """Whether the models of the start are loaded, and this process has tried all that are; once
-        so, for good.
+        """Whether the models of the start are loaded, and this process has tried all that are.
+
+        Once that is so, it stays so.
 
         A service that takes the place of one that died waits for what the others know already; an
         engine that can't be reached holds nobody up.
@@ -193,20 +194,18 @@ class ServedModels:
 
     # -- how they come and go
 
-    def told(self, state: control_pb2.ServerState) -> None:
-        """Takes the supervisor's newest word: new engines are connected to, those that are gone are
-        left.
-        """
+    def update(self, state: control_pb2.ServerState) -> None:
+        """Takes the supervisor's newest state: connects to new engines and leaves lost ones."""
         self.repository = state
         before, self._engines, self._models = self._engines, {}, []
-        for told in state.models:
-            engines = before.get(told.name)
+        for listed in state.models:
+            engines = before.get(listed.name)
             if engines is None:
                 engines = EngineSet()
-            self._engines[told.name] = engines
-            self._follow_engines(engines, told)
+            self._engines[listed.name] = engines
+            self._follow_engines(engines, listed)
             for engine in engines:
-                engine.told(told.state)
+                engine.update(listed.state)
             self._models += engines
         self.set_draining(state.draining)
         self._wake.set()
@@ -241,8 +240,9 @@ class ServedModels:
             await asyncio.gather(*self._connections.values(), return_exceptions=True)
 
     def _connection_ended(self, model: ServedModel) -> None:
-        """A folder that can't be served ends a process that has nothing else to do; otherwise its
-        model alone is broken.
+        """Notes that a model's folder can't be served.
+
+        It ends a process that has nothing else to do; otherwise the model alone is broken.
         """
         try:
             self._connections.pop(model).result()
@@ -252,11 +252,12 @@ class ServedModels:
             model.broken = f"model {model.name} can't be served by this process; its log says why"
             _log.error("model.broken", model=model.name, reason=str(error))
 
-    def _follow_engines(self, engines: EngineSet[ServedModel], told: control_pb2.ModelBackend) -> None:
-        """Has a set consist of the engines that the supervisor names; one whose number has another
-        address now is another engine.
+    def _follow_engines(self, engines: EngineSet[ServedModel], listed: control_pb2.ModelBackend) -> None:
+        """Has a set consist of the engines that the supervisor names.
+
+        An engine whose number has another address now is another engine.
         """
-        addresses = engine_addresses(told)
+        addresses = engine_addresses(listed)
         for engine in list(engines):
             if addresses.get(engine.number) != engine.address:
                 engines.remove(engine)
@@ -264,7 +265,7 @@ class ServedModels:
         for number, address in addresses.items():
             if number not in present:
                 config, loader = self._config, self._loader
-                engines.add(ServedModel(config, address, loader, self._tracer, engines, told.name, number))
+                engines.add(ServedModel(config, address, loader, self._tracer, engines, listed.name, number))
 
     def _follow_models(self) -> None:
         self._was_known = self._was_known or any(model.is_known for model in self._models)

@@ -14,8 +14,9 @@ from headrace_service.streams.generation_stream import GenerationStream
 
 
 def deal(step: engine_pb2.StepOutputs, streams: dict[int, GenerationStream]) -> None:
-    """Gives each stream its tokens, then its events; a stream whose request is done leaves
-    `streams`.
+    """Gives each stream its tokens, then its events.
+
+    A stream whose request is done leaves `streams`.
     """
     if step.tokens:
         if step.logprob_rows:

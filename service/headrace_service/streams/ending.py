@@ -44,7 +44,7 @@ class Endings:
         """Whether a stream has no reader any more, and is here to hear how it ended."""
         return stream in self._kept
 
-    async def all_told(self) -> None:
+    async def all_reported(self) -> None:
         """Returns when no generation is kept any more.
 
         That takes at most the time for which one may be kept.

@@ -1,4 +1,4 @@
-"""What a service must not send: refused by field, without harm to the stream or to other requests."""
+"""What a service must not send is refused by field and harms no stream or other request."""
 
 from __future__ import annotations
 
@@ -85,8 +85,9 @@ def asking(path: str, value: Any) -> Change:
 
 
 def packed(change: Callable[[list[Any]], None]) -> Change:
-    """Changes the request as the wire has it: the fields of `Request` in their order, structs in it
-    being lists as well.
+    """Changes the request as the wire has it.
+
+    The wire has the fields of `Request` in their order; structs in it are lists as well.
     """
 
     def changed(add: engine_pb2.AddRequest) -> None:

@@ -1,6 +1,4 @@
-"""Outboxes merge without losing, doubling or reordering anything, and a long log arrives whole in
-parts.
-"""
+"""Outboxes lose, double and reorder nothing, and a long log arrives whole in parts."""
 
 from __future__ import annotations
 

@@ -81,9 +81,7 @@ async def test_merged_steps_stay_within_a_message() -> None:
 
 
 async def test_one_step_for_many_readers_stays_within_messages() -> None:
-    """Two hundred readers of one prompt's log probabilities are sent more in one step than a
-    message holds.
-    """
+    """Two hundred readers of one prompt's logprobs get more in one step than a message holds."""
     stream, reader = make_stream(max_message_bytes=40_000), Reader()
     columns = LogprobColumns()
     for _ in range(100):
@@ -122,14 +120,14 @@ async def test_reader_that_never_reads_is_cut_off_and_memory_given_back() -> Non
 
 
 async def test_the_end_of_a_stream_that_nobody_waits_for_any_more_is_no_error() -> None:
-    told: list[object] = []
+    problems: list[object] = []
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: told.append(context["message"]))
+    loop.set_exception_handler(lambda _, context: problems.append(context["message"]))
     stream = make_stream()
     stream.end(ended(grpc.StatusCode.UNAVAILABLE, "the backend is ending"))
     del stream
     gc.collect()
-    assert told == []
+    assert problems == []
 
 
 async def test_only_the_newest_state_waits() -> None:

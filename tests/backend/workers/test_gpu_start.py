@@ -1,5 +1,6 @@
-"""A start as a GPU's workers report it, with a value in every field, through a real backend
-process: each line that an operator is promised, and no traceback.
+"""A start as a GPU's workers report it, through a real backend process.
+
+Every field has a value; each line that an operator is promised appears, and no traceback.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ async def test_every_line_of_a_gpu_start_is_written(model: pathlib.Path, tmp_pat
         assert (ready["device"], ready["captured_mixed_sizes"]) == ("cuda:0", [64, 128, 256])
         assert ready["phases_s"]["weights"] == 12.25 and ready["load_gb_s"] == 1.31
         await until(lambda: [fact for fact in peer.taken if isinstance(fact, facts.EngineFacts)])
-        [told] = [fact for fact in peer.taken if isinstance(fact, facts.EngineFacts)]
-        assert (told.device, told.copy_bytes_per_s) == ("cuda:0", tp * 4.1e12)
+        [reported] = [fact for fact in peer.taken if isinstance(fact, facts.EngineFacts)]
+        assert (reported.device, reported.copy_bytes_per_s) == ("cuda:0", tp * 4.1e12)
         assert len(backend.log_lines("NVIDIA X: its launch rules were not measured")) == tp
     await peer.die()
 

@@ -1,6 +1,4 @@
-"""Step plans of the largest requests that a caller may send, through a real backend process and its
-real rings.
-"""
+"""Step plans of the largest requests, through a real backend process and its real rings."""
 
 from __future__ import annotations
 

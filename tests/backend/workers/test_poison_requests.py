@@ -1,5 +1,6 @@
-"""A request that makes every step with it raise, hang or end its worker ends, alone; whoever is
-computed beside it loses no token.
+"""A request that breaks every step that it is in ends alone.
+
+It makes steps raise or hang, or ends the worker; requests beside it lose no token.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ async def test_a_poisonous_request_with_nobody_beside_it_ends(
 
 
 async def answers(client: EngineClient) -> list[list[int]]:
-    """What the real worker answers to some prompts, one behind the other: beside each other they
-    may be rounded otherwise.
+    """The real worker's answers to some prompts, asked for one after the other.
+
+    Beside each other they may be rounded differently.
     """
     return [(await settled(await client.add([10 + i, 20 + i, 30 + i], 60))).tokens for i in range(4)]
 

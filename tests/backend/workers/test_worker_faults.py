@@ -1,5 +1,6 @@
-"""Workers that die, hang or fail: streams go on without a lost or doubled token, or end with a hint
-to come back.
+"""Workers die, hang or fail: streams go on without a lost or doubled token.
+
+Where streams can't go on, they end with a hint to come back.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ async def test_killed_worker_is_replaced_and_streams_go_on(model: pathlib.Path, 
         assert load.free_blocks + load.cached_blocks == load.kv_blocks
 
 
-async def test_a_prompt_is_told_of_once_though_its_worker_is_killed_in_the_middle(
+async def test_a_prompt_is_reported_once_though_its_worker_is_killed_in_the_middle(
     model: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     prompt = [4 + i % 290 for i in range(1500)]

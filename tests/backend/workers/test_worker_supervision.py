@@ -1,5 +1,6 @@
-"""When workers are given up, how long they may be silent, and lives that can't begin because
-descriptors are short, after which nothing is left.
+"""Supervision of workers: when they are given up, and how long they may be silent.
+
+Lives that can't begin because descriptors are short leave nothing behind.
 """
 
 from __future__ import annotations

@@ -51,10 +51,11 @@ def test_generate_prints_the_text_and_nothing_else_on_stdout(server: CannedServe
 
 def test_generate_passes_every_option_on(server: CannedServer) -> None:
     arguments = (
-        "--temperature 0 --top-p 0.5 --top-k 3 --min-p 0.1 --top-n-sigma 1.5 --repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -0.5 --seed 9 "
-        "--logit-bias 4=-1 --logit-bias 5=2 --stop a --stop b --stop-token-ids 1,2 --max-tokens 2 --min-tokens 1 --ignore-eos --bad-word x "
-        "--include-stop-string -n 1 --logprobs 2 --priority -1 --time-limit 2 --cache-salt s --keep-special-tokens --model canned "
-        "--token-ids-only --prompt-logprobs 0 --trace-detail span"
+        "--temperature 0 --top-p 0.5 --top-k 3 --min-p 0.1 --top-n-sigma 1.5 --repetition-penalty 1.5"
+        " --presence-penalty 0.5 --frequency-penalty -0.5 --seed 9 --logit-bias 4=-1 --logit-bias 5=2 --stop a --stop b"
+        " --stop-token-ids 1,2 --max-tokens 2 --min-tokens 1 --ignore-eos --bad-word x --include-stop-string -n 1"
+        " --logprobs 2 --priority -1 --time-limit 2 --cache-salt s --keep-special-tokens --model canned"
+        " --token-ids-only --prompt-logprobs 0 --trace-detail span"
     )
     assert run(server, "generate", "hello", *arguments.split()).exit_code == 0
     spec = server.seen.requests[0].spec
@@ -315,7 +316,10 @@ def test_exit_codes_of_the_real_process(server: CannedServer) -> None:
 
 
 def test_chat_from_a_pipe_keeps_the_conversation(server: CannedServer) -> None:
-    lines = "/system be brief\nhi\n/set temperature 0.5\n/set max-tokens 2\nagain\n/ledger\n/reset\n/set temperature\nnew\n/quit\nnever sent\n"
+    lines = (
+        "/system be brief\nhi\n/set temperature 0.5\n/set max-tokens 2\nagain\n/ledger\n/reset\n/set"
+        " temperature\nnew\n/quit\nnever sent\n"
+    )
     result = run(server, "chat", stdin=lines)
     assert result.exit_code == 0
     assert result.stdout == f"{answer(5)}\n{answer(2)}\n{answer(2)}\n"

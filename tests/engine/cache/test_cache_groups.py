@@ -1,5 +1,7 @@
-"""Several cache groups over one pool: whatever begins, grows, forks, settles and ends, no block is
-lost, held twice or read after it went back, and a prefix is known only where every group has it.
+"""Several cache groups over one pool, whatever begins, grows, forks, settles and ends.
+
+No block is lost, held twice or read after it went back, and a prefix is known only where every
+group has it.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Running:
 
 
 class CacheGroupsMachine(RuleBasedStateMachine):
-    """The scheduler's part is played by rules; what workers would have in the blocks is followed."""
+    """Rules play the scheduler's part, and a model follows what workers have in the blocks."""
 
     @initialize(groups=st.sampled_from(GROUPS), num_blocks=st.integers(6, 40))
     def start(self, groups: tuple[CacheGroup, ...], num_blocks: int) -> None:

@@ -20,7 +20,7 @@ def sequences(spec: EngineRequest) -> list[Sequence]:
 
 
 def computed(kv: KVCacheManager, sequence: Sequence) -> None:
-    """As if a step had computed the whole prompt and sampled."""
+    """Marks the sequence as if a step had computed the whole prompt and sampled."""
     kv.take_prefix(sequence, kv.no_prefix())
     kv.grow(sequence, sequence.num_tokens)
     sequence.num_computed = sequence.num_tokens

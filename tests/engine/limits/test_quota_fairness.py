@@ -107,9 +107,9 @@ class Simulation:
         began_ns = self.now_ns
         self.now_ns += STEP_NS + TOKEN_NS * plan.num_tokens
         num_samples = plan.sample.rows.size
-        tokens, sound = np.full(num_samples, 7, np.int32), np.ones(num_samples, np.uint8)
+        tokens, finite = np.full(num_samples, 7, np.int32), np.ones(num_samples, np.uint8)
         checked = np.ones(plan.forward.checked_indices.size, np.uint8)
-        self.engine.settle(StepResult(plan.step_id, began_ns, self.now_ns, tokens, sound, checked_ok=checked))
+        self.engine.settle(StepResult(plan.step_id, began_ns, self.now_ns, tokens, finite, checked_ok=checked))
         self.engine.expire()
         for outbox in self.engine.take_outboxes().values():
             for handle, event in outbox.events:
@@ -120,12 +120,12 @@ class Simulation:
 
 
 def p99_ms(runs: list[Simulation]) -> float:
-    """Of the polite tenant's times to first token, in all runs."""
+    """The 99th percentile of the polite tenant's times to first token, in all runs, in ms."""
     return float(np.percentile([ttft for run in runs for ttft in run.ttft_ms["polite"]], 99))
 
 
 POLITE = Tenant("polite", 5.0)
-# Ten times that, of twice the length, from clients that come back whenever they are told to: 1.2
+# Ten times that, of twice the length, from clients that come back whenever the refusal says so: 1.2
 # times what the device could do if nobody else were there.
 GREEDY = Tenant("greedy", 50.0, max_tokens=100)
 QUOTAS = TenantLimits(requests_per_minute=300, concurrent_streams=3, tokens_per_minute=75_000, kv_cache_share=0.25)

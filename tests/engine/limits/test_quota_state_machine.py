@@ -1,5 +1,7 @@
-"""Whatever happens in whatever order, no tenant takes more than its quotas, charges are settled to
-the token, and nothing is remembered for ever.
+"""Quotas hold, whatever happens in whatever order.
+
+No tenant takes more than its quotas, charges are settled to the token, and nothing is remembered
+for ever.
 """
 
 from __future__ import annotations
@@ -210,8 +212,9 @@ class QuotaMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.harness.worker.plans)
     @rule()
     def fail_step(self) -> None:
-        """The worker names its oldest step as one that can't be computed: from here on some are
-        tried alone.
+        """The worker names its oldest step as one that can't be computed.
+
+        From here on some requests are tried alone.
         """
         self.engine.worker_lost(self.harness.worker.next_step_id)
         self.harness.read()

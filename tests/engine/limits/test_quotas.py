@@ -119,7 +119,7 @@ def lose_stream(harness: Harness, _spec: EngineRequest) -> None:
 
 
 def go_wrong(harness: Harness, _spec: EngineRequest) -> None:
-    harness.worker.unsound_rows = set(range(8))
+    harness.worker.non_finite_rows = set(range(8))
     harness.step()
     harness.step()
 
@@ -149,7 +149,7 @@ def test_whatever_ends_a_request_gives_back_what_it_did_not_use(steps: int, end:
     harness.engine.check_integrity()
 
 
-def test_request_that_can_never_pass_is_told_so() -> None:
+def test_request_that_can_never_pass_is_refused_for_good() -> None:
     harness = Harness()
     refused = refusal(harness, limited(10, 40, n=3, tokens_per_minute=129))
     assert refused.retry_after_ns is None

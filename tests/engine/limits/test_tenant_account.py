@@ -1,5 +1,6 @@
-"""Rates are exact: what a bucket promises for a moment holds at that moment, and not a nanosecond
-earlier.
+"""Rates are exact to the nanosecond.
+
+What a bucket promises for a moment holds at that moment, and not a nanosecond earlier.
 """
 
 from __future__ import annotations

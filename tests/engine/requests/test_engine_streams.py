@@ -105,16 +105,16 @@ def test_held_back_tokens_are_released_when_the_request_is_cancelled() -> None:
     assert harness.engine.abort(spec.request_id, "other", AbortCause.CANCELLED) == (False, False)
 
 
-def test_unsound_logits_end_that_output_only() -> None:
+def test_non_finite_logits_end_that_output_only() -> None:
     harness = Harness()
     spec = request(20, max_tokens=10, n=2)
     reader = harness.add(spec)
     other_spec = request(24, max_tokens=10)
     other = harness.add(other_spec)
     harness.step()
-    harness.worker.unsound_rows = {0}
+    harness.worker.non_finite_rows = {0}
     harness.settle()
-    harness.worker.unsound_rows = set()
+    harness.worker.non_finite_rows = set()
     harness.run()
     reasons = sorted(end.reason for end in reader.ends.values())
     assert reasons == [EndReason.LENGTH, EndReason.ERROR]
@@ -124,13 +124,13 @@ def test_unsound_logits_end_that_output_only() -> None:
     assert other.tokens[0] == expected_tokens(other_spec, 0)
 
 
-def test_prefix_that_came_out_unsound_is_not_published() -> None:
+def test_prefix_that_came_out_non_finite_is_not_published() -> None:
     harness = Harness()
     harness.add(request(40))
     harness.plan()
-    harness.worker.unsound_rows = set(range(8))
+    harness.worker.non_finite_rows = set(range(8))
     harness.settle()
-    harness.worker.unsound_rows = set()
+    harness.worker.non_finite_rows = set()
     harness.run()
     reader = harness.add(request(40))
     harness.run()

@@ -1,5 +1,6 @@
-"""Log probabilities of prompts: whole, in order and once, whatever steps the prompt is cut into and
-whatever happens to them.
+"""Log probabilities of prompts arrive whole, in order and once.
+
+They do so whatever steps the prompt is cut into and whatever happens to them.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def entries_of(parts: list[PromptLogprobs]) -> list[tuple[float, int, list[int]]
 
 def test_a_number_that_is_none_ends_the_request_and_no_other() -> None:
     harness = Harness(max_num_batched_tokens=16)
-    harness.worker.unsound_prompt_token = 5
+    harness.worker.non_finite_prompt_token = 5
     broken = harness.add(request([1] * 20 + [5] + [1] * 20, n=2, num_prompt_logprobs=0))
     other = harness.add(request([1, 2, 3], num_prompt_logprobs=0))
     harness.run()

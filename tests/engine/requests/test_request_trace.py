@@ -1,5 +1,6 @@
-"""What steps and recorded requests leave for telemetry: nothing is missing, nothing twice, and
-nothing that a lost worker took away.
+"""What steps and recorded requests leave for telemetry.
+
+Nothing is missing, nothing is there twice, and nothing that a lost worker took away is there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ RECORDED: dict[str, Any] = {"span": SPAN, "recording": Recording()}
 
 
 class Traced(Harness):
-    """An engine whose steps are told; results say how they were launched."""
+    """An engine whose steps are reported; results say how they were launched."""
 
     def __init__(self, num_blocks: int = 64, **changes: Any) -> None:
         super().__init__(num_blocks, **changes)
@@ -50,7 +51,7 @@ class Traced(Harness):
                 steps.extend([step_id] * (len(log.tokens) - length))
 
 
-class Told:
+class Reported:
     """`facts.Steps`, step by step."""
 
     def __init__(self, steps: facts.Steps | None) -> None:
@@ -81,11 +82,11 @@ def columns(data: bytes, width: int = 1) -> list[Any]:
     return values.tolist() if width == 1 else list(map(tuple, values.reshape(-1, width).tolist()))
 
 
-def check_trace(spec: EngineRequest, reader: Reader, told: Told, seen: list[list[int]]) -> None:
+def check_trace(spec: EngineRequest, reader: Reader, reported: Reported, seen: list[list[int]]) -> None:
     trace, done = trace_of(reader), reader.done
     assert done is not None and (trace.engine, trace.unix_offset_ns) == (ENGINE, OFFSET_NS)
-    ids = told.records["step_id"].tolist()
-    taking_part = {step for step, members in zip(ids, told.members, strict=True) if trace.number in members}
+    ids = reported.records["step_id"].tolist()
+    taking_part = {step for step, members in zip(ids, reported.members, strict=True) if trace.number in members}
     assert len(trace.token_steps) == spec.asked.n
     for output_index, data in enumerate(trace.token_steps):
         steps = token_steps.step_ids(data).tolist()
@@ -96,15 +97,15 @@ def check_trace(spec: EngineRequest, reader: Reader, told: Told, seen: list[list
         assert own == seen[output_index]
         assert own == sorted(set(own)), "a step samples one token of an output, in order"
         assert taking_part.issuperset(own)
-    check_chunks(spec, reader, trace, told)
+    check_chunks(spec, reader, trace, reported)
     check_phases(spec, reader, trace)
 
 
-def check_chunks(spec: EngineRequest, reader: Reader, trace: facts.EngineTrace, told: Told) -> None:
+def check_chunks(spec: EngineRequest, reader: Reader, trace: facts.EngineTrace, reported: Reported) -> None:
     chunks = columns(trace.chunks, 3)
     of_steps = [
         (int(record["step_id"]), first, count)
-        for record, entries in zip(told.records, told.chunks, strict=True)
+        for record, entries in zip(reported.records, reported.chunks, strict=True)
         for number, first, count in entries
         if number == trace.number
     ]
@@ -192,21 +193,21 @@ def test_every_token_has_its_step_every_prompt_its_chunks_and_every_moment_its_p
     )
     served = harness.serve(arrivals, deaths)
     steps = harness.engine.steps.take_steps()
-    told = Told(steps)
+    reported = Reported(steps)
     assert steps is not None and harness.reader.take() == steps.records
-    check_steps(harness, told)
+    check_steps(harness, reported)
     for spec, reader in served:
         assert reader.done is not None
         if spec.recorded:
-            check_trace(spec, reader, told, harness.seen.get(spec.request_id, [[]] * spec.asked.n))
+            check_trace(spec, reader, reported, harness.seen.get(spec.request_id, [[]] * spec.asked.n))
         else:
             assert reader.done.engine_trace == b""
     assert not harness.engine.steps.take_ended()
     assert harness.engine.steps.take_steps() is None
 
 
-def check_steps(harness: Traced, told: Told) -> None:
-    records, load = told.records, harness.engine.load()
+def check_steps(harness: Traced, reported: Reported) -> None:
+    records, load = reported.records, harness.engine.load()
     assert records["step_id"].tolist() == list(range(1, load.step_count + 1)), "settled steps only, without a gap"
     assert (records["settled_at_ns"] >= records["planned_at_ns"]).all()
     assert int((records["num_prefill_tokens"] + records["num_decodes"]).sum()) == harness.num_computed
@@ -214,7 +215,9 @@ def check_steps(harness: Traced, told: Told) -> None:
     assert (records["free_blocks"] <= harness.num_blocks).all()
     # Of steps that were lost, preemptions are nobody's.
     assert int(records["preemptions"].sum()) <= load.preemptions
-    for record, members, chunks, preempted in zip(records, told.members, told.chunks, told.preempted, strict=True):
+    for record, members, chunks, preempted in zip(
+        records, reported.members, reported.chunks, reported.preempted, strict=True
+    ):
         assert len(members) == record["num_sequences"]
         assert sum(count for _, _, count in chunks) == record["num_prefill_tokens"]
         assert {number for number, _, _ in chunks} <= set(members)
@@ -224,11 +227,11 @@ def check_steps(harness: Traced, told: Told) -> None:
 def test_preempted_requests_are_named_by_the_step_that_took_their_row() -> None:
     harness = Traced(num_blocks=6, max_num_seqs=4)
     served = harness.serve([(request(30, 30, **RECORDED), 0), (request(31, 30, **RECORDED), 0)])
-    told = Told(harness.engine.steps.take_steps())
-    numbers = [number for preempted in told.preempted for number in preempted]
-    assert numbers and int(told.records["preemptions"].sum()) == harness.engine.load().preemptions == len(numbers)
+    reported = Reported(harness.engine.steps.take_steps())
+    numbers = [number for preempted in reported.preempted for number in preempted]
+    assert numbers and int(reported.records["preemptions"].sum()) == harness.engine.load().preemptions == len(numbers)
     for spec, reader in served:
-        check_trace(spec, reader, told, harness.seen[spec.request_id])
+        check_trace(spec, reader, reported, harness.seen[spec.request_id])
         assert reader.done is not None
         number = trace_of(reader).number
         assert numbers.count(number) == reader.done.preemptions
@@ -239,15 +242,15 @@ def test_preempted_requests_are_named_by_the_step_that_took_their_row() -> None:
 def test_an_output_that_found_no_room_for_some_steps_goes_on_where_it_was() -> None:
     harness = Traced(num_blocks=7, enable_prefix_cache=False)
     served = harness.serve([(request(40, 16, **RECORDED), 0), (request(41, 30, **RECORDED), 0)])
-    told = Told(harness.engine.steps.take_steps())
+    reported = Reported(harness.engine.steps.take_steps())
     assert harness.engine.load().preemptions == 0
     for spec, reader in served:
-        check_trace(spec, reader, told, harness.seen[spec.request_id])
+        check_trace(spec, reader, reported, harness.seen[spec.request_id])
     waits = np.diff(token_steps.step_ids(trace_of(served[1][1]).token_steps[0]).tolist())
     assert sorted(set(waits.tolist()))[0] == 1 < waits.max(), "it waited once"
 
 
-def test_a_detached_request_is_told_by_the_engine_and_not_to_its_readers() -> None:
+def test_a_detached_request_is_reported_by_the_engine_and_not_to_its_readers() -> None:
     harness = Traced()
     reader = harness.add(request(10, 4, detached=True, **RECORDED))
     unrecorded = harness.add(request(10, 4, detached=True))
@@ -260,7 +263,7 @@ def test_a_detached_request_is_told_by_the_engine_and_not_to_its_readers() -> No
     assert first.request.done == reader.done
 
 
-def test_a_request_that_was_given_up_is_told_by_the_engine_and_one_whose_stream_broke_by_nobody() -> None:
+def test_a_request_that_was_given_up_is_reported_by_the_engine_and_one_whose_stream_broke_by_nobody() -> None:
     harness = Traced()
     harness.add(request(10, 50, request_id="given-up", **RECORDED))
     (subscriber,) = harness.readers
@@ -330,7 +333,7 @@ def test_records_tell_how_the_step_ran_and_when_the_device_began_it(captured: bo
         result.started_at_ns, result.finished_at_ns = start, start + 200
         result.captured, result.padded_tokens, result.late_work = captured, 16, next(late_work)
         harness.engine.settle(StepResult.decode(result.encode()))
-    records = Told(harness.engine.steps.take_steps()).records
+    records = Reported(harness.engine.steps.take_steps()).records
     # Launched while the one before ran, the second began when that was done.
     assert records["started_at_ns"].tolist() == [100, 300, 400, 600]
     assert records["padded_tokens"].tolist() == [16] * 4
@@ -349,7 +352,7 @@ def test_steps_that_are_tried_alone_say_so() -> None:
     harness.worker = harness.new_worker()
     harness.engine.worker_ready(harness.num_blocks)
     harness.run()
-    flags = Told(harness.engine.steps.take_steps()).records["flags"].tolist()
+    flags = Reported(harness.engine.steps.take_steps()).records["flags"].tolist()
     assert StepFlag.ISOLATED in flags and flags[0] == 0 == flags[-1]
 
 

@@ -1,4 +1,4 @@
-"""Stop strings: found wherever tokens are cut, held back exactly as far as they could still reach."""
+"""Stop strings are found wherever tokens are cut, and held back as far as they could reach."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from headrace_backend.engine.requests.stops import StopAutomaton, StopWatch
 
 
 def first_end(text: bytes, strings: tuple[bytes, ...]) -> tuple[int, int] | None:
-    """Where the first string is complete, and the longest string that ends there, by looking at
-    every prefix.
+    """Finds the end of the first stop string that is complete, by looking at every prefix.
+
+    It also returns the longest string that ends there.
     """
     for end in range(1, len(text) + 1):
         ending = [index for index, string in enumerate(strings) if text[:end].endswith(string)]

@@ -1,5 +1,6 @@
-"""The engine on a device that takes its time: plans are held back, newcomers join the next step,
-and nothing else changes.
+"""The engine on a device that takes its time.
+
+Plans are held back, newcomers join the next step, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ LEAD_NS = MS // 2
 
 
 class DeviceHarness(Harness):
-    """A GPU whose steps take 5 ms each, one after the other; its results are read when they are
-    done, plans are asked for when they are due.
+    """A GPU whose steps take 5 ms each, one after the other.
+
+    Results are read when they are done, and plans are asked for when they are due.
     """
 
     def __init__(self, **changes: Any) -> None:

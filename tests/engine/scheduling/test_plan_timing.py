@@ -1,5 +1,6 @@
-"""When plans are due: never so late that the device often waits, as late as that allows, and at
-once where nothing is known or gained.
+"""Plans are due as late as possible, but never so late that the device often waits.
+
+They are due at once where nothing is known or gained.
 """
 
 from __future__ import annotations

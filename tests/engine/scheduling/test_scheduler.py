@@ -146,8 +146,9 @@ def test_preempted_sequence_waits_for_a_token_that_is_on_its_way(monkeypatch: py
 
 @pytest.mark.parametrize(("priority", "steps_before"), [(1, 6), (1, 1), (-1, 6), (-1, 1)])
 def test_prompt_in_chunks_gives_way_to_decodes_or_stalls_behind_them(priority: int, steps_before: int) -> None:
-    """Six rows cross a block's border at once, while a prompt, more or less urgent than they, is
-    half computed and blocks are short.
+    """Six rows cross a block's border at once while a prompt is half computed.
+
+    The prompt is more or less urgent than they are, and blocks are short.
     """
     harness = Harness(num_blocks=17, max_num_batched_tokens=22, enable_prefix_cache=False, ageing_s=1.0)
     specs = [request(8, max_tokens=20, seed=seed) for seed in range(6)]

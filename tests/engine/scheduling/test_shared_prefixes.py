@@ -30,7 +30,7 @@ def cached_tokens(reader: Reader) -> int:
 
 
 def measured_harness(**changes: Any) -> Harness:
-    """A harness whose steps were measured to be short, so that the token budget alone cuts chunks."""
+    """A harness whose steps were measured as short, so that only the token budget cuts chunks."""
     harness = Harness(**changes)
     harness.add(request(prompt(0, 500, 99), 1))
     harness.run()
@@ -70,9 +70,7 @@ def test_a_cancelled_prompt_leaves_its_settled_chunks() -> None:
 
 
 def test_a_preempted_prompt_finds_its_settled_chunks() -> None:
-    """Four that decode need a block each at once, and take those of a prompt that is being
-    computed.
-    """
+    """Four decodes need a block each at once, and take those of a half-computed prompt."""
     harness = Harness(num_blocks=15, max_num_batched_tokens=64)
     for number in range(4):
         harness.add(request(prompt(0, 14, number), 8))
@@ -237,8 +235,9 @@ def arrivals(draw: st.DrawFn) -> tuple[EngineRequest, int]:
 def test_tokens_do_not_depend_on_sharing_and_poison_stays_with_its_request(
     specs: list[tuple[EngineRequest, int]], least: int, num_blocks: int, budget: int, poisons: dict[int, int]
 ) -> None:
-    """Reference counts and tables hold after every step (`checked_step`), and only requests with
-    something that is not finite fail.
+    """Reference counts and tables hold after every step (`checked_step`).
+
+    Only requests with something that is not finite fail.
     """
     harness = Harness(num_blocks, model_len=160, max_num_batched_tokens=budget, max_num_seqs=4, ageing_s=1e-5)
     steps = 0

@@ -1,5 +1,6 @@
-"""The model of a step's duration: it finds what steps cost, whatever else happens to them, and
-never predicts nonsense.
+"""The model of a step's duration finds what steps cost, whatever else happens to them.
+
+It never predicts nonsense.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ def device(factor: float = 1.0) -> Device:
 
 
 def loads(seed: int) -> Iterator[StepLoad]:
-    """What a server computes: mostly decodes, sometimes prompts beside them, rarely a chunk deep in
-    a long one.
+    """Loads that a server computes.
+
+    They are mostly decodes, sometimes prompts beside them, rarely a chunk deep in a long prompt.
     """
     rng = random.Random(seed)
 
@@ -168,9 +170,7 @@ def test_chunks_deep_in_a_long_prompt_are_shorter() -> None:
 
 
 def test_steps_that_leave_the_graphs_are_known_to_cost_more_at_once() -> None:
-    """Beyond 256 tokens this device launches kernel by kernel: 6 ms more from one token to the
-    next.
-    """
+    """Beyond 256 tokens this device launches kernel by kernel, which takes 6 ms more."""
     model, smooth = StepTimeModel(), device()
 
     def run(load: StepLoad) -> float:

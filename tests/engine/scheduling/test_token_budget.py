@@ -260,8 +260,9 @@ def test_few_gaps_are_stretched_whoever_comes(steps: list[tuple[int, int]]) -> N
 
 
 class TimedHarness(Harness):
-    """Steps take what the prior of the model predicts, so that the target binds from the first step
-    on.
+    """A harness whose steps take what the prior of the model predicts.
+
+    The target thus binds from the first step on.
     """
 
     def settle(self) -> None:
@@ -322,8 +323,9 @@ asked = st.tuples(st.integers(1, 70), st.integers(1, 40), st.integers(1, 3), st.
 def test_tokens_do_not_depend_on_chunks_of_few_tokens_with_long_prompts_set_back(
     num_blocks: int, prefix_cache: bool, requests: list[tuple[int, int, int, int, int]], deaths: set[int]
 ) -> None:
-    """Chunks of three tokens and up beside decodes, so that prompts of 24 count as long; few
-    blocks, priorities, forks, workers that die.
+    """Chunks of three tokens and up run beside decodes, so that prompts of 24 count as long.
+
+    There are few blocks, priorities, forks, and workers that die.
     """
     small = mock.patch.multiple(token_budget, _LEAST_CHUNK_TOKENS=3, _LEAST_PREFILL_SHARE=0.002)
     with small:

@@ -1,6 +1,4 @@
-"""The set of a model's engines: whatever comes, goes, fails and is asked in whatever order, requests
-find the engines that they should.
-"""
+"""Requests find the right engine of a set, whatever comes, goes, fails and is asked in between."""
 
 from __future__ import annotations
 

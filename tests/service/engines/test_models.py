@@ -1,6 +1,4 @@
-"""A service of several models: fake engines behind a fake supervisor, which come and go while
-callers call.
-"""
+"""A service of several models: fake engines come and go behind a fake supervisor during calls."""
 
 from __future__ import annotations
 

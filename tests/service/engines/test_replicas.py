@@ -1,5 +1,6 @@
-"""A model of several engines: prompts that begin alike meet at one of them, a lost one loses its
-own and nothing else, and callers see one model.
+"""A model of several engines is one model to its callers.
+
+Prompts that begin alike meet at one engine, and a lost engine loses its own requests alone.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Health, readiness and calls of a service while the models of its server load: at start, at a
-service's own restart, and at an operator's load.
+"""Health, readiness and calls of a service while its server loads models.
+
+Models load at the start, at a service's own restart, and by an operator's call.
 """
 
 from __future__ import annotations

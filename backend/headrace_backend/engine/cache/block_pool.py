@@ -1,5 +1,4 @@
-"""The blocks of the KV cache, by number: who holds them, which are free, which of the free still
-hold a known prefix.
+"""The blocks of the KV cache, by number: holders, free blocks, and known prefixes.
 
 Owns reference counts, the two free lists and the map from a prefix key to the block that holds it.
 Does not know sequences or tokens (`kv_cache_manager`, `prefix_keys`) nor memory (the worker). Every
@@ -58,8 +57,9 @@ class BlockPool:
         return self.num_blocks - self.num_available
 
     def allocate(self) -> int | None:
-        """A block for one holder: a free one, else the cached one that was unused for longest; None
-        if there is neither.
+        """Takes a block for one holder; returns None if no block is available.
+
+        A free block comes first, then the cached block that was unused for longest.
         """
         if self._free:
             block = self._free.pop()
@@ -72,7 +72,7 @@ class BlockPool:
         return block
 
     def hold(self, block: int) -> bool:
-        """One more holder of a block that is used or cached. Returns whether it is the first."""
+        """Adds a holder to a block that is used or cached; returns whether it is the first."""
         self.ref_counts[block] += 1
         if self.ref_counts[block] > 1:
             return False
@@ -99,7 +99,7 @@ class BlockPool:
         return num_unheld
 
     def publish(self, block: int, key: PrefixKey) -> None:
-        """Makes a held, full and sound block findable.
+        """Makes a block findable that is held, full and finite.
 
         Where the key is known already, the earlier block stays the one to find.
         """

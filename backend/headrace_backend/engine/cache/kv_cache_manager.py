@@ -1,15 +1,17 @@
-"""Which blocks a sequence holds: growing, taking up a known prefix, sharing between outputs,
-copying before a write, giving back.
+"""The blocks that a sequence holds, in one table for each cache group.
+
+The manager grows tables, reuses known prefixes, shares blocks between outputs, copies blocks before
+a write, and gives them back.
 
 Owns every change to a sequence's `tables`, of which each cache group has one, and through it the
 block pool and what the tenants' accounts count as held. Does not decide who may have blocks
 (`scheduler`). All tables of a sequence are equally long: the block at index i holds the same tokens
 in each group. In a group with a window the blocks that no later token reads go back to the pool as
 soon as the steps that might read them have settled, and a prefix is known as far as each group has
-the blocks that the next token reads. A block is published to
-the prefix cache when the step that filled it has settled, if the hidden states that attended to all
-of it came out finite (a sample's, or those that the plan has checked, see `plan_builder`): a NaN
-anywhere in it would have shown there.
+the blocks that the next token reads. A block is published to the prefix cache when the step that
+filled it has settled, if the hidden states that attended to all of it came out finite (a sample's,
+or those that the plan has checked, see `plan_builder`): a NaN anywhere in it would have shown
+there.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ Prefix = list[list[int]]
 
 
 class KVCacheManager:
-    """Blocks of `block_size` tokens for sequences."""
+    """Manages blocks of `block_size` tokens for sequences."""
 
     __slots__ = (
         "_enable_prefix_cache",
@@ -80,15 +82,15 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def no_prefix(self) -> Prefix:
-        """What a sequence begins with that takes up nothing."""
+        """Returns the prefix of a sequence that reuses no blocks: an empty table for each group."""
         return [[] for _ in self._groups]
 
     def find_prefix(self, sequence: Sequence) -> Prefix:
-        """Known blocks from the sequence's start on; never all of its tokens, so that the last one
-        is computed and can be sampled from.
+        """Finds the known blocks from the sequence's start on, for reuse.
 
-        Nor any whose hidden states have to tell of the prompt. The prefix ends where every group
-        has the blocks that the token behind it reads.
+        The prefix never holds all tokens, so that the last one is computed and can be sampled from.
+        Neither does it hold tokens whose hidden states have to report prompt logprobs. It ends
+        where every group has the blocks that the token behind it reads.
         """
         prefix, most = self.no_prefix(), self.num_reusable(sequence) // self.block_size
         for index, group in enumerate(self._groups):
@@ -119,8 +121,9 @@ class KVCacheManager:
         return self.key(sequence, index)
 
     def num_needed(self, sequence: Sequence, prefix: Prefix) -> int:
-        """Available blocks that the sequence would use up at most to compute all its tokens, given a
-        prefix just found.
+        """Most available blocks that the sequence would use up to compute all its tokens.
+
+        `prefix` is what `find_prefix` has just returned for it.
         """
         ref_counts, num_blocks, needed = self.pool.ref_counts, self.num_blocks_for(sequence.num_tokens), 0
         for table in prefix:
@@ -138,9 +141,7 @@ class KVCacheManager:
         sequence.num_computed = sequence.num_settled = sequence.capacity = num_tokens
 
     def num_missing(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks that must be allocated before the tokens in [num_computed, num_tokens) can be
-        written.
-        """
+        """Blocks that must be allocated before tokens [num_computed, num_tokens) are written."""
         missing = max(0, self.num_blocks_for(num_tokens) - len(sequence.tables[0])) * len(self._groups)
         return missing + len(self._shared_tails(sequence)) if sequence.tail_shared else missing
 
@@ -159,8 +160,9 @@ class KVCacheManager:
         return missing
 
     def copy_on_write(self, sequence: Sequence) -> list[BlockCopy]:
-        """Makes the blocks that the sequence writes to next its own. Returns the copies that this
-        takes: at most one in each group.
+        """Makes the blocks that the sequence writes to next its own.
+
+        Returns the copies that this takes: at most one in each group.
 
         The last holder needs no copy.
         """
@@ -171,7 +173,7 @@ class KVCacheManager:
         return [self._copy(sequence, group, index) for group in shared]
 
     def end_step(self) -> None:
-        """The step's plan is complete: sources of its copies may be given away by later ones."""
+        """Ends the planning of a step: later steps may give away the sources of its copies."""
         if self._held_sources:
             for source in self._held_sources.elements():
                 self._source_accounts[source].num_blocks -= self.pool.release((source,))
@@ -179,9 +181,7 @@ class KVCacheManager:
             self._source_accounts.clear()
 
     def fork(self, leader: Sequence, sibling: Sequence) -> None:
-        """Gives an output that has computed nothing the prompt's blocks of the output that computed
-        it.
-        """
+        """Gives `sibling`, which has computed nothing, the blocks of the prompt from `leader`."""
         for table in leader.tables:
             for block in table:
                 if block != NO_BLOCK:
@@ -195,8 +195,9 @@ class KVCacheManager:
         leader.tail_shared = sibling.tail_shared = leader.num_computed % self.block_size != 0
 
     def publish(self, sequence: Sequence) -> None:
-        """Offers the full blocks of settled tokens to later prompts, then lets those go that no
-        later token of the sequence reads.
+        """Offers the full blocks of settled tokens to later prompts.
+
+        Then it releases the blocks that no later token of the sequence reads.
         """
         first, num_full = sequence.publish_at // self.block_size - 1, sequence.num_settled // self.block_size
         if self._enable_prefix_cache:
@@ -209,8 +210,9 @@ class KVCacheManager:
             self._release_behind_windows(sequence)
 
     def key(self, sequence: Sequence, index: int) -> bytes:
-        """Key of the sequence's block `index`, whose tokens must have been read; the chain is kept
-        with the sequence.
+        """Returns the key of the sequence's block `index`, whose tokens must have been read.
+
+        The chain of keys is kept with the sequence.
         """
         keys = sequence.block_keys
         while len(keys) <= index:
@@ -228,9 +230,7 @@ class KVCacheManager:
         sequence.tables = []
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Asserts that reference counts and accounts are what the sequences' tables say, between
-        steps.
-        """
+        """Asserts between steps that reference counts and accounts match the sequences' tables."""
         assert not self._held_sources, "copies are held for a step that is not being planned"
         holders: Counter[int] = Counter()
         held: dict[TenantAccount, set[int]] = {}
@@ -263,8 +263,9 @@ class KVCacheManager:
         return blocks
 
     def _reach(self, sequence: Sequence, prefix: Prefix, num_blocks: int) -> bool:
-        """Whether groups with windows have what the token behind so many blocks reads; `prefix` gets
-        their tables.
+        """Whether groups with windows have the blocks that the token behind the prefix reads.
+
+        The token follows `num_blocks` blocks; `prefix` gets the tables of these groups.
         """
         for index, group in enumerate(self._groups):
             if group.window is not None:
@@ -276,8 +277,10 @@ class KVCacheManager:
         return True
 
     def _release_behind_windows(self, sequence: Sequence) -> None:
-        """Lets the blocks go that only settled tokens read: a step in flight computes none before
-        `num_settled`, and a window reaches back from there.
+        """Releases the blocks that only settled tokens read.
+
+        A step in flight computes no token before `num_settled`, and a window reaches back from
+        there.
         """
         for group, table in zip(self._groups, sequence.tables, strict=True):
             end = min(group.first_needed(sequence.num_settled, self.block_size), len(table))
@@ -308,5 +311,5 @@ class KVCacheManager:
 
 
 def _group_key(key: bytes, group: int) -> bytes:
-    """Under what a group's block of a prefix is found: the first group's under the prefix's key."""
+    """Returns the key of a group's block of a prefix; the first group uses the prefix's key."""
     return key + bytes((group,)) if group else key

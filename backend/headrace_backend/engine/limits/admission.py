@@ -1,5 +1,7 @@
-"""Whether one more request may wait: queue length, queued tokens, expected wait against its
-deadline, room for its tokens.
+"""Admission of requests to the waiting queue.
+
+A request is admitted by the length of the queue, the queued tokens, the expected wait against its
+deadline, and the room for its tokens.
 
 Owns the counts of requests that have not started, and the refusals. Does not check the request
 itself (`validation`) nor order the queue (`waiting_queue`). A refusal that waiting can cure says
@@ -23,7 +25,7 @@ _MAX_RETRY_NS = 30 * _NS_PER_S
 
 
 class Admission:
-    """The queue's bounds."""
+    """Holds the queue's bounds, and refuses requests that exceed them."""
 
     def __init__(self, config: EngineConfig, rates: Rates, max_model_len: int) -> None:
         """Nothing waits."""
@@ -44,20 +46,21 @@ class Admission:
         self._prompt_logprob_bytes = 0
 
     def worker_ready(self, num_blocks: int, plan_bytes: int | None) -> None:
-        """A worker's cache has so many blocks, and its plans so many bytes; None: as many as
-        before.
+        """Sets the size of the worker's cache in blocks and of its step plans in bytes.
+
+        With None the size of plans stays the same.
         """
         self.num_blocks = num_blocks
         if plan_bytes is not None:
             self.max_admission_bytes = plan_bytes - self._column_bytes
 
     def entered(self, request: EngineRequest, account: TenantAccount) -> None:
-        """A request began to wait."""
+        """Counts a request that began to wait."""
         self._count(request, account, 1)
         self._prompt_logprob_bytes += request.prompt_logprob_bytes
 
     def left(self, request: EngineRequest, account: TenantAccount) -> None:
-        """A request started, or ended before it could."""
+        """Uncounts a request that started, or ended before it could."""
         self._count(request, account, -1)
 
     def ended(self, request: EngineRequest) -> None:
@@ -65,8 +68,9 @@ class Admission:
         self._prompt_logprob_bytes -= request.prompt_logprob_bytes
 
     def expected_wait_ns(self, num_running: int, outputs: int = 0, passed: Collection[TenantAccount] = ()) -> int:
-        """How long a request of so many outputs would wait for its first step, by what was
-        measured; 0 while nothing was.
+        """Expected wait in nanoseconds of a request with `outputs` outputs for its first step.
+
+        It is derived from measured rates, and 0 while nothing was measured.
 
         Two queues are ahead of it: prompts to be computed, and, when rows are short, sequences that
         must leave theirs first. Tenants that it passes, since they wait for their share of the
@@ -100,8 +104,9 @@ class Admission:
         self._check_wait(request, now_ns, num_running, passed)
 
     def check_fits(self, request: EngineRequest) -> str | None:
-        """Why one output could not be computed even if it had the whole cache and a step plan for
-        itself; None if it could.
+        """Explains why one output can never be computed; returns None if it can.
+
+        The output is taken to have the whole cache and a step plan for itself.
         """
         num_bytes = most_admission_bytes(request, self._config.block_size)
         if num_bytes > self.max_admission_bytes:
@@ -124,14 +129,16 @@ class Admission:
         num_bytes = request.asked.n * request.asked.stop.max_tokens * bytes_per_token
         if num_bytes > self._config.max_log_bytes:
             message = (
-                f"spec.stop.max_tokens: {request.asked.n} outputs of {request.asked.stop.max_tokens} tokens could take {num_bytes} bytes of log;"
+                f"spec.stop.max_tokens: {request.asked.n} outputs of {request.asked.stop.max_tokens} tokens could take "
+                f"{num_bytes} bytes of log;"
                 f" the limit is {self._config.max_log_bytes}"
             )
             raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message)
         num_bytes, limit = request.prompt_logprob_bytes, self._config.max_prompt_logprobs_bytes
         if num_bytes > limit:
             message = (
-                f"spec.prompt_logprobs: {request.asked.num_prompt_logprobs} most likely tokens at each of {len(request.prompt_ids)} prompt tokens"
+                f"spec.prompt_logprobs: {request.asked.num_prompt_logprobs} most likely tokens at each of "
+                f"{len(request.prompt_ids)} prompt tokens"
                 f" take {num_bytes} bytes; the limit is {limit}"
             )
             raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message)
@@ -189,8 +196,9 @@ def _bounded_retry(retry_ns: int) -> int:
 
 
 def most_admission_bytes(request: EngineRequest, block_size: int) -> int:
-    """Most bytes that one output's admission can take with its block table: with the history of all
-    its tokens, when it comes back at the end.
+    """Most bytes that one output's admission can take in a plan, with its block table.
+
+    The largest admission has the history of all tokens: the output comes back at its end.
     """
     sampling, stop = request.asked.sampling, request.asked.stop
     num_tokens = len(request.prompt_ids) + stop.max_tokens

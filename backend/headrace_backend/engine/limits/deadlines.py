@@ -14,7 +14,7 @@ _MIN_SWEEP = 64
 
 
 class Timed(Protocol):
-    """A request, as far as its deadline goes."""
+    """A request, with the part of it that deadlines need."""
 
     # On the engine's clock.
     deadline_ns: int
@@ -23,7 +23,7 @@ class Timed(Protocol):
 
     @property
     def active(self) -> bool:
-        """It has not ended."""
+        """Whether the request has not ended."""
 
 
 R = TypeVar("R", bound=Timed)
@@ -55,7 +55,7 @@ class Deadlines(Generic[R]):
         return self._heap[0][2] if next_ns is not None and next_ns <= now_ns else None
 
     def note_ended(self) -> None:
-        """A request ended."""
+        """Notes that a request ended."""
         self._num_ended += 1
         if self._num_ended > _MIN_SWEEP and 2 * self._num_ended > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[2].active]

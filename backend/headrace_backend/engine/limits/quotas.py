@@ -1,5 +1,6 @@
-"""What tenants may take, over all services: requests and tokens a minute, streams at one time, a
-share of the KV cache.
+"""Quotas of tenants, over all services.
+
+They limit requests and tokens per minute, concurrent streams, and the share of the KV cache.
 
 Owns the accounts, their limits, charges and refusals. Does not hold a tenant to its share of the
 cache step by step (`scheduler`). No clock of its own.
@@ -49,9 +50,7 @@ class _Wait(NamedTuple):
 
 
 class Quotas:
-    """The accounts of all tenants that have something active, or took something within the last
-    minute.
-    """
+    """The accounts of all tenants that are active or were within the last minute."""
 
     def __init__(self, block_size: int) -> None:
         """Nobody has taken anything, and there is no cache yet."""
@@ -72,7 +71,7 @@ class Quotas:
     # Limits.
 
     def set_num_blocks(self, num_blocks: int) -> None:
-        """A worker has a cache of so many blocks, of which shares are taken."""
+        """Sets the number of blocks that shares are taken of."""
         self._num_blocks = num_blocks
         for account in self._accounts.values():
             account.max_blocks = self._max_blocks(account.limits)
@@ -101,8 +100,9 @@ class Quotas:
     # Requests and readers.
 
     def check_fits(self, account: TenantAccount, request: EngineRequest) -> str | None:
-        """Why one output could not be computed even if its tenant had nothing else in the cache;
-        None if it could.
+        """Explains why one output can never be computed within its tenant's share of the cache.
+
+        It returns None if the output fits when its tenant has nothing else in the cache.
         """
         # The last token's KV is never needed.
         num_tokens = len(request.prompt_ids) + request.asked.stop.max_tokens - 1
@@ -110,7 +110,8 @@ class Quotas:
         if num_blocks <= account.max_blocks:
             return None
         return (
-            f"kv_cache_share: prompt and max_tokens need {num_tokens} tokens of KV cache, {num_blocks} blocks of {self._block_size}; the share of this key is"
+            f"kv_cache_share: prompt and max_tokens need {num_tokens} tokens of KV cache, {num_blocks} blocks of "
+            f"{self._block_size}; the share of this key is"
             f" {account.max_blocks} of {self._num_blocks} blocks"
         )
 
@@ -140,8 +141,9 @@ class Quotas:
         return TokenCharge(account.token_bucket, num_tokens)
 
     def check_stream(self, account: TenantAccount) -> None:
-        """Lets a reader attach that takes a stream of its own: every one but the first reader of an
-        active request.
+        """Checks that a reader may attach which takes a stream of its own.
+
+        Every reader does, except the first reader of an active request.
 
         Raises:
             RequestRefused: RESOURCE_EXHAUSTED, the tenant's streams are in use.
@@ -149,12 +151,12 @@ class Quotas:
         _refuse(_stream_waits(account))
 
     def reader_came(self, account: TenantAccount, num_readers: int) -> None:
-        """An active request has one reader more, `num_readers` now."""
+        """Counts a new reader of an active request, which has `num_readers` now."""
         if num_readers > 1:
             account.num_streams += 1
 
     def reader_left(self, account: TenantAccount, num_readers: int) -> None:
-        """An active request has one reader fewer, `num_readers` now."""
+        """Uncounts a reader of an active request, which has `num_readers` now."""
         if num_readers:
             account.num_streams -= 1
 
@@ -178,7 +180,7 @@ class Quotas:
     # Time.
 
     def next_expiry_ns(self) -> int | None:
-        """When the next idle account has nothing left to remember."""
+        """The time at which the next idle account has nothing left to remember."""
         return next(iter(self._idle.values())) + MINUTE_NS if self._idle else None
 
     def expire(self, now_ns: int) -> None:
@@ -190,9 +192,7 @@ class Quotas:
             expiry_ns = self.next_expiry_ns()
 
     def check_integrity(self, claims: list[Claim], num_used_blocks: int) -> None:
-        """Asserts that the accounts add up to what active requests claim and to the pool's used
-        blocks.
-        """
+        """Asserts that accounts add up to the claims of active requests and to the used blocks."""
         assert sum(account.num_blocks for account in self) == num_used_blocks, (
             "a used block is in no account, or in two"
         )
@@ -237,14 +237,18 @@ def _never_reason(account: TenantAccount, request: EngineRequest, num_tokens: in
     if bucket is None or num_tokens <= bucket.limit:
         return None
     return (
-        f"tokens_per_minute: prompt ({len(request.prompt_ids)}) and n * max_tokens ({request.asked.n} * {request.asked.stop.max_tokens}) are {num_tokens} tokens; the limit of this key is"
+        f"tokens_per_minute: prompt ({len(request.prompt_ids)}) and n * max_tokens ({request.asked.n} * "
+        f"{request.asked.stop.max_tokens}) are {num_tokens} tokens; the limit of this key is"
         f" {bucket.limit}, so this request can never pass"
     )
 
 
 def _stream_waits(account: TenantAccount) -> Iterator[_Wait]:
     if account.num_streams >= account.max_streams:
-        reason = f"concurrent_streams: {account.num_streams} requests and readers of this key are open; its limit is {account.max_streams}"
+        reason = (
+            f"concurrent_streams: {account.num_streams} requests and readers of this key are open; its limit is "
+            f"{account.max_streams}"
+        )
         yield _Wait(reason, _STREAM_RETRY_NS)
 
 
@@ -260,8 +264,10 @@ def _rate_waits(account: TenantAccount, num_tokens: int, now_ns: int) -> Iterato
 
 
 def _refuse(waits: Iterable[_Wait]) -> None:
-    """Raises RequestRefused if any limit is reached: all of them are named, and the last to pass
-    says when.
+    """Raises RequestRefused if any limit is reached.
+
+    The message names all limits that are reached; the hint to retry is that of the last one to
+    pass.
     """
     reached = list(waits)
     if reached:

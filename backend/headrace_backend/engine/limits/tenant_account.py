@@ -1,14 +1,13 @@
-"""What one tenant holds and what it may: the numbers that admission, scheduler and cache keep on
-its behalf.
+"""The counts and limits of one tenant, kept for admission, scheduler and cache.
 
 Owns the counts and the arithmetic of a rate. Does not decide when an account is opened, charged or
 forgotten (`quotas`), who is admitted for a step or preempted (`scheduler`), nor which blocks are
 whose (`kv_cache_manager`).
 
-    limits ──quotas──> buckets, max_streams, max_blocks
-    requests and readers ──quotas──> num_streams, num_charged_tokens
-    requests that have not started ──admission──> num_waiting_outputs, num_waiting_tokens
-    sequences and blocks ──scheduler, kv_cache_manager──> num_running, num_blocks
+    limits ──quotas──> buckets, max_streams, max_blocks requests and readers ──quotas──>
+    num_streams, num_charged_tokens requests that have not started ──admission──>
+    num_waiting_outputs, num_waiting_tokens sequences and blocks ──scheduler, kv_cache_manager──>
+    num_running, num_blocks
 """
 
 from __future__ import annotations
@@ -40,8 +39,9 @@ class RateBucket:
         self._spent = 0
 
     def wait_ns(self, amount: int, now_ns: int) -> int | None:
-        """How long until so many units can be taken if nobody else takes any: 0 if at once, None if
-        never.
+        """Nanoseconds until `amount` units can be taken if nobody else takes any.
+
+        It is 0 if they can be taken at once, and None if they never can.
         """
         if amount > self.limit:
             return None
@@ -56,12 +56,12 @@ class RateBucket:
         assert self._spent <= self.limit * MINUTE_NS, "only what is there is taken"
 
     def give_back(self, amount: int, now_ns: int) -> None:
-        """Returns what was taken and not used; what time has given back since is not given twice."""
+        """Returns what was taken and not used, but nothing that time has given back since."""
         self._refill(now_ns)
         self._spent = max(0, self._spent - amount * MINUTE_NS)
 
     def change_limit(self, limit: int, now_ns: int) -> None:
-        """What was taken stays taken, but no more of it than the new limit gives back in a minute."""
+        """Keeps what was taken, at most as much as the new limit gives back in a minute."""
         self._refill(now_ns)
         self.limit = limit
         self._spent = min(self._spent, limit * MINUTE_NS)
@@ -120,8 +120,9 @@ class TenantAccount:
 
     @property
     def num_blocks_left(self) -> int:
-        """Blocks that its sequences may take; they may hold too many after its share became
-        smaller.
+        """Blocks that the tenant's sequences may still take.
+
+        It is 0 if the tenant's share became smaller than what its sequences hold.
         """
         return max(0, self.max_blocks - self.num_blocks)
 

@@ -1,6 +1,6 @@
 """Checks every field of a request again, before the engine believes any of it.
 
-Owns what only the engine is told: identities, limits of a tenant, tokens that an earlier attempt
+Owns what only the engine receives: identities, limits of a tenant, tokens that an earlier attempt
 emitted. What the caller asked for is checked by the rules that services check it by
 (`headrace_request.rules`); this is the same gate for whatever else reaches the socket. Does not
 look at the engine's state (`admission`). Violations name fields as the public API does, since the
@@ -25,8 +25,9 @@ class RequestValidator:
     """The rules for one model and configuration."""
 
     def __init__(self, model: ModelLimits, max_outputs: int, has_text: bool) -> None:
-        """Rules for a model; `has_text`: the bytes of its tokens are known, so that stop strings
-        can be matched.
+        """Makes the rules for a model.
+
+        `has_text` says that the bytes of its tokens are known, so that stop strings can be matched.
         """
         self._bounds = Bounds(model.vocab_size, model.max_model_len, max_outputs, frozenset(model.eos_token_ids))
         self._has_text = has_text
@@ -119,10 +120,10 @@ class _Violations:
         self.found: list[Violation] = []
 
     def add(self, field: str, rule: str) -> None:
-        """A rule is broken."""
+        """Adds a broken rule."""
         self.found.append(Violation(field, rule))
 
     def require(self, holds: bool, field: str, rule: str) -> None:
-        """A rule that must hold."""
+        """Adds the rule as broken unless it holds."""
         if not holds:
             self.add(field, rule)

@@ -44,7 +44,7 @@ class EndLog(Protocol):
 
 @dataclasses.dataclass(slots=True)
 class Endings:
-    """Everything that must hear of an end."""
+    """Ends outputs and requests, and informs everything that must hear of it."""
 
     rows: Rows
     table: RequestTable
@@ -56,8 +56,9 @@ class Endings:
     steps: EndLog
 
     def end_output(self, sequence: Sequence, end: OutputEnd, now_ns: int) -> None:
-        """Ends one output: releases what was held back, gives row and blocks back; with the last
-        one the request ends.
+        """Ends one output; the request ends with its last output.
+
+        Tokens that were held back are released, and the row and the blocks are given back.
         """
         assert not sequence.ended, "an output ends once"
         request = sequence.request
@@ -82,8 +83,9 @@ class Endings:
             request = self.deadlines.first_expired(now_ns)
 
     def end_unfit(self, now_ns: int) -> None:
-        """Ends requests that could not be computed even alone, now that the cache or the share of a
-        tenant is smaller than when they were accepted.
+        """Ends requests that no longer fit alone.
+
+        The cache or a tenant's share can have become smaller since they were accepted.
         """
         for request in self.table.active():
             reason = self.admission.check_fits(request.spec) or self.quotas.check_fits(request.account, request.spec)

@@ -1,5 +1,6 @@
-"""Turns a request that was asked for into one that lives: its sequences, logs, deadline, urgency
-and stop automaton.
+"""Makes a live request out of an accepted one.
+
+A live request has sequences, logs, a deadline, an urgency and a stop automaton.
 
 Owns sequence numbers of requests. Does not decide whether there is room (`admission`) and enters
 nothing anywhere (the engine).
@@ -25,7 +26,7 @@ from headrace_backend.engine.requests.token_log import OutputLog
 
 
 class Intake:
-    """Makes live requests."""
+    """Makes live requests of accepted ones."""
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
-"""Where a request's time goes: one state machine, one running state at a time, so that the parts
-can't overlap and leave nothing out.
+"""The ledger of a request's time, by state.
+
+Exactly one state runs at a time, so that the parts never overlap and leave nothing out.
 
 Owns the states and the arithmetic. Does not decide transitions (the engine and the scheduler call
 them) and reads no clock. All times are nanoseconds on the engine's clock.
@@ -85,20 +86,20 @@ class Ledger:
         return self.first_token_at_ns and self.first_token_at_ns - self._arrival_ns + self._service_ns
 
     def computing(self, now_ns: int) -> None:
-        """A sequence of the request took a row."""
+        """Notes that a sequence of the request took a row."""
         if self.phase is Phase.QUEUED:
             self.started_at_ns = now_ns
         if self.phase is not Phase.DECODE:
             self._enter(Phase.DECODE if self.first_token_at_ns else Phase.PREFILL, now_ns)
 
     def first_token(self, now_ns: int) -> None:
-        """The request's first token was read."""
+        """Notes that the request's first token was read."""
         self.first_token_at_ns = now_ns
         if self.phase is Phase.PREFILL:
             self._enter(Phase.DECODE, now_ns)
 
     def preempted(self, now_ns: int) -> None:
-        """The last sequence of the request that had a row lost it."""
+        """Notes that the last sequence of the request that had a row lost it."""
         self._enter(Phase.PREEMPTED, now_ns)
 
     def restarting(self, now_ns: int) -> None:
@@ -107,7 +108,7 @@ class Ledger:
             self._enter(Phase.RESTARTING, now_ns)
 
     def end(self, now_ns: int) -> None:
-        """The request's last output ended."""
+        """Notes that the request's last output ended."""
         self._enter(Phase.ENDED, now_ns)
         self.ended_at_ns = now_ns
 

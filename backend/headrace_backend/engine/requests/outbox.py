@@ -1,5 +1,6 @@
-"""What leaves the engine for one service stream: token columns and rare events, merged until the
-server takes them.
+"""The outputs that leave the engine for one service stream.
+
+Token columns and rare events are merged until the server takes them.
 
 Owns the columns of tokens (as `array`, whose `tobytes()` is what the protocol carries) and the
 place of events among them. Does not own the log that tokens come from (`token_log`, `prompt_log`),

@@ -1,8 +1,7 @@
-"""Log probabilities of one prompt: which of its tokens are planned to be reported, and what was
-reported so far.
+"""Log probabilities of one prompt: which tokens are planned, and what was reported.
 
 Owns the two marks and the parts that were read. Does not own how much a step computes (`scheduler`)
-nor who is told (`settlement`). As with a sequence's tokens there are two views, because steps are
+nor who gets them (`settlement`). As with a sequence's tokens there are two views, because steps are
 planned before the results of those before them were read:
 
     planned   num_planned    tokens before it are reported already or will be by a step in flight;
@@ -10,7 +9,7 @@ planned before the results of those before them were read:
     settled   parts          what was read, in order and without gaps, kept for readers that come
                              later
 
-The token at position p is told of by the hidden state at p - 1, so nothing tells of the one at
+The hidden state at p - 1 reports the token at position p, so nothing reports the one at
 position 0. A prompt that is computed again after a preemption goes on where the planned mark
 stands; only if steps in flight are lost with their worker does the mark go back to what was read.
 """
@@ -37,12 +36,13 @@ class PromptLog:
     __slots__ = ("num_bytes", "num_planned", "num_tokens", "num_tops", "parts")
 
     def __init__(self, num_tokens: int, num_tops: int) -> None:
-        """Nothing is planned; each token is to have `num_tops` most likely ones beside it, at most
-        the vocabulary.
+        """Starts with nothing planned.
+
+        Each token is reported with the `num_tops` most likely ones, at most the vocabulary.
         """
         self.num_tokens = num_tokens
         self.num_tops = num_tops
-        # The first token counts as planned, since there is nothing to tell of it.
+        # The first token counts as planned, since there is nothing to report about it.
         self.num_planned = 1
         self.parts: list[PromptLogprobs] = []
         self.num_bytes = 0
@@ -54,22 +54,25 @@ class PromptLog:
 
     @property
     def num_reusable(self) -> int:
-        """Tokens from the front whose hidden states nobody needs any more: only they may come from
-        the prefix cache.
+        """Tokens from the front whose hidden states nobody needs any more.
+
+        Only these may come from the prefix cache.
         """
         return self.num_planned - 1
 
     def most_computed(self, start: int, num_wanted: int, num_left: int) -> int:
-        """How many of `num_wanted` tokens from position `start` on a step may compute that can
-        report `num_left` more prompt tokens.
+        """How many of `num_wanted` tokens from position `start` a step may compute.
+
+        The step can report `num_left` more prompt tokens.
         """
         if self.num_tokens - self.num_planned <= num_left:
             return num_wanted
         return min(num_wanted, max(start, self.num_planned - 1) + num_left - start)
 
     def plan(self, start: int, end: int) -> PromptRun | None:
-        """Tokens that a step reports which computes those in [start, end), and no later step; None
-        if there are none.
+        """Plans the prompt tokens that a step over tokens [start, end) reports, each token once.
+
+        It returns None if there are none.
         """
         first = max(start + 1, self.num_planned)
         last = min(end, self.num_tokens - 1)
@@ -79,14 +82,14 @@ class PromptLog:
         return PromptRun(first, last + 1 - first)
 
     def forget_unread(self) -> None:
-        """The steps in flight will never be read: what they would have reported is to be planned
-        again.
-        """
+        """Plans again what the steps in flight would have reported; they will never be read."""
         self.num_planned = self.num_settled
 
     def append(self, run: PromptRun, result: StepResult, first: int, top_first: int) -> PromptLogprobs:
-        """Keeps what a result says of a run, which begins at entry `first` of its prompt columns
-        and at `top_first` of the flat ones.
+        """Keeps what a result reports about a run of prompt tokens.
+
+        The run begins at entry `first` of the prompt columns and at entry `top_first` of the flat
+        columns.
         """
         assert run.first_token == self.num_settled, "parts come in order, each once"
         end, top_end = first + run.num_tokens, top_first + run.num_tokens * self.num_tops

@@ -1,7 +1,9 @@
-"""The way of recorded requests through the engine: which steps computed their prompts and sampled
-their tokens, and their stays in the phases of their ledgers.
+"""The way of recorded requests through the engine.
 
-Owns what is noted, and the fact that it becomes at a request's end. Told by `settlement` (only
+A trace says which steps computed the prompt and sampled the tokens, and how long the request stayed
+in each phase of its ledger.
+
+Owns what is noted, and the fact that it becomes at a request's end. `settlement` notes it (only
 settled steps count, so what a lost worker took away never appears) and by the ledger.
 
 A token costs nothing: an output that decodes samples one in each step, so only the tokens are noted
@@ -45,8 +47,10 @@ class RequestTrace:
     def finish(
         self, engine: str, number: int, unix_offset_ns: int, num_tokens: AbstractSequence[int]
     ) -> facts.EngineTrace:
-        """The request has ended with so many tokens per output, those included that an earlier
-        attempt emitted: no step of ours sampled them, so theirs is 0.
+        """Ends the trace of a request that has `num_tokens` tokens per output.
+
+        Tokens that an earlier attempt emitted are included; none of our steps sampled them, so
+        their step is 0.
         """
         assert self._ledger.stays is not None, "set from the first moment on"
         return facts.EngineTrace(

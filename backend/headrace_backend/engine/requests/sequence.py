@@ -1,5 +1,6 @@
-"""A request while it lives in the engine, and its sequences: the state that the scheduler and the
-settling of steps share.
+"""A request while it lives in the engine, and its sequences.
+
+The scheduler and the settling of steps share this state.
 
 Owns the counters and what follows from them directly. Does not decide anything: who runs is
 `scheduler`, which blocks is `kv_cache_manager`, what ends is `settlement`.
@@ -72,8 +73,9 @@ class Sequence:
     )
 
     def __init__(self, request: LiveRequest, log: OutputLog, urgency_ns: int, watch: StopWatch | None) -> None:
-        """A sequence that has computed nothing; `log` may hold tokens that an earlier attempt
-        emitted.
+        """Makes a sequence that has computed nothing.
+
+        `log` may hold tokens that an earlier attempt emitted.
         """
         spec = request.spec
         self.request = request
@@ -149,7 +151,7 @@ class Sequence:
 
     @property
     def completing(self) -> bool:
-        """All its tokens are planned; only their reading is missing."""
+        """Whether all tokens of the sequence are planned; some may not be read yet."""
         return self.num_tokens >= self.max_tokens_total
 
     def token_bytes(self, start: int, end: int) -> bytes:
@@ -195,7 +197,7 @@ class LiveRequest:
     # Sequences that have a row, and outputs that have not ended.
     num_rows: int = 0
     num_active: int = 0
-    # Readers were told that it started.
+    # Readers know that it started.
     announced: bool = False
     # When the worker was lost, until computing goes on; 0: it was not.
     lost_at_ns: int = 0
@@ -212,19 +214,19 @@ class LiveRequest:
 
     @property
     def active(self) -> bool:
-        """Some output has not ended."""
+        """Whether some output has not ended."""
         return self.num_active > 0
 
     @property
     def state(self) -> RequestState:
-        """As listings show it."""
+        """The state of the sequence, as listings show it."""
         if not self.active:
             return RequestState.FINISHED
         return RequestState.RUNNING if self.ledger.started else RequestState.QUEUED
 
     @property
     def claim(self) -> Claim:
-        """What it takes of its tenant's limits while it is active."""
+        """What the request takes of its tenant's limits while it is active."""
         return Claim(self.account, self.token_charge, len(self.readers), self.num_rows)
 
     @property
@@ -244,20 +246,22 @@ class LiveRequest:
             stream.outbox.events.append((handle, event))
 
     def took_row(self, now_ns: int) -> None:
-        """One of its sequences is about to be computed."""
+        """Notes that one of the request's sequences is about to be computed."""
         self.num_rows += 1
         self.ledger.computing(now_ns)
 
     def note_prefix(self, num_tokens: int) -> None:
-        """The sequence that just took a row found so many prompt tokens in the prefix cache; the
-        request's first one counts.
+        """Notes the prompt tokens that a sequence found in the prefix cache when it took a row.
+
+        Only the request's first sequence counts.
         """
         if self.num_rows == 1 and not self.announced:
             self.ledger.cached_tokens = num_tokens
 
     def lost_row(self, now_ns: int) -> None:
-        """One of its sequences, which had a row, has none any more; while others only wait, the
-        request counts as preempted.
+        """Notes that one of the request's sequences lost its row.
+
+        The request counts as preempted while its other sequences only wait.
         """
         self.num_rows -= 1
         if self.num_rows == 0 and self.active:

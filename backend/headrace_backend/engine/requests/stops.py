@@ -23,8 +23,9 @@ class StopMatch(NamedTuple):
 
 
 class StopAutomaton:
-    """Aho-Corasick over bytes: state 0 is the root; a state's depth is the length of the prefix
-    that it stands for.
+    """An Aho-Corasick automaton over bytes.
+
+    State 0 is the root; a state's depth is the length of the prefix that it stands for.
     """
 
     __slots__ = ("depths", "fallbacks", "first_bytes", "matches", "strings", "transitions")
@@ -72,8 +73,9 @@ class StopAutomaton:
             self.matches[state] = index
 
     def _link(self) -> None:
-        """Breadth first, so that a state's fallback, being shallower, is complete when it is
-        needed.
+        """Links each state to its fallback, breadth first.
+
+        A fallback is shallower than its state, so it is complete when it is needed.
         """
         queue = deque(self.transitions[0].values())
         while queue:

@@ -31,9 +31,7 @@ class Subscriptions:
             raise RequestRefused.invalid([Violation("handle", "is in use on this stream")])
 
     def add(self, subscriber: Subscriber, request: LiveRequest, output_index: int | None) -> None:
-        """What is released and what happens from now on goes to the subscriber, of one output or of
-        all.
-        """
+        """Subscribes a reader to one output or to all: to what is released and what follows."""
         stream_id, handle = subscriber
         reader = (self._outboxes.stream(stream_id), handle)
         self._requests.setdefault(stream_id, {})[handle] = request
@@ -57,13 +55,13 @@ class Subscriptions:
         return [Subscriber(stream_id, handle) for handle in self._requests.get(stream_id, {})]
 
     def forget_stream(self, stream_id: int) -> None:
-        """A stream without subscriptions is gone; what it was not sent is dropped."""
+        """Drops a stream without subscriptions and what it was not sent."""
         remaining = self._requests.pop(stream_id, {})
         assert not remaining, "subscriptions end before their stream is forgotten"
         self._outboxes.forget(stream_id)
 
     def end_request(self, request: LiveRequest) -> None:
-        """The request's last event was sent: its subscriptions end with it."""
+        """Ends the subscriptions of a request whose last event was sent."""
         for stream, handle in request.readers:
             del self._requests[stream.stream_id][handle]
         request.readers.clear()

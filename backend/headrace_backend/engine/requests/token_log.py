@@ -1,5 +1,4 @@
-"""The tokens of one output: all that were settled, how many of them readers may see, and how it
-ended.
+"""The tokens of one output: all that settled, how many readers may see, and its end.
 
 Owns the columns, the released prefix and the readers that follow it. Does not decide what is held
 back (`stops`) nor who may read (`request_table`). Kept until the request's log expires, so that a
@@ -80,8 +79,9 @@ class OutputLog:
             self._release(first, end)
 
     def finish(self, end: OutputEnd) -> None:
-        """Releases what was held back and notes how the output ended; tokens that come later are
-        not this output's.
+        """Releases what was held back and notes how the output ended.
+
+        Tokens that come later do not belong to the output.
         """
         self.release(len(self.tokens))
         self.end = end

@@ -68,14 +68,14 @@ class Isolation:
     def step_failed(
         self, in_flight: AbstractSequence[InFlightStep], failed_step_id: int, num_settled_steps: int
     ) -> LiveRequest | None:
-        """A step failed, before its sequences lose their rows.
+        """Notes a failed step, before its sequences lose their rows.
 
         Returns who is guilty, if that is plain now.
 
         Args:
             in_flight: At least one, in order.
-            failed_step_id: Of those the last one that may have failed; the oldest may have in any
-                case.
+            failed_step_id: The last step in flight that may have failed; the oldest may have failed
+                in any case.
             num_settled_steps: So far.
         """
         last_step_id = max(failed_step_id, in_flight[0].step_id)
@@ -127,9 +127,7 @@ class Isolation:
         )
 
     def _next_trial(self, num_settled_steps: int) -> None:
-        """Those on trial are cleared; the next ones are the likeliest of the suspects that are
-        left.
-        """
+        """Clears the requests on trial and tries the likeliest of the remaining suspects."""
         self._proves_device &= num_settled_steps == self._num_settled_at_last and not self._on_trial
         if self._proves_device:
             requests = {sequence.request for sequence in self._scheduler.queued()}

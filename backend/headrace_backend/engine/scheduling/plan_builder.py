@@ -35,8 +35,9 @@ from headrace_backend.step.plan_bytes import table_bytes
 
 @dataclasses.dataclass(slots=True)
 class InFlightStep:
-    """What the engine must remember of a planned step to read its result: sequences, never rows,
-    which may have changed hands.
+    """What the engine remembers of a planned step to read its result.
+
+    It names sequences, never rows, which may have changed hands meanwhile.
     """
 
     step_id: int
@@ -65,20 +66,20 @@ class InFlightStep:
     free_blocks: int = 0
     num_waiting: int = 0
     isolated: bool = False
-    # Drafted tokens that each decode computes, which are as many as it may settle beside one; empty:
-    # none of them any.
+    # Drafted tokens that each decode computes, which are as many as it may settle beside one;
+    # empty: no decode computes any.
     draft_counts: list[int] = dataclasses.field(default_factory=list)
     preempted: list[int] = dataclasses.field(default_factory=list)
     stalled: list[Sequence] = dataclasses.field(default_factory=list)
 
 
 def _column(values: Iterable[int]) -> Int32Column:
-    """An `array` of ints is filled twice as fast as a numpy one."""
+    """Makes a numpy column of an `array`, which is filled twice as fast as a numpy one."""
     return np.frombuffer(array("i", values), np.int32)
 
 
 class PlanBuilder:
-    """One step's columns."""
+    """Builds the columns of one step's plan."""
 
     __slots__ = (
         "_admission_bytes_left",
@@ -191,7 +192,7 @@ class PlanBuilder:
         sequence.planned_in = self.step_id
 
     def close_decodes(self) -> None:
-        """No further decodes come."""
+        """Ends the decodes: entries that follow are of other kinds."""
         self._decode_starts = [sequence.num_computed - 1 for sequence in self._decodes]
         self.load.num_decodes = len(self._decodes)
         self.load.context_tokens = sum(self._decode_starts) + len(self._decodes)
@@ -243,7 +244,7 @@ class PlanBuilder:
         return False
 
     def add_fork(self, sibling: Sequence) -> None:
-        """Samples the sibling's first token from the hidden state that the last entry sampled from."""
+        """Samples the sibling's first token from the hidden state of the last entry's sample."""
         sibling.planned_in = self.step_id
         self._sample(sibling, self.num_tokens - 1)
 
@@ -334,9 +335,7 @@ class PlanBuilder:
             self._checked_indices.append(self.num_tokens + count - 1 - back)
 
     def _report_prompt(self, sequence: Sequence, start: int, end: int) -> None:
-        """Tokens [start, end) of the sequence are the next of the step: what they tell of the
-        prompt.
-        """
+        """Plans the prompt logprobs that tokens [start, end), the next of the step, report."""
         log = sequence.prompt_log
         run = log.plan(start, end) if log is not None else None
         if run is not None:
@@ -363,7 +362,7 @@ class PlanBuilder:
 
 
 def _history(sequence: Sequence) -> bytes:
-    """The output known so far, where sampling depends on it."""
+    """The output known so far, for sequences whose sampling depends on it."""
     return sequence.tokens.tobytes() if sequence.request.spec.asked.sampling.needs_history else b""
 
 

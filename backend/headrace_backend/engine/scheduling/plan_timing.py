@@ -1,5 +1,6 @@
-"""When to plan the step after the one in flight: not before it must be, so that a prompt that
-arrives meanwhile is in it.
+"""Decides when to plan the step after the one in flight.
+
+The plan is made as late as possible, so that a prompt that arrives meanwhile is in it.
 
 Owns the prediction of when the step in flight ends, what is learned of its errors, and the moment
 that follows. Reads no clock and plans nothing (the engine does both), and does not know what a step
@@ -42,7 +43,7 @@ _LONGEST_HOLD_NS: Final = 1_000_000_000
 
 
 class RecentLimit:
-    """What all but one of the last samples stay within."""
+    """A limit that all but one of the last samples stay within."""
 
     __slots__ = ("_in_order", "_in_time")
 
@@ -58,14 +59,15 @@ class RecentLimit:
 
     @property
     def value(self) -> float:
-        """The limit: exceeded by one of the last samples, by none while they are few; 0 without
-        any.
+        """The sample that few of the last ones exceed; the largest while few exist.
+
+        It is 0 without samples.
         """
         return self._in_order[-1 - self._num_beyond] if self._in_order else 0.0
 
     @property
     def least(self) -> float:
-        """The same from below."""
+        """The sample that few of the last ones fall below; the smallest while few exist."""
         return self._in_order[self._num_beyond] if self._in_order else 0.0
 
     @property
@@ -73,7 +75,7 @@ class RecentLimit:
         return len(self._in_order) * _EXCEEDED // _REMEMBERED
 
     def add(self, sample: float) -> None:
-        """The oldest sample gives way."""
+        """Adds a sample; the oldest gives way."""
         if len(self._in_time) == _REMEMBERED:
             del self._in_order[bisect.bisect_left(self._in_order, self._in_time.popleft())]
         self._in_time.append(sample)
@@ -140,12 +142,13 @@ class PlanTiming:
 
     @property
     def due_ns(self) -> int | None:
-        """Until when the next plan is held back; None: it is not."""
+        """The time until which the next plan is held back; None if it is not."""
         return self._due_ns
 
     def may_plan(self, now_ns: int, worthwhile: bool) -> bool:
-        """Whether the next step is to be planned now; `planned` follows if there is anything to
-        plan.
+        """Whether the next step is to be planned now.
+
+        `planned` follows if there is anything to plan.
 
         Args:
             now_ns: The time.
@@ -163,7 +166,7 @@ class PlanTiming:
         return True
 
     def planned(self, predicted_us: float, mixed: bool, replayed: bool = True) -> None:
-        """The step for which `may_plan` was asked goes to the worker.
+        """Notes that the step for which `may_plan` was asked goes to the worker.
 
         Args:
             predicted_us: How long it is predicted to take.
@@ -208,7 +211,7 @@ class PlanTiming:
         step.expected_end_ns = max(step.asked_at_ns + self._lead.least, self._device_free_ns) + step.duration_ns
 
     def _choose_due_ns(self, now_ns: int) -> int | None:
-        """When to plan the step after the one in flight; None: now."""
+        """Chooses when to plan the step after the one in flight; None means now."""
         step = self._in_flight[-1]
         error = self._errors[step.mixed]
         if not self._holds or step.expected_end_ns is None or not (self._lead.known and error.known):

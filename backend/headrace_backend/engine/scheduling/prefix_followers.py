@@ -50,7 +50,7 @@ class PrefixFollowers:
         return (entry[2] for heap in self._following.values() for entry in heap if not entry[2].ended)
 
     def lead(self, sequence: Sequence, kv: KVCacheManager) -> None:
-        """A sequence has a row, and a prompt that is not published yet."""
+        """Makes a sequence with a row and an unpublished prompt a leader."""
         key = kv.next_key(sequence)
         if key is not None:
             self._keys[sequence] = key
@@ -69,7 +69,7 @@ class PrefixFollowers:
             self._give_back(heapq.heappop(heap)[2])
 
     def retire(self, sequence: Sequence) -> None:
-        """A sequence leads no longer. Those who followed it go back to the queue."""
+        """Ends a sequence's leading: its followers go back to the queue."""
         self._forget_key(sequence)
         for entry in self._following.pop(sequence, ()):
             self._give_back(entry[2])

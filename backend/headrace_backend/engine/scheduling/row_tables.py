@@ -13,7 +13,7 @@ from headrace_backend.engine.scheduling.plan_builder import PlanBuilder
 
 
 class RowTables:
-    """Tables of a worker with so many rows."""
+    """Writes what the rows' block tables gain into the plan."""
 
     __slots__ = ("_num_rows",)
 

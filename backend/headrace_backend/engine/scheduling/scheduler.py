@@ -81,7 +81,7 @@ class Scheduler:
         # within the budget.
         self._most_drafts = 0
         self._free_rows: list[int] = []
-        # Given back, but the worker was not told yet.
+        # Given back, but the worker does not know it yet.
         self._leaving_rows: list[int] = []
         # In the step in the making somebody was preempted or stalled for want of blocks, other than
         # those of a share.
@@ -94,8 +94,9 @@ class Scheduler:
         self.entered: list[LiveRequest] = []
 
     def create_cache(self, num_blocks: int, tokens_per_row: int = 1) -> None:
-        """A worker with empty rows and an empty cache is there, whose steps settle at most so many
-        tokens for a row that decodes.
+        """Starts scheduling for a worker with empty rows and an empty cache.
+
+        The worker's steps settle at most `tokens_per_row` tokens for a row that decodes.
         """
         assert not self.running, "sequences of the worker before were evicted"
         config = self._config
@@ -105,8 +106,10 @@ class Scheduler:
         self._leaving_rows = []
 
     def drop_cache(self, now_ns: int) -> None:
-        """The worker is lost: everything that ran waits, as if it had computed nothing; what was
-        sampled but not read never was.
+        """Returns everything that ran to the waiting queue, as the worker is lost.
+
+        Sequences start again as if they had computed nothing; samples that were not read are
+        forgotten.
         """
         evicted, self.running = self.running, []
         for sequence in evicted:
@@ -129,8 +132,9 @@ class Scheduler:
             self.waiting.push(sequence)
 
     def remove(self, sequence: Sequence, now_ns: int) -> None:
-        """An ended sequence leaves; a step in flight may still compute it, which does no harm, as
-        later steps run later.
+        """Removes an ended sequence.
+
+        A step in flight may still compute it, which does no harm, as later steps run later.
         """
         assert sequence.ended, "only what ended leaves"
         if sequence.row != NO_ROW:
@@ -158,7 +162,7 @@ class Scheduler:
             self.waiting.push(sequence)
 
     def try_nobody(self) -> None:
-        """Everybody may be computed again."""
+        """Ends trials: every sequence may be computed again."""
         if self.held is not None:
             for sequence in self.held.take():
                 sequence.held = False
@@ -183,8 +187,9 @@ class Scheduler:
 
     @property
     def takes_newcomers(self) -> bool:
-        """Whether a sequence that comes now could be computed in the next step: there is a row for
-        it, and no crowd before it.
+        """Whether a sequence that arrives now could be computed in the next step.
+
+        It could if there is a row for it and no crowd before it.
         """
         return bool(self._free_rows) and not (self._budget.throughput and self.waiting)
 
@@ -218,13 +223,14 @@ class Scheduler:
         return leaving
 
     def take_stalled(self) -> list[Sequence]:
-        """Sequences that had a token to decode and found no room for it since this was last asked."""
+        """Sequences with a token to decode that found no room for it since the last call."""
         stalled, self._stalled = self._stalled, []
         return stalled
 
     def take_preempted(self) -> list[int]:
-        """Numbers of the requests whose sequences lost their row since this was last asked, one for
-        each.
+        """Takes the numbers of the requests that were preempted since the last call.
+
+        Each request is named once, however many of its sequences lost their row.
         """
         preempted, self._preempted = self._preempted, []
         return preempted
@@ -246,7 +252,7 @@ class Scheduler:
         assert keys == sorted(keys), "running sequences are ordered by urgency"
 
     def _schedule_decodes(self, builder: PlanBuilder, now_ns: int) -> list[Sequence]:
-        """One token for each that has one to decode. Returns the sequences that catch up."""
+        """Schedules one token for each decode; returns the sequences that catch up."""
         catching_up: list[Sequence] = []
         # Preemption removes only less urgent sequences, which come later in the list.
         for sequence in self.running:
@@ -261,8 +267,10 @@ class Scheduler:
         return catching_up
 
     def _make_room_for_drafts(self, sequence: Sequence, builder: PlanBuilder) -> int:
-        """How many drafted tokens the step computes of a sequence that decodes: those that its
-        length allows and for which there is room, without taking anybody's.
+        """Number of drafted tokens that the step computes for a sequence that decodes.
+
+        Drafts are those that the sequence's length allows and for which there is room without
+        taking anybody's blocks.
         """
         kv, account = self.kv, sequence.request.account
         assert kv is not None, "there is a worker"
@@ -279,8 +287,9 @@ class Scheduler:
         return self.waiting.num_counted_tokens + self._followers.num_counted_tokens + sum(counts)
 
     def _take_long(self, catching_up: list[Sequence]) -> list[Sequence]:
-        """Removes the long prompts, if anything else could be computed before them, and keeps a
-        share of the step for them.
+        """Removes the long prompts and reserves a share of the step for them.
+
+        Nothing happens if nothing else could be computed before them.
         """
         long, share = self._budget.find_long(catching_up)
         if not long or (len(long) == len(catching_up) and not (self.waiting and self._free_rows)):
@@ -290,7 +299,7 @@ class Scheduler:
         return long
 
     def _schedule_catching_up(self, sequences: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
-        """Chunks for those that have more than one token to compute."""
+        """Schedules chunks for sequences that have more than one token to compute."""
         for sequence in sequences:
             # It may have been preempted for one before it.
             if sequence.row == NO_ROW:
@@ -307,8 +316,9 @@ class Scheduler:
                 return
 
     def _admit_waiting(self, catching_up: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
-        """Lets in who fits with all its tokens, beside the blocks that whoever catches up will
-        need.
+        """Admits waiting sequences that fit with all their tokens.
+
+        The blocks that running prompts will need stay free.
         """
         kv, budget = self.kv, self._budget
         assert kv is not None, "there is a worker"
@@ -351,8 +361,9 @@ class Scheduler:
             promised[account] += num_missing
 
     def _note_prefix(self, sequence: Sequence) -> None:
-        """The prefix cache was asked for a prompt; what is computed again after a preemption does
-        not count.
+        """Notes that the prefix cache was asked for a prompt.
+
+        A recompute after a preemption does not count.
         """
         if sequence.epoch == 0:
             num_hits = min(sequence.num_computed, sequence.num_prompt_tokens)
@@ -410,8 +421,10 @@ class Scheduler:
         return True
 
     def _find_victim(self, sequence: Sequence, step_id: int, account: TenantAccount | None = None) -> Sequence | None:
-        """The least urgent sequence, of one tenant or of all, that is less urgent than `sequence`,
-        is not computed by the step, and has more to compute.
+        """Finds the least urgent sequence that may be preempted for `sequence`.
+
+        The victim is less urgent than `sequence`, is not computed by the step, and has more to
+        compute. It is of one tenant, or of any if `account` is None.
         """
         for candidate in reversed(self.running):
             if candidate is sequence:
@@ -423,8 +436,9 @@ class Scheduler:
         return None
 
     def _preempt(self, victim: Sequence, now_ns: int) -> None:
-        """Takes row and blocks; the tokens stay, and one that is on its way is kept when it
-        arrives.
+        """Takes the victim's row and blocks.
+
+        Its tokens stay, and a token that is on its way is kept when it arrives.
         """
         self._vacate(victim, now_ns)
         self.waiting.push(victim)

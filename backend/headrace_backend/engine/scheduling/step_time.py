@@ -1,5 +1,6 @@
-"""How long a step takes, learned from the steps themselves: a linear model over what a step
-computes, fitted as results come in.
+"""How long a step takes, learned from the steps themselves.
+
+A linear model over what a step computes is fitted as results come in.
 
 Owns the features of a step, the fit, and the answer to "how many tokens of this prompt fit into so
 much time". Decides nothing (`token_budget`) and reads no clock (the engine gives it durations).
@@ -96,20 +97,21 @@ class StepLoad:
     num_draft_tokens: int = 0
 
     def add_chunk(self, start: int, count: int) -> None:
-        """Tokens [start, start + count) of a prompt."""
+        """Adds tokens [start, start + count) of a prompt."""
         self.num_prefill_tokens += count
         self.attention_pairs += count * (start + 0.5 * count)
 
     @property
     def num_tokens(self) -> int:
-        """Of decodes and prompts."""
+        """Number of tokens of decodes and prompts."""
         return self.num_decodes + self.num_draft_tokens + self.num_prefill_tokens
 
     def features(self, has_prompts: bool = False, num_padded: int = 0) -> list[float]:
-        """By the order of the coefficients.
+        """The features of the load, in the order of the coefficients.
 
         Args:
-            has_prompts: As if it had prompts, although none of their tokens is in it yet.
+            has_prompts: Whether the step counts as one with prompts although none of their tokens
+                is in it yet.
             num_padded: Tokens that are computed where that is more than the step has.
         """
         tokens = max(self.num_tokens, num_padded)
@@ -175,11 +177,11 @@ class StepTimeModel:
 
     @property
     def coefficients_us(self) -> tuple[float, ...]:
-        """As in the module's docstring, in its order; none is negative."""
+        """The coefficients in us, in the order of the module's docstring; none is negative."""
         return tuple(self._coefficients)
 
     def observe(self, load: StepLoad, duration_us: float) -> None:
-        """A step has taken so long. Durations that can't be are passed over."""
+        """Learns that a step took so long; durations that can't be are passed over."""
         if duration_us < _LEAST_STEP_US:
             return
         features = self._features(load)
@@ -192,12 +194,13 @@ class StepTimeModel:
             self._fit()
 
     def predict_us(self, load: StepLoad) -> float:
-        """How long such a step will take."""
+        """Predicts how long such a step will take, in microseconds."""
         return _dot(self._coefficients, self._features(load))
 
     def replays(self, load: StepLoad) -> bool:
-        """Whether such a step is short enough to be replayed from a graph; deep in a context it may
-        be launched kernel by kernel all the same.
+        """Whether such a step is short enough to be replayed from a graph.
+
+        A step deep in a context may be launched kernel by kernel all the same.
         """
         return bool(self.captured) and (not load.num_prefill_tokens or load.num_tokens <= self.captured[-1])
 
@@ -210,10 +213,9 @@ class StepTimeModel:
         return load.features(num_padded=self.padded(load.num_tokens) if load.num_prefill_tokens else 0)
 
     def fitting_tokens(self, load: StepLoad, start: int, limit_us: float) -> int:
-        """Most tokens of a prompt, from position `start` on, with which the step stays within
-        `limit_us`; 0 if none.
+        """Most tokens of a prompt, from position `start`, that keep a step within `limit_us`.
 
-        Where steps are padded, those that fill one.
+        It is 0 if there is no such number. Where steps are padded, it is the number that fills one.
         """
         count = self._fitting_unpadded(load, start, limit_us)
         total = load.num_tokens + count
@@ -226,7 +228,7 @@ class StepTimeModel:
         return max(0, count)
 
     def _fitting_unpadded(self, load: StepLoad, start: int, limit_us: float) -> int:
-        """The same if no step were padded.
+        """Computes `fitting_tokens` as if no step were padded.
 
         The cost of a chunk is piecewise quadratic and grows with its length: pieces are walked
         until the time is used up.

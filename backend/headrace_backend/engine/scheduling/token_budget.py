@@ -1,5 +1,6 @@
-"""How many tokens of which prompt go into a step, so that those who already read their answer are
-not kept waiting.
+"""Decides how many tokens of which prompt go into a step.
+
+Readers of running answers must not be kept waiting by long prompts.
 
 Owns the choice between two aims and the length of each chunk. Knows durations from `step_time`;
 does not know rows and blocks (`scheduler`).
@@ -20,7 +21,7 @@ A prompt that needs many such steps leaves half of each to those behind it: a bo
 a line of questions. Where there is no book, one of more than two steps leaves most of each.
 
 On a CPU every step has a limit, also one beside which nobody reads an answer: others want to be let
-in, cancelled or told that their time is over, and nothing of that happens within a step. Chunks of
+in, cancelled or ended as their time is over, and nothing of that happens within a step. Chunks of
 a second are as fast as longer ones there. What a step will take is not known before some have been
 measured, so the first chunk is short, and none is more than twice as long as one that was measured
 to take half of the limit at most.
@@ -134,13 +135,13 @@ class TokenBudget:
         self._stretched = False
 
     def set_limits(self, limits: StepLimits, on_gpu: bool) -> None:
-        """Steps are for such a device from now on."""
+        """Sets the limits of steps for a device from now on."""
         default_us = _GPU_STEP_US if on_gpu else min(_CPU_STEP_US, 1e6 * _WATCHDOG_SHARE * limits.watchdog_s)
         self.target_us = 1e3 * limits.target_ms or default_us
         self._longest_us = None if on_gpu else max(self.target_us, default_us)
 
     def note_step(self, load: StepLoad, duration_us: float) -> None:
-        """A step has taken so long."""
+        """Notes how long a step took."""
         if self._longest_us is None or not load.num_prefill_tokens:
             return
         if duration_us > self._longest_us:
@@ -156,7 +157,7 @@ class TokenBudget:
 
     @property
     def num_tokens_left(self) -> int:
-        """Of the whole budget."""
+        """Number of tokens that are left of the whole budget."""
         return self._max_tokens - self._load.num_tokens
 
     def note_decodes(self, num_decodes: int) -> None:
@@ -166,7 +167,7 @@ class TokenBudget:
             self._stretchable_gaps = min(saved, _MOST_STRETCHED * num_decodes)
 
     def begin(self, load: StepLoad, backlog_tokens: int) -> None:
-        """A step that has its decodes already, while so many tokens of prompts wait to be computed."""
+        """Begins a step that has its decodes, while so many prompt tokens wait to be computed."""
         self._load = load
         self._reserved_us, self._reserved_tokens = 0.0, 0
         self._stretched = False
@@ -175,8 +176,9 @@ class TokenBudget:
             self._limit_us = min(self._limit_us, self._longest_us)
 
     def chunk(self, start: int, num_left: int) -> int:
-        """How many of a prompt's `num_left` tokens from position `start` on the step computes; 0:
-        none.
+        """How many of a prompt's `num_left` tokens from position `start` the step computes.
+
+        It is 0 if the step computes none.
         """
         most = min(num_left, self.num_tokens_left - self._reserved_tokens, self._num_proven_left)
         if self._limit_us == math.inf or most <= 0:
@@ -202,8 +204,9 @@ class TokenBudget:
         return num_left > num_steps * min(fitting, self._max_tokens)
 
     def reserve(self, share: float) -> None:
-        """Keeps a share of what is left for long prompts, which come last; `unreserve` gives it to
-        them.
+        """Reserves a share of what is left for long prompts, which come last.
+
+        `unreserve` gives it to them.
         """
         self._reserved_tokens = int(share * self.num_tokens_left)
         if self._limit_us != math.inf:
@@ -211,7 +214,7 @@ class TokenBudget:
             self._reserved_us = max(0.0, share * left_us)
 
     def unreserve(self) -> None:
-        """Whatever is left is for the next chunks."""
+        """Gives whatever is left to the next chunks."""
         self._reserved_us, self._reserved_tokens = 0.0, 0
 
     @property
@@ -246,12 +249,12 @@ class TokenBudget:
         return self._model.fitting_tokens(load, start, most_us) >= num_left
 
     def _least_chunk(self, start: int) -> int:
-        """For a prompt whose next token is at position `start`."""
+        """Length of the shortest chunk of a prompt whose next token is at position `start`."""
         growth = min(max(0.0, start / _DEEP_CONTEXT_TOKENS - 1), 1.0)
         return int(_LEAST_CHUNK_TOKENS + growth * (_LEAST_DEEP_CHUNK_TOKENS - _LEAST_CHUNK_TOKENS))
 
     def _filling(self, count: int) -> int:
-        """At least `count` tokens, and as many more as the step is padded with."""
+        """Rounds `count` tokens up to those that the step is padded with."""
         return self._model.padded(self._load.num_tokens + count) - self._load.num_tokens
 
     def _choose_limit_us(self, backlog_tokens: int) -> float:
@@ -275,8 +278,10 @@ class TokenBudget:
         return self._model.predict_us(whole) / self._max_tokens
 
     def _whole_step_us(self) -> float:
-        """What the whole token budget takes if all of it is one prompt from its beginning on, and
-        some more: only chunks deep in a long context are shorter.
+        """Upper estimate of how long a step of the whole token budget takes, in microseconds.
+
+        It is the time of one prompt from its beginning, and some more, so that only chunks deep in
+        a long context are shorter.
         """
         whole = dataclasses.replace(self._load)
         whole.add_chunk(0, self._max_tokens)

@@ -36,8 +36,9 @@ MAX_COUNTED_TOKENS = 2048
 
 
 class _Line:
-    """The waiting sequences of one tenant: a heap with lazy removal, whose front is never an ended
-    one.
+    """The waiting sequences of one tenant.
+
+    It is a heap with lazy removal, whose front is never an ended sequence.
     """
 
     __slots__ = ("account", "front", "heap", "num_counted_tokens", "num_dead", "parked")
@@ -68,7 +69,7 @@ class _Line:
 
 
 class WaitingQueue:
-    """Lines of tenants."""
+    """The lines of all tenants, sorted by the urgency of their fronts."""
 
     __slots__ = ("_lines", "_num_live", "_order", "num_counted_tokens")
 
@@ -116,15 +117,16 @@ class WaitingQueue:
         return sequence
 
     def park(self) -> None:
-        """Passes over the tenant of what `peek` showed, until `unpark` or until a more urgent
-        sequence of it comes.
+        """Passes over the tenant of the sequence that `peek` showed.
+
+        This holds until `unpark` or until a more urgent sequence of the tenant comes.
         """
         line = self._order.pop(0)
         line.parked = True
         self.num_counted_tokens -= line.num_counted_tokens
 
     def unpark(self, account: TenantAccount) -> None:
-        """The tenant may be able to take more blocks than before."""
+        """Tries a tenant again that may be able to take more blocks than before."""
         line = self._lines.get(account)
         if line is not None and line.parked:
             self._place(line)
@@ -147,7 +149,7 @@ class WaitingQueue:
         return [sequence for sequence in live if requests is None or sequence.request in requests]
 
     def note_ended(self, sequence: Sequence) -> None:
-        """A sequence in the queue ended: it is dead weight from now on."""
+        """Notes that a sequence in the queue ended: it is dead weight from now on."""
         line = self._lines[sequence.request.account]
         self._num_live -= 1
         self._count_tokens(line, -sequence.num_counted_tokens)
@@ -162,7 +164,7 @@ class WaitingQueue:
             self.num_counted_tokens += num_tokens
 
     def _place(self, line: _Line) -> None:
-        """Sorts a line in by its front, which may be a new one; drops it if nobody is left in it."""
+        """Sorts a line in by its front, which may be new; drops the line if it is empty."""
         if line.parked:
             line.parked = False
             self.num_counted_tokens += line.num_counted_tokens

@@ -55,8 +55,9 @@ _MAX_ATTACHED_BYTES = 4 << 20
 
 
 def _deserialize(data: bytes) -> engine_pb2.ToEngine | None:
-    """None for bytes that are no message: an exception here would reach the peer as UNKNOWN with
-    its text.
+    """Parses a message; returns None for bytes that are no message.
+
+    An exception here would reach the peer as UNKNOWN with its text.
     """
     try:
         return engine_pb2.ToEngine.FromString(data)
@@ -82,7 +83,7 @@ class EngineService:
 
         Args:
             engine_loop: Driver of the engine.
-            health: What streams are told about the engine.
+            health: The state of the engine that streams report.
             describe_model: The model as it is known now.
             clock: The engine's.
             secret: What callers must present as bearer token; None: the socket's folder protects.
@@ -111,7 +112,7 @@ class EngineService:
         health.listen(self.send_state)
 
     def handler(self) -> grpc.GenericRpcHandler[engine_pb2.ToEngine, engine_pb2.FromEngine]:
-        """What a grpc.aio server registers."""
+        """Returns what a grpc.aio server registers."""
         connect = grpc.stream_stream_rpc_method_handler(
             self.connect,
             request_deserializer=_deserialize,
@@ -146,13 +147,13 @@ class EngineService:
 
     @property
     def num_streams(self) -> int:
-        """Services connected."""
+        """Number of services that are connected."""
         return len(self._streams)
 
     # --- one stream
 
     async def connect(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """The RPC. Whatever happens, the peer gets one status and nothing of our insides."""
+        """Runs the RPC; its peer gets one status and nothing of our insides."""
         try:
             await self._serve(context)
         except StreamEnded as reason:

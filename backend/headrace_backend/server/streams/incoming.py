@@ -2,8 +2,8 @@
 
 Owns the rules of the wire: types, sizes and names of what a service says of a request, no unknown
 fields. What the caller asked for is one struct, `headrace_request.Request`: it is decoded here, by
-its types, and its rules stand in the engine, which checks every request again. Every broken rule of a message is named, not only the
-first.
+its types, and its rules stand in the engine, which checks every request again. Every broken rule of
+a message is named, not only the first.
 """
 
 from __future__ import annotations
@@ -67,15 +67,17 @@ class _Checks:
 
 
 def unknown_field(parent: message.Message, path: str = "") -> str | None:
-    """Path and number of a field that this version does not know, anywhere in the message; None if
-    there is none.
+    """Path and number of a field, anywhere in the message, that this version does not know.
+
+    It is None if there is none.
     """
     return next(_unknown_fields(parent, path), None)
 
 
 def has_unknown_fields_beside(envelope: engine_pb2.ToEngine) -> bool:
-    """Whether the envelope itself has fields that this version does not know; those inside its
-    question are that question's to refuse.
+    """Whether the envelope itself has fields that this version does not know.
+
+    Unknown fields inside its question are refused by that question's handler.
     """
     return len(unknown_fields.UnknownFieldSet(envelope)) > 0
 
@@ -123,10 +125,10 @@ def _asked(add: engine_pb2.AddRequest) -> Request:
 
 
 def read_add(add: engine_pb2.AddRequest, now_ns: int) -> EngineRequest:
-    """The engine's request.
+    """Reads the engine's request from a message.
 
     Args:
-        add: As received.
+        add: The message as it was received.
         now_ns: The engine's clock, to which `remaining_ns` is added.
 
     Raises:

@@ -1,5 +1,6 @@
-"""What a request's further reader has missed, as messages: its token log, what was told of the
-prompt, and how it ended.
+"""What a request's further reader has missed, as messages.
+
+The messages carry the token log, the prompt logprobs, and how each output ended.
 
 Owns how a log that is too large for one message is cut into several. Their byte form is
 `outgoing`'s; what a reader may see is in the snapshot.
@@ -47,7 +48,7 @@ def write_attached(
 
     A log that fits comes whole in `Attached`. Of a longer one `Attached` has the heads only (no
     tokens, no ends), and the tokens follow as `StepOutputs` of the handle, in order, each output's
-    end with its last tokens; before them all, what is told of the prompt.
+    end with its last tokens; before them all come the prompt logprobs.
     """
     whole = snapshot_bytes(snapshot) <= max_bytes
     attached = engine_pb2.Attached(

@@ -1,7 +1,7 @@
 """From the engine's plain data to protobuf: what a service receives.
 
 Owns the byte form of outboxes, which are merged while a service lags, and of answers; that of a log
-which is told anew is `log_replay`'s. Decides nothing.
+which is sent anew is `log_replay`'s. Decides nothing.
 """
 
 from __future__ import annotations
@@ -70,21 +70,22 @@ def merge_outbox(into: Outbox, later: Outbox) -> None:
 
 
 def split_outbox(outbox: Outbox, max_bytes: int) -> Iterator[Outbox]:
-    """An outbox as several of about `max_bytes`, each with all that some of the handles are sent,
-    in its order.
+    """Splits an outbox into several of about `max_bytes`.
 
-    A handle is in one part, whose end of an output is told with its last tokens. What one handle is
-    sent always fits.
+    Each has all that some of the handles are sent, in its order.
+
+    A handle is in one part, which reports the end of an output with its last tokens. What one
+    handle is sent always fits.
     """
     part_of = _assign_parts(_bytes_by_handle(outbox), max_bytes)
     parts = [_empty_part(outbox) for _ in range(1 + max(part_of.values(), default=0))]
-    columns, told = outbox.logprobs, set(outbox.logprob_rows)
+    columns, reported = outbox.logprobs, set(outbox.logprob_rows)
     entry = top = 0
     for row, (handle, output, token) in enumerate(
         zip(outbox.handles, outbox.output_indices, outbox.tokens, strict=True)
     ):
         part = parts[part_of[handle]]
-        if row in told:
+        if row in reported:
             part.logprob_rows.append(len(part.tokens))
             next_top = top + columns.top_counts[entry]
             _extend_logprobs(part.logprobs, slice_logprobs(columns, entry, entry + 1, top, next_top))
@@ -133,9 +134,7 @@ def _empty_part(outbox: Outbox) -> Outbox:
 
 
 def slice_logprobs(columns: LogprobColumns, start: int, stop: int, top_start: int, top_stop: int) -> LogprobColumns:
-    """Returns the columns of the tokens from `start` to `stop`, with the top entries from
-    `top_start` to `top_stop`.
-    """
+    """Returns the columns of tokens [start, stop), with top entries [top_start, top_stop)."""
     return LogprobColumns(
         sampled=columns.sampled[start:stop],
         ranks=columns.ranks[start:stop],
@@ -154,8 +153,9 @@ def _extend_logprobs(into: LogprobColumns, later: LogprobColumns) -> None:
 
 
 def write_outbox(outbox: Outbox, now_ns: int, step_records: bytes = b"") -> engine_pb2.FromEngine:
-    """The `StepOutputs` of an outbox, with records of all steps settled since the one before if the
-    service asked for them.
+    """Writes the `StepOutputs` of an outbox.
+
+    If the service asked for them, records of all steps settled since the last one are included.
     """
     step = engine_pb2.StepOutputs(
         step_id=outbox.step_id,
@@ -177,7 +177,7 @@ def write_outbox(outbox: Outbox, now_ns: int, step_records: bytes = b"") -> engi
 
 
 def write_logprobs(columns: LogprobColumns) -> engine_pb2.LogprobColumns:
-    """Columns as packed bytes."""
+    """Writes columns as packed bytes."""
     return engine_pb2.LogprobColumns(
         sampled=columns.sampled.tobytes(),
         ranks=columns.ranks.tobytes(),
@@ -204,14 +204,14 @@ def _write_event(target: engine_pb2.RequestEvent, event: Event, now_ns: int) -> 
 
 
 def write_prompt_logprobs(part: PromptLogprobs) -> engine_pb2.PromptLogprobColumns:
-    """What is told of a run of the prompt's tokens."""
+    """The log probabilities of a run of prompt tokens."""
     return engine_pb2.PromptLogprobColumns(
         first_token_index=part.first_token_index, columns=write_logprobs(part.columns)
     )
 
 
 def write_end(end: OutputEnd) -> engine_pb2.OutputEnd:
-    """How one output ended."""
+    """Writes how one output ended."""
     return engine_pb2.OutputEnd(
         output_index=end.output_index,
         reason=_END_REASONS[end.reason],
@@ -225,7 +225,7 @@ def write_end(end: OutputEnd) -> engine_pb2.OutputEnd:
 def write_done(done: RequestDone, now_ns: int) -> engine_pb2.RequestDone:
     """Usage and ledger of a request that has ended.
 
-    How long ago is told, as clocks of two machines differ.
+    Times are given as how long ago, as clocks of two machines differ.
     """
     return engine_pb2.RequestDone(
         prompt_tokens=done.prompt_tokens,

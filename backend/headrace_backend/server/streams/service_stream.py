@@ -72,8 +72,9 @@ class ServiceStream:
         self._append(answer, answer.ByteSize())
 
     def send_replay(self, answers: Iterator[engine_pb2.FromEngine], size: int) -> None:
-        """Queues the replay of a log of about `size` bytes; it is encoded message by message as the
-        service reads.
+        """Queues the replay of a log of about `size` bytes.
+
+        Messages are encoded one by one as the service reads.
         """
         self._append(answers, size)
 
@@ -153,7 +154,7 @@ class ServiceStream:
         now_ns, steps = self._clock(), self._steps
         if steps is None:
             return write_outbox(outbox, now_ns)
-        # What a recorded request's end is told with are the steps that it was in.
+        # The end of a recorded request is reported with the steps that it was in.
         ends = any(isinstance(event, RequestDone) and event.engine_trace for _, event in outbox.events)
         return write_outbox(outbox, now_ns, steps.take() if ends else steps.take_due(now_ns))
 

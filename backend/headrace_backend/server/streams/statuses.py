@@ -62,7 +62,7 @@ def refusal_status(refused: RequestRefused) -> status_pb2.Status:
 
 
 def new_error_id() -> str:
-    """What joins an INTERNAL status with the log line that says more."""
+    """Makes an id that joins an INTERNAL status with the log line that says more."""
     return secrets.token_hex(6)
 
 

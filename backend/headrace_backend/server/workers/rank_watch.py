@@ -15,7 +15,7 @@ from headrace_backend.step.rank_board import RankBoard, RankMark
 
 
 class RankWatch:
-    """The board of one life."""
+    """Reads the board of one life of the workers, and finds ranks that are late."""
 
     def __init__(self, world_size: int) -> None:
         """Nothing is shared with ranks yet."""
@@ -37,9 +37,7 @@ class RankWatch:
             ranks.close()
 
     def progress(self) -> tuple[int, ...]:
-        """All that the board counts: two readings that differ say that some rank went on in
-        between.
-        """
+        """All counters of the board; two readings differ if some rank went on in between."""
         return () if self._board is None else self._board.progress()
 
     def begun_step_id(self) -> int:
@@ -47,8 +45,9 @@ class RankWatch:
         return 0 if self._board is None else max(mark.step_id for mark in self._board.marks())
 
     def described(self, workers: Sequence[WorkerProcess]) -> str:
-        """Who is waited for and where everybody is, as the end of a message; empty where there is
-        one rank.
+        """Which ranks are waited for and where each is, as the end of a message.
+
+        It is empty where there is one rank.
         """
         if self._board is None or self._world_size == 1:
             return ""
@@ -73,5 +72,5 @@ def behind(marks: Sequence[RankMark]) -> list[int]:
 
 
 def state(worker: WorkerProcess) -> str:
-    """A worker's process in words."""
+    """Describes the state of a worker's process in words."""
     return f"process {worker.pid}, {'stopped' if worker.is_stopped else 'running'}"

@@ -1,5 +1,6 @@
-"""What an operator sees of a start: the memory plan, a bar or lines per phase, and how long each
-took.
+"""What an operator sees of a start.
+
+It shows the memory plan, a bar or lines for each phase, and how long each took.
 
 Owns the form only. On a terminal every phase has a bar of rich's; elsewhere a line when it begins,
 now and then one in between, and one with its seconds at its end. One report per life of the
@@ -34,7 +35,7 @@ _SIZES = {
 
 
 class StartReport:
-    """Takes what one worker tells while it starts."""
+    """Shows what one worker reports while it starts."""
 
     def __init__(self, rank: int, shows_bars: bool) -> None:
         """An empty report.

@@ -1,5 +1,7 @@
-"""One life of all workers: the plan ring that every rank reads, one result ring per rank, start-up,
-and the first sign that something is wrong.
+"""One life of all workers.
+
+It has the plan ring that every rank reads, one result ring per rank, start-up, and the first sign
+that something is wrong.
 
 Owns rings and processes of this life. A worker that is lost loses the group: ranks that wait for a
 dead one in a collective would wait forever. Whether there is a next life is decided in
@@ -59,7 +61,7 @@ _KILL_S = 30.0
 
 
 class WorkersLost(Exception):  # what happened, not a mistake of ours
-    """The group can't go on."""
+    """The group of workers can't go on; the message says why."""
 
     def __init__(
         self,
@@ -91,7 +93,7 @@ class WorkersLost(Exception):  # what happened, not a mistake of ours
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerLaunch:
-    """What is needed to start workers."""
+    """The configuration and command line with which workers are started."""
 
     config: EngineConfig
     # Longest sequence in tokens: bounds the block tables and histories in a plan.
@@ -102,13 +104,14 @@ class WorkerLaunch:
 
     @property
     def world_size(self) -> int:
-        """Ranks, each a process."""
+        """Number of ranks; each is a process."""
         return self.config.tp
 
 
 def plan_ring_bytes(launch: WorkerLaunch) -> int:
-    """Space for two of the largest plans (`plan_bytes`), so that a ring that was read takes any
-    plan at once.
+    """Space for two of the largest plans (`plan_bytes`).
+
+    A ring that was read whole thus takes any plan at once.
     """
     return 2 * (max_plan_bytes(launch.config, launch.max_model_len) + _RECORD_BYTES)
 
@@ -200,13 +203,13 @@ class WorkerGroup:
             self._lose(WorkersLost(reason, from_outside=-exit_code in _FROM_OUTSIDE))
 
     def _ending(self, exit_code: int) -> str:
-        """How a process ended, in words."""
+        """Describes how a process ended, in words."""
         if exit_code >= 0:
             return f"exit code {exit_code}"
         return f"signal {-exit_code}" + (self._oom_kills.after_sigkill() if exit_code == -signal.SIGKILL else "")
 
     def look_for_oom_kills(self) -> None:
-        """To be called every few seconds, so that a rank's end is not taken for a kill of long ago."""
+        """Call it every few seconds, so that a rank's end is not taken for a kill of long ago."""
         self._oom_kills.look()
 
     def _on_peer_lost(self, rank: int, lost: WorkersLost) -> None:
@@ -336,12 +339,13 @@ class WorkerGroup:
         )
 
     def late_ranks(self) -> str:
-        """Of several ranks that compute: who is waited for, as the end of a message; empty for one."""
+        """The ranks that are waited for, as the end of a message; empty if there is one rank."""
         return self._rank_watch.described(self._workers)
 
     def progress(self) -> tuple[int, ...]:
-        """All that the ranks have sent and marked: two readings that differ say that some rank went
-        on in between.
+        """All that the ranks have sent and marked.
+
+        Two readings differ if some rank went on in between.
         """
         return (self.num_records, *self._rank_watch.progress())
 
@@ -352,7 +356,7 @@ class WorkerGroup:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal or a debugger holds any of them."""
+        """Whether a signal or a debugger holds any of the workers."""
         return any(worker.is_stopped for worker in self._workers)
 
     def send_plan(self, plan: bytes) -> bool:
@@ -385,8 +389,9 @@ class WorkerGroup:
             worker.read_records()
 
     async def dump_stacks(self) -> None:
-        """Has every live worker write its stacks to stderr (it registers faulthandler for SIGUSR1),
-        also one that was stopped.
+        """Has every live worker write its stacks to stderr, also a worker that was stopped.
+
+        Workers register faulthandler for SIGUSR1.
         """
         for worker in self._workers:
             worker.send_signal(signal.SIGUSR1)
@@ -423,6 +428,6 @@ class WorkerGroup:
         await self._wait_exited(grace_s)
 
     async def _wait_exited(self, timeout_s: float) -> None:
-        """Until all have ended, or the time is over."""
+        """Waits until all processes have ended, or the time is over."""
         if self._workers:
             await asyncio.wait([worker.exited for worker in self._workers], timeout=timeout_s)

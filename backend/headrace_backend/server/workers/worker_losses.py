@@ -15,7 +15,7 @@ WINDOW_S = 60.0
 
 
 class WorkerLosses:
-    """The losses of one backend. Times are seconds of one clock."""
+    """Counts the losses of workers of one backend; times are seconds of one clock."""
 
     def __init__(self) -> None:
         """None yet."""
@@ -46,7 +46,7 @@ class WorkerLosses:
 
     @property
     def count(self) -> int:
-        """Losses that count."""
+        """Number of losses that count."""
         return max(len(self._recent), self._num_fruitless)
 
     def __str__(self) -> str:

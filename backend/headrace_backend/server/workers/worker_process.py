@@ -37,7 +37,7 @@ _STOPPED_STATES = ("T", "t")
 
 
 class RankDescriptors(NamedTuple):
-    """What the ranks of one life share besides the plan ring."""
+    """The descriptors that the ranks of one life share besides the plan ring."""
 
     # Of `rank_board`.
     board: int
@@ -62,12 +62,12 @@ class RankDescriptors(NamedTuple):
 
     @property
     def open(self) -> tuple[int, ...]:
-        """Those that there are."""
+        """Returns the descriptors that exist."""
         return (self.board,) if self.store is None else (self.board, self.store)
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """A worker's arguments that name them."""
+        """A worker's command line arguments that name the descriptors."""
         board = ("--board", str(self.board))
         return board if self.store is None else (*board, "--store", str(self.store))
 
@@ -160,7 +160,7 @@ class WorkerProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal or a debugger holds it."""
+        """Whether a signal or a debugger holds the worker."""
         try:
             status = pathlib.Path(f"/proc/{self._process.pid}/stat").read_text()
         except OSError:

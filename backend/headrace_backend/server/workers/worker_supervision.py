@@ -59,7 +59,7 @@ class EngineStuck(Exception):
 
 
 class _Watchdog:
-    """How long nothing moved, in time that this process was running."""
+    """Measures how long nothing moved, in time that this process was running."""
 
     def __init__(self, engine_loop: EngineLoop, group: WorkerGroup, watchdog_s: float, marks_per_step: int) -> None:
         self._engine_loop = engine_loop
@@ -76,9 +76,7 @@ class _Watchdog:
         return (self._engine_loop.num_plans, *self._group.progress())
 
     def is_too_long(self) -> bool:
-        """Whether there is work, and has been no progress for longer than a step may take without
-        it.
-        """
+        """Whether there is work and was no progress for longer than a step may take."""
         expected_s = self._engine_loop.expected_step_s / self._marks_per_step
         return self._stall() >= self._watchdog_s + _PATIENCE * expected_s
 
@@ -105,8 +103,10 @@ class WorkerSupervision:
         health: Health,
         on_ready: Callable[[WorkerReady], None],
     ) -> None:
-        """`on_ready` gets what rank 0 says when all are ready, with the number of blocks that all
-        ranks have.
+        """Starts to watch over workers.
+
+        `on_ready` gets rank 0's message when all ranks are ready, with the number of blocks that
+        all ranks have.
         """
         self._launch = launch
         self._engine_loop = engine_loop
@@ -128,7 +128,7 @@ class WorkerSupervision:
                 before they were ever ready.
             WorkersGivenUp: `max_worker_restarts` deaths within a minute, or in a row without a step
                 in between (0 gives up at the first, as 1 does).
-            EngineStuck: See there.
+            EngineStuck: The engine has work, nothing is in flight, and it plans nothing.
         """
         while True:
             try:
@@ -137,7 +137,7 @@ class WorkerSupervision:
                 await self._after_death(lost)
 
     async def _one_life(self) -> None:
-        """Raises WorkersLost, EngineStuck, or what cancels it."""
+        """Starts a group and watches it; raises WorkersLost, EngineStuck, or what cancels it."""
         self._fruitful = False
         group = self._new_group()
         grace_s, num_settled = 0.0, self._engine_loop.num_settled_steps
@@ -171,8 +171,9 @@ class WorkerSupervision:
             raise lost from error
 
     def _note_outcome(self, outcome: LossOutcome) -> None:
-        """Losses on the way to the request that caused them end with it: they say nothing about the
-        next life.
+        """Forgets earlier losses when the request that caused them has ended.
+
+        They say nothing about the next life.
         """
         if outcome.closer:
             self._losses.explained()
@@ -200,7 +201,7 @@ class WorkerSupervision:
         self._was_ready = True
 
     def _take_plans(self, group: WorkerGroup) -> None:
-        """The workers take plans, from an empty batch on."""
+        """Has the workers take plans, from an empty batch on."""
         ready = self._ready
         assert ready is not None, "the workers are ready"
         on_gpu = ready.device.startswith("cuda")
@@ -210,7 +211,7 @@ class WorkerSupervision:
         )
 
     async def _watch(self, group: WorkerGroup) -> None:
-        """Raises WorkersLost or EngineStuck; returns never."""
+        """Watches the workers until it raises WorkersLost or EngineStuck."""
         watchdog_s = self._launch.config.watchdog_s
         assert self._ready is not None, "the workers are ready"
         watchdog = _Watchdog(self._engine_loop, group, watchdog_s, self._ready.marks_per_step)
@@ -257,7 +258,7 @@ class WorkerSupervision:
 
 
 def _together(ready: Sequence[WorkerReady], num_blocks: int) -> WorkerReady:
-    """What rank 0 says, with the rates that all ranks have together."""
+    """Returns rank 0's message with the rates that all ranks have together."""
     copy_bytes_per_s = sum(message.copy_bytes_per_s for message in ready)
     matmul_flops_per_s = sum(message.matmul_flops_per_s for message in ready)
     return msgspec.structs.replace(
