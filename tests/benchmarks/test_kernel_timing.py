@@ -38,7 +38,7 @@ def _helper():
 
 @pytest.fixture
 def module() -> types.ModuleType:
-    made = types.ModuleType("made_up_cases")
+    made = types.ModuleType("synthetic_cases")
     exec(FILE, made.__dict__)
     return made
 
@@ -59,7 +59,7 @@ def test_a_case_is_timed_on_rotating_data(module: types.ModuleType) -> None:
 def test_the_share_of_the_ceiling_is_that_of_the_longer_floor(
     num_bytes: float, flops: float, bound: str, share: float
 ) -> None:
-    ceilings = Ceilings("cuda", "made up", 1e12, {1: 1e15})
+    ceilings = Ceilings("cuda", "synthetic", 1e12, {1: 1e15})
     us = 2.0 if bound == "memory" else 4.0
     result = {"file": "f", "case": "c", "us": us, "bytes": num_bytes, "flops": flops, "tb_s": 0.0, "tflop_s": 0.0}
     measured = with_ceiling(result, ceilings)

@@ -33,9 +33,9 @@ def test_what_went_through_services_is_no_engines_figure() -> None:
 
 def test_exposed_communication_stands_below() -> None:
     about = {"name": "communication", "gpu": "Card", "shape": "m", "quant": "fp8", "date": "2026-01-01"}
-    told = [about | {"ranks": ranks, "cases": [{"step": "1x640", "exposed_us": 100.4 * ranks}]} for ranks in (2, 4)]
+    reported = [about | {"ranks": ranks, "cases": [{"step": "1x640", "exposed_us": 100.4 * ranks}]} for ranks in (2, 4)]
     assert "| m fp8 | step 1x640 | exposed communication, us | 0 | 201 | 402 | not measured |" in page(
-        [record(1, 4.0, 3.2), record(2, 3.0, 1.6), *told]
+        [record(1, 4.0, 3.2), record(2, 3.0, 1.6), *reported]
     )
 
 

@@ -1,4 +1,4 @@
-"""The soak finds nothing in a sound engine, and each of its rules finds what breaks it."""
+"""The soak finds nothing in a healthy engine, and each of its rules finds what breaks it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def soak(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_sound_engine_is_soaked_and_nothing_is_left(tmp_path: pathlib.Path) -> None:
+def test_a_healthy_engine_is_soaked_and_nothing_is_left(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "soak.json"
     done = soak("--requests", "150", "--threads", "1", "--seed", "7", "--git", "abc1234", "--json", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -129,7 +129,7 @@ def end(reason: int, token: int | None = None) -> engine_pb2.OutputEnd:
 
 
 async def test_answers_as_they_must_be_have_no_faults() -> None:
-    sound = [
+    healthy = [
         sent([5, 6, 7, 8], end(LENGTH)),
         sent([5, 9], end(STOP, 9), stop_ids=(9,)),
         sent([5], end(CANCELLED), cancel=BY_CALLER, was_active=True),
@@ -138,8 +138,8 @@ async def test_answers_as_they_must_be_have_no_faults() -> None:
         sent([5, 6, 7, 8], end(LENGTH), cancel=BY_CALLER),
         sent([5, 5, 6, 5], end(LENGTH), allowed=(5, 6), banned=((6, 6), (7,))),
     ]
-    assert [soak_checks.faults_of(one) for one in sound] == [[]] * len(sound)
-    assert soak_checks.answers_check(sound).ok
+    assert [soak_checks.faults_of(one) for one in healthy] == [[]] * len(healthy)
+    assert soak_checks.answers_check(healthy).ok
 
 
 async def test_every_broken_rule_is_a_fault() -> None:

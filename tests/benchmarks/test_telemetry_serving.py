@@ -1,4 +1,4 @@
-"""The benchmark of telemetry on whole servers: what differs is the telemetry, nothing that was told
+"""The benchmark of telemetry on whole servers: what differs is the telemetry, nothing that was reported
 is lost, and figures come with their intervals.
 """
 

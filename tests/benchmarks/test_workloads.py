@@ -122,7 +122,7 @@ def test_shapes_are_model_folders_of_the_stated_size(name: str, tmp_path: pathli
     assert shape_of(folder).kv_elements == SHAPES[name].kv_elements
 
 
-def test_made_up_weights_are_a_folder_that_loads(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dummy_weights_are_a_folder_that_loads(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_files, "_SHARD_BYTES", 4 << 20)
     folder = write_model_folder("demo", tmp_path)
     assert weight_files.write_weights(folder) == 2 * PARAMETERS["demo"]
@@ -134,7 +134,7 @@ def test_made_up_weights_are_a_folder_that_loads(tmp_path: pathlib.Path, monkeyp
     assert all((parameter == 1).all() for parameter in model.parameters() if parameter.dim() == 1)
 
 
-def test_made_up_layers_in_fp8_are_a_folder_that_loads(tmp_path: pathlib.Path) -> None:
+def test_dummy_layers_in_fp8_are_a_folder_that_loads(tmp_path: pathlib.Path) -> None:
     folder = write_model_folder("demo", tmp_path)
     num_bytes = weight_files.write_weights(folder, layers="fp8")
     opened = ModelFolder.open(folder)

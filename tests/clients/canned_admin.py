@@ -1,5 +1,5 @@
 """The AdminService of the canned server: a repository of three models whose states change as it is
-told.
+reported.
 """
 
 from __future__ import annotations

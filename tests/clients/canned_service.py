@@ -76,7 +76,7 @@ def _logprobs(indices: range, top: int) -> pb.Logprobs:
 
 
 def prompt_logprobs(tokens: int, top: int, part: int = 2) -> Iterator[pb.GenerationEvent]:
-    """Those of a prompt of `tokens` tokens, in parts of `part` tokens."""
+    """Returns the messages of a prompt of `tokens` tokens, in parts of `part` tokens."""
     for first in range(1, tokens, part):
         run = range(first, min(first + part, tokens))
         yield pb.GenerationEvent(

@@ -45,13 +45,13 @@ class CannedSessions:
     ) -> Iterator[api.SessionResponse]:
         self._see("Session", None, context)  # type: ignore[attr-defined]
         context.add_callback(self.seen.cancelled.set)
-        wishes: queue.SimpleQueue[api.SessionRequest | None] = queue.SimpleQueue()
-        threading.Thread(target=_read, args=(requests, wishes), daemon=True).start()
+        pending: queue.SimpleQueue[api.SessionRequest | None] = queue.SimpleQueue()
+        threading.Thread(target=_read, args=(requests, pending), daemon=True).start()
         generations: dict[int, _Open] = {}
         closed, steps = False, 0
         while context.is_active() and not (closed and not generations):
             response = api.SessionResponse()
-            closed = self._take_wishes(wishes, generations, response, context) or closed
+            closed = self._take_requests(pending, generations, response, context) or closed
             for generation in list(generations.values()):
                 if not self._step(generation, response):
                     generations.pop(generation.stream_id, None)
@@ -62,9 +62,9 @@ class CannedSessions:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "connection lost")
             time.sleep(self.step_seconds)
 
-    def _take_wishes(
+    def _take_requests(
         self,
-        wishes: queue.SimpleQueue[api.SessionRequest | None],
+        pending: queue.SimpleQueue[api.SessionRequest | None],
         generations: dict[int, _Open],
         response: api.SessionResponse,
         context: grpc.ServicerContext,
@@ -74,51 +74,51 @@ class CannedSessions:
         Waits where there is nothing else to do.
         """
         closed = False
-        while not closed and (not wishes.empty() or not generations):
+        while not closed and (not pending.empty() or not generations):
             try:
-                wish = wishes.get(timeout=0.05)
+                asked = pending.get(timeout=0.05)
             except queue.Empty:
                 return False
-            if wish is None:
+            if asked is None:
                 closed = True
             else:
-                self.seen.requests.append(wish)
-                self._do(wish, generations, response, context)
+                self.seen.requests.append(asked)
+                self._do(asked, generations, response, context)
         return closed
 
     def _do(
         self,
-        wish: api.SessionRequest,
+        asked: api.SessionRequest,
         generations: dict[int, _Open],
         response: api.SessionResponse,
         context: grpc.ServicerContext,
     ) -> None:
-        if wish.HasField("cancel"):
-            generation = generations.get(wish.stream_id)
+        if asked.HasField("cancel"):
+            generation = generations.get(asked.stream_id)
             if generation is None:
                 response.events.append(
-                    _error(wish.stream_id, code_pb2.NOT_FOUND, "names no generation of this session")
+                    _error(asked.stream_id, code_pb2.NOT_FOUND, "names no generation of this session")
                 )
-            elif wish.cancel.detach:
-                del generations[wish.stream_id]
+            elif asked.cancel.detach:
+                del generations[asked.stream_id]
             else:
                 generation.cancelled = True
-        elif wish.HasField("attach"):
-            request = api.SubscribeRequest(request_id=wish.attach.request_id, from_token=wish.attach.from_token)
-            if wish.attach.request_id != "req-1":
-                response.events.append(_error(wish.stream_id, code_pb2.NOT_FOUND, f"no request {request.request_id}"))
+        elif asked.HasField("attach"):
+            request = api.SubscribeRequest(request_id=asked.attach.request_id, from_token=asked.attach.from_token)
+            if asked.attach.request_id != "req-1":
+                response.events.append(_error(asked.stream_id, code_pb2.NOT_FOUND, f"no request {request.request_id}"))
                 return
-            generations[wish.stream_id] = _Open(wish.stream_id, self._log(request, 0))  # type: ignore[attr-defined]
+            generations[asked.stream_id] = _Open(asked.stream_id, self._log(request, 0))  # type: ignore[attr-defined]
         else:
-            spec = wish.submit.spec
-            prompt = wish.submit.messages[-1].parts[0].text if wish.submit.messages else spec.text
+            spec = asked.submit.spec
+            prompt = asked.submit.messages[-1].parts[0].text if asked.submit.messages else spec.text
             if prompt == "invalid":
                 response.events.append(
-                    _error(wish.stream_id, code_pb2.INVALID_ARGUMENT, "invalid request", "spec.text")
+                    _error(asked.stream_id, code_pb2.INVALID_ARGUMENT, "invalid request", "spec.text")
                 )
                 return
-            generations[wish.stream_id] = _Open(
-                wish.stream_id,
+            generations[asked.stream_id] = _Open(
+                asked.stream_id,
                 self._stream(prompt, spec, context),  # type: ignore[attr-defined]
             )
 
@@ -169,10 +169,10 @@ def _error(stream_id: int, code: int, message: str, field: str = "") -> api.Sess
     return api.SessionEvent(stream_id=stream_id, error=status)
 
 
-def _read(requests: Iterator[api.SessionRequest], wishes: queue.SimpleQueue[api.SessionRequest | None]) -> None:
+def _read(requests: Iterator[api.SessionRequest], pending: queue.SimpleQueue[api.SessionRequest | None]) -> None:
     try:
         for request in requests:
-            wishes.put(request)
+            pending.put(request)
     except Exception:  # the call has ended
         pass
-    wishes.put(None)
+    pending.put(None)

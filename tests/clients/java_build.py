@@ -47,7 +47,7 @@ class JavaBuild:
         folder: Copy of clients/java, compiled.
         repository: Folder that Maven is to use as its local repository: the user's own, and our
             artifact.
-        classpath: Of a program that uses the client: the jar of our own and what it needs.
+        classpath: Entries of a program that uses the client: our own jar and what it needs.
     """
 
     folder: pathlib.Path

@@ -95,7 +95,7 @@ def tcp_proxy(target: str) -> Iterator[TcpProxy]:
 @contextlib.contextmanager
 def cut_on_connect(proxy: TcpProxy) -> Iterator[str]:
     """For programs in other languages: an address where every connection cuts the proxy's, and is
-    told as a line how many clients that were.
+    reported as a line how many clients that were.
     """
 
     def serve() -> None:

@@ -55,8 +55,8 @@ def run(command: list[str], folder: pathlib.Path, **variables: str) -> subproces
 def succeed(command: list[str], folder: pathlib.Path, **variables: str) -> str:
     """Runs a command that must succeed; returns what it printed."""
     ended = run(command, folder, **variables)
-    told = "\n".join(line for line in ended.stdout.splitlines() if not re.match(r"\s*(=== |--- PASS|\?)", line))
-    assert ended.returncode == 0, f"{' '.join(command)}\n{told[-6000:]}\n{ended.stderr[-6000:]}"
+    reported = "\n".join(line for line in ended.stdout.splitlines() if not re.match(r"\s*(=== |--- PASS|\?)", line))
+    assert ended.returncode == 0, f"{' '.join(command)}\n{reported[-6000:]}\n{ended.stderr[-6000:]}"
     return ended.stdout
 
 
@@ -125,16 +125,16 @@ def go_test(go: str, names: str, others: str, **variables: str) -> str:
     """
     # Vetted by a test of its own: here it would be a second time, with what the client needs.
     command = [go, "test", "-vet=off", "-count=1", "-v", "-run", names, "-skip", others, "./..."]
-    told = succeed(command, CLIENT, **{f"HEADRACE_TEST_{name}": value for name, value in variables.items()})
-    assert "--- SKIP" not in told and "--- PASS" in told
-    return told
+    reported = succeed(command, CLIENT, **{f"HEADRACE_TEST_{name}": value for name, value in variables.items()})
+    assert "--- SKIP" not in reported and "--- PASS" in reported
+    return reported
 
 
 def test_go_tests_pass_against_a_real_server(go: str, server: RunningServer) -> None:
     with tcp_proxy(server.address) as proxy, cut_on_connect(proxy) as cut:
         addresses = {"SERVER": server.address, "PROXY": proxy.address, "CUT": cut}
-        told = go_test(go, "Test", "TestSecured", **addresses)
-    passed = set(re.findall(r"^--- PASS: (\w+)", told, re.MULTILINE))
+        reported = go_test(go, "Test", "TestSecured", **addresses)
+    passed = set(re.findall(r"^--- PASS: (\w+)", reported, re.MULTILINE))
     assert "TestServerLosesAndDoublesNothingOverBrokenConnections" in passed
 
 

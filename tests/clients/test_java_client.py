@@ -132,7 +132,7 @@ def test_java_tests_pass_against_a_real_server(build: JavaBuild, server: Running
     assert sum(int(report.get("skipped", "0")) for report in reports) == 0
 
 
-def run_as_told(folder: pathlib.Path, build: JavaBuild, server: RunningServer) -> str:
+def run_as_documented(folder: pathlib.Path, build: JavaBuild, server: RunningServer) -> str:
     """The README's command in a folder: compiles its programs, and runs one; what that prints."""
     command = re.search(r"^    mvn -q (compile exec:java .*)$", (CLIENT / "README.md").read_text(), re.MULTILINE)
     assert command is not None
@@ -151,7 +151,7 @@ def project(build: JavaBuild, server: RunningServer, tmp_path_factory: pytest.Te
     (folder / "pom.xml").write_text(readme_blocks("xml")[0])
     for name, program in readme_programs().items():
         (sources / f"{name}.java").write_text(program)
-    assert EXAMPLES["Generate"] in run_as_told(folder, build, server)
+    assert EXAMPLES["Generate"] in run_as_documented(folder, build, server)
     return folder
 
 
@@ -168,7 +168,7 @@ def test_the_readmes_programs_run_in_an_empty_project(
 
 
 def test_the_readmes_command_runs_a_program_of_our_folder_too(build: JavaBuild, server: RunningServer) -> None:
-    assert EXAMPLES["Generate"] in run_as_told(build.folder / "examples", build, server)
+    assert EXAMPLES["Generate"] in run_as_documented(build.folder / "examples", build, server)
 
 
 def test_the_readmes_program_with_a_key_runs_over_tls(
@@ -180,5 +180,5 @@ def test_the_readmes_program_with_a_key_runs_over_tls(
     certs, keys = tmp_path / "certs", str(tmp_path / "keys.json")
     options = ("--tls-cert", str(certs / "server.pem"), "--tls-key", str(certs / "server.key"), "--keys-file", keys)
     with running_server(*options, "--device", "cpu", "--num-blocks", "256") as secured:
-        told = run_program(build, project, SECURED, secured.address, str(certs / "ca.pem"), key)
-    assert "is serving: true" in told and "without a key: " in told
+        reported = run_program(build, project, SECURED, secured.address, str(certs / "ca.pem"), key)
+    assert "is serving: true" in reported and "without a key: " in reported

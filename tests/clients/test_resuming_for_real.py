@@ -51,7 +51,7 @@ def options(server: RunningServer) -> dict[str, Any]:
 
 
 def _undisturbed(server: RunningServer, options: dict[str, Any], n: int, output_index: int | None) -> Completion:
-    """The same generation read in one piece, as a request of its own."""
+    """Reads an equal generation in one piece, as a request of its own."""
     with Client(server.address) as client:
         submitted = client.submit(**options, n=n)
         return client.subscribe(submitted, output_index=output_index).result()

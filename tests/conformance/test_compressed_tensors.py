@@ -74,7 +74,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_transformers_finds_the_logits_of_the_restored_weights(folders: pathlib.Path, name: str) -> None:
+def test_transformers_finds_the_logits_of_the_dequantized_weights(folders: pathlib.Path, name: str) -> None:
     model, options, _ = CASES[name]
     original = DRAFT if model == "draft" else folders / model
     is_float = options.get("scheme") == "fp8"

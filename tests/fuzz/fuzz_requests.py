@@ -3,7 +3,7 @@ parsing, validation, tensors, both tensor conventions.
 
     python -m tests.fuzz.fuzz_requests FOLDER -max_total_time=60      # the folder keeps the inputs
                                                                       that found new code, from
-                                                                      sound requests on
+                                                                      valid requests on
 
 What must hold: a request is taken, or refused by a ServiceError whose status callers may see and
 whose text is short. Anything else is a crash, and atheris prints the bytes. The first byte of an
@@ -61,7 +61,7 @@ def _infer(data: bytes) -> None:
 
 
 def _sampling_parameters(data: bytes) -> None:
-    """Sampling parameters, the JSON of vLLM's backend, in an otherwise sound request."""
+    """Sampling parameters, the JSON of vLLM's backend, in an otherwise valid request."""
     message = grpc_service_pb2.ModelInferRequest(model_name="model")
     for name, value in (("text_input", b"hi"), ("sampling_parameters", data)):
         message.inputs.add(name=name, datatype="BYTES", shape=[1])
@@ -96,7 +96,7 @@ def read(data: bytes) -> None:
 
 
 def seeds() -> list[bytes]:
-    """A sound request for each reader."""
+    """A valid request for each reader."""
     stop = generation_pb2.StopConditions(strings=["end"], token_ids=[7], max_tokens=5, bad_words=["no"])
     sampling = generation_pb2.SamplingParameters(temperature=0.5, top_k=5, seed=1, logit_bias={3: 1.0})
     spec = generation_pb2.GenerationSpec(text="hi", sampling=sampling, stop=stop, n=2, logprobs=1)

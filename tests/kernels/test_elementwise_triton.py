@@ -1,4 +1,4 @@
-"""The small kernels around attention: SwiGLU, embedding, the step's rotations, copies of blocks."""
+"""The operations around attention: SwiGLU, embedding, the step's rotations, copies of blocks."""
 
 from __future__ import annotations
 

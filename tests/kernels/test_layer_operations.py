@@ -67,9 +67,9 @@ def test_rope_turns_each_plane_by_position_times_frequency() -> None:
 def test_rope_of_a_part_of_a_head_leaves_the_rest_as_it_is() -> None:
     x, positions = randn(3, 2, 12), torch.tensor([0, 1, 77])
     rows = rope_rows(rope_table(default_frequencies(8, 10_000.0), 128), positions)
-    turned = rope(x, rows)
-    assert torch.equal(turned, torch.cat((rope(x[..., :8].contiguous(), rows), x[..., 8:]), dim=-1))
-    assert not torch.equal(turned[2, :, :8], x[2, :, :8])
+    rotated = rope(x, rows)
+    assert torch.equal(rotated, torch.cat((rope(x[..., :8].contiguous(), rows), x[..., 8:]), dim=-1))
+    assert not torch.equal(rotated[2, :, :8], x[2, :, :8])
 
 
 def test_scores_after_rope_depend_on_the_distance_only() -> None:

@@ -317,7 +317,7 @@ def compile_low_bits(arch: int, every: bool = False) -> list[Any]:
                 launch_low_bits(num_rows, product, weight)
             gemm_weight_only.dequantize_into(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
         for kind in QuantKind:
-            # Activations in fp32 are multiplied by restored weights alone.
+            # Activations in fp32 are multiplied by dequantized weights alone.
             group = 64 if kind is QuantKind.INT4 else 256
             weight = allocate(kind, 50, 256, group, torch.float32, torch.device("cpu"))
             gemm_weight_only.dequantize_into(weight, range(8), torch.empty(8, 256, dtype=torch.float32))

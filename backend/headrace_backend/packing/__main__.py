@@ -1,5 +1,8 @@
-"""Reads a model's weights as a worker would and says as JSON whether they look packed as their
-folder or file says: `python -m headrace_backend.packing FOLDER DEVICE`.
+"""Says as JSON whether a model's weights look packed as their folder or file says.
+
+    python -m headrace_backend.packing FOLDER DEVICE
+
+The weights are read as a worker would.
 
 Owns the program's edge. `headrace doctor --weights` runs it, in a process of its own because torch
 is imported here. Exit code 0: an answer was given, also where the weights are refused.

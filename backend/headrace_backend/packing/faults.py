@@ -1,10 +1,9 @@
-"""The rules by which layers that another tool quantized are found to be packed wrongly, without an
-original to compare with.
+"""The rules by which layers that another tool quantized are found to be packed wrongly.
 
-Owns the rules and their limits; `layer_statistics` says why the figures say anything. Each rule asks for
-evidence that correctly packed layers are far from giving: a layer is at fault for what is there,
-never for what is missing. Layers whose numbers fill their range evenly, as no weights do, say
-nothing and are let pass.
+There is no original to compare with. The module owns the rules and their limits; `layer_statistics`
+says why the figures say anything. Each rule asks for evidence that correctly packed layers are far
+from giving: a layer is at fault for what is there, never for what is missing. Layers whose numbers
+fill their range evenly, as no weights do, say nothing and are let pass.
 
 What is seen: zero points of 4 bits or fewer that are one off, of more bits if they are off by a
 sixteenth of the range; scales of other groups, rows or layers, where rows have several groups;
@@ -70,7 +69,10 @@ def _middle_fault(found: Findings) -> str | None:
     most = _MOST_MEAN if found.bits <= 4 else _MOST_MEAN_PART * (1 << found.bits)
     if abs(found.mean) <= most:
         return None
-    return f"its numbers are {found.mean:+.2f} steps off their zero points on average, more than {most:g}: zero points that are one off, or stored in another way, do that"
+    return (
+        f"its numbers are {found.mean:+.2f} steps off their zero points on average, more than {most:g}: zero points"
+        " that are one off, or stored in another way, do that"
+    )
 
 
 def _scales_fault(found: Findings) -> str | None:
@@ -80,14 +82,20 @@ def _scales_fault(found: Findings) -> str | None:
     deviation = found.num_groups**-0.5
     for name, other in zip(WORD_ORDERS, others, strict=True):
         if other < own - 2**0.5 * _DEVIATIONS * deviation:
-            return f"its scales suit its numbers better if outputs of a word are in another order, {name} (correlation {other:.2f} against {own:.2f})"
+            return (
+                f"its scales suit its numbers better if outputs of a word are in another order, {name} (correlation"
+                f" {other:.2f} against {own:.2f})"
+            )
     if own <= -_DEVIATIONS * deviation:
         return None
-    return f"its scales are not those of its numbers: groups that scatter less have no larger scales (correlation {own:.2f}, {-_DEVIATIONS * deviation:.2f} is the least that scales of the own groups give)"
+    return (
+        "its scales are not those of its numbers: groups that scatter less have no larger scales (correlation"
+        f" {own:.2f}, {-_DEVIATIONS * deviation:.2f} is the least that scales of the own groups give)"
+    )
 
 
 def _input_sizes(layer: str, findings: Profiles, norms: Mapping[str, Tensor]) -> Sequence[tuple[str, Tensor]]:
-    """What the sizes of a layer's inputs may go with: the norm or the layers that they come from."""
+    """Returns what the sizes of a layer's inputs may go with: the norm or layers before it."""
     parent, _, own = layer.rpartition(".")
     decoder = parent.rpartition(".")[0]
     if own in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
@@ -116,7 +124,10 @@ def _input_faults(found: Findings, what: str, sizes: Tensor) -> Iterator[str]:
         words = torch.arange(inputs).view(-1, len(order))
         other = _strength(own_sizes, sizes[words[:, list(order)].flatten()])
         if other - own > _DEVIATIONS * math.sqrt(2 / (inputs - 3)):
-            yield f"the sizes of its inputs go with those of {what} better if inputs of a {_unit(order)} are in another order, {name} (correlation {math.tanh(other):.2f} against {math.tanh(own):.2f})"
+            yield (
+                f"the sizes of its inputs go with those of {what} better if inputs of a {_unit(order)} are in another"
+                f" order, {name} (correlation {math.tanh(other):.2f} against {math.tanh(own):.2f})"
+            )
 
 
 def _unit(order: tuple[int, ...]) -> str:

@@ -49,8 +49,9 @@ _ORDERS |= dict.fromkeys((BlockKind.Q4_K, BlockKind.Q5_K), _LONG_ORDERS) | dict.
 
 
 def _steps_of(table: tuple[float, ...]) -> tuple[float, float]:
-    """What counts as a step where numbers are those of a table, and the scatter of numbers that
-    fill it evenly: its range has as many steps as it has numbers.
+    """Returns the step of a table's numbers, and the scatter of numbers that fill it evenly.
+
+    The table's range has as many steps as the table has numbers.
     """
     step = (max(table) - min(table)) / len(table)
     return step, statistics.pstdev(table) / step / len(table)

@@ -1,5 +1,6 @@
-"""What the numbers of a layer say of how it was packed, when there is no original to compare with:
-where their middle is, whether scales are theirs, and how large outputs and inputs are.
+"""What the numbers of a layer say of how it was packed, when there is no original to compare with.
+
+They say where their middle is, whether scales are theirs, and how large outputs and inputs are.
 
 Owns the sums, on the layer's device, each row seen once. `faults` judges them; what follows is why
 they say anything, of trained layers and of random ones. Numbers come as *steps*: number less zero
@@ -41,7 +42,7 @@ EVEN_SCATTER = 12**-0.5
 
 
 class Findings(NamedTuple):
-    """Of one layer, read from the device."""
+    """The figures of one layer, read from the device."""
 
     bits: int
     # Of number less zero point: mean, and scatter as a part of the range of numbers.
@@ -163,16 +164,19 @@ class LayerStatistics:
 
 
 def _scatter(totals: Tensor, squares: Tensor, count: int) -> Tensor:
-    """Standard deviation of each group by its sums; 0 where all numbers are the same but for how
-    sums are rounded.
+    """Returns the standard deviation of each group by its sums.
+
+    It is 0 where all numbers are the same but for how sums are rounded.
     """
     variance = (squares - totals.square() / count) / count
     return torch.where(variance > 1e-6 * squares / count, variance, 0.0).clamp_(min=0).sqrt()
 
 
 def _correlations(scales: Tensor, scatters: Tensor) -> Tensor:
-    """[3 + orders]: how many groups count, how much their scatter varies, the correlation of both
-    logarithms, and that with rows of words in other orders.
+    """Returns what scales and scatters have in common, [3 + orders].
+
+    The entries are how many groups count, how much their scatter varies, the correlation of both
+    logarithms, and that correlation with rows of words in each other order.
     """
     whole = len(scales) // _WORD * _WORD
     scales, scatters = scales[:whole], scatters[:whole]

@@ -277,7 +277,7 @@ class ServedModels:
 
 
 def engine_addresses(model: control_pb2.ModelBackend) -> dict[int, str]:
-    """Where a model's engines listen, by number; none while it is not loaded."""
+    """Returns the addresses of a model's engines by number; none while it is not loaded."""
     addresses = (model.engine_address, *model.replica_addresses)
     return {number: address for number, address in enumerate(addresses) if address}
 

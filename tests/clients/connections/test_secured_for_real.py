@@ -116,6 +116,6 @@ def test_the_command_line_reaches_it_by_variables(secured: Secured) -> None:
     assert refused.exit_code == 1 and "PERMISSION_DENIED" in refused.stderr
 
 
-def test_a_caller_without_tls_is_told_how_a_server_with_it_is_reached(secured: Secured) -> None:
+def test_a_caller_without_tls_learns_how_a_server_with_it_is_reached(secured: Secured) -> None:
     done = CliRunner().invoke(main, ["models", "--server", secured.address])
     assert done.exit_code == 1 and "one that speaks TLS wants --ca, or --tls" in done.stderr

@@ -80,7 +80,7 @@ def test_tiles_are_restored_as_their_numbers_and_scales_say(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_number_is_told_by_its_scale_alone(kind: str) -> None:
+def test_what_is_no_number_shows_in_its_scale_alone(kind: str) -> None:
     x = torch.ones(4, 16)
     x[1, 3], x[2, 5], x[3, 7] = float("nan"), float("inf"), -float("inf")
     numbers, scales = quantize(x, KV_TYPES[kind])

@@ -66,7 +66,7 @@ def check(case: RawCase) -> None:
 
 
 def check_but_for_rounding(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """As `check`, but for last bits of norms.
+    """Compares as `check` does, but for last bits of norms.
 
     A GPU sums the norms of fp32 heads in different orders: their last bits differ, and so does one
     number in a million that lies between two of 8 bits.

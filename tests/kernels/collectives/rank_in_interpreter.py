@@ -69,7 +69,7 @@ Result = tuple[Tensor | RoundedTokens, Tensor | None]
 
 
 def result(case: Case, peers: Peers) -> Result:
-    """Of one call."""
+    """Returns what one call gives a rank."""
     x = case.x[peers.rank].clone()
     if case.residual is None or case.weight is None:
         return WAYS[case.way](x, peers), None

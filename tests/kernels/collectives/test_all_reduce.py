@@ -88,7 +88,7 @@ def run_ranks(folder: pathlib.Path, world_size: int, cases: list[Case], setting:
 
 
 def fill(memory: int, world_size: int, setting: Setting) -> None:
-    """All words blank."""
+    """Fills all words with the sentinel."""
     num_bytes = memory_bytes(setting.capacity_bytes, world_size)
     os.pwrite(memory, np.full(world_size * num_bytes // 4, SENTINEL, np.int32).tobytes(), 0)
 
@@ -210,7 +210,7 @@ def awkward(dtype: torch.dtype) -> Tensor:
     ]
     patterns = torch.tensor([pattern | sign for pattern in edges for sign in (0, 0x8000)])
     pairs = torch.cartesian_prod(patterns, patterns).to(torch.int16)
-    assert bool((pairs == -1).all(dim=1).any()), "the blank word is among them"
+    assert bool((pairs == -1).all(dim=1).any()), "the sentinel is among them"
     return pairs.view(torch.int32).flatten().view(dtype)
 
 

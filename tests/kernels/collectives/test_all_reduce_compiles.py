@@ -25,7 +25,7 @@ def check_rounded_norms(kernels: list[dict[str, Any]]) -> None:
             continue
         assert kernel["stack_bytes"] == 0 and kernel["layout_changes"] == 0
         # A row of each of four ranks. With each of a thread's two vectors, to each other rank
-        # twice; from each slot's part, and from each other rank's sum.
+        # twice; from each slot's part, and from what each other rank added up.
         assert kernel["mean_squares"] == 4 * alone[kernel["size"]] and len(alone[kernel["size"]]) == 1
         assert kernel["sent"] == 2 * 6 and kernel["awaited"] == 2 * (4 + 3)
 

@@ -281,7 +281,7 @@ def test_what_has_no_layout_is_refused(kind: QuantKind, group: int, arrangement:
 
 
 def test_fp8_in_blocks_is_never_multiplied_by_rounded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those products know a scale per output alone."""
+    """Products of this kind know a scale for each output alone."""
     monkeypatch.setattr(card, "has_fp8_products", lambda device: True)
     sizes = (256, 256)
     whole = allocate(QuantKind.FP8, *sizes, 256, torch.bfloat16, torch.device("cpu"))

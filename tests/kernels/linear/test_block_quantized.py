@@ -43,7 +43,7 @@ class Product:
 
     def check(self, found: torch.Tensor, bias: bool = False) -> None:
         expected = self.x.double() @ self.exact.t() + (self.bias.double() if bias else 0)
-        # Restored numbers are rounded to the activations' type once, and the result once.
+        # Dequantized numbers are rounded to the activations' type once, and the result once.
         error = float((found.double() - expected).norm() / expected.norm())
         assert error < 2 * ROUNDING[self.x.dtype] + 1e-6, error
 

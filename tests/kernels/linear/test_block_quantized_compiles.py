@@ -26,7 +26,7 @@ def test_all_kernels_fit_the_card(arch: int) -> None:
 
 
 def check(kernels: list[dict[str, Any]], of_each: int) -> None:
-    # For each kind one or two classes of few rows; restored rows, rows looked up, or both.
+    # For each kind one or two classes of few rows; dequantized rows, rows looked up, or both.
     count = of_each * _KINDS
     assert Counter(kernel["name"] for kernel in kernels) == {"_small_batch_kernel": count, "_dequantize_kernel": count}
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)

@@ -233,7 +233,7 @@ def test_a_card_agrees_with_fp64(outputs: int, inputs: int) -> None:
 
 
 @pytest.mark.gpu
-def test_a_card_keeps_more_than_14_bits_of_long_sums() -> None:
+def test_a_card_keeps_more_than_14_bits_of_long_products() -> None:
     """Numbers have one sign, so that their sums grow.
 
     In the tensor cores' own sums what is added in the end would be cut off.

@@ -229,8 +229,8 @@ def test_greedy_by_blocks_is_greedy(count: int, vocab: int, seed: int, with_not_
         logits[0, vocab // 2] = (math.nan, math.inf)[seed % 2]
         logits[-1] = -math.inf
     tokens, finite = _choose_greedy_by_blocks(logits)
-    expected_tokens, expected_sound = choose_greedy_reference(logits)
-    assert finite.tolist() == expected_sound.tolist()
+    expected_tokens, expected_finite = choose_greedy_reference(logits)
+    assert finite.tolist() == expected_finite.tolist()
     assert tokens.tolist() == expected_tokens.tolist()
 
 
