@@ -1,12 +1,15 @@
 """Servers over folders that other tools quantized.
 
-Each says its format and answers right; a folder that is packed wrongly, or is to be quantized once
-more, ends the start.
+Each says its format and answers right. A folder that is to be quantized once more ends the start,
+and the doctor finds what is packed wrongly.
 """
 
 from __future__ import annotations
 
+import os
 import pathlib
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -96,10 +99,11 @@ def test_such_a_folder_is_not_quantized_again(tmp_path: pathlib.Path) -> None:
     assert ended.returncode == 2 and "the folder is quantized already (awq)" in ended.stderr
 
 
-def test_what_is_packed_wrongly_ends_the_start(tmp_path: pathlib.Path) -> None:
+def test_the_doctor_names_what_is_packed_wrongly(tmp_path: pathlib.Path) -> None:
     folder = quantize_folder(DEMO, tmp_path, Recipe("awq", group=64, symmetric=False))
     scales = "model.layers.5.mlp.up_proj.scales"
     folder.tensors[scales] = folder.tensors[scales].roll(1, 1)
     folder.rewrite()
-    ended, _ = refused("--device", "cpu", "--num-blocks", "512", model=folder.path)
-    assert ended.returncode == 2 and "layer 'model.layers.5.mlp.up_proj': its scales" in ended.stderr
+    command = (sys.executable, "-m", "headrace_supervisor", "doctor", "--model", str(folder.path), "--weights")
+    judged = subprocess.run(command, env=os.environ | {"COLUMNS": "1000"}, capture_output=True, text=True, timeout=240)
+    assert judged.returncode == 1 and "layer 'model.layers.5.mlp.up_proj': its scales" in judged.stdout

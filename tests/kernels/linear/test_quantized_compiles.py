@@ -92,9 +92,9 @@ def test_some_rows_of_8_bits_keep_their_sums_in_registers() -> None:
 
 def test_products_of_rounded_tokens_are_fp8_instructions_on_what_the_copy_engine_brings() -> None:
     kernels = compiled("compiled_kernels", "scaled", 90)
-    assert {kernel["name"] for kernel in kernels} == {"_scaled_kernel", "_end_kernel"}
+    assert {kernel["name"] for kernel in kernels} == {"_gemm_fp8_kernel", "_end_kernel"}
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
-    products = [kernel for kernel in kernels if kernel["name"] == "_scaled_kernel"]
+    products = [kernel for kernel in kernels if kernel["name"] == "_gemm_fp8_kernel"]
     assert len(products) > 10
     for kernel in products:
         assert kernel["fp8_products"] >= 4 and kernel["exchanges"] == 0 and kernel["tiles_copied"] >= 4
@@ -112,7 +112,9 @@ def test_an_output_layer_of_8_bits_fits_the_card(arch: int) -> None:
     # Two kinds; at least one version for up to 16 rows and one for more.
     wide = "_gemm_sm90_kernel" if arch == 90 else "_gemm_kernel"
     assert len(kernels) >= 4 and {wide} < {kernel["name"] for kernel in kernels}
-    assert not any("quantize" in kernel["name"] or "scaled" in kernel["name"] for kernel in kernels)
+    assert not any(
+        kernel["name"].startswith(("_round", "_quantize", "_gemm_fp8_", "_gemm_int8_")) for kernel in kernels
+    )
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
     assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] == "_small_batch_kernel")
 
@@ -138,7 +140,7 @@ def test_all_that_folders_of_other_tools_need_fits_the_card(arch: int) -> None:
 
 
 def check_arranged(kernels: list[dict[str, Any]], expected: dict[str, int]) -> None:
-    assert counted(kernels) == expected | {"_scaled_kernel": 1, "_take_kernel": 1}
+    assert counted(kernels) == expected | {"_gemm_int8_kernel": 1, "_take_kernel": 1}
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
     assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] != "_gemm_kernel")
 
