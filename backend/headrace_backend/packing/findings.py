@@ -26,7 +26,7 @@ from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, Qu
 from headrace_kernels.weight_formats.quantized_weight import dequantize_ordered_rows as dequantize_stored_rows
 from headrace_model_folder import LayerFormat
 
-# Numbers that are restored at a time: 16 MB.
+# Numbers that are dequantized at a time: 16 MB.
 _BLOCK_NUMBERS = 1 << 22
 _NF4_ORDERS: dict[str, tuple[int, ...]] = {"the lower half of a byte first": (1, 0)}
 

@@ -32,7 +32,7 @@ _PRODUCT_LIMITS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-
 # Where a card rounds inputs: it divides otherwise than `rounded_inputs`, so that single numbers are
 # a step apart.
 _ROUNDED_PRODUCT_LIMIT = 0.05
-# Numbers of a weight that are restored at a time: few enough for a CPU's caches, and enough that
+# Numbers of a weight that are dequantized at a time: few enough for a CPU's caches, and enough that
 # the products of 300 rows give most of a card work, 64 MB in fp32. Not measured on cards.
 _CPU_NUMBERS = 1 << 22
 _CARD_NUMBERS = 1 << 24
