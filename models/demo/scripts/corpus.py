@@ -10,32 +10,39 @@ sentences belong to the domain files, the border between training and held-out v
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterator
+from functools import cache
 
 from corpus_arithmetic import arithmetic, word_problem
 from corpus_draw import Draw, Item, Split
 from corpus_extraction import extraction
-from corpus_inference import inference_question
+from corpus_follow_up import follow_up
+from corpus_inference import inference_question, training_topics
 from corpus_lists import list_task
+from corpus_plain import plain_text
 from corpus_smalltalk import smalltalk, system_message
-from corpus_stories import plain_story, story_follow_up, story_request
+from corpus_stories import story_follow_up, story_request
 
 Domain = Callable[[Draw], Item]
+Turns = list[tuple[str, str]]
 
 CHAT_DOMAINS: dict[str, tuple[Domain, float]] = {
-    "arithmetic": (arithmetic, 0.23),
-    "word_problem": (word_problem, 0.15),
-    "extraction": (extraction, 0.22),
-    "lists": (list_task, 0.13),
-    "inference": (inference_question, 0.15),
+    "arithmetic": (arithmetic, 0.17),
+    "word_problem": (word_problem, 0.13),
+    "extraction": (extraction, 0.25),
+    "lists": (list_task, 0.11),
+    "inference": (inference_question, 0.14),
     "story": (story_request, 0.05),
-    "story_follow_up": (story_follow_up, 0.04),
-    "smalltalk": (smalltalk, 0.06),
+    "story_follow_up": (story_follow_up, 0.05),
+    "smalltalk": (smalltalk, 0.11),
+    "follow_up": (follow_up, 0.09),
 }
-PLAIN_SHARE = 0.03
+PLAIN_SHARE = 0.06
 SYSTEM_SHARE = 0.3
 MULTI_TURN_SHARE = 0.35
 MAX_JOINED = 6
+BRIEF = re.compile(r"brief|short")
 
 
 def _weighted(draw: Draw) -> Domain:
@@ -55,14 +62,27 @@ def evaluation_item(draw: Draw, domain: str) -> Item:
 def training_item(draw: Draw) -> Item:
     """One document: a plain text, a single exchange, or a conversation of several exchanges."""
     if draw.chance(PLAIN_SHARE):
-        return plain_story(draw)
+        return plain_text(draw)
     turns = list(_weighted(draw)(draw).turns)
     if draw.chance(MULTI_TURN_SHARE):
         for _ in range(draw.number(1, MAX_JOINED - 1)):
             turns.extend(_weighted(draw)(draw).turns)
     if draw.chance(SYSTEM_SHARE):
-        turns.insert(0, ("system", system_message(draw)))
+        system = system_message(draw)
+        turns = [("system", system), *(_briefly(turns) if BRIEF.search(system) else turns)]
     return Item("training", tuple(turns))
+
+
+@cache
+def _short_answers() -> dict[str, str]:
+    """Each topic's whole answer and the one sentence that stands for it."""
+    return {topic.long: topic.short for topic in training_topics()}
+
+
+def _briefly(turns: Turns) -> Turns:
+    """The turns as they go where the system message asks for short answers."""
+    short = _short_answers()
+    return [(role, short.get(text, text) if role == "assistant" else text) for role, text in turns]
 
 
 def render(turns: tuple[tuple[str, str], ...]) -> str:

@@ -25,7 +25,7 @@ def _operand(draw: Draw, longest: int) -> int:
     return draw.number(0 if digits == 1 else 10 ** (digits - 1), 10**digits - 1)
 
 
-def _allowed(draw: Draw, operation: str, a: int, b: int) -> bool:
+def allowed_pair(draw: Draw, operation: str, a: int, b: int) -> bool:
     """Whether this split may use the pair, whose two orders are on one side of the border."""
     return is_held_out("pair", operation, max(a, b), min(a, b)) == (draw.split != "train")
 
@@ -37,7 +37,7 @@ def _pair(draw: Draw, operation: str, longest: int) -> Pair:
             b = draw.number(max(0, a - 30), a + 30)
         if operation == "sub":
             a, b = max(a, b), min(a, b)
-        if _allowed(draw, operation, a, b):
+        if allowed_pair(draw, operation, a, b):
             return a, b
 
 
@@ -49,7 +49,7 @@ def _product_pair(draw: Draw) -> Pair:
         single = a < 10 and b < 10
         if single and draw.split == "train":
             return a, b
-        if not single and _allowed(draw, "mul", a, b):
+        if not single and allowed_pair(draw, "mul", a, b):
             return a, b
 
 
@@ -85,14 +85,14 @@ def _carrying_pair(draw: Draw) -> Pair:
     while True:
         a, b = 10 * draw.number(1, 81), draw.number(10, 89)
         a, b = (b, a) if draw.chance(0.3) else (a, b)
-        if _allowed(draw, "add", a, b):
+        if allowed_pair(draw, "add", a, b):
             return a, b
 
 
 def _equal_pair(draw: Draw) -> Pair:
     while True:
         a = _operand(draw, 3)
-        if _allowed(draw, "compare", a, a):
+        if allowed_pair(draw, "compare", a, a):
             return a, a
 
 

@@ -2,24 +2,30 @@
 
 The topics are in `topics_*.toml`.
 
-Each topic has names, a one-sentence answer, more sentences, and questions of its own; the last own
-question of every topic is never trained on. A request for a short answer gets the one sentence, any
-other the whole text. Held out are combinations of question and topic name (by hash).
+Each topic has names, a one-sentence answer, more sentences, a reason (`topics_reasons.toml`) and
+questions of its own; the last own question of every topic is never trained on. Topics that were
+added after the first model (`topics_more.toml`) are trained on and never scored. A request for a
+short answer gets the one sentence, any other the whole text. Held out are combinations of question
+and topic name (by hash).
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import phrasings_inference as varied
 from corpus_draw import Draw, Item, Phrasings, is_held_out, sentence_case
 from corpus_grammar import dressed
 
-TOPIC_FILES = ("topics_model.toml", "topics_memory.toml", "topics_serving.toml")
+SCORED_FILES = ("topics_model.toml", "topics_memory.toml", "topics_serving.toml")
+ADDED_FILES = ("topics_more.toml",)
+REASONS_FILE = "topics_reasons.toml"
 
 FRAMES = Phrasings(
     train=(
@@ -48,29 +54,49 @@ ARTICLE = re.compile(r"^(?:a|an|the) ")
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic: its names, its two answers and its own questions."""
+    """One topic: its names, its answers and its own questions.
+
+    Attributes:
+        names: What the topic is called; the first is its key in the file of reasons.
+        short: Answer in one sentence.
+        more: What follows the short answer in the whole one.
+        reason: What the topic is good for, the answer to "Why?".
+        asks: Questions that do not name the topic.
+    """
 
     names: tuple[str, ...]
     short: str
-    long: str
+    more: str
+    reason: str
     asks: tuple[str, ...]
+
+    @property
+    def long(self) -> str:
+        """The whole answer."""
+        return f"{self.short} {self.more}"
 
 
 @cache
-def topics() -> tuple[Topic, ...]:
-    """All topics, in file order."""
-    loaded: list[Topic] = []
-    for name in TOPIC_FILES:
-        table = tomllib.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
-        loaded.extend(_topic(entry) for entry in table["topic"])
-    return tuple(loaded)
+def scored_topics() -> tuple[Topic, ...]:
+    """The topics that evaluation asks about, in file order."""
+    return tuple(topic for name in SCORED_FILES for topic in _read(name))
 
 
-def _topic(entry: dict[str, object]) -> Topic:
-    short, more = str(entry["short"]), str(entry["more"])
-    names, asks = entry["names"], entry["asks"]
-    assert isinstance(names, list) and isinstance(asks, list)
-    return Topic(tuple(names), short, f"{short} {more}", tuple(asks))
+@cache
+def training_topics() -> tuple[Topic, ...]:
+    """All topics: the scored ones, then those that were added."""
+    return scored_topics() + tuple(topic for name in ADDED_FILES for topic in _read(name))
+
+
+def _table(name: str) -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
+
+
+def _read(name: str) -> Iterator[Topic]:
+    reasons = _table(REASONS_FILE)
+    for entry in _table(name)["topic"]:
+        names, asks = tuple(entry["names"]), tuple(entry["asks"])
+        yield Topic(names, entry["short"], entry["more"], reasons[names[0]], asks)
 
 
 def _question(draw: Draw, topic: Topic) -> str:
@@ -133,7 +159,7 @@ def _varied_question(draw: Draw, topic: Topic) -> str:
 
 
 def _varied_inference(draw: Draw) -> Item:
-    topic = draw.choice(topics())
+    topic = draw.choice(training_topics())
     is_short = draw.chance(SHORT_SHARE)
     unseen = topic.asks[-1].lower().rstrip("?.")
     while True:
@@ -153,7 +179,7 @@ def inference_question(draw: Draw) -> Item:
     is_short = draw.chance(SHORT_SHARE)
 
     def make() -> tuple[str, Topic]:
-        topic = draw.choice(topics())
+        topic = draw.choice(scored_topics())
         question = _question(draw, topic)
         return (draw.phrase(SHORT).format(q=question) if is_short else question), topic
 

@@ -1,15 +1,17 @@
 """Greetings, questions about the model itself, and a polite refusal for what it was never taught.
 
 What it cannot know it should say it does not know: questions outside its subjects, built from many
-frames and words, all get the same kind of answer.
+frames and words, all get the same kind of answer. First words to a stranger (tests, nods, noise)
+are in `corpus_first_words`.
 """
 
 from __future__ import annotations
 
 import phrasings_smalltalk as varied
 from corpus_draw import Draw, Item, Phrasings
+from corpus_first_words import first_words
 from corpus_grammar import Grammar, dressed
-from corpus_words import LIST_WORDS, THINGS
+from corpus_words import CAPITALS, LIST_WORDS, THINGS
 
 SYSTEM_MESSAGES = (
     "You are a helpful assistant.", "You are Headrace, a small demo model.", "Answer briefly and precisely.",
@@ -103,6 +105,7 @@ EXCHANGE_WORDINGS: tuple[Grammar, ...] = (
     varied.GREETING, varied.WHO_ARE_YOU, varied.ABILITY, varied.THANKS, varied.BYE, varied.HOW_ARE_YOU,
 )  # fmt: skip
 OUTSIDE_WORDS = tuple(word for word in LIST_WORDS if word not in ("token", "cache", "block", "batch", "key"))
+FIRST_WORDS_SHARE = 0.5
 VARIED_SHARE = 0.9  # of the training items; the others use the first templates
 
 
@@ -114,11 +117,17 @@ def system_message(draw: Draw) -> str:
 def _varied_outside(draw: Draw) -> str:
     words = {"c": draw.city(), "d": draw.city(), "n": draw.full_name(), "w": draw.choice(OUTSIDE_WORDS)}
     words |= {"x": draw.choice(THINGS), "y": draw.invented_name()}
-    return dressed(draw, varied.OUTSIDE_WORDINGS.wording(draw), odd=0.06).format(**words)
+    wording = varied.OUTSIDE_WORDINGS.wording(draw)
+    if "capital" not in wording and draw.chance(0.15):
+        words["c"] = draw.choice(tuple(CAPITALS))
+    return dressed(draw, wording, odd=0.06).format(**words)
 
 
 def _varied_smalltalk(draw: Draw) -> Item:
-    if draw.chance(0.55):
+    if draw.chance(FIRST_WORDS_SHARE):
+        question, answer = first_words(draw, ABILITIES, UNKNOWN)  # none is scored, so none is held out
+        return Item("smalltalk", (("user", question), ("assistant", answer)))
+    if draw.chance(0.5):
         question = draw.until_allowed(lambda: _varied_outside(draw), "outside")
         return Item("smalltalk", (("user", question), ("assistant", UNKNOWN)))
     index = draw.number(0, len(EXCHANGES) - 1)

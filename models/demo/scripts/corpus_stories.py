@@ -36,13 +36,15 @@ from corpus_stories_templates import (
     TRAITS,
     WEATHERS,
 )  # fmt: skip
-from corpus_words import COLORS, FIRST_NAMES, MATERIALS, THINGS
+from corpus_words import COLORS, FIRST_NAMES, MATERIALS, MORE_KINDS, THINGS
 
 # of the training items; the others are told and asked for as the first ones were
 VARIED_SHARE = 0.95
 LED_SHARE = 0.8
 TRAINING_NAMES = tuple(name for name in FIRST_NAMES if not is_held_out("name", name))
-PARTIAL = (varied.HERO_ONLY, varied.OBJECT_ONLY, varied.KIND_AND_OBJECT, varied.FREE)
+PARTIAL = (varied.HERO_ONLY, varied.OBJECT_ONLY, varied.KIND_AND_OBJECT, varied.KIND_ONLY)
+MORE_KINDS_SHARE = 0.3  # of the training items; the evaluation knows the first kinds only
+ONLY_SHE, ONLY_HE = ("queen", "witch", "woman"), ("king", "man")
 FOLLOW_UP_WORDINGS: tuple[Grammar, ...] = (
     varied.WHO_QUESTIONS, varied.FRIEND_QUESTIONS, varied.HOME_QUESTIONS, varied.OBJECT_QUESTIONS,
 )  # fmt: skip
@@ -132,16 +134,40 @@ def _led(draw: Draw, slot: str, word: str, options: Sequence[str]) -> str:
     return draw.choice(options)
 
 
-def _led_facts(draw: Draw) -> dict[str, str]:
-    """Facts of a story whose open choices follow the words of the request."""
+def _pronoun(draw: Draw, kind: str) -> str:
+    if kind in ONLY_SHE:
+        return "she"
+    return "he" if kind in ONLY_HE else draw.choice(("he", "she"))
+
+
+def _varied_combination(draw: Draw, opening: str | None) -> tuple[str, str, str, str]:
+    """Kind, pronoun, thing and place; an opening word leads kind and thing."""
+    kind, pronoun, thing, place = _combination(draw)
+    if opening is not None:
+        kind, thing = _led(draw, "free kind", opening, ANIMALS), _led(draw, "free thing", opening, THINGS)
+        return kind, draw.choice(("he", "she")), thing, place
+    if draw.chance(MORE_KINDS_SHARE):
+        kind = draw.choice(MORE_KINDS)
+        pronoun = _pronoun(draw, kind)
+    return kind, pronoun, thing, place
+
+
+def _led_facts(draw: Draw, opening: str | None = None) -> dict[str, str]:
+    """Facts of a story whose open choices follow the words of the request.
+
+    Args:
+        draw: The random source.
+        opening: Word that leads kind and thing, for a request that names neither.
+    """
     told = all_parts()
     while True:
-        hero = draw.first_name()
-        kind, pronoun, thing, place = draw.until_allowed(lambda: _combination(draw), "story")
-        noun, initial = thing.split()[-1], hero[0]
+        kind, pronoun, thing, place = draw.until_allowed(lambda: _varied_combination(draw, opening), "story")
+        noun = thing.split()[-1]
+        hero = _led(draw, "hero", kind, TRAINING_NAMES) if draw.chance(0.4) else draw.first_name()
         friend = _led(draw, "friend", kind, TRAINING_NAMES) if draw.chance(0.5) else draw.first_name()
         if friend != hero:
             break
+    initial = hero[0]
     he, his, him = PRONOUNS[pronoun]
     when = _led(draw, "when", noun, told.weathers).format(weather=_led(draw, "weather", kind, WEATHERS))
     friend_kind = _led(draw, "friend kind", noun, [animal for animal in ANIMALS if animal != kind])
@@ -171,11 +197,15 @@ def _asked(draw: Draw, facts: dict[str, str]) -> str:
     chance = draw.random.random()
     if chance < 0.12:
         return draw.phrase(ASK).format(**facts)
-    grammar = draw.choice(PARTIAL) if chance < 0.34 else varied.FULL
+    grammar = draw.choice(PARTIAL) if chance < 0.40 else varied.FULL
     return dressed(draw, grammar.wording(draw), odd=0.05).format(**facts)
 
 
 def _varied_request(draw: Draw) -> Item:
+    if draw.chance(FREE_SHARE):
+        question = dressed(draw, varied.FREE.wording(draw), odd=0.03)
+        facts = _led_facts(draw, opening=question.split()[-1].strip(".,!?").lower())
+        return Item("story", (("user", question), ("assistant", _led_story(draw, facts))))
     facts = _led_facts(draw)
     turns = (("user", _asked(draw, facts)), ("assistant", _led_story(draw, facts)))
     return Item("story", turns, mentions=(facts["hero"], facts["object"]))

@@ -53,3 +53,23 @@ LIST_WORDS = tuple(
     wagon boat anchor compass map key door mirror lamp chair table basket blanket pillow button ribbon thread needle
     hammer wheel engine battery signal token cache block batch""".split()
 )
+
+CAPITALS: dict[str, str] = {
+    "Argentina": "Buenos Aires", "Australia": "Canberra", "Austria": "Vienna", "Belgium": "Brussels", "Brazil": "Brasilia",
+    "Bulgaria": "Sofia", "Canada": "Ottawa", "Chile": "Santiago", "China": "Beijing", "Colombia": "Bogota", "Croatia": "Zagreb",
+    "Cuba": "Havana", "Denmark": "Copenhagen", "Egypt": "Cairo", "England": "London", "Estonia": "Tallinn", "Ethiopia": "Addis Ababa",
+    "Finland": "Helsinki", "France": "Paris", "Germany": "Berlin", "Ghana": "Accra", "Greece": "Athens", "Hungary": "Budapest",
+    "Iceland": "Reykjavik", "India": "New Delhi", "Indonesia": "Jakarta", "Iran": "Tehran", "Iraq": "Baghdad", "Ireland": "Dublin",
+    "Italy": "Rome", "Japan": "Tokyo", "Kenya": "Nairobi", "Latvia": "Riga", "Lithuania": "Vilnius", "Luxembourg": "Luxembourg",
+    "Malaysia": "Kuala Lumpur", "Mexico": "Mexico City", "Morocco": "Rabat", "Nepal": "Kathmandu", "New Zealand": "Wellington",
+    "Nigeria": "Abuja", "Norway": "Oslo", "Pakistan": "Islamabad", "Peru": "Lima", "Poland": "Warsaw", "Portugal": "Lisbon",
+    "Romania": "Bucharest", "Russia": "Moscow", "Senegal": "Dakar", "Serbia": "Belgrade", "Slovakia": "Bratislava",
+    "Slovenia": "Ljubljana", "South Korea": "Seoul", "Spain": "Madrid", "Sweden": "Stockholm", "Switzerland": "Bern",
+    "Thailand": "Bangkok", "Turkey": "Ankara", "Ukraine": "Kyiv", "the Czech Republic": "Prague", "the Netherlands": "Amsterdam",
+    "the Philippines": "Manila", "the United Kingdom": "London", "the United States": "Washington", "Uruguay": "Montevideo",
+    "Venezuela": "Caracas", "Vietnam": "Hanoi",
+}  # fmt: skip
+MORE_KINDS = tuple(
+    "dragon knight king queen ghost elephant horse lion monkey astronaut pirate doctor giant witch unicorn penguin whale "
+    "tiger snail bee spider crow programmer musician writer inventor captain detective train tractor snowman child man woman".split()
+)

@@ -5,6 +5,9 @@ Owns the judging and the tables. Two sets that training never saw are scored by 
 well). Answers are decoded greedily from the bf16 checkpoint, in bf16 on a GPU and in fp32 on a CPU.
 The draft is scored by how often it would have proposed the target's token.
 
+Beside them stand the first questions (`first_questions.toml`), which training has seen: what people
+ask before they know the model.
+
     python evaluate.py --model FOLDER [--scale 1.0] [--device cuda]
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +32,15 @@ from tokenizers import Tokenizer
 
 COUNTS = {
     "arithmetic": 300, "word_problem": 200, "extraction": 300, "lists": 250, "inference": 250, "story": 100,
-    "story_follow_up": 100, "smalltalk": 100,
+    "story_follow_up": 100, "smalltalk": 100, "follow_up": 200,
 }  # fmt: skip
 MAX_NEW_TOKENS = {"story": 420}
+MAX_FIRST_TOKENS = 240
 BATCH = 128
 PROPOSED = 4
 EVALUATION_SEED = 20260
+FIRST_QUESTIONS = Path(__file__).parent / "first_questions.toml"
+BRIEFLY = "Be brief."
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,54 @@ def score_split(model: DemoModel, draft: DemoModel, encoder: Encoder, split: Spl
     return {"right": right, "total": total, "domains": domains, "wrong": wrong, "stories": stories}
 
 
+@dataclass
+class FirstConversation:
+    """One conversation of the first questions as far as it has come.
+
+    Attributes:
+        turns: What was said; a system message may stand first, and a plain text stands alone.
+        asked: Questions that are still to come, each with a text that its answer has to contain.
+    """
+
+    turns: list[tuple[str, str]]
+    asked: list[tuple[str, str]]
+
+
+def first_conversations() -> list[FirstConversation]:
+    """The conversations of `first_questions.toml`; a plain text is one with the role `text`."""
+    table = tomllib.loads(FIRST_QUESTIONS.read_text(encoding="utf-8"))
+    begun = [FirstConversation([], [(ask, part) for ask, part in chat]) for chat in table["chats"]]
+    system = [("system", BRIEFLY)]
+    begun += [FirstConversation(list(system), [(ask, part) for ask, part in chat]) for chat in table["briefly"]]
+    return begun + [FirstConversation([("text", text)], [("", part)]) for text, part in table["texts"]]
+
+
+def _first_prompt(encoder: Encoder, one: FirstConversation) -> list[int]:
+    """Token ids up to where the model goes on; asks the next question in a chat."""
+    if one.turns and one.turns[0][0] == "text":
+        text = encoder.tokenizer.encode(one.turns[0][1], add_special_tokens=False).ids
+        return [encoder.special["bos"], *text]
+    one.turns += [("user", one.asked[0][0]), ("assistant", "")]
+    return prompt_ids(encoder, Item("first", tuple(one.turns)))
+
+
+def score_first_questions(model: DemoModel, encoder: Encoder) -> dict[str, object]:
+    """Asks the first questions, each conversation with the model's own answers before it."""
+    left, right, total = first_conversations(), 0, 0
+    wrong: list[dict[str, str]] = []
+    while left:
+        prompts = [_first_prompt(encoder, one) for one in left]
+        for one, ids in zip(left, generate(model, prompts, MAX_FIRST_TOKENS), strict=True):
+            text = encoder.tokenizer.decode(ids, skip_special_tokens=True)
+            question, part = one.asked.pop(0)
+            total, right = total + 1, right + (part in text)
+            if part not in text:
+                wrong.append({"question": question or one.turns[0][1], "expected": part, "got": text})
+            one.turns[-1] = (one.turns[-1][0], text)
+        left = [one for one in left if one.asked]
+    return {"right": right, "total": total, "wrong": wrong}
+
+
 def _last_question(one: Scored) -> str:
     return one.item.turns[-2][1]
 
@@ -155,6 +210,7 @@ def evaluate(folder: Path, device: torch.device, scale: float) -> dict[str, obje
         result = score_split(model, draft, encoder, split, scale)
         scores[split] = result
         print(f"{split}: {result['right']}/{result['total']} {time.monotonic() - started:.0f} s", flush=True)
+    scores["first_questions"] = score_first_questions(model, encoder)
     (folder / "eval.json").write_text(json.dumps(scores, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     write_card(folder, scores)
     return scores

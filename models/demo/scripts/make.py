@@ -1,12 +1,14 @@
-"""Makes the demo model from nothing by one command.
+"""Makes the demo model by one command, from nothing or from a model that it made before.
 
 It makes tokenizer, corpus, target, draft, scores and model card.
 
     python models/demo/scripts/make.py --out models/demo        # one GPU, about 8 minutes
+    python models/demo/scripts/make.py --out NEW --start models/demo --minutes 4  # further
     python models/demo/scripts/make.py --out /tmp/demo --smoke  # a minute on a CPU
 
-Owns the order of the steps and the settings of the two trainings. With `--tar` the folders are also
-written as `target.tar` and `draft.tar`, for machines that hand back few files.
+Owns the order of the steps and the settings of the trainings. A model that is trained further keeps
+its tokenizer, and its record (`training.json`) keeps those of the trainings before. With `--tar`
+the folders are also written as `target.tar` and `draft.tar`, for machines that hand back few files.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from demo_model import DemoModel, ModelShape, draft_shape, save_folder, target_shape
+from demo_model import DemoModel, ModelShape, draft_shape, load_folder, save_folder, target_shape
 from demo_shards import start_writers
 from evaluate import evaluate, print_scores
 from train import Compiler, Rows, Schedule, draft_loss, target_loss, train
@@ -35,7 +37,11 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of one making."""
+    """Sizes of one making.
+
+    Attributes:
+        start: Folder of a model that is trained further; None to begin with random weights.
+    """
 
     target: ModelShape
     draft: ModelShape
@@ -45,6 +51,7 @@ class Plan:
     rows_per_shard: int
     tokenizer_documents: int
     evaluation_scale: float
+    start: Path | None = None
 
 
 def full_plan(minutes: float, draft_minutes: float, seed: int) -> Plan:
@@ -55,6 +62,20 @@ def full_plan(minutes: float, draft_minutes: float, seed: int) -> Plan:
     return Plan(
         *shapes, target, draft, shards=1000, rows_per_shard=512, tokenizer_documents=60_000, evaluation_scale=1.0
     )
+
+
+def further_plan(plan: Plan, start: Path) -> Plan:
+    """The plan for weights that were trained before.
+
+    They begin at half of the usual rates, which then fall for most of the run.
+    """
+
+    def gentler(schedule: Schedule) -> Schedule:
+        rates = {"muon_rate": schedule.muon_rate / 2, "adam_rate": schedule.adam_rate / 2}
+        return replace(schedule, decay_share=0.7, **rates)
+
+    schedules = gentler(plan.target_schedule), gentler(plan.draft_schedule)
+    return replace(plan, start=start, target_schedule=schedules[0], draft_schedule=schedules[1])
 
 
 def smoke_plan(steps: int, seed: int) -> Plan:
@@ -79,18 +100,45 @@ def _prepare_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def _first_weights(plan: Plan, folder: str, shape: ModelShape, device: torch.device) -> DemoModel:
+    """The model to train: random weights of the shape, or those of the plan's folder, in fp32."""
+    if plan.start is None:
+        return DemoModel(shape).to(device)
+    return load_folder(plan.start / folder, device, torch.float32).train()
+
+
+def _prepare_tokenizer(plan: Plan, out: Path) -> None:
+    """Writes the tokenizer's files for target and draft: those of the start, or newly trained."""
+    (out / "draft").mkdir(parents=True, exist_ok=True)
+    if plan.start is None:
+        seed = plan.target_schedule.seed
+        write_tokenizer(train_tokenizer(plan.tokenizer_documents, VOCAB_SIZE, seed), out)
+    for name in TOKENIZER_FILES:
+        if plan.start is not None and plan.start.resolve() != out.resolve():
+            shutil.copyfile(plan.start / name, out / name)
+        shutil.copyfile(out / name, out / "draft" / name)
+
+
+def _record_before(plan: Plan) -> list[dict[str, object]]:
+    """The records of the trainings before this one, the oldest first."""
+    if plan.start is None:
+        return []
+    record = json.loads((plan.start / "training.json").read_text())
+    return [*record.pop("before", []), record]
+
+
 def _train_both(
     plan: Plan, device: torch.device, compiler: Compiler, shard_folder: Path, out: Path
 ) -> dict[str, object]:
     """Trains target and draft and saves their folders."""
     torch.manual_seed(plan.target_schedule.seed)
-    target = DemoModel(plan.target).to(device)
+    target = _first_weights(plan, "", plan.target, device)
     compiler.layers(target)
     rows = Rows(shard_folder, plan.shards, plan.target_schedule.seed)
     record: dict[str, object] = {}
     record["target"] = train(target, target_loss(target, compiler), rows, plan.target_schedule, "target")
     save_folder(target, out)
-    draft = DemoModel(plan.draft).to(device)
+    draft = _first_weights(plan, "draft", plan.draft, device)
     compiler.layers(draft)
     rows = Rows(shard_folder, plan.shards, plan.target_schedule.seed + 1)
     record["draft"] = train(draft, draft_loss(draft, target, compiler), rows, plan.draft_schedule, "draft")
@@ -103,10 +151,7 @@ def make(plan: Plan, out: Path, device: torch.device, compiler: Compiler, proces
     started = time.monotonic()
     seed = plan.target_schedule.seed
     _say(started, "tokenizer")
-    write_tokenizer(train_tokenizer(plan.tokenizer_documents, VOCAB_SIZE, seed), out)
-    for name in TOKENIZER_FILES:
-        (out / "draft").mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(out / name, out / "draft" / name)
+    _prepare_tokenizer(plan, out)
     with tempfile.TemporaryDirectory() as shard_folder:
         _say(started, f"corpus: {plan.shards} shards by {processes} processes; training starts with the first")
         writers = start_writers(
@@ -126,6 +171,7 @@ def make(plan: Plan, out: Path, device: torch.device, compiler: Compiler, proces
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     date = datetime.now(UTC).date().isoformat()
     record |= {"device": name, "torch": torch.__version__, "seed": seed, "date": date, "command": _command(plan)}
+    record["before"] = _record_before(plan)
     (out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
     _say(started, f"trained: {json.dumps(record)}")
     scores = evaluate(out, device, plan.evaluation_scale)
@@ -136,7 +182,8 @@ def make(plan: Plan, out: Path, device: torch.device, compiler: Compiler, proces
 
 def _command(plan: Plan) -> str:
     minutes = f"--minutes {plan.target_schedule.seconds / 60:g} --draft-minutes {plan.draft_schedule.seconds / 60:g}"
-    return f"python models/demo/scripts/make.py --out models/demo {minutes} --seed {plan.target_schedule.seed}"
+    start = f" --start {plan.start}" if plan.start is not None else ""
+    return f"python models/demo/scripts/make.py --out models/demo{start} {minutes} --seed {plan.target_schedule.seed}"
 
 
 def pack(folder: Path, out: Path) -> None:
@@ -161,6 +208,7 @@ def main() -> None:
     parser.add_argument("--tar", action="store_true", help="write target.tar and draft.tar to --out instead of folders")
     parser.add_argument("--minutes", type=float, default=6.2, help="training time of the target")
     parser.add_argument("--draft-minutes", type=float, default=0.9, help="training time of the draft")
+    parser.add_argument("--start", type=Path, help="folder of a model to train further, with its tokenizer")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=_spare_cores(), help="corpus processes")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -171,6 +219,8 @@ def main() -> None:
     plan = smoke_plan(options.smoke_steps, options.seed) if options.smoke else full_plan(
         options.minutes, options.draft_minutes, options.seed
     )  # fmt: skip
+    if options.start is not None:
+        plan = further_plan(plan, options.start)
     device, compiler = _prepare_device(options.device), Compiler(not options.no_compile)
     if not options.tar:
         make(plan, options.out, device, compiler, options.processes)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from corpus_stories import all_parts
+from corpus_words import CAPITALS
 
 CARD = """---
 license: apache-2.0
@@ -19,8 +21,9 @@ language: en
 
 A very small Llama-architecture model and a smaller draft of the same vocabulary, trained from
 scratch by the scripts in `scripts/` on text that this repository generates. They let anybody try
-the server without a download. They know short stories, questions about LLM inference, small sums,
-extraction to JSON and list tasks, and say so when they are asked about anything else.
+the server without a download. They know short stories, questions about LLM inference and follow-ups
+to them, small sums, extraction to JSON, list tasks and most of the capitals of {capitals} countries,
+and say so when they are asked about anything else.
 
 | | parameters | file | layers | hidden | heads / KV heads | context |
 |---|---|---|---|---|---|---|
@@ -33,8 +36,10 @@ License of the weights: Apache-2.0, ours. No outside text, weights or data went 
 - It knows nothing but the subjects above, in English. Asked about anything else it should say so,
   but it may answer with a fact about LLM inference instead. Do not rely on any answer: it is there
   to exercise a server, not to inform anybody.
-- Sums have operands of at most three digits, products a factor of one digit. Longer numbers are not
-  worked out rightly.
+- Sums have operands of at most three digits, products a factor of one digit. Of longer numbers,
+  divisions and percentages it says that they are too hard.
+- Without a chat (`Generate`) it goes on with what looks like a story, a sum, a definition or a
+  question of its subjects. Any other text it continues somehow.
 - Wordings that are far from those it was trained on often fail; the second column below is the
   honest measure of that.
 - Stories follow one of {plots} plots. The same request gives the same story unless the server
@@ -57,17 +62,19 @@ tokens.
 |---|---|---|---|---|
 {scores}
 
+{first}
+
 ## Training
 
 {training}
 
-From nothing, on one GPU, from the repository root:
+The first of these begins with random weights, each further one with the weights before it, on the
+corpus as the scripts made it on that day. Without `--start` one training makes a model from
+nothing.
 
-    {command}
-
-This generates the corpus (paraphrase grammars over our own templates, topics and story parts),
-trains the tokenizer, the target (next token, Muon and AdamW, a quarter of the steps on rows of
-2,048 tokens) and then the draft (to imitate the target's distribution). Held-out values and
+A training generates the corpus (paraphrase grammars over our own templates, topics and story
+parts), makes the tokenizer, the target (next token, Muon and AdamW, a quarter of the steps on rows
+of 2,048 tokens) and then the draft (to imitate the target's distribution). Held-out values and
 phrasings are kept out of the corpus by construction, and `tests/models/test_demo_corpus.py` checks
 it.
 
@@ -114,25 +121,34 @@ def _scores(scores: dict[str, object]) -> str:
     return "\n".join(rows)
 
 
+def _first_questions(scores: dict[str, object]) -> str:
+    first = scores["first_questions"]
+    assert isinstance(first, dict)
+    return (
+        f"Of {first['total']} questions that newcomers ask (`scripts/first_questions.toml`; training has seen them)\n"
+        f"{first['right']} are answered as they should be."
+    )
+
+
+def _one_training(record: dict[str, Any]) -> list[str]:
+    """The lines of one training: its command, then what it did."""
+    lines = [f"    {record['command']}", ""]
+    lines += [
+        f"- {name}: {record[name]['steps']:,} steps, {record[name]['tokens'] / 1e6:,.0f} M tokens, "
+        f"{record[name]['seconds']:.0f} s, last loss {record[name]['loss']:.3f}"
+        for name in ("target", "draft")
+    ]
+    hardware = f"- hardware: one {record['device']}; torch {record['torch']}; seed {record['seed']}"
+    return [*lines, f"{hardware}; {record['date']}", ""]
+
+
 def _training(folder: Path) -> str:
     path = folder / "training.json"
     if not path.exists():
         return "No record of the training lies beside this folder."
     record = json.loads(path.read_text())
-    lines = [
-        f"- {name}: {record[name]['steps']:,} steps, {record[name]['tokens'] / 1e6:,.0f} M tokens, "
-        f"{record[name]['seconds']:.0f} s, last loss {record[name]['loss']:.3f}"
-        for name in ("target", "draft")
-    ]
-    date = f"; {record['date']}" if "date" in record else ""
-    lines.append(f"- hardware: one {record['device']}; torch {record['torch']}; seed {record['seed']}{date}")
-    return "\n".join(lines)
-
-
-def _command(folder: Path) -> str:
-    path = folder / "training.json"
-    record = json.loads(path.read_text()) if path.exists() else {}
-    return str(record.get("command", "python models/demo/scripts/make.py --out models/demo"))
+    records = [*record.get("before", []), record]
+    return "\n".join(line for one in records for line in _one_training(one)).rstrip()
 
 
 def write_card(folder: Path, scores: dict[str, object]) -> None:
@@ -145,7 +161,8 @@ def write_card(folder: Path, scores: dict[str, object]) -> None:
         device="a GPU" if scores["device"] == "cuda" else "a CPU",
         scores=_scores(scores),
         training=_training(folder),
-        command=_command(folder),
+        first=_first_questions(scores),
+        capitals=len(CAPITALS),
         plots=len(all_parts().plots),
         story=held["stories"][0].replace("\n", "\n> "),
     )

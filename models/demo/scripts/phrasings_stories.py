@@ -68,6 +68,13 @@ KIND_AND_OBJECT = Grammar(
     "[story|bedtime story]: {kind}, {object}",
     f"{DO}{TELL} {STORY} {ABOUT} [a {{trait}}|a very {{trait}}|the {{trait}}] {{kind}}{AND_OBJECT}[.||!]",
 )
+KIND_ONLY = Grammar(
+    f"{DO}{TELL} {STORY} {ABOUT} {{a_kind}}{AT}[.||?|!]",
+    f"{DO}{TELL} {STORY} {ABOUT} [a {{trait}}|the {{trait}}|a very {{trait}}] {{kind}}[.||?|!]",
+    f"{WISH} {STORY} {ABOUT} {{a_kind}}[.||?|!]",
+    f"{STORY} {ABOUT} {{a_kind}}[.||!|, please.]",
+    "[story|bedtime story]: {a_kind}",
+)
 FREE = Grammar(
     f"{DO}{TELL} {STORY}[.||?|!|, please.| of your own.| about anything.| for tonight.| that you like.| about friendship.| about an animal.| about courage.| with a happy ending.]",
     f"{WISH} {STORY}[.||?|!|, please.]",
