@@ -1,0 +1,1 @@
+"""What answers each path, once it is known who calls."""

@@ -1,0 +1,1 @@
+"""HTTP as this door speaks it: uvicorn with bounds, one exchange, errors in OpenAI's form."""

@@ -1,0 +1,1 @@
+"""OpenAI's requests, from JSON to what this server's validation takes."""

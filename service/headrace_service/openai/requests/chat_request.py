@@ -1,0 +1,132 @@
+"""POST /v1/chat/completions: its fields, and the conversation in them.
+
+Owns what a message may be. Roles and parts that this server has no way of showing a model are
+refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.v1 import generation_pb2
+from headrace_service import errors
+from headrace_service.generations.conversation import MAX_MESSAGES, Conversation
+from headrace_service.openai.requests import generation_spec, unsupported
+from headrace_service.openai.requests.shared_fields import U32, SharedFields, given
+from headrace_service.violations import Violations
+
+# What OpenAI's newer models call the system's role; templates do not know the word.
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_MESSAGE_FIELDS = ("role", "content", "name")
+# Fields of messages that ask for nothing when they are empty.
+_EMPTY_FIELDS = ("tool_calls", "function_call", "audio", "refusal", "tool_call_id", "annotations", "reasoning_content")
+
+
+class ChatRequest(SharedFields, frozen=True, kw_only=True):
+    """The fields of one request."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: U32 | None = None
+    logprobs: bool | None = None
+    top_logprobs: U32 | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    @property
+    def max_tokens_field(self) -> str:
+        """What the caller calls the most tokens of an output."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    def spec(self) -> generation_pb2.GenerationSpec:
+        """Returns what is asked for, without the messages.
+
+        Raises:
+            ServiceError: INVALID_ARGUMENT or UNIMPLEMENTED; fields that contradict each other, or
+                that this server does not have.
+        """
+        newer = self.max_completion_tokens
+        if newer is not None and self.max_tokens not in (None, newer):
+            raise errors.invalid_field("max_tokens", "must not differ from max_completion_tokens, its newer name")
+        spec = generation_spec.spec_of(self, self.max_tokens if newer is None else newer, self.max_tokens_field)
+        if self.add_special_tokens:
+            # The template writes them itself.
+            raise unsupported.unsupported("add_special_tokens", (False,))
+        if self.top_logprobs and not self.logprobs:
+            raise errors.invalid_field("top_logprobs", "needs logprobs to be true")
+        if self.logprobs:
+            spec.logprobs = self.top_logprobs or 0
+        return spec
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What fields of GenerationSpec are called in this request."""
+        return {
+            **generation_spec.NAMES,
+            "spec.logprobs": "top_logprobs",
+            "spec.stop.max_tokens": self.max_tokens_field,
+        }
+
+    def conversation(self) -> Conversation:
+        """Returns the messages as templates read them.
+
+        Raises:
+            ServiceError: INVALID_ARGUMENT with all violations; UNIMPLEMENTED, tools or media.
+        """
+        found = Violations()
+        rule = f"must have at least 1 and at most {MAX_MESSAGES} messages"
+        found.require(1 <= len(self.messages) <= MAX_MESSAGES, "messages", rule)
+        messages = [
+            _message(given(one), f"messages[{index}]", found) for index, one in enumerate(self.messages[:MAX_MESSAGES])
+        ]
+        continues = bool(self.continue_final_message)
+        self._check_continuing(continues, messages, found)
+        found.raise_if_any()
+        return Conversation(messages, continues)
+
+    def _check_continuing(self, continues: bool, messages: list[dict[str, str]], found: Violations) -> None:
+        if continues and self.add_generation_prompt:
+            found.add("add_generation_prompt", "must not be true when continue_final_message is")
+        if not continues and self.add_generation_prompt is False:
+            found.add("add_generation_prompt", "must be true unless continue_final_message is")
+        if continues and messages:
+            role = f"messages[{len(messages) - 1}].role"
+            found.require(messages[-1]["role"] == "assistant", role, "must be assistant for continue_final_message")
+
+
+def _message(one: dict[str, Any], field: str, found: Violations) -> dict[str, str]:
+    """Returns one message for a template; what is wrong with it is noted."""
+    role = one.get("role")
+    if role in ("tool", "function"):
+        raise errors.unimplemented(f"{field}.role: {role} is not supported by this server, which has no tool calls")
+    found.require(isinstance(role, str) and role in _ROLES, f"{field}.role", f"must be one of {', '.join(_ROLES)}")
+    for name in one:
+        if name in _EMPTY_FIELDS and one[name]:
+            raise unsupported.unsupported(f"{field}.{name}")
+        found.require(name in _MESSAGE_FIELDS or name in _EMPTY_FIELDS, f"{field}.{name}", "is not known")
+    message = {"role": _ROLES.get(str(role), ""), "content": _content(one.get("content"), f"{field}.content", found)}
+    if "name" in one:
+        found.require(isinstance(one["name"], str), f"{field}.name", "must be a string")
+        message["name"] = str(one["name"])
+    return message
+
+
+def _content(content: Any, field: str, found: Violations) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        found.add(field, "must be a string or a list of parts")
+        return ""
+    return "".join([_part(part, f"{field}[{index}]", found) for index, part in enumerate(content)])
+
+
+def _part(part: Any, field: str, found: Violations) -> str:
+    if not isinstance(part, dict):
+        found.add(field, "must be an object with type and text")
+        return ""
+    kind = part.get("type")
+    if kind != "text" and isinstance(kind, str):
+        raise errors.unimplemented(f"{field}.type: {errors.echo(kind)} is not supported; this server takes text")
+    text = part.get("text")
+    found.require(kind == "text", f"{field}.type", "must be text")
+    found.require(isinstance(text, str), f"{field}.text", "must be a string")
+    return text if isinstance(text, str) else ""
