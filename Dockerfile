@@ -27,7 +27,8 @@ COPY tools/image_requirements.py tools/
 ARG PIP_NO_INDEX=0
 
 # Our own distributions, apart from what they need: a change of our code makes a small layer and
-# leaves the large ones as they are.
+# leaves the large ones as they are. Built without models/demo, which is then no part of the wheel:
+# an image of services has no use for weights, and one of backends has them in /models/demo.
 FROM builder AS ours
 RUN --mount=type=bind,source=deploy/wheels,target=/wheels \
     --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca \

@@ -18,7 +18,7 @@ RUN := $(BIN)/python
 # server that they share is started once.
 TEST_PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); n=$$((n + 1)); [ "$$n" -gt 4 ] && n=4; echo $$n)
 
-.PHONY: help setup demo test check lint types imports protos-check protos words bench lock wheelhouse build stats clean
+.PHONY: help setup demo test test-slow test-gpu try-wheels check lint types imports protos-check protos words bench lock wheelhouse build stats clean
 
 help: ## Shows this list.
 	@echo 'make TARGET, where TARGET is one of:'
@@ -33,10 +33,22 @@ $(READY): requirements.lock pyproject.toml clients/python/pyproject.toml tools/s
 demo: $(READY) ## Starts the server with the demo model and streams an answer. PROMPT="..." asks something else.
 	@$(BIN)/headrace demo
 
-test: $(READY) ## Runs the whole CPU suite. ARGS="..." goes to pytest (ARGS="-m slow": what takes minutes).
+test: $(READY) ## Runs the CPU suite. ARGS="..." goes to pytest.
 	@echo "test: the CPU suite with $(TEST_PROCESSES) processes"
 	@$(RUN) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 		-m "not gpu and not multi_gpu and not slow" $(ARGS)
+
+test-slow: $(READY) ## Runs what takes minutes or what a quicker test covers too, and all examples of properties.
+	@echo "test: the slow part with $(TEST_PROCESSES) processes"
+	@THOROUGH=1 $(RUN) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+		-m "(slow or hypothesis) and not gpu and not multi_gpu" $(ARGS)
+
+test-gpu: $(READY) ## Runs the tests for one CUDA GPU, whose kernels it compiles, with a process per core, at most 14.
+	@n=$$(nproc); [ "$$n" -gt 14 ] && n=14; \
+		$(RUN) -m pytest -n $$n --dist worksteal -m "gpu and not multi_gpu and not slow" $(ARGS)
+
+try-wheels: $(READY) ## Installs the wheels in fresh environments and runs the demo from there; needs a package index.
+	@$(RUN) -m pytest -m slow tests/house/test_installed_wheels.py $(ARGS)
 
 check: lint words types imports protos-check ## Lint, format, words, types, import directions, protos. What CI runs.
 

@@ -7,9 +7,10 @@ Every party has cores of its own: a fake backend (or the bare server), the servi
 processes. On a machine with other work the wall clock tells little; the CPU time that the services
 themselves took per token says what whole cores would carry. Runs of one invocation:
 
-- `single`: one token a message at a set rate, by Generate, by KServe, and by a bare server of the
-  same message size at the same rate and as fast as it can;
-- `full`: as much as one core takes, by Generate and by KServe;
+- `single`: one token a message at a set rate, by Generate, by KServe, by OpenAI's HTTP API, and by
+  a bare server of the same message size at the same rate and as fast as it can;
+- `first`: how long a first token takes from the request on, by Generate and by OpenAI's HTTP API;
+- `full`: as much as one core takes, by Generate, by KServe and by OpenAI's HTTP API;
 - `session`: many generations through a few sessions at a set rate, with ids and with text; the rate
   per core follows from the CPU time;
 - `latency`: gaps between messages of a stream beyond the period of the backend's steps;
@@ -34,13 +35,13 @@ from typing import Any
 
 import psutil
 
-from benchmarks import figures, front_parties, front_stages
+from benchmarks import figures, front_first, front_parties, front_stages
 from benchmarks.front_client import WARM_UP_S
 from headrace_model_folder import ModelFolder
 from headrace_service.api import event_wire
 
-_WAYS = ("generate", "kserve", "session-ids", "session-text")
-_RUNS = ("single", "full", "session", "latency", "scaling", "stages")
+_WAYS = ("generate", "kserve", "openai", "session-ids", "session-text")
+_RUNS = ("single", "first", "full", "session", "latency", "scaling", "stages")
 # Steps a second of the backend in the latency runs, by number of streams: what one core can carry
 # one by one, with room.
 _LATENCY_RATES = {64: 100.0, 256: 40.0, 1024: 8.0}
@@ -54,15 +55,20 @@ class _Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.cores = sorted(os.sched_getaffinity(0))
-        if len(self.cores) < 3:
-            raise SystemExit(f"{len(self.cores)} cores; this needs 3, so that nobody shares the service's")
+        if len(self.cores) < 2:
+            raise SystemExit(f"{len(self.cores)} core; this needs 2, so that nobody shares the service's")
+        if len(self.cores) == 2:
+            # Backend and clients share one: a rate that they carry together is needed (--paced).
+            self.cores += self.cores[1:]
 
     def service(self, way: str, streams: int, rate: float, num_services: int = 1) -> dict[str, Any]:
         """One run through services; `rate` is per stream, 0 for as fast as they take."""
         clients = set(self.cores[num_services + 1 :])
         with (
             tempfile.TemporaryDirectory(prefix="hr-") as folder,
-            front_parties.services(self.cores, self.options.model, folder, rate, num_services) as (address, pids),
+            front_parties.services(
+                self.cores, self.options.model, folder, rate, num_services, speak_http=way == "openai"
+            ) as (address, pids),
         ):
             return self._measure(way, address, pids, clients, streams)
 
@@ -136,19 +142,33 @@ def _single(bench: _Bench) -> dict[str, Any]:
     runs = {
         "bare_full": bench.bare(streams, 0.0),
         "bare_paced": bench.bare(streams, rate),
-        **{way: bench.service(way, streams, rate) for way in ways(bench, "generate", "kserve")},
+        **{way: bench.service(way, streams, rate) for way in ways(bench, "generate", "kserve", "openai")},
     }
     ratios = {
         f"{way}_of_{bare}": round(runs[bare]["cpu_us_per_message"] / runs[way]["cpu_us_per_message"], 3)
-        for way in ways(bench, "generate", "kserve")
+        for way in ways(bench, "generate", "kserve", "openai")
         for bare in ("bare_full", "bare_paced")
     }
+    if "generate" in runs and "openai" in runs:
+        ratio = runs["generate"]["cpu_us_per_message"] / runs["openai"]["cpu_us_per_message"]
+        ratios["openai_of_generate"] = round(ratio, 3)
     return {"offered_tokens_per_s": bench.options.paced, "message_bytes": bench.message_bytes, **runs, "ratios": ratios}
 
 
+def _first(bench: _Bench) -> dict[str, Any]:
+    """Both kinds of service with one backend, asked in turn, so that they meet the same machine."""
+    with tempfile.TemporaryDirectory(prefix="hr-") as folder, contextlib.ExitStack() as stack:
+        services = front_parties.services(bench.cores, bench.options.model, folder, 0.0, 1)
+        generate, _ = stack.enter_context(services)
+        fronts = front_parties.fronts(bench.cores[:1], f"unix:{folder}/engine.sock", speak_http=True)
+        openai, _ = stack.enter_context(fronts)
+        return front_first.measure(generate, openai, bench.options.first)
+
+
 def _full(bench: _Bench) -> dict[str, Any]:
+    """Runs as fast as it goes. A chunk of OpenAI's counts as one token, though it may have more."""
     streams = bench.options.streams
-    return {way: bench.service(way, streams, 0.0) for way in ways(bench, "generate", "kserve")}
+    return {way: bench.service(way, streams, 0.0) for way in ways(bench, "generate", "kserve", "openai")}
 
 
 def _session(bench: _Bench) -> list[dict[str, Any]]:
@@ -166,7 +186,7 @@ def _session(bench: _Bench) -> list[dict[str, Any]]:
 def _latency(bench: _Bench) -> list[dict[str, Any]]:
     runs = []
     for streams, rate in _LATENCY_RATES.items():
-        for way in ("bare", *ways(bench, "generate", "kserve", "session-text")):
+        for way in ("bare", *ways(bench, "generate", "kserve", "openai", "session-text")):
             run = bench.bare(streams, rate) if way == "bare" else bench.service(way, streams, rate)
             added = run["gap_ms_p99"] - 1e3 / rate
             runs.append({"period_ms": 1e3 / rate, "itl_p99_added_ms": round(added, 2), **run})
@@ -184,6 +204,7 @@ def _stages(bench: _Bench) -> dict[str, Any]:
 
 _FUNCTIONS = {
     "single": _single,
+    "first": _first,
     "full": _full,
     "session": _session,
     "latency": _latency,
@@ -202,6 +223,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--streams", type=int, default=64, help="concurrent generations")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
+    parser.add_argument("--first", type=int, default=300, help="requests of each way in `first`")
     parser.add_argument("--clients", type=int, default=2, help="client processes")
     parser.add_argument(
         "--paced", type=float, default=12_800.0, help="tokens a second offered in `single`, all streams together"

@@ -29,6 +29,9 @@ WARM_UP_S = 1.0
 _CHANNELS = 4
 _MAX_TOKENS = 1900
 _PROMPT = "The river runs to the sea"
+# What the chunk of a token has, and what a stream ends with.
+OPENAI_TOKEN = b'"finish_reason":null'
+OPENAI_END = b"0\r\n\r\n"
 
 
 class Meter:
@@ -146,6 +149,30 @@ async def _read_session(channel: grpc.aio.Channel, meter: Meter, streams: int, t
                 await call.write(again.SerializeToString())
 
 
+async def _read_openai(address: str, meter: Meter) -> None:
+    """Reads chunks as they come; several that come together are counted one by one."""
+    host, _, port = address.rpartition(":")
+    request = openai_request()
+    while not meter.over:
+        before_s = 0.0
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request)
+        while data := await reader.read(1 << 16):
+            now_s = time.monotonic()
+            for _ in range(data.count(OPENAI_TOKEN)):
+                meter.count(now_s, before_s, 1)
+                before_s = now_s
+            if now_s >= meter.end_s or data.endswith(OPENAI_END):
+                break
+        writer.close()
+
+
+def openai_request(max_tokens: int = _MAX_TOKENS) -> bytes:
+    """Returns the HTTP request of the generation that `spec` asks for."""
+    body = json.dumps({"prompt": _PROMPT, "stream": True, "max_tokens": max_tokens, "ignore_eos": True}).encode()
+    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
 _READERS: dict[str, Callable[[grpc.aio.Channel, Meter], Awaitable[None]]] = {
     "generate": _read_generate,
     "bare": _read_bare,
@@ -156,6 +183,11 @@ _READERS: dict[str, Callable[[grpc.aio.Channel, Meter], Awaitable[None]]] = {
 async def _run(way: str, address: str, streams: int, seconds: float, start_s: float) -> None:
     meter = Meter(start_s + WARM_UP_S, start_s + WARM_UP_S + seconds)
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 1 << 26)]
+    if way == "openai":
+        await asyncio.sleep(max(0.0, start_s - time.monotonic()))
+        await asyncio.gather(*(_read_openai(address, meter) for _ in range(streams)))
+        print(json.dumps({"messages": meter.messages, "tokens": meter.tokens, "gaps_ms": meter.gaps_ms}))
+        return
     channels: list[Any] = [grpc.aio.insecure_channel(address, options=options) for _ in range(min(_CHANNELS, streams))]
     await asyncio.sleep(max(0.0, start_s - time.monotonic()))
     if way.startswith("session"):
@@ -169,7 +201,7 @@ async def _run(way: str, address: str, streams: int, seconds: float, start_s: fl
 def main() -> None:
     """Reads until the window is over."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("way", choices=[*_READERS, "session-ids", "session-text"])
+    parser.add_argument("way", choices=[*_READERS, "openai", "session-ids", "session-text"])
     parser.add_argument("address")
     parser.add_argument("streams", type=int)
     parser.add_argument("seconds", type=float)

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 
 import grpc
@@ -58,24 +59,47 @@ def bare_server(cores: Sequence[int], num_bytes: int, rate: float) -> Iterator[t
 
 @contextlib.contextmanager
 def services(
-    cores: Sequence[int], model: pathlib.Path, folder: str, rate: float, num_services: int
+    cores: Sequence[int], model: pathlib.Path, folder: str, rate: float, num_services: int, *, speak_http: bool = False
 ) -> Iterator[tuple[str, list[int]]]:
     """Services on the first cores, and a fake backend on the next.
 
     Yields the address and the services' process ids.
+
+    Args:
+        cores: of this machine.
+        model: folder with a tokenizer.
+        folder: for sockets.
+        rate: tokens per second and request; 0 is as fast as they are taken.
+        num_services: how many services.
+        speak_http: whether they speak OpenAI's HTTP API instead of gRPC.
     """
-    engine, address = f"unix:{folder}/engine.sock", f"127.0.0.1:{free_port()}"
+    engine = f"unix:{folder}/engine.sock"
     backend = ("--model", str(model), "--listen", engine, "--rate", str(rate))
-    config = ServiceConfig(
-        listen=(address,), engine=engine, log_level="error", reuse_port=num_services > 1
-    ).model_dump_json()
     with contextlib.ExitStack() as stack:
         stack.enter_context(process({cores[num_services]}, "-m", "benchmarks.fake_backend", *backend))
+        yield stack.enter_context(fronts(cores[:num_services], engine, speak_http=speak_http))
+
+
+@contextlib.contextmanager
+def fronts(cores: Sequence[int], engine: str, *, speak_http: bool) -> Iterator[tuple[str, list[int]]]:
+    """A service on each of these cores, all at one address. Yields it and their process ids."""
+    address = f"127.0.0.1:{free_port()}"
+    config = ServiceConfig(
+        listen=() if speak_http else (address,),
+        openai_listen=(address,) if speak_http else (),
+        engine=(engine,),
+        log_level="error",
+        reuse_port=len(cores) > 1,
+    ).model_dump_json()
+    module = "headrace_service.openai" if speak_http else "headrace_service"
+    with contextlib.ExitStack() as stack:
         running = [
-            stack.enter_context(process({core}, "-m", "headrace_service", "--config-json", "-", stdin=config))
-            for core in cores[:num_services]
+            stack.enter_context(process({core}, "-m", module, "--config-json", "-", stdin=config)) for core in cores
         ]
-        wait_until_answering(address)
+        if speak_http:
+            wait_until_well(address)
+        else:
+            wait_until_answering(address)
         yield address, [service.pid for service in running]
 
 
@@ -90,6 +114,19 @@ def free_port() -> int:
 def _wait_until_listening(address: str) -> None:
     with grpc.insecure_channel(address) as channel:
         grpc.channel_ready_future(channel).result(_START_TIMEOUT_S)
+
+
+def wait_until_well(address: str) -> None:
+    """Returns when a service that speaks HTTP says that it serves."""
+    end_s = time.monotonic() + _START_TIMEOUT_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://{address}/health", timeout=5):
+                return
+        except OSError as error:
+            if time.monotonic() > end_s:
+                raise SystemExit(f"the service does not answer: {error}") from error
+            time.sleep(0.1)
 
 
 def wait_until_answering(address: str) -> None:

@@ -63,7 +63,7 @@ def _free_port() -> int:
 
 def _start(engine: str, address: str, log: pathlib.Path, telemetry_socket: str) -> subprocess.Popen[bytes]:
     config = ServiceConfig(
-        listen=(address,), engine=engine, log_level="warning", telemetry_socket=telemetry_socket
+        listen=(address,), engine=(engine,), log_level="warning", telemetry_socket=telemetry_socket
     ).model_dump_json()
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace_service", "--config-json", "-"],

@@ -26,7 +26,7 @@ from benchmarks import figures, soak_checks
 from benchmarks.soak_callers import Outcomes, call_until
 from benchmarks.soak_checks import Check
 from headrace.aio import AsyncClient
-from headrace.server_process import FlagValue
+from headrace.local_server.process import FlagValue
 
 DEMO_MODEL = figures.ROOT / "models" / "demo"
 CALLERS = 16

@@ -129,7 +129,7 @@ def server(model: pathlib.Path, cores: Cores, step_ms: float, collector_port: in
         engine, address = f"unix:{folder}/engine.sock", f"127.0.0.1:{front_parties.free_port()}"
         backend = stack.enter_context(_backend(folder, engine, socket, model, step_ms, cores))
         config = ServiceConfig(
-            listen=(address,), engine=engine, log_level="error", telemetry_socket=socket, exit_with_parent=True
+            listen=(address,), engine=(engine,), log_level="error", telemetry_socket=socket, exit_with_parent=True
         )
         arguments = ("-m", "headrace_service", "--config-json", "-")
         service = stack.enter_context(front_parties.process(cores.service, *arguments, stdin=config.model_dump_json()))

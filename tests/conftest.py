@@ -15,12 +15,19 @@ from tests.support import file_order, quick_interpreter, toolchains
 
 _HAS_GPU = pathlib.Path("/dev/nvidiactl").exists()
 
+_CORES = len(os.sched_getaffinity(0))
+# Processes that share the suite.
+_PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
 # Without a card Triton's kernels run in its interpreter. Triton decides when a kernel is defined,
 # so this comes before any import of one. And every core has a process of pytest's already: threads
 # of one would wait for each other in busy loops.
 if not _HAS_GPU:
     for _name, _value in {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}.items():
         os.environ.setdefault(_name, _value)
+elif _PROCESSES > 1:
+    # Beside a card, references are computed with the cores that there are for each.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _CORES // _PROCESSES)))
 
 # The suite starts hundreds of processes. Where compiled modules are not kept, as in many
 # containers, each compiles all it imports anew: 4.3 s of CPU for torch alone, 2.1 s with them.
@@ -45,8 +52,12 @@ def pytest_configure() -> None:
 def pytest_collection_finish() -> None:
     """Tests and modules stay to the end; no collection of garbage needs to go through them.
 
-    Where kernels are among them, the interpreter is made quick.
+    Where kernels are among them, the interpreter is made quick; where grpc.aio is, it is held.
     """
+    if (grpc_aio := sys.modules.get("grpc.aio")) is not None:
+        # The last object of grpc.aio that is collected stops its poller and may wait for it forever
+        # (grpc#22365). One that is held stops it never.
+        grpc_aio.init_grpc_aio()
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter is not None and not quick_interpreter.REPLACED:
         quick_interpreter.install(interpreter)
@@ -61,7 +72,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if hasattr(config, "workerinput"):
         items[:] = file_order.spread([(item.location[0], item) for item in items])
-    if not _HAS_GPU:
+    if _HAS_GPU:
+        # While one waits to have the card alone, its process does nothing else.
+        items.sort(key=lambda item: item.get_closest_marker("whole_card") is not None)
+    else:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))

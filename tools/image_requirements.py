@@ -19,8 +19,9 @@ LOCK = ROOT / "requirements.lock"
 PROJECTS = (ROOT / "pyproject.toml", ROOT / "clients" / "python" / "pyproject.toml")
 # Built from this folder, never fetched.
 OURS = frozenset({"headrace", "headrace-server"})
-# What another build of torch (--torch-backend of uv) brings by itself or does without.
-TORCH_PACKAGES = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)$")
+# What another build of torch (--torch-backend of uv) brings by itself or does without. Triton is
+# not among it: PyTorch's CPU builds come without, and our kernels import it on a CPU too.
+TORCH_PACKAGES = re.compile(r"(torch|nvidia-.*|cuda-.*)$")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

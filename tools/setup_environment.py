@@ -25,9 +25,14 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCK = ROOT / "requirements.lock"
 OLDEST = (3, 11)
-# Torch and what it brings for GPUs: these come from elsewhere when UV_TORCH_BACKEND is set.
-TORCH_PACKAGES = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)==")
+# Torch and what it brings for GPUs: these come from elsewhere when UV_TORCH_BACKEND is set. Triton
+# does not: builds of torch for CPUs come without it, and our kernels import it on a CPU too.
+TORCH_PACKAGES = re.compile(r"(torch|nvidia-.*|cuda-.*)==")
 _HEARTBEAT_S = 20.0
+# Wheels of the lock file for CPython 3.11 on x86-64 Linux, and .venv with them, 2026-11-22; without
+# torch's own packages where these come from its index.
+_SIZE_LOCKED = "2.7 GiB to download with torch for GPUs, 5.2 GiB on disk"
+_SIZE_BESIDE_TORCH = "0.2 GiB to download, 0.8 GiB on disk, beside torch"
 
 
 class SetupError(Exception):
@@ -51,15 +56,19 @@ def lock_entries() -> list[str]:
 
 
 def run(command: list[str], what: str, environment: dict[str, str] | None = None) -> bool:
-    """Runs a command to its end, with a sign of life now and then. Returns whether it succeeded."""
-    started = time.monotonic()
+    """Runs a command to its end. Returns whether it succeeded.
+
+    On a terminal uv and pip have bars; elsewhere there is a sign of life now and then.
+    """
+    started, has_bars = time.monotonic(), sys.stderr.isatty()
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL)
     try:
         while process.poll() is None:
             try:
                 process.wait(timeout=_HEARTBEAT_S)
             except subprocess.TimeoutExpired:
-                say(f"{what}: {time.monotonic() - started:.0f} s so far")
+                if not has_bars:
+                    say(f"{what}: {time.monotonic() - started:.0f} s so far")
     finally:
         if process.poll() is None:
             process.kill()
@@ -106,7 +115,8 @@ def find_uv() -> str | None:
 
 def install_with_pip(entries: list[str], what: str) -> bool:
     """Installs lock entries, hashes checked, with the environment's pip."""
-    options = ["install", "--progress-bar=off", "--require-hashes", "--no-deps", "-r"]
+    bar = "on" if sys.stderr.isatty() else "off"
+    options = ["install", f"--progress-bar={bar}", "--require-hashes", "--no-deps", "-r"]
     with tempfile.TemporaryDirectory() as folder:
         return run([str(PYTHON), "-m", "pip", *options, write_requirements(folder, entries)], what)
 
@@ -134,7 +144,9 @@ def install_torch_build(uv: str, backend: str, entries: list[str]) -> bool:
     pin = next(entry for entry in entries if entry.startswith("torch==")).split()[0]
     say(f"installing {pin} for {backend} (UV_TORCH_BACKEND), without a hash")
     environment = {**os.environ, "UV_HTTP_TIMEOUT": "30", "UV_HTTP_RETRIES": "1"}
-    options = ["pip", "install", "--python", str(PYTHON), "--no-deps", "--torch-backend", backend, pin]
+    # With what it needs, since another CUDA version has other libraries than the lock; what the
+    # lock names besides is brought to its version afterwards.
+    options = ["pip", "install", "--python", str(PYTHON), "--torch-backend", backend, pin]
     if run([uv, *options], "torch", environment):
         return True
     say("that index can't be reached; installing the locked build of torch instead")
@@ -149,12 +161,8 @@ def install_locked() -> None:
         entries = [entry for entry in entries if not TORCH_PACKAGES.match(entry)]
     elif backend and not uv:
         say("UV_TORCH_BACKEND needs uv, which is not to be had; installing the locked build of torch")
-    size = (
-        "about 2 GB with torch for GPUs, minutes the first time"
-        if any(e.startswith("torch==") for e in entries)
-        else "a minute"
-    )
-    say(f"installing {len(entries)} packages of requirements.lock ({size})")
+    size = _SIZE_LOCKED if any(e.startswith("torch==") for e in entries) else _SIZE_BESIDE_TORCH
+    say(f"installing {len(entries)} packages of requirements.lock ({size}, less what is there already)")
     if uv and install_with_uv(uv, entries, "packages"):
         return
     if not PYTHON.with_name("pip").exists() and not run([str(PYTHON), "-m", "ensurepip"], "pip"):

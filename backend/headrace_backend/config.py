@@ -8,6 +8,7 @@ a worker as JSON in its arguments.
 from __future__ import annotations
 
 import pathlib
+import re
 from typing import Annotated, Any, Final, Literal, Self
 
 import pydantic
@@ -29,6 +30,8 @@ QUANTIZE_GROUPS = (32, 64, 128)
 _QUANTIZE_GROUP: Final = 128
 # GPUs of one machine.
 MAX_TP: Final = 8
+_SUFFIXES = {"k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
+_SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmM])")
 
 
 class _Frozen(pydantic.BaseModel):
@@ -40,13 +43,30 @@ def _with_commas(sizes: Any) -> Any:
     return ",".join(map(str, sizes)) if isinstance(sizes, (list, tuple)) else sizes
 
 
+def _token_count(value: Any) -> Any:
+    """Reads numbers with vLLM's suffixes: k and m are powers of 1000, K and M of 1024."""
+    found = _SUFFIXED.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        return value
+    count = float(found[1]) * _SUFFIXES[found[2]]
+    return int(count) if count.is_integer() else value
+
+
 class EngineConfig(_Frozen):
     """What the engine and its workers must agree on.
 
     What was left to the device (0) is decided when it is made (`device_defaults`).
     """
 
-    model: Annotated[pathlib.Path, Field(description="Hugging Face model folder, or a GGUF file")]
+    model: Annotated[
+        pathlib.Path,
+        Field(
+            description=(
+                "Hugging Face model folder, or a GGUF file; or the model's name on a hub, ORG/NAME[@REVISION][:FILE], "
+                "which is fetched if need be"
+            )
+        ),
+    ]
     model_name: Annotated[
         str, Field(description="name in requests: letters, digits and . _ + -; the folder's name if empty")
     ] = ""
@@ -121,12 +141,16 @@ class EngineConfig(_Frozen):
     ] = pydantic.ByteSize(0)
     num_blocks: Annotated[int, Field(ge=0, description="KV cache blocks; overrides kv_memory; 0: from the memory")] = 0
     max_model_len: Annotated[
-        int, Field(ge=0, description="tokens of prompt and output, also --max-seq-len; 0: the model's context")
+        int,
+        pydantic.BeforeValidator(_token_count),
+        Field(ge=0, description="tokens of prompt and output, as in 32768 or 32K; 0: the model's context"),
     ] = 0
     # Never 0 in a configuration: the device's default takes its place.
     max_num_seqs: Annotated[int, Field(ge=0, le=4096, description="rows of the batch; 0: 64, on a GPU 512")] = 0
     max_num_batched_tokens: Annotated[
-        int, Field(ge=0, le=1 << 20, description="token budget of one step, 16 or more; 0: 2048, on a GPU 8192")
+        int,
+        pydantic.BeforeValidator(_token_count),
+        Field(ge=0, le=1 << 20, description="token budget of one step, 16 or more; 0: 2048, on a GPU 8192"),
     ] = 0
     graph_sizes: Annotated[
         str,
@@ -288,5 +312,9 @@ class BackendConfig(_Frozen):
     max_message_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 28, description="largest message on the socket")] = (
         64 << 20
     )
-    log_format: Literal["console", "json"] = "console"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Annotated[
+        Literal["console", "json"], Field(description="log lines on stderr, for people or for machines")
+    ] = "console"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Field(description="least serious log lines that are written")
+    ] = "info"

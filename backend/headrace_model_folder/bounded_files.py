@@ -10,18 +10,24 @@ import json
 import os
 import pathlib
 import stat
+from collections.abc import Iterator
 from typing import Any
 
 from headrace_model_folder.errors import InvalidModelFolder, shown
 
 MIB = 1 << 20
+# A model's file is told from another of the same shapes by so many pieces of a page, spread evenly:
+# training changes all of them, and reading them takes milliseconds whatever the file's size.
+_SAMPLES = 32
+_SAMPLE_BYTES = 4096
 
 
 def resolve_inside(folder: pathlib.Path, name: str) -> pathlib.Path:
     """The real path of `folder/name`, which must stay in the folder.
 
     Links are followed. In a Hugging Face cache a snapshot's files are links into the `blobs` folder
-    beside `snapshots`; those are the only links that may leave the folder.
+    beside `snapshots`, where a blob may be a link into the `blobs` folder that all models share;
+    those are the only links that may leave the folder.
 
     Raises:
         InvalidModelFolder: the name has a separator or climbs, or a link leads out of the folder.
@@ -30,12 +36,19 @@ def resolve_inside(folder: pathlib.Path, name: str) -> pathlib.Path:
         raise InvalidModelFolder(f"{shown(name)}: a file name inside the model folder was expected, not a path")
     root = folder.resolve()
     target = (root / name).resolve()
-    allowed = [root]
-    if root.parent.name == "snapshots":
-        allowed.append(root.parent.parent / "blobs")
-    if not any(target.is_relative_to(place) for place in allowed):
+    if not any(target.is_relative_to(place) for place in (root, *_blob_folders(root))):
         raise InvalidModelFolder(f"{name}: is a link that leads out of the model folder")
     return target
+
+
+def _blob_folders(root: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Folders of the bytes of a snapshot that this folder is, or lies in."""
+    for folder in (root, *root.parents):
+        if folder.parent.name == "snapshots":
+            repository = folder.parent.parent
+            yield repository / "blobs"
+            if repository.name.startswith("models--"):
+                yield repository.parent / "blobs"
 
 
 def open_inside(folder: pathlib.Path, name: str) -> tuple[int, int]:
@@ -78,6 +91,18 @@ def read_bytes(folder: pathlib.Path, name: str, limit: int) -> bytes:
         if size > limit:
             raise InvalidModelFolder(f"{name}: has {size} bytes, at most {limit} are read")
         return file.read(limit)
+
+
+def read_samples(folder: pathlib.Path, name: str) -> bytes:
+    """Returns pieces of a file of any size, which lie at even distances from its first byte on.
+
+    Raises:
+        InvalidModelFolder: see `open_inside`.
+    """
+    descriptor, size = open_inside(folder, name)
+    with os.fdopen(descriptor, "rb") as file:
+        places = sorted({size * index // _SAMPLES for index in range(_SAMPLES)})
+        return b"".join(os.pread(file.fileno(), _SAMPLE_BYTES, place) for place in places)
 
 
 def read_text(folder: pathlib.Path, name: str, limit: int) -> str:

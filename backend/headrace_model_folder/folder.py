@@ -1,8 +1,8 @@
 """A model folder, opened: everything that can be known and refused before torch is imported.
 
-Owns the order of checks, the revision and the sums. Reads headers and small files only (and the
-order of inputs where a quantization has one), so that opening takes milliseconds whatever the
-weights' size.
+Owns the order of checks, the revision and the sums. Reads headers, small files and samples of the
+weights only (and the order of inputs where a quantization has one), so that opening takes
+milliseconds whatever the weights' size.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Self
 
-from headrace_model_folder.bounded_files import exists_inside, read_bytes
+from headrace_model_folder.bounded_files import exists_inside, read_bytes, read_samples
 from headrace_model_folder.chat_template import ChatTemplate, read_chat_template
 from headrace_model_folder.config import CONFIG_FILE, ModelConfig, read_config
 from headrace_model_folder.errors import InvalidModelFolder, shown
@@ -44,8 +44,8 @@ class ModelFolder:
     generation_defaults: GenerationDefaults
     # Name -> place in a file; empty if opened without weights.
     tensors: Mapping[str, TensorRecord]
-    # "name@" and 12 hexadecimal digits that change with config, tokenizer, tensor headers and
-    # sizes.
+    # "name@" and 12 hexadecimal digits that change with config, tokenizer, tensor headers, sizes
+    # and samples of the weights.
     revision: str
     template: ChatTemplate
     # None if the folder has no tokenizer.json.
@@ -109,7 +109,7 @@ class ModelFolder:
             config=config,
             generation_defaults=GenerationDefaults(eos_token_ids=config.eos_token_ids),
             tensors=records if require_weights else {},
-            revision=f"{pathlib.PurePath(file).stem}@{header.digest.hex()[:12]}",
+            revision=_gguf_revision(folder, file, header.digest),
             template=gguf_chat_template(file, header.metadata),
             tokenizer_path=None,
             token_table=None if tokenizer is None else _gguf_table(tokenizer, config.vocab_size, file),
@@ -202,11 +202,19 @@ def _gguf_table(tokenizer: bytes, vocab_size: int, file: str) -> TokenTable:
 
 
 def _revision(folder: pathlib.Path, tokenizer: bytes | None, index: TensorIndex) -> str:
-    digest = hashlib.sha256()
     parts = [read_bytes(folder, CONFIG_FILE, 1 << 30), tokenizer or b""]
     for file, header in sorted(index.headers.items()):
-        parts += [file.encode(), header.file_size.to_bytes(8, "little"), header.raw]
+        parts += [file.encode(), header.file_size.to_bytes(8, "little"), header.raw, read_samples(folder, file)]
+    return f"{folder.name}@{_digest(parts)}"
+
+
+def _gguf_revision(folder: pathlib.Path, file: str, header_digest: bytes) -> str:
+    return f"{pathlib.PurePath(file).stem}@{_digest([header_digest, read_samples(folder, file)])}"
+
+
+def _digest(parts: list[bytes]) -> str:
+    digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
-    return f"{folder.name}@{digest.hexdigest()[:12]}"
+    return digest.hexdigest()[:12]

@@ -5,12 +5,15 @@
 
 Owns how a batch of pieces becomes a step (rows, blocks of a cache that is used over and over,
 rotations) and how the input of a projection is taken on its way. The layers are those that serve.
+A layer's attention, which costs most, can be computed once and kept on the host (`heads`), for
+those who need what comes behind it several times.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -48,9 +51,25 @@ class LoadedLayer:
 class DecoderPass:
     """The layers of one model over pieces of one length."""
 
-    def __init__(self, model: ModelFolder, dtype: torch.dtype, device: torch.device, length: int) -> None:
-        """Prepares for pieces of `length` tokens; loads nothing."""
-        self._folder = model
+    def __init__(
+        self,
+        model: ModelFolder,
+        dtype: torch.dtype,
+        device: torch.device,
+        length: int,
+        on_batch: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepares for pieces of `length` tokens; loads nothing.
+
+        Args:
+            model: The folder of the original.
+            dtype: Type to compute in.
+            device: Device to compute on.
+            length: Tokens of each piece.
+            on_batch: Called whenever a batch of pieces has passed through a layer or a part of it.
+        """
+        self._folder, self._on_batch = model, on_batch
+        self._rows = max(_BATCH_TOKENS // length, 1)
         self.dtype, self.device, self._length = dtype, device, length
         self._description = model.config.description
         self._rotary = RotaryTable(self._description.rope, self._description.attention.rotary_dim, length, device)
@@ -73,12 +92,35 @@ class DecoderPass:
         load_weights(self._folder, targets, lambda *_: None)
         return LoadedLayer(layer.eval(), targets)
 
-    def run(self, layer: DecoderLayer, hidden: Tensor) -> None:
-        """Passes all pieces through a layer, in place."""
-        for batch in self._batches(hidden):
-            batch.copy_(self._forward(layer, batch))
+    def run(self, layer: DecoderLayer, hidden: Tensor, heads: Tensor | None = None) -> None:
+        """Passes all pieces through a layer, in place.
 
-    def inputs(self, layer: DecoderLayer, hidden: Tensor, taken: dict[str, Callable[[Tensor], None]]) -> None:
+        Args:
+            layer: The layer.
+            hidden: [pieces, tokens, width] what the layer reads, then what leaves it.
+            heads: What `heads` returned for this layer and text; None: it is computed.
+        """
+        for part in self._parts(hidden):
+            hidden[part] = self._forward(layer, hidden[part], None if heads is None else heads[part]).cpu()
+            self._on_batch()
+
+    def heads(self, layer: DecoderLayer, hidden: Tensor) -> Tensor:
+        """Computes the attention of all pieces: [pieces, tokens, heads' outputs], on the host."""
+        width = self._description.attention.output.inputs
+        kept = torch.empty(*hidden.shape[:2], width, dtype=self.dtype)
+        for part in self._parts(hidden):
+            residual = self._residual(hidden[part])
+            kept[part] = self._heads(layer, residual, len(hidden[part])).view(-1, *kept.shape[1:]).cpu()
+            self._on_batch()
+        return kept
+
+    def inputs(
+        self,
+        layer: DecoderLayer,
+        hidden: Tensor,
+        taken: dict[str, Callable[[Tensor], None]],
+        heads: Tensor | None = None,
+    ) -> None:
         """Hands over what products of a layer multiply by, and stops there.
 
         Args:
@@ -86,6 +128,7 @@ class DecoderPass:
             hidden: What the layer reads; not changed.
             taken: Path of a product in the layer, in their order -> called with [tokens, inputs] of
                 each batch.
+            heads: What `heads` returned for this layer and text; None: it is computed.
         """
         last = list(taken)[-1]
         hooks = [
@@ -93,29 +136,41 @@ class DecoderPass:
             for path, take in taken.items()
         ]
         try:
-            for batch in self._batches(hidden):
-                try:
-                    self._forward(layer, batch)
-                except _Enough:
-                    continue
+            for part in self._parts(hidden):
+                with contextlib.suppress(_Enough):
+                    self._forward(layer, hidden[part], None if heads is None else heads[part])
+                self._on_batch()
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _batches(self, hidden: Tensor) -> tuple[Tensor, ...]:
+    def num_batches(self, num_pieces: int) -> int:
+        """Batches in which so many pieces pass through a layer."""
+        return -(-num_pieces // self._rows)
+
+    def _parts(self, hidden: Tensor) -> Iterator[slice]:
         """The pieces in parts of a few, none of no pieces."""
-        rows = max(_BATCH_TOKENS // self._length, 1)
-        return torch.split(hidden, rows) if len(hidden) else ()
+        return (slice(first, first + self._rows) for first in range(0, len(hidden), self._rows))
 
     def _nothing(self) -> Tensor:
         return torch.empty(0, self._length, self._description.hidden_size, dtype=self.dtype)
 
-    def _forward(self, layer: DecoderLayer, batch: Tensor) -> Tensor:
+    def _forward(self, layer: DecoderLayer, batch: Tensor, attended: Tensor | None) -> Tensor:
         """[rows, tokens, width] -> the same after the layer, on the device."""
-        metadata, rotations = self._step(len(batch))
-        residual = batch.to(self.device, copy=True).flatten(0, 1)
-        out = layer(None, residual, rotations, self._kv_cache(len(batch)), metadata)
-        return residual.add_(out).view(batch.shape)
+        residual = self._residual(batch)
+        if attended is None:
+            heads = self._heads(layer, residual, len(batch))
+        else:
+            heads = attended.to(self.device).flatten(0, 1)
+        return residual.add_(layer.after_heads(heads, residual)).view(batch.shape)
+
+    def _residual(self, batch: Tensor) -> Tensor:
+        """[rows, tokens, width] -> a copy on the device, [all tokens, width]."""
+        return batch.to(self.device, copy=True).flatten(0, 1)
+
+    def _heads(self, layer: DecoderLayer, residual: Tensor, rows: int) -> Tensor:
+        metadata, rotations = self._step(rows)
+        return layer.heads(None, residual, rotations, self._kv_cache(rows), metadata)
 
     def _kv_cache(self, rows: int) -> Tensor:
         """Blocks for these rows: what earlier batches left is overwritten before it is read."""

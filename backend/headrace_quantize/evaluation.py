@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -46,7 +47,14 @@ class Quality:
 
 
 def compare(
-    pieces: Pieces, before: Tensor, after: Tensor, source: SourceTensors, passes: DecoderPass, tied: bool, eps: float
+    pieces: Pieces,
+    before: Tensor,
+    after: Tensor,
+    source: SourceTensors,
+    passes: DecoderPass,
+    tied: bool,
+    eps: float,
+    on_piece: Callable[[], None] = lambda: None,
 ) -> Quality:
     """Compares the quantized model with the original.
 
@@ -58,6 +66,7 @@ def compare(
         passes: Decoder passes of the type and device to compute with.
         tied: Whether the embedding is the output layer.
         eps: Epsilon of the norm.
+        on_piece: Called after each piece.
     """
     norm = source.read("model.norm.weight").to(passes.device, passes.dtype)
     head = source.read("model.embed_tokens.weight" if tied else "lm_head.weight").to(passes.device, passes.dtype)
@@ -72,6 +81,7 @@ def compare(
                 for hidden in (before, after)
             )
             means[index] += _sums(wanted, found, targets[part]) / len(targets)
+        on_piece()
     surprise_before, surprise_after, divergence, same = means.mean(0).tolist()
     changes = means[:, 1] - means[:, 0]
     return Quality(

@@ -4,8 +4,9 @@
     layer, as a reader of the folder restores them
 
 Owns the order. GPTQ sees each product's inputs as the products before it, already rounded, give
-them: a pass over the text for each of four. The others look once, at the original layer. Output
-errors are those of each projection alone, on the inputs that it was quantized for.
+them: a pass over the text for each of four, of which the last three begin behind the attention,
+which is computed once. The others look once, at the original layer. Output errors are those of each
+projection alone, on the inputs that it was quantized for.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class LayerResult:
     # Projection -> relative error of its outputs on the calibration text; without text of its
     # weights.
     errors: dict[str, float]
+    # `DecoderPass.heads` of the quantized layer over the calibration text, where a method has
+    # computed it.
+    heads: Tensor | None = None
 
 
 class LayerQuantizer:
@@ -82,6 +86,13 @@ class LayerQuantizer:
         self.fill(layer, result.tensors)
         return result
 
+    def num_passes(self, index: int) -> int:
+        """How often `quantize` passes the calibration text through a layer or a part of it."""
+        if self._config.method != "gptq":
+            return 1
+        chosen = sum(bool(self._chosen(f"model.layers.{index}.", stage)) for stage in STAGES)
+        return chosen + 1
+
     def fill(self, layer: LoadedLayer, tensors: Mapping[str, Tensor]) -> None:
         """Gives a layer the weights that a reader of these tensors restores.
 
@@ -104,12 +115,17 @@ class LayerQuantizer:
         return name.endswith(".weight") and name.removesuffix(".weight") in self._job.quantized
 
     def _gather(
-        self, prefix: str, layer: LoadedLayer, hidden: Tensor, stages: Sequence[Stage]
+        self,
+        prefix: str,
+        layer: LoadedLayer,
+        hidden: Tensor,
+        stages: Sequence[Stage],
+        heads: Tensor | None = None,
     ) -> dict[str, InputStatistics]:
         """Product -> what is known of its inputs."""
         device = self._passes.device
         found = {stage.product: InputStatistics(num_inputs(stage, self._sizes), device) for stage in stages}
-        self._passes.inputs(layer.module, hidden, {product: one.add for product, one in found.items()})
+        self._passes.inputs(layer.module, hidden, {product: one.add for product, one in found.items()}, heads)
         for product, one in found.items():
             one.check(prefix + product)
             if self._config.method == "gptq" and one.tokens < len(one.gram):
@@ -131,8 +147,11 @@ class LayerQuantizer:
         """GPTQ, product by product."""
         config = self._config
         for stage in STAGES:
+            if stage is STAGES[1]:
+                # Queries, keys and values are what they will be.
+                result.heads = self._passes.heads(layer.module, hidden)
             chosen = self._chosen(prefix, stage)
-            gathered = self._gather(prefix, layer, hidden, [stage]) if chosen else {}
+            gathered = self._gather(prefix, layer, hidden, [stage], result.heads) if chosen else {}
             rounded: Tensors = {}
             for name in chosen:
                 weight, gram, form = self._weight(layer, name), gathered[stage.product].gram, self.format(name)

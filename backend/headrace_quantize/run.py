@@ -54,7 +54,7 @@ class Run:
         torch.set_num_threads(threads)
         self._text = _text(job)
         dtype = torch.float32 if device.type == "cpu" else _DTYPES[job.model.config.torch_dtype]
-        self._passes = DecoderPass(job.model, dtype, device, job.config.sequence_length)
+        self._passes = DecoderPass(job.model, dtype, device, job.config.sequence_length, progress.on_batch)
         self._source = SourceTensors(job.model)
         self.num_layers = len(job.model.config.description.layers)
         fingerprint = _fingerprint(job, self._text, device, threads)
@@ -83,6 +83,7 @@ class Run:
         calibration = self._passes.embed(self._text.calibration, self._source)
         before = self._passes.embed(self._text.held_out, self._source)
         after = before.clone()
+        self._progress.begin([self._num_batches(index) for index in range(self.num_layers)])
         layers = [self._layer(index, calibration, before, after) for index in range(self.num_layers)]
         self._copy(self.num_layers + 1, [_NORM] if tied else [_NORM, _HEAD])
         quality = self._quality(before, after, tied) if self._text.held_out else None
@@ -95,31 +96,44 @@ class Run:
         """Quantizes a layer, or takes it up, and passes all text through it."""
         layer, began_s = self._passes.load(index), time.monotonic()
         self._passes.run(layer.module, before)
-        errors = self.out.finished(index + 1)
+        errors, heads = self.out.finished(index + 1), None
         if errors is None:
-            errors = self._quantize_layer(index, layer, calibration)
+            errors, heads = self._quantize_layer(index, layer, calibration)
             what = f"model.layers.{index} took {time.monotonic() - began_s:.1f} s"
         else:
             self._quantizer.fill(layer, self.out.read(index + 1))
             what = f"model.layers.{index} was finished"
         if index + 1 < self.num_layers:
-            self._passes.run(layer.module, calibration)
+            self._passes.run(layer.module, calibration, heads)
         self._passes.run(layer.module, after)
-        self._progress.done(index + 1, what)
+        self._progress.layer_done(what)
         return LayerReport(f"model.layers.{index}", errors, _relative(before, after) if len(before) else None)
 
-    def _quantize_layer(self, index: int, layer: LoadedLayer, calibration: Tensor) -> dict[str, float]:
+    def _num_batches(self, index: int) -> int:
+        """Batches that pass through a layer, or a part of it, until it is done."""
+        calibration, held_out = (
+            self._passes.num_batches(len(pieces)) for pieces in (self._text.calibration, self._text.held_out)
+        )
+        passes = 0 if self.out.finished(index + 1) is not None else self._quantizer.num_passes(index)
+        is_last = index + 1 == self.num_layers
+        return 2 * held_out + (passes + (not is_last)) * calibration
+
+    def _quantize_layer(
+        self, index: int, layer: LoadedLayer, calibration: Tensor
+    ) -> tuple[dict[str, float], Tensor | None]:
+        """Writes a layer's shard; its errors, and the text's attention where it is known."""
         result = self._quantizer.quantize(index, layer, calibration)
         self.out.write(index + 1, result.tensors, result.errors)
-        return result.errors
+        return result.errors, result.heads
 
     def _copy(self, shard: int, names: list[str]) -> None:
         if self.out.finished(shard) is None:
             self.out.write(shard, {name: self._source.read(name) for name in names}, {})
 
     def _quality(self, before: Tensor, after: Tensor, tied: bool) -> Quality:
-        eps = self._job.model.config.description.norm.eps
-        return compare(self._text.held_out, before, after, self._source, self._passes, tied, eps)
+        eps, pieces = self._job.model.config.description.norm.eps, self._text.held_out
+        self._progress.begin_measuring(len(pieces))
+        return compare(pieces, before, after, self._source, self._passes, tied, eps, self._progress.on_piece)
 
     def _report(self, layers: list[LayerReport], quality: Quality | None) -> RunReport:
         job = self._job

@@ -46,7 +46,7 @@ def channel_credentials(files: ClientTlsFiles) -> grpc.ChannelCredentials:
 
 
 def new_channel(
-    address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, int]]
+    address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, int | str]]
 ) -> grpc.aio.Channel:
     """Returns a channel with these credentials, or without any.
 

@@ -10,8 +10,12 @@ been replaced.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import os
 import pathlib
+import ssl
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import grpc
@@ -37,6 +41,8 @@ class TlsFiles(NamedTuple):
 
 
 class _Loaded(NamedTuple):
+    # Certificate, key and, if there is one, client CA.
+    contents: Sequence[bytes]
     configuration: grpc.ServerCertificateConfiguration
     fingerprint: bytes
     expires: datetime.datetime
@@ -84,6 +90,21 @@ class ServerTls:
             require_client_authentication=self._files.client_ca is not None,
         )
 
+    def ssl_context(self) -> ssl.SSLContext:
+        """Returns the context of a listener that is not grpc's; handshakes follow the files."""
+        context = _ssl_context(self._loaded.contents)
+        given = self._loaded
+
+        def newer(connection: ssl.SSLObject, server_name: str | None, _: ssl.SSLContext) -> None:
+            nonlocal context, given
+            if given is not self._loaded:
+                context, given = _ssl_context(self._loaded.contents), self._loaded
+            connection.context = context
+
+        listening = _ssl_context(self._loaded.contents)
+        listening.sni_callback = newer
+        return listening
+
     def reload(self) -> None:
         """Takes the files' certificate if it has changed and is valid.
 
@@ -128,4 +149,27 @@ def _checked(files: TlsFiles, contents: list[bytes]) -> _Loaded:
     if files.client_ca is not None:
         pem.certificates(files.client_ca, contents[2])
     configuration = grpc.ssl_server_certificate_configuration([(contents[1], contents[0])], root_certificates=client_ca)
-    return _Loaded(configuration, credential_files.fingerprint(*contents), certificate.not_valid_after_utc)
+    return _Loaded(contents, configuration, credential_files.fingerprint(*contents), certificate.not_valid_after_utc)
+
+
+def _ssl_context(contents: Sequence[bytes]) -> ssl.SSLContext:
+    """Returns a context of files that were checked; as read then, whatever is on the disk now."""
+    certificate, key, *client_ca = contents
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    with _as_file(certificate) as certificate_path, _as_file(key) as key_path:
+        context.load_cert_chain(certificate_path, key_path)
+    if client_ca:
+        context.load_verify_locations(cadata=client_ca[0].decode())
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+@contextlib.contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """Gives a path to some bytes, which are in memory alone."""
+    descriptor = os.memfd_create("headrace-credential")
+    try:
+        os.write(descriptor, content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

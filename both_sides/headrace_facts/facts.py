@@ -206,9 +206,9 @@ class Generation(msgspec.Struct, tag="generation", frozen=True):
 
 
 class CallEnded(msgspec.Struct, tag="call", frozen=True):
-    """An RPC has ended. Reported for every one, after its generations."""
+    """A call has ended. Reported for every one, after its generations."""
 
-    # "headrace.v1.InferenceService/Generate".
+    # "headrace.v1.InferenceService/Generate", "openai.v1/CreateChatCompletion".
     method: str
     # "OK", "INVALID_ARGUMENT" ...
     status: str
@@ -220,6 +220,8 @@ class CallEnded(msgspec.Struct, tag="call", frozen=True):
     # Contexts of inference spans that it read without being their parent (Subscribe, sessions'
     # attach).
     links: list[SpanContext] = []
+    # The wire that brought it: "grpc" or "http".
+    system: str = "grpc"
 
 
 class EngineLoad(msgspec.Struct, tag="load", frozen=True):

@@ -16,5 +16,6 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 faulthandler.register(signal.SIGUSR1, all_threads=False)
 
 from headrace_service.main import main  # noqa: E402  # the variable is read when gRPC is loaded
+from headrace_service.server import Service  # noqa: E402
 
-sys.exit(main())
+sys.exit(main(Service))

@@ -44,9 +44,15 @@ class ServiceConfig(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
-    listen: Annotated[
-        tuple[str, ...], Field(min_length=1, description="addresses to listen on: HOST:PORT or unix:PATH")
-    ]
+    listen: Annotated[tuple[str, ...], Field(description="addresses to serve gRPC on: HOST:PORT or unix:PATH")] = ()
+    openai_listen: Annotated[
+        tuple[str, ...],
+        Field(description="addresses to serve OpenAI's HTTP API on: HOST:PORT or unix:PATH; may be repeated"),
+    ] = ()
+    openai_cors_origins: Annotated[
+        tuple[str, ...],
+        Field(description="origins whose pages may call OpenAI's HTTP API from a browser, * for all; none: no page"),
+    ] = ()
     insecure: Annotated[
         bool,
         Field(description="serve on addresses that other machines reach without TLS, or without keys"),
@@ -87,7 +93,24 @@ class ServiceConfig(pydantic.BaseModel):
             "process",
         ),
     ] = None
-    engine: Annotated[str, Field(description="the backend's address: unix:PATH or HOST:PORT")] = ""
+    engine: Annotated[
+        tuple[str, ...],
+        Field(
+            max_length=1024,
+            description="a backend's address, HOST:PORT or unix:PATH; may be repeated for backends of one model",
+        ),
+    ] = ()
+    engines_dns: Annotated[
+        tuple[str, ...],
+        Field(
+            max_length=16,
+            description="NAME:PORT whose addresses are backends of one model, looked up again and again; may be "
+            "repeated",
+        ),
+    ] = ()
+    engines_dns_s: Annotated[
+        float, Field(ge=0.1, le=3600, description="seconds between two look-ups of a name in engines_dns")
+    ] = 5.0
     control: Annotated[
         str,
         Field(description="the supervisor's control socket, unix:PATH, which names the backends; then engine is empty"),
@@ -109,6 +132,10 @@ class ServiceConfig(pydantic.BaseModel):
         pathlib.Path | None,
         Field(description="folder of tokenizer and chat template; default: the folder that the backend names"),
     ] = None
+    default_model_aliases: Annotated[
+        tuple[str, ...],
+        Field(description="further names of the default model, such as ORG/NAME of a hub that it was fetched by"),
+    ] = ()
     service_name: Annotated[
         str, Field(min_length=1, max_length=64, description="names this process in the backend's logs")
     ] = "service"
@@ -243,23 +270,49 @@ class ServiceConfig(pydantic.BaseModel):
     exit_with_parent: Annotated[
         bool, Field(description="shut down when the process that started this one dies (Linux)")
     ] = False
-    log_format: Literal["console", "json"] = "console"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Annotated[
+        Literal["console", "json"], Field(description="log lines on stderr, for people or for machines")
+    ] = "console"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Field(description="least serious log lines that are written")
+    ] = "info"
 
     @property
     def is_exposed(self) -> bool:
         """Whether other machines reach one of the addresses."""
-        return any(exposed(address) for address in self.listen)
+        return any(exposed(address) for address in self._addresses)
 
     @property
     def serves_admin(self) -> bool:
         """Whether methods that need the permission admin are served."""
         return self.admin and (self.keys_file is not None or not self.is_exposed)
 
+    @property
+    def _addresses(self) -> tuple[str, ...]:
+        return (*self.listen, *self.openai_listen)
+
+    @pydantic.model_validator(mode="after")
+    def _need_one_wire(self) -> Self:
+        if bool(self.listen) == bool(self.openai_listen):
+            raise ValueError("listen: a service process speaks gRPC there, or OpenAI's HTTP API at openai_listen")
+        return self
+
     @pydantic.model_validator(mode="after")
     def _need_one_source_of_models(self) -> Self:
-        if bool(self.engine) == bool(self.control):
+        if bool(self.engine or self.engines_dns) == bool(self.control):
             raise ValueError("engine: the backend's address is needed, or control instead of it")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _check_engines(self) -> Self:
+        for name, addresses in (("engine", self.engine), ("engines_dns", self.engines_dns)):
+            for index, address in enumerate(addresses):
+                unix = address.startswith("unix:")
+                if not _is_address(address) or (unix and name == "engines_dns"):
+                    form = "HOST:PORT or unix:PATH" if name == "engine" else "NAME:PORT"
+                    raise ValueError(f"{name}: {address[:64]!r} must be {form}")
+                if address in addresses[:index]:
+                    raise ValueError(f"{name}: {address[:64]!r} is named twice")
         return self
 
     @pydantic.model_validator(mode="after")
@@ -267,7 +320,7 @@ class ServiceConfig(pydantic.BaseModel):
         named = (self.engine_tls_ca, self.engine_tls_cert, self.engine_tls_key)
         if any(named) and not all(named):
             raise ValueError("engine_tls_ca, engine_tls_cert and engine_tls_key: each needs the others")
-        if any(named) and (not self.engine or self.engine.startswith("unix:")):
+        if any(named) and not self.engines_dns and all(address.startswith("unix:") for address in self.engine):
             raise ValueError("engine_tls_ca: engine is no HOST:PORT; unix: addresses speak no TLS")
         return self
 
@@ -279,7 +332,7 @@ class ServiceConfig(pydantic.BaseModel):
             raise ValueError(
                 "tls_client_ca: needs tls_cert and tls_key; clients show certificates to servers that have one"
             )
-        if self.tls_cert is not None and all(address.startswith("unix:") for address in self.listen):
+        if self.tls_cert is not None and all(address.startswith("unix:") for address in self._addresses):
             raise ValueError("tls_cert: no address to listen on is a HOST:PORT; unix: addresses speak no TLS")
         if self.health_needs_key and self.keys_file is None:
             raise ValueError("health_needs_key: there are no keys; it needs keys_file")
@@ -288,15 +341,16 @@ class ServiceConfig(pydantic.BaseModel):
     @pydantic.model_validator(mode="after")
     def _refuse_exposure(self) -> Self:
         lacking = [name for name in ("tls_cert", "keys_file") if getattr(self, name) is None]
-        for address in self.listen:
+        name = "listen" if self.listen else "openai_listen"
+        for address in self._addresses:
             # Of what is no address nobody can say whom it reaches.
             if not _is_address(address):
                 raise ValueError(
-                    f"listen: {address[:64]!r} must be HOST:PORT with a port of 0 to {_MAX_PORT}, or unix:PATH"
+                    f"{name}: {address[:64]!r} must be HOST:PORT with a port of 0 to {_MAX_PORT}, or unix:PATH"
                 )
             if exposed(address) and lacking and not self.insecure:
                 raise ValueError(
-                    f"listen: {address} is reached by other machines and needs {' and '.join(lacking)} "
+                    f"{name}: {address} is reached by other machines and needs {' and '.join(lacking)} "
                     "(headrace certs and headrace keys make them); --insecure serves there all the same"
                 )
         return self

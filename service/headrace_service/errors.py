@@ -8,7 +8,7 @@ KiB into RESOURCE_EXHAUSTED, so that message and details are capped at 1 KiB tog
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2, message
@@ -25,6 +25,10 @@ MAX_VIOLATIONS = 32
 _MAX_ECHO_CHARS = 64
 _ERROR_DOMAIN = "headrace"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class CannotStart(Exception):
+    """The process can never run as it is configured; the text is one line for people."""
 
 
 class ServiceError(Exception):
@@ -152,6 +156,20 @@ def from_status(status: status_pb2.Status) -> ServiceError:
     return error
 
 
+def renamed(error: ServiceError, names: Mapping[str, str]) -> ServiceError:
+    """Returns an error of the public API's validation in the caller's own words.
+
+    Args:
+        error: as raised for a GenerationSpec.
+        names: what the caller calls a field, by its path's beginning; the longest that fits counts.
+    """
+    for detail in error.details:
+        if isinstance(detail, error_details_pb2.BadRequest):
+            violations = [Violation(_rename(v.field, names), v.description) for v in detail.field_violations]
+            return invalid(violations)
+    return error
+
+
 def to_status(error: ServiceError) -> status_pb2.Status:
     """Returns the error as google.rpc.Status of at most 1 KiB.
 
@@ -194,3 +212,11 @@ def _retry_info(retry_after_s: float) -> error_details_pb2.RetryInfo:
     delay = duration_pb2.Duration()
     delay.FromNanoseconds(int(retry_after_s * 1e9))
     return error_details_pb2.RetryInfo(retry_delay=delay)
+
+
+def _rename(field: str, names: Mapping[str, str]) -> str:
+    fitting = [path for path in names if field == path or field.startswith((path + ".", path + "["))]
+    if not fitting:
+        return field
+    longest = max(fitting, key=len)
+    return names[longest] + field[len(longest) :]

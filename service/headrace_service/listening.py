@@ -11,14 +11,17 @@ import grpc
 from headrace_credentials import stranger_limits
 from headrace_credentials.server_tls import ServerTls
 from headrace_service.config import ServiceConfig
+from headrace_service.errors import CannotStart
 
 MAX_METADATA_BYTES = 8 << 10
+# What calls that are open still get when their server stops, in seconds.
+STOP_S = 1.0
 # Above what the interceptor allows, so that it can answer a key of 64 KiB as it answers any other
 # wrong one.
 _MAX_TRANSPORT_METADATA_BYTES = 80 << 10
 
 
-class CannotListen(Exception):
+class CannotListen(CannotStart):
     """An address is taken or not ours; the text names it."""
 
 

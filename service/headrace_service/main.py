@@ -1,6 +1,7 @@
-"""The service process: `python -m headrace_service --config-json FILE` (or `-` for stdin).
+"""A service process's entry, whatever wire it speaks: `--config-json FILE` (or `-` for stdin).
 
-Owns the process's entry: configuration, logs, event loop, exit codes. 0: shut down by signal; 2: it
+`python -m headrace_service` speaks gRPC, `python -m headrace_service.openai` OpenAI's HTTP API.
+Owns configuration, logs, event loop, exit codes. 0: shut down by signal; 2: it
 can never run as configured (one line on stderr says why); 1: anything else.
 """
 
@@ -12,6 +13,7 @@ import os
 import pathlib
 import signal
 import sys
+from collections.abc import Callable
 
 import pydantic
 import uvloop
@@ -19,17 +21,17 @@ import uvloop
 from headrace_credentials.files import CredentialError
 from headrace_facts import pulse
 from headrace_model_folder import InvalidModelFolder
-from headrace_service import logs, server
+from headrace_service import logs, service_process
 from headrace_service.config import ServiceConfig
-from headrace_service.kserve.models import InvalidModelModule
-from headrace_service.listening import CannotListen
+from headrace_service.errors import CannotStart
+from headrace_service.service_process import ServiceProcess
 
 _PR_SET_PDEATHSIG = 1
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the service until a signal stops it; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="headrace_service", description="Headrace's gRPC front end")
+def main(kind: Callable[[ServiceConfig], ServiceProcess], arguments: list[str] | None = None) -> int:
+    """Runs a service process of a kind until a signal stops it; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="headrace_service", description="Headrace's front end")
     parser.add_argument(
         "--config-json", required=True, metavar="FILE", help="ServiceConfig as JSON; - reads standard input"
     )
@@ -41,20 +43,20 @@ def main(arguments: list[str] | None = None) -> int:
         logs.configure(config.log_format, config.log_level)
         if config.exit_with_parent:
             _exit_with_parent()
-        uvloop.run(_run(config, options.pulse_fd))
+        uvloop.run(_run(config, kind, options.pulse_fd))
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
         return _refuse(f"configuration: {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
-    except (CannotListen, CredentialError, InvalidModelFolder, InvalidModelModule) as error:
+    except (CannotStart, CredentialError, InvalidModelFolder) as error:
         return _refuse(str(error))
     except OSError as error:
         return _refuse(f"{error.filename or path}: {error.strerror}")
     return 0
 
 
-async def _run(config: ServiceConfig, pulse_fd: int | None) -> None:
+async def _run(config: ServiceConfig, kind: Callable[[ServiceConfig], ServiceProcess], pulse_fd: int | None) -> None:
     pulse.start(pulse_fd)
-    await server.run(config)
+    await service_process.run(config, kind)
 
 
 def _refuse(why: str) -> int:
@@ -71,7 +73,3 @@ def _exit_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent or parent == 1:
         raise SystemExit(0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

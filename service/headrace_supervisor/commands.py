@@ -17,11 +17,21 @@ from typing import Any, NoReturn, TypeVar
 import click
 import pydantic
 
+from headrace.local_server.installed import require_worker
+from headrace.local_server.process import LocalServerError
 from headrace_supervisor import config as configs
 from headrace_supervisor import doctor as health
 from headrace_supervisor import logs, supervisor
 from headrace_supervisor.bench.command import bench
-from headrace_supervisor.options import GroupedCommand, given, settings_options
+from headrace_supervisor.options import (
+    Refusal,
+    ServerCommand,
+    files,
+    given,
+    model_argument,
+    settings_options,
+    typed_model,
+)
 from headrace_supervisor.quantize_command import quantize
 from headrace_supervisor.settings import ConfigError
 
@@ -35,44 +45,62 @@ _config_option = click.option(
 )
 Config = TypeVar("Config", bound=pydantic.BaseModel)
 _HELP = {"help_option_names": ["--help", "-h"]}
+# click keeps the lines of a paragraph that begins with \b.
+_EXAMPLES = """\b
+Examples:
+  headrace serve models/demo
+  headrace serve path/to/Llama-3.1-8B-Instruct --tp 2
+  headrace serve --model-repository models --model demo
+"""
 
 
 @settings_options(configs.SERVE)
-@click.command(cls=GroupedCommand, context_settings=_HELP)
+@click.command(cls=ServerCommand, context_settings=_HELP, epilog=_EXAMPLES)
+@model_argument
 @_config_option
-def serve(config_file: pathlib.Path | None, **flags: Any) -> None:
+def serve(named_model: str | None, config_file: pathlib.Path | None, **flags: Any) -> None:
     """Runs a server: backends, the services that speak gRPC, and telemetry.
 
-    Each model has a backend with its workers (several with --replicas).
-
-    Example: headrace serve --model models/demo --listen 127.0.0.1:50051
+    MODEL is a folder, a GGUF file, or ORG/NAME of a hub, as for --model. Each model has a backend
+    with its workers (several with --replicas).
     """
-    config = _loaded(configs.load_server, config_file, flags)
+    _require_worker()
+    config = _loaded(configs.load_server, config_file, flags, named_model)
     logs.configure(config.supervisor.log_format, config.supervisor.log_level)
     try:
         sys.exit(supervisor.serve(config))
     except supervisor.StartRefused as error:
-        _refuse(str(error))
+        raise Refusal(str(error)) from None
 
 
 @settings_options(configs.SERVICE)
-@click.command(cls=GroupedCommand, context_settings=_HELP)
+@click.command(cls=ServerCommand, context_settings=_HELP)
 @_config_option
 def service(config_file: pathlib.Path | None, **flags: Any) -> None:
-    """Runs one service process alone: gRPC for clients, on behalf of a backend elsewhere."""
-    _become("headrace_service", _loaded(configs.load_service, config_file, flags))
+    """Runs one service process alone, on behalf of a backend elsewhere.
+
+    It speaks gRPC, or OpenAI's HTTP API with --openai-listen.
+    """
+    config = _loaded(configs.load_service, config_file, flags)
+    _become("headrace_service" if config.listen else "headrace_service.openai", config)
 
 
 @settings_options(configs.BACKEND)
-@click.command(cls=GroupedCommand, context_settings=_HELP)
+@click.command(cls=ServerCommand, context_settings=_HELP)
+@model_argument
 @_config_option
-def backend(config_file: pathlib.Path | None, **flags: Any) -> None:
-    """Runs one backend alone, with its worker: the engine that services connect to."""
-    _become("headrace_backend", _loaded(configs.load_backend, config_file, flags), "--outlive-parent")
+def backend(named_model: str | None, config_file: pathlib.Path | None, **flags: Any) -> None:
+    """Runs one backend alone, with its worker: the engine that services connect to.
+
+    MODEL is a folder, a GGUF file, or ORG/NAME of a hub, as for --model.
+    """
+    _require_worker()
+    config = _loaded(configs.load_backend, config_file, flags, named_model)
+    _become("headrace_backend", config, "--outlive-parent")
 
 
 @settings_options(configs.TELEMETRY)
-@click.command(cls=GroupedCommand, context_settings=_HELP)
+@click.command(cls=ServerCommand, context_settings=_HELP)
 @_config_option
 def telemetry(config_file: pathlib.Path | None, **flags: Any) -> None:
     """Runs the telemetry process alone.
@@ -82,29 +110,41 @@ def telemetry(config_file: pathlib.Path | None, **flags: Any) -> None:
     _become("headrace_telemetry", _loaded(configs.load_telemetry, config_file, flags))
 
 
-@click.command(context_settings=_HELP)
+@click.command(cls=ServerCommand, context_settings=_HELP)
+@model_argument
 @click.option("--listen", default="127.0.0.1:50051", show_default=True, help="the address to look at")
-@click.option("--model", type=click.Path(path_type=pathlib.Path), help="a model folder to check as well")
+@click.option(
+    "--model",
+    shell_complete=files,
+    metavar="MODEL",
+    help="a model to check as well: its folder, or the name of one that was pulled",
+)
 @click.option("--model-repository", type=click.Path(path_type=pathlib.Path), help="a folder of models to check as well")
 @click.option(
     "--weights",
     is_flag=True,
     help=(
-        "load the weights of --model as well, and look for mistakes of the tool that packed them: takes as long as a "
+        "load the weights of MODEL as well, and look for mistakes of the tool that packed them: takes as long as a "
         "server's start"
     ),
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
 def doctor(
-    listen: str, model: pathlib.Path | None, model_repository: pathlib.Path | None, weights: bool, as_json: bool
+    listen: str,
+    named_model: str | None,
+    model: str | None,
+    model_repository: pathlib.Path | None,
+    weights: bool,
+    as_json: bool,
 ) -> None:
     """Says what this machine can run, and why not.
 
-    Exit code 1 if it can't serve at all, or if weights are damaged.
+    MODEL is one to check as well. Exit code 1 if it can't serve at all, or if weights are damaged.
     """
-    if weights and model is None:
-        _refuse("--weights needs --model")
-    findings = health.examine(listen, model, model_repository, weights)
+    chosen = typed_model(named_model, model)
+    if weights and chosen is None:
+        raise Refusal("--weights needs a model")
+    findings = health.examine(listen, chosen, model_repository, weights)
     health.report(findings, as_json=as_json)
     sys.exit(0 if health.can_serve(findings) else 1)
 
@@ -113,16 +153,24 @@ def _loaded(
     load: Callable[[dict[str, Any], pathlib.Path | None], Config],
     config_file: pathlib.Path | None,
     flags: dict[str, Any],
+    named_model: str | None = None,
 ) -> Config:
+    typed = given(flags)
+    model = typed_model(named_model, typed.get("model"))
+    if model is not None:
+        typed["model"] = model
     try:
-        return load(given(flags), config_file)
+        return load(typed, config_file)
     except ConfigError as error:
-        _refuse(str(error))
+        raise Refusal(str(error)) from None
 
 
-def _refuse(reason: str) -> NoReturn:
-    click.echo(f"headrace: {reason}", err=True)
-    sys.exit(2)
+def _require_worker() -> None:
+    """Refuses, before anything starts, what a machine that has services alone cannot do."""
+    try:
+        require_worker()
+    except LocalServerError as error:
+        raise Refusal(str(error)) from None
 
 
 def _become(module: str, config: pydantic.BaseModel, *arguments: str) -> NoReturn:

@@ -20,7 +20,8 @@ from pydantic import Field
 from headrace_backend.config import BackendConfig as BackendConfig
 from headrace_backend.config import EngineConfig as EngineConfig
 from headrace_service.config import ServiceConfig as ServiceConfig
-from headrace_supervisor import settings
+from headrace_supervisor import service_settings, settings
+from headrace_supervisor.named_model import check_before_fetching, fetched, hub_names, with_model_fetched
 from headrace_supervisor.repository import NAME_RULE, ModelRepository, is_name, shown
 from headrace_supervisor.runtime_folder import MAX_BASE_BYTES
 from headrace_supervisor.settings import ConfigError, Group
@@ -46,6 +47,15 @@ class SupervisorConfig(pydantic.BaseModel):
             description="addresses to serve: HOST:PORT (port 0: any free one) or unix:PATH; may be repeated",
         ),
     ] = ("127.0.0.1:50051",)
+    openai_listen: Annotated[
+        tuple[str, ...],
+        Field(
+            description=(
+                "addresses to serve OpenAI's HTTP API on, beside gRPC: HOST:PORT or unix:PATH; may be repeated; none: "
+                "it is not served"
+            )
+        ),
+    ] = ()
     model_repository: Annotated[
         pathlib.Path | None,
         Field(
@@ -71,6 +81,9 @@ class SupervisorConfig(pydantic.BaseModel):
         ),
     ] = 1
     services: Annotated[int, Field(ge=1, le=64, description="service processes that share the port")] = 1
+    openai_services: Annotated[
+        int, Field(ge=1, le=64, description="processes that share the port of OpenAI's HTTP API")
+    ] = 1
     runtime_folder: Annotated[
         pathlib.Path | None,
         Field(
@@ -114,9 +127,11 @@ class SupervisorConfig(pydantic.BaseModel):
 class ServerConfig(pydantic.BaseModel):
     """Everything `headrace serve` was reported.
 
-    `service` and `backend` lack the addresses until the supervisor fills them in.
+    `service`, `openai` and `backend` lack the addresses until the supervisor fills them in.
 
     Attributes:
+        service: settings of the services that speak gRPC.
+        openai: settings of the services that speak OpenAI's HTTP API; None: there are none.
         backend: settings of backends; its engine's model is the default model.
         model_name: name of the default model.
         engine_values: the settings of all models' engines as they were merged, which a model's own
@@ -128,6 +143,7 @@ class ServerConfig(pydantic.BaseModel):
 
     supervisor: SupervisorConfig
     service: ServiceConfig
+    openai: ServiceConfig | None = None
     backend: BackendConfig
     model_name: str
     engine_values: dict[str, Any]
@@ -139,13 +155,17 @@ class ServerConfig(pydantic.BaseModel):
 _SERVICE_PRIVATE = frozenset(
     {
         "listen",
+        "openai_listen",
         "engine",
+        "engines_dns",
+        "engines_dns_s",
         "control",
         "engine_token_file",
         "engine_tls_ca",
         "engine_tls_cert",
         "engine_tls_key",
         "model_folder",
+        "default_model_aliases",
         "service_name",
         "reuse_port",
         "probe",
@@ -181,13 +201,13 @@ SERVE = (
 MODEL = Group("Model and engine", EngineConfig, frozenset({"model", "model_name"}))
 MODEL_FILE = "headrace.toml"
 
-SERVICE = (Group("Service", ServiceConfig, frozenset({"control"})),)
+SERVICE = (Group("Service", ServiceConfig, frozenset({"control", "default_model_aliases"})),)
 BACKEND = (Group("Model and engine", EngineConfig), Group("Backend", BackendConfig, frozenset({"engine", "replica"})))
 TELEMETRY = (Group("Telemetry", TelemetryConfig),)
 
 # Every setting has one environment variable; a command overlooks those of the other commands, but
 # not unknown ones. The last are the client's (clients/python/headrace/cli/options.py).
-_CLIENT = {"server", "api_key", "tls", "ca", "client_certificate", "client_key", "server_name"}
+_CLIENT = {"server", "api_key", "tls", "ca", "client_certificate", "client_key", "server_name", "chat_history"}
 _KNOWN = frozenset(name for groups in (SERVE, SERVICE, BACKEND, TELEMETRY) for name in settings.names(groups)) | _CLIENT
 
 
@@ -195,41 +215,45 @@ def load_server(flags: Mapping[str, Any], config: pathlib.Path | None) -> Server
     """Configuration of `headrace serve`. Raises ConfigError."""
     values = settings.merge(SERVE, flags, config, _KNOWN)
     supervisor = SupervisorConfig(**_part(SERVE[0], values))
-    if supervisor.services > 1 and any(address.startswith("unix:") for address in supervisor.listen):
-        raise ConfigError(
-            f"services is {supervisor.services}; processes can share a HOST:PORT only, a unix: address takes 1"
-        )
+    service_settings.check_sharing("services", supervisor.services, supervisor.listen)
+    service_settings.check_sharing("openai_services", supervisor.openai_services, supervisor.openai_listen)
     private = "unix:to-be-chosen"
+    service, openai = service_settings.services(
+        supervisor.listen, supervisor.openai_listen, {"control": private, **_part(SERVE[2], values)}
+    )
+    telemetry = _telemetry_of_server(supervisor, _part(SERVE[4], values))
+    check_before_fetching(values["model"], (*supervisor.listen, *supervisor.openai_listen))
     engine_values = _with_model_found(_part(SERVE[1], values), supervisor)
     engine = _engine(engine_values)
     backend = BackendConfig(
         engine=engine, listen=private, max_message_bytes=values["max_engine_message_bytes"], **_part(SERVE[3], values)
     )
-    service = _service(listen=supervisor.listen, control=private, **_part(SERVE[2], values))
+    aliases = () if values["model_name"] else hub_names(values["model"], engine.model)
     return ServerConfig(
         supervisor=supervisor,
-        service=service,
+        service=service_settings.with_aliases(service, aliases),
+        openai=openai and service_settings.with_aliases(openai, aliases),
         backend=backend,
         model_name=engine.model_name or _own_name(engine.model),
         engine_values=engine_values,
-        telemetry=_telemetry_of_server(supervisor, _part(SERVE[4], values)),
+        telemetry=telemetry,
     )
 
 
 def _with_model_found(engine_values: dict[str, Any], supervisor: SupervisorConfig) -> dict[str, Any]:
     """The engine's settings, `model` being a folder.
 
-    A bare name that the repository has is meant to be that one.
+    A bare name that the repository has is meant to be that one, ORG/NAME one of the hub.
     """
     if supervisor.model_repository is None:
         if supervisor.load_models:
             raise ConfigError("load_models needs model_repository, the folder that the names are looked for in")
-        return engine_values
+        return with_model_fetched(engine_values)
     if not supervisor.model_repository.is_dir():
         raise ConfigError(f"model_repository: there is no folder {supervisor.model_repository}")
     name = str(engine_values["model"])
     if name not in ModelRepository(supervisor.model_repository):
-        return engine_values
+        return with_model_fetched(engine_values)
     if engine_values["model_name"] not in ("", name):
         raise ConfigError(f"model_name is for a model given as a path; {name} of the repository has its folder's name")
     return {**engine_values, "model": supervisor.model_repository / name}
@@ -278,27 +302,26 @@ def model_backend(
 def load_service(flags: Mapping[str, Any], config: pathlib.Path | None) -> ServiceConfig:
     """Configuration of `headrace service`. Raises ConfigError."""
     values = settings.merge(SERVICE, flags, config, _KNOWN)
-    if not values["engine"]:
-        raise ConfigError(settings.needed("engine"))
-    return _service(**values)
+    for name, also in (("listen", "openai_listen"), ("engine", "engines_dns")):
+        if not (values[name] or values[also]):
+            raise ConfigError(settings.needed(name))
+    if values["model_folder"] is not None:
+        typed = values["model_folder"]
+        values["model_folder"] = fetched("model_folder", typed).path
+        values["default_model_aliases"] = hub_names(typed, values["model_folder"])
+    return service_settings.service(**values)
 
 
 def load_backend(flags: Mapping[str, Any], config: pathlib.Path | None) -> BackendConfig:
     """Configuration of `headrace backend`. Raises ConfigError."""
     values = settings.merge(BACKEND, flags, config, _KNOWN)
-    return BackendConfig(engine=_engine(_part(BACKEND[0], values)), **_part(BACKEND[1], values))
+    engine = _engine(with_model_fetched(_part(BACKEND[0], values)))
+    return BackendConfig(engine=engine, **_part(BACKEND[1], values))
 
 
 def load_telemetry(flags: Mapping[str, Any], config: pathlib.Path | None) -> TelemetryConfig:
     """Configuration of `headrace telemetry`. Raises ConfigError."""
     return _telemetry(**settings.merge(TELEMETRY, flags, config, _KNOWN))
-
-
-def addressed(config: ServerConfig, listen: tuple[str, ...], control: str, telemetry_socket: str = "") -> ServiceConfig:
-    """Returns the services' configuration, with addresses and private sockets filled in."""
-    shares = any(not address.startswith("unix:") for address in listen)
-    private = {"control": control, "reuse_port": shares, "telemetry_socket": telemetry_socket}
-    return config.service.model_copy(update={"listen": listen, **private})
 
 
 def runtime_base(config: SupervisorConfig) -> pathlib.Path:
@@ -326,15 +349,7 @@ def _engine(values: Mapping[str, Any]) -> EngineConfig:
     try:
         return EngineConfig(**values)
     except pydantic.ValidationError as error:
-        raise _contradiction(error) from None
-
-
-def _service(**values: Any) -> ServiceConfig:
-    """The service's part. Raises ConfigError where its settings do not go together."""
-    try:
-        return ServiceConfig(**values)
-    except pydantic.ValidationError as error:
-        raise _contradiction(error) from None
+        raise settings.contradiction(error) from None
 
 
 def _telemetry_of_server(supervisor: SupervisorConfig, values: dict[str, Any]) -> TelemetryConfig | None:
@@ -357,17 +372,10 @@ def _telemetry(**values: Any) -> TelemetryConfig:
         config = TelemetryConfig(**values)
         config.check_files()
     except pydantic.ValidationError as error:
-        raise _contradiction(error) from None
+        raise settings.contradiction(error) from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return config
-
-
-def _contradiction(error: pydantic.ValidationError) -> ConfigError:
-    """What a class as a whole, or one of its checks of a field, has against values."""
-    problem = error.errors(include_url=False)[0]
-    field = f"{problem['loc'][0]}: " if problem["loc"] else ""
-    return ConfigError(field + problem["msg"].removeprefix("Value error, "))
 
 
 def _part(group: Group, values: Mapping[str, Any]) -> dict[str, Any]:

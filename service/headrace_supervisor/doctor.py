@@ -25,6 +25,8 @@ import rich.console
 import rich.markup
 import rich.table
 
+from headrace_hub.errors import HubRefused
+from headrace_hub.resolve import Need, no_folder, resolve
 from headrace_model_folder.errors import InvalidModelFolder
 from headrace_model_folder.folder import ModelFolder
 from headrace_service.text.default_sampling import not_followed
@@ -79,13 +81,13 @@ class Finding:
 
 
 def examine(
-    listen: str, model: pathlib.Path | None, repository: pathlib.Path | None = None, reads_weights: bool = False
+    listen: str, model: pathlib.Path | str | None, repository: pathlib.Path | None = None, reads_weights: bool = False
 ) -> list[Finding]:
     """All findings, in the order in which they matter.
 
     Args:
         listen: Address that a server would have.
-        model: Model folder to look at as well.
+        model: Model folder to look at as well, or the name of a model that was fetched.
         repository: Folder of models to look at as well.
         reads_weights: Whether the model's weights are loaded, which takes as long as a server's
             start, and are searched for mistakes of the tool that packed them.
@@ -100,8 +102,7 @@ def examine(
         _open_files(),
         _address(listen),
     ]
-    findings += [_model(model)] if model else []
-    findings += list(_weights(model)) if model and reads_weights else []
+    findings += list(_named_model(model, reads_weights)) if model else []
     return findings + (list(_repository(repository)) if repository else [])
 
 
@@ -141,7 +142,7 @@ def _python() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    for name in ("grpcio", "protobuf", "tokenizers", "numpy", "safetensors"):
+    for name in ("grpcio", "protobuf", "tokenizers", "numpy", "safetensors", "triton"):
         try:
             yield Finding(name, Verdict.OK, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
@@ -240,6 +241,18 @@ def _address(listen: str) -> Finding:
         return Finding("address", Verdict.LIMITED, str(error))
 
 
+def _named_model(model: pathlib.Path | str, reads_weights: bool) -> Iterator[Finding]:
+    """A folder, or what the cache has of a name: a check fetches nothing."""
+    try:
+        folder = resolve(model, Need.CACHED).path
+    except HubRefused as refused:
+        yield Finding("model", Verdict.MISSING, str(refused))
+        return
+    yield _model(folder)
+    if reads_weights:
+        yield from _weights(folder)
+
+
 def _model(folder: pathlib.Path) -> Finding:
     """The model as the server would load it, the settings of the environment included."""
     try:
@@ -247,7 +260,7 @@ def _model(folder: pathlib.Path) -> Finding:
         config = configs.load_server({"model": str(folder)}, None)
         ModelLaunches(config, folder).check(config.model_name)
     except InvalidModelFolder as error:
-        return Finding("model", Verdict.MISSING, f"{folder}: {error}")
+        return Finding("model", Verdict.MISSING, f"{folder}: {error}{no_folder(folder)}")
     except (ConfigError, Refused) as error:
         return Finding("model", Verdict.MISSING, str(error))
     found = f"{model.revision}, {model.config.architecture}, {model.parameter_count:,} parameters"
@@ -263,10 +276,11 @@ def _weights(folder: pathlib.Path) -> Iterator[Finding]:
         # The finding of the model says so.
         return
     command = [sys.executable, "-m", "headrace_backend.packing", str(folder), device]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # How far it is goes to this process's stderr, and why it can't go on.
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        yield Finding("weights", Verdict.MISSING, f"can't be loaded ({last[:200]})")
+        how = f"exit code {done.returncode}; the lines above say more"
+        yield Finding("weights", Verdict.MISSING, f"can't be loaded ({how})")
         return
     answer = json.loads(done.stdout)
     if answer["refused"]:

@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from headrace import grpc_words
 from headrace_credentials.client_tls import ClientTlsFiles, channel_credentials, new_channel
 from headrace_credentials.files import CredentialError
 from headrace_supervisor.processes import engine_probe
@@ -54,6 +55,8 @@ def health(
     ADDRESS is unix:PATH or HOST:PORT of a service (its --listen or --probe), with --engine of a
     backend, or http://HOST:PORT/metrics of the telemetry process.
     """
+    if not address:
+        raise click.UsageError("ADDRESS is empty")
     if address.startswith(("http://", "https://")) and (engine or ca or certificate or key):
         raise click.UsageError("--engine, --ca, --certificate and --key are for gRPC, ADDRESS is http")
     files = _tls_files(ca, certificate, key)
@@ -107,6 +110,7 @@ async def _check(address: str, credentials: grpc.ChannelCredentials | None) -> N
         try:
             reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         except grpc.aio.AioRpcError as error:
-            raise NotWell(f"{error.code().name}: {error.details()}") from None
+            said = grpc_words.read(error.code(), error.details() or "")
+            raise NotWell(f"{error.code().name}: {said.message}") from None
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
         raise NotWell(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))

@@ -17,14 +17,18 @@ import click
 import pydantic
 from pydantic.fields import FieldInfo
 
+from headrace.local_server.installed import require_worker
+from headrace.local_server.process import LocalServerError
+from headrace_hub.errors import HubRefused
+from headrace_hub.resolve import resolve
 from headrace_quantize.checks import QuantizeRefused, check
 from headrace_quantize.config import QuantizeConfig
 
 # click keeps the lines of a paragraph that begins with \b.
 _EXAMPLES = """\b
 Examples:
-  headrace quantize llama-8b llama-8b-int4 --method gptq --calibration text.txt
-  headrace quantize llama-8b llama-8b-fp8 --method rtn --scheme fp8
+  headrace quantize llama-8b llama-int4 --method gptq --calibration text.txt
+  headrace quantize llama-8b llama-fp8 --method rtn --scheme fp8
 """
 _ARGUMENTS = ("model_folder", "out_folder")
 
@@ -75,17 +79,19 @@ def _default(field: FieldInfo) -> str:
 def quantize(model_folder: str, out_folder: str, **flags: Any) -> None:
     """Writes a model in fewer bits.
 
-    MODEL_FOLDER in bf16, fp16 or fp32 becomes OUT_FOLDER in compressed-tensors, which transformers
-    reads too.
+    MODEL_FOLDER, or ORG/NAME of a hub, in bf16, fp16 or fp32 becomes OUT_FOLDER in
+    compressed-tensors, which transformers reads too.
 
     Layer by layer, so that a large model needs the memory of one of its layers. A run that was
     killed goes on with --resume and ends with the same bytes.
     """
     given = {name: value for name, value in flags.items() if value is not None and value != ()}
     try:
-        config = request({"model_folder": model_folder, "out_folder": out_folder, **given})
+        require_worker()
+        source = str(resolve(model_folder).path)
+        config = request({"model_folder": source, "out_folder": out_folder, **given})
         check(config)
-    except QuantizeRefused as error:
+    except (QuantizeRefused, HubRefused, LocalServerError) as error:
         click.echo(f"headrace: {error}", err=True)
         sys.exit(2)
     _become(config)

@@ -22,6 +22,9 @@ import pydantic_settings
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from headrace_hub.resolve import marked_as_folder
+from headrace_supervisor import foreign_names
+
 PREFIX = "HEADRACE_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 
@@ -50,7 +53,8 @@ class Group(NamedTuple):
 
 def needed(field: str) -> str:
     """Returns the error for a setting without a value."""
-    return f"{field} is needed: {flag_name(field)}, {PREFIX}{field.upper()} or a line in the --config file"
+    argument = "the argument MODEL, " if field == "model" else ""
+    return f"{field} is needed: {argument}{flag_name(field)}, {PREFIX}{field.upper()} or a line in the --config file"
 
 
 def flag_name(field: str) -> str:
@@ -78,7 +82,7 @@ def merge(
     table = _read_toml(path) if path else {}
     _refuse_unknown(f"{path}: ", table, fields)
     variables = [name for name in os.environ if name.startswith(PREFIX) and name != CONFIG_VARIABLE]
-    _refuse_unknown("environment: ", variables, {PREFIX + name.upper() for name in (*fields, *known)})
+    _refuse_unknown("environment: ", variables, {*fields, *known}, PREFIX)
     try:
         values = _settings_class(fields, table)(**flags)
     except pydantic.ValidationError as error:
@@ -100,7 +104,7 @@ def read_file(group: Group, path: pathlib.Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not a file")
     table = _read_toml(path)
     _refuse_unknown(f"{path}: ", table, group.fields())
-    return table
+    return {name: foreign_names.our_word(name, value) for name, value in table.items()}
 
 
 def _config_from_environment() -> pathlib.Path | None:
@@ -110,17 +114,38 @@ def _config_from_environment() -> pathlib.Path | None:
 
 def _read_toml(path: pathlib.Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{path}: {reason}") from None
+    for name in [name for name, value in table.items() if isinstance(value, dict)]:
+        raise ConfigError(f"{path}: [{name}] begins a table; settings stand in the file as they are, without tables")
+    return table
 
 
-def _refuse_unknown(where: str, names: Collection[str], known: Collection[str]) -> None:
+def _refuse_unknown(where: str, names: Collection[str], known: Collection[str], prefix: str = "") -> None:
+    """Raises ConfigError for the first name that is none of the known ones behind the prefix."""
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-            raise ConfigError(f"{where}unknown setting {name}; the nearest known one is {near[0]}")
+        field = name.removeprefix(prefix)
+        if prefix:
+            field = field.lower()
+        if field not in known:
+            raise ConfigError(f"{where}unknown setting {name}{_instead(field, known, prefix)}")
+
+
+def _instead(name: str, known: Collection[str], prefix: str) -> str:
+    """What there is instead of an unknown setting, in our names, or else the nearest name."""
+    ours = foreign_names.field_of(name)
+    if ours is not None and ours in known:
+        return f"; here it is {_as_typed(ours, prefix)}"
+    if sentence := foreign_names.instead_of(name, {flag_name(field) for field in known}):
+        return f": {sentence}"
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; the nearest known one is {_as_typed(near[0], prefix)}" if near else ""
+
+
+def _as_typed(field: str, prefix: str) -> str:
+    return prefix + field.upper() if prefix else field
 
 
 def _settings_class(fields: Mapping[str, FieldInfo], table: Mapping[str, Any]) -> type[pydantic_settings.BaseSettings]:
@@ -147,14 +172,14 @@ def _settings_class(fields: Mapping[str, FieldInfo], table: Mapping[str, Any]) -
                 pydantic_settings.InitSettingsSource(settings_cls, init_kwargs=dict(table)),
             )
 
-    definitions: dict[str, Any] = {name: (_annotation(field), field) for name, field in fields.items()}
+    definitions: dict[str, Any] = {name: (_annotation(name, field), field) for name, field in fields.items()}
     return pydantic.create_model("Settings", __base__=Layered, **definitions)
 
 
-def _annotation(field: FieldInfo) -> Any:
+def _annotation(name: str, field: FieldInfo) -> Any:
     """The field's type, which also takes text.
 
-    A tuple with commas, one of several numbers. pydantic reads all other types from text.
+    A tuple with commas, one of several numbers or words. pydantic reads all other types from text.
     """
     kind = typing.get_origin(field.annotation)
     if kind is tuple:
@@ -164,13 +189,20 @@ def _annotation(field: FieldInfo) -> Any:
             field.annotation,
             pydantic.BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value),
         ]
+    if field.annotation is pathlib.Path:
+        return Annotated[field.annotation, pydantic.BeforeValidator(marked_as_folder)]
     if kind is typing.Literal:
         choices = {str(choice): choice for choice in typing.get_args(field.annotation)}
         return Annotated[
             field.annotation,
-            pydantic.BeforeValidator(lambda value: choices.get(value, value) if isinstance(value, str) else value),
+            pydantic.BeforeValidator(lambda value: _chosen(name, choices, value)),
         ]
     return field.annotation
+
+
+def _chosen(name: str, choices: Mapping[str, Any], value: Any) -> Any:
+    """The choice that a text means, in our words or another server's."""
+    return choices.get(foreign_names.our_word(name, value), value) if isinstance(value, str) else value
 
 
 def _numbers(value: Any) -> Any:
@@ -219,3 +251,10 @@ def _place(name: str, flags: Mapping[str, Any], table: Mapping[str, Any], path: 
 def names(groups: tuple[Group, ...]) -> Iterator[str]:
     """Names of all settings of these groups, each once."""
     return iter(dict.fromkeys(name for group in groups for name in group.fields()))
+
+
+def contradiction(error: pydantic.ValidationError) -> ConfigError:
+    """Returns what a class as a whole, or one of its checks of a field, has against values."""
+    problem = error.errors(include_url=False)[0]
+    field = f"{problem['loc'][0]}: " if problem["loc"] else ""
+    return ConfigError(field + problem["msg"].removeprefix("Value error, "))

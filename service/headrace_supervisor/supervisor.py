@@ -21,8 +21,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import pydantic
+import structlog
 
+from headrace_credentials import files as credential_files
+from headrace_credentials.files import CredentialError
+from headrace_credentials.server_tls import ServerTls, TlsFiles
+from headrace_service.auth.api_keys import InvalidKeyFile, KeyFile
 from headrace_supervisor import config as configs
+from headrace_supervisor import service_settings
 from headrace_supervisor.config import ServerConfig
 from headrace_supervisor.control_server import ControlServer
 from headrace_supervisor.models import memory_sums
@@ -49,6 +55,8 @@ _TELEMETRY_MARGIN_S = 3.0
 # happens before is reported once it listens.
 _TELEMETRY_DELAY_S = 2.5
 
+_log = structlog.get_logger(process="supervisor")
+
 
 class StartRefused(Exception):  # an outcome
     """The server does not start: model folder, address or runtime folder. One line; exit code 2."""
@@ -71,16 +79,22 @@ def serve(config: ServerConfig) -> int:
     try:
         with (
             claimed(config.supervisor.listen) as addresses,
+            claimed(config.supervisor.openai_listen) as openai_addresses,
             runtime_folder(configs.runtime_base(config.supervisor)) as folder,
         ):
             check_metrics_address(config)
+            check_credentials(config.service)
             launches = ModelLaunches(config, folder)
             check_models(launches, names)
             control = f"unix:{folder / CONTROL_SOCKET}"
-            probes = [f"unix:{folder / PROBE_SOCKET.format(index=i)}" for i in range(config.supervisor.services)]
             telemetry = telemetry_process(config, folder)
             socket = str(folder / TELEMETRY_SOCKET) if telemetry is not None else ""
-            services = service_specs(configs.addressed(config, addresses, control, socket), folder, probes)
+            grpc_service = service_settings.addressed(config.service, addresses, control, socket)
+            services, probes = service_specs(grpc_service, config.supervisor.services, folder)
+            if config.openai is not None:
+                openai_service = service_settings.addressed(config.openai, openai_addresses, control, socket)
+                doors = service_specs(openai_service, config.supervisor.openai_services, folder)
+                services, probes = services + doors[0], probes + doors[1]
             supervisor = Supervisor(
                 config.supervisor,
                 launches,
@@ -88,6 +102,7 @@ def serve(config: ServerConfig) -> int:
                 services,
                 control=control,
                 addresses=addresses,
+                urls=_urls(config, openai_addresses),
                 probes=probes,
                 grace_s=config.service.shutdown_grace_s,
                 telemetry=telemetry,
@@ -107,6 +122,22 @@ def check_metrics_address(config: ServerConfig) -> None:
         raise AddressError(f"metrics_listen: {error}") from None
 
 
+def check_credentials(service: configs.ServiceConfig) -> None:
+    """Checks that every service will be able to use its certificate and keys.
+
+    Raises StartRefused.
+    """
+    try:
+        if service.tls_cert is not None and service.tls_key is not None:
+            ServerTls(TlsFiles(service.tls_cert, service.tls_key, service.tls_client_ca), _log)
+        if service.keys_file is not None:
+            KeyFile.parse(credential_files.read(service.keys_file, private=False))
+    except CredentialError as error:
+        raise StartRefused(str(error)) from None
+    except InvalidKeyFile as error:
+        raise StartRefused(f"{service.keys_file}: {error}") from None
+
+
 def check_models(launches: Launches, names: Sequence[str]) -> None:
     """Checks, without torch, the models to load at start and the sum of their memory.
 
@@ -122,16 +153,28 @@ def check_models(launches: Launches, names: Sequence[str]) -> None:
         raise StartRefused(str(refused)) from None
 
 
-def service_specs(service: configs.ServiceConfig, folder: pathlib.Path, probes: Sequence[str]) -> list[ProcessSpec]:
-    """Returns the services of a configuration, one for each address of health checks.
+def service_specs(
+    service: configs.ServiceConfig, number: int, folder: pathlib.Path
+) -> tuple[list[ProcessSpec], list[str]]:
+    """Returns so many services of a configuration, and where each answers health checks.
 
     Their JSON is written to `folder`. Raises RuntimeFolderError.
     """
-    specs = []
-    for index, probe in enumerate(probes):
-        named = service.model_copy(update={"service_name": f"service-{index}", "probe": probe})
-        specs.append(_spec(named.service_name, "headrace_service", named, folder))
-    return specs
+    kind, module = ("service", "headrace_service") if service.listen else ("openai", "headrace_service.openai")
+    specs, probes = [], []
+    for index in range(number):
+        name = f"{kind}-{index}"
+        socket = PROBE_SOCKET.format(index=f"{kind[0]}{index}")
+        probes.append(f"unix:{folder / socket}")
+        named = service.model_copy(update={"service_name": name, "probe": probes[-1]})
+        specs.append(_spec(name, module, named, folder))
+    return specs, probes
+
+
+def _urls(config: ServerConfig, addresses: Sequence[str]) -> list[str]:
+    """Returns what clients of OpenAI's HTTP API are given as its base."""
+    scheme = "http" if config.openai is None or config.openai.tls_cert is None else "https"
+    return [one if one.startswith("unix:") else f"{scheme}://{one}/v1" for one in addresses]
 
 
 def telemetry_process(config: ServerConfig, folder: pathlib.Path) -> TelemetryProcess | None:
@@ -165,7 +208,8 @@ class Supervisor:
             served.
         services: processes of the services.
         control: where the control server listens.
-        addresses: the public ones.
+        addresses: the public ones of gRPC.
+        urls: those of OpenAI's HTTP API.
         probes: where each service answers health checks, without TLS and keys.
         grace_s: what services get to finish their streams.
         telemetry: who is reported what happens; its end never ends the server, which starts it
@@ -183,6 +227,7 @@ class Supervisor:
         *,
         control: str,
         addresses: Sequence[str],
+        urls: Sequence[str] = (),
         probes: Sequence[str],
         grace_s: float,
         telemetry: TelemetryProcess | None = None,
@@ -201,6 +246,7 @@ class Supervisor:
         self._telemetry_grace_s = telemetry.grace_s if telemetry is not None else 0.0
         self._control = control
         self._addresses = addresses
+        self._urls = urls
         self._probes = probes
         self._grace_s = grace_s
         self._ready = ready
@@ -267,10 +313,8 @@ class Supervisor:
             await self._ready(probe)
         self._served = True
         self._start_telemetry()
-        print(
-            f"listening on {', '.join(self._addresses)} (ready after {time.monotonic() - started:.1f} s; Ctrl-C ends)",
-            flush=True,
-        )
+        places = " and ".join(", ".join(some) for some in (self._addresses, self._urls) if some)
+        print(f"listening on {places} (ready after {time.monotonic() - started:.1f} s; Ctrl-C ends)", flush=True)
 
     async def _start_telemetry_later(self) -> None:
         await asyncio.sleep(_TELEMETRY_DELAY_S)

@@ -164,8 +164,12 @@ class TelemetryConfig(pydantic.BaseModel):
     telemetry_flush_s: Annotated[
         float, Field(ge=0, le=60, description="seconds that what is left may take to reach the collector after SIGTERM")
     ] = 5.0
-    log_format: Literal["console", "json"] = "console"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Annotated[
+        Literal["console", "json"], Field(description="log lines on stderr, for people or for machines")
+    ] = "console"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Field(description="least serious log lines that are written")
+    ] = "info"
 
     @property
     def keeps_at_end(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Coroutine
@@ -104,7 +105,9 @@ async def _serve(hub: Hub, config: TelemetryConfig, stop: asyncio.Event, port: i
     """Hears facts until a signal stops it, and a moment longer."""
     server = await hub.listen(config.telemetry_socket)
     ticking = tasks.start(hub.keep_time())
-    _log.info("telemetry is ready", otlp=config.otlp_endpoint or None, metrics_port=port)
+    # Without a way out it only remembers recent traces, which is no news.
+    level = logging.INFO if config.otlp_endpoint or port else logging.DEBUG
+    _log.log(level, "telemetry is ready", otlp=config.otlp_endpoint or None, metrics_port=port)
     await stop.wait()
     until = time.monotonic() + _HEARING_S
     while not hub.is_idle() and time.monotonic() < until:

@@ -70,7 +70,7 @@ def explain(trace: Trace) -> Explanation:
         duration_ms=(trace.end_ns - trace.start_ns) / _MS,
         ending=ending_of(trace),
         ttft_ms=_milliseconds(ttft),
-        engine_ttft_ms=_milliseconds(trace.engine_ttft_ns),
+        computed_ms=_milliseconds(_computed_ns(trace)),
         itl_p50_ms=_percentile(between, 0.5),
         itl_p99_ms=_percentile(between, 0.99),
         usual_step_ms=usual.step_ns / _MS,
@@ -80,6 +80,16 @@ def explain(trace: Trace) -> Explanation:
         ledger_ms={part: ns / _MS for part, ns in trace.ledger.items()} or _ledger_of_phases(trace),
         gaps=tuple(judge.gap(wait) for wait in waits),
     )
+
+
+def _computed_ns(trace: Trace) -> int | None:
+    """Returns how long after the arrival the first token had been computed and read.
+
+    That is the time of the token itself, on the clock of all other times of the trace; the engine's
+    own figure, which leaves out the way from the service to it, stands in where that is not known.
+    """
+    sampled = min((token.sampled_ns for token in trace.tokens if token.sampled_ns is not None), default=None)
+    return trace.engine_ttft_ns if sampled is None else max(0, sampled - trace.start_ns)
 
 
 def _milliseconds(ns: int | None) -> float | None:

@@ -16,8 +16,10 @@ from collections.abc import Sequence
 
 import click
 
+from headrace.cli.failures import FACTS_KEY, show_failure
+from headrace.cli.help import SectionedCommand
 from headrace.cli.options import Connection, server_options
-from headrace.cli.output import as_json, error_as_dict, warn
+from headrace.cli.output import as_json, warn
 from headrace.errors import HeadraceError
 from headrace_trace import picture, sources
 from headrace_trace.causes import explain
@@ -30,9 +32,9 @@ from headrace_trace.words import cause_words, lines_of, plain
 
 _EXAMPLES = """\b
 Examples:
-  headrace trace 01m80cny202m2dgx8b6awexge8-n5th          the page and a picture of a recent request
-  headrace trace traces.jsonl --request 01m80cny... --explain   in words, out of the server's trace file
-  headrace trace 4bf92f3577b34da6a3ce929d0e0e4736 --jaeger http://127.0.0.1:16686
+  headrace trace REQUEST_ID                           page and picture
+  headrace trace traces.jsonl --request REQUEST_ID --explain  in words
+  headrace trace TRACE_ID --jaeger http://127.0.0.1:16686  from Jaeger
 """
 _PATH = click.Path(dir_okay=False, path_type=pathlib.Path)
 # What a file name may hold of a request id, which callers may have a say in.
@@ -41,7 +43,7 @@ _LONGEST_NAME = 80
 _FILE_SUFFIXES = (".json", ".jsonl", ".ndjson", ".pb", ".bin", ".otlp", ".log", ".txt")
 
 
-@click.command(context_settings={"help_option_names": ["--help", "-h"]}, epilog=_EXAMPLES)
+@click.command(cls=SectionedCommand, context_settings={"help_option_names": ["--help", "-h"]}, epilog=_EXAMPLES)
 @click.argument("source", nargs=-1, required=True, metavar="FILE... | REQUEST_ID | TRACE_ID")
 @click.option("--request", "request_id", help="Which request, where files or a trace hold several.")
 @click.option("--trace", "trace_id", help="Which trace, where files hold several.")
@@ -87,7 +89,10 @@ def trace(
         _write(read, explanation, html, png, quiet=in_words or connection.as_json)
     except SeveralRequests as error:
         raise click.UsageError(plain(str(error))) from None
-    except (TraceError, HeadraceError) as error:
+    except HeadraceError as error:
+        show_failure(error, click.get_current_context().meta[FACTS_KEY])
+        sys.exit(1)
+    except TraceError as error:
         _fail(error, connection)
 
 
@@ -160,13 +165,10 @@ def _with_words(explanation: Explanation) -> dict[str, object]:
     return {**as_json(explanation), "slowest": slowest}
 
 
-def _fail(error: TraceError | HeadraceError, connection: Connection) -> None:
+def _fail(error: TraceError, connection: Connection) -> None:
     """One line on stderr, and the exit code of an error."""
-    named = isinstance(error, HeadraceError)
-    text = f"{error.code.name}: {error}" if isinstance(error, HeadraceError) else str(error)
     if connection.as_json:
-        reported = error_as_dict(error) if isinstance(error, HeadraceError) else {"message": str(error)}
-        warn(json.dumps({"error": reported}))
+        warn(json.dumps({"error": {"message": str(error)}}))
     else:
-        warn(f"error: {plain(connection.server + ': ' if named else '')}{plain(text)}")
+        warn(f"error: {plain(str(error))}")
     sys.exit(1)

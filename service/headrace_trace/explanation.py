@@ -122,7 +122,8 @@ class Explanation:
         ending: How it ended.
         ttft_ms: Until the first token had left the server, as that measured it, else as the trace
             shows it; None if none did, or the answer was one message.
-        engine_ttft_ms: Until the engine had the first token; None if that is not reported.
+        computed_ms: Until the first token had been computed and read from the device; None if that
+            is not reported.
         left_out_tokens: What the request generated beyond `tokens`, too many for the trace.
         itl_p50_ms: Largest of the waits between two tokens that did not come in one message.
         ledger_ms: How the request's time was spent.
@@ -136,7 +137,7 @@ class Explanation:
     duration_ms: float
     ending: Ending
     ttft_ms: float | None
-    engine_ttft_ms: float | None
+    computed_ms: float | None
     itl_p50_ms: float | None
     itl_p99_ms: float | None
     usual_step_ms: float

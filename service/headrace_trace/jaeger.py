@@ -101,7 +101,8 @@ class Jaeger:
                 return None
             raise TraceError(f"{self._url} answers {error.code} {error.reason}") from None
         except (OSError, ValueError) as error:
-            raise TraceError(f"{self._url} cannot be asked: {getattr(error, 'reason', error)}") from None
+            reason = getattr(error, "reason", error)
+            raise TraceError(f"{self._url} cannot be asked: {getattr(reason, 'strerror', None) or reason}") from None
 
 
 def _traces_of_steps(spans: Sequence[Span]) -> set[str]:

@@ -114,14 +114,15 @@ def _tiles(trace: Trace, explanation: Explanation) -> str:
 
 
 def _first_token_tile(explanation: Explanation) -> tuple[str, str, str]:
-    """When the first token left, and beside it when the engine had it.
+    """When the first token left, and beside it by its own name when it had been computed.
 
     Of an answer in one message only that.
     """
-    left, had = explanation.ttft_ms, explanation.engine_ttft_ms
-    if left is None and had is not None:
-        return ("first token in the engine", milliseconds(had), "")
-    return ("time to first token", milliseconds(left), f"{milliseconds(had)} in the engine" if had is not None else "")
+    left, computed = explanation.ttft_ms, explanation.computed_ms
+    if left is None and computed is not None:
+        return ("first token computed after", milliseconds(computed), "")
+    note = f"computed after {milliseconds(computed)}" if computed is not None else ""
+    return ("time to first token", milliseconds(left), note)
 
 
 def _ledger(explanation: Explanation) -> str:

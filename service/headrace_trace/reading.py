@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headrace_trace.spans import Span, TraceError
@@ -112,6 +113,8 @@ def _trace(root: Span, spans: Sequence[Span], requests: Sequence[Span]) -> Trace
         for key, value in attributes.items()
         if key.startswith(_LEDGER) and isinstance(value, int | float)
     }
+    ttft_ns = _seconds_ns(attributes, "gen_ai.response.time_to_first_chunk")
+    tokens = _token_spans(root, family) or _token_arrays(root)
     return Trace(
         request_id=str(attributes[REQUEST_ID]),
         trace_id=root.trace_id,
@@ -124,7 +127,7 @@ def _trace(root: Span, spans: Sequence[Span], requests: Sequence[Span]) -> Trace
         end_ns=max(root.end_ns, root.start_ns),
         prompt_tokens=_integer(attributes, "gen_ai.usage.input_tokens"),
         cached_tokens=_integer(attributes, "gen_ai.usage.cache_read.input_tokens"),
-        ttft_ns=_seconds_ns(attributes, "gen_ai.response.time_to_first_chunk"),
+        ttft_ns=ttft_ns,
         engine_ttft_ns=_seconds_ns(attributes, "headrace.engine.time_to_first_token"),
         finish_reasons=_strings(attributes, "gen_ai.response.finish_reasons"),
         error_type=str(attributes.get("error.type", "")),
@@ -137,12 +140,26 @@ def _trace(root: Span, spans: Sequence[Span], requests: Sequence[Span]) -> Trace
         ledger={part: ns for part, ns in ledger.items() if part != _WHOLE},
         phases=_phases(family),
         chunks=_chunks(family),
-        tokens=_token_spans(root, family) or _token_arrays(root),
+        tokens=tokens if ttft_ns is None else _with_first_left(tokens, root.start_ns + ttft_ns),
         steps=_steps(spans, engine),
         requests_by_span={
             (span.trace_id, span.span_id): str(span.attributes[REQUEST_ID]) for span in requests if span is not root
         },
     )
+
+
+def _with_first_left(tokens: tuple[Token, ...], left_ns: int) -> tuple[Token, ...]:
+    """The tokens, those of the first message having left when the server says that it had.
+
+    Each token's own times end where its message was handed to the transport, if the reader kept up.
+    Of the first message it is known when it had left, and that is the TTFT: the page names one
+    figure for the first token, and no part of the wait for it is left out.
+    """
+    made = min((token.emitted_ns for token in tokens if token.emitted_ns is not None), default=None)
+    if made is None:
+        return tokens
+    left_ns = max(left_ns, made)
+    return tuple(replace(token, written_ns=left_ns) if token.emitted_ns == made else token for token in tokens)
 
 
 def _call_status(root: Span, spans: Sequence[Span]) -> str:

@@ -61,11 +61,13 @@ def wait_words(gap: Gap, explanation: Explanation) -> str:
 
 
 def first_token_words(explanation: Explanation) -> str:
-    """Returns in words when the first token left, and when the engine had it."""
-    left, had = explanation.ttft_ms, explanation.engine_ttft_ms
-    if left is None and had is not None:
-        return f"first token in the engine after {milliseconds(had)}"
-    return f"TTFT {milliseconds(left)}" + (f" ({milliseconds(had)} in the engine)" if had is not None else "")
+    """Returns in words when the first token left, and when it had been computed."""
+    left, computed = explanation.ttft_ms, explanation.computed_ms
+    if left is None and computed is not None:
+        return f"first token computed after {milliseconds(computed)}"
+    return f"TTFT {milliseconds(left)}" + (
+        f" (computed after {milliseconds(computed)})" if computed is not None else ""
+    )
 
 
 def ending_words(explanation: Explanation) -> str:

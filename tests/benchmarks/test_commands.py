@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from benchmarks import figures
+from tests.support.warm_python import WarmPython
 
 # What every engine's result states, in this order; more may follow.
 FIELDS = (
@@ -52,6 +53,8 @@ def engine_results(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
+# The same command ends by a signal in test_ending.
+@pytest.mark.slow
 def test_engine_results_have_the_stated_fields(engine_results: pathlib.Path) -> None:
     results: list[dict[str, Any]] = json.loads(engine_results.read_text())
     assert [result["name"] for result in results] == ["single", "longprompt_poisson15"]
@@ -68,6 +71,7 @@ def test_engine_results_have_the_stated_fields(engine_results: pathlib.Path) -> 
     assert results[1]["apart"]["requests"] == 1 and results[1]["requests"] == 1
 
 
+@pytest.mark.slow
 def test_exposed_communication_is_what_a_step_takes_beyond_a_silent_one(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "communication.json"
     run("bench_communication", "--device", "cpu", "--shape", "demo", "--ranks", "2", "--steps", "1x32,chunk300", "--cut-mib", "0.001", "--quant", "int8", "--json", str(path))  # fmt: skip
@@ -80,6 +84,8 @@ def test_exposed_communication_is_what_a_step_takes_beyond_a_silent_one(tmp_path
         assert case["exposed_us"] == pytest.approx(case["step_us"] - case["silent_us"], abs=0.2)
 
 
+# Users are sent in test_ending and test_workloads.
+@pytest.mark.slow
 def test_users_come_as_they_are_answered(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "users.json"
     front = ("--services", "1", "--clients", "2", "--requests", "3", "--seconds", "2", "--json", str(path))
@@ -94,6 +100,7 @@ def test_users_come_as_they_are_answered(tmp_path: pathlib.Path) -> None:
     assert 0 < users["engine_api"]["e2e_p95"] and users["engine_api"]["requests"] >= 1
 
 
+@pytest.mark.slow
 def test_results_are_drawn(engine_results: pathlib.Path) -> None:
     pytest.importorskip("matplotlib")
     printed = run("plots", str(engine_results))
@@ -143,6 +150,7 @@ def test_the_ladder_has_its_rungs(tmp_path: pathlib.Path) -> None:
 
 
 def test_mistakes_are_refused_in_a_line() -> None:
+    warm = WarmPython([f"benchmarks.bench_{name}" for name in ("engine", "ladder", "serving")], figures.environment())
     for name, arguments, reason in (
         ("bench_engine", ["--workloads", "burst257"], "no workload 'burst257'"),
         ("bench_engine", ["--set", "block_size=17"], "block_size"),
@@ -154,8 +162,5 @@ def test_mistakes_are_refused_in_a_line() -> None:
         ("bench_serving", ["--telemetry", "off,span", "--workloads", "users1000"], "--telemetry: turns must be alike"),
         ("bench_engine", ["--seconds", "301"], "--seconds must be above 0 and at most 300, is 301"),
     ):
-        command = [sys.executable, "-m", f"benchmarks.{name}", "--device", "cpu", *arguments]
-        refused = subprocess.run(
-            command, cwd=figures.ROOT, env=figures.environment(), capture_output=True, text=True, check=False
-        )
+        (refused,) = warm.run([(f"benchmarks.{name}", ["--device", "cpu", *arguments])])
         assert refused.returncode != 0 and reason in refused.stderr and "Traceback" not in refused.stderr

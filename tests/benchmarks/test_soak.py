@@ -188,6 +188,8 @@ def test_memory_that_grows_is_found() -> None:
     assert not soak_checks.descriptors_check(30, 60).ok
 
 
+# An engine is soaked above; every kind of call has its tests in tests/e2e.
+@pytest.mark.slow
 def test_a_whole_server_is_soaked_with_every_kind_of_call(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "soak.json"
     seconds = 12

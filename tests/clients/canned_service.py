@@ -131,6 +131,18 @@ def retry_info(seconds: float) -> error_details_pb2.RetryInfo:
     return info
 
 
+def _refuse_empty(spec: pb.GenerationSpec, context: grpc.ServicerContext) -> None:
+    """Refuses a prompt without text as a server does: with all rules that the request breaks."""
+    if spec.model not in ("", "canned"):
+        refuse(context, grpc.StatusCode.NOT_FOUND, f"no model {spec.model}")
+    broken = [("spec.text", "must not be empty")]
+    if spec.sampling.temperature > 100:
+        broken.append(("spec.sampling.temperature", "must be at most 100"))
+    violation = error_details_pb2.BadRequest.FieldViolation
+    bad = error_details_pb2.BadRequest(field_violations=[violation(field=f, description=d) for f, d in broken])
+    refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "; ".join(f"{f}: {d}" for f, d in broken), bad)
+
+
 @dataclass
 class Observed:
     """What the server saw."""
@@ -242,6 +254,8 @@ class CannedService(CannedSessions, inference_pb2_grpc.InferenceServiceServicer)
         self._see("Complete", request, context)
         if request.spec.text == "flaky":
             self._fail_first("Complete", context)
+        if request.spec.WhichOneof("prompt") == "text" and not request.spec.text:
+            _refuse_empty(request.spec, context)
         end = done(2).done
         output = api.Output(
             token_ids=[token(0), token(1)],

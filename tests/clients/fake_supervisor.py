@@ -44,11 +44,8 @@ def main(arguments: list[str]) -> None:
     server.start()
     print("loading", file=sys.stderr, flush=True)
     for line in (
-        '{"event": "loading", "phase": "weights", "done": 7, "total": 14, "unit": "MiB", "level": "info"}',
-        (
-            '{"event": "loading", "phase": "weights", "done": 14, "total": 14, "unit": "MiB", "seconds": 0.5, "level":'
-            ' "info"}'
-        ),
+        '{"event": "loading", "phase": "weights", "progress": "7 of 14 MiB", "done": 7, "total": 14}',
+        '{"event": "loading", "phase": "weights", "progress": "14 of 14 MiB, 0.5 s", "seconds": 0.5}',
         '{"event": "memory plan", "kv_cache": "128.0 MiB", "level": "info"}',
         '{"event": "nobody asked", "level": "info"}',
         '{"event": "slow disk", "level": "warning"}',

@@ -109,6 +109,8 @@ def test_the_wheel_installs_and_runs_in_an_empty_environment(
     assert (process.returncode, process.stdout) == (0, answer(2) + "\n"), process.stderr
 
 
+# The wheel is installed and run in the test above; with pip, in tests/house/test_packaging too.
+@pytest.mark.slow
 def test_the_wheel_installs_with_pip_and_gives_the_headrace_command(
     wheel: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

@@ -17,6 +17,7 @@ from tests.clients.canned_service import CannedServer
 import headrace
 from headrace import AsyncClient, Client, HeadraceError, Violation
 from headrace.errors import from_rpc_error, from_status
+from headrace.grpc_words import DEADLINE_PASSED
 from headrace.spec import chat_spec, generation_spec
 
 CLASSES = {
@@ -93,6 +94,54 @@ def test_a_stream_that_breaks_names_its_request(client: Client) -> None:
     with pytest.raises(headrace.Unavailable) as caught:
         pieces.extend(stream.text())
     assert (caught.value.request_id, caught.value.retry_after) == ("req-from-details", 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "message", "problem"),
+    [
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", DEADLINE_PASSED, None),
+        ("DEADLINE_EXCEEDED", "Stream removed (Deadline Exceeded)", DEADLINE_PASSED, None),
+        ("DEADLINE_EXCEEDED", "the server's own words", "the server's own words", None),
+        ("UNAVAILABLE", "Stream removed (Socket closed)", "the connection to the server broke (Socket closed)", "LOST"),
+        (
+            "UNAVAILABLE",
+            "recvmsg:Connection reset by peer",
+            "the connection to the server broke (recvmsg:Connection reset by peer)",
+            "LOST",
+        ),
+        ("UNAVAILABLE", "the engine died", "the engine died", None),
+        ("INTERNAL", "Socket closed", "Socket closed", None),
+        (
+            "UNAVAILABLE",
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.1.2.3:5: Failed to connect to remote"
+            " host: No route to host",
+            "10.1.2.3:5 cannot be reached: Failed to connect to remote host: No route to host",
+            "UNREACHABLE",
+        ),
+        (
+            "UNAVAILABLE",
+            "errors resolving llm.example:5: [field:hostname lookup error:address lookup failed for llm.example:5:"
+            " Domain name not found]",
+            "no name server knows the host of llm.example:5",
+            "UNKNOWN_HOST",
+        ),
+    ],
+)
+def test_what_grpcs_core_says_is_a_sentence(code: str, text: str, message: str, problem: str | None) -> None:
+    error = from_rpc_error(FailedCall(grpc.StatusCode[code], details=text))
+    assert (error.message, error.problem and error.problem.name) == (message, problem)
+
+
+async def test_both_clients_say_which_server_is_missing() -> None:
+    once = headrace.RetryPolicy(max_attempts=1)
+    with Client("127.0.0.1:9", retry=once) as client, pytest.raises(headrace.Unavailable) as caught:
+        client.generate("hello").result()
+    async with AsyncClient("127.0.0.1:9", retry=once) as asking:
+        with pytest.raises(headrace.Unavailable) as caught_too:
+            await asking.generate("hello").result()
+    for error in (caught.value, caught_too.value):
+        assert str(error) == "no server listens on 127.0.0.1:9"
+        assert error.problem is headrace.ConnectionProblem.NO_SERVER
 
 
 def test_an_unknown_model_or_request_is_not_found(client: Client) -> None:

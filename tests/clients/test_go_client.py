@@ -4,6 +4,9 @@ README copied into an empty project.
 The Go tests are in clients/go; this module starts what they need (a server, a proxy that can be
 cut, a server with TLS and keys), hands them the addresses, and runs what a reader of the README
 would run.
+
+All that needs the toolchain is slow: half a minute of a core that only a change of this client, of
+the protos or of what every client sees can make fail.
 """
 
 from __future__ import annotations
@@ -30,12 +33,12 @@ CLIENT = ROOT / "clients" / "go"
 MODULE = "github.com/headrace/headrace/clients/go"
 EXAMPLES = {
     "generate": "32 tokens)",
-    "chat": "",
+    "chat": "\nWithout it every new token would cost a pass over the whole text",
     "stream": "first token after",
     "subscribe_resume": "request ",
     "cancel": "its readers see: cancelled",
     "deadline": "spec.sampling.top_p: ",
-    "session": "24 tokens)",
+    "session": '"2 + 2 =" -> " 4" (',
 }
 TIMEOUT_S = 900
 
@@ -112,6 +115,7 @@ def test_the_readme_shows_every_example() -> None:
         assert program == (CLIENT / "examples" / name / "main.go").read_text(), name
 
 
+@pytest.mark.slow
 def test_the_code_is_formatted_and_vetted(go: str) -> None:
     gofmt = pathlib.Path(succeed([go, "env", "GOROOT"], CLIENT).strip()) / "bin" / "gofmt"
     assert succeed([str(gofmt), "-l", "."], CLIENT) == ""
@@ -130,6 +134,7 @@ def go_test(go: str, names: str, others: str, **variables: str) -> str:
     return reported
 
 
+@pytest.mark.slow
 def test_go_tests_pass_against_a_real_server(go: str, server: RunningServer) -> None:
     with tcp_proxy(server.address) as proxy, cut_on_connect(proxy) as cut:
         addresses = {"SERVER": server.address, "PROXY": proxy.address, "CUT": cut}
@@ -156,6 +161,7 @@ def project(go: str, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder / "bin"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_readmes_programs_run_in_an_empty_project(project: pathlib.Path, server: RunningServer, name: str) -> None:
     assert EXAMPLES[name] in succeed([str(project / name), server.address], project)
@@ -189,11 +195,13 @@ def secured(go: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secur
         yield Secured(running.address, str(certs / "ca.pem"), key, few)
 
 
+@pytest.mark.slow
 def test_go_tests_pass_against_a_server_with_tls_and_keys(go: str, secured: Secured) -> None:
     where = {"TLS_SERVER": secured.address, "CA": secured.ca, "KEY": secured.key, "FEW_KEY": secured.few}
     go_test(go, "TestSecured", "none", **where)
 
 
+@pytest.mark.slow
 def test_the_readmes_program_with_a_key_runs_over_tls(project: pathlib.Path, secured: Secured) -> None:
     program = [str(project / "tls_key"), secured.address, secured.ca]
     assert '"' in succeed(program, project, HEADRACE_API_KEY=secured.key)

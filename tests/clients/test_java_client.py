@@ -4,6 +4,9 @@ its README copied into an empty project.
 The Java tests are in clients/java; this module starts what they need (a server, a proxy that can be
 cut, a server with TLS and keys), hands them the addresses, and runs what a reader of the README
 would run.
+
+All that needs the toolchain is slow: a minute of a core that only a change of this client, of the
+protos or of what every client sees can make fail.
 """
 
 from __future__ import annotations
@@ -29,12 +32,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "clients" / "java"
 EXAMPLES = {
     "Generate": "LENGTH after 32 tokens",
-    "Stream": "finished: LENGTH",
-    "Chat": "What is a KV cache? -> ",
+    "Stream": "finished: STOP",
+    "Chat": "Why does it help? -> Without it every new token",
     "SubscribeResume": "nothing lost, nothing doubled",
     "Cancel": "its readers see: CANCELLED",
     "Deadline": "DEADLINE after ",
-    "Gateway": "2 + 2 =",
+    "Gateway": "2 + 2 = 4 (STOP)",
     "Publisher": " (done)",
 }
 SECURED = "TlsWithKey"
@@ -121,6 +124,7 @@ def test_the_readme_shows_every_example() -> None:
     assert programs == files
 
 
+@pytest.mark.slow
 def test_java_tests_pass_against_a_real_server(build: JavaBuild, server: RunningServer, tmp_path: pathlib.Path) -> None:
     with tcp_proxy(server.address) as proxy, cut_on_connect(proxy) as cut, secured_server(tmp_path) as secured:
         addresses = {"SERVER": server.address, "PROXY": proxy.address, "CUT": cut}
@@ -160,6 +164,7 @@ def run_program(build: JavaBuild, project: pathlib.Path, *arguments: str) -> str
     return succeed(["java", *SHORT_LIVED.split(), "-cp", classes, *arguments], project)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_readmes_programs_run_in_an_empty_project(
     build: JavaBuild, project: pathlib.Path, server: RunningServer, name: str
@@ -167,10 +172,12 @@ def test_the_readmes_programs_run_in_an_empty_project(
     assert EXAMPLES[name] in run_program(build, project, name, server.address)
 
 
+@pytest.mark.slow
 def test_the_readmes_command_runs_a_program_of_our_folder_too(build: JavaBuild, server: RunningServer) -> None:
     assert EXAMPLES["Generate"] in run_as_documented(build.folder / "examples", build, server)
 
 
+@pytest.mark.slow
 def test_the_readmes_program_with_a_key_runs_over_tls(
     build: JavaBuild, project: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

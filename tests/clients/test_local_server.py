@@ -4,6 +4,7 @@ block ends.
 
 from __future__ import annotations
 
+import importlib
 import os
 import pathlib
 import signal
@@ -20,8 +21,9 @@ from tests.clients.canned_service import answer, canned_server
 from tests.support.processes import alive, wait_until
 
 import headrace
-from headrace import local_server, server_process
 from headrace.cli import main
+from headrace.local_server import installed
+from headrace.local_server import server as server_module
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -140,9 +142,38 @@ def test_a_killed_program_leaves_no_server_behind(fake_server: pathlib.Path) -> 
 
 
 def test_a_missing_server_distribution_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_process, "SUPERVISOR_MODULE", "headrace_supervisor_that_is_not_there")
+    monkeypatch.setattr(installed, "SUPERVISOR_MODULE", "headrace_supervisor_that_is_not_there")
     with pytest.raises(headrace.LocalServerError, match="pip install 'headrace-server"), headrace.local("demo"):
         pass
+
+
+def test_a_server_without_its_worker_is_refused_before_anything_starts(
+    fake_server: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installed, "WORKER_MODULES", ("sys", "torch_that_is_not_there"))
+    with pytest.raises(headrace.LocalServerError, match=r"extra `worker`.*\(looked for torch_that_is_not_there in"):
+        with headrace.local("demo"):
+            pass
+    refused = CliRunner().invoke(main, ["demo"])
+    assert refused.exit_code == 1
+    assert len(refused.stderr.splitlines()) == 1 and "pip install 'headrace-server[worker]'" in refused.stderr
+
+
+def test_the_demo_model_is_the_packages_before_the_checkouts(
+    fake_server: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The real ones would be found first: a module that another test of this process has imported,
+    # and the model of an installed wheel.
+    monkeypatch.delitem(sys.modules, "headrace_supervisor", raising=False)
+    monkeypatch.setattr(installed, "DEMO_PACKAGE", "demo_model_of_this_test")
+    with pytest.raises(headrace.LocalServerError, match="no demo model .* --model"):
+        installed.demo_model()
+    # The fake supervisor lies in path/ as the real one lies in service/.
+    for folder in (tmp_path / "models/demo", tmp_path / "path/demo_model_of_this_test/demo"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        importlib.invalidate_caches()
+        assert installed.demo_model() == folder
 
 
 def test_a_block_is_entered_once() -> None:
@@ -184,7 +215,7 @@ def test_the_demo_tells_its_story_and_leaves_nothing(fake_server: pathlib.Path) 
         "headrace serve --model models/other --listen 127.0.0.1:50051",
     ):
         assert part in result.stderr
-    assert result.stderr.count("make demo") == 3
+    assert result.stderr.count("headrace demo --prompt") == 3
     assert "nobody asked" not in result.stderr
     assert list(fake_server.iterdir()) == []
 
@@ -192,11 +223,12 @@ def test_the_demo_tells_its_story_and_leaves_nothing(fake_server: pathlib.Path) 
 def test_a_demo_that_cannot_start_says_why(fake_server: pathlib.Path) -> None:
     result = CliRunner().invoke(main, ["demo", "--model", "broken"])
     assert result.exit_code == 1
-    assert "exit code 2: models/broken/config.json: architecture 'Foo' is not known" in result.stderr
+    assert result.stderr.count("models/broken/config.json: architecture 'Foo' is not known") == 1
+    assert result.stderr.endswith("error: the server did not start, for the reason above\n")
     assert list(fake_server.iterdir()) == []
 
 
 def test_a_server_without_health_is_not_ready() -> None:
     with canned_server() as server:
-        assert not local_server.is_serving(server.address)
-    assert not local_server.is_serving("unix:/nowhere/server.sock")
+        assert not server_module.is_serving(server.address)
+    assert not server_module.is_serving("unix:/nowhere/server.sock")

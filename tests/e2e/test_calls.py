@@ -16,7 +16,7 @@ from tests.support.running_server import RunningServer, environment
 
 from headrace.v1 import generation_pb2, inference_pb2
 
-STORY = "Tell me a story about a fox"
+STORY = "Once upon a time"
 LEDGER_PARTS = (
     "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "engine_restart_ns", "detokenize_and_send_ns",
     "blocked_on_reader_ns",

@@ -115,6 +115,9 @@ def settled(server: RunningServer, baseline: list[int]) -> bool:
 
 
 @pytest.mark.timeout(900)
+# What happens here at once is tried alone elsewhere: preemption and prefixes in test_equal_answers,
+# readers that leave in test_streams, a worker's death in tests/faults.
+@pytest.mark.slow
 def test_every_call_ends_once_and_no_answer_depends_on_the_others() -> None:
     rng = random.Random(11)
     with running_server("--dtype", "fp32", "--device", "cpu", *TINY) as server:

@@ -18,7 +18,7 @@ import grpc
 import pytest
 from tests.support.ports import free_address
 from tests.support.rpc import connected, greedy, read
-from tests.support.running_server import DEMO, environment
+from tests.support.running_server import DEMO, environment, run_command
 
 from headrace.v1 import inference_pb2
 from headrace_credentials.client_tls import ClientTlsFiles, channel_credentials
@@ -135,11 +135,10 @@ def test_settings_that_do_not_go_together_are_refused(folder: pathlib.Path) -> N
         (["backend", *backend[:-2]], "tls_client_ca"),
         (["backend", *backend, "--listen", f"unix:{folder}/x/e.sock"], "speaks no TLS"),
         (["service", *service[:-2]], "engine_tls_key"),
-        (["service", *service, "--engine", "unix:/x"], "speak no TLS"),
+        (["service", *service_options(ours, ours, "unix:/x", "127.0.0.1:0")], "speak no TLS"),
         (["service", *service, "--engine-tls-ca", ours / "service.key"], "service.key"),
     ):
-        command = [sys.executable, "-m", "headrace_supervisor", *map(str, arguments)]
-        ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
+        ended = run_command(*arguments)
         assert ended.returncode == 2, (said, ended.stderr)
         assert said in ended.stderr and "Traceback" not in ended.stderr
 

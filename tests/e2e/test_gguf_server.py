@@ -82,6 +82,8 @@ def test_ranks_do_not_cut_its_blocks(file: pathlib.Path) -> None:
     assert ended.returncode == 2 and said in ended.stderr
 
 
+# A cache knows nothing of weights: the tests above have these, `test_quantized_kv_server` has that.
+@pytest.mark.slow
 def test_its_cache_may_be_quantized(file: pathlib.Path) -> None:
     sizes = ModelFolder.open(file).config.description
     with running_server(*CPU, "--kv-dtype", "int8", model=file) as running, connected(running.address) as stub:
@@ -101,6 +103,9 @@ def test_a_file_that_is_cut_ends_the_start(file: pathlib.Path, tmp_path: pathlib
     assert ended.returncode == 2 and "cut.gguf: is truncated: tensor" in ended.stderr
 
 
+# The loader refuses it in tests/models/test_gguf_models; a worker's refusal ends the start with
+# `test_quantized_server`'s groups that do not divide.
+@pytest.mark.slow
 def test_a_scale_that_is_no_number_ends_the_start(tmp_path: pathlib.Path) -> None:
     gguf, _ = from_folder(DEMO, "Q8_0")
     gguf.metadata |= demo_tokenizer(DEMO)

@@ -10,6 +10,7 @@ import json
 import pathlib
 import shutil
 
+import pytest
 from tests.support.rpc import generate, greedy
 from tests.support.running_server import DEMO, RunningServer, running_server
 
@@ -38,6 +39,8 @@ def folder_with_code(folder: pathlib.Path, trace: pathlib.Path) -> pathlib.Path:
     return folder
 
 
+# Nothing of ours imports a file of a folder; what is said is also in tests/supervisor/test_doctor.
+@pytest.mark.slow
 def test_it_is_served_as_its_architecture_and_reported_once(tmp_path: pathlib.Path, server: RunningServer) -> None:
     trace = tmp_path / "trace"
     with running_server(*CPU, model=folder_with_code(tmp_path / "own", trace)) as own:

@@ -48,6 +48,8 @@ def test_the_model_says_what_its_report_says_was_lost(folder: pathlib.Path) -> N
     assert 0 < measured.divergence_interval < measured.divergence
 
 
+# What contradicts its folder is refused by the reader in tests/model_folder/test_measured_loss.
+@pytest.mark.slow
 def test_another_folders_report_is_let_be_with_one_warning(folder: pathlib.Path) -> None:
     whole = (folder / REPORT_FILE).read_text()
     (folder / REPORT_FILE).write_text(whole.replace("groups of 32", "groups of 64"))

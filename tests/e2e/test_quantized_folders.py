@@ -25,7 +25,9 @@ RECIPES = {
 }
 
 
-@pytest.fixture(scope="module", params=list(RECIPES))
+# What is computed from each format is in tests/models/test_quantized_folders; what a server says of
+# such a folder, in test_quantize_report.
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.slow) for name in RECIPES])
 def scheme(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -99,6 +101,8 @@ def test_such_a_folder_is_not_quantized_again(tmp_path: pathlib.Path) -> None:
     assert ended.returncode == 2 and "the folder is quantized already (awq)" in ended.stderr
 
 
+# It does in tests/supervisor/test_doctor, with another folder.
+@pytest.mark.slow
 def test_the_doctor_names_what_is_packed_wrongly(tmp_path: pathlib.Path) -> None:
     folder = quantize_folder(DEMO, tmp_path, Recipe("awq", group=64, symmetric=False))
     scales = "model.layers.5.mlp.up_proj.scales"

@@ -21,9 +21,11 @@ SETTINGS = {
 }
 
 
-# What int8 does is tried without a server by `test_worker_process` (what is said) and
-# `test_quantized_layers` (logits, prefixes).
-@pytest.fixture(scope="module", params=["int4", pytest.param("int8", marks=pytest.mark.slow), "nf4"])
+# What the others do is tried without a server: `test_worker_process` (what is said of int8),
+# `test_quantized_layers` (logits, prefixes), `test_nf4_loading`.
+@pytest.fixture(
+    scope="module", params=["int4", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int8", "nf4"))]
+)
 def scheme(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -65,6 +67,8 @@ def test_a_prefix_hit_changes_nothing(server: RunningServer) -> None:
     assert second.tokens == first.tokens
 
 
+# The worker says the same in `test_worker_process`; its logits: tests/models/test_head_weight.
+@pytest.mark.slow
 def test_an_output_layer_of_8_bits_beside_a_tied_embedding() -> None:
     """By itself: said, exact in memory, right."""
     with running_server(

@@ -1,6 +1,6 @@
 """A server whose model has two engines.
 
-Requests of one prefix meet in one cache, and an engine that is lost ends its own streams alone.
+Requests of one prefix meet in one cache, and what a lost engine computed goes on at the other.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import re
 import signal
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
-import grpc
 import pytest
 import torch
 from benchmarks.backend_process import GpuMemory
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from tests.support.processes import wait_until
-from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, generate, greedy, idle_load, read
+from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, generate, greedy, idle_load
 from tests.support.running_server import RunningServer, running_server
 
-from headrace.v1 import inference_pb2
+from headrace.v1 import generation_pb2, inference_pb2
 
 OPTIONS = (
     *("--replicas", "2", "--services", "2", "--dtype", "fp32", "--device", "cpu", "--num-blocks", "640"),
@@ -30,7 +30,7 @@ OPTIONS = (
 )
 PREFIXES = 6
 # Long enough to be there when something happens.
-TOKENS = 1800
+TOKENS = 500
 
 
 @pytest.fixture(scope="module")
@@ -129,56 +129,94 @@ def test_figures_add_engines_up_and_name_each(pair: RunningServer) -> None:
     wait_until(lambda: blocks() == 2 * 640, 60, "the blocks of both")
 
 
-def start(server: RunningServer, index: int) -> tuple[str, concurrent.futures.Future[Transcript]]:
-    """A stream that has begun: its request's id, and what becomes of it."""
-    begun: concurrent.futures.Future[str] = concurrent.futures.Future()
+def start(server: RunningServer, spec: generation_pb2.GenerationSpec) -> concurrent.futures.Future[Transcript]:
+    """A stream that has begun, and what becomes of it."""
+    begun: concurrent.futures.Future[None] = concurrent.futures.Future()
     ended: concurrent.futures.Future[Transcript] = concurrent.futures.Future()
 
     def follow() -> None:
         try:
             with connected(server.address) as stub:
-                spec = greedy(prompt(index), TOKENS)
                 stream = stub.Generate(inference_pb2.GenerateRequest(spec=spec), timeout=CALL_TIMEOUT_S)
-                first = next(stream)
-                begun.set_result(first.event.accepted.request_id)
-                ended.set_result(read(stream))
+                transcript = Transcript()
+                for response in stream:
+                    transcript.take(response.event)
+                    if transcript.tokens and not begun.done():
+                        begun.set_result(None)
+                ended.set_result(transcript)
         except BaseException as error:
             ended.set_exception(error)
             if not begun.done():
                 begun.set_exception(error)
 
     _POOL.submit(follow)
-    return begun.result(CALL_TIMEOUT_S), ended
+    begun.result(CALL_TIMEOUT_S)
+    return ended
 
 
 _POOL = concurrent.futures.ThreadPoolExecutor(2 * PREFIXES)
 
 
-def test_an_engine_that_is_stopped_and_killed_ends_its_own_streams_and_comes_back(pair: RunningServer) -> None:
+def every_kind(index: int) -> generation_pb2.GenerationSpec:
+    """A request of a prefix, of another kind than those of its neighbours."""
+    spec = greedy(prompt(index), TOKENS)
+    if index % 3 == 1:
+        spec.n = 2
+        spec.sampling.temperature, spec.sampling.seed = 0.8, index
+        spec.sampling.presence_penalty = 0.5
+        spec.logprobs, spec.prompt_logprobs = 1, 1
+    elif index % 3 == 2:
+        spec.stop.strings[:] = ["no text of the model has this", "\x00\x01"]
+    return spec
+
+
+def unbroken(transcript: Transcript) -> tuple[Any, ...]:
+    """What must not depend on where an answer was computed, nor on how it was cut into messages."""
+    deltas = [event.delta for event in transcript.events if event.HasField("delta")]
+    ranks = [
+        [rank for delta in deltas if delta.output_index == index for rank in delta.logprobs.ranks]
+        for index in sorted(transcript.tokens)
+    ]
+    prompt_parts = [event.prompt_logprobs for event in transcript.events if event.HasField("prompt_logprobs")]
+    prompt_ranks = [rank for part in prompt_parts for rank in part.logprobs.ranks]
+    reasons = {index: finished.reason for index, finished in transcript.finished.items()}
+    assert transcript.done is not None
+    usage = transcript.done.usage
+    return transcript.tokens, transcript.texts, ranks, prompt_ranks, reasons, usage.prompt_tokens, usage.output_tokens
+
+
+def check_ledger(transcript: Transcript) -> None:
+    assert transcript.done is not None
+    spent = transcript.done.ledger
+    parts = (
+        *(spent.queued_ns, spent.prefill_ns, spent.decode_ns, spent.preempted_ns, spent.engine_restart_ns),
+        *(spent.detokenize_and_send_ns, spent.blocked_on_reader_ns),
+    )
+    assert sum(parts) == spent.end_to_end_ns and 0 < spent.ttft_ns < spent.end_to_end_ns
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+def test_streams_of_an_engine_that_is_lost_go_on_at_the_other(pair: RunningServer, signal_number: int) -> None:
     homes = settled_homes(pair)
+    whole = [start(pair, every_kind(index)) for index in range(PREFIXES)]
+    wanted = [unbroken(ended.result(CALL_TIMEOUT_S)) for ended in whole]
     # In the order of their sockets, which is that of their start.
     first, second = sorted(pair.descendants("headrace_backend"), key=lambda process: process.pid)
-    streams = [start(pair, index) for index in range(PREFIXES)]
-    # The supervisor makes a SIGKILL of it.
-    os.kill(second.pid, signal.SIGSTOP)
-    lost = []
-    for (identifier, ended), index in zip(streams, range(PREFIXES), strict=True):
-        error = ended.exception(CALL_TIMEOUT_S)
-        if error is None:
-            assert len(ended.result().tokens[0]) == TOKENS
-        else:
-            assert isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.UNAVAILABLE
-            lost.append(engine_of(identifier))
-        assert engine_of(identifier) == homes[index]
-    assert len(set(lost)) == 1
-    [gone] = set(lost)
-    assert sorted(lost) == [one for one in homes if one == gone]
+    streams = [start(pair, every_kind(index)) for index in range(PREFIXES)]
+    # Of one that is stopped the supervisor makes a SIGKILL.
+    os.kill(second.pid, signal_number)
+    found = [ended.result(CALL_TIMEOUT_S) for ended in streams]
+    assert [unbroken(transcript) for transcript in found] == wanted
+    for transcript in found:
+        check_ledger(transcript)
+    resumed = [transcript for transcript in found if any(event.HasField("resumed") for event in transcript.events)]
+    assert len({engine_of(request_id(transcript)) for transcript in resumed}) == 1
+    assert all(one.done is not None and one.done.ledger.engine_restart_ns > 0 for one in resumed)
     # What began so is answered meanwhile, by whom there is; then by the one that it belongs to.
-    for index in range(PREFIXES):
-        assert generate(pair.address, greedy(prompt(index), 2)).done is not None
     wait_until(lambda: [home(pair, index) for index in range(PREFIXES)] == homes, 120, "all prefixes back at home")
     assert first.is_running() and not second.is_running()
-    assert any("backend (replica 1) ended and is started again" in line for line in pair.lines)
+    restarts = [line for line in pair.lines if "ended and is started again" in line]
+    assert any("backend" in line for line in restarts), "".join(pair.lines)
 
 
 def used_bytes() -> list[int]:

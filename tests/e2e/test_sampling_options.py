@@ -7,7 +7,7 @@ from typing import Any
 from tests.support.rpc import generate, greedy
 from tests.support.running_server import RunningServer
 
-STORY = "Tell me a story about a fox"
+STORY = "Once upon a time"
 TOKENS = 24
 
 

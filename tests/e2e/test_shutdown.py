@@ -17,7 +17,7 @@ from headrace.v1 import generation_pb2, inference_pb2
 
 STREAMS = 2
 # Seconds of work, so that a reader that is held up for a second sees what comes before its end.
-TOKENS = 600
+TOKENS = 400
 OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", "512")
 
 
@@ -57,6 +57,8 @@ def test_open_streams_finish_after_sigterm() -> None:
         assert server.process.wait(120) == 0
     assert [len(transcript.tokens[0]) for transcript in transcripts] == [TOKENS] * STREAMS
     assert {transcript.reason() for transcript in transcripts} == {generation_pb2.FINISH_REASON_LENGTH}
+    # A start, some work and an end are nothing to be warned of.
+    assert [line for line in server.lines if "[info " not in line and not line.startswith("listening on ")] == []
     assert all(transcript.done for transcript in transcripts)
     assert not_serving_at and not_serving_at[0] < min(ended_at)
 

@@ -108,13 +108,31 @@ def test_a_second_server_on_the_same_port_is_refused(server: RunningServer) -> N
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (("--block-size", "17"), "block-size"),
-        (("--max-model-len", "100000"), "max"),
-        (("--num-blok", "3"), "num-blok"),
-        (("--device", "cuda:99"), "cuda:99"),
+        (("--block-size", "17"), "--block-size: "),
+        (("--max-model-len", "100000"), "max_model_len is 100000; the model's context has 2048 tokens"),
+        (("--device", "tpu"), "device is 'tpu'; it must be auto, cpu, cuda or cuda:<index>"),
+        (("--keys-file", "/nonexistent/keys.json"), "/nonexistent/keys.json: No such file or directory"),
+        (("--tls-cert", "/nonexistent/c", "--tls-key", "k"), "/nonexistent/c: No such file or directory"),
     ],
 )
-def test_a_setting_that_can_not_work_is_refused(options: tuple[str, ...], named: str) -> None:
+def test_a_setting_that_can_not_work_is_refused_in_one_line_before_anything_starts(
+    options: tuple[str, ...], named: str
+) -> None:
     ended, _ = refused(*options)
+    assert ended.returncode == 2 and ended.stdout == ""
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("headrace: ") and named in line
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    ended, _ = refused("--device", "cuda:99")
     assert ended.returncode == 2
-    assert named in ended.stderr and "Traceback" not in ended.stderr
+    assert "cuda:99" in ended.stderr.splitlines()[-1] and "Traceback" not in ended.stderr
+
+
+def test_what_only_a_worker_can_refuse_is_the_last_line_and_the_only_one_that_says_so() -> None:
+    ended, _ = refused("--device", "cpu", "--graph-sizes", "1,2")
+    assert ended.returncode == 2
+    *before, last = ended.stderr.splitlines()
+    assert last == "headrace: model demo: worker 0: graph_sizes is 1,2; the CPU has no graphs: auto and off work"
+    assert all("[info" in line and "disconnected" not in line for line in before), before

@@ -17,7 +17,7 @@ from tests.support.running_server import RunningServer
 
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 
-STORY = "Tell me a story about a fox"
+STORY = "Once upon a time"
 LONG = 300
 
 

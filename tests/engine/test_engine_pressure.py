@@ -10,6 +10,7 @@ import hypothesis
 from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, request
+from tests.support.examples import examples
 
 asked = st.tuples(
     st.integers(1, 70),  # prompt tokens
@@ -20,7 +21,7 @@ asked = st.tuples(
 )
 
 
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=examples(150), deadline=None)
 @hypothesis.given(
     st.integers(8, 20),
     st.sampled_from([16, 20, 64]),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.engine.fake_worker import expected_prompt, expected_tokens
 from tests.engine.harness import TOKEN_BYTES, Harness, Reader, request
+from tests.support.examples import examples
 
 from headrace_backend.engine.errors import RequestRefused
 from headrace_backend.engine.events import EndReason
@@ -245,7 +246,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = hypothesis.settings(
-    max_examples=120,
+    max_examples=examples(120),
     stateful_step_count=40,
     deadline=None,
     report_multiple_bugs=False,

@@ -13,6 +13,7 @@ from tests.engine.drafting_worker import DraftingWorker
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import TOKEN_BYTES, Harness, Reader, request
 from tests.engine.test_engine_state_machine import EngineMachine, expected_end
+from tests.support.examples import examples
 
 from headrace_backend.engine.events import EndReason
 from headrace_backend.engine.request import EngineRequest, Recording
@@ -51,7 +52,7 @@ class OneAtMostMachine(DraftingMachine):
 
 
 SETTINGS = hypothesis.settings(
-    max_examples=60,
+    max_examples=examples(60),
     stateful_step_count=40,
     deadline=None,
     report_multiple_bugs=False,
@@ -93,7 +94,7 @@ def seen(reader: Reader) -> object:
     return reader.tokens, sorted(reader.logprobs), ends, reader.done.output_tokens
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=examples(60), deadline=None)
 @hypothesis.given(
     arrivals=st.lists(st.tuples(requests, st.integers(0, 4)), min_size=1, max_size=6),
     deaths=st.frozensets(st.integers(1, 12), max_size=1),

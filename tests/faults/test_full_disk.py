@@ -10,6 +10,7 @@ import signal
 import subprocess
 import urllib.request
 
+import pytest
 from tests.support.ports import free_address
 from tests.support.processes import alive, wait_until
 from tests.support.rpc import generate, greedy, serves
@@ -35,6 +36,8 @@ def replace(server: RunningServer, module: str) -> None:
     wait_until(lambda: server.descendants(module) and serves(server.address), 240, "SERVING again")
 
 
+# Workers and services are replaced in test_processes_die, with a log that can be written.
+@pytest.mark.slow
 def test_a_server_whose_log_can_not_be_written_serves_and_replaces_what_dies() -> None:
     address, metrics = free_address(), free_address()
     with pathlib.Path("/dev/full").open("wb") as full:

@@ -14,7 +14,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 
 import grpc
@@ -114,7 +113,13 @@ class Shared:
     expected: list[list[int]]
 
 
-@pytest.fixture(scope="module", params=[CPU, pytest.param(CARDS, marks=NEEDS_CARDS)], ids=["cpu", "cards"])
+# Ranks that are lost are named in tests/parallel/test_rank_processes, and what a service and its
+# streams make of a lost worker is in test_processes_die.
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(CPU, marks=pytest.mark.slow), pytest.param(CARDS, marks=NEEDS_CARDS)],
+    ids=["cpu", "cards"],
+)
 def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
     place: Place = request.param
     options = ("--device", place.device, "--tp", str(place.tp), *place.options, *PATIENCE)
@@ -232,43 +237,32 @@ def narrow(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def card_holder(index: int) -> Iterator[subprocess.Popen[str]]:
-    """Somebody who can have all memory of a card that is free."""
+def full_card(index: int) -> Iterator[None]:
+    """Somebody else holds all memory of a card that was free."""
     command = [sys.executable, "-m", "tests.support.held_card", str(index)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    holder = subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, **pipes)
-    try:
-        assert holder.stdout is not None and holder.stdout.readline() == "ready\n"
-        yield holder
-    finally:
-        holder.kill()
-        holder.wait()
-        for pipe in (holder.stdin, holder.stdout):
-            assert pipe is not None
-            pipe.close()
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline().startswith("holds ")
+            yield
+        finally:
+            holder.kill()
 
 
-def hold(holder: subprocess.Popen[str], server: RunningServer) -> None:
-    """Takes the memory, and gives it back once a worker is lost, before the next life asks."""
-    num_lines = len(server.lines)
-    assert holder.stdin is not None and holder.stdout is not None
-    holder.stdin.write("now\n")
-    holder.stdin.flush()
-    assert holder.stdout.readline().startswith("holds ")
-
-    def release() -> None:
-        wait_until(lambda: any("worker lost" in line for line in server.lines[num_lines:]), 60, "a lost worker")
-        holder.kill()
-
-    threading.Thread(target=release, daemon=True).start()
-
-
+# A rank on a card has all memory that it needs once it has started, as the next test shows.
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [CPU], ids=["cpu"], indirect=True)
 def test_a_rank_without_memory(shared: Shared) -> None:
     place = shared.place
-    said = f"worker {place.victim}: "
-    if place.device == "cpu":
-        check_loss(shared, lambda pids: narrow(pids[place.victim]), said, LONG_PROMPTS)
-        return
-    with card_holder(place.victim) as holder:
-        lost = check_loss(shared, lambda _: hold(holder, shared.server), said, LONG_PROMPTS)
-        assert "out of memory" in lost.lower()
+    check_loss(shared, lambda pids: narrow(pids[place.victim]), f"worker {place.victim}: ", LONG_PROMPTS)
+
+
+@pytest.mark.parametrize("shared", [pytest.param(CARDS, marks=NEEDS_CARDS)], ids=["cards"], indirect=True)
+def test_a_card_that_somebody_else_fills_ends_no_rank(shared: Shared) -> None:
+    place, server = shared.place, shared.server
+    wait_until(lambda: len(ranks(server)) == place.tp and idle_load(server.address), 120, "all ranks, and no request")
+    started, num_lines = ranks(server), len(server.lines)
+    with full_card(place.victim):
+        readers = asyncio.run(read_all(server.address, place.tokens, lambda: None, LONG_PROMPTS))
+    assert all(reader.is_done and len(reader.tokens) == reader.max_tokens for reader in readers)
+    assert ranks(server) == started
+    assert not any("worker lost" in line for line in server.lines[num_lines:])

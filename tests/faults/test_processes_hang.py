@@ -84,6 +84,8 @@ def assert_broken_off(readers: list[Reader], golden: list[list[int]]) -> None:
         assert reader.tokens == answer[: len(reader.tokens)]
 
 
+# One that is busy is, in the next test; one of two in tests/e2e/test_replicas.
+@pytest.mark.slow
 def test_an_idle_backend_that_is_stopped_is_replaced(server: RunningServer, golden: list[list[int]]) -> None:
     backend, worker = server.backend(), server.worker()
     backend.suspend()

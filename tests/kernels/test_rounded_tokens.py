@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.support.any_two import any_two_meet
 from tests.support.kernel_case import DEVICES, DTYPES, Numbers, kernels_on, poisoned_memory
 
 from headrace_kernels import card
@@ -232,15 +233,16 @@ def check_same_bits(made: Made, number: torch.dtype, device: str) -> None:
     assert torch.equal(made.streams[0], made.streams[1])
 
 
-@numbers_of_8_bits
+SMALL_SIZES = ((1, 1), (3, 7), (9, 64), (2, 896), (2, 2100), (0, 8))
+
+
 @devices
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows, size", [(1, 1), (3, 7), (9, 64), (2, 896), (2, 2100), (0, 8)])
+@pytest.mark.parametrize(("size", "dtype", "number"), any_two_meet(SMALL_SIZES, DTYPES, tuple(LARGEST)), ids=str)
 def test_tokens_are_the_same_whoever_rounds_them(
-    rows: int, size: int, dtype: torch.dtype, number: torch.dtype, device: str
+    size: tuple[int, int], dtype: torch.dtype, number: torch.dtype, device: str
 ) -> None:
     skip_unless_multiplied(number, device)
-    check_same_bits(Made(device, dtype, rows, size), number, device)
+    check_same_bits(Made(device, dtype, *size), number, device)
 
 
 @pytest.mark.gpu

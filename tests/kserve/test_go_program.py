@@ -10,6 +10,7 @@ import subprocess
 import sys
 from types import ModuleType
 
+import pytest
 from tests.kserve.conformance_models import all_models
 from tests.support.running_server import running_server
 from tests.support.toolchains import GO, left_out, require
@@ -33,6 +34,8 @@ def protoc(arguments: list[str]) -> None:
     subprocess.run(command, check=True, timeout=600)
 
 
+# Python's client speaks the same wire in test_language_models.
+@pytest.mark.slow
 def test_a_go_program_of_our_protos_infers_and_streams(tmp_path: pathlib.Path) -> None:
     go = require(GO)
     generate_go = generator("generate_go")

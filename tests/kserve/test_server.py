@@ -158,7 +158,7 @@ async def test_a_full_runtime_folder_refuses_a_change_of_log_levels_and_loses_no
     supervisor = FakeSupervisor("tiny")
     await supervisor.start(f"unix:{sockets}/control.sock")
     supervisor.set_model("tiny", control_pb2.BACKEND_STATE_READY, f"unix:{sockets}/engine.sock")
-    control = {"engine": "", "control": f"unix:{sockets}/control.sock"}
+    control = {"engine": (), "control": f"unix:{sockets}/control.sock"}
     async with running_service(model_path, sockets, **control) as running:
         wire = Wire(running.channel)
         switch = pb.LogSettingsRequest()

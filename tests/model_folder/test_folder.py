@@ -167,6 +167,20 @@ def test_a_snapshot_of_the_hugging_face_cache_may_link_to_its_blobs(tmp_path: pa
     assert ModelFolder.open(snapshot).tensors
 
 
+def test_a_blob_of_that_cache_may_be_one_that_all_models_share(tmp_path: pathlib.Path) -> None:
+    snapshot = write_folder(tmp_path / "models--x" / "snapshots" / "abc")
+    blobs, shared = tmp_path / "models--x" / "blobs", tmp_path / "blobs" / "ab"
+    blobs.mkdir()
+    shared.mkdir(parents=True)
+    (snapshot / "model.safetensors").rename(shared / "hash")
+    (blobs / "etag").symlink_to("../../blobs/ab/hash")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/etag")
+    assert ModelFolder.open(snapshot).tensors
+    # A folder that is no cache's has no such neighbour.
+    (tmp_path / "models--x").rename(tmp_path / "x")
+    assert "link" in refused(tmp_path / "x" / "snapshots" / "abc")
+
+
 def test_special_and_huge_files_are_refused_at_once(tmp_path: pathlib.Path) -> None:
     path = write_folder(tmp_path)
     (path / "config.json").unlink()
@@ -210,7 +224,7 @@ def test_a_large_folder_opens_within_seconds_since_only_headers_are_read(tmp_pat
     assert time.monotonic() - started < 60.0
 
 
-def test_the_revision_follows_config_tokenizer_and_headers(tmp_path: pathlib.Path) -> None:
+def test_the_revision_follows_config_tokenizer_headers_and_weights(tmp_path: pathlib.Path) -> None:
     path = write_folder(tmp_path / "m")
     revisions = {ModelFolder.open(path).revision, ModelFolder.open(path).revision}
     assert len(revisions) == 1
@@ -218,7 +232,11 @@ def test_the_revision_follows_config_tokenizer_and_headers(tmp_path: pathlib.Pat
     revisions.add(ModelFolder.open(path).revision)
     write_folder(path, {**CONFIG, "vocab_size": 33})
     revisions.add(ModelFolder.open(path).revision)
-    assert len(revisions) == 3
+    with (path / "model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x7f")
+    revisions.add(ModelFolder.open(path).revision)
+    assert len(revisions) == 4
 
 
 def test_opening_a_folder_imports_no_torch(tmp_path: pathlib.Path) -> None:

@@ -14,6 +14,7 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from tests.support.examples import examples
 from tests.support.gguf_numbers import KINDS, quantize
 from tests.support.gguf_writer import Gguf, Typed
 
@@ -143,7 +144,7 @@ def test_a_link_to_a_file_of_another_name_is_followed_inside_a_cache_only(tmp_pa
         ModelFolder.open(blobs / FILE)
 
 
-def test_the_revision_changes_with_metadata_and_size(tmp_path: pathlib.Path) -> None:
+def test_the_revision_changes_with_metadata_size_and_weights(tmp_path: pathlib.Path) -> None:
     first = opened(tmp_path, small()).revision
     assert opened(tmp_path, small()).revision == first
     other = small()
@@ -151,6 +152,8 @@ def test_the_revision_changes_with_metadata_and_size(tmp_path: pathlib.Path) -> 
     assert opened(tmp_path, other).revision != first
     raw = small().write(tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(raw + bytes(32))
+    assert ModelFolder.open(tmp_path / FILE).revision != first
+    (tmp_path / FILE).write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
     assert ModelFolder.open(tmp_path / FILE).revision != first
 
 
@@ -382,7 +385,7 @@ def raw(tmp_path: pathlib.Path) -> bytes:
 
 
 @hypothesis.settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
 )
@@ -392,7 +395,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: pathlib.Path, raw: bytes, cut:
 
 
 @hypothesis.settings(
-    max_examples=300,
+    max_examples=examples(300),
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
 )

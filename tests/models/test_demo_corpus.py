@@ -22,10 +22,11 @@ import corpus_inference as inference  # noqa: E402
 import corpus_lists as lists  # noqa: E402
 import corpus_smalltalk as talk  # noqa: E402
 import corpus_stories_templates as stories  # noqa: E402
+import phrasings_follow_up as further  # noqa: E402
 from corpus import CHAT_DOMAINS, evaluation_item, render, training_item  # noqa: E402
 from corpus_draw import Draw, Phrasings, is_held_out  # noqa: E402
 from corpus_grammar import Grammar, dressed, parse, wordings  # noqa: E402
-from corpus_inference import topics  # noqa: E402
+from corpus_inference import scored_topics, training_topics  # noqa: E402
 
 OPERATION = re.compile(r"(\d+) ([+×-]) (\d+) = ")
 SPLITS = ("heldout", "phrasing")
@@ -47,7 +48,14 @@ UNSEEN = {
     "story": (stories.ASK,),
     "story_follow_up": tuple(phrasings for phrasings, _ in stories.FOLLOW_UPS),
     "smalltalk": (talk.OUTSIDE, *(phrasings for phrasings, _ in talk.EXCHANGES)),
+    "follow_up": (
+        further.REASON, further.SHORTER, further.MORE, further.AGAIN, further.OTHER, further.PLUS, further.MINUS,
+        further.TIMES, inference.FRAMES, inference.SHORT,
+    ),
 }  # fmt: skip
+
+# Their last question alone says nothing: what is held out is what came before it, or both together.
+FOLLOW_UPS = {"story_follow_up", "follow_up"}
 
 
 def _exchanges(count: int, seed: int) -> set[tuple[str, str]]:
@@ -68,7 +76,7 @@ def trained() -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("domain", sorted(set(CHAT_DOMAINS) - {"story_follow_up"}))
+@pytest.mark.parametrize("domain", sorted(set(CHAT_DOMAINS) - FOLLOW_UPS))
 def test_held_out_questions_never_occur_in_training(domain: str, split: str, trained: set[tuple[str, str]]) -> None:
     draw = Draw(20260, split)
     asked = {question for question, _ in trained}
@@ -89,12 +97,25 @@ def _first_operation(answer: str) -> tuple[str, frozenset[str]] | None:
     return (found[2], frozenset((found[1], found[3]))) if found else None
 
 
-@pytest.mark.parametrize("domain", ["arithmetic", "word_problem"])
+@pytest.mark.parametrize("split", SPLITS)
+def test_held_out_follow_ups_never_occur_in_training(split: str) -> None:
+    """The last question and both answers around it."""
+    train, held = Draw(11, "train"), Draw(20260, split)
+    trained = {
+        texts
+        for turns in ([text for _, text in evaluation_item(train, "follow_up").turns] for _ in range(20_000))
+        for texts in zip(turns[1::2], turns[2::2], turns[3::2], strict=False)
+    }
+    items = [[text for _, text in evaluation_item(held, "follow_up").turns] for _ in range(300)]
+    assert not {tuple(turns[-3:]) for turns in items} & trained
+
+
+@pytest.mark.parametrize("domain", ["arithmetic", "word_problem", "follow_up"])
 def test_held_out_number_pairs_never_occur_in_training(domain: str, trained: set[tuple[str, str]]) -> None:
     seen = {_first_operation(answer) for _, answer in trained} - {None}
     draw = Draw(20260, "heldout")
     asked = {_first_operation(evaluation_item(draw, domain).answer) for _ in range(500)} - {None}
-    assert len(asked) > 200
+    assert len(asked) > 100
     assert not asked & seen
 
 
@@ -143,10 +164,11 @@ def test_texts_have_no_slot_left_and_mention_what_was_asked(split: str) -> None:
 
 
 def test_topics_have_names_questions_and_answers_of_their_own() -> None:
-    loaded = topics()
-    assert len(loaded) >= 60
-    assert len({topic.short for topic in loaded}) == len(loaded)
-    assert all(len(topic.asks) >= 3 and topic.names and topic.long.startswith(topic.short) for topic in loaded)
+    loaded = training_topics()
+    assert len(scored_topics()) >= 60
+    for answer in ("short", "more", "reason"):
+        assert len({getattr(topic, answer) for topic in loaded}) == len(loaded)
+    assert all(len(topic.asks) >= 3 and topic.names for topic in loaded)
 
 
 def _plain(text: str) -> str:
@@ -174,7 +196,7 @@ def test_no_training_question_is_made_from_a_phrasing_kept_back(domain: str) -> 
 def test_the_patterns_recognise_every_question_kept_back(domain: str) -> None:
     draw = Draw(31, "phrasing")
     patterns = _patterns(UNSEEN[domain])
-    own_questions = {_plain(topic.asks[-1]) for topic in topics()}
+    own_questions = {_plain(topic.asks[-1]) for topic in training_topics()}
     questions = [_plain(evaluation_item(draw, domain).turns[-2][1]) for _ in range(200)]
     unknown = [
         q for q in questions if not any(p.search(q) for p in patterns) and not any(o in q for o in own_questions)
@@ -184,7 +206,7 @@ def test_the_patterns_recognise_every_question_kept_back(domain: str) -> None:
 
 def test_own_questions_of_topics_that_were_kept_back_never_occur_in_training() -> None:
     draw = Draw(32, "train")
-    kept_back = {topic.asks[-1].lower().rstrip("?.") for topic in topics()}
+    kept_back = {topic.asks[-1].lower().rstrip("?.") for topic in training_topics()}
     for _ in range(4000):
         question = evaluation_item(draw, "inference").turns[0][1].lower()
         assert not any(ask in question for ask in kept_back), question
@@ -194,7 +216,7 @@ def test_own_questions_of_topics_that_were_kept_back_never_occur_in_training() -
 def test_the_scored_items_are_those_of_the_first_model(split: str) -> None:
     """Scores of two models can be compared only if the items stay as they are."""
     texts = []
-    for domain in sorted(CHAT_DOMAINS):
+    for domain in sorted(set(CHAT_DOMAINS) - {"follow_up"}):
         draw = Draw(20260, split)
         texts.extend(render(evaluation_item(draw, domain).turns) for _ in range(100))
     assert zlib.crc32("\n".join(texts).encode()) == FIRST_SCORED[split]

@@ -211,6 +211,8 @@ def wrong_numbers(world_size: int, device: str, rows: int, width: int) -> list[l
     return found["wrong"]
 
 
+# Those of ranks in threads are whole in the tests above.
+@pytest.mark.slow
 def test_begun_all_reduces_of_processes_are_whole() -> None:
     assert wrong_numbers(3, "cpu", 64, 32) == [[0]] * 3
 
@@ -244,7 +246,9 @@ async def test_two_cards_that_cut_their_steps_draw_the_tokens_of_one(tmp_path: p
 
 # What four ranks cut is in test_ranks_that_cut_their_steps_draw_the_tokens_of_one, four processes
 # are in test_rank_processes.
-@pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
+# Ranks in threads do in the tests above.
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [2, 4])
 async def test_processes_that_cut_their_steps_draw_the_tokens_of_one(model: pathlib.Path, tp: int) -> None:
     async with ranks(model, tp, command=CUTTING_WORKER) as group:
         await group.group.wait_ready()
@@ -254,6 +258,8 @@ async def test_processes_that_cut_their_steps_draw_the_tokens_of_one(model: path
     assert [result.tokens.tolist() for result in found] == tokens_of_one(model, steps)
 
 
+# Killed in any other, in test_rank_processes.
+@pytest.mark.slow
 async def test_a_rank_killed_in_a_begun_all_reduce_is_named(model: pathlib.Path) -> None:
     # The first piece of a prompt of 30.
     async with ranks(model, 2, command=(*CUTTING_WORKER, "--ends-in-sum", "1", "16")) as group:

@@ -70,8 +70,7 @@ async def stepping(group: Ranks) -> asyncio.Task[None]:
     return asyncio.create_task(run())
 
 
-# Two ranks' tokens are those of one in the test after this one too.
-@pytest.mark.parametrize("tp", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
 async def test_rank_0_answers_with_the_tokens_of_one_and_all_end_when_asked_to(model: pathlib.Path, tp: int) -> None:
     async with ranks(model, tp) as group:
         ready = await group.group.wait_ready()
@@ -84,7 +83,7 @@ async def test_rank_0_answers_with_the_tokens_of_one_and_all_end_when_asked_to(m
     assert [result.step_id for result in found] == list(range(1, 7))
 
 
-@pytest.mark.parametrize("quantize", ["int8", "fp8"])
+@pytest.mark.parametrize("quantize", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 async def test_ranks_that_quantize_answer_with_the_tokens_of_one(model: pathlib.Path, quantize: str) -> None:
     async with ranks(model, 2, quantize=quantize) as group:
         await group.group.wait_ready()
@@ -129,7 +128,7 @@ async def test_ranks_listen_to_this_machine_only_and_strangers_change_nothing(mo
             assert [result.tokens.tolist() for result in await group.answered(plans(2))] == expected
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 async def test_a_killed_rank_is_named_and_takes_the_others_along(model: pathlib.Path, victim: int) -> None:
     async with ranks(model, 2) as group:
         await group.group.wait_ready()
@@ -142,6 +141,8 @@ async def test_a_killed_rank_is_named_and_takes_the_others_along(model: pathlib.
         await asyncio.gather(load, return_exceptions=True)
 
 
+# A rank that is killed or stopped is named in the tests beside it.
+@pytest.mark.slow
 async def test_a_rank_out_of_memory_is_named(model: pathlib.Path) -> None:
     async with ranks(model, 2) as group:
         await group.group.wait_ready()
@@ -163,6 +164,8 @@ async def test_a_rank_out_of_memory_is_named(model: pathlib.Path) -> None:
         assert str(lost).startswith("worker 1") and "another rank" not in str(lost)
 
 
+# A worker that hangs is replaced in tests/faults/test_processes_die; ranks, in test_lost_ranks.
+@pytest.mark.slow
 async def test_a_stopped_rank_is_who_the_others_wait_for(model: pathlib.Path) -> None:
     async with ranks(model, 2) as group:
         await group.group.wait_ready()

@@ -113,7 +113,9 @@ def test_blocks_that_straddle_ranks_are_refused_with_what_works(base: pathlib.Pa
 
 
 # NF4 on threads: `test_ranks_share_a_folder_of_nf4`.
-@pytest.mark.parametrize("kind", ["Q4_K_M", pytest.param("NF4", marks=pytest.mark.slow)])
+# Ranks in threads do in the tests above, real ones over a folder in test_shared_folders.
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Q4_K_M", "NF4"])
 async def test_real_ranks_draw_the_tokens_of_one(base: pathlib.Path, tmp_path: pathlib.Path, kind: str) -> None:
     if kind == "NF4":
         bitsandbytes_folder.write(_source(base, "llama-long"), tmp_path)

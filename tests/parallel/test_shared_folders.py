@@ -140,9 +140,10 @@ def test_an_order_of_inputs_is_not_shared_out(folders: functools.partial[Quantiz
 
 # The arithmetic of all formats is tried with threads above; here, whether processes do the same
 # with integers and with floats.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["gptq v2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("awq 64", "int8 one scale")), "fp8 blocks"],
+    ["gptq v2", "awq 64", "int8 one scale", "fp8 blocks"],
 )
 async def test_real_ranks_draw_the_tokens_of_one(folders: functools.partial[Quantized], name: str) -> None:
     folder = folders(name)

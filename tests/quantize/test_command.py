@@ -6,28 +6,26 @@ Mistakes are one line and exit code 2, and a run ends with a table.
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from tests.models.checkpoints import write_checkpoint
 from tests.quantize.quantize_parts import DRAFT, quantize, request, write_text
 from tests.support.gguf_writer import from_folder
+from tests.support.running_server import run_command
+from tests.support.warm_python import Ended
 
+from headrace_quantize import run as quantize_run
 from headrace_quantize.checks import QuantizeRefused, check
+from headrace_quantize.main import main as quantize_main
+from headrace_quantize.output_folder import OutputFolder
 from headrace_supervisor import quantize_command
 from headrace_supervisor.quantize_command import request as parsed
 
 
-def headrace(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "headrace_supervisor", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "120"},
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+def headrace(*arguments: object) -> Ended:
+    return run_command(*arguments, COLUMNS="120")
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +160,26 @@ def test_a_run_ends_with_a_table(tmp_path: pathlib.Path, text: pathlib.Path) -> 
     assert config["config_groups"]["group_0"]["weights"]["actorder"] == "weight"
     again = headrace("quantize", DRAFT, tmp_path / "out", "--calibration", text, *flags, "--resume")
     assert again.returncode == 0 and "is finished" in again.stderr
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_an_interrupted_run_says_what_it_leaves(
+    tmp_path: pathlib.Path, is_begun: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = request(DRAFT, tmp_path / "out", method="rtn")
+    file = tmp_path / "request.json"
+    file.write_text(config.model_dump_json(exclude_unset=True))
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((OutputFolder, "finish") if is_begun else (quantize_run, "SourceTensors")), interrupted)
+    assert quantize_main(["--config-json", str(file)]) == 130
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "interrupted" in line]
+    assert ("--resume goes on" in line) == is_begun and ("nothing was written" in line) != is_begun
+    monkeypatch.undo()
+    assert not (tmp_path / "out" / "config.json").exists()
+    quantize(config.model_copy(update={"resume": is_begun}))
 
 
 def test_text_that_is_too_short_ends_with_2(tmp_path: pathlib.Path) -> None:

@@ -82,3 +82,18 @@ def test_the_inputs_that_are_taken_are_those_of_each_product(tmp_path: pathlib.P
     normed = torch.nn.functional.rms_norm(hidden.flatten(0, 1), hidden.shape[-1:], eps=sizes.description.norm.eps)
     expected = normed * bench.source.read("model.layers.0.input_layernorm.weight")
     assert torch.allclose(torch.cat(taken["self_attn.qkv_proj"]), expected, atol=1e-4)
+
+
+@torch.no_grad()
+def test_what_is_behind_an_attention_that_was_kept_is_the_same_to_the_bit(tmp_path: pathlib.Path) -> None:
+    bench = Bench(tmp_path, "llama-biases", method="gptq", group_size="channel")
+    layer, hidden = bench.passes.load(0).module, bench.passes.embed(bench.pieces, bench.source)
+    kept, taken = bench.passes.heads(layer, hidden), []
+    for heads in (None, kept):
+        rows: dict[str, list[torch.Tensor]] = {stage.product: [] for stage in STAGES[1:]}
+        bench.passes.inputs(layer, hidden, {product: each.append for product, each in rows.items()}, heads)
+        after = hidden.clone()
+        bench.passes.run(layer, after, heads)
+        taken.append([after, *(torch.cat(each) for each in rows.values())])
+    assert all(torch.equal(one, other) for one, other in zip(*taken, strict=True))
+    assert torch.equal(taken[1][1], kept.flatten(0, 1))

@@ -190,6 +190,12 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     def _new_request(self, connection: Connection, add: engine_pb2.AddRequest) -> Request:
         most, num_outputs = asked(add).stop.max_tokens, asked(add).n
         outputs = [Output(list(self.script(add, index))[:most]) for index in range(num_outputs)]
+        for output, emitted in zip(outputs, add.emitted, strict=bool(add.emitted)):
+            # A continuation goes on behind what the service had; this engine's answer begins alike.
+            known = np.frombuffer(emitted.token_ids, "<u4").tolist()
+            assert output.tokens[: len(known)] == known
+            output.released = len(known)
+            output.end = emitted.end if emitted.HasField("end") else None
         request = Request(add, outputs, time.monotonic_ns(), next(self._sequence))
         if add.handle:
             request.readers.append((connection, add.handle, None))

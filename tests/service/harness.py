@@ -125,7 +125,7 @@ async def running_service(
         await engine.start(f"unix:{sockets}/engine.sock")
         values = {
             "listen": ("127.0.0.1:0",),
-            "engine": engine.address,
+            "engine": (engine.address,),
             "shutdown_grace_s": 1.0,
             "template_timeout_s": 30.0,
             **config,

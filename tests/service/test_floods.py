@@ -61,7 +61,7 @@ async def service(model_path: pathlib.Path, sockets: pathlib.Path, **settings: o
     keys_file = write_keys(sockets / "keys.json", entry(KEY, "app"))
     async with engine(model_path, sockets) as fake:
         address = free_address()
-        config = ServiceConfig(listen=(address,), engine=fake.address, keys_file=keys_file, **settings)  # type: ignore[arg-type]
+        config = ServiceConfig(listen=(address,), engine=(fake.address,), keys_file=keys_file, **settings)  # type: ignore[arg-type]
         with service_process(config.model_dump_json()) as process:
             async with grpc.aio.insecure_channel(address) as channel:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)

@@ -44,7 +44,9 @@ async def test_a_process_serves_and_ends_with_0_on_sigterm(
 ) -> None:
     address = free_address()
     async with engine(model_path, sockets) as fake:
-        config = ServiceConfig(listen=(address,), engine=fake.address, shutdown_grace_s=1.0 if signals == 1 else 600.0)
+        config = ServiceConfig(
+            listen=(address,), engine=(fake.address,), shutdown_grace_s=1.0 if signals == 1 else 600.0
+        )
         with service_process(config.model_dump_json()) as process:
             async with grpc.aio.insecure_channel(address) as channel:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -91,12 +93,12 @@ def test_a_taken_address_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert address in refusal(ServiceConfig(listen=(address,), engine="unix:/nowhere").model_dump_json())
+        assert address in refusal(ServiceConfig(listen=(address,), engine=("unix:/nowhere",)).model_dump_json())
 
 
 def test_a_unix_address_without_a_folder_hears_of_the_folder(tmp_path: pathlib.Path) -> None:
     address = f"unix:{tmp_path}/missing/s"
-    said = refusal(ServiceConfig(listen=(address,), engine="unix:/nowhere").model_dump_json())
+    said = refusal(ServiceConfig(listen=(address,), engine=("unix:/nowhere",)).model_dump_json())
     assert address in said and "folder is missing" in said
 
 
@@ -105,7 +107,7 @@ def test_a_unix_address_without_a_folder_hears_of_the_folder(tmp_path: pathlib.P
     [({"max_message_bytes": -1}, "max_message_bytes"), ({"listens": []}, "listens"), ({"listen": []}, "listen")],
 )
 def test_a_configuration_that_makes_no_sense_is_named(change: dict[str, object], named: str) -> None:
-    values = {"listen": ["127.0.0.1:0"], "engine": "unix:/nowhere", **change}
+    values = {"listen": ["127.0.0.1:0"], "engine": ["unix:/nowhere"], **change}
     assert named in refusal(json.dumps(values))
 
 
@@ -113,7 +115,7 @@ def test_a_configuration_that_makes_no_sense_is_named(change: dict[str, object],
     ("module", "why"), [("no.such", "No module named 'no'"), ("json", "no attribute 'models'"), (".json", "package")]
 )
 def test_a_module_that_brings_no_models_is_named(module: str, why: str) -> None:
-    config = ServiceConfig(listen=("127.0.0.1:0",), engine="unix:/nowhere", conformance_models=module)
+    config = ServiceConfig(listen=("127.0.0.1:0",), engine=("unix:/nowhere",), conformance_models=module)
     said = refusal(config.model_dump_json())
     assert f"conformance_models: {module}: " in said and why in said
 
@@ -122,5 +124,5 @@ async def test_a_model_folder_that_cannot_be_served_is_named(
     model_path: pathlib.Path, sockets: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     async with engine(model_path, sockets) as fake:
-        config = ServiceConfig(listen=("127.0.0.1:0",), engine=fake.address, model_folder=tmp_path / "missing")
+        config = ServiceConfig(listen=("127.0.0.1:0",), engine=(fake.address,), model_folder=tmp_path / "missing")
         assert "missing" in await asyncio.to_thread(refusal, config.model_dump_json())

@@ -100,7 +100,7 @@ async def running(model_path: pathlib.Path, folder: pathlib.Path) -> AsyncIterat
     address = free_address()
     async with engine(model_path, folder) as fake:
         settings = {name: credentials / "service" / file for name, file in files.items()}
-        config = ServiceConfig(listen=(address,), engine=fake.address, **settings)  # type: ignore[arg-type]
+        config = ServiceConfig(listen=(address,), engine=(fake.address,), **settings)  # type: ignore[arg-type]
         with (
             service_process(config.model_dump_json()) as process,
             running_proxy(folder, address, credentials / "proxy") as proxy,

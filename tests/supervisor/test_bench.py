@@ -43,7 +43,7 @@ def figures(samples: list[Sample], wall_s: float = 2.0) -> benchmark.PointFigure
 
 
 def result(*points: benchmark.PointFigures) -> benchmark.Result:
-    return benchmark.Result("127.0.0.1:1", "demo@1", "cpu", load(), list(points))
+    return benchmark.Result("127.0.0.1:1", "demo", "demo@1", "cpu", load(), list(points))
 
 
 def test_levels_are_points_and_64_requests_are_the_default() -> None:

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import re
 import socket
-import subprocess
-import sys
 import time
 
+import click
 import pytest
+from click.testing import CliRunner
+from tests.support.running_server import run_command
+from tests.support.warm_python import Ended
 
 from headrace import local
+from headrace_supervisor import commands, foreign_names, settings, supervisor
 from headrace_supervisor import config as configs
-from headrace_supervisor import settings
 from headrace_supervisor.bench.figures import percentiles_ms
 
 
-def headrace(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "headrace_supervisor", *arguments],
-        env={**inherited, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "120", **environment},
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+def headrace(*arguments: str, **environment: str) -> Ended:
+    return run_command(*arguments, **{"COLUMNS": "120", **environment})
 
 
-def refusal(result: subprocess.CompletedProcess[str]) -> str:
+def refusal(result: Ended) -> str:
     """The one line of a command that was refused."""
     assert result.returncode == 2, result.stderr
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr
@@ -36,15 +32,14 @@ def refusal(result: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "groups"), [("serve", configs.SERVE), ("service", configs.SERVICE), ("backend", configs.BACKEND)]
+    ("command", "groups"),
+    [(commands.serve, configs.SERVE), (commands.service, configs.SERVICE), (commands.backend, configs.BACKEND)],
 )
-def test_help_lists_every_setting_under_its_group(command: str, groups: tuple[settings.Group, ...]) -> None:
-    shown = headrace(command, "--help").stdout
-    # Long flags are folded over two lines of the table.
-    flat = "".join(line[:48].strip() for line in shown.splitlines())
+def test_help_lists_every_setting_under_its_group(command: click.Command, groups: tuple[settings.Group, ...]) -> None:
+    shown = CliRunner().invoke(command, ["--help"]).output
     for group in groups:
-        assert f"\n{group.title}" in shown
-        assert all(settings.flag_name(name) in flat for name in group.fields())
+        assert f"\n{group.title}:\n" in shown
+        assert all(f"\n  {settings.flag_name(name)} " in shown for name in group.fields())
 
 
 def test_the_client_shows_flags_that_serve_has() -> None:
@@ -55,21 +50,82 @@ def test_the_client_shows_flags_that_serve_has() -> None:
         assert shown and flags.issuperset(shown), shown
 
 
-def test_help_states_range_and_default() -> None:
-    row = next(line for line in headrace("serve", "--help").stdout.splitlines() if "--max-outputs" in line)
-    assert "at least 1" in row
-    assert row.rstrip().endswith("16")
+def test_help_states_range_and_default_as_they_may_be_typed() -> None:
+    shown = " ".join(CliRunner().invoke(commands.serve, ["--help"]).output.split())
+    for option in (
+        "--max-outputs INTEGER most outputs (n) of one request [1 to 128; default: 16]",
+        "--log-ttl-s NUMBER seconds an ended request's token log is kept [above 0; default: 600]",
+        "then dropped [8MiB to 8GiB; default: 64MiB]",
+        "(also --tensor-parallel-size, -tp) [1 to 8; default: 1]",
+    ):
+        assert option in shown
 
 
-def test_the_longest_sequence_has_two_names(tmp_path: pathlib.Path) -> None:
+def test_the_longest_sequence_has_two_names() -> None:
     for name in ("--max-model-len", "--max-seq-len"):
-        line = refusal(headrace("serve", "--model", str(tmp_path), name, "-1"))
+        line = refused("folder", name, "-1")
         assert line.startswith("headrace: --max-model-len: input should be greater than or equal to 0")
+
+
+def refused(*arguments: str) -> str:
+    """The one line of a command that is refused within this process."""
+    result = CliRunner().invoke(commands.serve, list(arguments))
+    assert result.exit_code == 2 and result.stdout == ""
+    [line] = result.stderr.splitlines()
+    return line
+
+
+def started(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> configs.ServerConfig:
+    """The configuration of a server that these arguments would start."""
+    served: list[configs.ServerConfig] = []
+    monkeypatch.setattr(supervisor, "serve", lambda config: served.append(config) or 0)
+    result = CliRunner().invoke(commands.serve, list(arguments))
+    assert result.exit_code == 0, result.stderr
+    return served[0]
+
+
+def test_the_model_may_be_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (["folder"], ["--model", "folder"], ["folder", "--model", "folder/"]):
+        assert started(monkeypatch, *arguments).backend.engine.model == pathlib.Path("folder")
+    assert "folder and --model other" in refused("folder", "--model", "other")
+    # A variable of the shell that is not set.
+    assert "empty text" in refused("")
+
+
+def test_vllms_names_that_mean_the_same_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (
+        "folder --tensor-parallel-size 2 -dp 3 --max-seq-len 0.5k --dtype bfloat16 --kv-cache-dtype fp8_e4m3"
+        " --max-num-batched-tokens 2K"
+        " --served-model-name chat --no-enable-prefix-caching --kv-cache-memory-bytes 1GiB"
+    )
+    config = started(monkeypatch, *words.split())
+    engine = config.backend.engine
+    assert (engine.tp, config.supervisor.replicas, engine.max_model_len) == (2, 3, 500)
+    assert engine.max_num_batched_tokens == 2048
+    assert (engine.dtype, engine.kv_dtype, engine.kv_memory) == ("bf16", "fp8", 1 << 30)
+    assert config.model_name == "chat" and not engine.enable_prefix_cache
+
+
+@pytest.mark.parametrize("name", foreign_names.refused())
+def test_another_servers_option_is_refused_in_a_sentence_that_says_what_there_is_instead(name: str) -> None:
+    flag = f"-{name}" if len(name) == 1 else f"--{name}"
+    line = refused("folder", flag, "x")
+    assert line == f"headrace: there is no {flag} here: {foreign_names.refused()[name]}"
+
+
+def test_aliases_are_names_of_settings_that_serve_has() -> None:
+    fields = set(settings.names(configs.SERVE))
+    assert fields.issuperset(foreign_names.ALIASES) and fields.issuperset(foreign_names.VALUES)
+
+
+def test_an_option_that_the_command_has_nothing_for_is_refused_without_advice() -> None:
+    result = CliRunner().invoke(commands.telemetry, ["--port", "1"])
+    assert result.exit_code == 2 and "No such option '--port'" in result.stderr and "--listen" not in result.stderr
 
 
 def test_a_missing_model_folder_is_refused_in_one_line_and_soon() -> None:
     began = time.monotonic()
-    line = refusal(headrace("serve", "--model", "absent-folder", "--listen", "127.0.0.1:0"))
+    line = refusal(headrace("serve", "absent-folder", "--listen", "127.0.0.1:0"))
     assert "absent-folder" in line
     assert time.monotonic() - began < 60.0
 
@@ -120,17 +176,20 @@ def llama_folder(tmp_path: pathlib.Path) -> pathlib.Path:
         (["--model", "x", "--max-num-seqs", "many"], {}, "--max-num-seqs"),
         ([], {}, "model is needed"),
         (["--model", "x"], {"HEADRACE_BLOK_SIZE": "16"}, "HEADRACE_BLOCK_SIZE"),
+        (["--model", "x"], {"HEADRACE_TENSOR_PARALLEL_SIZE": "2"}, "here it is HEADRACE_TP"),
     ],
 )
 def test_a_wrong_setting_is_refused_in_one_line(
-    arguments: list[str], environment: dict[str, str], message: str
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], environment: dict[str, str], message: str
 ) -> None:
-    assert message in refusal(headrace("serve", *arguments, **environment))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert message in refused(*arguments)
 
 
 def test_an_unknown_flag_is_refused_and_the_nearest_one_named() -> None:
-    result = headrace("serve", "--modle", "x")
-    assert result.returncode == 2
+    result = CliRunner().invoke(commands.serve, ["--modle", "x"])
+    assert result.exit_code == 2
     assert "--model" in result.stderr
 
 
@@ -158,8 +217,7 @@ def test_doctor_names_a_taken_address_and_exits_with_1_for_a_bad_model() -> None
 def test_bench_without_a_server_fails_in_one_line() -> None:
     result = headrace("bench", "--server", "127.0.0.1:1", "--requests", "1")
     assert result.returncode == 1
-    assert result.stderr.startswith("headrace: 127.0.0.1:1")
-    assert "Traceback" not in result.stderr
+    assert result.stderr == "headrace: no server listens on 127.0.0.1:1\n"
 
 
 def test_percentiles_are_by_nearest_rank_in_milliseconds() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, strategies
 from headrace_backend import device_defaults
 from headrace_backend.config import EngineConfig
 from headrace_supervisor import config as configs
-from headrace_supervisor import settings
+from headrace_supervisor import service_settings, settings
 from headrace_supervisor.settings import ConfigError
 
 MODEL = {"model": "folder"}
@@ -122,6 +122,31 @@ def test_booleans_and_choices_are_read_from_text(monkeypatch: pytest.MonkeyPatch
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tensor_parallel_size = 2", "unknown setting tensor_parallel_size; here it is tp"),
+        ("gpu_memory_utilization = 0.9", "unknown setting gpu_memory_utilization: memory is given in bytes"),
+        ("xyzzyxyzzy = 1", "unknown setting xyzzyxyzzy"),
+        ("[server]\nblock_size = 16", "[server] begins a table; settings stand in the file as they are"),
+    ],
+)
+def test_another_servers_file_is_answered_with_what_there_is_instead(
+    tmp_path: pathlib.Path, text: str, says: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configs.load_server(MODEL, toml(tmp_path, text))
+    assert f"server.toml: {says}" in str(caught.value) and "kserve" not in str(caught.value)
+
+
+def test_another_servers_words_are_taken_from_everywhere(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert configs.load_server(MODEL, toml(tmp_path, 'dtype = "half"')).backend.engine.dtype == "fp16"
+    monkeypatch.setenv("HEADRACE_DTYPE", "bfloat16")
+    assert configs.load_server(MODEL, None).backend.engine.dtype == "bf16"
+
+
 def test_unknown_key_in_the_file_names_file_and_nearest(tmp_path: pathlib.Path) -> None:
     with pytest.raises(
         ConfigError, match=r"server\.toml: unknown setting blok_size; the nearest known one is block_size"
@@ -149,7 +174,7 @@ def test_settings_that_serve_decides_are_unknown_to_it() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({}, "model is needed: --model, HEADRACE_MODEL"),
+        ({}, "model is needed: the argument MODEL, --model, HEADRACE_MODEL"),
         ({**MODEL, "block_size": "17"}, "--block-size: input should be 16, 32 or 64, not '17' (nearest: 16)"),
         ({**MODEL, "block_size": "128"}, "(nearest: 64)"),
         ({**MODEL, "dtype": "bfp16"}, "not 'bfp16' (nearest: fp16)"),
@@ -230,7 +255,9 @@ def test_a_name_that_two_parts_share_means_the_same_in_both() -> None:
 
 
 def test_the_processes_get_private_addresses() -> None:
-    service = configs.addressed(configs.load_server(MODEL, None), ("127.0.0.1:7",), "unix:/run/control.sock")
+    service = service_settings.addressed(
+        configs.load_server(MODEL, None).service, ("127.0.0.1:7",), "unix:/run/control.sock"
+    )
     assert (service.listen, service.control) == (("127.0.0.1:7",), "unix:/run/control.sock")
     assert service.reuse_port
     # launch.py ties processes to the supervisor by SIGKILL; the service would replace it by SIGTERM

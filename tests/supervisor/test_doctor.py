@@ -125,6 +125,8 @@ def test_weights_that_are_packed_wrongly_are_damaged_and_named(tmp_path: pathlib
     assert not doctor.can_serve(found)
 
 
+# Folders are judged in tests/packing, and the command reads one in the test above.
+@pytest.mark.slow
 def test_plain_weights_are_read_and_weights_that_no_server_loads_are_reported(tmp_path: pathlib.Path) -> None:
     (finding,) = doctor._weights(DEMO)
     assert finding == doctor.Finding("weights", Verdict.OK, "every number is finite")

@@ -14,6 +14,7 @@ import pytest
 from tests.service.model_folder import write_model_folder as write_folder
 from tests.support.running_server import DEMO
 
+from headrace_backend import start_rules
 from headrace_supervisor import config as configs
 from headrace_supervisor.models.model_launches import ModelLaunches
 from headrace_supervisor.refusals import Refused
@@ -88,7 +89,10 @@ def test_names_to_load_need_a_repository() -> None:
     ("device", "devices"),
     [("cuda:1", ["cuda:1", "cuda:3", "cuda:5"]), ("cpu", ["cpu"] * 3), ("cuda", ["cuda:0", "cuda:2", "cuda:4"])],
 )
-def test_replicas_have_gpus_of_their_own(repository: pathlib.Path, device: str, devices: list[str]) -> None:
+def test_replicas_have_gpus_of_their_own(
+    repository: pathlib.Path, monkeypatch: pytest.MonkeyPatch, device: str, devices: list[str]
+) -> None:
+    monkeypatch.setattr(start_rules, "_DRIVERS", (repository,))
     made = launches(repository, model=str(DEMO), replicas=3, tp=2, device=device)
     claims = made.check("demo")
     assert [claim.device for claim in claims] == devices and {claim.ranks for claim in claims} == {2}
@@ -181,3 +185,32 @@ def test_without_a_repository_there_is_the_default_model_alone(repository: pathl
     with pytest.raises(Refused, match="no model repository") as refused:
         made.check("second")
     assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_a_length_beyond_the_models_context_is_refused(repository: pathlib.Path) -> None:
+    with pytest.raises(Refused, match="model first: max_model_len is 100000; the model's context has 512 tokens"):
+        launches(repository, max_model_len="100000").check("first")
+
+
+@pytest.mark.parametrize(
+    ("device", "drivers", "visible", "says"),
+    [
+        ("cpu", (), None, None),
+        ("auto", (), None, None),
+        ("cuda:1", ("/dev/nvidiactl",), None, None),
+        ("cuda", ("/dev/dxg",), "0", None),
+        ("cuda", (), None, "this machine has no NVIDIA driver; device cpu works"),
+        ("cuda:3", ("/dev/nvidiactl",), "", "CUDA_VISIBLE_DEVICES hides every GPU; device cpu works"),
+        ("cuda:x", ("/dev/nvidiactl",), None, "it must be auto, cpu, cuda or cuda:<index>"),
+        ("gpu", ("/dev/nvidiactl",), None, "it must be auto, cpu, cuda or cuda:<index>"),
+    ],
+)
+def test_a_device_that_can_not_be_is_refused_without_torch(
+    monkeypatch: pytest.MonkeyPatch, device: str, drivers: tuple[str, ...], visible: str | None, says: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    config = configs.EngineConfig(model=pathlib.Path("folder"), device=device)
+    reason = start_rules.unsuitable_device(config, exists=lambda path: str(path) in drivers)
+    assert reason is None if says is None else reason is not None and says in reason

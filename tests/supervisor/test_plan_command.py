@@ -192,7 +192,7 @@ def test_a_row_is_one_line_however_large_its_numbers() -> None:
 def test_one_of_shape_and_model_is_needed() -> None:
     for arguments in ((), ("--shape", "llama-3.1-8b", "--model", str(DEMO))):
         ended = run(*arguments)
-        assert ended.exit_code == 2 and "one of --shape and --model is needed" in ended.output
+        assert ended.exit_code == 2 and "one of MODEL and --shape is needed" in ended.output
     ended = run("--model", "/nowhere")
     assert ended.exit_code == 2 and "/nowhere/config.json" in ended.output
 

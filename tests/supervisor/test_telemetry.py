@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from tests.support.processes import wait_until
 
-from headrace_supervisor import commands
+from headrace_supervisor import commands, service_settings
 from headrace_supervisor import config as configs
 from headrace_supervisor.runtime_folder import RuntimeFolderError
 from headrace_supervisor.settings import ConfigError
@@ -108,7 +108,9 @@ def test_it_is_on_by_default_and_all_get_its_socket(tmp_path: pathlib.Path) -> N
     assert process is not None and process.spec.command[1:3] == ("-m", "headrace_telemetry")
     written = (tmp_path / "telemetry.json").read_text()
     assert str(tmp_path / "telemetry.sock") in written
-    service = configs.addressed(config, ("127.0.0.1:7",), "unix:/c.sock", str(tmp_path / "telemetry.sock"))
+    service = service_settings.addressed(
+        config.service, ("127.0.0.1:7",), "unix:/c.sock", str(tmp_path / "telemetry.sock")
+    )
     assert service.telemetry_socket == str(tmp_path / "telemetry.sock")
 
 
@@ -124,7 +126,7 @@ def test_it_can_be_off(tmp_path: pathlib.Path) -> None:
     config = configs.load_server({**MODEL, "telemetry": "off"}, None)
     assert config.telemetry is None
     assert telemetry_process(config, tmp_path) is None
-    assert configs.addressed(config, ("127.0.0.1:7",), "unix:/c.sock").telemetry_socket == ""
+    assert service_settings.addressed(config.service, ("127.0.0.1:7",), "unix:/c.sock").telemetry_socket == ""
 
 
 @pytest.mark.parametrize(

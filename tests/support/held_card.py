@@ -1,4 +1,4 @@
-"""Takes all free memory of a card when it gets a line, and holds it until it is killed.
+"""Takes all free memory of a card, and holds it until it is killed.
 
     python -m tests.support.held_card INDEX
 
@@ -27,8 +27,6 @@ def main(index: int) -> None:
     call("cuDeviceGet", ctypes.byref(device), index)
     call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     call("cuCtxSetCurrent", context)
-    print("ready", flush=True)
-    sys.stdin.readline()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
     size, held = free.value, 0

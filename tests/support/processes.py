@@ -29,10 +29,12 @@ def alive(pids: Iterable[int]) -> list[int]:
 def wait_until(condition: Callable[[], Value], timeout_s: float = 120.0, what: str = "the condition") -> Value:
     """Polls a condition until it is true and returns its value.
 
-    Fails with `what` after the timeout.
+    Fails with `what` after the timeout. Pauses grow from 20 to 100 ms: to ask a server costs both
+    sides milliseconds, which what is waited for could have.
     """
-    deadline = time.monotonic() + timeout_s
+    begun = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.02)
+        passed = time.monotonic() - begun
+        assert passed < timeout_s, f"not within {timeout_s} s: {what}"
+        time.sleep(min(0.1, max(0.02, passed / 10)))
     return value

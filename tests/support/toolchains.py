@@ -57,6 +57,14 @@ _HOW_JAVA = (
 JAVA = Toolchain(name="the Java client", program="javac", version=("-version",), oldest=(17,), how=_HOW_JAVA)
 MAVEN = Toolchain(name="the Java client", program="mvn", version=("--version",), oldest=(3, 8), how=_HOW_JAVA)
 
+NODE = Toolchain(
+    name="OpenAI's Node client",
+    program="node",
+    version=("--version",),
+    oldest=(18,),
+    how="install Node 18 or newer with npm (`apt-get install npm` does it on Debian) and let it reach its registry",
+)
+
 
 def require(toolchain: Toolchain) -> str:
     """Path of the toolchain's program; the test is left out where it is missing or too old."""

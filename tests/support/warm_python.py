@@ -52,15 +52,22 @@ class WarmPython:
         self._imports = imports
         self._process: subprocess.Popen[str] | None = None
 
-    def run(self, programs: Sequence[tuple[str, Sequence[str]]], timeout_s: float = 800.0) -> list[Ended]:
+    def run(
+        self,
+        programs: Sequence[tuple[str, Sequence[str]]],
+        timeout_s: float = 800.0,
+        variables: Mapping[str, str] | None = None,
+    ) -> list[Ended]:
         """Runs programs (module and arguments) at the same time until all have ended.
 
-        All are killed if that takes too long.
+        All are killed if that takes too long. Variables are added to their environment, after what
+        they find imported was imported.
         """
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         with tempfile.TemporaryDirectory() as folder:
-            process.stdin.write(json.dumps({"folder": folder, "programs": programs}) + "\n")
+            request = {"folder": folder, "programs": programs, "variables": dict(variables or {})}
+            process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
             if not select.select([process.stdout], [], [], timeout_s)[0]:
                 os.killpg(process.pid, 9)
@@ -129,6 +136,7 @@ def main(imports: list[str]) -> None:
         for index, (module, arguments) in enumerate(request["programs"]):
             child = os.fork()
             if child == 0:
+                os.environ.update(request["variables"])
                 _become(index, pathlib.Path(request["folder"]), module, arguments)
             children.append(child)
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]

@@ -19,7 +19,7 @@ from headrace_trace.page import render
 from headrace_trace.reading import read_trace
 from headrace_trace.spans import TraceError, parse
 from headrace_trace.trace_model import Trace
-from headrace_trace.words import ending_words, first_token_words, lines_of
+from headrace_trace.words import ending_words, first_token_words, lines_of, milliseconds
 
 NAME = "01JONE-7qm2"
 WORLD = World(Plan((Request(NAME, 0, 40, 30),)))
@@ -129,7 +129,7 @@ def test_the_command_line_says_it_in_words_and_as_json(tmp_path: pathlib.Path) -
         "error_type": "UNAVAILABLE",
         "where": "decode",
     }
-    assert 0 < reported["engine_ttft_ms"] < reported["ttft_ms"]
+    assert 0 < reported["computed_ms"] < reported["ttft_ms"]
 
 
 def test_a_call_that_was_refused_is_said_to_have_been() -> None:
@@ -143,19 +143,34 @@ def test_a_call_that_was_refused_is_said_to_have_been() -> None:
         read_trace(parse(reported.SerializeToString()))
 
 
-def test_a_first_token_is_reported_when_it_left_and_when_the_engine_had_it() -> None:
-    trace = dataclasses.replace(read(), ttft_ns=53_100_000, engine_ttft_ns=22_200_000)
-    assert first_token_words(explain(trace)) == "TTFT 53.10 ms (22.20 ms in the engine)"
-    page = render(trace, explain(trace))
-    assert "<dt>time to first token</dt><dd>53.10 ms <small>22.20 ms in the engine</small></dd>" in page
+def test_one_figure_for_the_first_token_and_the_rest_by_other_names() -> None:
+    """The page has the time at which the first message had left, by the service, everywhere."""
+    reported = traces()
+    for span in reported.resource_spans[0].scope_spans[0].spans:
+        for attribute in span.attributes:
+            if attribute.key == "gen_ai.response.time_to_first_chunk":
+                attribute.value.double_value = 0.0531
+            elif attribute.key == "headrace.engine.time_to_first_token":
+                attribute.value.double_value = 0.0222
+    trace = read_trace(parse(reported.SerializeToString()))
+    explanation = explain(trace)
+    assert explanation.ttft_ms == explanation.gaps[0].ms == explanation.gaps[0].at_ms == 53.1
+    assert sum(ms for _, ms in explanation.gaps[0].parts_ms) == pytest.approx(53.1)
+    first = trace.tokens[0]
+    assert first.sampled_ns is not None
+    computed = milliseconds((first.sampled_ns - trace.start_ns) / 1e6)
+    assert first_token_words(explanation) == f"TTFT 53.10 ms (computed after {computed})"
+    page = render(trace, explanation)
+    assert f"<dt>time to first token</dt><dd>53.10 ms <small>computed after {computed}</small></dd>" in page
+    assert "first token: 53.10 ms after the call" in page and "22.20 ms" not in page
 
 
 def test_an_answer_in_one_message_has_the_engines_first_token_alone() -> None:
-    trace = dataclasses.replace(read(), ttft_ns=None, engine_ttft_ns=22_200_000)
+    trace = dataclasses.replace(read(), tokens=(), ttft_ns=None, engine_ttft_ns=22_200_000)
     explanation = explain(trace)
     assert explanation.ttft_ms is None
-    assert first_token_words(explanation) == "first token in the engine after 22.20 ms"
-    assert "<dt>first token in the engine</dt><dd>22.20 ms</dd>" in render(trace, explanation)
+    assert first_token_words(explanation) == "first token computed after 22.20 ms"
+    assert "<dt>first token computed after</dt><dd>22.20 ms</dd>" in render(trace, explanation)
 
 
 def test_a_trace_that_tells_no_first_token_shows_its_own() -> None:

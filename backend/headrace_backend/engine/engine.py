@@ -225,7 +225,7 @@ class Engine:
         earlier = self._table.find_by_key(request.tenant, request.idempotency_key, request.spec_digest)
         if earlier is not None:
             return AddOutcome(earlier.spec.request_id, True, earlier.num_prompt_tokens, earlier.sequence_number)
-        self._table.check_new(request.request_id)
+        self._table.check_new(request.request_id, continues=bool(request.emitted))
         if subscriber is not None:
             self._subscriptions.check_free(subscriber)
         passed = [other for other in self._scheduler.waiting.parked() if other is not account]
@@ -433,7 +433,7 @@ class Engine:
         if subscriber is not None:
             self._subscriptions.add(subscriber, request, None)
         for sequence in request.sequences:
-            if sequence not in request.unforked:
+            if not sequence.ended and sequence not in request.unforked:
                 self._scheduler.add(sequence)
 
     def _account(self, tenant: str, limits: TenantLimits, now_ns: int) -> TenantAccount:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from headrace_backend.engine.events import OutputEnd
 from headrace_facts import facts
 from headrace_request.request import Request
 
@@ -108,6 +109,8 @@ class EngineRequest:
     recording: Recording | None = None
     # A continuation: per output, the tokens that an earlier attempt emitted. Empty, or n entries.
     emitted: tuple[TokenIds, ...] = ()
+    # How outputs ended that the earlier attempt brought to their ends.
+    ends: tuple[OutputEnd, ...] = ()
     # The tenant's newest ones: they hold for all of its requests.
     limits: TenantLimits = NO_LIMITS
     # [num_prompt_tokens] int32, a view of the request's column.
@@ -123,7 +126,7 @@ class EngineRequest:
     def without_tokens(self) -> EngineRequest:
         """The request without its prompt and earlier tokens, as it is kept after its end."""
         asked = msgspec.structs.replace(self.asked, prompt_token_ids=b"")
-        return dataclasses.replace(self, asked=asked, emitted=())
+        return dataclasses.replace(self, asked=asked, emitted=(), ends=())
 
     @property
     def recorded(self) -> bool:

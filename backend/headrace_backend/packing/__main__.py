@@ -20,10 +20,12 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.load import load_model
 from headrace_backend.packing.faults import packing_faults
 from headrace_backend.packing.findings import findings_of
+from headrace_backend.weights.progress import Progress
 from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.start_up.device import choose_device, choose_dtype
 from headrace_model_folder import InvalidModelFolder, ModelFolder
+from headrace_progress.shown import ShownProgress
 
 
 class Answer(msgspec.Struct):
@@ -37,16 +39,17 @@ class Answer(msgspec.Struct):
     refused: str = ""
 
 
-def examined(path: pathlib.Path, device_name: str) -> Answer:
+def examined(path: pathlib.Path, device_name: str, progress: Progress = lambda *_: None) -> Answer:
     """Loads the model and looks at its quantized layers.
 
     Args:
         path: Model folder, or GGUF file.
         device_name: Device to load it on, as the setting `device` names it.
+        progress: Called with (phase, done, total, unit) while the weights are read.
     """
     try:
         folder = ModelFolder.open(path)
-        model = _loaded(folder, device_name)
+        model = _loaded(folder, device_name, progress)
     except (InvalidModelFolder, QuantizationRefused, StartRefused) as refused:
         return Answer(refused=str(refused))
     quantization = folder.config.quantization
@@ -55,17 +58,19 @@ def examined(path: pathlib.Path, device_name: str) -> Answer:
     return Answer(len(found), packing_faults(found, norms))
 
 
-def _loaded(folder: ModelFolder, device_name: str) -> CausalLM:
+def _loaded(folder: ModelFolder, device_name: str, progress: Progress) -> CausalLM:
     device, _ = choose_device(device_name)
     dtype = choose_dtype("auto", folder.config, device)
     build = ModelBuild(folder.config, dtype, device, records=folder.tensors)
-    return load_model(build, folder, lambda *_: None)
+    return load_model(build, folder, progress)
 
 
 def main(arguments: list[str]) -> None:
-    """One folder, one answer."""
+    """One folder, one answer; how far it is goes to stderr."""
     path, device_name = arguments
-    sys.stdout.buffer.write(msgspec.json.encode(examined(pathlib.Path(path), device_name)))
+    with ShownProgress() as shown:
+        answer = examined(pathlib.Path(path), device_name, shown.report)
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import time
 from typing import Any
@@ -115,7 +116,9 @@ class Backend:
             loop.add_signal_handler(number, self._signals.put_nowait, number.name)
         server = _make_server(self._config, self._address, self._service, self._tls)
         await server.start()
-        self._log.info("listening", address=self._address.target, model=self._facts.describe().name)
+        # A Unix socket is private to services beside it, whose own addresses are what callers need.
+        level = logging.DEBUG if self._address.target.startswith("unix:") else logging.INFO
+        self._log.log(level, "listening", address=self._address.target, model=self._facts.describe().name)
         self._engine_loop.start(self._service.deliver)
         if self._teller is not None:
             self._teller.start()

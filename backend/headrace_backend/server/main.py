@@ -42,6 +42,7 @@ from headrace_backend.server.telemetry import Teller, new_step_log, open_feed
 from headrace_backend.server.workers.worker_group import WorkerLaunch
 from headrace_backend.server.workers.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_backend.server.workers.worker_supervision import ModelRefused
+from headrace_backend.start_rules import too_long, unsuitable_device
 from headrace_backend.tp_rules import unsuitable_tp
 from headrace_credentials.server_tls import ServerTls
 from headrace_facts import pulse
@@ -78,19 +79,26 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
             folder = _open_model(config.engine)
             backend = uvloop.run(_run(config, address, tls, secret, folder, worker_command, options.pulse_fd))
     except (StartRefused, ModelRefused) as refused:
-        print(f"headrace backend: {refused}", file=sys.stderr, flush=True)
-        _note_refusal(config, refused)
+        if not _noted_refusal(config, refused):
+            print(f"headrace backend: {refused}", file=sys.stderr, flush=True)
         return ExitCode.REFUSED
     return backend
 
 
-def _note_refusal(config: BackendConfig | None, refused: StartRefused | ModelRefused) -> None:
-    """Tells whoever started this process why, in a form that a program reads."""
+def _noted_refusal(config: BackendConfig | None, refused: StartRefused | ModelRefused) -> bool:
+    """Tells whoever started this process why, in a form that a program reads.
+
+    Returns:
+        Whether the reason was written, so that it reaches the operator from there.
+    """
     if config is None or config.refusal_file is None:
-        return
+        return False
     does_not_fit = isinstance(refused, ModelRefused) and refused.does_not_fit
-    with contextlib.suppress(OSError):
+    try:
         config.refusal_file.write_text(json.dumps({"reason": str(refused), "does_not_fit": does_not_fit}))
+    except OSError:
+        return False
+    return True
 
 
 def _read_config(source: str) -> BackendConfig:
@@ -112,10 +120,9 @@ def _open_model(config: EngineConfig) -> ModelFolder:
         folder = ModelFolder.open(config.model, require_weights=config.load == "folder")
     except InvalidModelFolder as error:
         raise StartRefused(f"model folder: {error}") from error
-    context = folder.config.max_position_embeddings
-    if config.max_model_len > context:
-        raise StartRefused(f"max_model_len is {config.max_model_len}; the model's context has {context} tokens")
     reasons = (
+        unsuitable_device(config),
+        too_long(config, folder.config),
         unsuitable_quantization(config, folder.config, folder.gguf_file),
         unsuitable_head(config, folder),
         unsuitable_tp(config, folder.config),

@@ -81,8 +81,11 @@ class LoadProgress(msgspec.Struct, tag="load_progress", frozen=True):
 
     phase: str
     done: int
+    # 1: only the phase's time is known.
     total: int
     unit: str
+    # More about what is done now, in words.
+    detail: str = ""
 
 
 class WorkerReady(msgspec.Struct, tag="worker_ready", frozen=True):

@@ -8,5 +8,5 @@ from typing import Protocol
 class Progress(Protocol):
     """Called at the beginning of a phase, now and then within it, and at its end."""
 
-    def __call__(self, phase: str, done: int, total: int, unit: str, /) -> None:
-        """`done` of `total` units of a phase; the two are equal at its end."""
+    def __call__(self, phase: str, done: int, total: int, unit: str, detail: str = "", /) -> None:
+        """`done` of `total` units of a phase, equal at its end; `detail` says more of it."""

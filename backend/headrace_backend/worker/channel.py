@@ -64,13 +64,13 @@ class Channel:
         """Sends anything that is no step."""
         self._write(RecordKind.MESSAGE, encode_message(message))
 
-    def send_progress(self, phase: str, done: int, total: int, unit: str) -> None:
+    def send_progress(self, phase: str, done: int, total: int, unit: str, detail: str = "") -> None:
         """Sends how far a start-up phase is: its beginning, its end, and some steps between."""
         now = time.monotonic()
         last_phase, last_time = self._last_progress
         if phase != last_phase or done >= total or now - last_time >= _PROGRESS_INTERVAL_S:
             self._last_progress = (phase, now)
-            self.send_message(LoadProgress(phase, done, total, unit))
+            self.send_message(LoadProgress(phase, done, total, unit, detail))
 
     def check_parent(self) -> None:
         """Ends the process if the parent is gone."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import time
 import traceback
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import pydantic
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.parallel.errors import PeerLost
+from headrace_backend.spinning import bound_spinning
 from headrace_backend.step.messages import WorkerFailed
 from headrace_backend.step.ring import RingDescriptors, RingReader, RingWriter
 from headrace_backend.worker.channel import Channel, FollowerChannel, RankLinks
@@ -29,7 +29,8 @@ from headrace_model_folder import InvalidModelFolder, ModelFolder
 
 _FAILED = 1
 _REFUSED = 2
-_SPIN_COUNT = "1000"
+# The phase of a start in which torch and Triton are loaded, for who waits.
+_TORCH = "torch"
 
 
 def _integers(count: int) -> Callable[[str], tuple[int, ...]]:
@@ -117,20 +118,11 @@ def _run(arguments: argparse.Namespace, channel: Channel) -> None:
     started = time.monotonic()
     folder = ModelFolder.open(config.model, require_weights=config.load == "folder")
     opened = time.monotonic()
-    _bound_spinning()
+    bound_spinning()
+    channel.send_progress(_TORCH, 0, 1, "")
     # By name, so that torch is imported now and not with this file.
     start = importlib.import_module("headrace_backend.worker.start_up.start")
+    channel.send_progress(_TORCH, 1, 1, "")
     phases = {"folder": opened - started, "imports": time.monotonic() - opened}
     links = RankLinks(arguments.rank, arguments.board, arguments.store)
     start.start_worker(config, folder, channel, phases, links).run()
-
-
-def _bound_spinning() -> None:
-    """Has OpenMP's threads sleep soon when they wait; must happen before torch loads the library.
-
-    By default they spin for milliseconds. That is the fastest on idle cores (3 threads of 4, demo
-    model: 3.2 ms a step against 3.7), but where other processes want the cores too, each spins away
-    the time that the one it waits for needs: 184 to 837 ms a step against 11 to 13. Whoever sets
-    the variable decides.
-    """
-    os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)

@@ -79,24 +79,24 @@ def quantize(
     ordered = gram[order][:, order] if act_order else gram
     rounding = _Rounding(weight, format, group, order, static=act_order)
     upper = inverse_factor(ordered, damping, name)
-    left = weight[:, order]
-    for begin in range(0, weight.shape[1], _BLOCK):
-        end = min(begin + _BLOCK, weight.shape[1])
-        errors = _round_block(left[:, begin:end], upper[begin:end, begin:end], rounding, begin)
-        left[:, end:].addmm_(errors, upper[begin:end, end:], alpha=-1)
+    # An input's weights lie side by side: each is read and written a hundred times.
+    left = weight.t()[order]
+    for begin in range(0, len(left), _BLOCK):
+        end = min(begin + _BLOCK, len(left))
+        errors = _round_block(left[begin:end], upper[begin:end, begin:end], rounding, begin)
+        left[end:].addmm_(upper[begin:end, end:].t(), errors, alpha=-1)
     return rounding.result()
 
 
 def _round_block(block: Tensor, upper: Tensor, rounding: _Rounding, begin: int) -> Tensor:
-    """Rounds the inputs of a block, which is used up, and returns their errors [outputs, inputs].
+    """Rounds the inputs of a block, which is used up, and returns their errors [inputs, outputs].
 
     Each error is divided by its diagonal entry.
     """
     errors = torch.empty_like(block)
-    for place in range(block.shape[1]):
-        error = rounding.round(begin + place, block[:, place:]) / upper[place, place]
-        block[:, place + 1 :].addr_(error, upper[place, place + 1 :], alpha=-1)
-        errors[:, place] = error
+    for place in range(len(block)):
+        errors[place] = rounding.round(begin + place, block[place:]) / upper[place, place]
+        block[place + 1 :].addr_(upper[place, place + 1 :], errors[place], alpha=-1)
     return errors
 
 
@@ -107,26 +107,29 @@ class _Rounding:
         self._format, self._order, self._static = format, order.tolist(), static
         self._group = group or weight.shape[1]
         groups = grouped(weight, group)
-        self._scales, self._zeros = format.fit(groups.amin(2), groups.amax(2))
-        self._numbers = torch.empty_like(weight)
+        scales, zeros = format.fit(groups.amin(2), groups.amax(2))
+        # [groups, outputs], and [inputs, outputs].
+        self._scales, self._zeros = scales.t().contiguous(), zeros.t().contiguous()
+        self._numbers = torch.empty_like(weight.t(), memory_format=torch.contiguous_format)
         self._is_whole_row = self._group == weight.shape[1]
 
     def round(self, place: int, left: Tensor) -> Tensor:
         """Rounds the first of the inputs in `left` and returns what is lost, [outputs].
 
-        `left` holds the inputs of the block from `place` on.
+        `left` holds the inputs of the block from `place` on, [inputs, outputs].
         """
         index = self._order[place]
         group = index // self._group
         # A whole row's scale is the one it began with: nothing was updated then.
         if not self._static and not self._is_whole_row and index % self._group == 0:
-            mine = left[:, : self._group]
-            self._scales[:, group], self._zeros[:, group] = self._format.fit(mine.amin(1), mine.amax(1))
-        scale, zero = self._scales[:, group], self._zeros[:, group]
-        numbers = self._format.round(left[:, 0], scale, zero)
-        self._numbers[:, index] = numbers
-        return left[:, 0] - self._format.restore(numbers, scale, zero)
+            mine = left[: self._group]
+            self._scales[group], self._zeros[group] = self._format.fit(mine.amin(0), mine.amax(0))
+        scale, zero = self._scales[group], self._zeros[group]
+        numbers = self._format.round(left[0], scale, zero)
+        self._numbers[index] = numbers
+        return left[0] - self._format.restore(numbers, scale, zero)
 
     def result(self) -> QuantizedMatrix:
         """After all inputs."""
-        return QuantizedMatrix(self._format, self._numbers, self._scales, self._zeros)
+        found = (each.t().contiguous() for each in (self._numbers, self._scales, self._zeros))
+        return QuantizedMatrix(self._format, *found)

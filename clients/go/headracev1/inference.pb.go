@@ -2304,9 +2304,13 @@ type Model struct {
 	// Recommendations of the folder's generation_config.json that requests do not get, or get in
 	// another way: a line each, such as "temperature 0.001 is served as 0.01: requests take 0, or
 	// 0.01 to 100".
-	NotFollowed   []string `protobuf:"bytes,22,rep,name=not_followed,json=notFollowed,proto3" json:"not_followed,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	NotFollowed []string `protobuf:"bytes,22,rep,name=not_followed,json=notFollowed,proto3" json:"not_followed,omitempty"`
+	// Engines that the service was started with and does not use, a line each: address and reason,
+	// such as "10.0.0.7:50061: serves llama at revision 5d1c, the others at 9b04". Only callers with
+	// the permission admin are shown them.
+	EnginesLeftOut []string `protobuf:"bytes,23,rep,name=engines_left_out,json=enginesLeftOut,proto3" json:"engines_left_out,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Model) Reset() {
@@ -2468,6 +2472,13 @@ func (x *Model) GetKvBytesPerToken() uint32 {
 func (x *Model) GetNotFollowed() []string {
 	if x != nil {
 		return x.NotFollowed
+	}
+	return nil
+}
+
+func (x *Model) GetEnginesLeftOut() []string {
+	if x != nil {
+		return x.EnginesLeftOut
 	}
 	return nil
 }
@@ -3208,7 +3219,7 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\v2\x12.headrace.v1.ModelR\x05model\"\x13\n" +
 	"\x11ListModelsRequest\"@\n" +
 	"\x12ListModelsResponse\x12*\n" +
-	"\x06models\x18\x01 \x03(\v2\x12.headrace.v1.ModelR\x06models\"\xfd\x05\n" +
+	"\x06models\x18\x01 \x03(\v2\x12.headrace.v1.ModelR\x06models\"\xa7\x06\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\tR\brevision\x12\"\n" +
@@ -3231,7 +3242,8 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\fquantization\x18\x10 \x01(\v2\x19.headrace.v1.QuantizationR\fquantization\x12\x19\n" +
 	"\bkv_dtype\x18\x14 \x01(\tR\akvDtype\x12+\n" +
 	"\x12kv_bytes_per_token\x18\x15 \x01(\rR\x0fkvBytesPerToken\x12!\n" +
-	"\fnot_followed\x18\x16 \x03(\tR\vnotFollowed\"\xcd\x03\n" +
+	"\fnot_followed\x18\x16 \x03(\tR\vnotFollowed\x12(\n" +
+	"\x10engines_left_out\x18\x17 \x03(\tR\x0eenginesLeftOut\"\xcd\x03\n" +
 	"\fQuantization\x12\x16\n" +
 	"\x06scheme\x18\x01 \x01(\tR\x06scheme\x12\x1d\n" +
 	"\n" +

@@ -10,7 +10,8 @@ def main(server: str) -> None:
     with headrace.Client(server) as client:
         with client.session() as session:
             prompts = ("Once upon a time", "The capital of France is", "2 + 2 =")
-            asked = {session.submit(prompt, max_tokens=24).stream_id: prompt for prompt in prompts}
+            stop = [".", "\n"]
+            asked = {session.submit(prompt, max_tokens=24, stop=stop).stream_id: prompt for prompt in prompts}
             session.finish()
             texts = dict.fromkeys(asked, "")
             for step in session.steps():
@@ -22,7 +23,7 @@ def main(server: str) -> None:
                         print(f"{asked[stream_id]!r} -> {texts[stream_id]!r} ({event.reason})")
         with client.session() as session:
             first = session.submit("Once upon a time", max_tokens=200, ignore_eos=True)
-            second = session.submit(messages="What is a KV cache?", max_tokens=24)
+            second = session.submit(messages="What is a KV cache?", max_tokens=64)
             print(second.result().text)
             first.cancel()
             print(f"the other one: {first.result().finish_reason}")

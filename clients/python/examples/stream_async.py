@@ -11,7 +11,7 @@ import headrace
 
 async def ask(client: headrace.AsyncClient, prompt: str) -> None:
     """Reads one stream event by event."""
-    async with client.generate(prompt, max_tokens=24) as stream:
+    async with client.generate(prompt, max_tokens=24, stop=[".", "\n"]) as stream:
         text = ""
         async for event in stream:
             match event:

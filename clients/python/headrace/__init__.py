@@ -10,6 +10,8 @@ This module owns the public names and nothing else. `headrace.v1` holds the gene
 stubs.
 """
 
+# Before anything that imports grpc.
+from headrace import grpc_log  # noqa: F401
 from headrace.admin import AdminClient, AsyncAdminClient
 from headrace.admin_calls import Draining, Loaded, ModelState, RepositoryModel
 from headrace.aio import AsyncClient
@@ -58,9 +60,10 @@ from headrace.events import (
     Started,
     Usage,
 )
-from headrace.local_server import LocalServer, local
+from headrace.grpc_words import ConnectionProblem
+from headrace.local_server.process import LocalServerError
+from headrace.local_server.server import LocalServer, local
 from headrace.security import Tls
-from headrace.server_process import LocalServerError
 from headrace.sessions.aio_session import AsyncSession, AsyncSessionGeneration
 from headrace.sessions.session import Session, SessionGeneration
 from headrace.sessions.session_state import SessionEvent, SessionStep
@@ -83,6 +86,7 @@ __all__ = [
     "Client",
     "Completion",
     "ConnectionOptions",
+    "ConnectionProblem",
     "DeadlineExceeded",
     "Delta",
     "Done",

@@ -180,6 +180,8 @@ class Model:
     # What the folder's generation_config.json recommends and requests get otherwise, or not at all:
     # a line each.
     not_followed: tuple[str, ...] = ()
+    # Engines that the service was started with and does not use, a line each, for operators.
+    engines_left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,7 @@ def model_from_proto(model: inference_pb2.Model) -> Model:
     columns = {name: getattr(model, name) for name in Model.__slots__}
     columns["end_of_text_token_ids"] = tuple(model.end_of_text_token_ids)
     columns["not_followed"] = tuple(model.not_followed)
+    columns["engines_left_out"] = tuple(model.engines_left_out)
     columns["default_sampling"] = _set_scalars(model.default_sampling)
     columns["memory_plan"] = memory_plan_from_proto(model.memory_plan) if model.HasField("memory_plan") else None
     columns["quantization"] = _quantization_from_proto(model.quantization) if model.HasField("quantization") else None

@@ -1,8 +1,9 @@
 """The exceptions a caller can meet, and how a gRPC status becomes one of them.
 
 Owns the exception tree and the reading of google.rpc details (`grpc-status-details-bin`:
-BadRequest, RetryInfo, RequestInfo). Does not own any decision to try again: see channel.py and
-stream_state.py. Statuses come in from client.py, aio.py and events.py, exceptions go out.
+BadRequest, RetryInfo, RequestInfo). What gRPC's core says itself is worded in grpc_words.py, and
+any decision to try again is made in channel.py and stream_state.py. Statuses come in from
+client.py, aio.py and events.py, exceptions go out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import Any, ClassVar
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
+
+from headrace import grpc_words
+from headrace.grpc_words import ConnectionProblem
 
 DETAILS_KEY = "grpc-status-details-bin"
 
@@ -42,6 +46,7 @@ class HeadraceError(Exception):
         request_id: Names the request in the server's logs, where it got as far as having an id.
         violations: Rules the request broke; empty unless it was refused.
         retry_after: Seconds after which the server asks to be tried again, where it said so.
+        problem: Why the server was not reached, or was lost; None where it answered.
     """
 
     default_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
@@ -54,6 +59,7 @@ class HeadraceError(Exception):
         request_id: str | None = None,
         violations: tuple[Violation, ...] = (),
         retry_after: float | None = None,
+        problem: ConnectionProblem | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code or self.default_code
@@ -61,6 +67,7 @@ class HeadraceError(Exception):
         self.request_id = request_id
         self.violations = violations
         self.retry_after = retry_after
+        self.problem = problem
 
     def __str__(self) -> str:
         fields = "; ".join(f"{v.field}: {v.description}" for v in self.violations if v.description not in self.message)
@@ -181,7 +188,10 @@ def from_rpc_error(error: grpc.RpcError, request_id: str | None = None) -> Headr
     code, text = error.code(), error.details() or ""
     if (code, text) == _LOST_STATUS:
         code, text = grpc.StatusCode.UNAVAILABLE, "the call ended while a message was being sent; its status is lost"
-    return _build(code, text, _details(error.trailing_metadata() or ()), request_id)
+    said = grpc_words.read(code, text)
+    failure = _build(code, said.message, _details(error.trailing_metadata() or ()), request_id)
+    failure.problem = said.problem
+    return failure
 
 
 def from_status(status: status_pb2.Status, request_id: str | None = None) -> HeadraceError:

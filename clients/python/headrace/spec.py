@@ -200,6 +200,12 @@ def chat_messages(messages: Messages) -> list[inference_pb2.ChatMessage]:
     return [_chat_message(index, message) for index, message in enumerate(conversation)]
 
 
+def path_of(name: str) -> str:
+    """The path of an option's field, by which a server's refusals name it."""
+    group, field = _FIELDS[name]
+    return f"spec.{group}.{field}" if group else f"spec.{field}"
+
+
 def assign(message: ProtobufMessage, field: str, value: Any, path: str) -> None:
     """Sets a scalar, repeated or map field.
 
@@ -212,6 +218,8 @@ def assign(message: ProtobufMessage, field: str, value: Any, path: str) -> None:
             getattr(message, field).extend(value)
         else:
             setattr(message, field, value)
+    except UnicodeEncodeError as error:
+        raise invalid(path, f"must be Unicode text: character {error.start} is none (given: {value!r:.80})") from error
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise invalid(path, f"{error} (given: {value!r:.80})") from error
 
@@ -226,7 +234,7 @@ def duration(value: float | datetime.timedelta, path: str) -> Duration:
         seconds = value.total_seconds() if isinstance(value, datetime.timedelta) else value
         message.FromNanoseconds(round(seconds * 1e9))
     except (TypeError, ValueError, OverflowError) as error:
-        raise invalid(path, f"{error} (given: {value!r:.80})") from error
+        raise invalid(path, f"must be a finite number of seconds (given: {value!r:.80})") from error
     return message
 
 
@@ -247,8 +255,7 @@ def _set_option(spec: generation_pb2.GenerationSpec, name: str, value: Any) -> N
         return
     if name == "stop" and isinstance(value, str):
         value = [value]
-    path = f"spec.{group}.{field}" if group else f"spec.{field}"
-    assign(getattr(spec, group) if group else spec, field, value, path)
+    assign(getattr(spec, group) if group else spec, field, value, path_of(name))
 
 
 def _chat_message(index: int, message: Message | tuple[RoleName, str]) -> inference_pb2.ChatMessage:

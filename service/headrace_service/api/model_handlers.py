@@ -12,6 +12,7 @@ from headrace_service.calls.call import Call
 from headrace_service.engines.served_model import ServedModel
 from headrace_service.service_core import ServiceCore
 from headrace_service.text.detokenizer import StandingText
+from headrace_service.text.text_model import TextModel
 from headrace_service.text.tokenization import SLICE_TOKENS
 
 # Looked up between two turns of the event loop: some milliseconds' worth.
@@ -74,7 +75,7 @@ class ModelHandlers:
     async def get_model(self, request: inference_pb2.GetModelRequest, call: Call) -> inference_pb2.GetModelResponse:
         """Describes one model."""
         model = self._core.models.find(request.model, call.caller).text
-        return inference_pb2.GetModelResponse(model=model.describe())
+        return inference_pb2.GetModelResponse(model=self._described(model, call))
 
     async def list_models(
         self, request: inference_pb2.ListModelsRequest, call: Call
@@ -82,7 +83,14 @@ class ModelHandlers:
         """Describes all models that are loaded and that the caller may use, by name."""
         texts = {model.text.facts.name: model.text for model in self._core.models.known()}
         named = sorted(name for name in texts if call.caller.may_use_model(name))
-        return inference_pb2.ListModelsResponse(models=[texts[name].describe() for name in named])
+        return inference_pb2.ListModelsResponse(models=[self._described(texts[name], call) for name in named])
+
+    def _described(self, model: TextModel, call: Call) -> inference_pb2.Model:
+        """Describes a model; where its engines are is for operators."""
+        described = model.describe()
+        if call.caller.may_administer():
+            described.engines_left_out.extend(self._core.models.left_out())
+        return described
 
     async def get_load(self, request: inference_pb2.GetLoadRequest, call: Call) -> inference_pb2.GetLoadResponse:
         """Says how busy the model's engine is, or its engines are together."""

@@ -29,11 +29,23 @@ class RequestHandlers:
     async def cancel(self, request: inference_pb2.CancelRequest, call: Call) -> inference_pb2.CancelResponse:
         """Ends a request of the caller's."""
         validation.check_request_id(request.request_id)
-        model = self._core.models.of_request(request.request_id)
-        aborted = await model.engine.cancel(request.request_id, call.tenant)
+        aborted = await self._cancelled(request.request_id, call.tenant)
         if not aborted.found:
             raise errors.not_found(f"request {errors.echo(request.request_id)} is not known, or its log has expired")
         return inference_pb2.CancelResponse(cancelled=aborted.was_active)
+
+    async def _cancelled(self, request_id: str, tenant: str) -> engine_pb2.Aborted:
+        """Has the engine of a request end it, or the one that went on with it.
+
+        Raises ServiceError: UNAVAILABLE; its engine cannot be reached, and no other has it.
+        """
+        models = self._core.models
+        model = models.of_request(request_id)
+        for engine in models.elsewhere(model):
+            aborted = await engine.engine.cancel(request_id, tenant)
+            if aborted.found:
+                return aborted
+        return await model.engine.cancel(request_id, tenant)
 
     async def list_requests(
         self, request: inference_pb2.ListRequestsRequest, call: Call

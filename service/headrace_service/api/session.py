@@ -53,14 +53,14 @@ def _take(stream: GenerationStream, entry: _Entry) -> errors.ServiceError | None
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Entry:
-    """One generation of a session: being started (`task`), then read (`stream`, `give_up`)."""
+    """One generation of a session: being started, then read (`stream`, `cancel`, `give_up`)."""
 
     stream_id: int
     resources: contextlib.ExitStack
     task: asyncio.Task[None] | None = None
     stream: GenerationStream | None = None
     wire: SessionWire | None = None
-    model: ServedModel | None = None
+    cancel: Callable[[], None] = _nothing
     give_up: Callable[[], None] = _nothing
 
 
@@ -173,7 +173,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             self._note(entry.stream)
 
     async def _submit(self, entry: _Entry, submit: inference_pb2.SessionSubmit, call: Call) -> None:
-        model = entry.model = self._core.models.find(submit.spec.model, call.caller)
+        model = self._core.models.find(submit.spec.model, call.caller)
         if submit.idempotency_key and not submit.detached:
             raise errors.invalid_field("idempotency_key", "must not be set unless detached is")
         validation.check_idempotency_key(submit.idempotency_key)
@@ -186,9 +186,9 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             await self._join(entry, engine_pb2.AttachRequest(request_id=added.request_id), model, call)
             return
         wire = entry.wire = self._wire(entry, model, deltas_are_events=False)
-        model = entry.model = generations.placed(spec, prompt, model, call)
-        stream = entry.stream = await generations.start(spec, prompt, model, call, wire)
-        entry.give_up = lambda: model.engine.abandon(stream, call)
+        model = generations.placed(spec, prompt, model, call)
+        generation = await generations.start(spec, prompt, model, call, wire)
+        entry.stream, entry.cancel, entry.give_up = generation.stream, generation.cancel, generation.abandon
 
     async def _prompt_of(self, submit: inference_pb2.SessionSubmit, model: ServedModel) -> Prompt:
         if not submit.messages:
@@ -206,9 +206,10 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
         await self._join(entry, request, model, call)
 
     async def _join(self, entry: _Entry, attach: engine_pb2.AttachRequest, model: ServedModel, call: Call) -> None:
-        entry.model = model
         wire = entry.wire = self._wire(entry, model, deltas_are_events=attach.from_token > 0)
         stream = entry.stream = await self._core.generations.attach(attach, model, call, wire)
+        cause = engine_pb2.ABORT_CAUSE_CANCELLED
+        entry.cancel = lambda: model.engine.abort(stream.request_id, self.call.tenant, cause)
         entry.give_up = lambda: model.engine.leave(stream)
 
     def _wire(self, entry: _Entry, model: ServedModel, deltas_are_events: bool) -> SessionWire:
@@ -223,9 +224,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             if not detach:
                 self._refuse(stream_id, errors.cancelled())
         else:
-            assert entry.model is not None
-            cause = engine_pb2.ABORT_CAUSE_CANCELLED
-            entry.model.engine.abort(entry.stream.request_id, self.call.tenant, cause)
+            entry.cancel()
 
     # -- the writer
 

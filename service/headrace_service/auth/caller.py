@@ -79,6 +79,13 @@ class Caller:
         """Returns whether the caller may know of a model. Raises ServiceError: UNAUTHENTICATED."""
         return self._valid().allows_model(model)
 
+    def may_administer(self) -> bool:
+        """Returns whether the caller has all of administration.
+
+        Raises ServiceError: UNAUTHENTICATED.
+        """
+        return permissions.Permission.ADMIN in self._valid().permissions
+
     def is_valid(self) -> bool:
         """Returns whether the key that this caller presented is still good."""
         return self._entry() is not None

@@ -94,9 +94,9 @@ def server(folder: pathlib.Path, hosts: tuple[str, ...], days: int, replace: boo
 @_days
 @_replace
 def client(folder: pathlib.Path, name: str, days: int, replace: bool) -> None:
-    """Makes the certificate of a client called NAME, for servers with --tls-client-ca.
+    """Makes the certificate of a client called NAME.
 
-    The folder's CA signs it.
+    Servers with --tls-client-ca ask for one. The folder's CA signs it.
     """
     with _refusals():
         if not _CLIENT_NAME.fullmatch(name) or name in (_CA, _SERVER):

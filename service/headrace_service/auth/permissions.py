@@ -12,6 +12,8 @@ import enum
 from collections.abc import Collection
 
 HEALTH_PREFIX = "grpc.health.v1.Health/"
+# Operations of OpenAI's HTTP API, by their names in its specification.
+OPENAI_PREFIX = "openai.v1/"
 
 
 class Permission(enum.StrEnum):
@@ -26,11 +28,13 @@ class Permission(enum.StrEnum):
 _OURS = "headrace.v1.InferenceService"
 _ADMIN = "headrace.v1.AdminService"
 _KSERVE = "inference.GRPCInferenceService"
+_OPENAI = OPENAI_PREFIX.rstrip("/")
 _SERVICES: dict[Permission, dict[str, str]] = {
     # Starts, reads and ends one's own generations.
     Permission.GENERATE: {
         _OURS: "Generate Complete Chat Submit Subscribe Session Cancel",
         _KSERVE: "ModelInfer ModelStreamInfer",
+        _OPENAI: "CreateChatCompletion CreateCompletion CreateEmbedding",
     },
     # Costs the engine nothing, and shows nobody else's requests.
     Permission.READ: {
@@ -38,6 +42,7 @@ _SERVICES: dict[Permission, dict[str, str]] = {
         _KSERVE: (
             "ServerLive ServerReady ModelReady ServerMetadata ModelMetadata ModelConfig ModelStatistics RepositoryIndex"
         ),
+        _OPENAI: "ListModels RetrieveModel Health",
         "grpc.reflection.v1alpha.ServerReflection": "ServerReflectionInfo",
         "grpc.reflection.v1.ServerReflection": "ServerReflectionInfo",
     },

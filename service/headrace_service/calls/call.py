@@ -1,14 +1,15 @@
 """What a handler may know of its call.
 
-Owns the joining of what three sources say of it: grpc (deadline, connection), `auth` (who calls)
-and `tracing` (where it stands in its caller's trace).
+Owns the joining of what three sources say of it: grpc or HTTP (deadline, connection), `auth` (who
+calls) and `tracing` (where it stands in its caller's trace).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import grpc
 
@@ -25,12 +26,25 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _NO_DEADLINE_S = 10 * 365 * 86_400.0
 
 
+class Connection(Protocol):
+    """What carries a call, as far as handlers use it: grpc's context, or an exchange of HTTP."""
+
+    async def write(self, message: bytes, /) -> None:
+        """Sends a part of the answer; returns when there is room for the next."""
+
+    def done(self) -> bool:
+        """Whether the call has ended, for example because its caller left."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """Returns the names, in lower case, and values that came with the call."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
     """What a handler may know of its call.
 
     Attributes:
-        context: grpc's own.
+        context: what carries the call: grpc's own context on the wires of grpc.
         arrival_ns: CLOCK_MONOTONIC when the call reached this process.
         deadline_ns: CLOCK_MONOTONIC of the caller's deadline; None if it set none.
         caller: who calls, and what it may do.
@@ -38,7 +52,7 @@ class Call:
         own_context: the trace context that one request of it brought; None: that of the call holds.
     """
 
-    context: Context
+    context: Connection
     arrival_ns: int
     deadline_ns: int | None
     caller: Caller

@@ -14,17 +14,17 @@ import grpc
 import structlog
 
 from headrace_service import errors, logs
-from headrace_service.calls.call import Context
+from headrace_service.calls.call import Connection
 
 _log = structlog.get_logger("headrace.service")
 
 
-def failure_of(context: Context, error: Exception) -> errors.ServiceError:
+def failure_of(context: Connection, error: Exception) -> errors.ServiceError:
     """Returns what a call ends with for its caller; a mistake of ours is logged here."""
     return error if isinstance(error, errors.ServiceError) else _unexpected(context, error)
 
 
-def _unexpected(context: Context, error: Exception) -> errors.ServiceError:
+def _unexpected(context: Connection, error: Exception) -> errors.ServiceError:
     """Returns the error for a caller who can do nothing about it.
 
     Writing to a call that is gone is nobody's mistake.

@@ -50,6 +50,8 @@ class EngineClient:
         self._engine_clock = ("", 0)
         self.streams: dict[int, GenerationStream] = {}
         self.last_heard_ns = 0
+        # Connections that were lost after they were open.
+        self.num_losses = 0
         self._state = engine_pb2.EngineState(serving=False, reason=_NOT_CONNECTED)
         self._connected = False
         self._next_handle = 1
@@ -200,14 +202,15 @@ class EngineClient:
         self.last_heard_ns = time.monotonic_ns()
 
     def connection_lost(self) -> None:
-        """Ends everything that was open on the connection."""
+        """Ends everything that was open on the connection, or leaves it to another engine."""
+        self.num_losses += self._connected
         self._connected = False
         self._state = engine_pb2.EngineState(serving=False, reason=_NOT_CONNECTED)
         self._outgoing.clear()
         failure = errors.unavailable("the connection to the engine was lost")
-        for stream in self.streams.values():
-            stream.fail(failure)
-        self.streams.clear()
+        lost, self.streams = self.streams, {}
+        for stream in lost.values():
+            stream.engine_lost(failure)
         for waiting in (self._by_handle, self._by_query):
             for answer in waiting.values():
                 if not answer.done():

@@ -3,7 +3,8 @@
 It connects, says hello, is welcomed, reads and writes until the connection breaks, and begins anew
 after a pause.
 
-Owns the channel, its secret and the pauses between attempts. A backend that says nothing for too
+Owns the channel, its secret and the pauses between attempts, which grow while connections do not
+last, so that a backend that comes and goes is not stormed. A backend that says nothing for too
 long (it sends its state every second) is given up like one that closed the connection. What the
 messages mean is `engine_client`'s.
 """
@@ -29,13 +30,22 @@ from headrace_request.request import LAYOUT
 from headrace_service import logs
 from headrace_service.config import ServiceConfig
 from headrace_service.engines.engine_client import EngineClient
+from headrace_service.engines.engine_group import LeftOut
 
 PROTOCOL_VERSION = 2
 _FIRST_PAUSE_S = 0.05
+# A connection that lasted so many longest pauses is no reason for a long pause.
+_LASTING = 10
+# An engine that is left out is asked so many times more seldom than one that can't be reached.
+_LEFT_OUT = 5
 _WELCOME_TIMEOUT_S = 10.0
 
 _log = structlog.get_logger("headrace.service")
 _Stream = grpc.aio.StreamStreamCall[Any, Any]
+# A backend that hears the hello and does not want it.
+_REFUSALS = frozenset(
+    {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+)
 
 
 class EngineConnection:
@@ -44,9 +54,12 @@ class EngineConnection:
     Args:
         config: secret, limits and pauses.
         address: where the backend listens.
+        tls_name: the name in the backend's certificate; "": the address's.
         client: what messages are dealt to.
-        prepare: called with each welcome's model before questions are asked; its exceptions end the
-            connection for good.
+        prepare: called with each welcome's model before questions are asked. `LeftOut` ends this
+            connection, other exceptions end it for good.
+        failed: called when an attempt ended without a welcome, or the engine is left out: with the
+            reason to leave it out, "" where there is none.
 
     Attributes:
         num_attempts: attempts to connect that have begun.
@@ -56,17 +69,24 @@ class EngineConnection:
         self,
         config: ServiceConfig,
         address: str,
+        tls_name: str,
         client: EngineClient,
         prepare: Callable[[engine_pb2.EngineModel], Awaitable[None]],
+        failed: Callable[[str], None],
     ) -> None:
         self._config = config
         self._address = address
+        self._tls_name = tls_name
         self._client = client
         self._prepare = prepare
+        self._failed = failed
         self._metadata = _secret_metadata(config)
         # A file that cannot be used ends the start; later it is tried again.
         engine_tls(config)
-        self._was_connected = False
+        self._has_served = False
+        # Of the attempt that is made.
+        self._was_welcomed = False
+        self._left_out = ""
         self.num_attempts = 0
 
     async def run(self) -> None:
@@ -78,17 +98,21 @@ class EngineConnection:
         pause_s = _FIRST_PAUSE_S
         while True:
             began_s = time.monotonic()
+            self._was_welcomed, self._left_out = False, ""
             await self._run_once()
-            if time.monotonic() - began_s > self._config.engine_retry_max_s:
+            if not self._was_welcomed:
+                self._failed(self._left_out)
+            longest_s = self._config.engine_retry_max_s
+            if self._was_welcomed and time.monotonic() - began_s > _LASTING * longest_s:
                 pause_s = _FIRST_PAUSE_S
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, self._config.engine_retry_max_s)
+            pause_s = min(2 * pause_s, longest_s * (_LEFT_OUT if self._left_out else 1))
 
     async def _run_once(self) -> None:
         """One connection from hello to its end, whatever that is."""
         self.num_attempts += 1
         try:
-            opened = _channel(self._config, self._address)
+            opened = _channel(self._config, self._address, self._tls_name)
         except CredentialError as error:
             _log.error("engine.no_credentials", why=str(error))
             return
@@ -97,10 +121,13 @@ class EngineConnection:
             try:
                 await self._converse(stream)
             except grpc.aio.AioRpcError as error:
-                # A service often starts before its backend listens; only the loss of a connection
-                # is worth a warning.
-                level = logging.WARNING if self._was_connected else logging.INFO
+                # A service often starts before its backend listens, and a backend that never served
+                # says itself why it ends; only the loss of an engine that served is worth a
+                # warning, and only once.
+                level = logging.WARNING if self._has_served else logging.DEBUG
+                self._has_served = False
                 _log.log(level, "engine.disconnected", engine=self._address, code=error.code().name)
+                self._left_out = _refusal(error)
             except asyncio.CancelledError:
                 # grpc.aio raises it in readers of a call that was cancelled here; only a cancelled
                 # task must end.
@@ -108,6 +135,8 @@ class EngineConnection:
                     raise
             except InvalidModelFolder:
                 raise
+            except LeftOut as why:
+                self._was_welcomed, self._left_out = False, str(why)
             except Exception as error:
                 _log.error("engine.connection_failed", exception_type=type(error).__name__, places=logs.places(error))
             finally:
@@ -140,7 +169,9 @@ class EngineConnection:
     async def _welcomed(self, welcome: engine_pb2.Welcome) -> None:
         await self._prepare(welcome.model)
         self._client.connection_opened(welcome)
-        self._was_connected = True
+        self._was_welcomed = True
+        # The engine has blocks once its workers are ready.
+        self._has_served = welcome.model.kv_blocks > 0
 
     async def _read(self, stream: _Stream) -> None:
         received = self._client.received
@@ -171,6 +202,16 @@ def _connect(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamMultiCallable[An
     )
 
 
+def _refusal(error: grpc.aio.AioRpcError) -> str:
+    """Returns why an engine is left out whose connection ended so; "": it is not."""
+    details = error.details() or ""
+    if error.code() in _REFUSALS:
+        return f"refuses this service: {details[:256]}"
+    if "handshake" in details.lower():
+        return "the TLS handshake fails: another authority's certificate, another name in it, or none"
+    return ""
+
+
 def _task_is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
@@ -196,9 +237,11 @@ def engine_tls(config: ServiceConfig) -> grpc.ChannelCredentials | None:
     return channel_credentials(ClientTlsFiles(config.engine_tls_ca, config.engine_tls_cert, config.engine_tls_key))
 
 
-def _channel(config: ServiceConfig, address: str) -> grpc.aio.Channel:
+def _channel(config: ServiceConfig, address: str, tls_name: str) -> grpc.aio.Channel:
     """Returns a new channel. Files are read for each, as they may have changed."""
-    return new_channel(address, engine_tls(config), _channel_options(config))
+    credentials = None if address.startswith("unix:") else engine_tls(config)
+    named = [("grpc.ssl_target_name_override", tls_name)] if tls_name else []
+    return new_channel(address, credentials, [*_channel_options(config), *named])
 
 
 def _channel_options(config: ServiceConfig) -> list[tuple[str, int]]:

@@ -1,10 +1,12 @@
 """Request ids: unique without coordination, sorted by time, with the tag of their engine.
 
 48 bits of milliseconds since the epoch, then 80 random bits, in Crockford's base 32 (no I, L, O,
-U), a hyphen, and 20 bits of the SHA-256 of the model's name, and of the engine's number where a
-model has several (replicas). Ids of one process keep their order within a millisecond too: the
-random part then counts on. The tag lets any service process find the engine that knows a request,
-without asking all of them.
+U), a hyphen, and 20 bits: those of the SHA-256 of the model's name, XOR the engine's number among
+the model's engines. Ids of one process keep their order within a millisecond too: the random part
+then counts on. The tag lets any service process find the engine that knows a request, without
+asking all of them. Replicas of one host have the numbers 0, 1 and so on; an engine that a service
+is started with has 20 bits of its address, so that its number depends neither on the other engines
+nor on their order.
 """
 
 from __future__ import annotations
@@ -33,18 +35,26 @@ class RequestIds:
         return f"{_base32(self._last, _LENGTH)}-{tag}"
 
 
-def model_tag(name: str, replica: int = 0) -> str:
+def model_tag(name: str, number: int = 0) -> str:
     """Returns what the ids of the requests end with that one of a model's engines has.
 
-    No name has a slash.
+    `number` is below 2**20.
     """
-    named = f"{name}/{replica}" if replica else name
-    return _base32(int.from_bytes(hashlib.sha256(named.encode()).digest()[:3], "big"), _TAG_LENGTH)
+    return _base32(_tag_bits(name) ^ number, _TAG_LENGTH)
+
+
+def number_of(address: str) -> int:
+    """Returns the number of an engine that is known by its address: below 2**20."""
+    return _tag_bits(address)
 
 
 def tag_of(request_id: str) -> str:
     """Returns the tag of an id, "" if it has none."""
     return request_id.rpartition("-")[2] if "-" in request_id else ""
+
+
+def _tag_bits(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:3], "big") & ((1 << 5 * _TAG_LENGTH) - 1)
 
 
 def _base32(number: int, length: int) -> str:

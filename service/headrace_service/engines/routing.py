@@ -103,4 +103,4 @@ def _ordered(engines: Sequence[Engine], key: bytes) -> list[Engine]:
 
 
 def _weight(key: bytes, number: int) -> bytes:
-    return hashlib.blake2b(key, digest_size=8, salt=number.to_bytes(2, "big")).digest()
+    return hashlib.blake2b(key, digest_size=8, salt=number.to_bytes(4, "big")).digest()

@@ -6,6 +6,7 @@ not to be served by this process. Which engines there are is `served_models`'s.
 
 from __future__ import annotations
 
+from headrace_model_folder import InvalidModelFolder
 from headrace_protos.control.v1 import control_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
@@ -13,6 +14,7 @@ from headrace_service.config import ServiceConfig
 from headrace_service.engines import request_ids
 from headrace_service.engines.engine_client import EngineClient
 from headrace_service.engines.engine_connection import EngineConnection
+from headrace_service.engines.engine_group import EngineGroup, Identity, LeftOut
 from headrace_service.engines.engine_set import EngineSet
 from headrace_service.text.text_loader import TextLoader
 from headrace_service.text.text_model import TextModel
@@ -38,6 +40,7 @@ class ServedModel:
             supervisor.
         closed: why no new generation is taken; "" while they are.
         broken: why this process can't serve it at all; "" unless so.
+        left_out: why the engine is not used beside the others; "" unless so.
     """
 
     def __init__(
@@ -49,15 +52,19 @@ class ServedModel:
         engines: EngineSet[ServedModel],
         name: str | None = None,
         number: int = 0,
+        group: EngineGroup[ServedModel] | None = None,
+        tls_name: str = "",
     ) -> None:
         self.number = number
         self.engines = engines
         self.address = address
         self.engine = EngineClient(config.max_engine_message_bytes, tracer)
-        self.connection = EngineConnection(config, address, self.engine, self._prepare)
+        self.connection = EngineConnection(config, address, tls_name, self.engine, self._prepare, self._failed)
         self.state: control_pb2.BackendState = control_pb2.BACKEND_STATE_UNSPECIFIED
         self.closed = ""
         self.broken = ""
+        self.left_out = ""
+        self._group = group
         self._loader = loader
         self._name = name
         self._text: TextModel | None = None
@@ -66,8 +73,14 @@ class ServedModel:
 
     @property
     def name(self) -> str | None:
-        """The name callers use; None until the engine was reached, where nobody else gave it."""
-        return self._text.facts.name if self._name is None and self._text is not None else self._name
+        """The name callers use.
+
+        None until this engine, or another one of the model, was reached where nobody else gave it.
+        """
+        if self._name is not None:
+            return self._name
+        texts = (engine._text for engine in (self, *self.engines))
+        return next((text.facts.name for text in texts if text is not None), None)
 
     @property
     def text(self) -> TextModel:
@@ -86,7 +99,8 @@ class ServedModel:
         if self.broken:
             raise errors.failed_precondition(self.broken)
         if self._text is None:
-            raise errors.unavailable(_CLOSED.get(self.state, "the engine cannot be reached yet"))
+            why = f"the engine {self.left_out}" if self.left_out else "the engine cannot be reached yet"
+            raise errors.unavailable(_CLOSED.get(self.state, why))
         return self
 
     @property
@@ -142,7 +156,15 @@ class ServedModel:
     @property
     def serving(self) -> bool:
         """Whether its engine is known and makes progress, and new generations are taken."""
-        return self.is_known and self.engine.serving and not self.closed
+        return self.is_known and self.engine.serving and not self.closed and not self.left_out
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether it may go on with what a lost engine of the model computed.
+
+        A server that is drained lets generations end.
+        """
+        return self.is_known and self.engine.serving and not self.left_out and not self.is_leaving
 
     def check_open(self) -> None:
         """Raises UNAVAILABLE while no new generations are taken."""
@@ -157,8 +179,26 @@ class ServedModel:
     async def _prepare(self, engine: engine_pb2.EngineModel) -> None:
         """Loads tokenizer and template of the engine's model, unless an engine of it has them.
 
-        Raises InvalidModelFolder.
+        Raises:
+            InvalidModelFolder: there is no other engine, and its folder can't be served.
+            LeftOut: the engine is not to be used beside the others.
         """
+        if self._group is not None:
+            await self._group.admit(self, Identity(engine.name, engine.revision))
+        try:
+            await self._describe(engine)
+        except InvalidModelFolder as error:
+            if self._group is None or len(self._group) == 1:
+                raise
+            raise LeftOut(f"has a model whose tokenizer can't be read here: {error}") from None
+        if self._group is not None:
+            self._group.take_in(self)
+
+    def _failed(self, why: str) -> None:
+        if self._group is not None:
+            self._group.failed(self, why)
+
+    async def _describe(self, engine: engine_pb2.EngineModel) -> None:
         texts = [model._text for model in (self, *self.engines) if model._text is not None]
         known = next((anew for text in texts if (anew := text.described_anew(engine)) is not None), None)
         self._text = known if known is not None else await self._loader.load(engine)

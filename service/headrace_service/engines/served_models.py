@@ -5,13 +5,14 @@ A model of several engines is there once for each.
 Owns which there are, the finding of a model by the name a caller gives and of the model that a
 request id belongs to (ids carry their model's tag), and the connections to their engines. Models
 are named by the supervisor (`control_client`) and come and go; a service that runs alone has one,
-whose name is the engine's, known from its welcome on. Nothing here starts or ends an engine.
+whose engines are named by its configuration or found by name (`engine_names`), and whose name is
+theirs, known from a welcome on (`engine_group`). Nothing here starts or ends an engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import structlog
 
@@ -21,6 +22,8 @@ from headrace_service import errors
 from headrace_service.auth.caller import Caller
 from headrace_service.config import ServiceConfig
 from headrace_service.engines import request_ids
+from headrace_service.engines.engine_group import EngineGroup
+from headrace_service.engines.engine_names import EngineNames
 from headrace_service.engines.engine_set import EngineSet
 from headrace_service.engines.served_model import ServedModel
 from headrace_service.text.text_loader import TextLoader
@@ -36,6 +39,7 @@ class ServedModels:
         draining: whether no model takes new generations.
         repository: the supervisor's newest word on all models, loaded or not; None for a service
             alone, and before the first word.
+        look_ups: of the names that the engines of a service alone are found by.
     """
 
     def __init__(self, config: ServiceConfig, loader: TextLoader, tracer: Tracer | None) -> None:
@@ -54,10 +58,13 @@ class ServedModels:
         # Whether the models of the start were ever all loaded, and tried by this process. One that
         # runs alone waits for nobody.
         self._has_started = not config.control
-        if config.engine:
-            alone: EngineSet[ServedModel] = EngineSet()
-            alone.add(ServedModel(config, config.engine, loader, tracer, alone))
-            self._models += alone
+        # The engines of a service that runs alone.
+        self._group: EngineGroup[ServedModel] = EngineGroup()
+        self.look_ups = EngineNames(config.engines_dns, config.engines_dns_s, self.follow)
+        # Addresses that are left out because request ids would not tell them from others.
+        self._unnumbered: set[str] = set()
+        for address in config.engine:
+            self._join(address)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(list(self._models))
@@ -76,14 +83,14 @@ class ServedModels:
             if name is None or model.name == name:
                 return model.engines.best
         if name is None:
-            raise errors.unavailable("the models are not known yet")
+            raise errors.unavailable("; ".join(self.look_ups.failures.values()) or "the models are not known yet")
         self._check_not_loading(name)
         raise errors.unavailable("the default model is not loaded")
 
     @property
     def names(self) -> list[str]:
         """Returns the names of the models that are served or being loaded, as far as known."""
-        served = [model.name for model in self._models if model.name is not None]
+        served = [model.name for model in self._used if model.name is not None]
         listed = self.repository.models if self.repository is not None else ()
         return list(dict.fromkeys([*served, *(model.name for model in listed if _is_loading(model))]))
 
@@ -102,12 +109,14 @@ class ServedModels:
     def find(self, name: str, caller: Caller) -> ServedModel:
         """Returns the model of a name ("": the default) to a caller who may use it.
 
-        Of several engines it is any that serves.
+        Of several engines it is any that serves. An alias means the default model.
 
         Raises:
             ServiceError: PERMISSION_DENIED, whether there is such a model or not; NOT_FOUND;
                 UNAVAILABLE while its engine has not been reached.
         """
+        if name in self._config.default_model_aliases:
+            name = ""
         if name:
             caller.check_model(name)
         model = self.named(name)
@@ -122,7 +131,7 @@ class ServedModels:
         """
         if not name:
             return self.default.reached()
-        for model in self._models:
+        for model in self._used:
             if model.name == name:
                 return model.engines.best.reached()
         self._check_all_named()
@@ -137,7 +146,7 @@ class ServedModels:
         Raises:
             ServiceError: UNAVAILABLE; there are models, or may be, but none of them is known yet.
         """
-        known = [model for model in self._models if model.is_known]
+        known = [model for model in self._used if model.is_known]
         if not known and (self.names or self._models or self.repository is None):
             raise errors.unavailable("the engine cannot be reached yet")
         return known
@@ -148,12 +157,24 @@ class ServedModels:
         Raises:
             ServiceError: NOT_FOUND; UNAVAILABLE while engines have not been reached.
         """
+        if self._config.engine and len(self._models) == 1:
+            # The only engine may have other names at other services.
+            return self._models[0].reached()
         tag = request_ids.tag_of(request_id)
         for model in self._models:
             if model.name is not None and model.tag == tag:
                 return model.reached()
         self._check_all_named()
         raise errors.not_found(f"request {errors.echo(request_id)} is not known, or its log has expired")
+
+    def elsewhere(self, model: ServedModel) -> list[ServedModel]:
+        """Returns the engines that may have gone on with what `model` computed.
+
+        There are none while this process never lost it.
+        """
+        if model.engine.num_losses == 0 and model.is_reachable:
+            return []
+        return [engine for engine in model.engines if engine is not model and engine.is_reachable]
 
     @property
     def _default_name(self) -> str | None:
@@ -192,7 +213,59 @@ class ServedModels:
                 _log.error("service.started_without", models=missing)
         return self._has_started
 
+    @property
+    def _used(self) -> list[ServedModel]:
+        """Engines that new requests may go to, reached or not."""
+        return [model for model in self._models if not model.left_out]
+
+    def left_out(self) -> list[str]:
+        """Returns the engines of the configuration that are not used, a line each, with why."""
+        return [f"{model.address}: {model.left_out}" for model in self._models if model.left_out]
+
+    def by_address(self) -> dict[str, bool]:
+        """Returns whether each engine of the configuration serves; none with a supervisor."""
+        return {model.address: model.serving for model in self._models} if not self._config.control else {}
+
     # -- how they come and go
+
+    def follow(self, addresses: Collection[str], server_names: Mapping[str, str]) -> None:
+        """Has the engines of a service alone be those of the configuration and these.
+
+        One that is not among them any more gets no new requests, and is left when its streams are
+        over.
+
+        Args:
+            addresses: HOST:PORT each.
+            server_names: the name that an engine's certificate is for, by its address.
+        """
+        wanted = {*self._config.engine, *addresses}
+        for model in [model for model in self._models if model.address not in wanted]:
+            self._group.leave(model)
+            if not model.engine.streams:
+                self._models.remove(model)
+        present = {model.address for model in self._group}
+        for address in sorted(wanted - present - self._unnumbered):
+            self._join(address, server_names.get(address, ""))
+        self._wake.set()
+
+    def _join(self, address: str, server_name: str = "") -> None:
+        """Takes an engine of a service alone in, unless requests could not be told apart by it."""
+        number = request_ids.number_of(address)
+        for other in self._models:
+            if other.address == address:
+                self._group.join(other)
+                return
+            if other.number == number:
+                self._unnumbered.add(address)
+                _log.error("engine.left_out", engine=address, why=f"has the number of {other.address} in request ids")
+                return
+        config, group = self._config, self._group
+        model = ServedModel(
+            config, address, self._loader, self._tracer, group.engines, number=number, group=group, tls_name=server_name
+        )
+        model.set_draining(self.draining)
+        group.join(model)
+        self._models.append(model)
 
     def update(self, state: control_pb2.ServerState) -> None:
         """Takes the supervisor's newest state: connects to new engines and leaves lost ones."""

@@ -26,6 +26,7 @@ from headrace_service.engines.served_model import ServedModel
 from headrace_service.generations import engine_request
 from headrace_service.generations.conversation import Conversation
 from headrace_service.generations.engine_request import Prompt, RequestBuilder
+from headrace_service.generations.running_generation import RunningGeneration
 from headrace_service.resolved_spec import ResolvedSpec
 from headrace_service.streams.generation_stream import GenerationStream
 from headrace_service.streams.ledger import DeliveryClock
@@ -85,11 +86,11 @@ class Generations:
 
     async def start(
         self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, wire: EventWire
-    ) -> GenerationStream:
-        """Has the engine begin a generation that ends with its call, and returns its stream.
+    ) -> RunningGeneration:
+        """Has the engine begin a generation that ends with its call.
 
-        The model is the one that `placed` names; whoever gets the stream gives it up by
-        `model.engine.abandon(stream, call)`.
+        The model is the one that `placed` names; whoever gets the generation abandons it in the
+        end.
 
         Raises:
             ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
@@ -101,15 +102,16 @@ class Generations:
         handle = model.engine.new_handle()
         stream = GenerationStream(handle, add.request_id, model.text.pieces, request.render, clock, wire, trace=trace)
         stream.deadline_is_status = request.deadline_is_status
+        generation = RunningGeneration(stream, model, add, call)
         try:
-            await model.engine.add(add, stream)
+            await generation.begin()
             if trace is not None:
                 trace.accepted = True
         except BaseException:
-            model.engine.abandon(stream, call)
+            generation.abandon()
             raise
         stream.announce(model.text.engine.revision, len(prompt))
-        return stream
+        return generation
 
     @contextlib.asynccontextmanager
     async def running(
@@ -120,9 +122,9 @@ class Generations:
         The stream is given up at the end of the block, however that comes.
         """
         model = self.placed(spec, prompt, model, call)
-        stream = await self.start(spec, prompt, model, call, wire)
-        with given_up(stream, model, call):
-            yield stream
+        generation = await self.start(spec, prompt, model, call, wire)
+        with given_up(generation, call):
+            yield generation.stream
 
     async def start_detached(
         self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, idempotency_key: str
@@ -187,13 +189,13 @@ class Generations:
 
 
 @contextlib.contextmanager
-def given_up(stream: GenerationStream, model: ServedModel, call: Call) -> Iterator[None]:
-    """Gives a stream up at the end of the block, and notes what its call ended with."""
+def given_up(generation: RunningGeneration, call: Call) -> Iterator[None]:
+    """Abandons a generation at the end of the block, and notes what its call ended with."""
     try:
         yield
     except Exception as error:
         failure = failures.failure_of(call.context, error)
-        stream.note_failure(failure)
+        generation.stream.note_failure(failure)
         raise failure from None
     finally:
-        model.engine.abandon(stream, call)
+        generation.abandon()

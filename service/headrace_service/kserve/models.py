@@ -76,7 +76,7 @@ class Model(Protocol):
         """
 
 
-class InvalidModelModule(Exception):
+class InvalidModelModule(errors.CannotStart):
     """A module that was to bring models brings none."""
 
 

@@ -60,21 +60,28 @@ class LogprobReader:
 
 def cut(columns: engine_pb2.LogprobColumns, max_tokens: int) -> Iterator[tuple[int, engine_pb2.LogprobColumns]]:
     """Yields runs of at most `max_tokens` tokens, each with the number of tokens before it."""
-    counts = np.frombuffer(columns.top_counts, dtype="<u2")
-    if len(counts) <= max_tokens:
+    num_tokens = num_tokens_of(columns)
+    if num_tokens <= max_tokens:
         yield 0, columns
         return
-    tops = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-    for first in range(0, len(counts), max_tokens):
-        end = min(first + max_tokens, len(counts))
-        tokens, top = slice(4 * first, 4 * end), slice(4 * int(tops[first]), 4 * int(tops[end]))
-        yield (
-            first,
-            engine_pb2.LogprobColumns(
-                sampled=columns.sampled[tokens],
-                ranks=columns.ranks[tokens],
-                top_counts=columns.top_counts[2 * first : 2 * end],
-                top_token_ids=columns.top_token_ids[top],
-                top_logprobs=columns.top_logprobs[top],
-            ),
-        )
+    for first in range(0, num_tokens, max_tokens):
+        yield first, part(columns, first, min(first + max_tokens, num_tokens))
+
+
+def num_tokens_of(columns: engine_pb2.LogprobColumns) -> int:
+    """Returns how many tokens have log probabilities in columns."""
+    return len(columns.top_counts) // 2
+
+
+def part(columns: engine_pb2.LogprobColumns, first: int, end: int) -> engine_pb2.LogprobColumns:
+    """Returns the columns of the tokens in [first, end)."""
+    counts = np.frombuffer(columns.top_counts, dtype="<u2")
+    top_first, num_tops = int(counts[:first].sum()), int(counts[first:end].sum())
+    tokens, top = slice(4 * first, 4 * end), slice(4 * top_first, 4 * (top_first + num_tops))
+    return engine_pb2.LogprobColumns(
+        sampled=columns.sampled[tokens],
+        ranks=columns.ranks[tokens],
+        top_counts=columns.top_counts[2 * first : 2 * end],
+        top_token_ids=columns.top_token_ids[top],
+        top_logprobs=columns.top_logprobs[top],
+    )

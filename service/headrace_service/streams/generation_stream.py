@@ -22,8 +22,10 @@ from headrace_facts.facts import SpanContext
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
 from headrace_service.streams import ledger
-from headrace_service.streams.engine_columns import LogprobReader, cut, token_ids_of
+from headrace_service.streams.engine_columns import LogprobReader, token_ids_of
+from headrace_service.streams.interruptions import Interruptions
 from headrace_service.streams.output_text import OutputText
+from headrace_service.streams.prompt_parts import PromptParts
 from headrace_service.streams.render_state import RenderState
 from headrace_service.streams.wires import EventWire, TokenLogprobs
 from headrace_service.text.detokenizer import PieceTable
@@ -32,9 +34,6 @@ from headrace_service.tracing.generation_trace import GenerationTrace
 # What one pending token, and one of its reported alternatives, takes in this process's lists.
 _TOKEN_BYTES = 40
 _TOP_ENTRY_BYTES = 64
-# Of a prompt, in one event: at most 190 bytes each, so that the event fits the smallest limit of a
-# message, 64 KiB.
-_MAX_PROMPT_TOKENS = 256
 
 
 class GenerationStream:
@@ -61,14 +60,16 @@ class GenerationStream:
         ledger: how the time was spent, as the reader was informed; None before that.
         trace: what is reported at the generation's end; None if nothing is, or it has been.
         recording: when messages left; None if nobody wants to know.
+        rescue: asked when the engine is lost, with the failure that this is, whether another engine
+            goes on; None: none does.
     """
 
     __slots__ = (
-        "_accepted", "_noted", "_outputs", "_pauses_ns", "_prompt_parts", "_render", "_started", "_table",
-        "_unwritten_beginnings", "_waiter", "_whole", "_wire", "at_edge", "cap_factor", "clock", "deadline_is_status",
-        "done", "ends", "failure", "from_token", "handle", "has_news",
+        "_accepted", "_interruptions", "_noted", "_outputs", "_pauses_ns", "_prompt_parts", "_render", "_started",
+        "_table", "_unwritten_beginnings", "_waiter", "_whole", "_wire", "at_edge", "cap_factor", "clock",
+        "deadline_is_status", "done", "ends", "failure", "from_token", "handle", "has_news",
         "hit_deadline", "ledger", "listener", "over_cap_since_ns", "pending_bytes", "recording", "request_id",
-        "trace", "writer", "writing_since_ns",
+        "rescue", "trace", "writer", "writing_since_ns",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +102,9 @@ class GenerationStream:
         self.ends: dict[int, engine_pb2.OutputEnd] = {}
         self.ledger: generation_pb2.Ledger | None = None
         self.trace = trace
+        self.rescue: Callable[[errors.ServiceError], bool] | None = None
+        # The generation's own stream knows what engines that were lost did; others join and leave.
+        self._interruptions = None if clock.subscribed else Interruptions(clock.arrival_ns)
         self.recording = recording = trace.recording() if trace is not None else None
         # Where outputs note their deltas; None: nowhere, or the wire does.
         self._noted = recording if recording is not None and not wire.record(recording) else None
@@ -112,7 +116,7 @@ class GenerationStream:
         self._started: int | None = None
         # Messages taken last that come before all tokens.
         self._unwritten_beginnings = 0
-        self._prompt_parts: list[engine_pb2.PromptLogprobColumns] = []
+        self._prompt_parts = PromptParts()
         self._pauses_ns: list[int] = []
         self._waiter: asyncio.Future[None] | None = None
         # Whether the reader wants nothing before the end, and is not woken for tokens.
@@ -161,10 +165,9 @@ class GenerationStream:
         """Takes one event of the request."""
         kind = event.WhichOneof("event")
         if kind == "started":
-            self._started = event.started.cached_tokens
+            self._note_started(event.started.cached_tokens)
         elif kind == "prompt_logprobs":
-            self._prompt_parts.append(event.prompt_logprobs)
-            self.pending_bytes += event.prompt_logprobs.ByteSize()
+            self.pending_bytes += self._prompt_parts.append(event.prompt_logprobs)
         elif kind == "resumed":
             self._pauses_ns.append(event.resumed.pause_ns)
         elif kind == "output_end":
@@ -184,6 +187,27 @@ class GenerationStream:
         if attached.HasField("done"):
             self._note_done(attached.done)
         self._wake()
+
+    def engine_lost(self, failure: errors.ServiceError) -> None:
+        """Takes that the engine is lost: another one goes on, or the subscription ends."""
+        if self.rescue is None or self.done is not None or self.failure is not None or not self.rescue(failure):
+            self.fail(failure)
+        elif self._interruptions is not None:
+            self._interruptions.lost(time.monotonic_ns())
+
+    def emitted(self, num_outputs: int) -> list[engine_pb2.EmittedTokens]:
+        """Returns what came of each output so far, for another engine to go on from.
+
+        Empty if nothing did.
+        """
+        outputs = [self._outputs.get(index) for index in range(num_outputs)]
+        emitted = [
+            engine_pb2.EmittedTokens(
+                token_ids=output.emitted() if output is not None else b"", end=self.ends.get(index)
+            )
+            for index, output in enumerate(outputs)
+        ]
+        return emitted if any(part.token_ids or part.HasField("end") for part in emitted) else []
 
     def fail(self, failure: errors.ServiceError) -> None:
         """Ends the subscription without the request's end; what is pending is still delivered."""
@@ -281,10 +305,8 @@ class GenerationStream:
         if self._started is not None:
             yield self._wire.started(self._started)
             self._started = None
-        for part in self._prompt_parts:
-            for num_before, columns in cut(part.columns, _MAX_PROMPT_TOKENS):
-                yield self._wire.prompt_logprobs(part.first_token_index + num_before, columns)
-        self._prompt_parts = []
+        for first_token_index, columns in self._prompt_parts.take():
+            yield self._wire.prompt_logprobs(first_token_index, columns)
         yield from map(self._wire.resumed, self._pauses_ns)
         self._pauses_ns = []
 
@@ -308,8 +330,19 @@ class GenerationStream:
 
     def _new_output(self, output_index: int) -> OutputText:
         assert self._render is not None
-        output = OutputText(output_index, self._table, self._render, self.from_token, self._wire, self._noted)
+        interruptions = self._interruptions
+        output = OutputText(
+            output_index,
+            self._table,
+            self._render,
+            self.from_token,
+            self._wire,
+            self._noted,
+            keeps=interruptions is not None,
+        )
         self._outputs[output_index] = output
+        if interruptions is not None:
+            interruptions.first_token(time.monotonic_ns())
         return output
 
     def _end_output(self, end: engine_pb2.OutputEnd) -> None:
@@ -317,7 +350,22 @@ class GenerationStream:
         output.end = self.ends[end.output_index] = end
         self.hit_deadline = self.hit_deadline or end.reason == engine_pb2.OUTPUT_END_REASON_DEADLINE
 
+    def _note_started(self, cached_tokens: int) -> None:
+        """Notes that an engine began to compute; another one than before resumes."""
+        interruptions = self._interruptions
+        if interruptions is None:
+            self._started = cached_tokens
+            return
+        now_ns = time.monotonic_ns()
+        if not interruptions.has_started:
+            self._started = cached_tokens
+        pause_ns = interruptions.started(now_ns, cached_tokens)
+        if pause_ns is not None:
+            self._pauses_ns.append(pause_ns)
+
     def _note_done(self, done: engine_pb2.RequestDone) -> None:
+        if self._interruptions is not None:
+            self._interruptions.add_to(done)
         self.done = done
         self.at_edge = True
         self.clock.generation_ended(time.monotonic_ns(), done.ended_ago_ns)

@@ -8,6 +8,10 @@ ended before that token, there is nothing to deliver.
 
 from __future__ import annotations
 
+from array import array
+
+import numpy as np
+
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service.streams.render_state import RenderState
 from headrace_service.streams.wires import EventWire, TokenLogprobs
@@ -38,6 +42,7 @@ class OutputText:
         "_detokenizer",
         "_entries",
         "_has_news",
+        "_kept",
         "_max_delta_tokens",
         "_next_token",
         "_output_index",
@@ -57,6 +62,7 @@ class OutputText:
         from_token: int,
         wire: EventWire,
         recording: Recording | None = None,
+        keeps: bool = False,
     ) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = [] if render.with_logprobs else None
@@ -68,6 +74,8 @@ class OutputText:
         self._entries = recording.entries_of(output_index) if recording is not None else None
         # None: the reader wants token ids alone.
         self._detokenizer = None if render.ids_only else IncrementalDetokenizer(table, render.skip_special)
+        # Tokens that were rendered, where another engine may have to go on from them.
+        self._kept: array[int] | None = array("I") if keeps else None
         self._next_token = 0
         self._skip_left = from_token
         # Whether there was a token that the subscription wants; until then what is held back was
@@ -81,6 +89,11 @@ class OutputText:
     def num_tokens(self) -> int:
         """Tokens that came, delivered or not."""
         return self._next_token + len(self.tokens)
+
+    def emitted(self) -> bytes:
+        """Returns the ids of all tokens that came, uint32 little-endian, if they are kept."""
+        assert self._kept is not None
+        return np.array([*self._kept, *self.tokens], "<u4").tobytes()
 
     @property
     def num_taken(self) -> int:
@@ -124,12 +137,16 @@ class OutputText:
     def _release(self, num_tokens: int) -> _Run:
         batch = self.tokens[:num_tokens]
         del self.tokens[:num_tokens]
+        if self._kept is not None:
+            self._kept.extend(batch)
         logprobs_batch = self._take_logprobs(num_tokens)
         token_ids, text = self._detokenizer.feed(batch) if self._detokenizer is not None else (batch, "")
         return self._advance(token_ids, text, logprobs_batch)
 
     def _finish(self, trim_bytes: int) -> _Run:
         batch, self.tokens = self.tokens, []
+        if self._kept is not None:
+            self._kept.extend(batch)
         logprobs_batch = self._take_logprobs(len(batch))
         token_ids, text = self._detokenizer.finish(batch, trim_bytes) if self._detokenizer is not None else (batch, "")
         return self._advance(token_ids, text, logprobs_batch)

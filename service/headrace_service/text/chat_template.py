@@ -24,7 +24,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import grpc
 import psutil
 import structlog
 
@@ -273,5 +272,4 @@ def _cpu_s(pid: int) -> float:
 
 
 def _failed(why: str) -> errors.ServiceError:
-    text = f"messages: the model's chat template failed on this conversation: {why}"
-    return errors.ServiceError(grpc.StatusCode.INVALID_ARGUMENT, text, errors.invalid_field("messages", text).details)
+    return errors.invalid_field("messages", f"the model's chat template failed on this conversation: {why}")

@@ -27,6 +27,8 @@ _WIRES: Final = {
     "headrace.v1.InferenceService/Session": "session",
     "inference.GRPCInferenceService/ModelInfer": "kserve",
     "inference.GRPCInferenceService/ModelStreamInfer": "kserve",
+    "openai.v1/CreateChatCompletion": "openai",
+    "openai.v1/CreateCompletion": "openai",
 }
 
 

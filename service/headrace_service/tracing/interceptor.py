@@ -15,7 +15,6 @@ from typing import Any, TypeAlias, cast
 import grpc
 import structlog
 
-from headrace_facts import facts
 from headrace_service.tracing import call_trace, context
 from headrace_service.tracing.call_trace import CallTrace
 from headrace_service.tracing.tracer import Tracer
@@ -56,7 +55,7 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         tracer = self._tracer
 
         async def answer(request: Any, context: _Context) -> Any:
-            tracer.open_calls += 1
+            tracer.call_began()
             status = "OK"
             try:
                 return await inner(request, context)
@@ -67,9 +66,7 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 status = _status_of_failed(context)
                 raise
             finally:
-                tracer.open_calls -= 1
-                ended = _fact(call, status, start_ns, tracer.unix_offset_ns)
-                call.when_reported(lambda: tracer.tell(ended))
+                tracer.call_ended(call, status, start_ns)
 
         return remade(
             answer,
@@ -94,19 +91,6 @@ def _parts_of(handler: _Handler) -> tuple[_Behaviour, Callable[..., _Handler]]:
         )
     assert asyncio.iscoroutinefunction(inner), "handlers of this server are coroutines"
     return cast(_Behaviour, inner), remade
-
-
-def _fact(call: CallTrace, status: str, start_ns: int, unix_offset_ns: int) -> facts.CallEnded:
-    return facts.CallEnded(
-        method=call.method,
-        status=status,
-        unix_offset_ns=unix_offset_ns,
-        start_ns=start_ns,
-        end_ns=time.monotonic_ns(),
-        request_id=call.request_id,
-        span=call.span,
-        links=call.links,
-    )
 
 
 def _status_of_cancelled(context: _Context) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import time
 from collections.abc import Callable, Mapping
 
 from headrace_facts import facts, log_output
@@ -85,6 +86,33 @@ class Tracer:
         await self._feed.stop()
 
     # -- what is reported
+
+    def call_began(self) -> None:
+        """Counts a call as open."""
+        self.open_calls += 1
+
+    def call_ended(self, call: CallTrace, status: str, start_ns: int, system: str = "grpc") -> None:
+        """Reports a call, once all its generations are.
+
+        Args:
+            call: the call.
+            status: name of the gRPC code that it ended with, whatever wire it came by.
+            start_ns: CLOCK_MONOTONIC of its arrival.
+            system: the wire, as rpc.system.name has it.
+        """
+        self.open_calls -= 1
+        ended = facts.CallEnded(
+            method=call.method,
+            status=status,
+            unix_offset_ns=self.unix_offset_ns,
+            start_ns=start_ns,
+            end_ns=time.monotonic_ns(),
+            request_id=call.request_id,
+            span=call.span,
+            links=call.links,
+            system=system,
+        )
+        call.when_reported(lambda: self.tell(ended))
 
     def generation(
         self,

@@ -12,18 +12,21 @@ from typing import Any
 
 import click
 
+from headrace.cli.help import SectionedCommand
 from headrace.cli.options import Connection, server_options
 from headrace_supervisor.bench import figures as benchmark
 from headrace_supervisor.bench import report as bench_report
 from headrace_supervisor.bench.load import Length, Load, Point
+from headrace_supervisor.bench.progress import BenchProgress
 from headrace_supervisor.bench.sending import BenchError
 
 # click keeps the lines of a paragraph that begins with \b.
 _EXAMPLES = """\b
 Examples:
   headrace bench --concurrency 1,8,64 --plot curve.png
-  headrace bench --rate 2,5,10 --seconds 30 --prompt-tokens 512 --prompt-spread 0.9
+  headrace bench --rate 2,5,10 --seconds 30 --prompt-spread 0.9
 """
+_INTERRUPTED = 130
 _DEFAULT_CONCURRENCY = (8,)
 _DEFAULT_REQUESTS = 64
 _TOKENS = click.IntRange(1, 1_000_000)
@@ -46,7 +49,7 @@ def _levels(kind: type[int] | type[float], most: float) -> Callable[[str], tuple
     return numbers
 
 
-@click.command(context_settings={"help_option_names": ["--help", "-h"]}, epilog=_EXAMPLES)
+@click.command(cls=SectionedCommand, context_settings={"help_option_names": ["--help", "-h"]}, epilog=_EXAMPLES)
 @server_options
 @click.option("--model", default="", help="name of the model; default: the server's")
 @click.option("--concurrency", type=_levels(int, 4096), help="requests open at once; 1,8,64 gives a curve; default: 8")
@@ -84,20 +87,30 @@ def _levels(kind: type[int] | type[float], most: float) -> Callable[[str], tuple
 def bench(connection: Connection, plot: pathlib.Path | None, **flags: Any) -> None:
     """Measures a running server.
 
-    How soon tokens come, how many a second, and how many answers come in time.
+    How soon tokens come, how many a second, and how many answers come in time. Ctrl-C ends it and
+    shows the levels that are measured.
     """
     if flags["concurrency"] and flags["rate"]:
         raise click.UsageError("--concurrency and --rate exclude each other: requests open at once, or per second")
     try:
         if plot is not None:
             bench_report.check_plot(plot)
-        result = benchmark.run(load_of(flags | {"server": connection.server}), connection.options)
-        bench_report.report(result, as_json=connection.as_json)
-        if plot is not None:
+        load = load_of(flags | {"server": connection.server})
+        with BenchProgress() as progress:
+            result = benchmark.run(load, connection.options, progress)
+        if result.points or not result.missing:
+            bench_report.report(result, as_json=connection.as_json)
+        if plot is not None and result.points:
             bench_report.plot(result, plot)
     except BenchError as error:
         click.echo(f"headrace: {error}", err=True)
         sys.exit(1)
+    except KeyboardInterrupt:
+        click.echo("headrace: interrupted before the server had answered", err=True)
+        sys.exit(_INTERRUPTED)
+    if result.missing:
+        click.echo(f"headrace: interrupted; not measured: {', '.join(result.missing)}", err=True)
+        sys.exit(_INTERRUPTED)
     sys.exit(0 if not result.failed else 1)
 
 

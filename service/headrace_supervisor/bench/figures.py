@@ -11,6 +11,7 @@ import dataclasses
 from headrace.connections.connection import ConnectionOptions
 from headrace_supervisor.bench import sending as bench_sending
 from headrace_supervisor.bench.load import Load
+from headrace_supervisor.bench.progress import BenchProgress
 from headrace_supervisor.bench.sending import PointRun, Sample
 
 PERCENTILES = (50, 95, 99)
@@ -45,9 +46,12 @@ class Result:
 
     server: str
     model: str
+    revision: str
     device: str
     load: Load
     points: list[PointFigures]
+    # Names of levels that were not measured, because it was interrupted.
+    missing: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def failed(self) -> int:
@@ -55,15 +59,28 @@ class Result:
         return sum(point.failed for point in self.points)
 
 
-def run(load: Load, connection: ConnectionOptions) -> Result:
-    """Sends the load and measures.
+def run(load: Load, connection: ConnectionOptions, progress: BenchProgress) -> Result:
+    """Sends the load and measures, until all is measured or it is interrupted (Ctrl-C).
 
     `connection` holds key and TLS, which no result shows. Raises BenchError if the server can't be
-    reached or its model can't take the lengths.
+    reached or its model can't take the lengths, KeyboardInterrupt if it was interrupted before the
+    server had answered.
     """
-    sent = bench_sending.run(load, connection)
-    points = [_figures(load, point) for point in sent.points]
-    return Result(load.server, sent.model.revision, sent.model.device, load, points)
+    points: list[PointFigures] = []
+
+    def on_point(run: PointRun) -> None:
+        points.append(_figures(load, run))
+        progress.level_done(run.point, _words(points[-1]))
+
+    sent = bench_sending.run(load, connection, progress, on_point)
+    missing = [point.label for point in load.points[len(points) :]]
+    return Result(load.server, sent.model.name, sent.model.revision, sent.model.device, load, points, missing)
+
+
+def _words(point: PointFigures) -> str:
+    """What came out of a level, in a few words."""
+    ttft = point.percentiles_ms.get("ttft")
+    return f"{point.output_tok_s:,.0f} tok/s" + (f", TTFT {ttft['p50']:,.1f} ms" if ttft else "")
 
 
 def _figures(load: Load, run: PointRun) -> PointFigures:

@@ -46,8 +46,8 @@ def report(result: Result, *, as_json: bool) -> None:
         return
     console = rich.console.Console(highlight=False)
     load = result.load
-    console.print(f"{result.model} on {result.device}, {result.server}: prompts of {_length(load.prompt)}, ", end="")
-    console.print(f"answers of {_length(load.output)}")
+    console.print(f"{result.model} ({result.revision}) on {result.device}, {result.server}")
+    console.print(f"prompts of {_length(load.prompt)}, answers of {_length(load.output)}")
     console.print(_latencies(result.points[0]) if len(result.points) == 1 else _levels(result))
     for point in result.points:
         _remarks(console, point)

@@ -2,19 +2,21 @@
 
 Owns both loops: closed (so many requests open at any time) and open (Poisson arrivals, sent whether
 or not earlier ones have ended, which is how users come). Answers go on past the end-of-text token,
-so that each has the length asked for.
+so that each has the length asked for. Ctrl-C ends the sending; levels that are measured stay.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import headrace
 from headrace.connections.connection import ConnectionOptions
 from headrace_supervisor.bench.load import Load, Point, Prompt, prompts
+from headrace_supervisor.bench.progress import BenchProgress
 
 
 class BenchError(Exception):
@@ -54,88 +56,140 @@ class PointRun:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """All points, and who answered."""
+    """The points that were measured, all of them unless it was interrupted, and who answered."""
 
     model: headrace.Model
     points: list[PointRun]
 
 
-def run(load: Load, connection: ConnectionOptions) -> Run:
+def run(
+    load: Load,
+    connection: ConnectionOptions,
+    progress: BenchProgress,
+    on_point: Callable[[PointRun], None] = lambda _: None,
+) -> Run:
     """Sends the load.
 
-    Raises BenchError if the server can't be reached or its model can't take the lengths.
+    Args:
+        load: What to send.
+        connection: Key and TLS.
+        progress: Counts answers.
+        on_point: Called with each point that is measured.
+
+    Raises:
+        BenchError: The server can't be reached, or its model can't take the lengths.
+        KeyboardInterrupt: It was interrupted before the server had answered.
     """
     try:
-        return asyncio.run(_run(load, connection))
+        return asyncio.run(_Sender(load, connection, progress, on_point).run())
     except (ValueError, OSError) as error:
         raise BenchError(str(error)) from None
 
 
-async def _run(load: Load, connection: ConnectionOptions) -> Run:
-    async with headrace.AsyncClient(load.server, **connection) as client:
+class _Sender:
+    """One run's load, and who hears how it goes."""
+
+    def __init__(
+        self,
+        load: Load,
+        connection: ConnectionOptions,
+        progress: BenchProgress,
+        on_point: Callable[[PointRun], None],
+    ) -> None:
+        self._load, self._connection = load, connection
+        self._progress, self._on_point = progress, on_point
+
+    async def run(self) -> Run:
+        async with headrace.AsyncClient(self._load.server, **self._connection) as client:
+            run = Run(await self._model(client), [])
+            # Ctrl-C cancels this task. What is measured is handed on all the same.
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._measure(client, run)
+        return run
+
+    async def _model(self, client: headrace.AsyncClient) -> headrace.Model:
+        load = self._load
         try:
             model = await client.get_model(load.model or None)
         except headrace.HeadraceError as error:
-            raise BenchError(f"{load.server}: {error}") from None
-        sizes = model.vocabulary_size, model.max_context_tokens
-        if load.prompt.tokens + load.output.tokens > model.max_context_tokens:
+            # What says that nobody listens names the address.
+            where = "" if load.server in str(error) else f"{load.server}: "
+            raise BenchError(f"{where}{error}") from None
+        asked = load.prompt.tokens + load.output.tokens
+        if asked > model.max_context_tokens:
             raise BenchError(
-                f"--prompt-tokens {load.prompt.tokens} and --output-tokens {load.output.tokens} are "
-                f"{load.prompt.tokens + load.output.tokens} together; "
+                f"--prompt-tokens {load.prompt.tokens} and --output-tokens {load.output.tokens} are {asked} together; "
                 f"{model.name} takes at most {model.max_context_tokens}"
             )
-        warm = dataclasses.replace(load, requests=load.warm_up)
+        return model
+
+    async def _measure(self, client: headrace.AsyncClient, run: Run) -> None:
+        load, sizes = self._load, (run.model.vocabulary_size, run.model.max_context_tokens)
+        caller = _Caller(client, load, self._progress.on_answer)
         if load.warm_up:
-            await _closed_loop(client, load, prompts(warm, -1, *sizes), load.warm_up, 0.0)
-        points = [await _point(client, load, index, sizes) for index in range(len(load.points))]
-    return Run(model, points)
+            warm = dataclasses.replace(load, requests=load.warm_up)
+            with self._progress.warm_up(load.warm_up):
+                await _closed_loop(caller, prompts(warm, -1, *sizes), load.warm_up, 0.0)
+        for index, point in enumerate(load.points):
+            async with self._progress.level(load, point):
+                run.points.append(await _point(caller, point, prompts(load, index, *sizes)))
+            self._on_point(run.points[-1])
 
 
-async def _point(client: headrace.AsyncClient, load: Load, index: int, sizes: tuple[int, int]) -> PointRun:
-    point = load.points[index]
-    requests = prompts(load, index, *sizes)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Caller:
+    """Who sends: its connection, what it asks for, and who hears of each answer."""
+
+    client: headrace.AsyncClient
+    load: Load
+    on_answer: Callable[[], None]
+
+
+async def _point(caller: _Caller, point: Point, requests: Iterator[Prompt]) -> PointRun:
     started_s, computed_s = time.perf_counter(), time.process_time()
     if point.rate:
-        samples = await _open_loop(client, load, requests)
+        samples = await _open_loop(caller, requests)
     else:
-        samples = await _closed_loop(client, load, requests, point.concurrency, load.seconds)
+        samples = await _closed_loop(caller, requests, point.concurrency, caller.load.seconds)
     wall_s = time.perf_counter() - started_s
     return PointRun(point, samples, wall_s, (time.process_time() - computed_s) / wall_s)
 
 
-async def _closed_loop(
-    client: headrace.AsyncClient, load: Load, requests: Iterator[Prompt], concurrency: int, seconds: float
-) -> list[Sample]:
+async def _closed_loop(caller: _Caller, requests: Iterator[Prompt], concurrency: int, seconds: float) -> list[Sample]:
     samples: list[Sample] = []
     end_s = time.perf_counter() + seconds if seconds else float("inf")
 
-    async def caller() -> None:
+    async def call_in_turn() -> None:
         for prompt in requests:
-            samples.append(await _measured(client, load, prompt, time.perf_counter()))
+            samples.append(await _measured(caller, prompt, time.perf_counter()))
             if time.perf_counter() >= end_s:
                 return
 
-    await asyncio.gather(*(caller() for _ in range(concurrency)))
+    await asyncio.gather(*(call_in_turn() for _ in range(concurrency)))
     return samples
 
 
-async def _open_loop(client: headrace.AsyncClient, load: Load, requests: Iterator[Prompt]) -> list[Sample]:
+async def _open_loop(caller: _Caller, requests: Iterator[Prompt]) -> list[Sample]:
     begin_s = time.perf_counter()
-    tasks = []
-    for prompt in requests:
-        due_s = begin_s + prompt.at_s
-        await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-        # Counted from when it was due: a sender that falls behind must not make the server look
-        # faster.
-        tasks.append(asyncio.create_task(_measured(client, load, prompt, due_s)))
-    return list(await asyncio.gather(*tasks))
+    tasks: list[asyncio.Task[Sample]] = []
+    try:
+        for prompt in requests:
+            due_s = begin_s + prompt.at_s
+            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            # Counted from when it was due: a sender that falls behind must not make the server look
+            # faster.
+            tasks.append(asyncio.create_task(_measured(caller, prompt, due_s)))
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
-async def _measured(client: headrace.AsyncClient, load: Load, prompt: Prompt, started_s: float) -> Sample:
+async def _measured(caller: _Caller, prompt: Prompt, started_s: float) -> Sample:
     sample = Sample(len(prompt.token_ids))
-    last_s = started_s
-    stream = client.generate(
-        token_ids=prompt.token_ids, max_tokens=prompt.output_tokens, ignore_eos=True, model=load.model or None
+    last_s, model = started_s, caller.load.model or None
+    stream = caller.client.generate(
+        token_ids=prompt.token_ids, max_tokens=prompt.output_tokens, ignore_eos=True, model=model
     )
     try:
         async with stream:
@@ -149,6 +203,7 @@ async def _measured(client: headrace.AsyncClient, load: Load, prompt: Prompt, st
     except headrace.HeadraceError as error:
         sample.error = type(error).__name__
     sample.e2e_s = time.perf_counter() - started_s
+    caller.on_answer()
     return sample
 
 

@@ -314,20 +314,23 @@ class BackendTable:
     # -- inside
 
     def _life_ended(self, entry: Entry, backend: Backend) -> None:
-        """A process that gave up takes its model, or the server, with it, unless replicas go on.
-
-        One that was ended does not.
-        """
+        """A process that gave up takes model or server with it; not one that was ended."""
         error = None if backend.life.cancelled() else backend.life.exception()
         if error is None or backend not in entry.backends:
             return
-        if isinstance(error, ProcessGaveUp) and backend.was_ready and entry.others_live(backend):
-            _log.error("a replica is lost", model=entry.name, reason=str(self._why_ended(entry, backend)))
-        elif not isinstance(error, ProcessGaveUp) or self._ends_server(entry.name):
-            if not self.fatal.done():
-                self.fatal.set_exception(error)
+        reason = str(self._why_ended(entry, backend))
+        if not isinstance(error, ProcessGaveUp):
+            self._end_server(error)
+        elif backend.was_ready and entry.others_live(backend):
+            _log.error("a replica is lost", model=entry.name, reason=reason)
+        elif self._ends_server(entry.name):
+            self._end_server(ProcessGaveUp(reason, error.exit_code))
         elif entry.loading is None and entry.unloading is None:
-            self._failed(entry, str(self._why_ended(entry, backend)))
+            self._failed(entry, reason)
+
+    def _end_server(self, error: BaseException) -> None:
+        if not self.fatal.done():
+            self.fatal.set_exception(error)
 
     def _why_ended(self, entry: Entry, backend: Backend) -> Refused:
         """The reason of a backend that ended before it was ready, or after."""
@@ -352,7 +355,8 @@ class BackendTable:
             self._failed(entry, reason)
 
     def _failed(self, entry: Entry, reason: str) -> None:
-        _log.error("model failed", model=entry.name, reason=reason)
+        if not self.fatal.done():  # else the server's last line says it
+            _log.error("model failed", model=entry.name, reason=reason)
         entry.backends = []
         self._set(entry, control_pb2.BACKEND_STATE_FAILED, reason)
 

@@ -13,7 +13,9 @@ import sys
 from typing import NamedTuple, Protocol
 
 from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
+from headrace_backend.start_rules import too_long, unsuitable_device
 from headrace_backend.tp_rules import unsuitable_tp
+from headrace_hub.resolve import no_folder
 from headrace_model_folder.errors import InvalidModelFolder
 from headrace_model_folder.folder import ModelFolder
 from headrace_supervisor import config as configs
@@ -102,8 +104,11 @@ class ModelLaunches:
             if opened.token_table is None:
                 raise InvalidModelFolder(f"has no {opened.tokenizer_name}, which a service needs")
         except InvalidModelFolder as error:
-            raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {error}") from None
+            said = f"{str(error).removeprefix(f'{engine.model}: ')}{no_folder(engine.model)}"
+            raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {said}") from None
         reasons = (
+            unsuitable_device(engine),
+            too_long(engine, opened.config),
             unsuitable_quantization(engine, opened.config, opened.gguf_file),
             unsuitable_head(engine, opened),
             unsuitable_tp(engine, opened.config),

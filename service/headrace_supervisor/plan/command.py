@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import pathlib
 import subprocess
 import sys
 from typing import Any, NamedTuple, NoReturn
@@ -21,8 +20,13 @@ import rich.box
 import rich.console
 import rich.table
 
+from headrace.local_server.installed import require_worker
+from headrace.local_server.process import LocalServerError
+from headrace_hub.errors import HubRefused
+from headrace_hub.resolve import Need, resolve
 from headrace_model_folder import InvalidModelFolder
 from headrace_model_folder.config import parse_config
+from headrace_supervisor.options import ServerCommand, files, model_argument, typed_model
 from headrace_supervisor.plan.capacity import GPUS, PRODUCTS, Demand, Gpu, Prediction, RankSizes, predict
 
 _LLAMA: dict[str, Any] = {
@@ -42,6 +46,12 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-70b": _LLAMA
     | {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28_672},
 }
+# click keeps the lines of a paragraph that begins with \b.
+_EXAMPLES = """\b
+Examples:
+  headrace plan path/to/Llama-3.1-8B-Instruct --gpus 2 --users 200
+  headrace plan --shape llama-3.1-70b --gpus 4 --users 1000 --quantize any
+"""
 _MOST_CONFIG_BYTES = 4 << 20
 _RANKS = (1, 2, 4, 8)
 # From what changes nothing to what takes least.
@@ -72,32 +82,52 @@ class _Lengths(NamedTuple):
     output: int
 
 
-@click.command(context_settings={"help_option_names": ["--help", "-h"]})
-@click.option("--shape", type=click.Choice(list(_SHAPES)), help="a known model, instead of --model")
-@click.option("--model", type=click.Path(path_type=pathlib.Path), help="model folder; of it only config.json is read")
-@click.option("--gpu", type=click.Choice(list(GPUS)), default="h200", show_default=True)
+@click.command(cls=ServerCommand, context_settings={"help_option_names": ["--help", "-h"]}, epilog=_EXAMPLES)
+@model_argument
+@click.option("--shape", type=click.Choice(list(_SHAPES)), help="a known model, instead of MODEL")
+@click.option(
+    "--model",
+    shell_complete=files,
+    metavar="MODEL",
+    help="model folder, or ORG/NAME of a hub; of it only config.json is read, or fetched",
+)
+@click.option("--gpu", type=click.Choice(list(GPUS)), default="h200", show_default=True, help="kind of GPU")
 @click.option("--gpus", type=click.IntRange(1, 8), default=1, show_default=True, help="GPUs of one machine")
 @click.option("--users", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="users in a closed loop")
 @click.option("--prompt-tokens", type=_TOKENS, default=512, show_default=True, help="mean of a user's prompts")
 @click.option("--output-tokens", type=_TOKENS, default=256, show_default=True, help="mean of the answers")
 @click.option("--think-s", type=_Number(0, 86_400), default=0.0, help="mean seconds between answer and prompt")
 @click.option("--target-itl-ms", type=_Number(0, 10_000, min_open=True), help="longest time between tokens")
-@click.option("--quantize", type=click.Choice([*_QUANTIZE, _ANY]), default="off", show_default=True, help="any: each")
-@click.option("--quantize-head", type=click.Choice(["off", "int8", "fp8"]), default="off", show_default=True)
-@click.option("--kv-dtype", type=click.Choice([*_KV_DTYPES, _ANY]), default="auto", show_default=True, help="any: each")
+@click.option(
+    "--quantize",
+    type=click.Choice([*_QUANTIZE, _ANY]),
+    default="off",
+    show_default=True,
+    help="bits of the weights; any: each",
+)
+@click.option(
+    "--quantize-head",
+    type=click.Choice(["off", "int8", "fp8"]),
+    default="off",
+    show_default=True,
+    help="bits of the output layer",
+)
+@click.option(
+    "--kv-dtype",
+    type=click.Choice([*_KV_DTYPES, _ANY]),
+    default="auto",
+    show_default=True,
+    help="numbers of the KV cache; any: each",
+)
 @click.option("--max-model-len", type=click.IntRange(0), default=0, help="tokens of prompt and output; 0: the model's")
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
-def plan(shape: str | None, model: pathlib.Path | None, as_json: bool, **options: Any) -> None:
+def plan(named_model: str | None, shape: str | None, model: str | None, as_json: bool, **options: Any) -> None:
     """Says which numbers of ranks hold a model and its users.
 
-    Memory as a worker would plan it, times by rates that were measured.
-
-    With any, which weights and caches, too.
-
-    Example: headrace plan --shape llama-3.1-70b --gpu h200 --gpus 4 --users 1000 --think-s 45
-    --quantize any
+    MODEL is a folder, or ORG/NAME of a hub. Memory is as a worker would plan it, times are by rates
+    that were measured. With any, it says which weights and caches, too.
     """
-    config = _model_config(shape, model)
+    config = _model_config(shape, typed_model(named_model, model))
     _check_lengths(config, options)
     rows = _rows(config, options)
     if as_json:
@@ -107,16 +137,18 @@ def plan(shape: str | None, model: pathlib.Path | None, as_json: bool, **options
     sys.exit(0 if any(row["holds"] for row in rows) else 1)
 
 
-def _model_config(shape: str | None, model: pathlib.Path | None) -> dict[str, Any]:
+def _model_config(shape: str | None, model: str | None) -> dict[str, Any]:
     if (shape is None) == (model is None):
-        _refuse("one of --shape and --model is needed")
+        _refuse("one of MODEL and --shape is needed")
     if shape is not None:
         return _SHAPES[shape]
     assert model is not None
     try:
-        with (model / "config.json").open("rb") as file:
+        with (resolve(model, Need.CONFIG).path / "config.json").open("rb") as file:
             config = json.loads(file.read(_MOST_CONFIG_BYTES))
         parse_config(config)
+    except HubRefused as error:
+        _refuse(str(error))
     except (OSError, ValueError, TypeError, InvalidModelFolder) as error:
         _refuse(f"{model}/config.json: {error}")
     assert isinstance(config, dict)
@@ -187,7 +219,11 @@ def engine_sizes(shape: str, engine: dict[str, Any], gpu: Gpu) -> RankSizes:
 
 
 def _asked(question: dict[str, Any]) -> list[dict[str, Any]]:
-    """The answer of the process that knows."""
+    """The answer of the process that knows, which imports torch."""
+    try:
+        require_worker()
+    except LocalServerError as error:
+        _refuse(str(error))
     command = [sys.executable, "-m", "headrace_backend.worker.start_up.plan_sizes"]
     done = subprocess.run(
         command, input=json.dumps(question), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

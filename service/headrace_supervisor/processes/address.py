@@ -145,7 +145,7 @@ def _remove_stale(path: pathlib.Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     if not is_socket:
-        raise OSError(errno.EEXIST, "is a file or folder, and no socket; choose another --listen")
+        raise OSError(errno.EEXIST, "is a file or folder, and no socket; choose another address")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(ConnectionRefusedError):
         probe.settimeout(1.0)
         probe.connect(str(path))
@@ -179,5 +179,5 @@ def _all_resolved(address: str, host: str, port: int) -> list[tuple[socket.Addre
 
 def _reason(address: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"{address} is in use by another server; choose another --listen, or port 0 for any free one"
+        return f"{address} is in use by another server; choose another address, or port 0 for any free one"
     return f"{address}: {error.strerror or error}"

@@ -91,7 +91,7 @@ class RequestMetrics:
         """Counts a call that has ended. Its generation, if exported, was reported before."""
         is_exported = call.span is not None and (call.span.sampled or call.span.trace_id in self._exported)
         attributes = {
-            catalogue.RPC_SYSTEM: "grpc",
+            catalogue.RPC_SYSTEM: call.system,
             catalogue.RPC_METHOD: self._methods.of(call.method),
             catalogue.RPC_STATUS: call.status,
         }

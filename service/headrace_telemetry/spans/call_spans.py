@@ -42,7 +42,7 @@ def encode(call: facts.CallEnded, start_ns: int, end_ns: int, links: Iterable[fa
         span.tracestate,
         FLAG_REMOTE_PARENT | FLAG_SAMPLED if span.parent_span_id else 0,
     )
-    attributes = [_SYSTEM.text("grpc"), _METHOD.text(call.method, 256), _STATUS.text(call.status, 64)]
+    attributes = [_SYSTEM.text(call.system), _METHOD.text(call.method, 256), _STATUS.text(call.status, 64)]
     if call.status != "OK":
         attributes.append(_ERROR.text(call.status, 64))
     if call.request_id:

@@ -121,7 +121,11 @@ async def check_real_worker(
         backend.log_path.write_text(backend.log.replace("Traceback", "expected"))
 
 
-@pytest.mark.parametrize(("poison", "num_lost"), [("raise", 0), ("memory", 2), ("exit", 2)])
+# A worker that is lost to its poison is a fake one in the tests above.
+@pytest.mark.parametrize(
+    ("poison", "num_lost"),
+    [("raise", 0), *(pytest.param(poison, 2, marks=pytest.mark.slow) for poison in ("memory", "exit"))],
+)
 async def test_the_real_worker_is_kept_where_a_step_raised_and_answers_as_before(
     model: pathlib.Path, tmp_path: pathlib.Path, poison: str, num_lost: int
 ) -> None:
@@ -139,7 +143,6 @@ async def test_a_worker_on_a_gpu_is_kept_unless_its_device_is_lost_to_it(
         "max_num_seqs": 16,
         "graph_sizes": "1,2,4,8",
         "max_num_batched_tokens": 1024,
-        "dtype": "bf16",
         "num_blocks": 256,
     }
     shared = {"device": "cuda", "dtype": "bf16", "load": "folder", "watchdog_s": 12.0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -69,18 +68,54 @@ def test_a_cpu_plan_leaves_out_what_a_cpu_has_not(monkeypatch: pytest.MonkeyPatc
     assert line["device"] == "cpu" and not line.keys() & {"graph", "other", "device_memory", "reserve", "pinned_host"}
 
 
-def test_a_phase_has_a_line_at_its_ends_and_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    stderr = terminal(monkeypatch)
+class Clock:
+    """Stands still until it is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(start_report.time, "monotonic", lambda: self.now)
+
+
+def test_there_is_a_line_every_few_seconds_and_none_for_what_takes_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr, clock = terminal(monkeypatch), Clock(monkeypatch)
     configure_logs("json", "info")
-    clock = itertools.count(100, 0.5)
-    monkeypatch.setattr(start_report.time, "monotonic", lambda: next(clock))
     report = StartReport(0, shows_bars=False)
     for done in range(11):
-        report.on_progress(LoadProgress("weights", done, 10, "MiB"))
-    report.on_progress(LoadProgress("weights", 0, 10, "MiB"))
-    report.on_progress(LoadProgress("weights", 10, 10, "MiB"))
-    found = [(line["done"], line.get("seconds")) for line in lines_of(stderr)]
-    assert found == [(0, None), (4, None), (8, None), (10, 5.0), (10, 0.5)]
+        report.on_progress(LoadProgress("weights", 2048 * done, 20480, "MiB"))
+        clock.now += 1.0
+    report.on_progress(LoadProgress("cache", 0, 10, "blocks"))
+    report.on_progress(LoadProgress("cache", 10, 10, "blocks"))
+    found = [(line["phase"], line["done"], line["progress"], line.get("seconds")) for line in lines_of(stderr)]
+    assert found == [
+        ("weights", 0, "0.0 of 20.0 GiB, 0%, 0 s so far", None),
+        ("weights", 3 * 2048, "6.0 of 20.0 GiB, 30%, 2.0 GiB/s, 7 s left", None),
+        ("weights", 6 * 2048, "12.0 of 20.0 GiB, 60%, 2.0 GiB/s, 4 s left", None),
+        ("weights", 9 * 2048, "18.0 of 20.0 GiB, 90%, 2.0 GiB/s, 1 s left", None),
+        ("weights", 20480, "20.0 GiB in 10.0 s, 2.0 GiB/s", 10.0),
+    ]
+
+
+def test_a_phase_that_reports_nothing_has_lines_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr, clock = terminal(monkeypatch), Clock(monkeypatch)
+    configure_logs("json", "info")
+    report = StartReport(0, shows_bars=False)
+    report.on_tick()
+    report.on_progress(LoadProgress("imports", 0, 1, ""))
+    for _ in range(4):
+        clock.now += 2.0
+        report.on_tick()
+    report.on_progress(LoadProgress("imports", 1, 1, ""))
+    report.on_tick()
+    found = [line["progress"] for line in lines_of(stderr)]
+    assert found == ["0 s so far", "4 s so far", "8 s so far", "8.0 s"]
+
+
+def test_ranks_but_the_first_have_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = terminal(monkeypatch)
+    configure_logs("json", "info")
+    report = StartReport(1, shows_bars=False)
+    report.on_progress(LoadProgress("weights", 3, 14, "MiB"))
+    assert stderr.getvalue() == "" and report.position == "is in 'weights', 3 of 14 MiB"
 
 
 def test_a_terminal_shows_bars_with_log_lines_above_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +129,7 @@ def test_a_terminal_shows_bars_with_log_lines_above_them(monkeypatch: pytest.Mon
     report.close()
     report.close()
     text = stderr.getvalue()
-    assert "14/14" in text and "28" in text and "shapes" in text and " s" in text
+    assert "14 MiB in" in text and "1 of 28 shapes" in text and " s" in text
     assert "a line of someone else" in text and "loading" not in text
     assert text.endswith("\x1b[?25h"), "the cursor is still hidden"
     assert sys.stderr is stderr

@@ -14,8 +14,12 @@ from collections.abc import Iterator
 import pytest
 from tests.clients.canned_service import CannedServer
 
+from headrace.v1 import inference_pb2
+
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-CTRL_C, CTRL_D = b"\x03", b"\x04"
+CTRL_C, CTRL_D, ALT_ENTER, UP = b"\x03", b"\x04", b"\x1b\r", b"\x1b[A"
+# A terminal is asked to mark what is pasted as soon as a line is read, and no longer before that.
+READING = "\x1b[?2004h"
 
 
 class Terminal:
@@ -39,18 +43,24 @@ class Terminal:
         before, self._shown = self._shown.split(text, 1)
         return before
 
-    def is_quiet(self, seconds: float) -> bool:
-        """Whether nothing new is shown for so long."""
-        return not select.select([self._side], [], [], seconds)[0]
-
 
 @pytest.fixture
-def terminal(server: CannedServer) -> Iterator[Terminal]:
+def terminal(server: CannedServer, tmp_path: pathlib.Path) -> Iterator[Terminal]:
+    with chat_in_a_terminal(server, tmp_path) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def chat_in_a_terminal(server: CannedServer, state: pathlib.Path) -> Iterator[Terminal]:
     side, child_side = pty.openpty()
     # A session leader that opens a terminal gets it as its own, so that Ctrl-C is a signal.
     name = os.ttyname(child_side)
     script = f'exec "$0" "$@" <{name} >{name} 2>&1'
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "clients/python"), "HEADRACE_SERVER": server.address}
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT / "clients/python"),
+        "HEADRACE_SERVER": server.address,
+        "XDG_STATE_HOME": str(state),
+    }
     command = ["/bin/sh", "-c", script, sys.executable, "-m", "headrace", "chat"]
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
@@ -64,29 +74,31 @@ def terminal(server: CannedServer) -> Iterator[Terminal]:
                 os.close(descriptor)
 
 
+def questions(server: CannedServer) -> list[str]:
+    """What the model was asked, in order."""
+    asked = [request for request in server.seen.requests if isinstance(request, inference_pb2.ChatRequest)]
+    return [request.messages[-1].parts[0].text for request in asked]
+
+
 def test_ctrl_c_stops_the_answer_and_not_the_loop(server: CannedServer, terminal: Terminal) -> None:
     """A person asks for an endless answer, presses Ctrl-C, meets an error, asks on and leaves with
     Ctrl-D.
     """
-    terminal.until("> ")
+    assert f"canned on {server.address}" in terminal.until(READING)
     terminal.press(b"endless\n")
     terminal.until("w3 ")
     terminal.press(CTRL_C)
     terminal.until("[stopped]")
-    terminal.until("> ")
+    terminal.until(READING)
     assert server.seen.cancelled.wait(120)
     terminal.press(b"invalid\n")
     terminal.until("INVALID_ARGUMENT")
-    terminal.until("> ")
-    # Readline shows its prompt a moment before it waits, and a signal in between is not looked at
-    # until the next key.
+    terminal.until(READING)
     terminal.press(CTRL_C)
-    while terminal.is_quiet(3):
-        terminal.press(CTRL_C)
     terminal.until("Ctrl-D leaves")
     terminal.press(b"hello\n")
     terminal.until("w4 ")
-    terminal.until("> ")
+    terminal.until(READING)
     terminal.press(CTRL_D)
     assert terminal.process.wait(240) == 0
     said = [(m.role, m.parts[0].text) for m in server.seen.requests[-1].messages]
@@ -95,36 +107,71 @@ def test_ctrl_c_stops_the_answer_and_not_the_loop(server: CannedServer, terminal
 
 def test_a_line_typed_in_the_moment_the_prompt_shows_is_answered(server: CannedServer, terminal: Terminal) -> None:
     for turn in range(60):
-        terminal.until("> ")
+        terminal.until(READING)
         terminal.press(f"line {turn}\n".encode())
     terminal.until("w4 ")
-    terminal.until("> ")
-    assert [request.messages[-1].parts[0].text for request in server.seen.requests] == [f"line {i}" for i in range(60)]
+    terminal.until(READING)
+    assert questions(server) == [f"line {i}" for i in range(60)]
 
 
 def test_lines_typed_ahead_are_answered_one_by_one(server: CannedServer, terminal: Terminal) -> None:
-    terminal.until("> ")
+    terminal.until(READING)
     terminal.press(b"slow\n")
     terminal.until("w1 ")
     terminal.press(b"first\nsecond\n")
     for _ in range(3):
-        terminal.until("> ")
-    asked = [request.messages[-1].parts[0].text for request in server.seen.requests]
-    assert asked == ["slow", "first", "second"]
+        terminal.until(READING)
+    assert questions(server) == ["slow", "first", "second"]
 
 
 def test_every_line_after_a_stopped_answer_is_answered(server: CannedServer, terminal: Terminal) -> None:
     """A KeyboardInterrupt inside grpc's wait left one of its locks taken, once in about thirty
     times: the next answer never came.
     """
-    terminal.until("> ")
+    terminal.until(READING)
     for turn in range(60):
         terminal.press(b"endless\n")
         terminal.until("w3 ")
         terminal.press(CTRL_C)
         terminal.until("[stopped]")
-        terminal.until("> ")
+        terminal.until(READING)
         terminal.press(f"line {turn}\n".encode())
         terminal.until("w4 ", 20)
-        terminal.until("> ", 20)
-    assert len(server.seen.requests) == 120
+        terminal.until(READING, 20)
+    assert len(questions(server)) == 120
+
+
+def test_several_lines_are_one_message_and_are_found_in_the_next_chat(
+    server: CannedServer, tmp_path: pathlib.Path
+) -> None:
+    with chat_in_a_terminal(server, tmp_path) as first:
+        first.until(READING)
+        first.press(b"\x1b[200~pasted\n/second line\x1b[201~\n")
+        first.until("w4 ")
+        first.until(READING)
+        first.press(b"typed" + ALT_ENTER + b"in two\n")
+        first.until("w4 ")
+        first.until(READING)
+        first.press(CTRL_D)
+        assert first.process.wait(240) == 0
+    file = tmp_path / "headrace" / "chat_history"
+    assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
+    with chat_in_a_terminal(server, tmp_path) as second:
+        second.until(READING)
+        second.press(UP)
+        second.until("in two")
+        second.press(b"\n")
+        second.until("w4 ")
+    assert questions(server) == ["pasted\n/second line", "typed\nin two", "typed\nin two"]
+
+
+def test_no_history_leaves_no_file_and_a_dumb_terminal_gets_no_codes(
+    server: CannedServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_CHAT_HISTORY", "0")
+    monkeypatch.setenv("TERM", "dumb")
+    with chat_in_a_terminal(server, tmp_path) as terminal:
+        shown = terminal.until("> ")
+        terminal.press(b"hello\n")
+        shown += terminal.until("w4 ")
+    assert "\x1b" not in shown and not list(tmp_path.iterdir())

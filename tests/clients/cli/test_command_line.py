@@ -23,18 +23,29 @@ from tests.clients.canned_service import REQUEST_ID, CannedServer, answer
 from headrace.answers import RequestState, RequestSummary
 from headrace.cli import group, listing, main, output
 from headrace.events import FinishReason
+from headrace.v1 import inference_pb2
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 COMMAND = [sys.executable, "-m", "headrace"]
 
 
-def run(server: CannedServer, *arguments: str, stdin: str | None = None) -> Result:
+def run(server: CannedServer, *arguments: str, stdin: str | bytes | None = None) -> Result:
     return CliRunner().invoke(main, list(arguments), input=stdin, env={"HEADRACE_SERVER": server.address})
 
 
 def start(server: CannedServer, *arguments: str, **pipes: Any) -> subprocess.Popen[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "clients/python"), "HEADRACE_SERVER": server.address}
     return subprocess.Popen([*COMMAND, *arguments], env=environment, text=True, **pipes)
+
+
+def trace_ids(server: CannedServer) -> list[str]:
+    """Ids of the traces that callers asked for, in order."""
+    return [seen["traceparent"].split("-")[1] for seen in server.seen.metadata if "traceparent" in seen]
+
+
+def chats(server: CannedServer) -> list[inference_pb2.ChatRequest]:
+    """Returns what the model was asked in a chat, without what only checked the options."""
+    return [request for request in server.seen.requests if isinstance(request, inference_pb2.ChatRequest)]
 
 
 def json_lines(result: Result) -> list[dict[str, Any]]:
@@ -98,7 +109,7 @@ def test_a_traced_call_names_no_way_to_its_trace_that_the_server_closes(
     server.admin.traces_refused = code
     result = run(server, *command, "--trace", stdin="hello\nonce more\n")
     assert result.exit_code == 0 and answer(3)[:3] in result.stdout
-    ids = [seen["traceparent"].split("-")[1] for seen in server.seen.metadata]
+    ids = trace_ids(server)
     for trace_id in ids:
         assert says.format(id=trace_id, server=server.address) in result.stderr
     assert ("--server" in result.stderr) == ("--server" in says) and ("--jaeger" in result.stderr) == (
@@ -114,7 +125,7 @@ def test_a_call_that_failed_says_its_trace_as_well(server: CannedServer) -> None
 
 def test_each_answer_of_a_chat_is_a_trace(server: CannedServer) -> None:
     result = run(server, "chat", "--trace", stdin="hello\nhello again\n")
-    ids = [seen["traceparent"].split("-")[1] for seen in server.seen.metadata]
+    ids = trace_ids(server)
     assert len(set(ids)) == 2 and all(f"trace: {trace_id}" in result.stderr for trace_id in ids)
 
 
@@ -248,11 +259,11 @@ def test_a_server_error_is_one_message_and_exit_code_1(server: CannedServer, pro
 
 def test_errors_name_field_and_hint(server: CannedServer) -> None:
     assert (
-        "INVALID_ARGUMENT: invalid request (spec.sampling.top_p: must be above 0"
-        in run(server, "generate", "invalid").stderr
+        run(server, "generate", "invalid").stderr
+        == "error: INVALID_ARGUMENT: --top-p must be above 0 and at most 1 (given: 7)\n"
     )
     assert "try again in 1.5 s" in run(server, "generate", "overloaded").stderr
-    assert "request: req-from-details" in run(server, "generate", "broken").stderr
+    assert "(request req-from-details)" in run(server, "generate", "broken").stderr
     error = json.loads(run(server, "generate", "invalid", "--json").stderr)["error"]
     assert error["code"] == "INVALID_ARGUMENT" and error["violations"][0]["field"] == "spec.sampling.top_p"
 
@@ -261,7 +272,10 @@ def test_no_server_says_so_quickly() -> None:
     begun = time.monotonic()
     result = CliRunner().invoke(main, ["models", "--server", "127.0.0.1:9"])
     assert (result.exit_code, time.monotonic() - begun < 60.0) == (1, True)
-    assert "is a server running?" in result.stderr
+    assert result.stderr == (
+        "error: UNAVAILABLE: no server listens on 127.0.0.1:9; start one with headrace serve, or name another with"
+        " --server\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -324,7 +338,7 @@ def test_chat_from_a_pipe_keeps_the_conversation(server: CannedServer) -> None:
     assert result.exit_code == 0
     assert result.stdout == f"{answer(5)}\n{answer(2)}\n{answer(2)}\n"
     assert "where the time went" in result.stderr
-    first, second, third = server.seen.requests
+    first, second, third = chats(server)
     assert [part.parts[0].text for part in first.messages] == ["be brief", "hi"]
     assert [part.parts[0].text for part in second.messages] == ["be brief", "hi", answer(5), "again"]
     assert [part.parts[0].text for part in third.messages] == ["be brief", "new"]
@@ -333,18 +347,44 @@ def test_chat_from_a_pipe_keeps_the_conversation(server: CannedServer) -> None:
 
 
 def test_chat_explains_wrong_commands_and_goes_on(server: CannedServer) -> None:
-    lines = "/nope\n/set warmth 3\n/set temperature hot\n/set n 2\n/ledger\n/help\n/set\nhi\n"
+    lines = (
+        "/nope\n/set warmth 3\n/set temperature hot\n/set temperature 900\n/set model other\n/set n 2\n/set seed=7\n"
+        "/ledger\n/help\n/set\nhi\n"
+    )
     result = run(server, "chat", stdin=lines)
     assert result.exit_code == 0 and result.stdout == answer(5) + "\n"
+    (asked,) = chats(server)
+    assert asked.spec.sampling.seed == 7 and not asked.spec.sampling.HasField("temperature") and not asked.spec.model
+    assert max(map(len, result.stderr.splitlines())) <= 100
     for message in (
         "no command /nope",
         "no option warmth",
-        "temperature: 'hot' is not a valid float",
+        "not set: temperature: 'hot' is not a valid float",
+        "not set: temperature must be at most 100\n",
+        "not set: no model other\n",
+        "[seed = 7]",
+        "seed = 7 ",
         "no option n",
         "no whole answer yet",
     ):
         assert message in result.stderr
     assert run(server, "chat", stdin="invalid\n").exit_code == 1
+
+
+def test_chat_refuses_options_before_anything_is_asked(server: CannedServer) -> None:
+    result = run(server, "chat", "--temperature", "900", stdin="hello\n")
+    assert (result.exit_code, result.stderr) == (1, "error: INVALID_ARGUMENT: --temperature must be at most 100\n")
+    assert not chats(server)
+
+
+def test_chat_takes_messages_of_several_lines_from_a_pipe(server: CannedServer) -> None:
+    lines = '"""/etc/hosts\n\n  is a file\n"""\n"""one"""\n'
+    assert run(server, "chat", stdin=lines).exit_code == 0
+    assert [chat.messages[-1].parts[0].text for chat in chats(server)] == ["/etc/hosts\n\n  is a file", "one"]
+    unended = run(server, "chat", stdin='"""one\n')
+    assert unended.exit_code == 2 and 'has no """ at its end' in unended.stderr
+    undecodable = run(server, "chat", stdin=b"caf\xff\n")
+    assert undecodable.exit_code == 2 and "no UTF-8 text" in undecodable.stderr
 
 
 def test_server_commands_say_how_to_install_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,4 +118,4 @@ def test_the_command_line_reaches_it_by_variables(secured: Secured) -> None:
 
 def test_a_caller_without_tls_learns_how_a_server_with_it_is_reached(secured: Secured) -> None:
     done = CliRunner().invoke(main, ["models", "--server", secured.address])
-    assert done.exit_code == 1 and "one that speaks TLS wants --ca, or --tls" in done.stderr
+    assert done.exit_code == 1 and "one that speaks TLS does that: --tls, or --ca" in done.stderr

@@ -13,6 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.engine.harness import request
+from tests.support.examples import examples
 
 from headrace_backend.engine.cache.cache_group import NO_BLOCK, ONE_GROUP, CacheGroup
 from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager, Prefix
@@ -203,7 +204,7 @@ class CacheGroupsMachine(RuleBasedStateMachine):
 
 TestCacheGroups = CacheGroupsMachine.TestCase
 TestCacheGroups.settings = hypothesis.settings(
-    max_examples=200,
+    max_examples=examples(200),
     stateful_step_count=40,
     deadline=None,
     report_multiple_bugs=False,

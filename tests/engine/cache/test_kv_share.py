@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
+from tests.support.examples import examples
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
 from headrace_backend.engine.events import EndReason
@@ -266,7 +267,7 @@ asked = st.tuples(
 )
 
 
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=examples(150), deadline=None)
 @hypothesis.given(
     num_blocks=st.integers(8, 24),
     shares=st.tuples(st.floats(0.2, 0.9), st.floats(0.2, 0.9)),

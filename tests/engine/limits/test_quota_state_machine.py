@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
+from tests.support.examples import examples
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
 from headrace_backend.engine.limits.tenant_account import MINUTE_NS
@@ -289,7 +290,7 @@ class QuotaMachine(RuleBasedStateMachine):
 
 TestQuotaMachine = QuotaMachine.TestCase
 TestQuotaMachine.settings = hypothesis.settings(
-    max_examples=120,
+    max_examples=examples(120),
     stateful_step_count=40,
     deadline=None,
     report_multiple_bugs=False,

@@ -12,6 +12,7 @@ from tests.engine.fake_worker import VOCAB_SIZE, expected_tokens
 from tests.engine.harness import EOS, Harness, request
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
+from headrace_backend.engine.events import EndReason, OutputEnd
 
 MODEL_LEN = 64
 
@@ -84,7 +85,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("emitted", {"emitted": (np.array([1], np.int32),) * 2}),
     ("emitted", {"emitted": (np.array([1] * 8, np.int32),)}),
     ("emitted", {"emitted": (np.array([VOCAB_SIZE], np.int32),)}),
-    ("emitted", {"emitted": (np.array([1], np.int32),), "num_logprobs": 1}),
+    ("emitted", {"emitted": (np.array([1] * 8, np.int32),), "ends": (OutputEnd(0, EndReason.LENGTH),)}),
     ("emitted", {"emitted": (np.array([1], np.int32),), "num_prompt_logprobs": 0}),
 ]
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_prompt, expected_tokens
 from tests.engine.harness import Harness, Reader, logprob_entries, request
+from tests.support.examples import examples
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
 from headrace_backend.engine.events import EndReason, PromptLogprobs, Started
@@ -26,7 +27,7 @@ asked = st.tuples(
 
 
 @hypothesis.settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
 )

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
+from tests.support.examples import examples
 
 from headrace_backend.engine.request import AbortCause, EngineRequest
 
@@ -207,7 +208,7 @@ def test_a_drained_engine_ends_what_it_has() -> None:
     st.lists(st.tuples(st.integers(1, 200), st.integers(1, 60), st.integers(0, 40)), min_size=1, max_size=12),
     st.integers(0, 500),
 )
-@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.settings(max_examples=examples(25), deadline=None)
 def test_held_plans_change_no_token(arrivals: list[tuple[int, int, int]], death: int) -> None:
     harness = DeviceHarness()
     readers = [background(harness)]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, request
+from tests.support.examples import examples
 
 from headrace_backend.engine.scheduling import token_budget, waiting_queue
 from headrace_backend.engine.scheduling.step_time import StepLoad, StepTimeModel
@@ -313,7 +314,7 @@ def test_engine_lets_short_prompts_pass_a_long_one() -> None:
 asked = st.tuples(st.integers(1, 70), st.integers(1, 40), st.integers(1, 3), st.integers(-2, 2), st.integers(0, 8))
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=examples(60), deadline=None)
 @hypothesis.given(
     st.integers(8, 20),
     st.booleans(),

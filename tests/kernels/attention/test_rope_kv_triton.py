@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies
+from tests.support.any_two import any_two_meet
 from tests.support.kernel_case import DEVICES, DTYPES, Numbers, assert_rounded, kernels_on, poisoned_memory
 
 from headrace_kernels.attention.rope import rope_rows
@@ -153,21 +154,18 @@ def test_the_reference_is_the_operations_one_after_the_other(normed: bool, rotar
         assert not torch.allclose(query, rms_norm_reference(query, step.weights[0], EPS))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "heads",
-    [
-        Heads(32, 8, 128),
-        Heads(32, 8, 128, normed=True),
-        Heads(14, 2, 64),
-        Heads(16, 4, 256, normed=True),
-        Heads(24, 8, 128, rotary=96),
-        Heads(24, 8, 128, normed=True, rotary=96),
-    ],
-    ids=str,
+MODEL_HEADS = (
+    Heads(32, 8, 128),
+    Heads(32, 8, 128, normed=True),
+    Heads(14, 2, 64),
+    Heads(16, 4, 256, normed=True),
+    Heads(24, 8, 128, rotary=96),
+    Heads(24, 8, 128, normed=True, rotary=96),
 )
-@pytest.mark.parametrize("tokens", [1, 64, 65, 2048])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "tokens", "dtype"), any_two_meet(MODEL_HEADS, (1, 64, 65, 2048), DTYPES), ids=str)
 def test_heads_of_models_are_rotated_and_stored(heads: Heads, tokens: int, dtype: torch.dtype) -> None:
     numbers = Numbers("cuda", dtype, seed=tokens)
     slots = torch.randperm(4096, generator=torch.Generator().manual_seed(tokens))[:tokens].tolist()

@@ -149,6 +149,8 @@ def check(found: Results, cases: list[Case]) -> None:
         torch.testing.assert_close(first, normed, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+# With fewer programs they agree in all that follows.
+@pytest.mark.slow
 @needs_interpreter
 def test_ranks_agree_with_as_many_programs_as_on_cards(tmp_path: pathlib.Path) -> None:
     cases = [case(way, *shape, world_size=2) for way, *shape in (("one", 9000), ("two", 9000), ("norm", 3, 40))]
@@ -186,7 +188,7 @@ def drawn_cases(world_size: int) -> list[Case]:
 
 
 @needs_interpreter
-@pytest.mark.parametrize("world_size", [3, 4])
+@pytest.mark.parametrize("world_size", [pytest.param(3, marks=pytest.mark.slow), 4])
 def test_buffers_come_round_whatever_follows_what(tmp_path: pathlib.Path, world_size: int) -> None:
     cases = drawn_cases(world_size)
     check(run_ranks(tmp_path, world_size, cases, Setting()), cases)

@@ -30,6 +30,8 @@ def check_rounded_norms(kernels: list[dict[str, Any]]) -> None:
         assert kernel["sent"] == 2 * 6 and kernel["awaited"] == 2 * (4 + 3)
 
 
+# What the kernels compute is proven in the interpreter.
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90])
 def test_every_kernel_is_compiled_once(arch: int) -> None:
     # Cards multiply e4m3 from sm_89 on: one type of 8 bits, or both.

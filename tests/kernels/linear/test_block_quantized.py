@@ -5,11 +5,14 @@ They run in the interpreter at awkward sizes, on a GPU at the sizes of models.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.support.any_two import any_two_meet
 from tests.support.gguf_numbers import BLOCK_KINDS, decode, quantize
 from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, kernels_on, poisoned_memory
 
@@ -29,17 +32,25 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
         yield str(request.param)
 
 
+@functools.lru_cache(maxsize=1)
+def written(name: str, size: tuple[int, int]) -> tuple[Any, Any]:
+    """Random numbers as a file holds them, and as fp64; of a model's layer it takes seconds."""
+    numbers = np.random.default_rng(size[0]).normal(0.01, 0.05, size).astype(np.float32)
+    file_rows = quantize(name, numbers)
+    return file_rows, decode(name, file_rows).astype(np.float64)
+
+
 class Product:
     """Fresh random operands, and what comes of them in fp64."""
 
     def __init__(self, name: str, rows: int, size: tuple[int, int], dtype: torch.dtype, device: str) -> None:
         generator = np.random.default_rng(rows + size[0])
-        file_rows = quantize(name, generator.normal(0.01, 0.05, size).astype(np.float32))
+        file_rows, exact = written(name, size)
         self.weight: BlockWeight = allocate(BlockKind(name), *size, dtype, torch.device(device))
         store_file_rows(torch.from_numpy(file_rows).to(device), self.weight, 0)
         self.x = torch.from_numpy(generator.normal(0, 1, (rows, size[1]))).to(device, dtype)
         self.bias = torch.from_numpy(generator.normal(0, 1, size[0])).to(device, dtype)
-        self.exact = torch.from_numpy(decode(name, file_rows).astype(np.float64)).to(device)
+        self.exact = torch.from_numpy(exact).to(device)
 
     def check(self, found: torch.Tensor, bias: bool = False) -> None:
         expected = self.x.double() @ self.exact.t() + (self.bias.double() if bias else 0)
@@ -111,9 +122,9 @@ def test_without_triton_blocks_of_rows_are_restored(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("size", MODEL_SIZES)
-@pytest.mark.parametrize("rows", [1, 8, 16, 32, 200])
-@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q4_K", "Q6_K"])
-def test_sizes_of_models_on_a_card(name: str, rows: int, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("name", "size", "rows"), any_two_meet(("Q4_0", "Q8_0", "Q4_K", "Q6_K"), MODEL_SIZES, (1, 8, 16, 32, 200))
+)
+def test_sizes_of_models_on_a_card(name: str, size: tuple[int, int], rows: int) -> None:
     product = Product(name, rows, size, torch.bfloat16, "cuda")
     product.check(block_linear.linear(product.x, product.weight, product.bias), bias=True)

@@ -207,7 +207,7 @@ def operands_that_lie_elsewhere(kernel: dict[str, Any]) -> list[str]:
     ("room", "arch", "count"),
     [
         # Whichever two of card, sizes and tile meet.
-        ("nibble_rows", 80, 6),
+        pytest.param("nibble_rows", 80, 6, marks=pytest.mark.slow),
         ("nibble_rows", 90, 6),
         *(pytest.param("nibble_rows_all", arch, 12, marks=pytest.mark.slow) for arch in (80, 86, 90)),
     ],

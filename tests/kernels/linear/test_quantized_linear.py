@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.support.any_two import any_two_meet
 from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernels_on
 
 from headrace_kernels.linear import gemm_dequantized, launch_rules
@@ -170,10 +171,9 @@ def check_restored(product: Product) -> None:
     assert bool(((out.double() - expected).abs() <= expected.abs() * ROUNDING[product.dtype] * 1.01 + 2**-25).all())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", QuantKind)
-@pytest.mark.parametrize(("outputs", "inputs", "group"), SIZES)
-def test_kernels_agree_with_fp64(kind: QuantKind, outputs: int, inputs: int, group: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("kind", "size", "dtype"), any_two_meet(tuple(QuantKind), SIZES, DTYPES), ids=str)
+def test_kernels_agree_with_fp64(kind: QuantKind, size: tuple[int, int, int], dtype: torch.dtype) -> None:
+    outputs, inputs, group = size
     with kernels_on("cpu"):
         for rows, small, wide in (
             (1, SMALL_TILES[0], WIDE_TILES[0]),
@@ -193,34 +193,39 @@ def test_kernels_agree_with_fp64(kind: QuantKind, outputs: int, inputs: int, gro
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", QuantKind)
-@pytest.mark.parametrize(("outputs", "inputs", "dtype"), MODEL_SIZES)
+@pytest.mark.parametrize(("kind", "size", "rows"), any_two_meet(tuple(QuantKind), MODEL_SIZES, (1, 13, 64, 250)))
 def test_kernels_agree_with_fp64_at_the_sizes_of_models(
-    kind: QuantKind, outputs: int, inputs: int, dtype: torch.dtype
+    kind: QuantKind, size: tuple[int, int, torch.dtype], rows: int
 ) -> None:
-    for rows in (1, 13, 64, 250):
-        product = Product(kind, rows, outputs, inputs, 128 if inputs % 128 == 0 else 32, dtype, "cuda")
-        if rows == 1:
-            check_row(product, launch_rules.gemv_rule(product.weight))
-            if outputs % 2 == 0:
-                check_gated(product, launch_rules.gemv_rule(product.weight, gated=True))
-        if rows <= MAX_SMALL_BATCH_ROWS:
-            check_small(product, launch_rules.small_batch_rule(rows, product.weight))
-            if outputs % 2 == 0:
-                check_gated(product, launch_rules.small_batch_rule(rows, product.weight, gated=True))
-        else:
-            check_wide(product, launch_rules.gemm_rule(rows, product.weight))
-    check_restored(product)
+    outputs, inputs, dtype = size
+    product = Product(kind, rows, outputs, inputs, 128 if inputs % 128 == 0 else 32, dtype, "cuda")
+    if rows == 1:
+        check_row(product, launch_rules.gemv_rule(product.weight))
+        if outputs % 2 == 0:
+            check_gated(product, launch_rules.gemv_rule(product.weight, gated=True))
+    if rows <= MAX_SMALL_BATCH_ROWS:
+        check_small(product, launch_rules.small_batch_rule(rows, product.weight))
+        if outputs % 2 == 0:
+            check_gated(product, launch_rules.small_batch_rule(rows, product.weight, gated=True))
+    else:
+        check_wide(product, launch_rules.gemm_rule(rows, product.weight))
+    if rows == 250:
+        check_restored(product)
+
+
+GROUPS = (32, 64, 128, 4096)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("group", [32, 64, 128, 4096])
+@pytest.mark.parametrize("group", GROUPS)
 def test_groups_of_every_size_on_a_card(group: int) -> None:
+    """A tile is tried with one of the groups, since each is a compilation of a second."""
+    tiles = gemv_variants(QuantKind.INT4, gated=False)[GROUPS.index(group) :: len(GROUPS)]
     for dtype in DTYPES[:2]:
         for rows in (1, 16, 40):
             product = Product(QuantKind.INT4, rows, 512, 4096, group, dtype, "cuda")
             if rows == 1:
-                for tile in gemv_variants(QuantKind.INT4, gated=False):
+                for tile in tiles:
                     check_row(product, tile)
             if rows <= MAX_SMALL_BATCH_ROWS:
                 check_small(product, SmallBatchTile(16, 64, 4, 4, 3, dtype == torch.bfloat16))
@@ -432,8 +437,8 @@ def test_one_row_is_the_same_product_by_every_tile(kind: QuantKind, device: str)
         product = Product(kind, 1, 20, 512, 128, torch.bfloat16, device)
         tiles = gemv_variants(kind, gated)
         assert len(set(tiles)) == len(tiles) > 2
-        # Some of them without a card: the interpreter takes its time.
-        for tile in tiles if device == "cuda" else tiles[::5]:
+        # Some of them: the interpreter takes its time, and a card a second to compile each.
+        for tile in tiles[:: 3 if device == "cuda" else 5]:
             if gated:
                 check_gated(product, tile)
             else:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.any_two import any_two_meet
 
 from headrace_kernels.sampling import parameters as columns
 from headrace_kernels.sampling.logprobs import TokenLogprobs, token_logprobs_reference
@@ -101,9 +102,9 @@ def test_ids_of_an_not_finite_row_are_ids() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("count", [1, 256])
-@pytest.mark.parametrize("num_top", [0, 1, 20, 100])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("num_top", "count", "dtype"), any_two_meet((0, 1, 20, 100), (1, 256), (torch.float32, torch.bfloat16))
+)
 def test_logprobs_at_the_sizes_of_models(count: int, num_top: int, dtype: torch.dtype) -> None:
     for vocab in (4096, 128_256):
         generator = torch.Generator(DEVICE).manual_seed(num_top)

@@ -11,7 +11,7 @@ import pytest
 from tests.support.compiling import compiled
 
 
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_every_kernel_is_compiled_once_per_type_of_logits(arch: int) -> None:
     kernels = compiled("compiled_sampling", arch)
     assert Counter(kernel["name"] for kernel in kernels) == {

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.any_two import any_two_meet
 
 from headrace_kernels.sampling import parameters as columns
 from headrace_kernels.sampling.choice import Truncation, kept_tokens_reference, sample_rows_reference
@@ -258,10 +259,10 @@ def test_blocks_of_the_real_size(vocab: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("count", [1, 7, 256])
-@pytest.mark.parametrize("vocab", [4096, 128_256])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("spread", [0.5, 6.0])
+@pytest.mark.parametrize(
+    ("count", "vocab", "dtype", "spread"),
+    any_two_meet((1, 7, 256), (4096, 128_256), (torch.bfloat16, torch.float32), (0.5, 6.0)),
+)
 def test_tokens_at_the_sizes_of_models(count: int, vocab: int, dtype: torch.dtype, spread: float) -> None:
     kinds: list[dict[str, float]] = [
         {"TEMPERATURE": 0.0},

@@ -143,7 +143,7 @@ async def test_administration_that_is_off_is_unimplemented_and_not_reflected(
 def test_without_keys_administration_is_served_to_this_machine_only(
     listen: str, settings: dict[str, Any], served: bool
 ) -> None:
-    assert ServiceConfig(listen=(listen,), engine="unix:/x", **settings).serves_admin is served
+    assert ServiceConfig(listen=(listen,), engine=("unix:/x",), **settings).serves_admin is served
 
 
 def test_a_flood_of_refusals_is_counted_and_not_written() -> None:

@@ -15,7 +15,7 @@ OPEN = "0.0.0.0:50051"
 
 
 def config(*listen: str, **settings: Any) -> ServiceConfig:
-    return ServiceConfig(listen=listen or ("127.0.0.1:0",), engine="unix:/x", **settings)
+    return ServiceConfig(listen=listen or ("127.0.0.1:0",), engine=("unix:/x",), **settings)
 
 
 @pytest.mark.parametrize(

@@ -430,7 +430,7 @@ async def test_a_service_without_a_supervisor_drains_itself_and_loads_nothing(ru
 
 
 def test_a_service_needs_one_source_of_models() -> None:
-    for sources in ({}, {"engine": "unix:/e", "control": "unix:/c"}):
+    for sources in ({}, {"engine": ("unix:/e",), "control": "unix:/c"}):
         with pytest.raises(ValueError, match="engine"):
             ServiceConfig(listen=("127.0.0.1:0",), **sources)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 from tokenizers import Tokenizer
 
 from headrace_model_folder.token_table import parse_token_table
@@ -128,7 +129,7 @@ def numbers(*tokens: str) -> list[int]:
     return [_TOKENS.index(token) if token in _TOKENS else len(_TOKENS) + _ADDED.index(token) for token in tokens]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @example(("llama", "none", 0), numbers("<0x41>", "<0xFF>"), [1], True)
 @example(("llama", "prepend", 1), numbers("end", "<tool>"), [1], True)
 @example(("metaspace", "none", 0), numbers("▁▁▁of▁", "▁the"), [1], True)
@@ -146,7 +147,7 @@ def test_a_text_that_stands_alone_is_the_librarys(
     assert "".join([standing.feed(part) for part in parts(ids, splits)]) + standing.finish() == expected
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(_cases, _ids, _splits, st.booleans(), st.integers(0, 6))
 def test_an_output_is_what_the_library_puts_behind_its_prompt(
     case: tuple[str, str, int], ids: list[int], splits: list[int], skip_special: bool, num_last: int

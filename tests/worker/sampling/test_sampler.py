@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 from tests.worker.driver import NUM_ROWS, admission, column, id_bytes
 
 from headrace_backend.step.plan import RowAdmission, SamplePlan, StepResult
@@ -85,7 +86,7 @@ def admissions_of_all_rows(draw_from: st.DrawFn) -> list[RowAdmission]:
     return rows
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(admissions_of_all_rows(), st.integers(0, 2**31))
 def test_greedy_rows_with_everything_else_follow_the_documented_order(rows: list[RowAdmission], seed: int) -> None:
     sampler = new_sampler()
@@ -120,7 +121,7 @@ def test_greedy_rows_with_everything_else_follow_the_documented_order(rows: list
         assert top_start == result.top_token_ids.size
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(admissions_of_all_rows(), st.permutations(range(NUM_ROWS)), st.integers(0, 2**31), st.data())
 def test_a_row_draws_the_same_in_any_company(
     rows: list[RowAdmission], places: list[int], seed: int, data: st.DataObject

@@ -289,8 +289,8 @@ class FakeChannel:
     def __init__(self) -> None:
         self.progress: list[LoadProgress] = []
 
-    def send_progress(self, phase: str, done: int, total: int, unit: str) -> None:
-        self.progress.append(LoadProgress(phase, done, total, unit))
+    def send_progress(self, phase: str, done: int, total: int, unit: str, detail: str = "") -> None:
+        self.progress.append(LoadProgress(phase, done, total, unit, detail))
 
 
 def test_the_cache_gets_what_was_measured_to_be_left(monkeypatch: pytest.MonkeyPatch, llama: CausalLM) -> None:

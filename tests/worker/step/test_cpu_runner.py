@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 from tests.worker.driver import BLOCK_SIZE, NUM_ROWS, Entry, admission, execute, id_bytes, make_runner, step
 
 from headrace_backend.models.causal_lm import CausalLM
@@ -95,7 +96,7 @@ def test_known_tokens_before_an_unknown_one_in_one_entry(runner: CpuRunner) -> N
     assert result.tokens.tolist() == [tokens[1], generate(runner, 0, OTHER, 1)[0]]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(
         st.tuples(

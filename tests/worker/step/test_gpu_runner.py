@@ -110,6 +110,12 @@ def expected(llama: CausalLM) -> list[list[int]]:
     return [execute(runner, plan).tokens.tolist() for plan in mixed_plans()]
 
 
+# Steps of whatever sizes, and padded to captured ones; of the second kind tests have all.
+SIZES = pytest.mark.parametrize(
+    "batch_sizes", [pytest.param((), marks=pytest.mark.slow), (1, 2, 4, 8)], ids=["exact", "padded"]
+)
+
+
 @pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4, 8)], ids=["exact", "padded"])
 def test_tokens_are_those_of_the_cpu(
     model: CausalLM, device: str, batch_sizes: tuple[int, ...], expected: list[list[int]]
@@ -140,7 +146,7 @@ class LoneRank(Collectives):
         return part[None]
 
 
-@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4, 8)], ids=["exact", "padded"])
+@SIZES
 @pytest.mark.parametrize("multiple", [2, pytest.param(16, marks=pytest.mark.slow)])
 def test_steps_in_two_pieces_draw_the_same(
     model: CausalLM,
@@ -224,7 +230,7 @@ def plans_with_options() -> list[StepPlan]:
     return plans
 
 
-@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4, 8)], ids=["exact", "padded"])
+@SIZES
 def test_rows_with_options_draw_as_on_the_cpu(
     device: str, batch_sizes: tuple[int, ...], request: pytest.FixtureRequest
 ) -> None:
@@ -257,7 +263,7 @@ def test_bad_numbers_end_their_own_row_only(model: CausalLM, device: str) -> Non
     assert result.tokens[1] == 0
 
 
-@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4, 8)], ids=["exact", "padded"])
+@SIZES
 def test_chunks_report_whether_what_they_saw_is_finite(
     model: CausalLM, device: str, batch_sizes: tuple[int, ...]
 ) -> None:

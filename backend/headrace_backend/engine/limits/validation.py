@@ -94,16 +94,19 @@ class RequestValidator:
         if not emitted:
             return
         require = violations.require
+        ended = {end.output_index for end in request.ends}
+        require(len(ended) < len(emitted), "emitted", "must have an output that did not end")
         require(len(emitted) == request.asked.n, "emitted", "must have one entry per output, or none")
         require(
-            request.asked.num_logprobs < 0 and request.asked.num_prompt_logprobs < 0,
+            request.asked.num_prompt_logprobs < 0,
             "emitted",
-            "can't be continued with log probabilities, which are not known any more",
+            "can't be continued with log probabilities of the prompt, which come before all tokens",
         )
+        most = request.asked.stop.max_tokens
         require(
-            all(len(tokens) < request.asked.stop.max_tokens for tokens in emitted),
+            all(len(tokens) < most + (index in ended) for index, tokens in enumerate(emitted)),
             "emitted",
-            "must be shorter than max_tokens",
+            "must be shorter than max_tokens, or as long where the output ended",
         )
         for tokens in emitted:
             violations.found += _EMITTED.broken("emitted", tokens.tobytes(), self._bounds)

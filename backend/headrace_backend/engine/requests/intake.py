@@ -8,6 +8,7 @@ nothing anywhere (the engine).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 
@@ -22,7 +23,10 @@ from headrace_backend.engine.requests.prompt_log import PromptLog
 from headrace_backend.engine.requests.request_trace import RequestTrace
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
 from headrace_backend.engine.requests.stops import StopAutomaton, StopWatch
-from headrace_backend.engine.requests.token_log import OutputLog
+from headrace_backend.engine.requests.token_log import OutputLog, TokenLogprobs
+
+# Of a token that an earlier attempt emitted.
+_NOT_KNOWN = TokenLogprobs(math.nan, 0, (), ())
 
 
 class Intake:
@@ -70,7 +74,7 @@ class Intake:
             num_prompt_tokens=len(request.prompt_ids),
             owner=owner,
             account=account,
-            num_active=request.asked.n,
+            num_active=request.asked.n - len(request.ends),
             prompt_log=self._prompt_log(request),
         )
         if request.recorded:
@@ -78,6 +82,9 @@ class Intake:
         automaton = StopAutomaton(request.asked.stop.strings) if request.asked.stop.strings else None
         for output_index in range(request.asked.n):
             live.sequences.append(self._sequence(live, output_index, automaton, now_ns))
+        for end in request.ends:
+            ended = live.sequences[end.output_index]
+            ended.ended, ended.log.end = True, end
         live.logs = [sequence.log for sequence in live.sequences]
         live.unforked = [] if request.emitted else live.sequences[1:]
         return live
@@ -99,6 +106,9 @@ class Intake:
         """An earlier attempt emitted these tokens: they count, and nobody is sent them again."""
         log.tokens.frombytes(emitted.tobytes())
         log.num_released = len(log.tokens)
+        if log.logprobs is not None:
+            for _ in log.tokens:
+                log.append_logprobs(_NOT_KNOWN)
         if watch is not None:
             for token in log.tokens:
                 watch.feed(self._token_bytes[token], may_stop=False)

@@ -68,8 +68,13 @@ class RequestTable:
         if spec.idempotency_key:
             self._by_key[spec.tenant, spec.idempotency_key] = request
 
-    def check_new(self, request_id: str) -> None:
-        """Raises RequestRefused ALREADY_EXISTS if the id is in use, whoever uses it."""
+    def check_new(self, request_id: str, continues: bool = False) -> None:
+        """Raises RequestRefused ALREADY_EXISTS if the id is in use, whoever uses it.
+
+        A continuation may come back to where an attempt at it ended, whose log is then forgotten.
+        """
+        if continues and request_id in self._by_end:
+            self._forget(request_id)
         if request_id in self._by_id:
             raise RequestRefused(RefusalCode.ALREADY_EXISTS, "request_id: in use")
 

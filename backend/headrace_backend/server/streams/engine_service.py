@@ -44,8 +44,6 @@ PROTOCOL_VERSION = 2
 _SERVICE_NAME = "headrace_engine.v1.EngineService"
 _MAX_STREAMS = 64
 _MAX_SERVICE_NAME_CHARACTERS = 64
-# What those call themselves that only ask how the engine is.
-_PROBE_NAME = "supervisor"
 _HELLO_TIMEOUT_S = 5.0
 _FLUSH_S = 1.0
 _MAX_BACKLOG_BYTES = 64 << 20
@@ -191,16 +189,16 @@ class EngineService:
         log = self._log.bind(stream=stream.stream_id, service=hello.service_name[:_MAX_SERVICE_NAME_CHARACTERS])
         stream.send(self._welcome())
         self._streams[stream.stream_id] = stream
-        # The supervisor and health checks come and go every few seconds.
-        say = log.debug if hello.service_name == _PROBE_NAME else log.info
-        say("service connected")
+        # Services log their connections themselves; the supervisor and health checks come and go
+        # every few seconds.
+        log.debug("service connected")
         try:
             await self._run_stream(stream, context)
         finally:
             del self._streams[stream.stream_id]
             self._engine.stream_lost(stream.stream_id)
             self._engine_loop.changed()
-            say("service gone", merged_steps=stream.num_merged)
+            log.debug("service gone", merged_steps=stream.num_merged)
 
     async def _read_hello(self, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.Hello:
         try:

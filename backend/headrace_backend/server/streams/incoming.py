@@ -16,6 +16,7 @@ import numpy as np
 from google.protobuf import message, unknown_fields
 
 from headrace_backend.engine.errors import RequestRefused, Violation
+from headrace_backend.engine.events import EndReason, OutputEnd
 from headrace_backend.engine.request import (
     AbortCause,
     EngineRequest,
@@ -163,10 +164,29 @@ def read_add(add: engine_pb2.AddRequest, now_ns: int) -> EngineRequest:
         span=_span(add, checks),
         recording=_recording(add.recording, checks) if add.HasField("recording") else None,
         emitted=tuple(_token_ids(part.token_ids, f"emitted[{i}]", checks) for i, part in enumerate(add.emitted)),
+        ends=tuple(_end(part.end, i, checks) for i, part in enumerate(add.emitted) if part.HasField("end")),
         limits=_tenant_limits(add.limits, checks),
     )
     checks.finish()
     return request
+
+
+def _end(end: engine_pb2.OutputEnd, index: int, checks: _Checks) -> OutputEnd:
+    """How an output ended in an earlier attempt."""
+    field = f"emitted[{index}].end"
+    checks.require(end.output_index == index, field, f"output_index is {end.output_index}; it must be {index}")
+    if not checks.require(
+        int(end.reason) in list(map(int, EndReason)), field, f"reason must be {min(EndReason)} to {max(EndReason)}"
+    ):
+        return OutputEnd(index, EndReason.ERROR)
+    return OutputEnd(
+        index,
+        EndReason(end.reason),
+        stop_token_id=end.stop_token_id if end.HasField("stop_token_id") else None,
+        stop_string_index=end.stop_string_index if end.HasField("stop_string_index") else None,
+        trim_bytes=end.trim_bytes,
+        error=end.error.message,
+    )
 
 
 def _span(add: engine_pb2.AddRequest, checks: _Checks) -> facts.SpanContext | None:

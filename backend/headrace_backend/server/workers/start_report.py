@@ -1,10 +1,11 @@
 """What an operator sees of a start.
 
-It shows the memory plan, a bar or lines for each phase, and how long each took.
+It shows the memory plan, and a bar or lines for each phase.
 
-Owns the form only. On a terminal every phase has a bar of rich's; elsewhere a line when it begins,
-now and then one in between, and one with its seconds at its end. One report per life of the
-workers.
+Owns the form only. On a terminal every phase has a bar; elsewhere there is a line every few
+seconds, also while a phase reports nothing, and one at the end of a phase that had any. What takes
+less has none: the seconds of all phases are in the line of workers that are ready. One report per
+life of the workers.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import sys
 import time
 
 import rich.console
-import rich.progress
 
 from headrace_backend.server.logs import format_bytes, get_logger
 from headrace_backend.step.messages import LoadProgress, MemoryPlan
+from headrace_progress.bars import Bars
+from headrace_progress.phase import Phase
 
-_LINE_INTERVAL_S = 2.0
+LINE_INTERVAL_S = 3.0
 # Sizes of a plan, by the names that its line has for them.
 _SIZES = {
     "device_memory": "device_bytes",
@@ -45,12 +47,13 @@ class StartReport:
             shows_bars: Whether stderr is a terminal whose lines are for people.
         """
         self._log = get_logger(rank=rank)
-        self._bars = _Bars() if shows_bars else None
+        self._bars = Bars(rich.console.Console(file=sys.stderr, soft_wrap=True)) if shows_bars else None
         # The other ranks do the same at the same time.
-        self._tells_lines = rank == 0
-        # Phase -> when its first message came.
-        self._begun_s: dict[str, float] = {}
-        self._line_s = 0.0
+        self._tells_lines = rank == 0 and not shows_bars
+        # The phase that goes on; None: the last one has ended.
+        self._phase: Phase | None = None
+        # When the last line was written, and of which phase.
+        self._line_s, self._line_phase = 0.0, ""
         # Where the start is, for the message of one that does not go on.
         self.position = "has said nothing"
 
@@ -63,53 +66,42 @@ class StartReport:
 
     def on_progress(self, progress: LoadProgress) -> None:
         """Moves the phase's bar, or writes a line."""
-        now = time.monotonic()
         self.position = f"is in {progress.phase!r}, {progress.done} of {progress.total} {progress.unit}"
-        begun_s = self._begun_s.setdefault(progress.phase, now)
-        finished = progress.done >= progress.total
+        phase = self._moved(progress)
         if self._bars is not None:
-            self._bars.update(progress, now - begun_s)
-        elif self._tells_lines and (finished or now - self._line_s >= _LINE_INTERVAL_S):
-            self._line_s = now
-            seconds = {"seconds": round(now - begun_s, 2)} if finished else {}
-            self._log.info(
-                "loading", phase=progress.phase, done=progress.done, total=progress.total, unit=progress.unit, **seconds
-            )
-        if finished:
+            self._bars.update(phase)
+        elif not phase.is_finished:
+            self.on_tick()
+        elif self._line_phase == phase.name:
+            self._line(phase, seconds=round(time.monotonic() - phase.begun_s, 2))
+        if phase.is_finished:
             # A phase may come again.
-            del self._begun_s[progress.phase]
+            self._phase, self._line_phase = None, ""
+
+    def on_tick(self) -> None:
+        """Writes a line if it is time for one; call it every few seconds."""
+        if self._phase is not None and time.monotonic() - self._line_s >= LINE_INTERVAL_S:
+            self._line(self._phase)
 
     def close(self) -> None:
         """Leaves the terminal as it was; what the bars showed stays."""
+        self._phase = None
         if self._bars is not None:
             self._bars.close()
 
+    def _moved(self, progress: LoadProgress) -> Phase:
+        """The phase as it is now, a new one where it begins."""
+        phase = self._phase
+        if phase is None or phase.name != progress.phase:
+            phase = Phase(progress.phase, progress.total, progress.unit, time.monotonic(), 0, progress.done)
+        phase.done, phase.detail = progress.done, progress.detail
+        self._phase = phase
+        return phase
 
-class _Bars:
-    """One bar per phase, on stderr. Lines that are logged meanwhile go above them."""
-
-    def __init__(self) -> None:
-        self._progress = rich.progress.Progress(
-            rich.progress.TextColumn("{task.description}"),
-            rich.progress.BarColumn(),
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.TextColumn("{task.fields[unit]}, {task.fields[seconds]:.1f} s"),
-            console=rich.console.Console(file=sys.stderr),
-            redirect_stdout=False,
-        )
-        self._tasks: dict[str, rich.progress.TaskID] = {}
-
-    def update(self, progress: LoadProgress, seconds: float) -> None:
-        if not self._tasks:
-            self._progress.start()
-        if progress.phase not in self._tasks:
-            self._tasks[progress.phase] = self._progress.add_task(
-                progress.phase, total=progress.total, unit=progress.unit, seconds=0.0
-            )
-        self._progress.update(
-            self._tasks[progress.phase], completed=progress.done, total=progress.total, seconds=seconds
-        )
-
-    def close(self) -> None:
-        if self._tasks:
-            self._progress.stop()
+    def _line(self, phase: Phase, **seconds: float) -> None:
+        if not self._tells_lines:
+            return
+        now = time.monotonic()
+        self._line_s, self._line_phase = now, phase.name
+        counts = {"done": int(phase.done), "total": int(phase.total), "unit": phase.unit} if phase.has_figure else {}
+        self._log.info("loading", phase=phase.name, progress=phase.words(now), **counts, **seconds)

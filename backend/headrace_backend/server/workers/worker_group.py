@@ -22,7 +22,7 @@ import msgspec
 from headrace_backend.config import EngineConfig
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.workers.rank_watch import RankWatch, state
-from headrace_backend.server.workers.start_report import StartReport
+from headrace_backend.server.workers.start_report import LINE_INTERVAL_S, StartReport
 from headrace_backend.server.workers.worker_process import (
     DEFAULT_WORKER_COMMAND,
     RankDescriptors,
@@ -315,6 +315,7 @@ class WorkerGroup:
             WorkersLost: A rank ended, failed, or gave no sign of progress for `start_timeout_s`.
         """
         timeout_s = self._launch.config.start_timeout_s
+        ticking = asyncio.ensure_future(self._tick())
         ready = asyncio.ensure_future(self._all_ready.wait())
         either: list[asyncio.Future[Any]] = [ready, self.lost]
         try:
@@ -325,9 +326,17 @@ class WorkerGroup:
                     raise WorkersLost(f"no start-up progress for {timeout_s:g} s{self._start_phases()}", hung=True)
         finally:
             ready.cancel()
+            ticking.cancel()
         if self.lost.done():
             self.lost.result()
         return [self._ready[rank] for rank in range(self._launch.world_size)]
+
+    async def _tick(self) -> None:
+        """Has the reports say how it goes on while the workers say nothing."""
+        while True:
+            await asyncio.sleep(LINE_INTERVAL_S)
+            for report in self._reports:
+                report.on_tick()
 
     def _start_phases(self) -> str:
         """What each of several ranks does, or waits for."""

@@ -18,6 +18,7 @@ be (`engine.step_time`): a long step is no hang. Time in which this process itse
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -153,7 +154,9 @@ class WorkerSupervision:
                 self._fruitful = is_idle or self._engine_loop.num_settled_steps != num_settled
             blamed_step_id = None if lost.from_outside else lost.failed_step_id or group.begun_step_id
             self._note_outcome(self._engine_loop.workers_lost(blamed_step_id))
-            self._log.error("worker lost", reason=str(lost), pids=group.pids)
+            # What is refused ends the process, which then says why.
+            level = logging.DEBUG if self._is_refusal(lost) else logging.ERROR
+            self._log.log(level, "worker lost", reason=str(lost), pids=group.pids)
             grace_s, self._ready = 0.0, None
             if lost.hung:
                 await group.dump_stacks()
@@ -247,9 +250,13 @@ class WorkerSupervision:
             raise WorkersLost(f"{reason}; it reads no plans", failed_step_id=raised.step_id)
         self._take_plans(group)
 
+    def _is_refusal(self, lost: WorkersLost) -> bool:
+        """Whether no worker will ever take the model; one that fitted before may fit again."""
+        return lost.invalid_model and not (lost.does_not_fit and self._was_ready)
+
     async def _after_death(self, lost: WorkersLost) -> None:
         """Waits before the next life, or raises if there is none."""
-        if lost.invalid_model and not (lost.does_not_fit and self._was_ready):
+        if self._is_refusal(lost):
             raise ModelRefused(str(lost), does_not_fit=lost.does_not_fit) from lost
         self._losses.note_death(time.monotonic(), self._fruitful)
         if self._losses.count >= max(self._launch.config.max_worker_restarts, 1):

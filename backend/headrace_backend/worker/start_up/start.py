@@ -17,6 +17,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.load import load_model, weight_memory
+from headrace_backend.start_rules import too_long
 from headrace_backend.step.messages import MemoryPlan, Notice, WorkerReady
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.loader import pinned_bytes
@@ -195,10 +196,9 @@ def checked_max_model_len(config: EngineConfig, folder: ModelFolder) -> int:
     Raises:
         StartRefused: It is longer than the model's context.
     """
-    context = folder.config.max_position_embeddings
-    if config.max_model_len > context:
-        raise StartRefused(f"max_model_len is {config.max_model_len}; the model's context has {context} tokens")
-    return config.max_model_len or context
+    if (reason := too_long(config, folder.config)) is not None:
+        raise StartRefused(reason)
+    return config.max_model_len or folder.config.max_position_embeddings
 
 
 def _prepared_device(config: EngineConfig, folder: ModelFolder, rank: int, channel: Channel) -> torch.device:

@@ -31,7 +31,7 @@ from headrace_backend.worker.start_up.synthetic_steps import (
 from headrace_backend.worker.step.kv_caches import clear_blocks
 from headrace_backend.worker.step.runner import Runner, run_steps
 from headrace_kernels.linear.quantized import WARM_ROWS
-from headrace_kernels.triton_runtime import uses_triton
+from headrace_kernels.triton_runtime import compilation_count, uses_triton
 
 # Blocks that warm-up may write to.
 _WARM_UP_BLOCKS = 64
@@ -70,8 +70,11 @@ def warm_up(
     shallow = list(gpu_steps(sizes, pool)) if compiles else []
     whole = list(whole_steps(sizes, pool) if compiles else short_steps(sizes, pool))
 
+    loaded = compilation_count()
+
     def on_step(done: int) -> None:
-        progress("warm_up", done, len(shallow) + len(whole), "steps")
+        kernels = f"{compilation_count() - loaded:,} kernels compiled or read" if compiles else ""
+        progress("warm_up", done, len(shallow) + len(whole), "steps", kernels)
 
     if shallow:
         with model.representative_layers():

@@ -28,7 +28,7 @@ func main() {
 
 	prompts, texts := map[uint32]string{}, map[uint32]string{}
 	for _, prompt := range []string{"Once upon a time", "The capital of France is", "2 + 2 ="} {
-		id, err := session.Submit(headrace.Text(prompt), headrace.WithMaxTokens(24))
+		id, err := session.Submit(headrace.Text(prompt), headrace.WithMaxTokens(24), headrace.WithStop(".", "\n"))
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -36,7 +36,8 @@ func main() {
 
 func ask(client *headrace.Client, prompt string) {
 	text := ""
-	stream := client.Generate(context.Background(), headrace.Text(prompt), headrace.WithMaxTokens(24))
+	stream := client.Generate(context.Background(), headrace.Text(prompt), headrace.WithMaxTokens(24),
+		headrace.WithStop(".", "\n"))
 	for event, err := range stream.Events() {
 		if err != nil {
 			log.Fatal(err)

@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 
 from headrace.admin_calls import Draining, RepositoryModel
+from headrace.cli.help import SectionedGroup
 from headrace.cli.listing import memory_line, show
 from headrace.cli.options import Connection, server_options
 from headrace.cli.output import echo_json, warn
@@ -35,10 +36,13 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         match = _SIZE.fullmatch(value.strip())
         if match is None:
             self.fail(f"{value!r} is not a size such as 12GiB or 500MiB, or a number of bytes", param, ctx)
-        return round(float(match[1]) * _UNITS[match[2].upper()])
+        size = round(float(match[1]) * _UNITS[match[2].upper()])
+        if size == 0:
+            self.fail(f"{value!r} is no room for a model", param, ctx)
+        return size
 
 
-@click.group()
+@click.group(cls=SectionedGroup)
 def admin() -> None:
     """Models, drain and memory of a running server; needs a key with the permission "admin"."""
 

@@ -1,25 +1,26 @@
 """`headrace chat`: a conversation in the terminal.
 
-Owns the loop, its slash commands and the conversation so far. Lines come in from the terminal (with
-readline's history, kept for this session only) or a pipe, answers of the sync client go to stdout
-as they arrive, everything else to stderr.
+Owns the loop, its slash commands and the conversation so far. What is said comes from chat_input.py
+(a terminal or a pipe), options are kept by chat_settings.py, answers of the sync client go to
+stdout as they arrive, everything else to stderr.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import click
 
+from headrace.cli.chat_history import HistoryFile, default_path
+from headrace.cli.chat_input import Input, ReadLine, prompt_in, read_input, read_piped, screen
+from headrace.cli.chat_settings import FIELD_NAMES, NOT_FOR_CHAT, SETTABLE, Settings
+from headrace.cli.failures import CallFacts, os_sentence, sentence
+from headrace.cli.help import SectionedCommand
 from headrace.cli.ledger_table import print_ledger
 from headrace.cli.options import (
-    GENERATION_OPTIONS,
     Connection,
     generation_options,
-    given_options,
     server_options,
     trace_option,
 )
@@ -27,7 +28,7 @@ from headrace.cli.output import echo_json, echo_text, note, warn
 from headrace.cli.trace_hint import TraceHint
 from headrace.client import Client
 from headrace.errors import HeadraceError
-from headrace.events import Delta, Done, FinishReason, OutputFinished
+from headrace.events import Delta, Done, Event, FinishReason, OutputFinished
 from headrace.spec import GenerationOptions, Message
 from headrace.streams.stream import Stream
 from headrace.timing import StreamTimer
@@ -36,16 +37,15 @@ from headrace.trace_context import new_traceparent
 HELP = """\
 /system TEXT       set the system message (nothing: remove it) and start afresh
 /reset             forget the conversation
-/set OPTION VALUE  set a generation option (nothing: show them; no value: back to the default)
+/set OPTION VALUE  set a generation option, which the server checks at once
+                   (nothing: list them; no value: back to the default)
 /ledger            where the time of the last answer went
 /help              this list
 /quit              leave (so does Ctrl-D)
+Several lines are one message when they are pasted, when Alt-Enter (or Esc and
+then Enter) ends each but the last, or between \"\"\" and \"\"\".
+Up and Ctrl-R find what was typed, also in earlier chats (--no-history: not).
 Ctrl-C stops an answer; what it said so far stays in the conversation."""
-
-NOT_FOR_CHAT = {
-    "n": "one answer: -n is not for chat",
-    "token_ids_only": "the text of an answer: --token-ids-only is not for chat",
-}
 
 
 class Quit(Exception):
@@ -53,12 +53,12 @@ class Quit(Exception):
 
 
 class Conversation:
-    """What has been said, the options in force, and the figures of the last answer."""
+    """What has been said, and the figures of the last answer."""
 
     def __init__(
         self,
         client: Client,
-        options: GenerationOptions,
+        settings: Settings,
         system: str | None,
         *,
         as_json: bool,
@@ -70,7 +70,7 @@ class Conversation:
         """
         self._client = client
         self._on_traced = on_traced
-        self._values: dict[str, Any] = dict(options)
+        self._settings = settings
         self._system = system
         self._as_json = as_json
         self._said: list[Message] = []
@@ -79,28 +79,34 @@ class Conversation:
             "/help": lambda _: warn(HELP),
             "/system": self._set_system,
             "/reset": lambda _: self._reset(),
-            "/set": self._set_option,
+            "/set": settings.set,
             "/ledger": lambda _: self._show_ledger(),
             "/quit": lambda _: _quit(),
         }
 
-    def handle(self, line: str) -> None:
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The slash commands."""
+        return tuple(self._commands)
+
+    def handle(self, said: Input) -> None:
         """Runs a slash command, or asks the model.
 
         Raises:
             Quit: The person wants to leave.
             HeadraceError: The call failed; the conversation is as it was before.
+            KeyboardInterrupt: The answer was stopped; what there is of it was said.
         """
-        line = line.strip()
-        if not line:
+        text = said.text.strip()
+        if not text:
             return
-        if not line.startswith("/"):
-            self._ask(line)
+        if said.message or not text.startswith("/"):
+            self._ask(text)
             return
-        name, _, rest = line.partition(" ")
+        name, _, rest = text.partition(" ")
         command = self._commands.get(name)
         if command is None:
-            warn(f"there is no command {name}; /help lists them")
+            warn(f'there is no command {name}; /help lists them, and """ begins a message that looks like one')
         else:
             command(rest.strip())
 
@@ -111,32 +117,40 @@ class Conversation:
         pieces: list[str] = []
         traceparent = new_traceparent() if self._on_traced is not None else None
         try:
-            with self._client.chat(messages, traceparent=traceparent, **given_options(self._values)) as stream:
+            with self._client.chat(messages, traceparent=traceparent, **self._settings.options) as stream:
                 self._show(stream, timer, pieces)
-        except KeyboardInterrupt:
-            warn("\n[stopped]")
+        except HeadraceError:
+            pieces.clear()
+            raise
         finally:
+            if pieces:
+                self._said += [Message("user", question), Message("assistant", "".join(pieces))]
             if self._on_traced is not None and traceparent is not None:
                 self._on_traced(traceparent)
-        self._said += [Message("user", question), Message("assistant", "".join(pieces))] if pieces else []
 
     def _show(self, stream: Stream, timer: StreamTimer, pieces: list[str]) -> None:
         """Prints the first output as it arrives and keeps its text in `pieces`."""
-        for event in timer.observe(stream):
-            if self._as_json:
-                echo_json(event)
-            if isinstance(event, Delta) and event.output_index == 0:
-                pieces.append(event.text)
-                if not self._as_json:
-                    echo_text(event.text)
-            elif isinstance(event, OutputFinished):
-                self._note_end(event)
-            elif isinstance(event, Done):
-                self._last = (timer, event)
-            elif not self._as_json:
-                note(event)
-        if not self._as_json:
-            click.echo()
+        try:
+            for event in timer.observe(stream):
+                if self._as_json:
+                    echo_json(event)
+                self._take(event, timer, pieces)
+        finally:
+            # What comes next, also of a failure, begins a line of its own.
+            if not self._as_json:
+                click.echo()
+
+    def _take(self, event: Event, timer: StreamTimer, pieces: list[str]) -> None:
+        if isinstance(event, Delta) and event.output_index == 0:
+            pieces.append(event.text)
+            if not self._as_json:
+                echo_text(event.text)
+        elif isinstance(event, OutputFinished):
+            self._note_end(event)
+        elif isinstance(event, Done):
+            self._last = (timer, event)
+        elif not self._as_json:
+            note(event)
 
     def _note_end(self, finished: OutputFinished) -> None:
         if finished.error is not None:
@@ -152,32 +166,6 @@ class Conversation:
         self._said.clear()
         warn("[new conversation]")
 
-    def _set_option(self, line: str) -> None:
-        name, _, value = line.partition(" ")
-        name = name.replace("-", "_")
-        if not name:
-            self._show_options()
-        elif name not in GENERATION_OPTIONS or name in NOT_FOR_CHAT:
-            warn(f"there is no option {name}; /set lists them")
-        elif not value:
-            self._values.pop(name, None)
-        else:
-            self._parse_option(name, value.strip())
-
-    def _parse_option(self, name: str, value: str) -> None:
-        option = GENERATION_OPTIONS[name]
-        try:
-            parsed = option.type.convert(value, option, None)
-        except click.UsageError as error:
-            warn(f"{name}: {error.message}")
-            return
-        self._values[name] = [parsed] if option.multiple else parsed
-
-    def _show_options(self) -> None:
-        for name, option in GENERATION_OPTIONS.items():
-            if name not in NOT_FOR_CHAT:
-                warn(f"{name:20} {self._values.get(name, '')!s:10} {option.help}")
-
     def _show_ledger(self) -> None:
         if self._last is None:
             warn("there is no whole answer yet")
@@ -186,45 +174,72 @@ class Conversation:
             print_ledger(timer, done.usage, done.ledger)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @generation_options
 @click.option("--system", help="The system message. Default: none.")
+@click.option(
+    "--history/--no-history",
+    "with_history",
+    default=True,
+    envvar="HEADRACE_CHAT_HISTORY",
+    show_envvar=True,
+    help="Keep what is typed, in a file of the user's own, for later chats. Default: keep.",
+)
 @trace_option
 @server_options
-def chat(connection: Connection, options: GenerationOptions, system: str | None, trace: bool) -> None:
+def chat(
+    connection: Connection, options: GenerationOptions, system: str | None, with_history: bool, trace: bool
+) -> None:
     """Talk to the model, line by line; /help lists what else can be typed."""
     for name, reason in NOT_FOR_CHAT.items():
         if name in options:
             raise click.UsageError(f"a conversation goes on from {reason}")
-    interactive = sys.stdin.isatty()
-    if interactive:
-        # Gives input() its line editing and its history.
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401
-        warn("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
     with connection.client() as client:
+        settings = Settings(client, options)
+        # Now, and not when the first question has been typed.
+        settings.check()
         on_traced = TraceHint(connection).show if trace else None
-        conversation = Conversation(client, options, system, as_json=connection.as_json, on_traced=on_traced)
+        conversation = Conversation(client, settings, system, as_json=connection.as_json, on_traced=on_traced)
+        stream = screen()
         with contextlib.suppress(Quit, EOFError):
+            if stream is None:
+                while True:
+                    conversation.handle(read_input(read_piped))
+            _greet(client, settings, connection.server)
+            words = [*conversation.commands, *(f"/set {name}" for name in SETTABLE)]
+            read_line = prompt_in(stream, _history() if with_history else None, words)
             while True:
-                _turn(conversation, interactive=interactive)
+                _turn(conversation, read_line)
 
 
-def _turn(conversation: Conversation, *, interactive: bool) -> None:
-    """Reads and handles one line. In front of a person, errors end the turn and not the loop."""
+def _greet(client: Client, settings: Settings, server: str) -> None:
+    """Says who answers, where the key may ask for that, and how to leave."""
+    with contextlib.suppress(HeadraceError):
+        warn(f"{client.get_model(settings.options.get('model')).name} on {server}")
+    warn("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+
+
+def _history() -> HistoryFile | None:
     try:
-        line = input("> " if interactive else "")
+        return HistoryFile(default_path())
+    except OSError as error:
+        warn(f"[the history is not kept: {os_sentence(error)}]")
+        return None
+
+
+def _turn(conversation: Conversation, read_line: ReadLine) -> None:
+    """Reads and handles what a person says; errors end the turn and not the loop."""
+    try:
+        said = read_input(read_line)
     except KeyboardInterrupt:
-        if not interactive:
-            raise
-        warn("\n[/quit or Ctrl-D leaves]")
+        warn("[/quit or Ctrl-D leaves]")
         return
     try:
-        conversation.handle(line)
+        conversation.handle(said)
+    except KeyboardInterrupt:
+        warn("[stopped]")
     except HeadraceError as error:
-        if not interactive:
-            raise
-        warn(f"error: {error.code.name}: {error}")
+        warn(f"error: {error.code.name}: {sentence(error, CallFacts(names=FIELD_NAMES))}")
 
 
 def _quit() -> None:

@@ -7,27 +7,33 @@ ones of every other command (ledger_table.py).
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pathlib
 import re
 import shlex
+import shutil
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
 import rich.console
 import rich.progress
 
+from headrace.cli.help import SectionedCommand
 from headrace.cli.ledger_table import print_ledger
 from headrace.cli.output import show_text, warn
 from headrace.client import Client
 from headrace.connections.connection import DEFAULT_SERVER
-from headrace.local_server import local
-from headrace.server_process import LocalServerError
+from headrace.local_server.installed import demo_model, require_server, require_worker
+from headrace.local_server.process import LocalServerError
+from headrace.local_server.server import local
 from headrace.timing import StreamTimer
 
-DEFAULT_MODEL = "models/demo"
 DEFAULT_PROMPT = "What is a KV cache?"
 # One of each kind that the demo model was trained for.
 NEXT_PROMPTS = (
@@ -44,15 +50,20 @@ ANNOUNCEMENT_SECONDS = 20.0
 _ANNOUNCEMENT = re.compile(r"listening on .*?(127\.0\.0\.1:\d+)")
 
 
-@click.command()
-@click.option("--prompt", envvar="PROMPT", show_envvar=True, default=DEFAULT_PROMPT, show_default=True)
-@click.option("--model", default=DEFAULT_MODEL, show_default=True, help="Folder of the model.")
+@click.command(cls=SectionedCommand)
+@click.option(
+    "--prompt", envvar="PROMPT", show_envvar=True, default=DEFAULT_PROMPT, show_default=True, help="What to ask."
+)
+@click.option("--model", show_default="the one that comes with the server", help="Folder of the model.")
 @click.option("--max-tokens", type=int, default=200, show_default=True, help="Most tokens of the answer.")
 @click.option(
     "--worker-threads", type=int, default=WORKER_THREADS, show_default=True, help="CPU threads; 0: all cores but one."
 )
-def demo(prompt: str, model: str, max_tokens: int, worker_threads: int) -> None:
+def demo(prompt: str, model: str | None, max_tokens: int, worker_threads: int) -> None:
     """Start a server with the demo model, stream an answer, show its times, and stop the server."""
+    require_server()
+    require_worker()
+    model = model or shown(demo_model())
     warn(f"starting a server for {model} on a free loopback port: one backend, one worker, one gRPC service ...")
     begun = time.monotonic()
     progress = Progress()
@@ -64,7 +75,7 @@ def demo(prompt: str, model: str, max_tokens: int, worker_threads: int) -> None:
         worker_threads=worker_threads,
         on_line=progress.show,
     )
-    with server:
+    with _said_once(progress), server:
         address = progress.wait_for_address()
         warn(f"ready on {address} after {time.monotonic() - begun:.1f} s")
         with Client(address) as client:
@@ -72,6 +83,20 @@ def demo(prompt: str, model: str, max_tokens: int, worker_threads: int) -> None:
             _answer(client, prompt, max_tokens)
         warn("stopping the server ...")
     _what_next(model)
+
+
+@contextlib.contextmanager
+def _said_once(progress: Progress) -> Iterator[None]:
+    """Shortens the error of a server that ended when its last line, the reason, was shown already.
+
+    Raises LocalServerError.
+    """
+    try:
+        yield
+    except LocalServerError as error:
+        if not (progress.last_shown and str(error).endswith(progress.last_shown)):
+            raise
+        raise LocalServerError("the server did not start, for the reason above") from None
 
 
 class Progress:
@@ -82,6 +107,8 @@ class Progress:
 
     def __init__(self) -> None:
         self.ready = False
+        # The last line that was shown as the server had printed it.
+        self.last_shown = ""
         # On a terminal every phase of the start has a bar; None: lines.
         self._bars = _bars() if sys.stderr.isatty() else None
         self._tasks: dict[str, rich.progress.TaskID] = {}
@@ -117,6 +144,7 @@ class Progress:
     def _message(self, line: str) -> str | None:
         fields = _log_fields(line)
         if fields is None:
+            self.last_shown = "" if self.ready else line.strip()
             return None if self.ready else line
         event = fields.get("event")
         if fields.get("level") in ("warning", "error", "critical"):
@@ -132,14 +160,17 @@ class Progress:
 
     def _loading(self, fields: dict[str, Any]) -> str | None:
         """Moves the phase's bar, or gives its line."""
-        phase, done, total, unit = (fields.get(name) for name in ("phase", "done", "total", "unit"))
-        seconds = f"{fields['seconds']} s" if "seconds" in fields else ""
-        if self._bars is None or not isinstance(phase, str):
-            return f"loading {phase}: {done} of {total} {unit}" + (f", {seconds}" if seconds else "")
+        phase, words = str(fields.get("phase", "")), str(fields.get("progress", ""))
+        if self._bars is None:
+            return f"loading {phase}: {words}"
         self._bars.start()
         if phase not in self._tasks:
-            self._tasks[phase] = self._bars.add_task(f"  {phase}", total=total, unit=unit, seconds="")
-        self._bars.update(self._tasks[phase], completed=done, total=total, seconds=seconds)
+            self._tasks[phase] = self._bars.add_task(f"  {phase}", total=None, words=words)
+        # A phase without figures moves to and fro until it has ended.
+        total, done = fields.get("total"), fields.get("done", 0)
+        if "seconds" in fields:
+            total = done = total or 1
+        self._bars.update(self._tasks[phase], completed=done, total=total, words=words)
         return None
 
 
@@ -147,9 +178,8 @@ def _bars() -> rich.progress.Progress:
     """Bars on stderr; lines that are printed meanwhile go above them."""
     return rich.progress.Progress(
         rich.progress.TextColumn("{task.description}"),
-        rich.progress.BarColumn(),
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.TextColumn("{task.fields[unit]} {task.fields[seconds]}"),
+        rich.progress.BarColumn(bar_width=20),
+        rich.progress.TextColumn("{task.fields[words]}"),
         console=rich.console.Console(file=sys.stderr),
         redirect_stdout=False,
     )
@@ -185,9 +215,27 @@ def _answer(client: Client, prompt: str, max_tokens: int) -> None:
 
 
 def _what_next(model: str) -> None:
+    headrace = program()
     warn("worth trying next:")
     for prompt in NEXT_PROMPTS:
-        warn(f"  PROMPT={shlex.quote(prompt)} make demo")
+        warn(f"  {headrace} demo --prompt {shlex.quote(prompt)}")
     warn("to keep a server running, and to talk to it from a second terminal:")
-    warn(f"  .venv/bin/headrace serve --model {shlex.quote(model)} --listen {DEFAULT_SERVER}")
-    warn("  .venv/bin/headrace chat")
+    warn(f"  {headrace} serve --model {shlex.quote(model)} --listen {DEFAULT_SERVER}")
+    warn(f"  {headrace} chat")
+
+
+def program() -> str:
+    """Returns what to type for this `headrace`: the bare name where PATH leads to it."""
+    script = pathlib.Path(sys.executable).with_name("headrace")
+    found = shutil.which("headrace")
+    if found is not None and os.path.realpath(found) == os.path.realpath(script):
+        return "headrace"
+    if script.exists():
+        return shlex.quote(shown(script))
+    return f"{shlex.quote(sys.executable)} -m headrace"
+
+
+def shown(path: pathlib.Path) -> str:
+    """Returns the path from the current folder on, where it lies below that."""
+    current = pathlib.Path.cwd()
+    return str(path.relative_to(current) if path.is_relative_to(current) else path)

@@ -6,13 +6,15 @@ ledger_table.py). The command line comes in, calls of the sync client go out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import click
 
+from headrace.cli.help import SectionedCommand
 from headrace.cli.ledger_table import print_ledger
 from headrace.cli.options import (
     Connection,
+    Seconds,
     TokenIdList,
     generation_options,
     prompt_text,
@@ -22,17 +24,18 @@ from headrace.cli.options import (
 from headrace.cli.output import echo_json, ids_of, show_json, show_text
 from headrace.cli.trace_hint import TraceHint
 from headrace.connections.channel import RetryPolicy
+from headrace.events import Event, Reconnecting
 from headrace.spec import GenerationOptions
 from headrace.streams.stream import Stream
 from headrace.timing import StreamTimer
 from headrace.trace_context import new_traceparent
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("prompt", required=False)
 @click.option("--token-ids", type=TokenIdList(), help="The prompt as token ids, used as they are.")
 @generation_options
-@click.option("--timeout", type=float, help="Seconds for the whole call. Default: no limit.")
+@click.option("--timeout", type=Seconds(), help="Seconds for the whole call. Default: no limit.")
 @click.option("--ledger", is_flag=True, help="Afterwards show latencies and where the time went, on stderr.")
 @trace_option
 @server_options
@@ -62,7 +65,7 @@ def generate(
             TraceHint(connection).show(traceparent)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("prompt", required=False)
 @click.option("--token-ids", type=TokenIdList(), help="The prompt as token ids, used as they are.")
 @generation_options
@@ -85,11 +88,11 @@ def submit(
         click.echo(submitted.request_id)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("request_id")
 @click.option("--output-index", type=int, help="Only this output. Default: all.")
 @click.option("--from-token", type=int, default=0, show_default=True, help="The first token wanted in each output.")
-@click.option("--timeout", type=float, help="Seconds to read; the generation goes on after it. Default: no limit.")
+@click.option("--timeout", type=Seconds(), help="Seconds to read; the generation goes on after it. Default: no limit.")
 @click.option("--ledger", is_flag=True, help="Afterwards show latencies and where the time went, on stderr.")
 @server_options
 def subscribe(
@@ -109,7 +112,22 @@ def subscribe(
         )
 
 
-@click.command()
+def _begun(events: Iterable[Event]) -> Iterator[Event]:
+    """Passes events on; a subscription that never had a connection fails at once.
+
+    In front of a terminal the first failure is the answer, here too.
+    """
+    begun = False
+    for event in events:
+        if isinstance(event, Reconnecting):
+            if not begun:
+                raise event.error
+        else:
+            begun = True
+        yield event
+
+
+@click.command(cls=SectionedCommand)
 @click.argument("request_ids", nargs=-1, required=True, metavar="REQUEST_ID...")
 @server_options
 def cancel(connection: Connection, request_ids: tuple[str, ...]) -> None:
@@ -127,7 +145,7 @@ def show_stream(open_stream: Callable[[], Stream], *, as_json: bool, with_ledger
     """Opens a stream, prints its text or its token ids, and if asked to, where its time went."""
     timer = StreamTimer()
     with open_stream() as stream:
-        events = timer.observe(stream)
+        events = _begun(timer.observe(stream))
         if as_json:
             show_json(events)
         elif as_ids:

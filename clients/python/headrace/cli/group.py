@@ -2,32 +2,78 @@
 
 Owns the loading of the entry point group `headrace.commands` and the exit codes: 0 for success, 1
 for an error of the server or of the connection, 2 for a command line that makes no sense, 130 for
-Ctrl-C. Commands raise, this module prints.
+Ctrl-C, 141 where the reader of stdout left. Commands raise, this module ends them; how a failed
+call is worded is in failures.py.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import IO, Any
 
 import click
 
-from headrace.cli.output import error_as_dict, warn
-from headrace.errors import HeadraceError, Unauthenticated, Unavailable
-from headrace.server_process import LocalServerError
+from headrace.cli.failures import FACTS_KEY, CallFacts, leave_stdout, os_sentence, show_failure
+from headrace.cli.help import SectionedGroup
+from headrace.cli.output import warn
+from headrace.errors import HeadraceError
+from headrace.local_server.process import LocalServerError
 
 ENTRY_POINT_GROUP = "headrace.commands"
-SERVER_COMMANDS = ("serve", "service", "backend", "bench", "doctor", "keys", "certs", "health", "telemetry", "trace")
+SERVER_COMMANDS = frozenset(
+    "backend bench certs doctor health keys plan pull quantize serve service telemetry trace".split()
+)
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-JSON_KEY = "headrace.json"
+# A shell's code for a process that SIGPIPE ended.
+EXIT_NO_READER = 141
 
 
-class CommandGroup(click.Group):
+class UsageSentence(click.ClickException):
+    """A command line that makes no sense: one sentence with the place of help, exit code 2."""
+
+    exit_code = EXIT_USAGE
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Prints the sentence."""
+        click.echo(f"error: {self.format_message()}", file=file, err=True)
+
+
+def _with_help(message: str, path: str) -> str:
+    """Adds the place of help to a message, which may be a question."""
+    return f"{message.rstrip('.')}{' See' if message.endswith(('?', ')')) else '; see'} {path} --help"
+
+
+@contextlib.contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Puts a sentence in place of click's usage, hint, empty line and error.
+
+    A group without a command still shows its help.
+    """
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "headrace"
+        raise UsageSentence(_with_help(error.format_message(), path)) from None
+
+
+class CommandGroup(SectionedGroup):
     """Knows the commands of this distribution and of headrace-server, where that is installed."""
+
+    sections = {
+        "Run a server": ("demo", "serve", "pull", "doctor", "plan", "quantize"),
+        "Ask a server": ("chat", "generate", "submit", "subscribe", "cancel", "requests", "models", "load"),
+        "Look into it": ("trace", "bench", "health"),
+        "Operate it": ("admin", "keys", "certs"),
+        "Run its parts alone": ("service", "backend", "telemetry"),
+        "For your shell": ("completion",),
+    }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands that can be run."""
@@ -46,18 +92,34 @@ class CommandGroup(click.Group):
             return _load(cmd_name, installed)
         return _not_installed(cmd_name) if cmd_name in SERVER_COMMANDS else None
 
+    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+        """Reads the command line up to the command's name.
+
+        Raises:
+            UsageSentence: It makes no sense.
+        """
+        with _one_sentence():
+            return super().make_context(*args, **settings)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command; what it raises ends as one message on stderr and an exit code."""
         try:
-            return super().invoke(ctx)
+            with _one_sentence():
+                return super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort):
             warn("interrupted")
             ctx.exit(EXIT_INTERRUPTED)
         except HeadraceError as error:
-            _print_error(error, as_json=bool(ctx.meta.get(JSON_KEY)))
+            show_failure(error, ctx.meta.get(FACTS_KEY, CallFacts()))
             ctx.exit(EXIT_ERROR)
         except LocalServerError as error:
             warn(f"error: {error}")
+            ctx.exit(EXIT_ERROR)
+        except BrokenPipeError:
+            leave_stdout()
+            ctx.exit(EXIT_NO_READER)
+        except OSError as error:
+            warn(f"error: {os_sentence(error)}")
             ctx.exit(EXIT_ERROR)
 
 
@@ -96,29 +158,3 @@ def _refusal(name: str, message: str) -> click.Command:
         add_help_option=False,
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )
-
-
-def _print_error(error: HeadraceError, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps({"error": error_as_dict(error)}), err=True)
-        return
-    warn(f"error: {error.code.name}: {error}")
-    if error.request_id:
-        warn(f"request: {error.request_id}")
-    if error.retry_after is not None:
-        warn(f"try again in {error.retry_after:g} s")
-    elif isinstance(error, Unauthenticated):
-        warn(
-            "the server asks for a key or a client certificate: HEADRACE_API_KEY, or --client-certificate and "
-            "--client-key"
-        )
-    elif isinstance(error, Unavailable) and "CERTIFICATE_VERIFY_FAILED" in error.message:
-        warn(
-            "the server's certificate is not vouched for by a trusted authority, or is for another name: --ca, "
-            "--server-name"
-        )
-    elif isinstance(error, Unavailable):
-        warn(
-            "is a server running? start one with: headrace serve --model <folder> (see --server); one that speaks TLS "
-            "wants --ca, or --tls"
-        )

@@ -65,7 +65,7 @@ def ledger_table(ledger: Ledger) -> Table:
         table.add_row(label, _milliseconds(nanoseconds / 1e9), f"{share:.1%}", "█" * round(share * BAR_WIDTH))
     table.add_section()
     table.add_row("end to end", _milliseconds(ledger.end_to_end_ns / 1e9), "", "")
-    table.add_row("to the first token", _milliseconds(ledger.ttft_ns / 1e9), "", "")
+    table.add_row("first token computed", _milliseconds(ledger.ttft_ns / 1e9), "", "")
     table.add_row("steps", f"{ledger.step_count:,}", "", f"{ledger.preemptions:,} preemptions")
     if ledger.draft_tokens:
         table.add_row("draft tokens", f"{ledger.draft_tokens:,}", "", f"{ledger.accepted_tokens:,} accepted")

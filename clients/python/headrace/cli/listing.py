@@ -16,11 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.answers import Load, MeasuredLoss, MemoryPlan, Model, Quantization, RequestState, RequestSummary
+from headrace.cli.help import SectionedCommand
 from headrace.cli.options import Connection, server_options
 from headrace.cli.output import echo_json
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.option(
     "--state",
     type=click.Choice([state.value for state in RequestState]),
@@ -40,7 +41,7 @@ def requests(connection: Connection, state: str | None, model: str | None, limit
         show(_request_table(rows))
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @server_options
 def models(connection: Connection) -> None:
     """List the models of the server and what they allow."""
@@ -53,7 +54,7 @@ def models(connection: Connection) -> None:
         show(_model_table(rows))
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.option("--model", help="Name of the model. Default: the server's.")
 @server_options
 def load(connection: Connection, model: str | None) -> None:
@@ -109,6 +110,8 @@ def _model_table(rows: tuple[Model, ...]) -> Table:
     table = Table(box=box.SIMPLE, show_header=False)
     for label, value in _MODEL_ROWS:
         table.add_row(label, *(value(row) for row in rows))
+    if any(row.engines_left_out for row in rows):
+        table.add_row("engines left out", *("\n".join(row.engines_left_out) for row in rows))
     return table
 
 
@@ -212,4 +215,12 @@ def _load_table(load: Load) -> Table:
 
 def show(table: Table) -> None:
     """Prints a table on stdout."""
-    Console().print(table)
+    TableConsole().print(table)
+
+
+class TableConsole(Console):
+    """A console whose broken pipe ends the command as that of any other output does."""
+
+    def on_broken_pipe(self) -> None:
+        """Lets the BrokenPipeError pass that is being handled."""
+        raise

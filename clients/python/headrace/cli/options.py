@@ -8,6 +8,7 @@ client's keyword arguments.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,17 +17,19 @@ from typing import Any, TypeVar, cast
 import click
 
 from headrace.admin import AdminClient
-from headrace.cli.group import JSON_KEY
+from headrace.cli.failures import FACTS_KEY, CallFacts, os_sentence
+from headrace.cli.help import SectionedOption
 from headrace.client import Client
 from headrace.connections.channel import RetryPolicy
-from headrace.connections.connection import DEFAULT_SERVER, ConnectionOptions
+from headrace.connections.connection import DEFAULT_SERVER, ConnectionOptions, PlaintextKey
 from headrace.security import Tls
-from headrace.spec import GenerationOptions
+from headrace.spec import GenerationOptions, path_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 ONCE = RetryPolicy(max_attempts=1)
 _FILE = click.Path(dir_okay=False)
+_CONNECTION = "Connection"
 # Field of Tls -> option.
 _TLS_FIELDS = {"ca": "ca", "certificate": "client_certificate", "key": "client_key", "server_name": "server_name"}
 
@@ -62,9 +65,27 @@ class LogitBias(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not of the form TOKEN_ID=BIAS", param, ctx)
 
 
+class Seconds(click.ParamType):  # type: ignore[type-arg]
+    """A length of time in seconds, above 0."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The seconds of a string such as "0.5"."""
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            self.fail(f"{value!r} is not a number of seconds above 0", param, ctx)
+        return seconds
+
+
 def _option(name: str, kind: Any, text: str, *, flags: tuple[str, ...] = (), many: bool = False) -> click.Option:
     declared = flags or ("--" + name.replace("_", "-"),)
-    return click.Option([*declared, name], type=kind, help=text, multiple=many, default=None)
+    return SectionedOption(
+        [*declared, name], type=kind, help=text, multiple=many, default=None, section="Model, sampling and stop"
+    )
 
 
 # Ranges and defaults are the model's and the server's; the texts repeat what the protos say.
@@ -130,6 +151,10 @@ GENERATION_OPTIONS: dict[str, click.Option] = {
 }
 
 
+# Field of a request, by which servers name it -> how this command line writes it.
+FIELD_NAMES = {path_of(name): option.opts[-1] for name, option in GENERATION_OPTIONS.items()}
+FIELD_NAMES |= {"spec.text": "the prompt", "spec.token_ids.ids": "--token-ids", "messages": "the conversation"}
+
 # Each has a variable HEADRACE_<NAME>, which headrace_supervisor/config.py must know as the
 # client's.
 SERVER_OPTIONS: tuple[tuple[str, Any, str], ...] = (
@@ -165,7 +190,14 @@ class Connection:
     def _made(self, kind: Callable[..., T], retry: RetryPolicy) -> T:
         try:
             return kind(self.server, retry=retry, **self.options)
-        except (ValueError, OSError) as error:
+        except PlaintextKey:
+            raise click.UsageError(
+                f"the API key would go to {self.server} in the clear: give --tls or --ca, or --allow-plaintext-key if "
+                "the network is trusted"
+            ) from None
+        except OSError as error:
+            raise click.UsageError(os_sentence(error)) from None
+        except ValueError as error:
             raise click.UsageError(str(error)) from None
 
 
@@ -174,23 +206,56 @@ def server_options(command: F) -> F:
 
     @click.option("--json", "as_json", is_flag=True, help="Print JSON lines, errors included.")
     @click.option(
-        "--allow-plaintext-key", is_flag=True, help="Send the key without TLS to another machine all the same."
+        "--allow-plaintext-key",
+        cls=SectionedOption,
+        section=_CONNECTION,
+        is_flag=True,
+        help="Send the key without TLS to another machine all the same.",
     )
     @functools.wraps(command)
     def with_connection(*args: Any, as_json: bool, allow_plaintext_key: bool, **values: Any) -> Any:
-        click.get_current_context().meta[JSON_KEY] = as_json
         given = {name: values.pop(name) for name, _, _ in SERVER_OPTIONS}
+        server = _server(given["server"])
+        context = click.get_current_context()
+        context.meta[FACTS_KEY] = CallFacts(
+            command=context.info_name or "",
+            server=server,
+            encrypted=bool(_tls(given)),
+            timeout=values.get("timeout"),
+            names=FIELD_NAMES,
+            as_json=as_json,
+        )
         options = ConnectionOptions(api_key=given["api_key"], tls=_tls(given), allow_plaintext_key=allow_plaintext_key)
-        return command(*args, connection=Connection(given["server"] or DEFAULT_SERVER, options, as_json), **values)
+        return command(*args, connection=Connection(server, options, as_json), **values)
 
     for name, kind, text in reversed(SERVER_OPTIONS):
         flag = "--" + name.replace("_", "-")
         declared = f"{flag}/--no-tls" if kind is bool else flag
         variable = "HEADRACE_" + name.upper()
-        click.option(declared, name, type=kind, envvar=variable, show_envvar=True, default=None, help=text)(
-            with_connection
-        )
+        click.option(
+            declared,
+            name,
+            cls=SectionedOption,
+            section=_CONNECTION,
+            type=kind,
+            envvar=variable,
+            show_envvar=True,
+            default=None,
+            help=text,
+        )(with_connection)
     return cast(F, with_connection)
+
+
+def _server(given: str | None) -> str:
+    """The address to call.
+
+    Raises:
+        click.UsageError: It is a URL, whose scheme gRPC would take for a part of the name.
+    """
+    for scheme in ("http://", "https://", "grpc://"):
+        if given and given.startswith(scheme):
+            raise click.UsageError(f"--server takes HOST:PORT, without {scheme}")
+    return given or DEFAULT_SERVER
 
 
 def _tls(given: dict[str, Any]) -> bool | Tls:
@@ -239,14 +304,31 @@ def prompt_text(prompt: str | None, token_ids: list[int] | None) -> str | None:
     """The prompt: the argument, or standard input for "-" and where nothing is given but a pipe.
 
     Raises:
-        click.UsageError: Neither a prompt nor token ids, or both.
+        click.UsageError: Neither a prompt nor token ids, or both, or no text.
     """
     if token_ids is not None:
         if prompt is not None:
             raise click.UsageError("give a prompt or --token-ids, not both")
         return None
-    if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
-        return sys.stdin.read()
+    from_stdin = prompt == "-" or (prompt is None and not (sys.stdin is None or sys.stdin.isatty()))
+    if from_stdin:
+        prompt = _text_of_stdin()
     if prompt is None:
         raise click.UsageError("give a prompt, --token-ids, or text on standard input")
+    if not prompt:
+        raise click.UsageError("the prompt is empty" + (": nothing came on standard input" if from_stdin else ""))
     return prompt
+
+
+def _text_of_stdin() -> str:
+    """What standard input holds.
+
+    Raises:
+        click.UsageError: It is closed, or no UTF-8.
+    """
+    if sys.stdin is None:
+        raise click.UsageError("standard input is closed")
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"standard input is no UTF-8 text: see byte {error.start:,}") from None

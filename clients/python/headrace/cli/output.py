@@ -21,7 +21,7 @@ from headrace.events import Delta, Event, FinishReason, OutputFinished, Reconnec
 
 # Control characters but newline and tab: text of a model must not steer the terminal it is shown
 # on.
-_TERMINAL_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+TERMINAL_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def warn(message: str) -> None:
@@ -34,7 +34,9 @@ def echo_text(piece: str) -> None:
 
     On a terminal control characters are left out; a pipe gets the text as it is.
     """
-    sys.stdout.write(_TERMINAL_CONTROL.sub("\ufffd", piece) if sys.stdout.isatty() else piece)
+    if sys.stdout is None:
+        return
+    sys.stdout.write(TERMINAL_CONTROL.sub("\ufffd", piece) if sys.stdout.isatty() else piece)
     sys.stdout.flush()
 
 
@@ -98,17 +100,23 @@ def show_text(events: Iterable[Event], piece_of: Callable[[Delta], str] = lambda
     live: int | None = None
     others: dict[int, list[str]] = {}
     ends: list[OutputFinished] = []
-    for event in events:
-        if isinstance(event, Delta):
-            live = event.output_index if live is None else live
-            if event.output_index == live:
-                echo_text(piece_of(event))
+    try:
+        for event in events:
+            if isinstance(event, Delta):
+                live = event.output_index if live is None else live
+                if event.output_index == live:
+                    echo_text(piece_of(event))
+                else:
+                    others.setdefault(event.output_index, []).append(piece_of(event))
+            elif isinstance(event, OutputFinished):
+                ends.append(event)
             else:
-                others.setdefault(event.output_index, []).append(piece_of(event))
-        elif isinstance(event, OutputFinished):
-            ends.append(event)
-        else:
-            note(event)
+                note(event)
+    except (HeadraceError, KeyboardInterrupt):
+        # What is said of it begins a line of its own.
+        if live is not None:
+            click.echo()
+        raise
     click.echo()
     for index in sorted(others):
         click.echo(f"\n--- output {index} ---")

@@ -5,6 +5,7 @@ As transport.py, for one event loop.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
@@ -17,6 +18,16 @@ from headrace.errors import from_rpc_error
 from headrace.rpc import Streaming, Unary
 
 T = TypeVar("T")
+
+
+@functools.cache
+def _hold_grpc() -> None:
+    """Keeps grpc.aio running for as long as the process lives.
+
+    Otherwise the last of its objects that is collected stops its poller, and may wait for it
+    forever, in the middle of a program that uses no client at that moment (grpc#22365).
+    """
+    grpc.aio.init_grpc_aio()  # type: ignore[attr-defined]  # public, and not in grpc-stubs
 
 
 class AsyncTransport:
@@ -62,6 +73,7 @@ class AsyncTransport:
     def _rpc(self, name: str) -> Any:
         """The method on the channel whose turn it is."""
         if not self._stubs:
+            _hold_grpc()
             self._channels = [_channel(self._endpoint) for _ in range(self._endpoint.channels)]
             self._stubs = [self._stub(channel) for channel in self._channels]
         return getattr(self._stubs[next(self._turn) % len(self._stubs)], name)

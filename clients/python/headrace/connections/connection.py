@@ -22,6 +22,10 @@ MAX_CHANNELS = 64
 Metadata = tuple[tuple[str, str], ...]
 
 
+class PlaintextKey(ValueError):
+    """An API key would go over a network in the clear."""
+
+
 class ConnectionOptions(TypedDict, total=False):
     """Keyword arguments of every client.
 
@@ -110,7 +114,7 @@ def _check_key(server: str, metadata: Metadata, *, encrypted: bool, allow_plaint
     if any(name.lower() == "authorization" for name, _ in metadata):
         raise ValueError("give api_key or an authorization entry in metadata, not both")
     if not (encrypted or allow_plaintext or is_local(server)):
-        raise ValueError(
+        raise PlaintextKey(
             f"api_key would go to {server} in the clear: give tls=True (or a Tls), or allow_plaintext_key=True if the "
             "network is trusted"
         )

@@ -137,11 +137,11 @@ class LanguageModel:
             wire = self._wire(asked, spec, request, model)
             account.inputs_read()
             model = self._core.generations.placed(spec, prompt, model, call)
-            stream = await self._core.generations.start(spec, prompt, model, call, wire)
+            generation = await self._core.generations.start(spec, prompt, model, call, wire)
         except errors.ServiceError as error:
-            raise refusals.renamed(error, self._convention.names) from None
-        with given_up(stream, model, call):
-            yield stream, wire
+            raise errors.renamed(error, self._convention.names) from None
+        with given_up(generation, call):
+            yield generation.stream, wire
 
     async def _resolve(self, asked: Asked, model: ServedModel) -> tuple[ResolvedSpec, Prompt]:
         spec = validation.resolve(asked.spec, model.text.facts)

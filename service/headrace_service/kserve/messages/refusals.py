@@ -1,16 +1,12 @@
 """Refusals in the words that Triton's clients look for.
 
-Owns texts that several rooms of this package share, and the translation of the public API's field
-paths into what a KServe caller sent. The texts name tensor, rule and limit, and are capped by
-`errors`.
+Owns texts that several rooms of this package share. The texts name tensor, rule and limit, and are
+capped by `errors`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import grpc
-from google.rpc import error_details_pb2
 
 from headrace_service import errors
 from headrace_service.errors import ServiceError, Violation
@@ -54,25 +50,3 @@ def check_version(name: str, version: str) -> None:
             "model_version",
         )
     raise unknown_model(name, version)
-
-
-def renamed(error: ServiceError, names: Mapping[str, str]) -> ServiceError:
-    """Returns an error of the public API's validation in the caller's own words.
-
-    Args:
-        error: as raised for a GenerationSpec.
-        names: what the caller calls a field, by its path's beginning; the longest that fits counts.
-    """
-    for detail in error.details:
-        if isinstance(detail, error_details_pb2.BadRequest):
-            violations = [Violation(_rename(v.field, names), v.description) for v in detail.field_violations]
-            return errors.invalid(violations)
-    return error
-
-
-def _rename(field: str, names: Mapping[str, str]) -> str:
-    fitting = [path for path in names if field == path or field.startswith((path + ".", path + "["))]
-    if not fitting:
-        return field
-    longest = max(fitting, key=len)
-    return names[longest] + field[len(longest) :]

@@ -273,10 +273,12 @@ class TenantLimits(_message.Message):
     def __init__(self, requests_per_minute: _Optional[int] = ..., concurrent_streams: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., kv_cache_share: _Optional[float] = ...) -> None: ...
 
 class EmittedTokens(_message.Message):
-    __slots__ = ("token_ids",)
+    __slots__ = ("token_ids", "end")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
-    def __init__(self, token_ids: _Optional[bytes] = ...) -> None: ...
+    end: OutputEnd
+    def __init__(self, token_ids: _Optional[bytes] = ..., end: _Optional[_Union[OutputEnd, _Mapping]] = ...) -> None: ...
 
 class Added(_message.Message):
     __slots__ = ("handle", "query_id", "request_id", "existing", "prompt_tokens")

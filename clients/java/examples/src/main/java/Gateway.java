@@ -13,7 +13,7 @@ public class Gateway {
     public static void main(String[] args) {
         String server = args.length > 0 ? args[0] : "127.0.0.1:50051";
         GenerationOptions options =
-                GenerationOptions.builder().maxTokens(16).temperature(0).build();
+                GenerationOptions.builder().maxTokens(24).stop(".", "\n").temperature(0).build();
         Map<Integer, String> texts = new HashMap<>();
         try (HeadraceClient client = HeadraceClient.builder(server).build();
                 Session session = client.session()) {

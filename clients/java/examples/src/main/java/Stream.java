@@ -11,7 +11,7 @@ public class Stream {
     public static void main(String[] args) {
         String server = args.length > 0 ? args[0] : "127.0.0.1:50051";
         GenerationOptions options =
-                GenerationOptions.builder().maxTokens(32).temperature(0.8).seed(1).build();
+                GenerationOptions.builder().maxTokens(32).stop(".").temperature(0.8).seed(1).build();
         try (HeadraceClient client = HeadraceClient.builder(server).build()) {
             try (GenerationStream stream = client.generate("Once upon a time", options)) {
                 for (String piece : stream.text()) {

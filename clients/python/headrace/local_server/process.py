@@ -1,13 +1,12 @@
 """A private server process: started on a Unix socket, watched, stopped and cleaned up.
 
 Owns the child process, its folder and the lines it prints. Does not wait for readiness nor speak
-the API (local_server.py). A command line goes in, a process that accepts connections on `target`
+the API (server.py). A command line goes in, a process that accepts connections on `target`
 comes out; nothing of it is left after stop(), nor after this program is killed.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -40,19 +39,6 @@ class LocalServerError(Exception):
 
     The message holds its last line.
     """
-
-
-def require_server() -> None:
-    """Checks that the server's distribution is installed beside this one.
-
-    Raises:
-        LocalServerError: It is not.
-    """
-    if importlib.util.find_spec(SUPERVISOR_MODULE) is None:
-        raise LocalServerError(
-            "a local server needs the distribution headrace-server: pip install 'headrace-server[worker]' "
-            f"(looked for {SUPERVISOR_MODULE} in {sys.prefix})"
-        )
 
 
 def serve_command(model: str, folder: str, options: Mapping[str, FlagValue]) -> list[str]:

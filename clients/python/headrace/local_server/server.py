@@ -1,7 +1,7 @@
 """headrace.local: a server for the length of a `with` block, and a client connected to it.
 
 Owns waiting until the server answers (grpc.health.v1) and pairing it with a sync or asyncio client.
-Does not own the process (server_process.py). A model folder goes in, a connected client comes out;
+Does not own the process (process.py). A model folder goes in, a connected client comes out;
 the server is gone when the block is left, however it is left.
 """
 
@@ -16,7 +16,8 @@ import grpc
 from headrace.aio import AsyncClient
 from headrace.client import Client
 from headrace.connections.channel import RetryPolicy, channel_options
-from headrace.server_process import FlagValue, LocalServerError, ServerProcess, require_server, serve_command
+from headrace.local_server.installed import require_server, require_worker
+from headrace.local_server.process import FlagValue, LocalServerError, ServerProcess, serve_command
 
 POLL_SECONDS = 0.05
 HEALTH_RPC = "/grpc.health.v1.Health/Check"
@@ -93,6 +94,7 @@ class LocalServer:
         if self._server is not None:
             raise RuntimeError("a LocalServer can be entered once; call headrace.local again")
         require_server()
+        require_worker()
         self._server = ServerProcess(lambda folder: serve_command(self._model, folder, self._options), self._on_line)
         return self._server
 
@@ -131,16 +133,17 @@ def local(
             print(client.complete("Once upon a time", max_tokens=40).text)
 
     Args:
-        model: The model's folder, as for `headrace serve --model`.
-        start_timeout: Seconds until the server must be ready; loading a large model takes minutes.
+        model: The model's folder or its name on a hub, as for `headrace serve --model`.
+        start_timeout: Seconds until the server must be ready; loading a large model takes minutes,
+            and one that is not here yet is fetched within that time, too.
         stop_grace: Seconds between SIGTERM and SIGKILL.
         on_line: Called, in a thread of its own, with each line that the server prints.
         **options: Flags of `headrace serve`: num_blocks=64 is `--num-blocks 64`, True a bare flag,
             False `--no-...`, a list repeats it.
 
     Raises (on entering):
-        LocalServerError: headrace-server is not installed, or the server ended before it was ready
-            (with its last line).
+        LocalServerError: headrace-server or its extra `worker` is not installed, or the server
+            ended before it was ready (with its last line).
     """
     return LocalServer(model, options, start_timeout=start_timeout, stop_grace=stop_grace, on_line=on_line)
 

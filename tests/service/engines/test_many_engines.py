@@ -1,0 +1,344 @@
+"""A service that is started with the addresses of several engines.
+
+They serve one model together; what is something else is left out, named, and taken in when it fits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import pathlib
+import socket
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.service.fake_engine import FakeEngine
+from tests.service.harness import engine_model, events_of, heap_left_alone, ids_of
+
+from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
+from headrace_service.config import ServiceConfig
+from headrace_service.engines import request_ids
+from headrace_service.engines.engine_group import EngineGroup, Identity, LeftOut
+from headrace_service.server import Service
+
+TOKENS = [10, 11, 12]
+NOT_SERVING, SERVING = health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING
+
+
+class Refusing(FakeEngine):
+    """A backend of another protocol version."""
+
+    async def Connect(self, request_iterator: Any, context: Any) -> None:
+        await context.read()
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this backend speaks protocol version 3")
+
+
+@dataclasses.dataclass
+class Joined:
+    """A service and a client of it."""
+
+    service: Service
+    stub: Any
+    health: Any
+
+    async def until(self, condition: Any) -> None:
+        async with asyncio.timeout(120):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    async def until_used(self, number: int) -> None:
+        """Waits until so many engines serve."""
+        await self.until(lambda: sum(model.serving for model in self.service.core.models) == number)
+
+    async def submit(self, first: int) -> str:
+        spec = generation_pb2.GenerationSpec(token_ids=generation_pb2.TokenIds(ids=[first] * 64))
+        made = await self.stub.Submit(inference_pb2.SubmitRequest(spec=spec))
+        return str(made.request_id)
+
+    async def read(self, request_id: str) -> list[int]:
+        return ids_of(await events_of(self.stub.Subscribe(inference_pb2.SubscribeRequest(request_id=request_id))))
+
+    async def model(self) -> inference_pb2.Model:
+        response = await self.stub.GetModel(inference_pb2.GetModelRequest())
+        model: inference_pb2.Model = response.model
+        return model
+
+    async def status(self, name: str) -> Any:
+        return (await self.health.Check(health_pb2.HealthCheckRequest(service=name))).status
+
+
+@contextlib.asynccontextmanager
+async def joined(engines: Sequence[str], **config: Any) -> AsyncIterator[Joined]:
+    """A service of these engines; it is not waited for."""
+    settings = {"listen": ("127.0.0.1:0",), "engine": tuple(engines), "engine_retry_max_s": 0.05, **config}
+    with heap_left_alone():
+        service = Service(ServiceConfig(**settings))
+        (address,) = await service.start()
+        async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            try:
+                yield Joined(
+                    service, inference_pb2_grpc.InferenceServiceStub(channel), health_pb2_grpc.HealthStub(channel)
+                )
+            finally:
+                await service.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def running(*engines: FakeEngine, sockets: pathlib.Path) -> AsyncIterator[list[str]]:
+    """Engines at sockets of their own; their addresses."""
+    for index, engine in enumerate(engines):
+        await engine.start(f"unix:{sockets}/engine-{index}.sock")
+    try:
+        yield [engine.address for engine in engines]
+    finally:
+        for engine in engines:
+            await engine.stop()
+
+
+def fake(folder: pathlib.Path, kind: type[FakeEngine] = FakeEngine, **changes: str) -> FakeEngine:
+    model = engine_model(folder)
+    for name, value in changes.items():
+        setattr(model, name, value)
+    return kind(model, lambda add, index: TOKENS)
+
+
+async def replace(old: FakeEngine, new: FakeEngine) -> FakeEngine:
+    """Has another engine listen where one did."""
+    await old.stop()
+    await new.start(old.address)
+    return new
+
+
+async def test_services_that_name_the_engines_in_any_order_find_each_others_requests(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    engines = [fake(model_path) for _ in range(3)]
+    async with (
+        running(*engines, sockets=sockets) as addresses,
+        joined(addresses) as one,
+        joined([addresses[2], addresses[0], addresses[1]]) as other,
+    ):
+        await one.until_used(3)
+        await other.until_used(3)
+        assert await one.status("") == SERVING
+        for first in range(3, 30):
+            request_id = await one.submit(first)
+            assert await other.read(request_id) == TOKENS
+            # Prompts that begin alike meet, whoever is asked.
+            again = await other.submit(first)
+            assert request_ids.tag_of(again) == request_ids.tag_of(request_id)
+        assert all(engine.requests for engine in engines)
+        # Fewer engines leave the numbers of the others as they are.
+        async with joined(addresses[1:]) as fewer:
+            await fewer.until_used(2)
+            kept = [request_id for engine in engines[1:] for request_id in engine.requests]
+            assert [await fewer.read(request_id) for request_id in kept] == [TOKENS] * len(kept)
+
+
+async def test_what_serves_something_else_is_left_out_named_and_taken_in_when_it_fits(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    right = [fake(model_path) for _ in range(4)]
+    odd = [fake(model_path, name="another"), fake(model_path, revision="old"), fake(model_path, Refusing)]
+    with structlog.testing.capture_logs() as logged:
+        # The odd ones are named first: most decide, not the first.
+        async with running(*odd, *right, sockets=sockets) as addresses, joined(addresses) as server:
+            await server.until_used(4)
+            await server.until(lambda: len(server.service.core.models.left_out()) == 3)
+            model = await server.model()
+            assert (model.name, model.revision) == (right[0].model.name, right[0].model.revision)
+            lines = list(model.engines_left_out)
+            assert [f"{line.partition('.sock: ')[0]}.sock" for line in lines] == addresses[:3]
+            assert "serves another at revision" in lines[0] and f"the others {model.name}" in lines[0]
+            assert "at revision old" in lines[1] and "protocol version 3" in lines[2]
+            listed = (await server.stub.ListModels(inference_pb2.ListModelsRequest())).models
+            assert [(one.name, list(one.engines_left_out)) for one in listed] == [(model.name, lines)]
+            assert [await server.status(f"engine/{address}") for address in addresses] == [NOT_SERVING] * 3 + [
+                SERVING
+            ] * 4
+            assert await server.status("") == SERVING
+            for first in range(3, 30):
+                await server.submit(first)
+            assert not any(engine.requests for engine in odd)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await server.stub.GetModel(inference_pb2.GetModelRequest(model="another"))
+            assert error.value.code() is grpc.StatusCode.NOT_FOUND
+            fitting = [await replace(engine, fake(model_path)) for engine in odd]
+            await server.until_used(7)
+            assert not (await server.model()).engines_left_out
+            for first in range(3, 60):
+                await server.submit(first)
+            assert all(engine.requests for engine in fitting)
+            for engine in fitting:
+                await engine.stop()
+    named = [line["engine"] for line in logged if line["event"] == "engine.left_out"]
+    # Once each, however often they were asked.
+    assert sorted(named) == sorted(addresses[:3])
+
+
+async def meet_late_one(server: Joined, engine: FakeEngine, late: FakeEngine, late_address: str) -> None:
+    await server.until_used(1)
+    assert await server.status("") == SERVING
+    assert await server.read(await server.submit(3)) == TOKENS
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await server.stub.GetModel(inference_pb2.GetModelRequest(model="another"))
+    assert error.value.code() is grpc.StatusCode.NOT_FOUND
+    await late.start(late_address)
+    await server.until_used(2)
+    for first in range(3, 30):
+        await server.submit(first)
+    assert engine.requests and late.requests
+    await late.stop()
+
+
+async def test_a_service_starts_when_one_engine_serves_and_finds_the_others_later(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    engine, late = fake(model_path), fake(model_path)
+    late_address = f"unix:{sockets}/late.sock"
+    with structlog.testing.capture_logs() as logged:
+        async with running(engine, sockets=sockets) as [address], joined([late_address, address]) as server:
+            await meet_late_one(server, engine, late, late_address)
+    missing = [line["engines"] for line in logged if line["event"] == "service.started_without"]
+    assert missing == [[late_address]]
+
+
+async def test_engines_that_change_their_model_one_after_the_other_take_the_service_along(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    engines = [fake(model_path) for _ in range(3)]
+    async with running(*engines, sockets=sockets) as addresses, joined(addresses) as server:
+        await server.until_used(3)
+        before = (await server.model()).revision
+        engines[0] = await replace(engines[0], fake(model_path, revision="new"))
+        await server.until(lambda: len(server.service.core.models.left_out()) == 1)
+        assert (await server.model()).revision == before
+        engines[1] = await replace(engines[1], fake(model_path, revision="new"))
+        await server.until(
+            lambda: {model.address for model in server.service.core.models if model.serving} == {*addresses[:2]}
+        )
+        assert (await server.model()).revision == "new"
+        engines[2] = await replace(engines[2], fake(model_path, revision="new"))
+        await server.until_used(3)
+        assert not (await server.model()).engines_left_out
+        for engine in engines:
+            await engine.stop()
+
+
+async def test_engines_found_by_a_name_come_and_go_with_its_addresses(
+    model_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name server is the test's; the engines have addresses of their own on loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    engines = {f"127.0.0.{last}": fake(model_path) for last in (1, 2)}
+    for host, engine in engines.items():
+        await engine.start(f"{host}:{port}")
+    hosts: list[str] = []
+    real = socket.getaddrinfo
+
+    def look_up(host: Any, *rest: Any, **named: Any) -> Any:
+        if host != "engines.example":
+            return real(host, *rest, **named)
+        if not hosts:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in hosts]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with structlog.testing.capture_logs() as logged:
+        async with joined([], engines_dns=(f"engines.example:{port}",), engines_dns_s=0.1) as server:
+            await server.until(lambda: server.service.core.models.look_ups.failures)
+            with pytest.raises(grpc.aio.AioRpcError, match="engines.example:.* resolves to nothing: Name or service"):
+                await server.model()
+            assert await server.status("") == NOT_SERVING
+            hosts.append("127.0.0.1")
+            await server.until_used(1)
+            hosts.append("127.0.0.2")
+            await server.until_used(2)
+            for first in range(3, 30):
+                await server.submit(first)
+            assert all(engine.requests for engine in engines.values())
+            hosts.pop(0)
+            await server.until(lambda: [model.address for model in server.service.core.models] == [f"127.0.0.2:{port}"])
+            # A name server that fails takes no engine away.
+            hosts.clear()
+            await server.until(lambda: server.service.core.models.look_ups.failures)
+            assert await server.read(await server.submit(3)) == TOKENS
+    assert len([line for line in logged if line["event"] == "engines.no_address"]) == 2
+    for engine in engines.values():
+        await engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"engine": ("here",)}, "engine: 'here' must be HOST:PORT or unix:PATH"),
+        ({"engine": ("a:1", "b:2", "a:1")}, "engine: 'a:1' is named twice"),
+        ({"engines_dns": ("unix:/engine.sock",)}, "engines_dns: 'unix:/engine.sock' must be NAME:PORT"),
+        ({"engines_dns": ("engines",)}, "engines_dns: 'engines' must be NAME:PORT"),
+        ({"engines_dns": ("a:1",), "control": "unix:/c"}, "engine: the backend's address is needed, or control"),
+    ],
+)
+def test_engines_that_cannot_be_meant_are_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        ServiceConfig(listen=("127.0.0.1:0",), **settings)
+
+
+# -- the choice of the model
+
+
+@dataclasses.dataclass(eq=False)
+class Engine:
+    """One engine as the group sees it."""
+
+    number: int
+    left_out: str = ""
+    serving: bool = True
+    is_reachable: bool = True
+    num_open: int = 0
+    is_known: bool = True
+
+    @property
+    def address(self) -> str:
+        return f"unix:/{self.number}"
+
+
+@given(st.lists(st.sampled_from("aab"), min_size=1, max_size=7), st.randoms())
+def test_services_come_to_one_model_whoever_answers_first(revisions: list[str], order: Any) -> None:
+    async def left_out() -> list[int]:
+        group: EngineGroup[Engine] = EngineGroup()
+        engines = [Engine(number) for number in range(len(revisions))]
+        for engine in engines:
+            group.join(engine)
+        asked = list(engines)
+        order.shuffle(asked)
+
+        async def ask(engine: Engine) -> None:
+            try:
+                await group.admit(engine, Identity("model", revisions[engine.number]))
+                group.take_in(engine)
+            except LeftOut as why:
+                group.failed(engine, str(why))
+
+        await asyncio.gather(*map(ask, asked))
+        used = {engine.number for engine in group.engines}
+        assert used == {engine.number for engine in engines if not engine.left_out}
+        return [engine.number for engine in engines if engine.left_out]
+
+    most = max(revisions, key=revisions.count)
+    assert asyncio.run(left_out()) == [number for number, one in enumerate(revisions) if one != most]
+
+
+@given(st.sets(st.text(max_size=20), max_size=50))
+def test_tags_tell_engines_apart_by_their_numbers_alone(addresses: set[str]) -> None:
+    numbers = {request_ids.number_of(address) for address in addresses}
+    assert all(0 <= number < 1 << 20 for number in numbers)
+    assert len({request_ids.model_tag("model", number) for number in numbers}) == len(numbers)
