@@ -48,7 +48,7 @@ class _Server:
                     waiter.set_result(None)
 
 
-class _AnyMethod(grpc.GenericRpcHandler):
+class _AnyMethod(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     def __init__(self, server: _Server) -> None:
         self._handler = grpc.unary_stream_rpc_method_handler(server.stream)
 

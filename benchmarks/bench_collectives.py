@@ -288,7 +288,7 @@ def _sum_by_rounded_norm(peers: all_reduce.Peers, width: int, number: torch.dtyp
 @contextlib.contextmanager
 def _captured(run: Callable[[], None]) -> Iterator[torch.cuda.CUDAGraph]:
     """A graph of what was run once before, on a stream of its own."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -311,7 +311,7 @@ def graph_us(way: Way, x: torch.Tensor) -> list[float]:
     times = []
     with _captured(run) as graph:
         for _ in range(_REPEATS + 1):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             for _ in range(replays):
                 graph.replay()

@@ -90,15 +90,17 @@ class Interruptible(Collectives):
 
     def add_rms_norm(self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Does what Collectives.add_rms_norm does, or adds the rank's own part."""
-        by = self._group if self._speaks else super()
-        return by.add_rms_norm(partial, residual, weight, eps)
+        if self._speaks:
+            return self._group.add_rms_norm(partial, residual, weight, eps)
+        return super().add_rms_norm(partial, residual, weight, eps)
 
     def rounded_add_rms_norm(
         self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype
     ) -> RoundedTokens:
         """Does what Collectives.rounded_add_rms_norm does, or adds the rank's own part."""
-        by = self._group if self._speaks else super()
-        return by.rounded_add_rms_norm(partial, residual, weight, eps, number)
+        if self._speaks:
+            return self._group.rounded_add_rms_norm(partial, residual, weight, eps, number)
+        return super().rounded_add_rms_norm(partial, residual, weight, eps, number)
 
 
 def rule_of(group: Collectives, cut_mib: float | None) -> PieceRule | None:

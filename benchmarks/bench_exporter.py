@@ -173,7 +173,7 @@ def collect(answer: str, port: Synchronized[int], spans: Synchronized[int]) -> N
 def _retry_info() -> bytes:
     detail = any_pb2.Any()
     detail.Pack(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=1)))
-    return status_pb2.Status(code=8, message="no", details=[detail]).SerializeToString()
+    return bytes(status_pb2.Status(code=8, message="no", details=[detail]).SerializeToString())
 
 
 @contextlib.contextmanager

@@ -128,7 +128,7 @@ class _Bench:
 
 def _cpu_s(processes: list[psutil.Process]) -> float:
     times = [process.cpu_times() for process in processes]
-    return sum(one.user + one.system for one in times)
+    return float(sum(one.user + one.system for one in times))
 
 
 def ways(bench: _Bench, *among: str) -> list[str]:

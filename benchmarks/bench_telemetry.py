@@ -14,7 +14,7 @@ import argparse
 import contextlib
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks import (
@@ -28,7 +28,7 @@ from benchmarks import (
 )
 
 PARTS = ("engine", "service", "recorded", "instructions", "live", "serving")
-_OWN_CODE = {
+_OWN_CODE: dict[str, Callable[[], Any]] = {
     "engine": telemetry_engine.run,
     "service": telemetry_service.run,
     "recorded": telemetry_recorded.run,

@@ -218,7 +218,7 @@ class FakeBackend(engine_pb2_grpc.EngineServiceServicer):
         stream = _Stream(context, self._tokens, self._rate)
         tasks = [asyncio.ensure_future(self._heartbeat(stream)), asyncio.ensure_future(stream.run_writer())]
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:
+            while (message := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
                 if message.WhichOneof("message") == "hello":
                     stream.send(self._welcome())
                 else:

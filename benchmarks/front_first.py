@@ -57,7 +57,8 @@ def _generate(channel: grpc.Channel) -> float:
     request = inference_pb2.GenerateRequest(spec=spec())
     request.spec.stop.max_tokens = _MAX_TOKENS
     first_s = 0.0
-    for data in channel.unary_stream(SERVICE + "Generate")(request.SerializeToString()):
+    generate = channel.unary_stream(SERVICE + "Generate")  # type: ignore[call-arg]
+    for data in generate(request.SerializeToString()):
         if not first_s and inference_pb2.GenerateResponse.FromString(data).event.HasField("delta"):
             first_s = time.monotonic()
     return first_s

@@ -135,7 +135,7 @@ def wait_until_answering(address: str) -> None:
     request.spec.stop.max_tokens = 1
     end_s = time.monotonic() + _START_TIMEOUT_S
     with grpc.insecure_channel(address) as channel:
-        generate = channel.unary_stream(SERVICE + "Generate")
+        generate = channel.unary_stream(SERVICE + "Generate")  # type: ignore[call-arg]
         while True:
             try:
                 for _ in generate(request.SerializeToString(), timeout=5, wait_for_ready=True):

@@ -18,7 +18,7 @@ _READING_S = 0.003
 
 def _replays_seconds(graph: torch.cuda.CUDAGraph, count: int) -> float:
     """Seconds of `count` replays in a row."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(count):
         graph.replay()

@@ -44,10 +44,12 @@ def demand_of(record: dict[str, Any]) -> Demand | None:
         return None
     seconds, think_s = record.get("seconds", USERS_SECONDS), record.get("think_s", 0.0)
     workload = build(record["name"], record["seed"], seconds=seconds, think_s=think_s)
-    lengths = [round(statistics.mean(column)) for column in zip(*((len(p), o) for p, o in workload.trace), strict=True)]
+    prompt, output = (
+        round(statistics.mean(column)) for column in zip(*((len(p), o) for p, o in workload.trace), strict=True)
+    )
     if workload.users:
-        return Demand(record["users"], *lengths, workload.users.think_s)
-    return Demand(min(workload.concurrency or len(workload.trace), _ROWS), *lengths, 0.0)
+        return Demand(record["users"], prompt, output, workload.users.think_s)
+    return Demand(min(workload.concurrency or len(workload.trace), _ROWS), prompt, output, 0.0)
 
 
 @functools.cache

@@ -165,7 +165,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         flags["worker_threads"] = options.threads
     model = options.model or DEMO_MODEL
     began_s = time.perf_counter()
-    async with headrace.local(str(model), on_line=None, **flags) as client:
+    async with headrace.local(str(model), on_line=None, **flags) as client:  # type: ignore[arg-type]
         outcomes, watch, checks = await _soak(client, callers, options.seconds, options.seed)
     result = {
         "name": "soak-server",

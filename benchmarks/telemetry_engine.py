@@ -16,7 +16,7 @@ import itertools
 import pathlib
 import statistics
 import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ PROMPT_TOKENS = 32
 OUTPUT_TOKENS = 256
 STEPS_PER_FACT = 5
 STEPS_PER_TURN = 40
-_BLOCK_SIZE = 16
+_BLOCK_SIZE: Literal[16] = 16
 _SPAN = facts.SpanContext("ab" * 16, "cd" * 8, sampled=True)
 
 

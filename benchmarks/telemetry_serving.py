@@ -182,7 +182,7 @@ def figures_of(
     """
     tokens, messages = sum(one.tokens for one in seen), sum(one.messages for one in seen)
     # Tokens that came with another came at once.
-    gaps_us: list[float] = [gap for one in seen for gap in one.gaps_us] + [0] * (tokens - messages)
+    gaps_us: list[float] = [gap for one in seen for gap in one.gaps_us] + [0.0] * (tokens - messages)
     cpu = {f"{name}_cpu_us_per_token": round(used / 1e3 / tokens, 3) for name, used in used_ns.items()}
     return {
         "tokens_per_s": round(tokens / seconds),

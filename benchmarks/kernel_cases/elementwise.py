@@ -76,9 +76,11 @@ def rope_kv_case(num_tokens: int, normed: bool = False) -> Case:
     kv_cache = torch.zeros(num_blocks, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
     starts = torch.randperm(num_blocks, device="cuda")[:, None] * BLOCK_SIZE
     slots = (starts + torch.arange(BLOCK_SIZE, device="cuda")).flatten()[:num_tokens].contiguous()
-    weights = (randn(HEAD_DIM), randn(HEAD_DIM)) if normed else (None, None)
+    query_norm, key_norm = (randn(HEAD_DIM), randn(HEAD_DIM)) if normed else (None, None)
     num_bytes = 2 * 2 * qkv.numel() + 4 * 2 * rotations[:, 0].numel() + 8 * num_tokens
-    return launch_case(lambda: rope_and_write_kv(qkv, rotations, kv_cache, slots, HEADS, *weights, EPS), num_bytes)
+    return launch_case(
+        lambda: rope_and_write_kv(qkv, rotations, kv_cache, slots, HEADS, query_norm, key_norm, EPS), num_bytes
+    )
 
 
 def embedding_case(num_tokens: int) -> Case:

@@ -96,8 +96,8 @@ class Operands:
         copy = object.__new__(Operands)
         copy.__dict__.update(self.__dict__)
         zeros = None if self.weight.zeros is None else self.weight.zeros.clone()
-        parts = {"packed": self.weight.packed.clone(), "scales": self.weight.scales.clone(), "zeros": zeros}
-        copy.weight = dataclasses.replace(self.weight, **parts)
+        packed, scales = self.weight.packed.clone(), self.weight.scales.clone()
+        copy.weight = dataclasses.replace(self.weight, packed=packed, scales=scales, zeros=zeros)
         return copy
 
     def bytes_and_flops(self) -> tuple[int, int]:
@@ -146,7 +146,8 @@ class Operands:
             return quantized_linear.norm_swiglu(x, self.norm_weight, EPS, weight, None)
         if shape.normed:
             return quantized_linear.norm_linear(x, self.norm_weight, EPS, weight, None)
-        return quantized_linear.linear_add(x, weight, None, self.residual)
+        quantized_linear.linear_add(x, weight, None, self.residual)
+        return None
 
 
 def _case(kind: QuantKind, shape: Shape, num_rows: int) -> Case:
