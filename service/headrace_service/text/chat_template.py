@@ -4,7 +4,7 @@ The template runs in a helper process that can be killed.
 
 Owns the helper: started when first needed, reused, bounded in CPU time, wall time, memory and
 output, and replaced after it was killed. Only the model folder's template is ever rendered; callers
-send messages, never templates. What runs inside is `template_worker`.
+send messages, never templates. `template_helper` starts it and speaks to it.
 
 A conversation whose helper does not answer is refused by whose fault it is: a template that used up
 its CPU time would use it up again (INVALID_ARGUMENT); one that got too little of it, because the
@@ -15,11 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import secrets
 import signal
-import struct
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,10 +25,10 @@ import psutil
 import structlog
 
 from headrace_service import errors
-from headrace_service.text import template_worker
+from headrace_service.text import template_helper
+from headrace_service.text.template_helper import TemplateHelper, TooLong
 
 _log = structlog.get_logger("headrace.service")
-_LENGTH = struct.Struct("<I")
 _START_ALLOWANCE_S = 5.0
 # How many times its CPU time a conversation may take by the clock: a helper that gets a fifth of a
 # core is waited for.
@@ -45,8 +42,6 @@ _END_WITHIN_S = 5.0
 # How a template ends its helper within the limits of the kernel; any other signal came from
 # outside.
 _OWN_SIGNALS = (signal.SIGXCPU, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
-# JSON may write one character as twelve bytes (a surrogate pair of escapes).
-_MAX_BYTES_PER_CHAR = 12
 
 
 class _TooCostly(Exception):
@@ -65,7 +60,7 @@ class ChatTemplateRenderer:
     def __init__(self, timeout_s: float, memory_bytes: int) -> None:
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
-        self._helper: asyncio.subprocess.Process | None = None
+        self._helper: TemplateHelper | None = None
         # CPU time that the helper had used when it last answered, seconds.
         self._used_s = 0.0
         self._turn = asyncio.Lock()
@@ -146,7 +141,7 @@ class ChatTemplateRenderer:
 
     async def _ask(self, question: Mapping[str, Any], max_chars: int) -> dict[str, Any]:
         helper = await self._running_helper()
-        answering = asyncio.create_task(_exchange(helper, json.dumps(question).encode(), max_chars))
+        answering = asyncio.create_task(helper.exchange(question, max_chars))
         answered = False
         try:
             await self._wait(answering, helper.pid)
@@ -154,6 +149,8 @@ class ChatTemplateRenderer:
             self._used_s = reply["cpu_s"]
             answered = True
             return reply
+        except TooLong:
+            raise _TooCostly(f"its text has more than {max_chars} characters") from None
         except (asyncio.IncompleteReadError, ConnectionError):
             raise await _why_lost(helper) from None
         finally:
@@ -181,15 +178,17 @@ class ChatTemplateRenderer:
                 raise errors.unavailable("the machine is too busy to lay this conversation out; try again", _RETRY_S)
             left_s = max(min(cpu_left_s, wall_left_s), _SHORTEST_LOOK_S)
 
-    async def _running_helper(self) -> asyncio.subprocess.Process:
-        if self._helper is None or self._helper.returncode is not None:
+    async def _running_helper(self) -> TemplateHelper:
+        if self._helper is not None and self._helper.returncode is not None:
+            await self._kill()
+        if self._helper is None:
             # Its start (an interpreter and Jinja) is not the conversation's time: wait for its
             # first answer.
             probe = {"source": "", "variables": {}, "max_chars": 1, "cpu_s": int(_START_ALLOWANCE_S)}
             try:
-                self._helper = await _start(self._memory_bytes)
+                self._helper = await template_helper.start(self._memory_bytes)
                 async with asyncio.timeout(_START_ALLOWANCE_S):
-                    reply = await _exchange(self._helper, json.dumps(probe).encode(), 1)
+                    reply = await self._helper.exchange(probe, 1)
                 self._used_s = reply["cpu_s"]
             except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
                 await self._kill()
@@ -199,34 +198,8 @@ class ChatTemplateRenderer:
 
     async def _kill(self) -> None:
         helper, self._helper = self._helper, None
-        if helper is not None and helper.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                helper.kill()
-            await helper.wait()
-
-
-async def _start(memory_bytes: int) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",  # a script's own folder is no place to import from
-        template_worker.__file__,
-        str(memory_bytes),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-
-
-async def _exchange(helper: asyncio.subprocess.Process, data: bytes, max_chars: int) -> dict[str, Any]:
-    """Sends a question and returns the answer, which may not be longer than its text can be."""
-    assert helper.stdin is not None and helper.stdout is not None
-    helper.stdin.write(_LENGTH.pack(len(data)) + data)
-    await helper.stdin.drain()
-    (num_bytes,) = _LENGTH.unpack(await helper.stdout.readexactly(_LENGTH.size))
-    if num_bytes > max_chars * _MAX_BYTES_PER_CHAR + 1024:
-        raise _TooCostly(f"its text has more than {max_chars} characters")
-    reply: dict[str, Any] = json.loads(await helper.stdout.readexactly(num_bytes))
-    return reply
+        if helper is not None:
+            await helper.kill()
 
 
 def _as_trimmed(prompt: str, conversation: str, rest: str) -> str:
@@ -245,7 +218,7 @@ def _as_trimmed(prompt: str, conversation: str, rest: str) -> str:
     return trimmed if is_the_same else prompt
 
 
-async def _why_lost(helper: asyncio.subprocess.Process) -> Exception:
+async def _why_lost(helper: TemplateHelper) -> Exception:
     """Returns what to raise for a helper whose connection broke.
 
     Whether its template ended it, or somebody else did.
