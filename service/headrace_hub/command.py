@@ -11,9 +11,9 @@ import time
 
 import click
 
-from headrace_hub import models
 from headrace_hub.errors import BadName, HubRefused
 from headrace_hub.names import parsed
+from headrace_hub.variables import check_variables
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -38,6 +38,10 @@ def pull(name: str, revision: str | None, file: str | None) -> None:
     started = time.monotonic()
     try:
         wanted = parsed(name, revision, file)
+        check_variables()
+        # The hub's library reads its variables when it is imported.
+        from headrace_hub import models
+
         found = models.pull(wanted)
     except HubRefused as refused:
         click.echo(f"headrace: {refused}", err=True)

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from headrace_hub.errors import HubRefused
 from headrace_hub.names import HubName, looks_like_folder, parse
+from headrace_hub.variables import check_variables
 
 _LAST_WORDS_S = 10.0
-_SECONDS = ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT")
 
 
 class Need(enum.StrEnum):
@@ -92,20 +92,12 @@ def _not_fetched(name: HubName) -> str:
     return f"if a model of the hub is meant: headrace pull {name}"
 
 
-def _check_variables() -> None:
-    """Raises HubRefused for a variable that the hub's library would fail on when it is imported."""
-    for variable in _SECONDS:
-        value = os.environ.get(variable, "")
-        if value and not (value.isascii() and value.isdecimal()):
-            raise HubRefused(f"{variable} must be a whole number of seconds, not {value[:40]!r}")
-
-
 def _asked(name: HubName, need: Need) -> dict[str, Any]:
     """The answer of the process that knows the hub.
 
     It draws on our stderr. Its stdin stays open for as long as we live, and ends with us.
     """
-    _check_variables()
+    check_variables()
     command = [sys.executable, "-m", "headrace_hub", str(name), need]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pathlib
 import socket
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -80,6 +82,10 @@ def test_a_variable_that_the_hubs_library_can_not_read_is_named(
     monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "abc")
     with pytest.raises(ConfigError, match="HF_HUB_DOWNLOAD_TIMEOUT must be a whole number of seconds, not 'abc'$"):
         configs.load_server({"model": NAME, "listen": "127.0.0.1:0"}, None)
+    # A fresh process: the library reads its variables when it is imported.
+    pulling = subprocess.run([sys.executable, "-m", "headrace", "pull", NAME], capture_output=True, text=True)
+    said = "headrace: HF_HUB_DOWNLOAD_TIMEOUT must be a whole number of seconds, not 'abc'\n"
+    assert (pulling.returncode, pulling.stderr) == (1, said)
 
 
 def test_what_can_not_be_had_is_a_bad_setting(hub: Hub) -> None:

@@ -128,6 +128,7 @@ async def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_form
         error = response.json()["error"]
         assert (response.status_code, sorted(error)) == (status, ["code", "message", "param", "type"]), path
         assert error["message"]
+        assert (error["code"] == "method_not_allowed") == (status == 405), path
 
 
 async def test_a_full_queue_is_429_with_the_time_to_wait(shared: Running) -> None:

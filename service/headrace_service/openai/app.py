@@ -83,4 +83,4 @@ async def _no_such_path(request: Request, error: Exception) -> Response:
 async def _no_such_method(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     refusal = errors.unimplemented(f"{request.url.path[:128]} does not take {request.method}")
-    return Response(http_errors.body_of(refusal), 405, headers, media_type="application/json")
+    return Response(http_errors.body_of(refusal, "method_not_allowed"), 405, headers, media_type="application/json")

@@ -60,8 +60,13 @@ def meaning_of(error: ServiceError) -> Meaning:
     return _MEANINGS.get(error.code, _INTERNAL)
 
 
-def body_of(error: ServiceError) -> bytes:
-    """Returns an error as OpenAI's JSON; several broken rules are one message."""
+def body_of(error: ServiceError, code: str | None = None) -> bytes:
+    """Returns an error as OpenAI's JSON; several broken rules are one message.
+
+    Args:
+        error: what went wrong.
+        code: what programs read; None: as the error's own code has it.
+    """
     meaning = meaning_of(error)
     broken = _detail(error, error_details_pb2.BadRequest)
     violations = broken.field_violations if broken is not None else ()
@@ -71,7 +76,8 @@ def body_of(error: ServiceError) -> bytes:
         else "; ".join(f"{violation.field}: {violation.description}" for violation in violations) or error.message
     )
     param = violations[0].field if violations else _field_of(error)
-    code = "model_not_found" if error.code is Code.NOT_FOUND and param == "model" else meaning.code
+    if code is None:
+        code = "model_not_found" if error.code is Code.NOT_FOUND and param == "model" else meaning.code
     return _JSON.encode({"error": {"message": text, "type": meaning.type, "param": param, "code": code}})
 
 
