@@ -1,5 +1,7 @@
-"""What quantizing costs: the demo model stays close in every scheme, intervals are those of pairs,
-and the document's table is replaced and nothing else.
+"""What quantizing costs is measured and written down.
+
+The demo model stays close in every scheme, intervals are those of pairs, and the document's table
+is replaced and nothing else.
 """
 
 from __future__ import annotations

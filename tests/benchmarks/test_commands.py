@@ -1,5 +1,6 @@
-"""The benchmarks as a person runs them, on the demo shape and a CPU: they end, and their JSON says
-what results must say.
+"""The benchmarks run as a person runs them, on the demo shape and a CPU.
+
+They end, and their JSON says what results must say.
 """
 
 from __future__ import annotations
@@ -74,7 +75,23 @@ def test_engine_results_have_the_stated_fields(engine_results: pathlib.Path) -> 
 @pytest.mark.slow
 def test_exposed_communication_is_what_a_step_takes_beyond_a_silent_one(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "communication.json"
-    run("bench_communication", "--device", "cpu", "--shape", "demo", "--ranks", "2", "--steps", "1x32,chunk300", "--cut-mib", "0.001", "--quant", "int8", "--json", str(path))  # fmt: skip
+    run(
+        "bench_communication",
+        "--device",
+        "cpu",
+        "--shape",
+        "demo",
+        "--ranks",
+        "2",
+        "--steps",
+        "1x32,chunk300",
+        "--cut-mib",
+        "0.001",
+        "--quant",
+        "int8",
+        "--json",
+        str(path),
+    )
     found = json.loads(path.read_text())
     assert (found["name"], found["ranks"], found["shape"], found["quant"]) == ("communication", 2, "demo", "int8")
     assert found["cut_mib"] == 0.001

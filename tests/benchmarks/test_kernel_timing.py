@@ -1,5 +1,6 @@
-"""Cases of kernels are found as their contract says, on fresh data each, and their figures are the
-arithmetic of bytes, operations and time.
+"""Cases of kernels are found as their contract says, on fresh data each.
+
+Their figures are the arithmetic of bytes, operations and time.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The ladder's rungs of few bits: a name is what the engine is configured with, and any other is
-refused before anything is measured.
+"""The ladder's rungs of few bits are named by what the engine is configured with.
+
+Any other name is refused before anything is measured.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def test_names_are_the_engines_settings() -> None:
     assert low_bit_rungs("", 128) == {}
 
 
-@pytest.mark.parametrize("name", ["int5", "head-int4", "int4+fp8", "head-int8+head-fp8", "int4+", "+", "int4+nf4+head-int8"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["int5", "head-int4", "int4+fp8", "head-int8+head-fp8", "int4+", "+", "int4+nf4+head-int8"]
+)
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is none of int8, int4, fp8, nf4, head-int8, head-fp8, or one of the layers"):
         low_bit_rungs(f"int8,{name}", 128)

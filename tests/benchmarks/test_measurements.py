@@ -1,5 +1,6 @@
-"""Arrival times become the right figures, and the roofline's engine is a floor with the arithmetic
-that it states.
+"""Arrival times become the right figures.
+
+The roofline's engine is a floor with the arithmetic that it states.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The policy of the token budget meets its targets on the simulated device, with the clock of the
-simulation: the same figures on every machine.
+"""The policy of the token budget meets its targets on the simulated device.
+
+The clock is the simulation's: figures are the same on every machine.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The benchmark of one server whose telemetry is switched while it runs: silence is silence, and
-differences are of the turns of one round.
+"""The benchmark of one server whose telemetry is switched while it runs.
+
+Silence is silence, and differences are between turns of one round.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""The benchmark of telemetry on whole servers: what differs is the telemetry, nothing that was reported
-is lost, and figures come with their intervals.
+"""The benchmark of telemetry on whole servers.
+
+What differs is the telemetry, nothing that was reported is lost, and figures come with their
+intervals.
 """
 
 from __future__ import annotations

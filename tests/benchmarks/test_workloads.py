@@ -1,5 +1,6 @@
-"""The traces are those that every engine was measured with, and shapes and tokenizer are what they
-say.
+"""The traces are those that every engine was measured with.
+
+Shapes and tokenizer are what they say.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The AdminService of the canned server: a repository of three models whose states change as it is
-reported.
+"""The AdminService of the canned server.
+
+It has a repository of three models, whose states change when they are reported.
 """
 
 from __future__ import annotations
@@ -19,15 +20,43 @@ REVISION = "canned@1"
 def canned_model(name: str = "canned") -> api.Model:
     """A model as GetModel tells it."""
     return api.Model(
-        name=name, revision=REVISION, architecture="LlamaForCausalLM", parameter_count=7_500_000, dtype="bf16",
-        vocabulary_size=4096, max_context_tokens=2048, max_outputs=8, end_of_text_token_ids=[1, 2], has_chat_template=True,
-        default_sampling=pb.SamplingParameters(temperature=0.7, top_k=40), kv_block_tokens=16, kv_blocks=64, device="cpu",
+        name=name,
+        revision=REVISION,
+        architecture="LlamaForCausalLM",
+        parameter_count=7_500_000,
+        dtype="bf16",
+        vocabulary_size=4096,
+        max_context_tokens=2048,
+        max_outputs=8,
+        end_of_text_token_ids=[1, 2],
+        has_chat_template=True,
+        default_sampling=pb.SamplingParameters(temperature=0.7, top_k=40),
+        kv_block_tokens=16,
+        kv_blocks=64,
+        device="cpu",
         not_followed=["suppress_tokens (a list of 2 entries) has no effect"],
         memory_plan=api.MemoryPlan(total_bytes=8 << 30, weight_bytes=1 << 30, kv_cache_bytes=4 << 30, measured=True),
-        quantization=api.Quantization(scheme="int4", group_size=64, bits_per_weight=4.375, mean_relative_error=0.09, worst_relative_error=0.125, worst_tensor="a.weight",
-            head_scheme="int8", head_bits_per_weight=8.5, head_relative_error=0.0625, activations="int8 per token",
-            measured=api.MeasuredLoss(method="awq", tokens=12_345, perplexity_before=3.25, perplexity_after=3.125, divergence=0.0625, divergence_interval=0.03125)),
-    )  # fmt: skip
+        quantization=api.Quantization(
+            scheme="int4",
+            group_size=64,
+            bits_per_weight=4.375,
+            mean_relative_error=0.09,
+            worst_relative_error=0.125,
+            worst_tensor="a.weight",
+            head_scheme="int8",
+            head_bits_per_weight=8.5,
+            head_relative_error=0.0625,
+            activations="int8 per token",
+            measured=api.MeasuredLoss(
+                method="awq",
+                tokens=12_345,
+                perplexity_before=3.25,
+                perplexity_after=3.125,
+                divergence=0.0625,
+                divergence_interval=0.03125,
+            ),
+        ),
+    )
 
 
 class CannedAdmin(admin_pb2_grpc.AdminServiceServicer):

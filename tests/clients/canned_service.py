@@ -1,5 +1,4 @@
-"""A real gRPC server with canned answers, for tests of the clients: real sockets, real statuses, a
-fake model.
+"""A real gRPC server with canned answers, for tests of the clients.
 
 The prompt chooses the behaviour. The "model" answers with the words w0 w1 w2 ..., one token each:
 token i has id 100 + i and the text "w<i> ". The server records what clients did to it
@@ -101,9 +100,15 @@ def finished(
 def done(output_tokens: int) -> pb.GenerationEvent:
     """The last event, with a ledger whose parts add up."""
     ledger = pb.Ledger(
-        queued_ns=1_000_000, prefill_ns=2_000_000, decode_ns=6_000_000, detokenize_and_send_ns=1_000_000,
-        end_to_end_ns=10_000_000, ttft_ns=3_000_000, step_count=output_tokens, preemptions=0,
-    )  # fmt: skip
+        queued_ns=1_000_000,
+        prefill_ns=2_000_000,
+        decode_ns=6_000_000,
+        detokenize_and_send_ns=1_000_000,
+        end_to_end_ns=10_000_000,
+        ttft_ns=3_000_000,
+        step_count=output_tokens,
+        preemptions=0,
+    )
     usage = pb.Usage(prompt_tokens=PROMPT_TOKENS, output_tokens=output_tokens, cached_tokens=1)
     return pb.GenerationEvent(done=pb.Done(usage=usage, ledger=ledger))
 
@@ -268,9 +273,13 @@ class CannedService(CannedSessions, inference_pb2_grpc.InferenceServiceServicer)
             output.finished.error.CopyFrom(status_pb2.Status(code=code_pb2.INTERNAL, message="a step produced NaN"))
         parts = (event.prompt_logprobs for event in prompt_logprobs(PROMPT_TOKENS, request.spec.prompt_logprobs))
         return api.CompleteResponse(
-            request_id=REQUEST_ID, model_revision=REVISION, outputs=[output], usage=end.usage, ledger=end.ledger,
+            request_id=REQUEST_ID,
+            model_revision=REVISION,
+            outputs=[output],
+            usage=end.usage,
+            ledger=end.ledger,
             prompt_logprobs=parts if request.spec.HasField("prompt_logprobs") else [],
-        )  # fmt: skip
+        )
 
     def Submit(self, request: api.SubmitRequest, context: grpc.ServicerContext) -> api.SubmitResponse:
         self._see("Submit", request, context)
@@ -337,11 +346,17 @@ class CannedService(CannedSessions, inference_pb2_grpc.InferenceServiceServicer)
         size = min(request.page_size or 2, 5 - first)
         rows = [
             api.RequestSummary(
-                request_id=f"req-{i}", state=api.REQUEST_STATE_FINISHED, prompt_tokens=3, output_tokens=i, detached=True, model="canned",
-                create_time=timestamp_pb2.Timestamp(seconds=1_700_000_000), finish_reasons=[pb.FINISH_REASON_STOP],
+                request_id=f"req-{i}",
+                state=api.REQUEST_STATE_FINISHED,
+                prompt_tokens=3,
+                output_tokens=i,
+                detached=True,
+                model="canned",
+                create_time=timestamp_pb2.Timestamp(seconds=1_700_000_000),
+                finish_reasons=[pb.FINISH_REASON_STOP],
             )
             for i in range(first, first + size)
-        ]  # fmt: skip
+        ]
         following = first + size
         return api.ListRequestsResponse(requests=rows, next_page_token=str(following) if following < 5 else "")
 
@@ -369,9 +384,17 @@ class CannedService(CannedSessions, inference_pb2_grpc.InferenceServiceServicer)
         if request.model == "sleep":
             time.sleep(3)
         return api.GetLoadResponse(
-            running_sequences=4, kv_cache_usage=0.5, kv_blocks=64, serving=True, model="canned", max_running_sequences=8,
-            prefix_cache_hit_rate=0.25, draining=True, open_calls=5, max_open_calls=64,
-        )  # fmt: skip
+            running_sequences=4,
+            kv_cache_usage=0.5,
+            kv_blocks=64,
+            serving=True,
+            model="canned",
+            max_running_sequences=8,
+            prefix_cache_hit_rate=0.25,
+            draining=True,
+            open_calls=5,
+            max_open_calls=64,
+        )
 
 
 @dataclass

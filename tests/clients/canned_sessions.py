@@ -1,5 +1,6 @@
-"""The Session call of the canned server: one message per step, in which every open generation gets
-one token.
+"""The Session call of the canned server.
+
+There is one message per step, in which every open generation gets one token.
 
 Prompts choose the behaviour as in canned_service: "invalid" is refused, "endless" goes on until it
 is cancelled, everything else answers with w0 w1 w2 ... With log probabilities the tokens come as

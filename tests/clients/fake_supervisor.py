@@ -1,5 +1,6 @@
-"""Stands in for `python -m headrace_supervisor serve` in the tests of headrace.local: the canned
-service behind a real health check.
+"""A stand-in for `python -m headrace_supervisor serve`, for tests of headrace.local.
+
+It is the canned service behind a real health check.
 
 Installed by the tests as the module headrace_supervisor of a folder of their own. Its model
 "broken" ends with exit code 2, "stubborn" ignores SIGTERM and starts a child, "never" is never

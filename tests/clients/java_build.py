@@ -1,5 +1,6 @@
-"""Builds the Java client and its examples once per state of their sources, outside of the checkout,
-for all processes of a test run.
+"""Builds the Java client and its examples once per state of their sources.
+
+They are built outside of the checkout, for all processes of a test run.
 
 Owns the copy in build/java-client and its lock. The copy has the repository's folders, because the
 client's pom.xml takes the protos from ../../protos. Maven uses what the user's own repository has.

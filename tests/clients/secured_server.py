@@ -1,5 +1,6 @@
-"""A canned server with TLS and a key, and the certificates it needs, made anew for each run of the
-tests.
+"""A canned server with TLS and a key.
+
+The certificates it needs are made anew for each run of the tests.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Certificates:
-    """An authority, a server that it vouches for as `names`, a caller that it vouches for, and
-    another authority.
+    """Makes an authority, and another one that nobody trusts.
+
+    The first vouches for a server as `names`, and for a caller.
     """
 
     ca: Pair

@@ -1,5 +1,6 @@
-"""A TCP proxy that can cut all its connections at once, so that tests see what a broken network
-looks like to gRPC.
+"""A TCP proxy that can cut all its connections at once.
+
+Tests see what a broken network looks like to gRPC.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class TcpProxy:
         return len(self._connections) // 2
 
     def cut(self) -> int:
-        """Resets all connections, new ones are taken as before; returns how many clients were cut
-        off.
+        """Resets all connections; new ones are taken as before.
+
+        Returns how many clients were cut off.
         """
         connections, self._connections = self._connections, []
         for connection in connections:
@@ -94,8 +96,10 @@ def tcp_proxy(target: str) -> Iterator[TcpProxy]:
 
 @contextlib.contextmanager
 def cut_on_connect(proxy: TcpProxy) -> Iterator[str]:
-    """For programs in other languages: an address where every connection cuts the proxy's, and is
-    reported as a line how many clients that were.
+    """Lets programs in other languages cut the proxy's connections.
+
+    Every connection to its address does so, and is answered with a line that says how many clients
+    that were.
     """
 
     def serve() -> None:

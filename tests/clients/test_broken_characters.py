@@ -1,5 +1,6 @@
-"""A subscription that breaks amid characters, whole and broken ones: its text is that of all bytes
-together, wherever the server begins again.
+"""A subscription that breaks amid characters, whole and broken ones.
+
+Its text is that of all bytes together, wherever the server begins again.
 
 The server's side is played by its real detokenizer, with random bytes as tokens, cut into deltas
 differently at each attempt.
@@ -50,8 +51,9 @@ FALLBACK = PieceTable(
 
 
 def _events(table: PieceTable, log: list[int], from_token: int, sizes: list[int]) -> Iterator[pb.GenerationEvent]:
-    """What the server sends of an output, `sizes` tokens at a time in turn; before from_token it
-    gives what is still open there, if anything follows.
+    """Returns what the server sends of an output, `sizes` tokens at a time in turn.
+
+    Before from_token it gives what is still open there, if anything follows.
     """
     detokenizer = IncrementalDetokenizer(table, skip_special=True)
     position = len(detokenizer.feed(log[:from_token])[0]) if from_token else 0

@@ -1,5 +1,6 @@
-"""The client distribution by itself: what it imports, what its wheel holds, and that it runs in an
-empty environment.
+"""The client distribution by itself.
+
+Tests see what it imports, what its wheel holds, and that it runs in an empty environment.
 """
 
 from __future__ import annotations
@@ -90,8 +91,9 @@ def test_the_wheel_owns_one_package_with_stubs_types_and_licence(wheel: pathlib.
 def test_the_wheel_installs_and_runs_in_an_empty_environment(
     wheel: pathlib.Path, tmp_path: pathlib.Path, server: CannedServer
 ) -> None:
-    """Empty but for the declared dependencies, which are linked in from this environment, so that
-    the test needs no network.
+    """An environment that is empty but for the declared dependencies.
+
+    They are linked in from this one, so that the test needs no network.
     """
     home = tmp_path / "env"
     venv.create(home, with_pip=False)

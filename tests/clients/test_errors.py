@@ -1,5 +1,6 @@
-"""Statuses become exceptions with code, violations, retry hint and request id; what cannot be sent
-is refused the same way.
+"""Statuses become exceptions with code, violations, retry hint and request id.
+
+What cannot be sent is refused in the same way.
 """
 
 from __future__ import annotations
@@ -206,12 +207,22 @@ def test_a_misspelt_option_is_an_error_that_names_the_nearest() -> None:
 def test_options_reach_their_fields_and_absent_ones_stay_absent() -> None:
     spec = generation_spec(
         {
-            "temperature": 0, "top_k": -1, "seed": 2**64 - 1, "logit_bias": {5: -1.5}, "stop": "end", "stop_token_ids": [1, 2],
-            "ignore_eos": False, "bad_words": ["x"], "time_limit": datetime.timedelta(seconds=1.5), "priority": -3, "n": None,
-            "skip_special_tokens": False, "cache_salt": "tenant",
+            "temperature": 0,
+            "top_k": -1,
+            "seed": 2**64 - 1,
+            "logit_bias": {5: -1.5},
+            "stop": "end",
+            "stop_token_ids": [1, 2],
+            "ignore_eos": False,
+            "bad_words": ["x"],
+            "time_limit": datetime.timedelta(seconds=1.5),
+            "priority": -3,
+            "n": None,
+            "skip_special_tokens": False,
+            "cache_salt": "tenant",
         },
         "hello",
-    )  # fmt: skip
+    )
     assert spec.sampling.HasField("temperature") and spec.sampling.temperature == 0
     assert (spec.sampling.top_k, spec.sampling.seed, dict(spec.sampling.logit_bias)) == (-1, 2**64 - 1, {5: -1.5})
     assert (list(spec.stop.strings), list(spec.stop.token_ids), list(spec.stop.bad_words)) == (["end"], [1, 2], ["x"])

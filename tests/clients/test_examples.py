@@ -1,5 +1,6 @@
-"""The examples, files and README alike, run to their end when they are copied out: with canned
-answers, and with those of a real server.
+"""The examples, files and README alike, run to their end when they are copied out.
+
+They run with canned answers, and with those of a real server.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""The Go client against a real server: its own tests, connections that break, its examples, and its
-README copied into an empty project.
+"""The Go client against a real server.
+
+Its own tests run, connections that break, its examples, and its README copied into an empty
+project.
 
 The Go tests are in clients/go; this module starts what they need (a server, a proxy that can be
 cut, a server with TLS and keys), hands them the addresses, and runs what a reader of the README
@@ -78,7 +80,10 @@ def go() -> str:
 
 @pytest.fixture(scope="module")
 def server(go: str) -> Iterator[RunningServer]:
-    """The demo model; asks for go first, so that nothing is started where the tests are left out."""
+    """A server with the demo model.
+
+    It asks for go first, so that nothing is started where the tests are left out.
+    """
     with running_server("--services", "2", "--dtype", "fp32", "--device", "cpu", "--num-blocks", "2048") as running:
         yield running
 
@@ -124,8 +129,9 @@ def test_the_code_is_formatted_and_vetted(go: str) -> None:
 
 
 def go_test(go: str, names: str, others: str, **variables: str) -> str:
-    """Runs the Go tests of `names` without `others`, none of which may be skipped; returns what
-    they print.
+    """Runs the Go tests of `names` without `others`, none of which may be skipped.
+
+    Returns what they print.
     """
     # Vetted by a test of its own: here it would be a second time, with what the client needs.
     command = [go, "test", "-vet=off", "-count=1", "-v", "-run", names, "-skip", others, "./..."]
@@ -145,8 +151,9 @@ def test_go_tests_pass_against_a_real_server(go: str, server: RunningServer) -> 
 
 @pytest.fixture(scope="module")
 def project(go: str, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """An empty project with the README's programs, made by the README's commands; the folder of the
-    built programs.
+    """An empty project with the README's programs, made by the README's commands.
+
+    Returns the folder of the built programs.
     """
     folder = tmp_path_factory.mktemp("project")
     for name, program in readme_programs().items():
@@ -169,8 +176,9 @@ def test_the_readmes_programs_run_in_an_empty_project(project: pathlib.Path, ser
 
 @dataclass(frozen=True)
 class Secured:
-    """A server with TLS and keys: where it is, who vouches for it, and two keys; `few` generates
-    once a minute.
+    """A server with TLS and keys.
+
+    Returns where it is, who vouches for it, and two keys; `few` generates once a minute.
     """
 
     address: str

@@ -1,5 +1,7 @@
-"""The Java client against a real server: its own tests, connections that break, its examples, and
-its README copied into an empty project.
+"""The Java client against a real server.
+
+Its own tests run, connections that break, its examples, and its README copied into an empty
+project.
 
 The Java tests are in clients/java; this module starts what they need (a server, a proxy that can be
 cut, a server with TLS and keys), hands them the addresses, and runs what a reader of the README
@@ -74,8 +76,9 @@ def build() -> JavaBuild:
 
 @pytest.fixture(scope="module")
 def server(build: JavaBuild) -> Iterator[RunningServer]:
-    """The demo model; asks for the build first, so that nothing is started where the tests are left
-    out.
+    """A server with the demo model.
+
+    It asks for the build first, so that nothing is started where the tests are left out.
     """
     with running_server("--dtype", "fp32", "--device", "cpu", "--num-blocks", "2048") as running:
         yield running
@@ -83,8 +86,9 @@ def server(build: JavaBuild) -> Iterator[RunningServer]:
 
 @contextmanager
 def secured_server(folder: pathlib.Path) -> Iterator[dict[str, str]]:
-    """A server as others reach it, by our own commands; the variables that tell the Java tests
-    about it.
+    """A server as others reach it, made by our own commands.
+
+    Returns the variables that tell the Java tests about it.
     """
 
     def headrace(*arguments: str) -> str:
@@ -146,8 +150,9 @@ def run_as_documented(folder: pathlib.Path, build: JavaBuild, server: RunningSer
 
 @pytest.fixture(scope="module")
 def project(build: JavaBuild, server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """An empty Maven project with the README's pom.xml and programs, compiled by the README's
-    command, which also runs one of them.
+    """An empty Maven project with the README's pom.xml and programs.
+
+    They are compiled by the README's command, which also runs one of them.
     """
     folder = tmp_path_factory.mktemp("project")
     sources = folder / "src" / "main" / "java"

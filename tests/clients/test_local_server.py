@@ -1,5 +1,6 @@
-"""headrace.local: a server for the length of a block, with nothing left afterwards however the
-block ends.
+"""headrace.local is a server for the length of a block.
+
+Nothing is left afterwards, however the block ends.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def fake_server(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
-    """Puts the fake headrace_supervisor first on the path of child processes; gives the folder for
-    temporary files.
+    """Puts the fake headrace_supervisor first on the path of child processes.
+
+    Returns the folder for temporary files.
     """
     package = tmp_path / "path" / "headrace_supervisor"
     package.mkdir(parents=True)

@@ -1,5 +1,4 @@
-"""Subscriptions to a real server that go on when connections are cut and service processes are
-killed.
+"""Subscriptions to a real server go on when connections and services are lost.
 
 Not a token is lost, doubled or computed twice: the stream equals that of an undisturbed reader, and
 the ledger counts the steps of a request that nobody disturbed. The tokens are bytes of several
@@ -39,8 +38,9 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def options(server: RunningServer) -> dict[str, Any]:
-    """A generation whose tokens are single bytes of characters of two to four bytes, with log
-    probabilities of prompt and output.
+    """A generation whose tokens are single bytes of characters of two to four bytes.
+
+    It has log probabilities of prompt and output.
     """
     with Client(server.address) as client:
         ids = sorted(set(client.tokenize("é漢😀ß語🚀", add_special_tokens=False)))
@@ -71,8 +71,10 @@ def _check_the_same(events: list[Event], disturbed: Completion, whole: Completio
 
 
 def _read(stream: headrace.Stream, at_tokens: list[int], disturb: Callable[[], object]) -> list[Event]:
-    """Reads to the end; disturbs when so many tokens have come, at most once after each message: on
-    a busy machine the last of these numbers may come in too few of them.
+    """Reads to the end, and disturbs when so many tokens have come.
+
+    It does so at most once after each message: on a busy machine the last of these numbers may come
+    in too few of them.
     """
     events, tokens, left = [], 0, list(at_tokens)
     for event in stream:
@@ -156,8 +158,9 @@ async def _read_while_cut(server: RunningServer, options: dict[str, Any], whole:
 
 
 def test_service_processes_are_killed(server: RunningServer, options: dict[str, Any]) -> None:
-    """One after the other, first the one that serves this subscription; what they knew of the
-    generation is in the engine.
+    """Services are lost one after the other, first the one that serves this subscription.
+
+    What they knew of the generation is in the engine.
     """
     whole = _undisturbed(server, options, 2, None)
     killed: list[int] = []

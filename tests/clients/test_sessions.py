@@ -1,5 +1,6 @@
-"""Sessions of both clients: steps, events, one view per generation, cancellation, attaching, errors
-of one and of all.
+"""Sessions of both clients.
+
+Steps, events, one view per generation, cancellation, attaching, errors of one and of all.
 """
 
 from __future__ import annotations
@@ -110,8 +111,9 @@ def test_cancel_ends_one_generation(client: Client, server: CannedServer) -> Non
 
 
 def test_a_cancellation_that_comes_too_late_changes_nothing(server: CannedServer) -> None:
-    """The server answers it with an error for an id that has ended, which must not look like
-    another end.
+    """A cancellation that comes too late is no other end.
+
+    The server answers it with an error for an id that has ended.
     """
     with Client(server.address) as client, client.session() as session:
         generation = session.submit("hello", max_tokens=1)
@@ -233,8 +235,9 @@ def test_what_cannot_be_sent_is_refused_before_anything_is(client: Client, serve
     cuts=st.lists(st.integers(0, 30), max_size=4),
 )
 def test_columns_become_deltas_without_gaps(rows: list[tuple[int, int, int, str]], cuts: list[int]) -> None:
-    """However the server cuts the tokens into steps, each output's deltas follow each other and
-    hold its tokens and text.
+    """However the server cuts the tokens into steps, an output's deltas follow each other.
+
+    Together they hold its tokens and text.
     """
     state = SessionState()
     for _ in range(3):

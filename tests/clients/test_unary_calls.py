@@ -1,5 +1,6 @@
-"""Calls with one answer, in both clients: what is sent, what comes back, pages, metadata, default
-timeouts.
+"""Calls with one answer, in both clients.
+
+What is sent, what comes back, pages, metadata, default timeouts.
 """
 
 from __future__ import annotations

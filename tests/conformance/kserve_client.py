@@ -1,5 +1,6 @@
-"""KServe's own gRPC client against the address given: run by test_programs in an environment that
-has it.
+"""KServe's own gRPC client against the address given.
+
+test_programs runs it in an environment that has it.
 """
 
 from __future__ import annotations

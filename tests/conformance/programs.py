@@ -57,20 +57,46 @@ def python() -> pathlib.Path:
     if not (environment / "ready").exists():
         run(sys.executable, "-m", "uv", "venv", "--quiet", "--clear", "--python", sys.executable, environment)
         interpreter = environment / "bin" / "python"
-        run(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", interpreter, "--require-hashes", "-r", requirements)  # fmt: skip
+        run(
+            sys.executable,
+            "-m",
+            "uv",
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            interpreter,
+            "--require-hashes",
+            "-r",
+            requirements,
+        )
         (environment / "ready").touch()
     return environment / "bin" / "python"
 
 
 @functools.cache
 def compressed_tensors() -> pathlib.Path:
-    """Returns a folder that has the package compressed-tensors, for the interpreter that runs this;
-    fills it the first time.
+    """Returns a folder that has the package compressed-tensors.
+
+    It is for the interpreter that runs this, and filled the first time.
     """
     requirements = HERE / "compressed_tensors.txt"
     folder = BUILD / f"compressed-tensors-{hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]}"
     if not (folder / "ready").exists():
-        run(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--target", folder, "--require-hashes", "-r", requirements)  # fmt: skip
+        run(
+            sys.executable,
+            "-m",
+            "uv",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            folder,
+            "--require-hashes",
+            "-r",
+            requirements,
+        )
         (folder / "ready").touch()
     return folder
 
@@ -108,7 +134,18 @@ def _unpack(package: str, digest: str, folder: pathlib.Path) -> None:
     done = folder / f"{package}.done"
     if done.exists():
         return
-    run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", folder, package)  # fmt: skip
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        folder,
+        package,
+    )
     (wheel,) = folder.glob(package.replace("-", "_").replace("==", "-") + "-*.whl")
     assert hashlib.sha256(wheel.read_bytes()).hexdigest() == digest, (
         f"{package}: another file than the one that was tried"
@@ -119,8 +156,9 @@ def _unpack(package: str, digest: str, folder: pathlib.Path) -> None:
 
 
 def _libb64(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the folder of libb64, which perf_analyzer is linked against: Debian's package,
-    unpacked.
+    """Returns the folder of libb64, which perf_analyzer is linked against.
+
+    It is Debian's package, unpacked.
     """
     if not (found := list(folder.glob("usr/lib/*/libb64.so.0d"))):
         if not shutil.which("apt-get") or not shutil.which("dpkg"):

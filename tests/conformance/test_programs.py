@@ -1,5 +1,6 @@
-"""Unchanged programs of Triton, vLLM's backend and KServe against `headrace serve` with two service
-processes.
+"""Unchanged programs of Triton, vLLM's backend and KServe against `headrace serve`.
+
+The server has two service processes.
 
 `slow`: the first run downloads some hundred megabytes. See `programs` for what has to be named in
 the environment.

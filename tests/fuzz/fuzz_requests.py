@@ -1,5 +1,6 @@
-"""A coverage-guided byte fuzzer over everything that reads a caller's bytes before the engine does:
-parsing, validation, tensors, both tensor conventions.
+"""A coverage-guided byte fuzzer over everything that reads a caller's bytes.
+
+That is what the engine does not see: parsing, validation, tensors, both tensor conventions.
 
     python -m tests.fuzz.fuzz_requests FOLDER -max_total_time=60      # the folder keeps the inputs
                                                                       that found new code, from

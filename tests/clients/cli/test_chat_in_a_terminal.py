@@ -81,8 +81,9 @@ def questions(server: CannedServer) -> list[str]:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_loop(server: CannedServer, terminal: Terminal) -> None:
-    """A person asks for an endless answer, presses Ctrl-C, meets an error, asks on and leaves with
-    Ctrl-D.
+    """A person asks for an endless answer and presses Ctrl-C.
+
+    Then comes an error, another question, and Ctrl-D.
     """
     assert f"canned on {server.address}" in terminal.until(READING)
     terminal.press(b"endless\n")
@@ -125,8 +126,9 @@ def test_lines_typed_ahead_are_answered_one_by_one(server: CannedServer, termina
 
 
 def test_every_line_after_a_stopped_answer_is_answered(server: CannedServer, terminal: Terminal) -> None:
-    """A KeyboardInterrupt inside grpc's wait left one of its locks taken, once in about thirty
-    times: the next answer never came.
+    """A KeyboardInterrupt inside grpc's wait left one of its locks taken.
+
+    Once in about thirty times the next answer never came.
     """
     terminal.until(READING)
     for turn in range(60):

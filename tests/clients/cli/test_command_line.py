@@ -92,16 +92,25 @@ def test_a_traced_call_says_how_to_see_its_trace(server: CannedServer) -> None:
     assert run(server, "generate", "hello").stderr == "" and "traceparent" not in server.seen.metadata[1]
 
 
+BY_JAEGER = "where the server sends traces to Jaeger, see it with: headrace trace {id} --jaeger URL"
+
+
 @pytest.mark.parametrize(
     ("code", "says"),
     [
         (grpc.StatusCode.NOT_FOUND, "headrace trace {id} --server {server}"),
         (grpc.StatusCode.UNAVAILABLE, "headrace trace {id} --server {server}"),
-        (grpc.StatusCode.UNIMPLEMENTED, "(it does not serve AdminService); where the server sends traces to Jaeger, see it with: headrace trace {id} --jaeger URL"),
-        (grpc.StatusCode.PERMISSION_DENIED, "(the key has no permission for AdminService); where the server sends traces to Jaeger, see it with: headrace trace {id} --jaeger URL"),
+        (
+            grpc.StatusCode.UNIMPLEMENTED,
+            f"(it does not serve AdminService); {BY_JAEGER}",
+        ),
+        (
+            grpc.StatusCode.PERMISSION_DENIED,
+            f"(the key has no permission for AdminService); {BY_JAEGER}",
+        ),
         (grpc.StatusCode.FAILED_PRECONDITION, "{server} has telemetry off"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("command", [("generate", "hello"), ("chat",)])
 def test_a_traced_call_names_no_way_to_its_trace_that_the_server_closes(
     server: CannedServer, command: tuple[str, ...], code: grpc.StatusCode, says: str
@@ -188,8 +197,13 @@ def test_json_prints_each_event_as_a_line(server: CannedServer) -> None:
     events = json_lines(run(server, "generate", "hello", "--max-tokens", "1", "--json"))
     assert [event["event"] for event in events] == ["accepted", "started", "delta", "output_finished", "done"]
     assert events[2] == {
-        "event": "delta", "output_index": 0, "first_token_index": 0, "token_ids": [100], "text": "w0 ", "logprobs": None,
-    }  # fmt: skip
+        "event": "delta",
+        "output_index": 0,
+        "first_token_index": 0,
+        "token_ids": [100],
+        "text": "w0 ",
+        "logprobs": None,
+    }
     assert events[3]["reason"] == "length" and events[4]["ledger"]["end_to_end_ns"] == 10_000_000
 
 

@@ -25,8 +25,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def fails(*arguments: str, code: int = 1, stdin: str | bytes | None = None) -> str:
-    """Runs a command that must fail with this exit code; returns the last line on stderr, which is
-    the only one but for those that click puts before a wrong usage.
+    """Runs a command that must fail with this exit code.
+
+    Returns the last line on stderr, which is the only one but for those that click puts before a
+    wrong usage.
     """
     result = CliRunner().invoke(main, list(arguments), input=stdin)
     assert result.exit_code == code, result.output

@@ -1,4 +1,7 @@
-"""What every command says of itself: whole at 80 columns, in titled groups; and of mistyped names."""
+"""What every command says of itself, and what is said of mistyped names.
+
+Help is whole at 80 columns, in titled groups.
+"""
 
 from __future__ import annotations
 

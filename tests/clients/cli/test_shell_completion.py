@@ -1,4 +1,7 @@
-"""What a shell offers after `headrace completion`: asked of the shells themselves, where they are."""
+"""What a shell offers after `headrace completion`.
+
+The shells themselves are asked, where they are.
+"""
 
 from __future__ import annotations
 

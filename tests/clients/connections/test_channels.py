@@ -1,5 +1,6 @@
-"""Several connections per client: truly different ones, used in turn, and a subscription that goes
-on over another one.
+"""Several connections per client are truly different ones, used in turn.
+
+A subscription goes on over another one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What happens when connections break: safe calls are sent again, subscriptions continue from the
-last token, the rest fails.
+"""What happens when connections break.
+
+Safe calls are sent again, subscriptions continue from the last token, the rest fails.
 """
 
 from __future__ import annotations
@@ -138,8 +139,9 @@ def test_a_broken_subscription_says_so_and_asks_for_the_next_token(server: Canne
 
 
 def test_a_single_output_is_asked_for_from_the_next_token_too(server: CannedServer) -> None:
-    """What submit returned tells that there is no other output, whose place would have to be asked
-    for.
+    """No other output's place is asked for.
+
+    What submit returned tells that there is none.
     """
     server.service.breaks = [6]
     with Client(server.address, retry=FAST) as client:
@@ -190,8 +192,9 @@ def test_a_cut_generation_fails_and_is_not_started_again(server: CannedServer) -
 
 
 def test_a_subscription_waits_for_a_server_that_comes_back() -> None:
-    """Refused connections in the middle: the first server is gone before the second one listens on
-    its port.
+    """Connections are refused for a while in the middle.
+
+    The first server is gone before the second one listens on its port.
     """
     address = free_address()
     events: list[Event] = []

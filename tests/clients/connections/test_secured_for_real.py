@@ -1,5 +1,6 @@
-"""Clients and command line against a real server with TLS, client certificates and keys, all made
-by `headrace certs` and `headrace keys`.
+"""Clients and command line against a real server with TLS and keys.
+
+Certificates and keys are made by `headrace certs` and `headrace keys`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from headrace_service.auth.keys_command import keys
 
 @dataclass(frozen=True)
 class Secured:
-    """A server, the files of its callers, and a key that may do everything beside one that may only
-    read.
+    """A server, and the files of its callers.
+
+    One key may do everything, another may only read.
     """
 
     address: str

@@ -1,5 +1,7 @@
-"""Keys and TLS in both clients: what goes over which connection, who trusts whom, and what is
-refused before anything is sent.
+"""Keys and TLS in both clients.
+
+They say what goes over which connection, who trusts whom, and what is refused before anything is
+sent.
 """
 
 from __future__ import annotations
@@ -76,12 +78,42 @@ def test_a_key_goes_to_this_machine_without_tls_and_to_no_other(server: CannedSe
     Client("llm.example.com:443").close()
 
 
-LOCAL = ["127.0.0.1:50051", "127.8.9.1:1", "localhost:1", "LOCALHOST:1", "localhost", "[::1]:50051", "[::1]", "unix:/run/x.sock",
-         "unix:///run/x.sock", "unix-abstract:x", "dns:///localhost:1", "dns:127.0.0.1:1", "ipv4:127.0.0.1:1,127.0.0.2:1",
-         "ipv6:[::1]:1"]  # fmt: skip
-ELSEWHERE = ["127.example.com:1", "127.0.0.1.example.com:1", "localhost.example.com:1", "10.0.0.1:1", "0.0.0.0:1", "[::]:1",
-             "example.com", "dns://127.0.0.1/example.com:1", "ipv4:127.0.0.1:1,10.0.0.1:1", "dns:///example.com:1", "",
-             "xds:///localhost", "passthrough:///127.0.0.1:1", "[::1", "[::1].example.com:1", "[::1]example.com", "user@127.0.0.1:1", "127.1:1"]  # fmt: skip
+LOCAL = [
+    "127.0.0.1:50051",
+    "127.8.9.1:1",
+    "localhost:1",
+    "LOCALHOST:1",
+    "localhost",
+    "[::1]:50051",
+    "[::1]",
+    "unix:/run/x.sock",
+    "unix:///run/x.sock",
+    "unix-abstract:x",
+    "dns:///localhost:1",
+    "dns:127.0.0.1:1",
+    "ipv4:127.0.0.1:1,127.0.0.2:1",
+    "ipv6:[::1]:1",
+]
+ELSEWHERE = [
+    "127.example.com:1",
+    "127.0.0.1.example.com:1",
+    "localhost.example.com:1",
+    "10.0.0.1:1",
+    "0.0.0.0:1",
+    "[::]:1",
+    "example.com",
+    "dns://127.0.0.1/example.com:1",
+    "ipv4:127.0.0.1:1,10.0.0.1:1",
+    "dns:///example.com:1",
+    "",
+    "xds:///localhost",
+    "passthrough:///127.0.0.1:1",
+    "[::1",
+    "[::1].example.com:1",
+    "[::1]example.com",
+    "user@127.0.0.1:1",
+    "127.1:1",
+]
 
 
 def test_only_loopback_and_sockets_are_this_machine() -> None:
@@ -148,8 +180,9 @@ def test_the_server_must_prove_its_name_to_an_authority_that_is_trusted(certific
 
 
 def test_the_system_s_authorities_are_trusted(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SSL_CERT_FILE is how an administrator names them; the file that comes with gRPC would not
-    know this authority.
+    """A file that SSL_CERT_FILE names holds the authorities.
+
+    It is how an administrator names them; the file that comes with gRPC would not know this one.
     """
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca.certificate))
     with secured_server(certificates) as server, Client(server.address, tls=True, api_key=API_KEY) as client:
@@ -186,9 +219,10 @@ def test_the_command_line_takes_key_and_files_from_options_and_variables(certifi
     }
     variables = {name: str(value) for name, value in files.items()}
     options = [
-        part for name, value in variables.items()
+        part
+        for name, value in variables.items()
         for part in ("--" + name.removeprefix("HEADRACE_").lower().replace("_", "-"), value)
-    ]  # fmt: skip
+    ]
     with secured_server(certificates, mutual=True) as server:
         common = {"HEADRACE_SERVER": server.address}
         runner = CliRunner()
