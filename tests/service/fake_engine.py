@@ -286,6 +286,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                 active_requests=active,
                 kv_blocks=64,
                 max_waiting_requests=8,
+                max_running_sequences=8,
+                taken_requests=len(self.requests),
             )
         )
 
