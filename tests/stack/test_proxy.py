@@ -103,7 +103,7 @@ async def running(model_path: pathlib.Path, folder: pathlib.Path) -> AsyncIterat
         config = ServiceConfig(listen=(address,), engine=(fake.address,), **settings)  # type: ignore[arg-type]
         with (
             service_process(config.model_dump_json()) as process,
-            running_proxy(folder, address, credentials / "proxy") as proxy,
+            running_proxy(folder, {"service": [address]}, credentials / "proxy") as proxy,
         ):
             trust = grpc.ssl_channel_credentials((credentials / "caller" / "ca.pem").read_bytes())
             async with grpc.aio.secure_channel(proxy.address, trust) as channel:
@@ -142,6 +142,32 @@ async def test_many_streams_pass_at_once(front: Front) -> None:
     calls = [front.generate() for _ in range(500)]
     for events in await asyncio.gather(*map(events_of, calls)):
         assert len(ids_of(events)) == NUM_TOKENS
+
+
+async def test_sessions_pass_both_ways(front: Front) -> None:
+    front.engine.running.clear()
+    session = front.stub.Session(metadata=bearer(front.key))
+    for stream_id in (1, 2):
+        stop = generation_pb2.StopConditions(max_tokens=NUM_TOKENS)
+        spec = generation_pb2.GenerationSpec(text="hello", stop=stop, token_ids_only=True)
+        submit = inference_pb2.SessionSubmit(spec=spec)
+        await session.write(inference_pb2.SessionRequest(stream_id=stream_id, submit=submit))
+        # Accepted before the next is sent: neither direction waits for the other's end.
+        await _until_accepted(session, stream_id)
+    front.engine.running.set()
+    await session.done_writing()
+    tokens = 0
+    while (response := await session.read()) is not grpc.aio.EOF:
+        tokens += len(response.tokens.token_ids)
+    assert tokens == 2 * NUM_TOKENS
+    assert await session.code() is grpc.StatusCode.OK
+
+
+async def _until_accepted(session: grpc.aio.StreamStreamCall, stream_id: int) -> None:
+    while True:
+        response = await session.read()
+        if any(event.event.HasField("accepted") and event.stream_id == stream_id for event in response.events):
+            return
 
 
 async def test_deadlines_and_cancels_reach_the_service(front: Front) -> None:

@@ -47,6 +47,7 @@ def test_addresses_are_used_as_the_client_is_told(target: str, how: LoadBalancin
         assert set(shares(client, 20)) == expected
 
 
+@pytest.mark.slow
 def test_weights_are_what_the_servers_engines_can_do(target: str) -> None:
     """The second engine needs twice the rows for the same requests per second."""
     with Client(target, load_balancing="weighted_round_robin") as client:
