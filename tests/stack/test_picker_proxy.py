@@ -9,11 +9,11 @@ import grpc
 import pytest
 import pytest_asyncio
 import yaml
+from benchmarks.endpoint_picker import DESTINATION, EndpointPicker
 from tests.service.harness import events_of, ids_of
 from tests.service.model_folder import write_model_folder
 from tests.stack.several_services import Front, several_services
 from tests.support.compose_files import DEPLOY
-from tests.support.endpoint_picker import DESTINATION, EndpointPicker
 
 from headrace.v1 import generation_pb2, inference_pb2
 

@@ -1,13 +1,18 @@
 """An endpoint picker before pods: it tells Envoy by ext_proc where each call goes.
 
 It decides as llm-d's does: once it has the whole request, by a header, and gives back every part of
-a body that it is sent. What it picks is its owner's to say.
+a body that it is sent. What it picks is its owner's to say. For tests, and as a process of its own
+for `bench_envoy`, where it always picks the same:
+
+    python -m benchmarks.endpoint_picker PORT HOST:PORT
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import pathlib
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -36,7 +41,7 @@ def _messages() -> dict[str, Any]:
 
 
 class EndpointPicker:
-    """A picker that listens on a port of 127.0.0.1.
+    """A picker that listens on 127.0.0.1.
 
     Attributes:
         pick: returns HOST:PORT for a call of a path, such as "/headrace.v1.InferenceService/Chat".
@@ -50,8 +55,8 @@ class EndpointPicker:
         self.address = ""
         self._server = grpc.aio.server()
 
-    async def start(self) -> None:
-        """Begins to listen."""
+    async def start(self, port: int = 0) -> None:
+        """Begins to listen; on a port that the system chooses if it is 0."""
         messages = _messages()
         handler = grpc.stream_stream_rpc_method_handler(
             self._process,
@@ -60,7 +65,8 @@ class EndpointPicker:
         )
         generic = grpc.method_handlers_generic_handler(_SERVICE, {"Process": handler})
         self._server.add_generic_rpc_handlers((generic,))
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{bound}"
         await self._server.start()
 
     async def stop(self) -> None:
@@ -96,3 +102,13 @@ def _body(data: bytes, ends: bool) -> dict[str, Any]:
 
 def _header(headers: Any, name: str) -> str:
     return next(header.raw_value.decode() for header in headers.headers if header.key == name)
+
+
+async def _run(port: int, destination: str) -> None:
+    picker = EndpointPicker(lambda path: destination)
+    await picker.start(port)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_run(int(sys.argv[1]), sys.argv[2]))
