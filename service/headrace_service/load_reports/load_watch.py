@@ -1,15 +1,16 @@
 """The newest load report of this service, kept fresh while somebody reads reports.
 
-Owns when engines are asked: once a second for as long as a report was wanted within the last
-minute, so that a service that nobody asks costs its engines nothing. What the answers come to is
-`load_window`'s.
+Owns when engines are asked: once a second for as long as a stream of reports is open or a report
+was wanted within the last minute, so that a service that nobody asks costs its engines nothing.
+What the answers come to is `load_window`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from headrace_protos.engine.v1 import engine_pb2
@@ -33,6 +34,7 @@ class LoadWatch:
         self._engines = engines
         self._report: bytes | None = None
         self._wanted_at_ns = 0
+        self._num_streams = 0
         self._wanted = asyncio.Event()
         # Set at each look at the engines, and replaced.
         self._looked = asyncio.Event()
@@ -47,6 +49,15 @@ class LoadWatch:
         self._wanted.set()
         return self._report
 
+    @contextlib.contextmanager
+    def streaming(self) -> Iterator[None]:
+        """Has the engines asked for as long as this lasts, however seldom a report is read."""
+        self._num_streams += 1
+        try:
+            yield
+        finally:
+            self._num_streams -= 1
+
     async def first(self) -> bytes | None:
         """Returns the newest report, after the engines were asked if they have not been yet."""
         report = self.newest()
@@ -60,7 +71,7 @@ class LoadWatch:
         while True:
             await self._wanted.wait()
             window = LoadWindow()
-            while time.monotonic_ns() - self._wanted_at_ns < _UNWANTED_NS:
+            while self._num_streams or time.monotonic_ns() - self._wanted_at_ns < _UNWANTED_NS:
                 await self._look(window)
                 await asyncio.sleep(EVERY_S)
             self._wanted.clear()

@@ -39,12 +39,13 @@ async def _stream(watch: LoadWatch, request: OrcaLoadReportRequest, call: Call) 
     While no engine answers there is nothing to report, and nothing is written.
     """
     interval_s = _interval_s(request)
-    report = await watch.first()
-    while True:
-        if report is not None:
-            await call.context.write(report)
-        await asyncio.sleep(interval_s)
-        report = watch.newest()
+    with watch.streaming():
+        report = await watch.first()
+        while True:
+            if report is not None:
+                await call.context.write(report)
+            await asyncio.sleep(interval_s)
+            report = watch.newest()
 
 
 def _interval_s(request: OrcaLoadReportRequest) -> float:

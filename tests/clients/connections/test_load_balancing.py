@@ -9,12 +9,14 @@ import re
 import time
 from collections.abc import Iterator
 
+import grpc
 import pytest
 from tests.clients.balanced_services import balanced_services
 from tests.service.model_folder import write_model_folder
 
 from headrace import Client, RetryPolicy
 from headrace.connections.channel import LoadBalancing, service_config
+from headrace.v1 import inference_pb2, inference_pb2_grpc
 
 CLIENTS = pathlib.Path(__file__).resolve().parents[3] / "clients"
 PUBLISHED = json.loads((CLIENTS / "service_config.json").read_text())
@@ -59,6 +61,22 @@ def test_weights_are_what_the_servers_engines_can_do(target: str) -> None:
             assert time.monotonic() < deadline, f"{first} and {second} of {CALLS} calls"
             first, second = shares(client, CALLS)
             time.sleep(0.5)
+
+
+@pytest.mark.slow
+def test_grpcs_own_stream_of_reports_gives_weights_too(target: str) -> None:
+    """A channel of one's own, whose calls ask for nothing."""
+    policy = {"blackoutPeriod": "1s", "oobReportingPeriod": "1s", "enableOobLoadReport": True}
+    config = json.dumps({"loadBalancingConfig": [{"weighted_round_robin": policy}]})
+    with grpc.insecure_channel(target, [("grpc.service_config", config)]) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        deadline = time.monotonic() + 120
+        first = 0
+        while not 1.6 * (CALLS - first) < first < 2.5 * (CALLS - first):
+            assert time.monotonic() < deadline, f"{first} of {CALLS} calls"
+            time.sleep(0.5)
+            loads = [stub.GetLoad(inference_pb2.GetLoadRequest()) for _ in range(CALLS)]
+            first = sum(load.waiting_tokens == 1 for load in loads)
 
 
 def test_another_way_to_balance_is_refused() -> None:

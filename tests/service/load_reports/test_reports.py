@@ -14,9 +14,11 @@ from tests.service.harness import Running, running_service
 from tests.support.http2 import ALLOW_BINARY, Answer, RawCall, message
 
 from headrace.v1 import generation_pb2, inference_pb2
+from headrace_protos.engine.v1 import engine_pb2
 from headrace_protos.orca.orca_load_report_pb2 import OrcaLoadReport
 from headrace_protos.orca.orca_pb2 import OrcaLoadReportRequest
 from headrace_service.auth import api_keys
+from headrace_service.load_reports import load_watch
 
 TRAILER = "endpoint-load-metrics-bin"
 ASKS = (("endpoint-load-metrics-format", "BIN"),)
@@ -111,6 +113,31 @@ async def test_a_stream_reports_again_and_again_and_falls_silent_without_engine(
         done, _ = await asyncio.wait([asyncio.ensure_future(call.read())], timeout=2.5)
     assert not done
     call.cancel()
+
+
+async def test_engines_are_asked_only_while_somebody_reads(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_watch, "EVERY_S", 0.01)
+    monkeypatch.setattr(load_watch, "_UNWANTED_NS", 0)
+    asked = 0
+
+    def other_load() -> engine_pb2.Load:
+        nonlocal asked
+        asked += 1
+        return engine_pb2.Load()
+
+    running.engine.other_load = other_load
+    await asyncio.sleep(0.1)
+    assert asked == 0
+    # However seldom a stream reports, what it reports is of all the time between.
+    call = stream(running, OrcaLoadReportRequest(report_interval={"seconds": 3600}).SerializeToString())
+    await call.read()
+    await running.until(lambda: asked > 20)
+    call.cancel()
+    await running.until(lambda: not running.service._load_watch._num_streams)
+    await asyncio.sleep(0.1)
+    before = asked
+    await asyncio.sleep(0.1)
+    assert asked == before
 
 
 @pytest.mark.parametrize(
