@@ -26,7 +26,7 @@ BLACKOUT_S = 10
 
 
 def load(number: int) -> engine_pb2.Load:
-    """Of the engines, the second needs twice the rows for as many requests."""
+    """Makes up a load: the second engine needs twice the rows for as many requests."""
     return engine_pb2.Load(
         running_sequences=4 * number,
         max_running_sequences=16,

@@ -181,7 +181,7 @@ async def test_endpoint_pickers_find_the_names_they_know() -> None:
         assert ("# TYPE vllm:num_requests_waiting gauge" in plain) == bool(settings)
         assert "vllm" not in openmetrics
         assert all(sample.labels == {"model_name": reported.MODEL} for sample in samples if sample.name in vllm)
-    # What the picker of deploy/envoy is told to read is there as it is.
+    # What the picker of deploy/envoy is configured to read is there as it is.
     extractor, *_ = yaml.safe_load((DEPLOY / "envoy" / "endpoint-picker-config.yaml").read_text())["plugins"]
     (engine_config,) = extractor["parameters"]["engineConfigs"]
     named = [value for field, value in engine_config.items() if field.endswith("Spec")]

@@ -1,6 +1,6 @@
 """Load reports in the trailers of calls: `endpoint-load-metrics-bin`.
 
-Owns which calls carry one: all, where the server is told to report always, else those whose
+Owns which calls carry one: all, where the configuration says always, else those whose
 metadata holds `endpoint-load-metrics-format: bin`. Who may read the stream of reports may ask for
 them, and nobody else; a format that this server does not write is refused. What is reported is what
 was known when the call ended, or, where it failed, when it began.

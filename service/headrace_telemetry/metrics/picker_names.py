@@ -1,7 +1,7 @@
 """vLLM's names of the gauges by which endpoint pickers of gateways choose among model servers.
 
-llm-d's picker and that of the Gateway API inference extension read these names of a server that
-they are told nothing about. Which of our gauges they are is said here; the values are the same.
+Llm-d's picker and that of the Gateway API inference extension read these names of a server that
+their configuration does not know. Owns which of our gauges they are; the values are the same.
 """
 
 from __future__ import annotations

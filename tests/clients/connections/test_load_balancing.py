@@ -39,7 +39,7 @@ def shares(client: Client, calls: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("how", "expected"), [("pick_first", {0, 20}), ("round_robin", {10})])
-def test_addresses_are_used_as_the_client_is_told(target: str, how: LoadBalancing, expected: set[int]) -> None:
+def test_addresses_are_used_by_the_clients_option(target: str, how: LoadBalancing, expected: set[int]) -> None:
     with Client(target, load_balancing=how) as client:
         client.load()
         # Until both are connected, one takes all.
@@ -96,7 +96,7 @@ def test_the_published_service_config_is_the_clients_own() -> None:
     ],
 )
 def test_the_other_clients_send_the_same_calls_again(path: str, pattern: str) -> None:
-    """That they do so is their own tests' to show."""
+    """Reads their lists; their own tests show that they go by them."""
     text = (CLIENTS / path).read_text()
     sent_again = {name for names in re.findall(pattern, text) for name in re.findall(r'"([A-Z]\w+)"', names)}
     (config,) = PUBLISHED["methodConfig"]

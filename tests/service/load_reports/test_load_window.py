@@ -54,7 +54,7 @@ def test_a_first_look_knows_no_rate() -> None:
 
 
 def test_engines_that_are_twice_as_fast_weigh_twice_as_much() -> None:
-    """The same requests per second; in the fast engine each takes half the time."""
+    """Both take as many requests per second, and each takes half the time in the fast one."""
     slow, fast = (steady(LoadWindow(), per_s=4, running=running) for running in (8, 4))
     assert weight(fast) == pytest.approx(2 * weight(slow))
     both = steady(LoadWindow(), per_s=4, running=8, engines=2)

@@ -88,7 +88,7 @@ async def test_a_report_is_of_the_calls_end(running: Running) -> None:
     assert report.application_utilization > 0 and report.rps_fractional > 0
 
 
-async def test_all_calls_report_where_the_server_is_told_to(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
+async def test_all_calls_report_where_the_setting_says_always(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
     async with running_service(model_path, sockets, load_reports="always") as running:
         await until_known(running)
         assert report_of(await raw(running, "Generate", spec(4))) is not None
