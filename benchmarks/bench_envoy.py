@@ -28,10 +28,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import envoy
+import envoy  # type: ignore[import-untyped]
 import grpc
 import psutil
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from benchmarks import figures, front_first, front_parties
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from grpc_tools import protoc
+from grpc_tools import protoc  # type: ignore[import-untyped]
 
 DESTINATION = "x-gateway-destination-endpoint"
 _PROTO = pathlib.Path(__file__).with_name("ext_proc.proto")
@@ -53,7 +53,7 @@ class EndpointPicker:
         self.pick = pick
         self.kinds: set[str] = set()
         self.address = ""
-        self._server = grpc.aio.server()
+        self._server: grpc.aio.Server | None = None
 
     async def start(self, port: int = 0) -> None:
         """Begins to listen; on a port that the system chooses if it is 0."""
@@ -64,6 +64,7 @@ class EndpointPicker:
             response_serializer=messages["ProcessingResponse"].SerializeToString,
         )
         generic = grpc.method_handlers_generic_handler(_SERVICE, {"Process": handler})
+        self._server = grpc.aio.server()
         self._server.add_generic_rpc_handlers((generic,))
         bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self.address = f"127.0.0.1:{bound}"
@@ -71,7 +72,9 @@ class EndpointPicker:
 
     async def stop(self) -> None:
         """Ends it, and the calls that it works on."""
-        await self._server.stop(0)
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
 
     async def _process(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         response, path, body = _messages()["ProcessingResponse"], "", b""
@@ -101,7 +104,7 @@ def _body(data: bytes, ends: bool) -> dict[str, Any]:
 
 
 def _header(headers: Any, name: str) -> str:
-    return next(header.raw_value.decode() for header in headers.headers if header.key == name)
+    return next(str(header.raw_value, "utf-8") for header in headers.headers if header.key == name)
 
 
 async def _run(port: int, destination: str) -> None:

@@ -126,11 +126,37 @@ async def test_a_picker_that_names_nobody_ends_calls_unavailable(front: Front, p
     assert front.answered == [0, 0]
 
 
-async def test_both_front_doors_keep_the_limits_of_the_first() -> None:
-    """What stands between strangers and a service is said in three files, which must agree."""
-    first, *others = [
-        yaml.safe_load((DEPLOY / "envoy" / name).read_text()) for name in ("envoy.yaml", "balanced.yaml", "picker.yaml")
-    ]
+async def test_a_picker_that_dies_takes_no_stream_along(front: Front, picker: EndpointPicker) -> None:
+    engine = front.services[0].engine
+    engine.running.clear()
+    call = front.generate()
+    await _until(lambda: engine.requests)
+    await picker.stop()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await events_of(front.generate())
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    engine.running.set()
+    assert len(ids_of(await events_of(call))) == NUM_TOKENS
+    await picker.start(int(picker.address.rpartition(":")[2]))
+    async with asyncio.timeout(240):
+        while True:
+            again = front.generate()
+            if len(ids_of(await _events_or_none(again))) == NUM_TOKENS:
+                return
+
+
+async def _events_or_none(call: object) -> list[generation_pb2.GenerationEvent]:
+    try:
+        return await events_of(call)
+    except grpc.aio.AioRpcError:
+        await asyncio.sleep(0.2)
+        return []
+
+
+async def test_all_front_doors_keep_the_limits_of_the_first() -> None:
+    """What stands between strangers and a service is said in four files, which must agree."""
+    names = ("envoy.yaml", "balanced.yaml", "picker.yaml", "pod.yaml")
+    first, *others = [yaml.safe_load((DEPLOY / "envoy" / name).read_text()) for name in names]
     for other in others:
         assert _guard(other) == _guard(first)
         assert other["overload_manager"] == first["overload_manager"]
@@ -142,9 +168,10 @@ def _guard(content: dict[str, object]) -> list[object]:
     (listener,) = resources["listeners"]  # type: ignore[index]
     (chain,) = listener["filter_chains"]
     (manager,) = chain["filters"]
-    config = {
-        name: value for name, value in manager["typed_config"].items() if name not in ("http_filters", "route_config")
-    }
+    # A pod's front door speaks HTTP/1.1 too, for scrapes.
+    elsewhere = ("http_filters", "route_config", "codec_type")
+    config = {name: value for name, value in manager["typed_config"].items() if name not in elsewhere}
+    chain["transport_socket"]["typed_config"]["common_tls_context"].pop("alpn_protocols", None)
     own = (
         "name",
         "type",
@@ -158,7 +185,7 @@ def _guard(content: dict[str, object]) -> list[object]:
     clusters = [
         {name: value for name, value in cluster.items() if name not in own}
         for cluster in resources["clusters"]  # type: ignore[index]
-        if cluster["name"] != "picker"
+        if cluster["name"] not in ("picker", "metrics")
     ]
     assert all(cluster == clusters[0] for cluster in clusters)
     listener = {name: value for name, value in listener.items() if name != "filter_chains"}

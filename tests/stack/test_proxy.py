@@ -9,6 +9,8 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
@@ -30,6 +32,9 @@ from tests.support.running_server import environment
 
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_service.config import ServiceConfig
+from headrace_telemetry.config import TelemetryConfig
+from headrace_telemetry.counts import ExportCounts
+from headrace_telemetry.metrics import Metrics
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 # The fake engine's answer to everything.
@@ -44,6 +49,7 @@ class Front:
 
     credentials: pathlib.Path
     proxy: Proxy
+    service: str
     service_pid: int
     engine: FakeEngine
     stub: inference_pb2_grpc.InferenceServiceStub
@@ -108,7 +114,7 @@ async def running(model_path: pathlib.Path, folder: pathlib.Path) -> AsyncIterat
             trust = grpc.ssl_channel_credentials((credentials / "caller" / "ca.pem").read_bytes())
             async with grpc.aio.secure_channel(proxy.address, trust) as channel:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
-                found = Front(credentials, proxy, process.pid, fake, stub, channel)
+                found = Front(credentials, proxy, address, process.pid, fake, stub, channel)
                 await until_serving(stub, process, bearer(found.key))
                 yield found
 
@@ -136,6 +142,29 @@ async def test_tokens_pass_one_by_one_as_they_are_made(front: Front) -> None:
             pass
     await events_of(call)
     assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_pods_front_door_has_metrics_on_the_port_of_calls(front: Front, tmp_path: pathlib.Path) -> None:
+    config = TelemetryConfig(telemetry_socket=tmp_path / "unused", metrics_listen="127.0.0.1:0")
+    metrics = Metrics(config, ExportCounts())
+    behind = {"service": [front.service], "metrics": [f"127.0.0.1:{await metrics.start()}"]}
+    with running_proxy(tmp_path, behind, front.credentials / "proxy", "pod.yaml") as pod:
+        trust = (front.credentials / "caller" / "ca.pem").read_bytes()
+        async with grpc.aio.secure_channel(pod.address, grpc.ssl_channel_credentials(trust)) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            assert await stub.ListModels(inference_pb2.ListModelsRequest(), metadata=bearer(front.key))
+        assert b"headrace_telemetry_queued_bytes" in await asyncio.to_thread(_fetched, pod.address, "/metrics", trust)
+        # Of the telemetry process's paths only that one, and of HTTP/1.1 nothing else.
+        with pytest.raises(urllib.error.HTTPError):
+            await asyncio.to_thread(_fetched, pod.address, "/healthz", trust)
+    await metrics.close(0)
+
+
+def _fetched(address: str, path: str, trust: bytes) -> bytes:
+    context = ssl.create_default_context(cadata=trust.decode())
+    with urllib.request.urlopen(f"https://{address}{path}", timeout=60, context=context) as answer:
+        content: bytes = answer.read()
+        return content
 
 
 async def test_many_streams_pass_at_once(front: Front) -> None:
