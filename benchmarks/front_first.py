@@ -26,7 +26,7 @@ def measure(generate_address: str, openai_address: str, num_requests: int) -> di
     host, _, port = openai_address.rpartition(":")
     with grpc.insecure_channel(generate_address) as channel, socket.create_connection((host, int(port))) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        ways = {"generate": lambda: _generate(channel), "openai": lambda: _openai(connection)}
+        ways = {"generate": lambda: generate(channel), "openai": lambda: _openai(connection)}
         times: dict[str, list[float]] = {way: [] for way in ways}
         for number in range(_WARM_UP + num_requests):
             for way, ask in ways.items():
@@ -52,8 +52,8 @@ def _timed(ask: Callable[[], float]) -> float:
     return ask() - began_s
 
 
-def _generate(channel: grpc.Channel) -> float:
-    """Returns when the first token came, after the stream's end."""
+def generate(channel: grpc.Channel) -> float:
+    """Asks by gRPC. Returns when the first token came (time.monotonic), after the stream's end."""
     request = inference_pb2.GenerateRequest(spec=spec())
     request.spec.stop.max_tokens = _MAX_TOKENS
     first_s = 0.0

@@ -50,6 +50,7 @@ type config struct {
 	channels    int
 	timeout     time.Duration
 	retry       RetryPolicy
+	balancing   string
 	dialOptions []grpc.DialOption
 }
 
@@ -91,7 +92,7 @@ func WithDialOptions(options ...grpc.DialOption) Option {
 // target. Connections are made by the first calls. Without [WithTLS], [WithTLSConfig] or
 // [WithInsecure] the target must be this machine, and the connection is plaintext.
 func New(target string, options ...Option) (*Client, error) {
-	c := config{channels: 1, timeout: defaultTimeout, retry: RetryPolicy{}.withDefaults()}
+	c := config{channels: 1, timeout: defaultTimeout, retry: RetryPolicy{}.withDefaults(), balancing: PickFirst}
 	for _, option := range options {
 		if err := option(&c); err != nil {
 			return nil, err
@@ -126,14 +127,15 @@ func (c *config) dial() []grpc.DialOption {
 	reconnect := backoff.DefaultConfig
 	// A server that comes back after a restart is found within the retries.
 	reconnect.BaseDelay, reconnect.MaxDelay = 100*time.Millisecond, 3*time.Second
-	return append([]grpc.DialOption{
+	options := append([]grpc.DialOption{
 		grpc.WithUserAgent("headrace-go/" + Version),
-		grpc.WithDefaultServiceConfig(c.retry.serviceConfig()),
+		grpc.WithDefaultServiceConfig(c.retry.serviceConfig(c.balancing)),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceiveBytes)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: connectTimeout}),
-	}, c.dialOptions...)
+	}, c.loadRequested()...)
+	return append(options, c.dialOptions...)
 }
 
 // channel is the connection whose turn it is.

@@ -172,15 +172,17 @@ func nests(field protoreflect.FieldDescriptor) bool {
 
 func TestClientsThatMakeNoSenseAreRefused(t *testing.T) {
 	for want, options := range map[string][]headrace.Option{
-		"WithChannels":         {headrace.WithChannels(0)},
-		"WithTimeout":          {headrace.WithTimeout(-1)},
-		"WithRetry":            {headrace.WithRetry(headrace.RetryPolicy{MaxAttempts: -1})},
-		"WithAPIKey":           {headrace.WithAPIKey("ends with a line break\n")},
-		"not both":             {headrace.WithInsecure(), headrace.WithTLS(headrace.TLS{})},
-		"/no/such/file":        {headrace.WithTLS(headrace.TLS{CAFile: "/no/such/file"})},
-		"no PEM":               {headrace.WithTLS(headrace.TLS{CAFile: "client_test.go"})},
-		"belong together":      {headrace.WithTLS(headrace.TLS{CertFile: "client_test.go"})},
-		"unencrypted key: tls": {headrace.WithTLS(headrace.TLS{CertFile: "client_test.go", KeyFile: "client_test.go"})},
+		"WithChannels":          {headrace.WithChannels(0)},
+		"WithTimeout":           {headrace.WithTimeout(-1)},
+		"weightedroundrobin\"":  {headrace.WithLoadBalancing(headrace.WeightedRoundRobin)},
+		"round_robin, weighted": {headrace.WithLoadBalancing("random")},
+		"WithRetry":             {headrace.WithRetry(headrace.RetryPolicy{MaxAttempts: -1})},
+		"WithAPIKey":            {headrace.WithAPIKey("ends with a line break\n")},
+		"not both":              {headrace.WithInsecure(), headrace.WithTLS(headrace.TLS{})},
+		"/no/such/file":         {headrace.WithTLS(headrace.TLS{CAFile: "/no/such/file"})},
+		"no PEM":                {headrace.WithTLS(headrace.TLS{CAFile: "client_test.go"})},
+		"belong together":       {headrace.WithTLS(headrace.TLS{CertFile: "client_test.go"})},
+		"unencrypted key: tls":  {headrace.WithTLS(headrace.TLS{CertFile: "client_test.go", KeyFile: "client_test.go"})},
 	} {
 		if client, err := headrace.New("127.0.0.1:1", options...); err == nil || !strings.Contains(err.Error(), want) ||
 			strings.Contains(err.Error(), "line break\n") {

@@ -78,12 +78,21 @@ func (p RetryPolicy) backoff(failures int) time.Duration {
 	return time.Duration(min(float64(p.MaxBackoff), pause))
 }
 
-// serviceConfig is gRPC's service config with one retry policy for the calls that may be sent
-// twice.
-func (p RetryPolicy) serviceConfig() string {
-	if p.MaxAttempts == 1 {
-		return "{}"
+// serviceConfig is gRPC's service config: how addresses are used, and one retry policy for the calls
+// that may be sent twice.
+func (p RetryPolicy) serviceConfig(balancing string) string {
+	config := map[string]any{"loadBalancingConfig": []any{map[string]any{balancing: struct{}{}}}}
+	if p.MaxAttempts > 1 {
+		config["methodConfig"] = []any{p.methodConfig()}
 	}
+	text, err := json.Marshal(config)
+	if err != nil {
+		panic(err) // strings and numbers alone
+	}
+	return string(text)
+}
+
+func (p RetryPolicy) methodConfig() map[string]any {
 	type name struct {
 		Service string `json:"service"`
 		Method  string `json:"method"`
@@ -96,7 +105,7 @@ func (p RetryPolicy) serviceConfig() string {
 		names = append(names, name{headracev1.AdminService_ServiceDesc.ServiceName, call})
 	}
 	seconds := func(d time.Duration) string { return fmt.Sprintf("%.9fs", d.Seconds()) }
-	text, err := json.Marshal(map[string]any{"methodConfig": []any{map[string]any{
+	return map[string]any{
 		"name": names,
 		"retryPolicy": map[string]any{
 			"maxAttempts":          min(p.MaxAttempts, maxCallAttempts),
@@ -105,9 +114,5 @@ func (p RetryPolicy) serviceConfig() string {
 			"backoffMultiplier":    p.Multiplier,
 			"retryableStatusCodes": []string{"UNAVAILABLE"},
 		},
-	}}})
-	if err != nil {
-		panic(err) // strings and numbers alone
 	}
-	return string(text)
 }

@@ -233,6 +233,13 @@ class ServiceConfig(pydantic.BaseModel):
     kserve: Annotated[
         bool, Field(description="serve inference.GRPCInferenceService, the wire of KServe v2 and Triton, as well")
     ] = True
+    load_reports: Annotated[
+        Literal["off", "asked", "always"],
+        Field(
+            description="tell load balancers how busy the engines are, by ORCA: on streams of OpenRcaService and in "
+            "the trailers of calls that ask for it (asked), or in those of all calls (always)"
+        ),
+    ] = "asked"
     kserve_vllm_names: Annotated[
         tuple[str, ...],
         Field(max_length=16, description="names by which KServe clients reach the default model with vLLM's tensors"),

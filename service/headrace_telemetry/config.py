@@ -122,6 +122,13 @@ class TelemetryConfig(pydantic.BaseModel):
     metrics_listen: Annotated[
         str, Field(description="HOST:PORT of /metrics for Prometheus, all processes in one; default: none")
     ] = ""
+    metrics_vllm_names: Annotated[
+        bool,
+        Field(
+            description="serve waiting and running requests and KV usage by vLLM's names as well, which endpoint "
+            "pickers of gateways read"
+        ),
+    ] = False
     export_interval_s: Annotated[
         float, Field(ge=0.5, le=3600, description="seconds between messages of metrics to the collector")
     ] = 10.0

@@ -166,6 +166,17 @@ def test_the_ladder_has_its_rungs(tmp_path: pathlib.Path) -> None:
     assert record["kv_waste"]["waste_paged"] < record["kv_waste"]["waste_contiguous_prompt_and_max_tokens"]
 
 
+@pytest.mark.slow
+def test_envoys_ways_are_compared(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "envoy.json"
+    run("bench_envoy", "--first", "5", "--streams", "4", "--seconds", "1", "--rounds", "1", "--json", str(path))
+    record = json.loads(path.read_text())
+    ways = {"direct", "proxy", "picked", "duplex"}
+    assert set(record["first_token"]["ms"]) == set(record["rates"]["tokens_per_s"]) == ways
+    assert all(tokens > 0 for tokens in record["rates"]["tokens_per_s"].values())
+    assert set(record["rates"]["lost_share"]) == ways - {"direct"}
+
+
 def test_mistakes_are_refused_in_a_line() -> None:
     warm = WarmPython([f"benchmarks.bench_{name}" for name in ("engine", "ladder", "serving")], figures.environment())
     for name, arguments, reason in (

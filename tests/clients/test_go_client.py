@@ -26,7 +26,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
+from tests.clients.balanced_services import balanced_services
 from tests.clients.tcp_proxy import TcpProxy, tcp_proxy
+from tests.service.model_folder import write_model_folder
 from tests.support.running_server import RunningServer, environment, running_server
 from tests.support.toolchains import GO, left_out, require
 
@@ -144,9 +146,15 @@ def go_test(go: str, names: str, others: str, **variables: str) -> str:
 def test_go_tests_pass_against_a_real_server(go: str, server: RunningServer) -> None:
     with tcp_proxy(server.address) as proxy, cut_on_connect(proxy) as cut:
         addresses = {"SERVER": server.address, "PROXY": proxy.address, "CUT": cut}
-        reported = go_test(go, "Test", "TestSecured", **addresses)
+        reported = go_test(go, "Test", "TestSecured|TestBalanced", **addresses)
     passed = set(re.findall(r"^--- PASS: (\w+)", reported, re.MULTILINE))
     assert "TestServerLosesAndDoublesNothingOverBrokenConnections" in passed
+
+
+@pytest.mark.slow
+def test_go_tests_pass_against_several_servers(go: str, tmp_path: pathlib.Path) -> None:
+    with balanced_services(write_model_folder(tmp_path / "tiny")) as addresses:
+        go_test(go, "TestBalanced", "none", BALANCED=",".join(addresses))
 
 
 @pytest.fixture(scope="module")

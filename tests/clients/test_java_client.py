@@ -24,8 +24,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.clients.balanced_services import balanced_services
 from tests.clients.java_build import SHORT_LIVED, JavaBuild, java_build, maven
 from tests.clients.tcp_proxy import cut_on_connect, tcp_proxy
+from tests.service.model_folder import write_model_folder
 from tests.support.running_server import RunningServer, environment, running_server
 
 pytestmark = pytest.mark.timeout(1800)
@@ -130,8 +132,14 @@ def test_the_readme_shows_every_example() -> None:
 
 @pytest.mark.slow
 def test_java_tests_pass_against_a_real_server(build: JavaBuild, server: RunningServer, tmp_path: pathlib.Path) -> None:
-    with tcp_proxy(server.address) as proxy, cut_on_connect(proxy) as cut, secured_server(tmp_path) as secured:
-        addresses = {"SERVER": server.address, "PROXY": proxy.address, "CUT": cut}
+    with (
+        tcp_proxy(server.address) as proxy,
+        cut_on_connect(proxy) as cut,
+        secured_server(tmp_path) as secured,
+        balanced_services(write_model_folder(tmp_path / "tiny")) as balanced,
+    ):
+        addresses = {"SERVER": server.address, "PROXY": proxy.address, "CUT": cut, "BALANCED": ",".join(balanced)}
+        addresses["SERVICE_CONFIG"] = str(ROOT / "clients" / "service_config.json")
         variables = {f"HEADRACE_TEST_{name}": address for name, address in addresses.items()} | secured
         maven(build.folder, "surefire:test", repository=build.repository, env=variables)
     reports = [ElementTree.parse(path).getroot() for path in (build.folder / "target/surefire-reports").glob("*.xml")]

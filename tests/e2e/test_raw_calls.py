@@ -20,6 +20,7 @@ from tests.support.rpc import generate, greedy, idle_load
 from tests.support.running_server import RunningServer
 
 from headrace.v1 import inference_pb2
+from headrace_protos.orca.orca_load_report_pb2 import OrcaLoadReport
 
 _INTERNALS = re.compile(r"Traceback|\.py\b|/work|/root|/home|/tmp|0x[0-9a-f]{6,}|object at|headrace_(service|backend)")
 PROMPT = [50, 60, 70]
@@ -159,3 +160,19 @@ def test_a_request_that_never_ends_is_given_up_at_its_deadline(server: RunningSe
             call.send_data(bytes([byte]), ends=False)
             time.sleep(0.1)
         check_refused(call.answer(), DEADLINE_EXCEEDED, "")
+
+
+def test_load_reports_are_of_the_engine_whichever_service_took_its_requests(server: RunningServer) -> None:
+    """Calls go to either of two services, the stream of reports to one."""
+    method = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"
+    with grpc.insecure_channel(server.address) as channel:
+        stream = channel.unary_stream(method, response_deserializer=OrcaLoadReport.FromString)(b"", timeout=240)
+        report = next(stream)
+        rows = report.utilization["batch_rows"]
+        assert report.application_utilization == rows == 0
+        while not report.rps_fractional:
+            for _ in range(4):
+                generate(server.address, greedy(PROMPT, 4))
+            report = next(stream)
+        stream.cancel()
+    assert report.eps == 0 and report.named_metrics["num_requests_waiting"] == 0

@@ -82,7 +82,7 @@ def test_both_live_in_one_process_and_read_each_other() -> None:
 def test_generated_modules_can_be_imported_only_once_per_process() -> None:
     """A second copy would need a second pool; Python's module cache is what prevents it."""
     assert importlib.import_module("headrace_protos.inference.grpc_service_pb2") is grpc_service_pb2
-    assert "headrace_protos.inference.private_pool" in sys.modules
+    assert "headrace_protos.private_pool" in sys.modules
 
 
 def test_data_types_have_tritons_numbers() -> None:

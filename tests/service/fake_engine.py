@@ -102,6 +102,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         # Whether its requests are preempted, as while a worker is replaced.
         self.preempts = False
         self.step_id = 0
+        # What it says of its load in place of the truth.
+        self.other_load: Callable[[], engine_pb2.Load] = engine_pb2.Load
         # Whether the end of an aborted request is kept to itself.
         self.silent_aborts = False
         self._connections: set[Connection] = set()
@@ -279,15 +281,17 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
     def _on_load(self, connection: Connection, query: engine_pb2.LoadQuery) -> None:
         active = sum(not request.done for request in self.requests.values())
-        connection.send(
-            load=engine_pb2.Load(
-                query_id=query.query_id,
-                running_sequences=0 if self.preempts else active,
-                active_requests=active,
-                kv_blocks=64,
-                max_waiting_requests=8,
-            )
+        load = engine_pb2.Load(
+            query_id=query.query_id,
+            running_sequences=0 if self.preempts else active,
+            active_requests=active,
+            kv_blocks=64,
+            max_waiting_requests=8,
+            max_running_sequences=8,
+            taken_requests=len(self.requests),
         )
+        load.MergeFrom(self.other_load())
+        connection.send(load=load)
 
     # -- steps
 

@@ -134,6 +134,7 @@ async def test_reflection_lists_and_describes_the_services(running: Running) -> 
         "headrace.v1.AdminService",
         "inference.GRPCInferenceService",
         "grpc.health.v1.Health",
+        "xds.service.orca.v3.OpenRcaService",
         "grpc.reflection.v1alpha.ServerReflection",
     }
     assert described.file_descriptor_response.file_descriptor_proto
@@ -144,6 +145,7 @@ async def test_reflection_lists_and_describes_the_services(running: Running) -> 
     [
         ("headrace.v1.InferenceService.Tokenize", True),
         ("inference.GRPCInferenceService.ModelInfer", True),
+        ("xds.service.orca.v3.OpenRcaService.StreamCoreMetrics", True),
         ("headrace.v1.InferenceService.Dream", False),
         ("headrace.v1.Dream.Tokenize", False),
         ("Tokenize", False),

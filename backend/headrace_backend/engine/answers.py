@@ -116,3 +116,6 @@ class LoadSnapshot:
     max_running_sequences: int
     # Requests that have not ended, whether they run, wait for their first step, or were preempted.
     active_requests: int
+    # Requests since the engine began: taken, and refused because there was no room for them then.
+    taken_requests: int
+    refused_requests: int

@@ -90,4 +90,6 @@ class LoadMeter:
             late_plans=self._timing.num_late,
             max_running_sequences=scheduler.num_rows,
             active_requests=num_active,
+            taken_requests=admission.num_taken,
+            refused_requests=admission.num_refused,
         )

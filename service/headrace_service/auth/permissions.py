@@ -12,6 +12,7 @@ import enum
 from collections.abc import Collection
 
 HEALTH_PREFIX = "grpc.health.v1.Health/"
+ORCA_SERVICE = "xds.service.orca.v3.OpenRcaService"
 # Operations of OpenAI's HTTP API, by their names in its specification.
 OPENAI_PREFIX = "openai.v1/"
 
@@ -43,6 +44,7 @@ _SERVICES: dict[Permission, dict[str, str]] = {
             "ServerLive ServerReady ModelReady ServerMetadata ModelMetadata ModelConfig ModelStatistics RepositoryIndex"
         ),
         _OPENAI: "ListModels RetrieveModel Health",
+        ORCA_SERVICE: "StreamCoreMetrics",
         "grpc.reflection.v1alpha.ServerReflection": "ServerReflectionInfo",
         "grpc.reflection.v1.ServerReflection": "ServerReflectionInfo",
     },

@@ -97,8 +97,9 @@ def bidirectional(
 
 
 async def _abort(context: Context, error: Exception) -> None:
-    """Ends the call with the status that the error stands for."""
+    """Ends the call with the status that the error stands for, and the trailers it has already."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
     failure = failures.failure_of(context, error)
-    await context.abort(failure.code, failure.message, trailing_metadata=errors.trailing_metadata(failure))
+    trailers = (*errors.trailing_metadata(failure), *(context.trailing_metadata() or ()))
+    await context.abort(failure.code, failure.message, trailing_metadata=trailers)

@@ -2,9 +2,9 @@
 
 Methods by name, and JSON names of fields.
 
-The KServe wire's descriptors live in a pool of their own
-(`headrace_protos.inference.private_pool`), all others in protobuf's default one. Reflection asks a
-single pool; this one asks each in turn.
+The descriptors of KServe's and ORCA's wires live in a pool of their own
+(`headrace_protos.private_pool`), all others in protobuf's default one. Reflection asks a single
+pool; this one asks each in turn.
 """
 
 from __future__ import annotations

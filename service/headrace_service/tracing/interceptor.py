@@ -1,8 +1,8 @@
 """Every call, from its arrival to its status: the fact that reports it, and its log lines' names.
 
-Owns the outermost interceptor, so that calls refused by the others are reported too. grpc.health.v1
-and reflection are left alone: probes would drown what is asked for. A method that is not served is
-not reported either: its name is the caller's own.
+Owns the outermost interceptor, so that calls refused by the others are reported too.
+grpc.health.v1, reflection and ORCA are left alone: probes would drown what is asked for. A method
+that is not served is not reported either: its name is the caller's own.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import grpc
 import structlog
 
+from headrace_service.messages import framed_handlers
+from headrace_service.messages.framed_handlers import Behaviour
 from headrace_service.tracing import call_trace, context
 from headrace_service.tracing.call_trace import CallTrace
 from headrace_service.tracing.tracer import Tracer
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Context = grpc.aio.ServicerContext[Any, Any]
-_Behaviour = Callable[[Any, _Context], Awaitable[Any]]
-_UNREPORTED = ("grpc.health.", "grpc.reflection.")
+_UNREPORTED = ("grpc.health.", "grpc.reflection.", "xds.service.orca.")
 
 
 class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -51,10 +52,9 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return handler if handler is None else self._reported(handler, call, start_ns)
 
     def _reported(self, handler: _Handler, call: CallTrace, start_ns: int) -> _Handler:
-        inner, remade = _parts_of(handler)
         tracer = self._tracer
 
-        async def answer(request: Any, context: _Context) -> Any:
+        async def answer(inner: Behaviour, request: Any, context: _Context) -> Any:
             tracer.call_began()
             status = "OK"
             try:
@@ -68,29 +68,7 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             finally:
                 tracer.call_ended(call, status, start_ns)
 
-        return remade(
-            answer,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
-
-
-def _parts_of(handler: _Handler) -> tuple[_Behaviour, Callable[..., _Handler]]:
-    """Returns what a handler does, and what makes one of its kind."""
-    if handler.request_streaming:
-        inner, remade = (
-            (handler.stream_stream, grpc.stream_stream_rpc_method_handler)
-            if handler.response_streaming
-            else (handler.stream_unary, grpc.stream_unary_rpc_method_handler)
-        )
-    else:
-        inner, remade = (
-            (handler.unary_stream, grpc.unary_stream_rpc_method_handler)
-            if handler.response_streaming
-            else (handler.unary_unary, grpc.unary_unary_rpc_method_handler)
-        )
-    assert asyncio.iscoroutinefunction(inner), "handlers of this server are coroutines"
-    return cast(_Behaviour, inner), remade
+        return framed_handlers.framed(handler, answer)
 
 
 def _status_of_cancelled(context: _Context) -> str:

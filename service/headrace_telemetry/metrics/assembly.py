@@ -65,7 +65,7 @@ class Metrics:
 
     def render(self, content_type: str) -> bytes:
         """All figures as text of one of `exposition`'s content types."""
-        return exposition.render(self.snapshot(), content_type)
+        return exposition.render(self.snapshot(), content_type, self._config.metrics_vllm_names)
 
 
 def _resource(config: TelemetryConfig) -> dict[str, str | int]:

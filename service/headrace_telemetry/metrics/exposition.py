@@ -29,6 +29,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
+from headrace_telemetry.metrics import picker_names
+
 PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _UNIT_WORDS: Final = {"s": "seconds", "By": "bytes"}
@@ -43,10 +45,18 @@ def content_type(accept: str) -> str:
     return OPENMETRICS if "application/openmetrics-text" in media_types else PLAIN
 
 
-def render(data: MetricsData, content_type: str) -> bytes:
-    """A snapshot as text of one of the two content types."""
+def render(data: MetricsData, content_type: str, vllm_names: bool = False) -> bytes:
+    """A snapshot as text of one of the two content types.
+
+    Args:
+        data: the snapshot.
+        content_type: PLAIN or OPENMETRICS.
+        vllm_names: whether the gauges of `picker_names` are shown by vLLM's names as well. In the
+            plain format alone, which pickers read: prometheus_client writes OpenMetrics without
+            the colon.
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(data))
+    registry.register(_Families(data, vllm_names and content_type == PLAIN))
     text: bytes = (openmetrics if content_type == OPENMETRICS else plain).generate_latest(registry)
     return text
 
@@ -67,8 +77,9 @@ def base_name(name: str, unit: str, kind: str) -> str:
 class _Families(Collector):
     """A snapshot as prometheus_client's families."""
 
-    def __init__(self, data: MetricsData) -> None:
+    def __init__(self, data: MetricsData, vllm_names: bool) -> None:
         self._data = data
+        self._vllm_names = vllm_names
 
     def collect(self) -> Iterator[Family]:
         for part in self._data.resource_metrics:
@@ -76,6 +87,8 @@ class _Families(Collector):
             yield InfoMetricFamily("target", "What tells these metrics.", about)
             for scope in part.scope_metrics:
                 yield from map(_family, scope.metrics)
+                if self._vllm_names:
+                    yield from picker_names.families(scope.metrics)
 
 
 def _family(metric: Metric) -> Family:

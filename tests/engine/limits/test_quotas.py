@@ -161,6 +161,21 @@ def test_request_that_can_never_pass_is_refused_for_good() -> None:
     harness.run()
 
 
+def test_the_load_counts_what_was_taken_and_what_found_no_room() -> None:
+    harness = Harness(max_waiting_requests=2, num_blocks=4)
+    for _ in range(2):
+        harness.add(request(5))
+    for _ in range(3):
+        assert "the queue is full" in refusal(harness, request(5)).message
+    # Those that could never be taken, and those over their quota, are not refused for its load.
+    refusal(harness, request(60, 60))
+    harness.run()
+    harness.add(limited(5, requests_per_minute=1))
+    assert "requests_per_minute" in refusal(harness, limited(5, requests_per_minute=1)).message
+    load = harness.engine.load()
+    assert (load.taken_requests, load.refused_requests) == (3, 3)
+
+
 def test_slowest_limit_says_when_and_all_are_named() -> None:
     harness = Harness()
     limits = {"requests_per_minute": 60, "tokens_per_minute": 60, "concurrent_streams": 1}

@@ -18,6 +18,7 @@ from tests.service.harness import running_service
 
 from headrace.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from headrace_protos.inference import grpc_service_pb2
+from headrace_protos.orca import orca_pb2
 from headrace_service.auth import api_keys, audit, certificates, permissions
 from headrace_service.config import ServiceConfig
 
@@ -53,7 +54,7 @@ async def outcome(call: Any) -> grpc.StatusCode:
 
 
 def test_every_method_of_the_descriptors_stands_in_one_group() -> None:
-    for file in (admin_pb2, inference_pb2, grpc_service_pb2):
+    for file in (admin_pb2, inference_pb2, grpc_service_pb2, orca_pb2):
         for service in file.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 name = f"{service.full_name}/{method.name}"

@@ -19,6 +19,7 @@ from tests.service.harness import Running, events_of, running_service
 
 from headrace.v1 import admin_pb2, generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_protos.inference import grpc_service_pb2
+from headrace_protos.orca import orca_pb2
 from headrace_service.auth import api_keys, caller, permissions
 from headrace_service.auth.interceptor import AuthInterceptor
 from headrace_service.auth.refusals import UNAUTHENTICATED_TEXT
@@ -32,7 +33,7 @@ AN_HOUR = datetime.timedelta(hours=1)
 # Every method of every service, ours and others', as "package.Service/Method".
 METHODS = sorted(
     f"{service.full_name}/{method.name}"
-    for file in (inference_pb2, admin_pb2, grpc_service_pb2, reflection_pb2)
+    for file in (inference_pb2, admin_pb2, grpc_service_pb2, reflection_pb2, orca_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 )

@@ -44,6 +44,9 @@ class Admission:
         self._num_waiting_outputs = 0
         # What requests that have not ended may come to keep of their prompts.
         self._prompt_logprob_bytes = 0
+        # Since the engine began; refused are those for which there is no room now.
+        self.num_taken = 0
+        self.num_refused = 0
 
     def worker_ready(self, num_blocks: int, plan_bytes: int | None) -> None:
         """Sets the size of the worker's cache in blocks and of its step plans in bytes.
@@ -56,6 +59,7 @@ class Admission:
 
     def entered(self, request: EngineRequest, account: TenantAccount) -> None:
         """Counts a request that began to wait."""
+        self.num_taken += 1
         self._count(request, account, 1)
         self._prompt_logprob_bytes += request.prompt_logprob_bytes
 
@@ -100,8 +104,12 @@ class Admission:
         if self.draining:
             raise RequestRefused(RefusalCode.UNAVAILABLE, "the engine is draining", retry_after_ns=_NS_PER_S)
         self._check_sizes(request)
-        self._check_queue(request, num_running)
-        self._check_wait(request, now_ns, num_running, passed)
+        try:
+            self._check_queue(request, num_running)
+            self._check_wait(request, now_ns, num_running, passed)
+        except RequestRefused:
+            self.num_refused += 1
+            raise
 
     def check_fits(self, request: EngineRequest) -> str | None:
         """Explains why one output can never be computed; returns None if it can.

@@ -276,6 +276,8 @@ def write_load(query_id: int, load: LoadSnapshot) -> engine_pb2.FromEngine:
             late_plans=load.late_plans,
             max_running_sequences=load.max_running_sequences,
             active_requests=load.active_requests,
+            taken_requests=load.taken_requests,
+            refused_requests=load.refused_requests,
         )
     )
 

@@ -1,6 +1,7 @@
 """How the clients connect: channel options, keepalive, and what gRPC itself may send again.
 
-Owns the retry rules. UNAVAILABLE only, and only for calls that may be sent twice: the ones that
+Owns the retry rules, which clients/service_config.json publishes, and how calls are spread over the
+addresses of a target. UNAVAILABLE only, and only for calls that may be sent twice: the ones that
 read, Cancel (a second one changes nothing) and Submit (this client always sends an idempotency
 key). Generate, Chat and Complete are not sent again: the caller may have seen tokens of the first
 attempt, and a second one costs a whole generation. RESOURCE_EXHAUSTED is not sent again either: the
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from headrace.security import is_local
 
@@ -39,6 +41,10 @@ KEEPALIVE_TIMEOUT_MS = 10_000
 CONNECT_TIMEOUT_MS = 10_000
 
 ChannelOptions = list[tuple[str, int | str]]
+LoadBalancing = Literal["pick_first", "round_robin", "weighted_round_robin"]
+LOAD_BALANCING: tuple[str, ...] = get_args(LoadBalancing)
+# Asks for load reports at the ends of calls, of which weighted_round_robin makes its weights.
+ASKS_FOR_LOAD = ("endpoint-load-metrics-format", "bin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +78,10 @@ class RetryPolicy:
         return min(self.max_backoff, self.initial_backoff * self.multiplier ** (failures - 1))
 
 
-def channel_options(server: str, retry: RetryPolicy) -> ChannelOptions:
+def channel_options(server: str, retry: RetryPolicy, load_balancing: str = "pick_first") -> ChannelOptions:
     """Options for a sync or asyncio channel to `server`."""
     options: ChannelOptions = [
-        ("grpc.service_config", service_config(retry)),
+        ("grpc.service_config", service_config(retry, load_balancing)),
         ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
@@ -91,10 +97,18 @@ def channel_options(server: str, retry: RetryPolicy) -> ChannelOptions:
     return [*options, ("grpc.enable_http_proxy", 0)] if is_local(server) else options
 
 
-def service_config(retry: RetryPolicy) -> str:
-    """The gRPC service config: one retry policy for the calls that may be sent twice."""
-    if retry.max_attempts == 1:
-        return "{}"
+def service_config(retry: RetryPolicy, load_balancing: str = "pick_first") -> str:
+    """The gRPC service config.
+
+    How addresses are used, and one retry policy for the calls that may be sent twice.
+    """
+    config: dict[str, object] = {"loadBalancingConfig": [{load_balancing: {}}]}
+    if retry.max_attempts > 1:
+        config["methodConfig"] = [_method_config(retry)]
+    return json.dumps(config)
+
+
+def _method_config(retry: RetryPolicy) -> dict[str, object]:
     policy = {
         "maxAttempts": min(retry.max_attempts, 5),
         "initialBackoff": f"{retry.initial_backoff:.3f}s",
@@ -104,4 +118,4 @@ def service_config(retry: RetryPolicy) -> str:
     }
     names = [{"service": SERVICE, "method": rpc} for rpc in IDEMPOTENT_RPCS]
     names += [{"service": ADMIN_SERVICE, "method": rpc} for rpc in IDEMPOTENT_ADMIN_RPCS]
-    return json.dumps({"methodConfig": [{"name": names, "retryPolicy": policy}]})
+    return {"name": names, "retryPolicy": policy}

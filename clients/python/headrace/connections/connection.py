@@ -12,7 +12,14 @@ from typing import TypedDict
 
 import grpc
 
-from headrace.connections.channel import ChannelOptions, RetryPolicy, channel_options
+from headrace.connections.channel import (
+    ASKS_FOR_LOAD,
+    LOAD_BALANCING,
+    ChannelOptions,
+    LoadBalancing,
+    RetryPolicy,
+    channel_options,
+)
 from headrace.security import Tls, bearer, is_local
 
 DEFAULT_SERVER = "127.0.0.1:50051"
@@ -40,6 +47,9 @@ class ConnectionOptions(TypedDict, total=False):
         metadata: More entries to send with every call.
         channels: Connections to open, used in turn. A server of several service processes gives
             each connection to one of them. 1 to 64. Default 1.
+        load_balancing: How each connection uses a target of several addresses: "pick_first" (one of
+            them), "round_robin" (all in turn) or "weighted_round_robin" (by how much each server
+            says it can do; a key then needs the permission read). Default "pick_first".
         timeout: Seconds that calls which do not generate may take, where the call says nothing
             else. None: no limit. Default 60.
         retry: What to send again after a broken connection. RetryPolicy(max_attempts=1) sends
@@ -52,6 +62,7 @@ class ConnectionOptions(TypedDict, total=False):
     credentials: grpc.ChannelCredentials | None
     metadata: Sequence[tuple[str, str]]
     channels: int
+    load_balancing: LoadBalancing
     timeout: float | None
     retry: RetryPolicy | None
 
@@ -82,6 +93,7 @@ def endpoint(
     credentials: grpc.ChannelCredentials | None = None,
     metadata: Sequence[tuple[str, str]] = (),
     channels: int = 1,
+    load_balancing: LoadBalancing = "pick_first",
     timeout: float | None = DEFAULT_TIMEOUT,
     retry: RetryPolicy | None = None,
 ) -> Endpoint:
@@ -94,16 +106,20 @@ def endpoint(
     """
     if not 1 <= channels <= MAX_CHANNELS:
         raise ValueError(f"channels must be 1 to {MAX_CHANNELS}, not {channels}")
+    if load_balancing not in LOAD_BALANCING:
+        raise ValueError(f"load_balancing must be one of {', '.join(LOAD_BALANCING)}, not {load_balancing!r}")
     if tls and credentials is not None:
         raise ValueError("give tls or credentials, not both")
     retry = retry or RetryPolicy()
-    options = channel_options(server, retry)
+    options = channel_options(server, retry, load_balancing)
     if tls:
         tls = Tls() if tls is True else tls
         credentials = tls.credentials()
         if tls.server_name is not None:
             options.append(("grpc.ssl_target_name_override", tls.server_name))
     entries = tuple(metadata)
+    if load_balancing == "weighted_round_robin":
+        entries = (*entries, ASKS_FOR_LOAD)
     if api_key is not None:
         _check_key(server, entries, encrypted=credentials is not None, allow_plaintext=allow_plaintext_key)
         entries = (*entries, bearer(api_key))

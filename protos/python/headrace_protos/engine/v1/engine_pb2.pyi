@@ -559,7 +559,7 @@ class LoadQuery(_message.Message):
     def __init__(self, query_id: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("query_id", "running_sequences", "waiting_requests", "waiting_tokens", "kv_cache_usage", "kv_blocks", "max_waiting_requests", "output_tokens_per_second", "expected_wait_ns", "free_blocks", "cached_blocks", "used_blocks", "step_count", "preemptions", "prefix_query_tokens", "prefix_hit_tokens", "late_work", "max_running_sequences", "held_plans", "late_plans", "active_requests")
+    __slots__ = ("query_id", "running_sequences", "waiting_requests", "waiting_tokens", "kv_cache_usage", "kv_blocks", "max_waiting_requests", "output_tokens_per_second", "expected_wait_ns", "free_blocks", "cached_blocks", "used_blocks", "step_count", "preemptions", "prefix_query_tokens", "prefix_hit_tokens", "late_work", "max_running_sequences", "held_plans", "late_plans", "active_requests", "taken_requests", "refused_requests")
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -581,6 +581,8 @@ class Load(_message.Message):
     HELD_PLANS_FIELD_NUMBER: _ClassVar[int]
     LATE_PLANS_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     query_id: int
     running_sequences: int
     waiting_requests: int
@@ -602,4 +604,6 @@ class Load(_message.Message):
     held_plans: int
     late_plans: int
     active_requests: int
-    def __init__(self, query_id: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., kv_blocks: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., output_tokens_per_second: _Optional[float] = ..., expected_wait_ns: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., used_blocks: _Optional[int] = ..., step_count: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., late_work: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., held_plans: _Optional[int] = ..., late_plans: _Optional[int] = ..., active_requests: _Optional[int] = ...) -> None: ...
+    taken_requests: int
+    refused_requests: int
+    def __init__(self, query_id: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., kv_blocks: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., output_tokens_per_second: _Optional[float] = ..., expected_wait_ns: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., used_blocks: _Optional[int] = ..., step_count: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., late_work: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., held_plans: _Optional[int] = ..., late_plans: _Optional[int] = ..., active_requests: _Optional[int] = ..., taken_requests: _Optional[int] = ..., refused_requests: _Optional[int] = ...) -> None: ...

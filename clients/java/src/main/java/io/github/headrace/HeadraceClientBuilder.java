@@ -3,6 +3,7 @@ package io.github.headrace;
 import io.grpc.ChannelCredentials;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
+import io.grpc.LoadBalancerRegistry;
 import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
 import io.grpc.Metadata;
@@ -32,6 +33,8 @@ public final class HeadraceClientBuilder {
     private static final Duration KEEPALIVE_TIMEOUT = Duration.ofSeconds(10);
     private static final int MAX_GRPC_ATTEMPTS = 5;
     private static final String AUTHORIZATION = "authorization";
+    // Has servers report their load at the ends of calls, where weights are made of it.
+    private static final String ASKS_FOR_LOAD = "endpoint-load-metrics-format";
     // Calls that are sent again after UNAVAILABLE, because they may be sent twice: those that read,
     // Cancel, and Submit, which always has an idempotency key. Generate, Chat and Complete are not
     // sent again: the caller may have seen tokens, and a second call costs a whole generation.
@@ -51,6 +54,7 @@ public final class HeadraceClientBuilder {
     private int channels = 1;
     private Duration timeout = Duration.ofSeconds(60);
     private RetryPolicy retry = RetryPolicy.DEFAULT;
+    private LoadBalancing balancing = LoadBalancing.PICK_FIRST;
     private Executor executor;
 
     HeadraceClientBuilder(String target) {
@@ -122,6 +126,19 @@ public final class HeadraceClientBuilder {
     }
 
     /**
+     * How each connection uses a target that has several addresses, such as a name in DNS.
+     *
+     * @param how {@link LoadBalancing#PICK_FIRST} by default
+     * @return this builder
+     * @throws IllegalArgumentException gRPC's policy is not on the class path
+     */
+    public HeadraceClientBuilder loadBalancing(LoadBalancing how) {
+        how.check(LoadBalancerRegistry.getDefaultRegistry());
+        balancing = how;
+        return this;
+    }
+
+    /**
      * How long calls that do not generate may take; see {@link HeadraceClient#withTimeout} for
      * single calls.
      *
@@ -182,6 +199,9 @@ public final class HeadraceClientBuilder {
             checkKey(open);
             all.put(key(AUTHORIZATION), "Bearer " + apiKey);
         }
+        if (balancing == LoadBalancing.WEIGHTED_ROUND_ROBIN) {
+            all.put(key(ASKS_FOR_LOAD), "bin");
+        }
         Tls settings = open ? null : tls == null ? Tls.systemRoots() : tls;
         List<ManagedChannel> connections =
                 IntStream.range(0, channels).mapToObj(i -> connection(settings)).toList();
@@ -204,7 +224,7 @@ public final class HeadraceClientBuilder {
         ChannelCredentials credentials =
                 settings == null ? InsecureChannelCredentials.create() : settings.credentials();
         ManagedChannelBuilder<?> builder = Grpc.newChannelBuilder(target, credentials)
-                .defaultServiceConfig(serviceConfig(retry))
+                .defaultServiceConfig(serviceConfig(retry, balancing))
                 .disableServiceConfigLookUp()
                 .maxInboundMessageSize(MAX_RECEIVE_BYTES)
                 .keepAliveTime(KEEPALIVE_TIME.toSeconds(), TimeUnit.SECONDS)
@@ -221,9 +241,10 @@ public final class HeadraceClientBuilder {
         return builder.build();
     }
 
-    private static Map<String, Object> serviceConfig(RetryPolicy retry) {
+    private static Map<String, Object> serviceConfig(RetryPolicy retry, LoadBalancing balancing) {
+        List<Map<String, Object>> used = List.of(Map.of(balancing.policy(), Map.of()));
         if (retry.maxAttempts() == 1) {
-            return Map.of();
+            return Map.of("loadBalancingConfig", used);
         }
         Map<String, Object> policy = Map.of(
                 "maxAttempts", (double) Math.min(retry.maxAttempts(), MAX_GRPC_ATTEMPTS),
@@ -234,7 +255,8 @@ public final class HeadraceClientBuilder {
         List<Map<String, String>> names = IDEMPOTENT.entrySet().stream()
                 .flatMap(service -> names(service.getKey(), service.getValue()))
                 .toList();
-        return Map.of("methodConfig", List.of(Map.of("name", names, "retryPolicy", policy)));
+        List<Map<String, Object>> methods = List.of(Map.of("name", names, "retryPolicy", policy));
+        return Map.of("loadBalancingConfig", used, "methodConfig", methods);
     }
 
     private static Stream<Map<String, String>> names(String service, List<String> methods) {

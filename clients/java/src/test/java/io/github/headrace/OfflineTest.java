@@ -6,6 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.google.protobuf.Descriptors.FieldDescriptor;
 import com.google.protobuf.Message;
+import io.grpc.LoadBalancerRegistry;
 import io.grpc.Metadata;
 import io.grpc.Status;
 import java.nio.file.Path;
@@ -105,6 +106,10 @@ class OfflineTest {
         HeadraceClientBuilder builder = HeadraceClient.builder("localhost:1");
         assertThrows(IllegalArgumentException.class, () -> builder.channels(0));
         assertThrows(IllegalArgumentException.class, () -> builder.channels(65));
+        LoadBalancerRegistry empty = new LoadBalancerRegistry();
+        LoadBalancing weighted = LoadBalancing.WEIGHTED_ROUND_ROBIN;
+        IllegalArgumentException lacking = assertThrows(IllegalArgumentException.class, () -> weighted.check(empty));
+        assertTrue(lacking.getMessage().contains("grpc-xds"), lacking.getMessage());
         builder.tls(Tls.authorities(Path.of("no-such-file.pem")));
         IllegalArgumentException missing = assertThrows(IllegalArgumentException.class, builder::build);
         assertTrue(missing.getMessage().contains("no-such-file.pem"), missing.getMessage());

@@ -1,18 +1,19 @@
-"""The descriptor pool of package `inference`, apart from protobuf's default one.
+"""The descriptor pool of protocols that are others' (KServe's, ORCA's), apart from protobuf's own.
 
-Triton's and KServe's clients each bring a package of the same name, and one pool takes a symbol
-once: whoever is imported second would fail. The generated modules beside this one register their
-files here instead, so that all of them can live in one process.
+Triton's, KServe's and xDS' packages bring files and symbols of the same names, and one pool takes a
+symbol once: whoever is imported second would fail. The generated modules of `inference` and `orca`
+register their files here instead, so that all of them can live in one process.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory
 from google.protobuf.internal import enum_type_wrapper
 
 POOL = descriptor_pool.DescriptorPool()
+POOL.AddSerializedFile(duration_pb2.DESCRIPTOR.serialized_pb)
 
 
 def load(serialized: bytes) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""ORCA (protos/xds), by which servers tell load balancers their load, in a pool of its own."""
