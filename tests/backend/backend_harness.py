@@ -183,7 +183,7 @@ class EngineClient:
 
     async def hello(self, wants_step_records: bool = False) -> None:
         hello = engine_pb2.Hello(
-            protocol_version=2, service_name="test", wants_step_records=wants_step_records, request_layout=LAYOUT
+            protocol_version=3, service_name="test", wants_step_records=wants_step_records, request_layout=LAYOUT
         )
         await self.send(hello=hello)
         self.reader = asyncio.ensure_future(self._read())

@@ -91,6 +91,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.aborts: list[engine_pb2.AbortRequest] = []
         self.attaches: list[engine_pb2.AttachRequest] = []
         self.detached: list[int] = []
+        self.key_queries: list[engine_pb2.KeyQuery] = []
         self.refusal: status_pb2.Status | None = None
         self.state = engine_pb2.EngineState(serving=True, reason="serving", stale_after_ns=60_000_000_000)
         # Whether it tells its state again and again.
@@ -109,6 +110,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self._server: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.address = ""
+        # Another one than before in its next life.
+        self.life = ENGINE
 
     # -- life
 
@@ -128,16 +131,26 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         if self._server is not None:
             await self._server.stop(0)
 
+    def disconnect(self) -> None:
+        """Ends all connections; the engine lives on."""
+        for connection in self._connections:
+            connection.queue.put_nowait(None)
+
     # -- the protocol
 
     async def Connect(self, request_iterator: Any, context: Any) -> None:
         hello = await context.read()
-        assert (hello.hello.protocol_version, hello.hello.request_layout) == (2, LAYOUT)
+        assert (hello.hello.protocol_version, hello.hello.request_layout) == (3, LAYOUT)
         connection = Connection(hello.hello.wants_step_records)
         self._connections.add(connection)
         connection.send(
             welcome=engine_pb2.Welcome(
-                protocol_version=2, model=self.model, state=self.state, engine=ENGINE, unix_offset_ns=UNIX_OFFSET_NS
+                protocol_version=3,
+                model=self.model,
+                state=self.state,
+                engine=self.life,
+                unix_offset_ns=UNIX_OFFSET_NS,
+                log_ttl_ns=600 * 10**9,
             )
         )
         writer = asyncio.create_task(self._write(connection, context))
@@ -176,6 +189,11 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             )
             connection.send(refused=engine_pb2.Refused(handle=add.handle, query_id=add.query_id, status=status))
             return
+        earlier = self.requests.get(add.request_id)
+        if known is None and earlier is not None and not (add.emitted and earlier.done):
+            status = status_pb2.Status(code=code_pb2.ALREADY_EXISTS, message="request_id: in use")
+            connection.send(refused=engine_pb2.Refused(handle=add.handle, query_id=add.query_id, status=status))
+            return
         request = known or self._new_request(connection, add)
         connection.send(
             added=engine_pb2.Added(
@@ -197,10 +215,32 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             output.released = len(known)
             output.end = emitted.end if emitted.HasField("end") else None
         request = Request(add, outputs, time.monotonic_ns(), next(self._sequence))
-        if add.handle:
+        if request.done:
+            request.ended_ns, request.started = request.added_ns, True
+        elif add.handle:
             request.readers.append((connection, add.handle, None))
         self.requests[add.request_id] = request
         return request
+
+    def _on_find_key(self, connection: Connection, query: engine_pb2.KeyQuery) -> None:
+        self.key_queries.append(query)
+        known = next((r for r in self.requests.values() if r.add.idempotency_key == query.idempotency_key), None)
+        if known is None:
+            status = status_pb2.Status(code=code_pb2.NOT_FOUND, message="idempotency_key: not in use")
+            connection.send(refused=engine_pb2.Refused(query_id=query.query_id, status=status))
+            return
+        if known.add.spec_digest != query.spec_digest:
+            status = status_pb2.Status(code=code_pb2.ALREADY_EXISTS, message="idempotency_key: in use")
+            connection.send(refused=engine_pb2.Refused(query_id=query.query_id, status=status))
+            return
+        connection.send(
+            added=engine_pb2.Added(
+                query_id=query.query_id,
+                request_id=known.add.request_id,
+                existing=True,
+                prompt_tokens=len(asked(known.add).prompt_token_ids) // 4,
+            )
+        )
 
     def _on_abort(self, connection: Connection, abort: engine_pb2.AbortRequest) -> None:
         self.aborts.append(abort)
