@@ -115,11 +115,14 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
     # -- life
 
-    async def start(self, address: str) -> None:
+    async def start(self, address: str, credentials: grpc.ServerCredentials | None = None) -> None:
         self.address = address
         self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", 64 << 20)])
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self, self._server)
-        assert self._server.add_insecure_port(address)
+        if credentials is None:
+            assert self._server.add_insecure_port(address)
+        else:
+            assert self._server.add_secure_port(address, credentials)
         await self._server.start()
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._beat())]
 

@@ -28,6 +28,7 @@ class Joined:
     service: Service
     stub: Any
     health: Any
+    address: str
 
     async def until(self, condition: Any) -> None:
         async with asyncio.timeout(120):
@@ -65,7 +66,10 @@ async def joined(engines: Sequence[str], **config: Any) -> AsyncIterator[Joined]
         async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
             try:
                 yield Joined(
-                    service, inference_pb2_grpc.InferenceServiceStub(channel), health_pb2_grpc.HealthStub(channel)
+                    service,
+                    inference_pb2_grpc.InferenceServiceStub(channel),
+                    health_pb2_grpc.HealthStub(channel),
+                    address,
                 )
             finally:
                 await service.stop(0)
