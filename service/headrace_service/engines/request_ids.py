@@ -3,12 +3,12 @@
 48 bits of milliseconds since the epoch, then 60 random bits and the 20 bits of the request's place,
 in Crockford's base 32 (no I, L, O, U), a hyphen, and 20 bits: those of the SHA-256 of the model's
 name, XOR the engine's number among the model's engines. Ids of one process keep their order within
-a millisecond too: the random part then counts on. The place gives a request an order over the
-engines, in which they are asked once the one of the tag is lost; it is random, or that of the
-idempotency key, so that whoever knows id or key comes to the same order. The tag lets any service process find the engine that knows a request, without
-asking all of them. Replicas of one host have the numbers 0, 1 and so on; an engine that a service
-is started with has 20 bits of its address, so that its number depends neither on the other engines
-nor on their order.
+a millisecond too: the random part then counts on. The tag lets any service process find the engine
+that knows a request, without asking all of them. The place gives a request an order over the other
+engines, in which they are asked once that one is lost; it is random, or that of the idempotency
+key, so that whoever knows id or key comes to the same order. Replicas of one host have the numbers
+0, 1 and so on; an engine that a service is started with has 20 bits of its address, so that its
+number depends neither on the other engines nor on their order.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def place_of(request_id: str) -> str:
 
 
 def number_in(tag: str, name: str) -> int | None:
-    """Returns the number of the engine in a tag, if that is of this model; None for what is none."""
+    """Returns the number of the engine in a tag of this model; None for what is no tag."""
     if len(tag) != _TAG_LENGTH or any(character not in _ALPHABET for character in tag):
         return None
     bits = 0

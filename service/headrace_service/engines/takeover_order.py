@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
-# Engines that are asked, at most, whatever their number is: a name that nobody has must cost little.
+# Most engines that are asked, however many there are: an id that nobody has must cost little.
 MOST = 8
 
 

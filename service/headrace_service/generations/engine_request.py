@@ -96,7 +96,7 @@ class RequestBuilder:
             prompt: Its tokens.
             model: The engine that is going to be asked, and its model.
             call: The call that brought it.
-            ends_with_call: Whether the call's deadline ends the request, which is not detached then.
+            ends_with_call: Whether the call's deadline ends the request; else it is detached.
             idempotency_key: Names the request to who sends it again; "": nothing does.
 
         Raises:
