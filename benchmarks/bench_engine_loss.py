@@ -96,7 +96,7 @@ class Engines:
 
     @property
     def addresses(self) -> list[str]:
-        """Where they listen."""
+        """Addresses at which they listen."""
         return [process.address for process in self.processes]
 
     def kill(self, index: int) -> None:

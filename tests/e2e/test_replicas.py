@@ -183,7 +183,7 @@ def every_kind(index: int) -> generation_pb2.GenerationSpec:
 
 
 def without_logprobs(spec: generation_pb2.GenerationSpec) -> generation_pb2.GenerationSpec:
-    """The same tokens, without what a guardian keeps no copy of."""
+    """Asks for the same tokens, without what a guardian keeps no copy of."""
     plain = generation_pb2.GenerationSpec()
     plain.CopyFrom(spec)
     plain.ClearField("logprobs")

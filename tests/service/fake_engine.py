@@ -50,6 +50,7 @@ class Request:
     started: bool = False
     # Connection, handle, and the one output wanted, if only one.
     readers: list[tuple[Connection, int, int | None]] = dataclasses.field(default_factory=list)
+    guardian: Connection | None = None
 
     @property
     def done(self) -> bool:
@@ -71,8 +72,9 @@ class Request:
 
 
 class Connection:
-    def __init__(self, wants_step_records: bool) -> None:
+    def __init__(self, wants_step_records: bool, guards: bool) -> None:
         self.wants_step_records = wants_step_records
+        self.guards = guards
         self.queue: asyncio.Queue[engine_pb2.FromEngine | None] = asyncio.Queue()
 
     def send(self, **message: Any) -> None:
@@ -144,7 +146,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     async def Connect(self, request_iterator: Any, context: Any) -> None:
         hello = await context.read()
         assert (hello.hello.protocol_version, hello.hello.request_layout) == (3, LAYOUT)
-        connection = Connection(hello.hello.wants_step_records)
+        connection = Connection(hello.hello.wants_step_records, hello.hello.guards)
         self._connections.add(connection)
         connection.send(
             welcome=engine_pb2.Welcome(
@@ -166,8 +168,17 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             self._connections.discard(connection)
             for request in self.requests.values():
                 request.readers = [reader for reader in request.readers if reader[0] is not connection]
+                request.guardian = None if request.guardian is connection else request.guardian
                 if not request.add.detached:
                     self._end_all(request, engine_pb2.OUTPUT_END_REASON_CANCELLED)
+            self._offer_guards()
+
+    def _offer_guards(self) -> None:
+        guarding = [connection for connection in self._connections if connection.guards]
+        adds = [r.add for r in self.requests.values() if r.add.detached and r.guardian is None and not r.done]
+        owned = [engine_pb2.OwnedRequest(request_id=add.request_id, tenant=add.tenant) for add in adds]
+        if guarding and owned:
+            guarding[0].send(unguarded=engine_pb2.Unguarded(requests=owned))
 
     async def _write(self, connection: Connection, context: Any) -> None:
         while (message := await connection.queue.get()) is not None:
@@ -222,6 +233,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             request.ended_ns, request.started = request.added_ns, True
         elif add.handle:
             request.readers.append((connection, add.handle, None))
+            request.guardian = connection if add.detached else None
         self.requests[add.request_id] = request
         return request
 
@@ -272,6 +284,15 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             prompt_tokens=len(asked(request.add).prompt_token_ids) // 4,
             started=request.started,
         )
+        if attach.guards:
+            if request.guardian is not None:
+                status = status_pb2.Status(code=code_pb2.ALREADY_EXISTS, message="guards: it has a guardian")
+                connection.send(refused=engine_pb2.Refused(handle=attach.handle, status=status))
+                return
+            request.guardian = connection
+            attached.request.CopyFrom(request.add)
+            for field in ("handle", "emitted", "earlier"):
+                attached.request.ClearField(field)
         if request.started:
             attached.prompt_logprobs.extend(prompt_parts(request.add, self.prompt_part_tokens))
         for index, output in enumerate(request.outputs):

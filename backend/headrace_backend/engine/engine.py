@@ -294,6 +294,10 @@ class Engine:
         """
         return self._readers.guard(subscriber, request_id, tenant)
 
+    def unguarded(self) -> list[EngineRequest]:
+        """Detached requests that run and have no guardian."""
+        return self._readers.unguarded()
+
     def detach(self, subscriber: Subscriber) -> None:
         """Ends a subscription, and its request if it came with one that is not detached."""
         self._readers.leave(subscriber, self._clock())

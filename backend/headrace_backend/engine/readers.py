@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from headrace_backend.engine.answers import AttachSnapshot
+from headrace_backend.engine.answers import AttachSnapshot, Handover
 from headrace_backend.engine.errors import RefusalCode, RequestRefused, Violation
 from headrace_backend.engine.events import EndReason, OutputSnapshot
 from headrace_backend.engine.limits.quotas import Quotas
 from headrace_backend.engine.limits.tenant_account import TenantAccount
-from headrace_backend.engine.request import Subscriber
+from headrace_backend.engine.request import EngineRequest, Subscriber
 from headrace_backend.engine.requests.endings import Endings
 from headrace_backend.engine.requests.request_table import RequestTable
 from headrace_backend.engine.requests.sequence import LiveRequest
@@ -74,11 +74,17 @@ class Readers:
             raise RequestRefused.invalid([Violation("guards", "must not be set: the request is not detached")])
         if request.active and request.owner is not None:
             raise RequestRefused(RefusalCode.ALREADY_EXISTS, "guards: the request has a guardian")
-        outputs = read_outputs(request, None, 0)
-        if request.active:
-            request.owner = subscriber
-            self.subscriptions.add(subscriber, request, None)
-        return _snapshot(request, outputs)
+        snapshot = _snapshot(request, read_outputs(request, None, 0))
+        if not request.active:
+            return snapshot
+        request.owner = subscriber
+        self.subscriptions.add(subscriber, request, None)
+        handover = Handover(request.spec, request.ledger.asked_at_ns, request.deadline_ns)
+        return dataclasses.replace(snapshot, handover=handover)
+
+    def unguarded(self) -> list[EngineRequest]:
+        """Detached requests that run and have no guardian."""
+        return [request.spec for request in self.table.active() if request.spec.detached and request.owner is None]
 
     def leave(self, subscriber: Subscriber, now_ns: int, given_up: bool = True) -> None:
         """Ends a subscription, and its request if it came with one that is not detached.

@@ -53,6 +53,8 @@ class EngineClient:
         self.streams: dict[int, EngineReader] = {}
         # Called when a connection that was open is lost, after its subscriptions have heard of it.
         self.on_lost: Callable[[], None] | None = None
+        # Called with detached requests of the engine that have no guardian.
+        self.on_unguarded: Callable[[engine_pb2.Unguarded], None] | None = None
         # How long the engine keeps the log of an ended request.
         self.log_ttl_ns = 0
         self.last_heard_ns = 0
@@ -249,6 +251,9 @@ class EngineClient:
                 # Before the generations that end with these steps.
                 self._tracer.tell(facts.Steps(*self._engine_clock, step.step_records))
             deal(step, self.streams)
+        elif kind == "unguarded":
+            if self.on_unguarded is not None:
+                self.on_unguarded(from_engine.unguarded)
         elif kind == "state":
             self._state = from_engine.state
         elif kind == "attached":

@@ -149,6 +149,7 @@ class EngineConnection:
             request_layout=LAYOUT,
             service_name=self._config.service_name,
             wants_step_records=self._client.wants_step_records,
+            guards=self._config.guarded_bytes > 0,
         )
         await stream.write(engine_pb2.ToEngine(hello=hello))
         first = await asyncio.wait_for(stream.read(), _WELCOME_TIMEOUT_S)

@@ -12,12 +12,13 @@ theirs, known from a welcome on (`engine_group`). Nothing here starts or ends an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import structlog
 
 from headrace_model_folder import InvalidModelFolder
 from headrace_protos.control.v1 import control_pb2
+from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
 from headrace_service.auth.caller import Caller
 from headrace_service.config import ServiceConfig
@@ -32,6 +33,12 @@ from headrace_service.tracing.tracer import Tracer
 _log = structlog.get_logger("headrace.service")
 # More engines than a supervisor ever had for one model, and few enough to tell models apart by.
 _MOST_REPLICAS = 1024
+
+OnUnguarded = Callable[[ServedModel, engine_pb2.Unguarded], None]
+
+
+def _guard_nothing(engine: ServedModel, unguarded: engine_pb2.Unguarded) -> None:
+    """What a process does that guards nothing."""
 
 
 class ServedModels:
@@ -62,6 +69,7 @@ class ServedModels:
         self._has_started = not config.control
         # The engines of a service that runs alone.
         self._group: EngineGroup[ServedModel] = EngineGroup()
+        self._on_unguarded: OnUnguarded = _guard_nothing
         self.look_ups = EngineNames(config.engines_dns, config.engines_dns_s, self.follow)
         # Addresses that are left out because request ids would not tell them from others.
         self._unnumbered: set[str] = set()
@@ -70,6 +78,10 @@ class ServedModels:
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(list(self._models))
+
+    def hear_of_unguarded(self, on_unguarded: OnUnguarded) -> None:
+        """From now on calls with each engine's requests that have no guardian."""
+        self._on_unguarded = on_unguarded
 
     # -- what there is
 
@@ -297,6 +309,7 @@ class ServedModels:
         model = ServedModel(
             config, address, self._loader, self._tracer, group.engines, number=number, group=group, tls_name=server_name
         )
+        self._introduce(model)
         model.set_draining(self.draining)
         group.join(model)
         self._models.append(model)
@@ -372,7 +385,13 @@ class ServedModels:
         for number, address in addresses.items():
             if number not in present:
                 config, loader = self._config, self._loader
-                engines.add(ServedModel(config, address, loader, self._tracer, engines, listed.name, number))
+                engine = ServedModel(config, address, loader, self._tracer, engines, listed.name, number)
+                self._introduce(engine)
+                engines.add(engine)
+
+    def _introduce(self, engine: ServedModel) -> None:
+        """Has what an engine says of requests without a guardian reach `hear_of_unguarded`'s."""
+        engine.engine.on_unguarded = lambda unguarded: self._on_unguarded(engine, unguarded)
 
     def _follow_models(self) -> None:
         self._was_known = self._was_known or any(model.is_known for model in self._models)

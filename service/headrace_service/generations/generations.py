@@ -48,6 +48,7 @@ class Generations:
         self._templates = templates
         self._models = models
         self._guardian = Guardian(config.guarded_bytes)
+        models.hear_of_unguarded(self._guardian.offered)
         self._requests = RequestBuilder(config.default_time_limit_s, tracer)
 
     # -- prompts

@@ -39,7 +39,8 @@ class GuardedGeneration:
     """One subscription of the guardian's.
 
     Args:
-        add: the request as it is sent.
+        add: the request as it is sent; of one whose guardian is gone, id and tenant alone: its
+            engine says the rest.
         model: the engine that is asked for it.
         arrival_ns: CLOCK_MONOTONIC of the call that brought it.
         tally: counts the tokens that come.
@@ -79,12 +80,13 @@ class GuardedGeneration:
         self._news = news
         self._arrival_ns = arrival_ns
         self._ends_ns = continuation.ends_ns(add)
-        asked = Request.decode(add.request)
-        self.num_prompt_tokens = len(asked.prompt_token_ids) // _TOKEN_BYTES
-        self._tokens = [array("I") for _ in range(asked.n)]
+        self.num_prompt_tokens = 0
+        self._tokens: list[array[int]] = []
         self._ends: dict[int, engine_pb2.OutputEnd] = {}
         self._done: engine_pb2.RequestDone | None = None
         self._interruptions = Interruptions(arrival_ns)
+        if add.request:
+            self._make_outputs()
 
     @property
     def request_id(self) -> str:
@@ -132,14 +134,20 @@ class GuardedGeneration:
 
     def begin_attached(self, attached: engine_pb2.Attached) -> None:
         """Takes the log of an engine that still had it."""
+        num_bytes = self.num_bytes
+        if attached.HasField("request") and not self.add.request:
+            self._take_over(attached.request)
+        if not self._tokens:
+            # It ended before anybody knew what it was.
+            self._done = attached.done
+            return
         if attached.started:
             self._interruptions.started(time.monotonic_ns(), attached.cached_tokens)
-        num_before = self.num_tokens
         for log in attached.outputs:
             self._tokens[log.output_index] = array("I", np.frombuffer(log.token_ids, "<u4"))
             if log.HasField("end"):
                 self._ends[log.output_index] = log.end
-        self._tally.num_bytes += _TOKEN_BYTES * (self.num_tokens - num_before)
+        self._tally.num_bytes += self.num_bytes - num_bytes
         if attached.HasField("done"):
             self._note_done(attached.done)
 
@@ -166,6 +174,19 @@ class GuardedGeneration:
         if emitted:
             self._tell_earlier(further)
         return further
+
+    def _take_over(self, add: engine_pb2.AddRequest) -> None:
+        """Takes the request of a guardian that is gone, as its engine has it."""
+        self.add = add
+        self._arrival_ns = time.monotonic_ns() - add.service_ns
+        self._ends_ns = continuation.ends_ns(add)
+        self._interruptions = Interruptions(self._arrival_ns)
+        self._make_outputs()
+
+    def _make_outputs(self) -> None:
+        asked = Request.decode(self.add.request)
+        self.num_prompt_tokens = len(asked.prompt_token_ids) // _TOKEN_BYTES
+        self._tokens = [array("I") for _ in range(asked.n)]
 
     def _tell_earlier(self, further: engine_pb2.AddRequest) -> None:
         now_ns = time.monotonic_ns()

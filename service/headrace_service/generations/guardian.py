@@ -80,9 +80,13 @@ class Guardian:
         self._hear_of_losses(model)
         self._tally.num_bytes += copy.num_bytes
         self._by_id[copy.request_id] = copy
-        if add.idempotency_key:
-            self._by_key[add.tenant, add.idempotency_key] = copy
+        self._note_key(copy)
         return copy
+
+    def offered(self, model: ServedModel, unguarded: engine_pb2.Unguarded) -> None:
+        """Guards what an engine has and nobody guards any more, as far as there is room."""
+        if not self._closed:
+            self._start(self._adopt_all(model, list(unguarded.requests)))
 
     def accepted(self, copy: GuardedGeneration) -> None:
         """Notes that the engine has taken it: from now on its loss is the guardian's to mend."""
@@ -144,10 +148,44 @@ class Guardian:
         for task in self._tasks:
             task.cancel()
 
-    def _has_room_for(self, copy: GuardedGeneration) -> bool:
-        while self._ended and self._tally.num_bytes + copy.num_bytes > self._max_bytes:
+    async def _adopt_all(self, model: ServedModel, requests: list[engine_pb2.OwnedRequest]) -> bool:
+        """Adopts one after the other, because each brings its prompt and its log."""
+        for owned in requests:
+            if owned.request_id not in self._by_id:
+                await self._adopt(model, owned)
+        return True
+
+    async def _adopt(self, model: ServedModel, owned: engine_pb2.OwnedRequest) -> None:
+        add = engine_pb2.AddRequest(request_id=owned.request_id, tenant=owned.tenant)
+        copy = GuardedGeneration(add, model, time.monotonic_ns(), self._tally, self._heard)
+        if not self._has_room_for(copy):
+            return
+        self._by_id[copy.request_id] = copy
+        self._tally.num_bytes += copy.num_bytes
+        self._hear_of_losses(model)
+        try:
+            await self._follow(copy, model)
+        except errors.ServiceError as error:
+            _log.info("generation.not_adopted", request_id=copy.request_id, code=error.code.name)
+            self.forget(copy)
+            return
+        if not copy.add.request or not self._has_room_for(copy, taken=True):
+            # It ended meanwhile, or is too large.
+            self.forget(copy)
+            return
+        self._note_key(copy)
+        self.accepted(copy)
+
+    def _note_key(self, copy: GuardedGeneration) -> None:
+        if copy.add.idempotency_key:
+            self._by_key[copy.add.tenant, copy.add.idempotency_key] = copy
+
+    def _has_room_for(self, copy: GuardedGeneration, taken: bool = False) -> bool:
+        """Whether a copy fits, once others made room; `taken`: it is counted already."""
+        further = 0 if taken else copy.num_bytes
+        while self._ended and self._tally.num_bytes + further > self._max_bytes:
             self.forget(next(iter(self._ended.values())))
-        has_room = self._tally.num_bytes + copy.num_bytes <= self._max_bytes
+        has_room = self._tally.num_bytes + further <= self._max_bytes
         if not has_room and not self._said_full:
             self._said_full = True
             _log.warning("guardian.full", guarded=len(self), bytes=self.num_bytes)
@@ -207,7 +245,10 @@ class Guardian:
         try:
             has_engine = await self._find_engine(copy)
         except errors.ServiceError as error:
-            _log.warning("generation.lost", request_id=copy.request_id, code=error.code.name, why=error.message)
+            if error.code is grpc.StatusCode.ALREADY_EXISTS:
+                _log.info("generation.guarded_elsewhere", request_id=copy.request_id)
+            else:
+                _log.warning("generation.lost", request_id=copy.request_id, code=error.code.name, why=error.message)
         except Exception as error:
             kind = type(error).__name__
             _log.error("generation.lost", request_id=copy.request_id, exception_type=kind, places=logs.places(error))

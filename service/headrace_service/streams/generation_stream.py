@@ -47,7 +47,7 @@ class GenerationStream:
         done: set when the request has ended; nothing comes after it.
         failure: set when the subscription ended without the request's end.
         hit_deadline: whether the engine ended an output for its time.
-        has_started: whether the reader was told, or is about to be, that computing began.
+        has_started: whether an engine has said that it began to compute.
         deadline_is_status: whether that time was the call's own deadline, so that the call must end
             with it.
         at_edge: whether no token has left yet, or the request has ended: the writes whose times

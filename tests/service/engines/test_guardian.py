@@ -187,15 +187,18 @@ async def test_two_engines_may_be_lost_one_after_the_other(model_path: pathlib.P
         three.hold()
         request_id = await three.one.submit(7)
         call = reading(three.other, request_id)
+        events: list[generation_pb2.GenerationEvent] = []
         for number in (3, 4):
             await three.one.until(
                 lambda: any(len(e.requests[request_id].readers) == 2 for e in three.engines if request_id in e.requests)
             )
             three.step(number)
+            events += await until_tokens(call, number)
+            await three.heard(request_id, len(ids_of(events)))
             await three.lose(three.at(request_id))
         await three.one.until(lambda: request_id in three.engines[0].requests)
         three.step(20)
-        events = await events_of(call)
+        events += await events_of(call)
         assert ids_of(events) == ANSWER
         assert sum(event.HasField("resumed") for event in events) == 2
 
@@ -211,6 +214,36 @@ async def test_a_request_goes_on_while_its_service_is_gone(model_path: pathlib.P
         three.step(20)
         assert ids_of(await events_of(call)) == ANSWER
         assert not engine.aborts
+
+
+async def test_another_service_guards_what_a_lost_service_guarded(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    async with group(model_path, sockets) as three:
+        three.hold()
+        submitted = [await three.one.submit(first) for first in range(3, 15)]
+        three.step(4)
+        calls = [reading(three.other, request_id, 2) for request_id in submitted]
+        begun = [await until_tokens(call, 2) for call in calls]
+        await three.one.service.stop(0)
+        await three.other.until(lambda: len(guardian_of(three.other)) == len(submitted))
+        await three.other.until(lambda: all(copy_of(three.other, each).num_tokens == 4 for each in submitted))
+        lost = three.at(submitted[0])
+        theirs = [request_id for request_id in submitted if request_id in lost.requests]
+        await three.lose(lost)
+        await three.other.until(lambda: all(any(name in e.requests for e in three.engines) for name in theirs))
+        moved = three.at(submitted[0]).requests[submitted[0]].add
+        assert [len(part.token_ids) // 4 for part in moved.emitted] == [4]
+        assert moved.request == lost.requests[submitted[0]].add.request
+        for call, events in zip(calls, begun, strict=True):
+            while call.done() is False and not all(r.done for e in three.engines for r in e.requests.values()):
+                three.step(1)
+                await asyncio.sleep(0.01)
+            assert ids_of([*events, *await events_of(call)]) == ANSWER[2:]
+
+
+def guardian_of(service: Joined) -> Any:
+    return service.service.core.generations._guardian
 
 
 async def test_a_connection_that_breaks_is_no_lost_engine(model_path: pathlib.Path, sockets: pathlib.Path) -> None:

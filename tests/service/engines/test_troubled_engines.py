@@ -22,7 +22,7 @@ NOT_SERVING, SERVING = health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.He
 
 
 def server_credentials(ca: Identity) -> grpc.ServerCredentials:
-    """Those of an engine on loopback, which wants its services to be of the same authority."""
+    """Credentials of an engine on loopback, which wants services of the same authority."""
     own, root = new_server(ca, ("127.0.0.1",), 2), ca.certificate_pem()
     return grpc.ssl_server_credentials([(own.key_pem(), own.certificate_pem())], root, require_client_auth=True)
 

@@ -78,7 +78,7 @@ class Ledger:
         """Takes over the account of an earlier attempt, whose engine was lost.
 
         Args:
-            parts_ns: Of the service's time, by phase; what they lack was queued.
+            parts_ns: Parts of the service's time, by phase; what they lack was queued.
             ttft_ns: From the arrival at the service to the first token; 0: there was none.
         """
         assert self.phase is Phase.QUEUED, "an attempt follows another before anything is computed"

@@ -189,20 +189,34 @@ class EngineService:
             )
         hello = await self._read_hello(context)
         steps = self._engine.steps.reader() if hello.wants_step_records else None
-        stream = ServiceStream(next(self._stream_ids), self._max_message_bytes, _MAX_BACKLOG_BYTES, self._clock, steps)
+        stream = ServiceStream(
+            next(self._stream_ids), self._max_message_bytes, _MAX_BACKLOG_BYTES, self._clock, steps, hello.guards
+        )
         log = self._log.bind(stream=stream.stream_id, service=hello.service_name[:_MAX_SERVICE_NAME_CHARACTERS])
         stream.send(self._welcome())
         self._streams[stream.stream_id] = stream
         # Services log their connections themselves; the supervisor and health checks come and go
         # every few seconds.
         log.debug("service connected")
+        self._offer_guards()
         try:
             await self._run_stream(stream, context)
         finally:
             del self._streams[stream.stream_id]
             self._engine.stream_lost(stream.stream_id)
             self._engine_loop.changed()
+            self._offer_guards()
             log.debug("service gone", merged_steps=stream.num_merged)
+
+    def _offer_guards(self) -> None:
+        """Shares requests that have no guardian out among the services that guard."""
+        streams = [stream for stream in self._streams.values() if stream.guards]
+        unguarded = self._engine.unguarded() if streams else []
+        for index, stream in enumerate(streams):
+            share = unguarded[index :: len(streams)]
+            owned = [engine_pb2.OwnedRequest(request_id=each.request_id, tenant=each.tenant) for each in share]
+            if owned:
+                stream.send(engine_pb2.FromEngine(unguarded=engine_pb2.Unguarded(requests=owned)))
 
     async def _read_hello(self, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.Hello:
         try:

@@ -53,7 +53,7 @@ class ToEngine(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., list: _Optional[_Union[ListQuery, _Mapping]] = ..., load: _Optional[_Union[LoadQuery, _Mapping]] = ..., find_key: _Optional[_Union[KeyQuery, _Mapping]] = ...) -> None: ...
 
 class FromEngine(_message.Message):
-    __slots__ = ("welcome", "added", "aborted", "attached", "refused", "step", "list", "load", "state")
+    __slots__ = ("welcome", "added", "aborted", "attached", "refused", "step", "list", "load", "state", "unguarded")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     ABORTED_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class FromEngine(_message.Message):
     LIST_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    UNGUARDED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     added: Added
     aborted: Aborted
@@ -72,19 +73,22 @@ class FromEngine(_message.Message):
     list: RequestList
     load: Load
     state: EngineState
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., added: _Optional[_Union[Added, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[StepOutputs, _Mapping]] = ..., list: _Optional[_Union[RequestList, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ...) -> None: ...
+    unguarded: Unguarded
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., added: _Optional[_Union[Added, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[StepOutputs, _Mapping]] = ..., list: _Optional[_Union[RequestList, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ..., unguarded: _Optional[_Union[Unguarded, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "service_name", "wants_step_records", "request_layout")
+    __slots__ = ("protocol_version", "service_name", "wants_step_records", "request_layout", "guards")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SERVICE_NAME_FIELD_NUMBER: _ClassVar[int]
     WANTS_STEP_RECORDS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    GUARDS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     service_name: str
     wants_step_records: bool
     request_layout: str
-    def __init__(self, protocol_version: _Optional[int] = ..., service_name: _Optional[str] = ..., wants_step_records: bool = ..., request_layout: _Optional[str] = ...) -> None: ...
+    guards: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., service_name: _Optional[str] = ..., wants_step_records: bool = ..., request_layout: _Optional[str] = ..., guards: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "model", "state", "engine", "unix_offset_ns", "log_ttl_ns")
@@ -351,7 +355,7 @@ class AttachRequest(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., output_index: _Optional[int] = ..., from_token: _Optional[int] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., guards: bool = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("handle", "service_state", "prompt_tokens", "started", "cached_tokens", "outputs", "done", "prompt_logprobs")
+    __slots__ = ("handle", "service_state", "prompt_tokens", "started", "cached_tokens", "outputs", "done", "prompt_logprobs", "request")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     SERVICE_STATE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +364,7 @@ class Attached(_message.Message):
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     handle: int
     service_state: bytes
     prompt_tokens: int
@@ -368,7 +373,22 @@ class Attached(_message.Message):
     outputs: _containers.RepeatedCompositeFieldContainer[OutputLog]
     done: RequestDone
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobColumns]
-    def __init__(self, handle: _Optional[int] = ..., service_state: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., started: bool = ..., cached_tokens: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[OutputLog, _Mapping]]] = ..., done: _Optional[_Union[RequestDone, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobColumns, _Mapping]]] = ...) -> None: ...
+    request: AddRequest
+    def __init__(self, handle: _Optional[int] = ..., service_state: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., started: bool = ..., cached_tokens: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[OutputLog, _Mapping]]] = ..., done: _Optional[_Union[RequestDone, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobColumns, _Mapping]]] = ..., request: _Optional[_Union[AddRequest, _Mapping]] = ...) -> None: ...
+
+class Unguarded(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[OwnedRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[OwnedRequest, _Mapping]]] = ...) -> None: ...
+
+class OwnedRequest(_message.Message):
+    __slots__ = ("request_id", "tenant")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class OutputLog(_message.Message):
     __slots__ = ("output_index", "token_ids", "logprobs", "end")
