@@ -58,6 +58,8 @@ class EngineClient:
         # How long the engine keeps the log of an ended request.
         self.log_ttl_ns = 0
         self.last_heard_ns = 0
+        # Connections that were lost after they were open.
+        self.num_losses = 0
         self._state = engine_pb2.EngineState(serving=False, reason=_NOT_CONNECTED)
         self._connected = False
         self._next_handle = 1
@@ -227,6 +229,7 @@ class EngineClient:
     def connection_lost(self) -> None:
         """Ends everything that was open on the connection, or leaves it to another engine."""
         was_connected, self._connected = self._connected, False
+        self.num_losses += was_connected
         self._state = engine_pb2.EngineState(serving=False, reason=_NOT_CONNECTED)
         self._outgoing.clear()
         failure = errors.unavailable("the connection to the engine was lost")

@@ -220,8 +220,11 @@ class Generations:
             ServiceError: NOT_FOUND; UNAVAILABLE.
         """
         await self._guardian.settled(request_id)
-        holders = self._models.holders(request_id)
-        answers = await asyncio.gather(*(holder.engine.cancel(request_id, call.tenant) for holder in holders))
+        first, *others = self._models.holders(request_id)
+        answers = [await first.engine.cancel(request_id, call.tenant)]
+        if not answers[0].found or first.engine.num_losses:
+            # Where a connection broke, two engines may compute it.
+            answers += await asyncio.gather(*(other.engine.cancel(request_id, call.tenant) for other in others))
         if not any(aborted.found for aborted in answers):
             raise self._models.not_held(request_id)
         return any(aborted.was_active for aborted in answers)

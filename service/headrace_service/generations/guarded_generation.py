@@ -169,11 +169,22 @@ class GuardedGeneration:
         ]
         if not any(part.token_ids or part.HasField("end") for part in emitted):
             emitted = []
+        earlier = self._earlier(time.monotonic_ns())
         further = continuation.make(self.add, emitted, self._arrival_ns, self._ends_ns)
         further.handle = 0 if self._done is not None else self.handle
         if emitted:
-            self._tell_earlier(further)
+            further.earlier.CopyFrom(earlier)
         return further
+
+    def _earlier(self, now_ns: int) -> engine_pb2.RequestDone:
+        """Returns the account of the time until now, or the end."""
+        if self._done is None:
+            return self._interruptions.account(now_ns)
+        earlier = engine_pb2.RequestDone()
+        earlier.CopyFrom(self._done)
+        earlier.ended_ago_ns = now_ns - self.ended_ns
+        earlier.ClearField("engine_trace")
+        return earlier
 
     def _take_over(self, add: engine_pb2.AddRequest) -> None:
         """Takes the request of a guardian that is gone, as its engine has it."""
@@ -187,14 +198,6 @@ class GuardedGeneration:
         asked = Request.decode(self.add.request)
         self.num_prompt_tokens = len(asked.prompt_token_ids) // _TOKEN_BYTES
         self._tokens = [array("I") for _ in range(asked.n)]
-
-    def _tell_earlier(self, further: engine_pb2.AddRequest) -> None:
-        now_ns = time.monotonic_ns()
-        earlier = self._done if self._done is not None else self._interruptions.account(now_ns)
-        further.earlier.CopyFrom(earlier)
-        if self._done is not None:
-            further.earlier.ended_ago_ns = now_ns - self.ended_ns
-            further.earlier.ClearField("engine_trace")
 
     def _note_done(self, done: engine_pb2.RequestDone) -> None:
         self._done = done

@@ -72,6 +72,8 @@ class Guardian:
         Copies of ended generations make room, the oldest first. None: there is no room all the
         same.
         """
+        if not self._max_bytes:
+            return None
         self._expire()
         copy = GuardedGeneration(add, model, arrival_ns, self._tally, self._heard)
         if not self._has_room_for(copy):
@@ -234,6 +236,7 @@ class Guardian:
     async def _move_logs(self, copies: list[GuardedGeneration]) -> bool:
         """Moves logs one after the other: they are many, and nobody waits for most of them."""
         for copy in copies:
+            self._expire()
             if copy.request_id in self._by_id:
                 self._move(copy)
                 await self.settled(copy.request_id)
@@ -264,14 +267,17 @@ class Guardian:
         Raises:
             ServiceError: what an engine refused it with for good; UNAVAILABLE, none took it.
         """
-        pause_s, ends_s = _FIRST_PAUSE_S, time.monotonic() + _PATIENCE_S
+        pause_s, patience_s = _FIRST_PAUSE_S, _PATIENCE_S
+        if copy.done is not None:
+            patience_s = min(patience_s, 1e-9 * copy.model.engine.log_ttl_ns)
+        ends_s = time.monotonic() + patience_s
         while time.monotonic() < ends_s:
             for model in _able(copy):
                 if await self._is_taken(copy, model):
                     return True
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        raise errors.unavailable(f"no engine took it within {_PATIENCE_S:g} s")
+        raise errors.unavailable(f"no engine took it within {patience_s:g} s")
 
     async def _is_taken(self, copy: GuardedGeneration, model: ServedModel) -> bool:
         try:
@@ -325,6 +331,7 @@ class Guardian:
             if added.request_id != copy.request_id:
                 raise errors.failed_precondition(f"its idempotency key is in use for {added.request_id}")
             if added.existing:
+                model.engine.leave(copy)
                 await self._follow(copy, model)
         _check_followed(copy, model)
         copy.num_losses += is_running

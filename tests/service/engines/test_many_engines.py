@@ -22,7 +22,7 @@ from tests.service.many_engines import TOKENS, Joined, fake, joined, replace, ru
 
 from headrace.v1 import inference_pb2
 from headrace_service.config import ServiceConfig
-from headrace_service.engines import request_ids
+from headrace_service.engines import request_ids, takeover_order
 from headrace_service.engines.engine_group import EngineGroup, Identity, LeftOut
 
 NOT_SERVING, SERVING = health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING
@@ -262,3 +262,24 @@ def test_tags_tell_engines_apart_by_their_numbers_alone(addresses: set[str]) -> 
     numbers = {request_ids.number_of(address) for address in addresses}
     assert all(0 <= number < 1 << 20 for number in numbers)
     assert len({request_ids.model_tag("model", number) for number in numbers}) == len(numbers)
+
+
+@given(st.text(max_size=8), st.text(min_size=1, max_size=8), st.integers(0, 2**20 - 1), st.text(min_size=1, max_size=8))
+def test_an_id_tells_the_place_of_its_key_and_the_number_of_its_engine(
+    tenant: str, key: str, number: int, model: str
+) -> None:
+    tag, place = request_ids.model_tag(model, number), request_ids.key_place(tenant, key)
+    source = request_ids.RequestIds()
+    made = [source.new(tag, place) for _ in range(5)]
+    assert made == sorted(made) and len(set(made)) == 5
+    for request_id in made:
+        assert (request_ids.place_of(request_id), request_ids.tag_of(request_id)) == (place, tag)
+        assert request_ids.number_in(request_ids.tag_of(request_id), model) == number
+
+
+@given(st.sets(st.integers(0, 2**20 - 1), min_size=2, max_size=12), st.text(max_size=4))
+def test_the_order_of_takeover_is_kept_when_engines_leave(numbers: set[int], place: str) -> None:
+    engines = [Engine(number) for number in numbers]
+    order = takeover_order.in_order(engines, place, most=12)
+    assert takeover_order.in_order(reversed(engines), place, most=12) == order
+    assert takeover_order.in_order(order[1:], place, most=12) == order[1:]
