@@ -107,6 +107,11 @@ class BackendProcess:
                 peaks += [int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM")]
         return sum(peaks) / _GIB
 
+    def kill(self) -> None:
+        """Ends it as `kill -9` does; its workers end with it."""
+        self._process.kill()
+        self._process.wait()
+
     def stop(self) -> None:
         """Ends it."""
         self._process.terminate()

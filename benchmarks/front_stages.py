@@ -20,6 +20,7 @@ from headrace_protos.engine.v1 import engine_pb2
 from headrace_service.api import event_wire
 from headrace_service.api.session_batch import SessionBatch, SessionWire
 from headrace_service.engines.step_dealing import deal
+from headrace_service.streams.engine_reader import EngineReader
 from headrace_service.streams.generation_stream import GenerationStream
 from headrace_service.streams.ledger import DeliveryClock
 from headrace_service.streams.render_state import RenderState
@@ -79,11 +80,12 @@ def stages(folder: ModelFolder, num_streams: int) -> dict[str, Any]:
 
 def _time(encoded: list[bytes], streams: dict[int, GenerationStream], batch: SessionBatch | None) -> dict[str, float]:
     spent = dict.fromkeys(("parse", "deal", "take", "encode"), 0)
+    readers: dict[int, EngineReader] = {**streams}
     for data in encoded:
         began = time.thread_time_ns()
         step = engine_pb2.FromEngine.FromString(data).step
         parsed = time.thread_time_ns()
-        deal(step, streams)
+        deal(step, readers)
         dealt = time.thread_time_ns()
         for stream in streams.values():
             stream.take()

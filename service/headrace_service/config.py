@@ -179,6 +179,17 @@ class ServiceConfig(pydantic.BaseModel):
             description="seconds a client may take to begin with TLS and HTTP/2, and to acknowledge its settings",
         ),
     ] = 10.0
+    guarded_bytes: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1 << 40,
+            description=(
+                "memory that this process's copies of submitted generations may take, bytes; what has none is lost "
+                "with its engine"
+            ),
+        ),
+    ] = 256 << 20
     default_time_limit_s: Annotated[
         float,
         Field(

@@ -45,7 +45,7 @@ class ServiceCore:
             ControlClient(config.control, config.service_name, self.models.update) if config.control else None
         )
         self.admin = ModelAdmin(self.models, self.control)
-        self.generations = Generations(config, self.templates, self.tracer)
+        self.generations = Generations(config, self.templates, self.tracer, self.models)
         self._num_open = 0
         self._draining = False
         self._idle = asyncio.Event()
@@ -115,6 +115,7 @@ class ServiceCore:
         self._draining = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_s)
+        self.generations.close()
         failure = errors.unavailable("the server is shutting down")
         for reader in [*self.delivering, *(stream for model in self.models for stream in model.engine.open_streams())]:
             reader.interrupt(failure)

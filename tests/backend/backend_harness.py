@@ -172,6 +172,7 @@ class EngineClient:
         self.answers: dict[int, asyncio.Future[Any]] = {}
         self.states: list[tuple[float, engine_pb2.EngineState]] = []
         self.welcomes: list[engine_pb2.Welcome] = []
+        self.unguarded: list[engine_pb2.OwnedRequest] = []
         self.error: grpc.aio.AioRpcError | None = None
         self.numbers = itertools.count(1)
         self.reader: asyncio.Task[None] | None = None
@@ -181,9 +182,13 @@ class EngineClient:
     async def send(self, **message: Any) -> None:
         await self.stream.write(engine_pb2.ToEngine(**message))
 
-    async def hello(self, wants_step_records: bool = False) -> None:
+    async def hello(self, wants_step_records: bool = False, guards: bool = False) -> None:
         hello = engine_pb2.Hello(
-            protocol_version=2, service_name="test", wants_step_records=wants_step_records, request_layout=LAYOUT
+            protocol_version=3,
+            service_name="test",
+            wants_step_records=wants_step_records,
+            request_layout=LAYOUT,
+            guards=guards,
         )
         await self.send(hello=hello)
         self.reader = asyncio.ensure_future(self._read())
@@ -211,6 +216,8 @@ class EngineClient:
             self.states.append((time.monotonic(), value))
         elif kind == "step":
             self._take_step(value)
+        elif kind == "unguarded":
+            self.unguarded += value.requests
         elif kind == "refused" and value.handle in self.subscriptions:
             self.subscriptions[value.handle].refused = value.status
             self.subscriptions[value.handle].settled.set()
@@ -352,7 +359,7 @@ async def settled(subscription: Subscription, timeout_s: float = LIMIT_S) -> Sub
 
 @contextlib.asynccontextmanager
 async def connected(
-    address: str, metadata: tuple[tuple[str, str], ...] = (), wants_step_records: bool = False
+    address: str, metadata: tuple[tuple[str, str], ...] = (), wants_step_records: bool = False, guards: bool = False
 ) -> AsyncIterator[EngineClient]:
     """A stream on which hello was said."""
     options = [
@@ -365,7 +372,7 @@ async def connected(
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         await asyncio.wait_for(channel.channel_ready(), LIMIT_S)
         client = EngineClient(engine_pb2_grpc.EngineServiceStub(channel).Connect(metadata=metadata or None))
-        await client.hello(wants_step_records)
+        await client.hello(wants_step_records, guards)
         try:
             yield client
         finally:

@@ -97,6 +97,10 @@ async def test_streams_are_counted_over_two_services(services: tuple[EngineClien
     detached = await first.add(PROMPT, 900, tenant="streams", limits=two, detached=True)
     running = await second.add(PROMPT, 900, tenant="streams", limits=two)
     assert await taken(detached) and await taken(running)
+    # What came with the detached request is its guardian, which counts nowhere; its first reader
+    # has the request's own stream.
+    first_reader = await first.attach(detached.request_id, tenant="streams", limits=two)
+    assert await taken(first_reader)
     for service in services:
         refused = await settled(await service.add(PROMPT, 5, tenant="streams", limits=two))
         status, retry_s = refusal(refused)
@@ -107,7 +111,7 @@ async def test_streams_are_counted_over_two_services(services: tuple[EngineClien
     reader = await second.attach(detached.request_id, tenant="streams", limits=two)
     assert await taken(reader)
     assert not await taken(await first.add(PROMPT, 5, tenant="streams", limits=two))
-    await asyncio.gather(settled(detached), settled(reader))
+    await asyncio.gather(settled(detached), settled(first_reader), settled(reader))
     assert detached.tokens == reader.tokens == expected_tokens(PROMPT, 900)
     assert await taken(await first.add(PROMPT, 5, tenant="streams", limits=two))
 

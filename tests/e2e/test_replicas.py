@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -129,7 +129,20 @@ def test_figures_add_engines_up_and_name_each(pair: RunningServer) -> None:
     wait_until(lambda: blocks() == 2 * 640, 60, "the blocks of both")
 
 
-def start(server: RunningServer, spec: generation_pb2.GenerationSpec) -> concurrent.futures.Future[Transcript]:
+def generated(stub: Any, spec: generation_pb2.GenerationSpec) -> Any:
+    """A stream that ends with its call."""
+    return stub.Generate(inference_pb2.GenerateRequest(spec=spec), timeout=CALL_TIMEOUT_S)
+
+
+def submitted(stub: Any, spec: generation_pb2.GenerationSpec) -> Any:
+    """A stream that reads what was submitted."""
+    made = stub.Submit(inference_pb2.SubmitRequest(spec=spec), timeout=CALL_TIMEOUT_S)
+    return stub.Subscribe(inference_pb2.SubscribeRequest(request_id=made.request_id), timeout=CALL_TIMEOUT_S)
+
+
+def start(
+    server: RunningServer, spec: generation_pb2.GenerationSpec, way: Callable[[Any, Any], Any] = generated
+) -> concurrent.futures.Future[Transcript]:
     """A stream that has begun, and what becomes of it."""
     begun: concurrent.futures.Future[None] = concurrent.futures.Future()
     ended: concurrent.futures.Future[Transcript] = concurrent.futures.Future()
@@ -137,9 +150,8 @@ def start(server: RunningServer, spec: generation_pb2.GenerationSpec) -> concurr
     def follow() -> None:
         try:
             with connected(server.address) as stub:
-                stream = stub.Generate(inference_pb2.GenerateRequest(spec=spec), timeout=CALL_TIMEOUT_S)
                 transcript = Transcript()
-                for response in stream:
+                for response in way(stub, spec):
                     transcript.take(response.event)
                     if transcript.tokens and not begun.done():
                         begun.set_result(None)
@@ -168,6 +180,15 @@ def every_kind(index: int) -> generation_pb2.GenerationSpec:
     elif index % 3 == 2:
         spec.stop.strings[:] = ["no text of the model has this", "\x00\x01"]
     return spec
+
+
+def without_logprobs(spec: generation_pb2.GenerationSpec) -> generation_pb2.GenerationSpec:
+    """Asks for the same tokens, without what a guardian keeps no copy of."""
+    plain = generation_pb2.GenerationSpec()
+    plain.CopyFrom(spec)
+    plain.ClearField("logprobs")
+    plain.ClearField("prompt_logprobs")
+    return plain
 
 
 def unbroken(transcript: Transcript) -> tuple[Any, ...]:
@@ -203,14 +224,18 @@ def test_streams_of_an_engine_that_is_lost_go_on_at_the_other(pair: RunningServe
     # In the order of their sockets, which is that of their start.
     first, second = sorted(pair.descendants("headrace_backend"), key=lambda process: process.pid)
     streams = [start(pair, every_kind(index)) for index in range(PREFIXES)]
+    kept = [start(pair, without_logprobs(every_kind(index)), submitted) for index in range(PREFIXES)]
     # Of one that is stopped the supervisor makes a SIGKILL.
     os.kill(second.pid, signal_number)
     found = [ended.result(CALL_TIMEOUT_S) for ended in streams]
     assert [unbroken(transcript) for transcript in found] == wanted
+    found += (read := [ended.result(CALL_TIMEOUT_S) for ended in kept])
+    assert [(one.tokens, one.texts) for one in read] == [answer[:2] for answer in wanted]
     for transcript in found:
         check_ledger(transcript)
     resumed = [transcript for transcript in found if any(event.HasField("resumed") for event in transcript.events)]
     assert len({engine_of(request_id(transcript)) for transcript in resumed}) == 1
+    assert {one in read for one in resumed} == {False, True}
     assert all(one.done is not None and one.done.ledger.engine_restart_ns > 0 for one in resumed)
     # What began so is answered meanwhile, by whom there is; then by the one that it belongs to.
     wait_until(lambda: [home(pair, index) for index in range(PREFIXES)] == homes, 120, "all prefixes back at home")

@@ -50,6 +50,7 @@ class Request:
     started: bool = False
     # Connection, handle, and the one output wanted, if only one.
     readers: list[tuple[Connection, int, int | None]] = dataclasses.field(default_factory=list)
+    guardian: Connection | None = None
 
     @property
     def done(self) -> bool:
@@ -71,8 +72,9 @@ class Request:
 
 
 class Connection:
-    def __init__(self, wants_step_records: bool) -> None:
+    def __init__(self, wants_step_records: bool, guards: bool) -> None:
         self.wants_step_records = wants_step_records
+        self.guards = guards
         self.queue: asyncio.Queue[engine_pb2.FromEngine | None] = asyncio.Queue()
 
     def send(self, **message: Any) -> None:
@@ -91,6 +93,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.aborts: list[engine_pb2.AbortRequest] = []
         self.attaches: list[engine_pb2.AttachRequest] = []
         self.detached: list[int] = []
+        self.key_queries: list[engine_pb2.KeyQuery] = []
         self.refusal: status_pb2.Status | None = None
         self.state = engine_pb2.EngineState(serving=True, reason="serving", stale_after_ns=60_000_000_000)
         # Whether it tells its state again and again.
@@ -111,14 +114,19 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self._server: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.address = ""
+        # Another one than before in its next life.
+        self.life = ENGINE
 
     # -- life
 
-    async def start(self, address: str) -> None:
+    async def start(self, address: str, credentials: grpc.ServerCredentials | None = None) -> None:
         self.address = address
         self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", 64 << 20)])
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self, self._server)
-        assert self._server.add_insecure_port(address)
+        if credentials is None:
+            assert self._server.add_insecure_port(address)
+        else:
+            assert self._server.add_secure_port(address, credentials)
         await self._server.start()
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._beat())]
 
@@ -130,16 +138,26 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         if self._server is not None:
             await self._server.stop(0)
 
+    def disconnect(self) -> None:
+        """Ends all connections; the engine lives on."""
+        for connection in self._connections:
+            connection.queue.put_nowait(None)
+
     # -- the protocol
 
     async def Connect(self, request_iterator: Any, context: Any) -> None:
         hello = await context.read()
-        assert (hello.hello.protocol_version, hello.hello.request_layout) == (2, LAYOUT)
-        connection = Connection(hello.hello.wants_step_records)
+        assert (hello.hello.protocol_version, hello.hello.request_layout) == (3, LAYOUT)
+        connection = Connection(hello.hello.wants_step_records, hello.hello.guards)
         self._connections.add(connection)
         connection.send(
             welcome=engine_pb2.Welcome(
-                protocol_version=2, model=self.model, state=self.state, engine=ENGINE, unix_offset_ns=UNIX_OFFSET_NS
+                protocol_version=3,
+                model=self.model,
+                state=self.state,
+                engine=self.life,
+                unix_offset_ns=UNIX_OFFSET_NS,
+                log_ttl_ns=600 * 10**9,
             )
         )
         writer = asyncio.create_task(self._write(connection, context))
@@ -152,8 +170,17 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             self._connections.discard(connection)
             for request in self.requests.values():
                 request.readers = [reader for reader in request.readers if reader[0] is not connection]
+                request.guardian = None if request.guardian is connection else request.guardian
                 if not request.add.detached:
                     self._end_all(request, engine_pb2.OUTPUT_END_REASON_CANCELLED)
+            self._offer_guards()
+
+    def _offer_guards(self) -> None:
+        guarding = [connection for connection in self._connections if connection.guards]
+        adds = [r.add for r in self.requests.values() if r.add.detached and r.guardian is None and not r.done]
+        owned = [engine_pb2.OwnedRequest(request_id=add.request_id, tenant=add.tenant) for add in adds]
+        if guarding and owned:
+            guarding[0].send(unguarded=engine_pb2.Unguarded(requests=owned))
 
     async def _write(self, connection: Connection, context: Any) -> None:
         while (message := await connection.queue.get()) is not None:
@@ -178,6 +205,11 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             )
             connection.send(refused=engine_pb2.Refused(handle=add.handle, query_id=add.query_id, status=status))
             return
+        earlier = self.requests.get(add.request_id)
+        if known is None and earlier is not None and not (add.emitted and earlier.done):
+            status = status_pb2.Status(code=code_pb2.ALREADY_EXISTS, message="request_id: in use")
+            connection.send(refused=engine_pb2.Refused(handle=add.handle, query_id=add.query_id, status=status))
+            return
         request = known or self._new_request(connection, add)
         connection.send(
             added=engine_pb2.Added(
@@ -199,10 +231,33 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             output.released = len(known)
             output.end = emitted.end if emitted.HasField("end") else None
         request = Request(add, outputs, time.monotonic_ns(), next(self._sequence))
-        if add.handle:
+        if request.done:
+            request.ended_ns, request.started = request.added_ns, True
+        elif add.handle:
             request.readers.append((connection, add.handle, None))
+            request.guardian = connection if add.detached else None
         self.requests[add.request_id] = request
         return request
+
+    def _on_find_key(self, connection: Connection, query: engine_pb2.KeyQuery) -> None:
+        self.key_queries.append(query)
+        known = next((r for r in self.requests.values() if r.add.idempotency_key == query.idempotency_key), None)
+        if known is None:
+            status = status_pb2.Status(code=code_pb2.NOT_FOUND, message="idempotency_key: not in use")
+            connection.send(refused=engine_pb2.Refused(query_id=query.query_id, status=status))
+            return
+        if known.add.spec_digest != query.spec_digest:
+            status = status_pb2.Status(code=code_pb2.ALREADY_EXISTS, message="idempotency_key: in use")
+            connection.send(refused=engine_pb2.Refused(query_id=query.query_id, status=status))
+            return
+        connection.send(
+            added=engine_pb2.Added(
+                query_id=query.query_id,
+                request_id=known.add.request_id,
+                existing=True,
+                prompt_tokens=len(asked(known.add).prompt_token_ids) // 4,
+            )
+        )
 
     def _on_abort(self, connection: Connection, abort: engine_pb2.AbortRequest) -> None:
         self.aborts.append(abort)
@@ -231,6 +286,15 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             prompt_tokens=len(asked(request.add).prompt_token_ids) // 4,
             started=request.started,
         )
+        if attach.guards:
+            if request.guardian is not None:
+                status = status_pb2.Status(code=code_pb2.ALREADY_EXISTS, message="guards: it has a guardian")
+                connection.send(refused=engine_pb2.Refused(handle=attach.handle, status=status))
+                return
+            request.guardian = connection
+            attached.request.CopyFrom(request.add)
+            for field in ("handle", "emitted", "earlier"):
+                attached.request.ClearField(field)
         if request.started:
             attached.prompt_logprobs.extend(prompt_parts(request.add, self.prompt_part_tokens))
         for index, output in enumerate(request.outputs):

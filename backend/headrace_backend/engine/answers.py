@@ -9,7 +9,7 @@ import dataclasses
 from typing import NamedTuple
 
 from headrace_backend.engine.events import EndReason, OutputSnapshot, PromptLogprobs, RequestDone
-from headrace_backend.engine.request import RequestState
+from headrace_backend.engine.request import EngineRequest, RequestState
 
 
 class AddOutcome(NamedTuple):
@@ -42,6 +42,15 @@ class LossOutcome(NamedTuple):
     guilty_request_id: str = ""
 
 
+class Handover(NamedTuple):
+    """What a guardian must know of a request that runs to have another engine go on with it."""
+
+    request: EngineRequest
+    # On the engine's clock, in nanoseconds: when the call arrived, and when its time is over.
+    asked_at_ns: int
+    deadline_ns: int
+
+
 @dataclasses.dataclass(slots=True, frozen=True)
 class AttachSnapshot:
     """A request when a subscription began; the stream's outbox goes on from there.
@@ -57,6 +66,8 @@ class AttachSnapshot:
     done: RequestDone | None
     # All parts so far, in order.
     prompt_logprobs: list[PromptLogprobs] = dataclasses.field(default_factory=list)
+    # For a guardian; None: the request has ended.
+    handover: Handover | None = None
 
 
 @dataclasses.dataclass(slots=True, frozen=True)

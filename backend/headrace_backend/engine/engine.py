@@ -228,6 +228,10 @@ class Engine:
         self._table.check_new(request.request_id, continues=bool(request.emitted))
         if subscriber is not None:
             self._subscriptions.check_free(subscriber)
+        if request.has_ended:
+            live = self._intake.accept(request, None, account, now_ns)
+            self._endings.enter_ended(live, now_ns)
+            return AddOutcome(request.request_id, False, len(request.prompt_ids), live.sequence_number)
         passed = [other for other in self._scheduler.waiting.parked() if other is not account]
         self._admission.check(request, now_ns, len(self._scheduler.running), passed)
         token_charge = self._quotas.admit(account, request, now_ns)
@@ -235,6 +239,17 @@ class Engine:
         live.token_charge = token_charge
         self._enter(live, subscriber)
         return AddOutcome(request.request_id, False, len(request.prompt_ids), live.sequence_number)
+
+    def find_key(self, tenant: str, idempotency_key: str, spec_digest: bytes) -> AddOutcome | None:
+        """The request that `add` would find by an idempotency key; None: the key is new.
+
+        Raises:
+            RequestRefused: ALREADY_EXISTS, the key was used with another spec.
+        """
+        found = self._table.find_by_key(tenant, idempotency_key, spec_digest)
+        if found is None:
+            return None
+        return AddOutcome(found.spec.request_id, True, found.num_prompt_tokens, found.sequence_number)
 
     def abort(self, request_id: str, tenant: str, cause: AbortCause) -> AbortOutcome:
         """Ends a request at once; what steps in flight still compute of it is dropped."""
@@ -270,6 +285,18 @@ class Engine:
         self._intake.validate_limits(limits)
         account = self._account(tenant, limits, self._clock())
         return self._readers.attach(subscriber, request_id, account, output_index, from_token)
+
+    def guard(self, subscriber: Subscriber, request_id: str, tenant: str) -> AttachSnapshot:
+        """Adds the guardian of a detached request: a reader of everything that counts as none.
+
+        Raises:
+            RequestRefused: INVALID_ARGUMENT; NOT_FOUND; ALREADY_EXISTS, it has a guardian.
+        """
+        return self._readers.guard(subscriber, request_id, tenant)
+
+    def unguarded(self) -> list[EngineRequest]:
+        """Detached requests that run and have no guardian."""
+        return self._readers.unguarded()
 
     def detach(self, subscriber: Subscriber) -> None:
         """Ends a subscription, and its request if it came with one that is not detached."""

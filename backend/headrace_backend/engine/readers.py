@@ -1,7 +1,8 @@
 """Readers of requests: what a further one gets, and what it means that one leaves.
 
 Owns that rule: a reader counts in its tenant's account for as long as it reads, and a request that
-came with a reader and is not detached ends with it. Who reads what is `subscriptions`' business,
+came with a reader and is not detached ends with it. A detached request may have a guardian, which
+reads it to keep a copy and counts nowhere. Who reads what is `subscriptions`' business,
 what may be seen `token_log`'s, and what an end does `endings`'.
 """
 
@@ -9,14 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from headrace_backend.engine.answers import AttachSnapshot
-from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.events import EndReason
+from headrace_backend.engine.answers import AttachSnapshot, Handover
+from headrace_backend.engine.errors import RefusalCode, RequestRefused, Violation
+from headrace_backend.engine.events import EndReason, OutputSnapshot
 from headrace_backend.engine.limits.quotas import Quotas
 from headrace_backend.engine.limits.tenant_account import TenantAccount
-from headrace_backend.engine.request import Subscriber
+from headrace_backend.engine.request import EngineRequest, Subscriber
 from headrace_backend.engine.requests.endings import Endings
 from headrace_backend.engine.requests.request_table import RequestTable
+from headrace_backend.engine.requests.sequence import LiveRequest
 from headrace_backend.engine.requests.subscriptions import Subscriptions, read_outputs
 
 
@@ -50,20 +52,39 @@ class Readers:
             raise RequestRefused(RefusalCode.NOT_FOUND, "request_id: unknown or expired")
         self.subscriptions.check_free(subscriber)
         outputs = read_outputs(request, output_index, from_token)
-        if not request.active or request.readers:
+        if not request.active or request.num_readers:
             self.quotas.check_stream(account)
         if request.active:
             self.subscriptions.add(subscriber, request, output_index)
-            self.quotas.reader_came(request.account, len(request.readers))
-        return AttachSnapshot(
-            request.spec.service_state,
-            request.num_prompt_tokens,
-            request.announced,
-            request.ledger.cached_tokens,
-            outputs,
-            request.done,
-            list(request.prompt_log.parts) if request.prompt_log is not None else [],
-        )
+            self.quotas.reader_came(request.account, request.num_readers)
+        return _snapshot(request, outputs)
+
+    def guard(self, subscriber: Subscriber, request_id: str, tenant: str) -> AttachSnapshot:
+        """Adds the guardian of a detached request; it reads everything and counts as no reader.
+
+        Raises:
+            RequestRefused: INVALID_ARGUMENT, the handle is in use, or the request is not detached;
+                NOT_FOUND; ALREADY_EXISTS, another guardian has it.
+        """
+        request = self.table.find(request_id, tenant)
+        if request is None:
+            raise RequestRefused(RefusalCode.NOT_FOUND, "request_id: unknown or expired")
+        self.subscriptions.check_free(subscriber)
+        if not request.spec.detached:
+            raise RequestRefused.invalid([Violation("guards", "must not be set: the request is not detached")])
+        if request.active and request.owner is not None:
+            raise RequestRefused(RefusalCode.ALREADY_EXISTS, "guards: the request has a guardian")
+        snapshot = _snapshot(request, read_outputs(request, None, 0))
+        if not request.active:
+            return snapshot
+        request.owner = subscriber
+        self.subscriptions.add(subscriber, request, None)
+        handover = Handover(request.spec, request.ledger.asked_at_ns, request.deadline_ns)
+        return dataclasses.replace(snapshot, handover=handover)
+
+    def unguarded(self) -> list[EngineRequest]:
+        """Detached requests that run and have no guardian."""
+        return [request.spec for request in self.table.active() if request.spec.detached and request.owner is None]
 
     def leave(self, subscriber: Subscriber, now_ns: int, given_up: bool = True) -> None:
         """Ends a subscription, and its request if it came with one that is not detached.
@@ -76,8 +97,11 @@ class Readers:
         request = self.subscriptions.remove(subscriber)
         if request is None:
             return
-        self.quotas.reader_left(request.account, len(request.readers))
-        if request.owner == subscriber and not request.spec.detached:
+        if request.owner == subscriber and request.spec.detached:
+            request.owner = None
+            return
+        self.quotas.reader_left(request.account, request.num_readers)
+        if request.owner == subscriber:
             request.given_up = given_up
             self.endings.end_all(request, EndReason.CANCELLED, now_ns)
 
@@ -86,3 +110,15 @@ class Readers:
         for subscriber in self.subscriptions.handles(stream_id):
             self.leave(subscriber, now_ns, given_up=False)
         self.subscriptions.forget_stream(stream_id)
+
+
+def _snapshot(request: LiveRequest, outputs: list[OutputSnapshot]) -> AttachSnapshot:
+    return AttachSnapshot(
+        request.spec.service_state,
+        request.num_prompt_tokens,
+        request.announced,
+        request.ledger.cached_tokens,
+        outputs,
+        request.done,
+        list(request.prompt_log.parts) if request.prompt_log is not None else [],
+    )

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headrace_backend.engine.events import OutputEnd
+from headrace_backend.engine.events import OutputEnd, RequestDone
 from headrace_facts import facts
 from headrace_request.request import Request
 
@@ -66,6 +66,15 @@ class Recording(NamedTuple):
     detail: facts.Detail = facts.Detail.DEFAULT
 
 
+class Earlier(NamedTuple):
+    """What an earlier attempt at a detached request has come to, in nanoseconds and counts."""
+
+    # Its parts lie within `service_ns`.
+    done: RequestDone
+    # How long ago it ended, if all of its outputs did.
+    ended_ago_ns: int
+
+
 class TenantLimits(NamedTuple):
     """What one tenant may take, over all services. 0: no such limit."""
 
@@ -111,6 +120,7 @@ class EngineRequest:
     emitted: tuple[TokenIds, ...] = ()
     # How outputs ended that the earlier attempt brought to their ends.
     ends: tuple[OutputEnd, ...] = ()
+    earlier: Earlier | None = None
     # The tenant's newest ones: they hold for all of its requests.
     limits: TenantLimits = NO_LIMITS
     # [num_prompt_tokens] int32, a view of the request's column.
@@ -127,6 +137,11 @@ class EngineRequest:
         """The request without its prompt and earlier tokens, as it is kept after its end."""
         asked = msgspec.structs.replace(self.asked, prompt_token_ids=b"")
         return dataclasses.replace(self, asked=asked, emitted=(), ends=())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the earlier attempt brought all outputs to their ends."""
+        return bool(self.emitted) and len(self.ends) == self.asked.n
 
     @property
     def recorded(self) -> bool:

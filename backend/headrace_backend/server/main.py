@@ -179,6 +179,7 @@ async def _run(
         clock,
         secret=secret,
         max_message_bytes=config.max_message_bytes,
+        log_ttl_s=config.engine.log_ttl_s,
         teller=teller,
     )
     backend = Backend(config, address, tls, engine_loop, health, facts, service, teller)

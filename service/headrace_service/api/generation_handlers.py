@@ -81,15 +81,14 @@ class GenerationHandlers:
         with core.open_generation():
             output_index = request.output_index if request.HasField("output_index") else None
             validation.check_subscription(request.request_id, output_index)
-            model = core.models.of_request(request.request_id)
             attach = engine_pb2.AttachRequest(
                 request_id=request.request_id, from_token=request.from_token, output_index=output_index
             )
-            stream = await self._generations.attach(attach, model, call, event_wire)
+            subscription = await self._generations.subscribe(attach, call, event_wire)
             try:
-                await core.deliver(stream, call.context.write)
+                await core.deliver(subscription.stream, call.context.write)
             finally:
-                model.engine.leave(stream)
+                subscription.leave()
 
 
 def _check_whole(response: inference_pb2.CompleteResponse, ends_with_call: bool, max_bytes: int) -> None:

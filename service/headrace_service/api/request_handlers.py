@@ -10,7 +10,7 @@ from typing import cast
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request import limits
-from headrace_service import errors, validation
+from headrace_service import validation
 from headrace_service.api import event_wire, request_pages
 from headrace_service.calls.call import Call
 from headrace_service.engines.served_model import ServedModel
@@ -29,23 +29,8 @@ class RequestHandlers:
     async def cancel(self, request: inference_pb2.CancelRequest, call: Call) -> inference_pb2.CancelResponse:
         """Ends a request of the caller's."""
         validation.check_request_id(request.request_id)
-        aborted = await self._cancelled(request.request_id, call.tenant)
-        if not aborted.found:
-            raise errors.not_found(f"request {errors.echo(request.request_id)} is not known, or its log has expired")
-        return inference_pb2.CancelResponse(cancelled=aborted.was_active)
-
-    async def _cancelled(self, request_id: str, tenant: str) -> engine_pb2.Aborted:
-        """Has the engine of a request end it, or the one that went on with it.
-
-        Raises ServiceError: UNAVAILABLE; its engine cannot be reached, and no other has it.
-        """
-        models = self._core.models
-        model = models.of_request(request_id)
-        for engine in models.elsewhere(model):
-            aborted = await engine.engine.cancel(request_id, tenant)
-            if aborted.found:
-                return aborted
-        return await model.engine.cancel(request_id, tenant)
+        was_active = await self._core.generations.cancel(request.request_id, call)
+        return inference_pb2.CancelResponse(cancelled=was_active)
 
     async def list_requests(
         self, request: inference_pb2.ListRequestsRequest, call: Call

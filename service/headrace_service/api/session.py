@@ -182,7 +182,6 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
         generations = self._core.generations
         if submit.detached:
             added = await generations.start_detached(spec, prompt, model, call, submit.idempotency_key)
-            model = self._core.models.of_request(added.request_id)
             await self._join(entry, engine_pb2.AttachRequest(request_id=added.request_id), model, call)
             return
         wire = entry.wire = self._wire(entry, model, deltas_are_events=False)
@@ -199,7 +198,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
     async def _attach(self, entry: _Entry, attach: inference_pb2.SessionAttach, call: Call) -> None:
         output_index = attach.output_index if attach.HasField("output_index") else None
         validation.check_subscription(attach.request_id, output_index)
-        model = self._core.models.of_request(attach.request_id)
+        model = self._core.models.holders(attach.request_id)[0]
         request = engine_pb2.AttachRequest(
             request_id=attach.request_id, from_token=attach.from_token, output_index=output_index
         )
@@ -207,10 +206,8 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
 
     async def _join(self, entry: _Entry, attach: engine_pb2.AttachRequest, model: ServedModel, call: Call) -> None:
         wire = entry.wire = self._wire(entry, model, deltas_are_events=attach.from_token > 0)
-        stream = entry.stream = await self._core.generations.attach(attach, model, call, wire)
-        cause = engine_pb2.ABORT_CAUSE_CANCELLED
-        entry.cancel = lambda: model.engine.abort(stream.request_id, self.call.tenant, cause)
-        entry.give_up = lambda: model.engine.leave(stream)
+        subscription = await self._core.generations.subscribe(attach, call, wire)
+        entry.stream, entry.cancel, entry.give_up = subscription.stream, subscription.cancel, subscription.leave
 
     def _wire(self, entry: _Entry, model: ServedModel, deltas_are_events: bool) -> SessionWire:
         return SessionWire(self._batch, entry.stream_id, deltas_are_events, model.text.pieces.max_piece_bytes)

@@ -12,6 +12,7 @@ import asyncio
 import collections
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -23,6 +24,7 @@ from headrace_service import errors
 from headrace_service.calls.call import Call
 from headrace_service.engines.step_dealing import deal
 from headrace_service.streams.ending import Endings
+from headrace_service.streams.engine_reader import EngineReader
 from headrace_service.streams.generation_stream import GenerationStream
 from headrace_service.tracing.tracer import Tracer
 
@@ -48,7 +50,13 @@ class EngineClient:
         self._endings = Endings(tracer, self.leave) if tracer is not None else None
         # The backend's name for itself in traces, and what takes its times to UNIX time.
         self._engine_clock = ("", 0)
-        self.streams: dict[int, GenerationStream] = {}
+        self.streams: dict[int, EngineReader] = {}
+        # Called when a connection that was open is lost, after its subscriptions have heard of it.
+        self.on_lost: Callable[[], None] | None = None
+        # Called with detached requests of the engine that have no guardian.
+        self.on_unguarded: Callable[[engine_pb2.Unguarded], None] | None = None
+        # How long the engine keeps the log of an ended request.
+        self.log_ttl_ns = 0
         self.last_heard_ns = 0
         # Connections that were lost after they were open.
         self.num_losses = 0
@@ -87,7 +95,8 @@ class EngineClient:
     def open_streams(self) -> list[GenerationStream]:
         """Returns the streams that still expect something of the engine for a reader."""
         endings = self._endings
-        return [stream for stream in self.streams.values() if endings is None or not endings.keeps(stream)]
+        streams = [stream for stream in self.streams.values() if isinstance(stream, GenerationStream)]
+        return [stream for stream in streams if endings is None or not endings.keeps(stream)]
 
     def new_handle(self) -> int:
         """Returns a handle that no open subscription has."""
@@ -98,7 +107,7 @@ class EngineClient:
 
     # -- questions
 
-    async def add(self, request: engine_pb2.AddRequest, stream: GenerationStream | None) -> engine_pb2.Added:
+    async def add(self, request: engine_pb2.AddRequest, stream: EngineReader | None) -> engine_pb2.Added:
         """Asks for a generation; `stream`, if given, gets its tokens from then on.
 
         Raises:
@@ -113,7 +122,7 @@ class EngineClient:
         added: engine_pb2.Added = await self._ask(engine_pb2.ToEngine(add=request), self._by_query, request.query_id)
         return added
 
-    async def attach(self, request: engine_pb2.AttachRequest, stream: GenerationStream) -> engine_pb2.Attached:
+    async def attach(self, request: engine_pb2.AttachRequest, stream: EngineReader) -> engine_pb2.Attached:
         """Asks for a running or ended request's events; `stream` gets them, from the start.
 
         Raises:
@@ -125,6 +134,16 @@ class EngineClient:
             engine_pb2.ToEngine(attach=request), self._by_handle, stream.handle
         )
         return attached
+
+    async def find_key(self, query: engine_pb2.KeyQuery) -> engine_pb2.Added:
+        """Asks for the request of an idempotency key.
+
+        Raises:
+            ServiceError: NOT_FOUND, it has none; ALREADY_EXISTS, with another spec; UNAVAILABLE.
+        """
+        query.query_id = next(self._query_ids)
+        found: engine_pb2.Added = await self._ask(engine_pb2.ToEngine(find_key=query), self._by_query, query.query_id)
+        return found
 
     async def cancel(self, request_id: str, tenant: str) -> engine_pb2.Aborted:
         """Ends a request at its owner's request.
@@ -150,7 +169,12 @@ class EngineClient:
         load: engine_pb2.Load = await self._ask(engine_pb2.ToEngine(load=query), self._by_query, query.query_id)
         return load
 
-    def leave(self, stream: GenerationStream) -> None:
+    @property
+    def life(self) -> str:
+        """The engine's name for its present life; "" before it was reached."""
+        return self._engine_clock[0]
+
+    def leave(self, stream: EngineReader) -> None:
         """Gives a subscription up, if it is still open.
 
         Its request goes on unless it is attached and this was its only subscription.
@@ -199,12 +223,13 @@ class EngineClient:
         self._connected = True
         self._engine_clock = (welcome.engine, welcome.unix_offset_ns)
         self._state = welcome.state
+        self.log_ttl_ns = welcome.log_ttl_ns
         self.last_heard_ns = time.monotonic_ns()
 
     def connection_lost(self) -> None:
         """Ends everything that was open on the connection, or leaves it to another engine."""
-        self.num_losses += self._connected
-        self._connected = False
+        was_connected, self._connected = self._connected, False
+        self.num_losses += was_connected
         self._state = engine_pb2.EngineState(serving=False, reason=_NOT_CONNECTED)
         self._outgoing.clear()
         failure = errors.unavailable("the connection to the engine was lost")
@@ -216,6 +241,8 @@ class EngineClient:
                 if not answer.done():
                     answer.set_exception(failure)
             waiting.clear()
+        if was_connected and self.on_lost is not None:
+            self.on_lost()
 
     def received(self, from_engine: engine_pb2.FromEngine) -> None:
         """Deals one message of the engine out."""
@@ -227,6 +254,9 @@ class EngineClient:
                 # Before the generations that end with these steps.
                 self._tracer.tell(facts.Steps(*self._engine_clock, step.step_records))
             deal(step, self.streams)
+        elif kind == "unguarded":
+            if self.on_unguarded is not None:
+                self.on_unguarded(from_engine.unguarded)
         elif kind == "state":
             self._state = from_engine.state
         elif kind == "attached":

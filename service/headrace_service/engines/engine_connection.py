@@ -32,7 +32,7 @@ from headrace_service.config import ServiceConfig
 from headrace_service.engines.engine_client import EngineClient
 from headrace_service.engines.engine_group import LeftOut
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 _FIRST_PAUSE_S = 0.05
 # A connection that lasted so many longest pauses is no reason for a long pause.
 _LASTING = 10
@@ -149,6 +149,7 @@ class EngineConnection:
             request_layout=LAYOUT,
             service_name=self._config.service_name,
             wants_step_records=self._client.wants_step_records,
+            guards=self._config.guarded_bytes > 0,
         )
         await stream.write(engine_pb2.ToEngine(hello=hello))
         first = await asyncio.wait_for(stream.read(), _WELCOME_TIMEOUT_S)

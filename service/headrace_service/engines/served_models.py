@@ -12,16 +12,17 @@ theirs, known from a welcome on (`engine_group`). Nothing here starts or ends an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import structlog
 
 from headrace_model_folder import InvalidModelFolder
 from headrace_protos.control.v1 import control_pb2
+from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
 from headrace_service.auth.caller import Caller
 from headrace_service.config import ServiceConfig
-from headrace_service.engines import request_ids
+from headrace_service.engines import request_ids, takeover_order
 from headrace_service.engines.engine_group import EngineGroup
 from headrace_service.engines.engine_names import EngineNames
 from headrace_service.engines.engine_set import EngineSet
@@ -30,6 +31,14 @@ from headrace_service.text.text_loader import TextLoader
 from headrace_service.tracing.tracer import Tracer
 
 _log = structlog.get_logger("headrace.service")
+# More engines than a supervisor ever had for one model, and few enough to tell models apart by.
+_MOST_REPLICAS = 1024
+
+OnUnguarded = Callable[[ServedModel, engine_pb2.Unguarded], None]
+
+
+def _guard_nothing(engine: ServedModel, unguarded: engine_pb2.Unguarded) -> None:
+    """What a process does that guards nothing."""
 
 
 class ServedModels:
@@ -60,6 +69,7 @@ class ServedModels:
         self._has_started = not config.control
         # The engines of a service that runs alone.
         self._group: EngineGroup[ServedModel] = EngineGroup()
+        self._on_unguarded: OnUnguarded = _guard_nothing
         self.look_ups = EngineNames(config.engines_dns, config.engines_dns_s, self.follow)
         # Addresses that are left out because request ids would not tell them from others.
         self._unnumbered: set[str] = set()
@@ -68,6 +78,10 @@ class ServedModels:
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(list(self._models))
+
+    def hear_of_unguarded(self, on_unguarded: OnUnguarded) -> None:
+        """From now on calls with each engine's requests that have no guardian."""
+        self._on_unguarded = on_unguarded
 
     # -- what there is
 
@@ -151,30 +165,62 @@ class ServedModels:
             raise errors.unavailable("the engine cannot be reached yet")
         return known
 
-    def of_request(self, request_id: str) -> ServedModel:
-        """Returns the model, and of its engines the one, that a request id belongs to.
+    def holders(self, request_id: str) -> list[ServedModel]:
+        """Returns the engines that may have a request, the likeliest first.
+
+        That is the one of the id's tag and, since it may be lost or have been, those that would
+        have gone on with its requests. Engines that are out of reach are not among them.
 
         Raises:
-            ServiceError: NOT_FOUND; UNAVAILABLE while engines have not been reached.
+            ServiceError: NOT_FOUND, no model of this service has such ids; UNAVAILABLE while
+                engines have not been reached, or none of them is.
+        """
+        own, engines = self._own_engine(request_id)
+        others = [engine for engine in engines if engine is not own and engine.is_reachable]
+        holders = takeover_order.in_order(others, request_ids.place_of(request_id))
+        if own is not None and (own.is_reachable or not holders):
+            own.reached().engine.check_reachable()
+            holders.insert(0, own)
+        if not holders:
+            raise errors.unavailable("the engine of this request cannot be reached")
+        return holders
+
+    def not_held(self, request_id: str) -> errors.ServiceError:
+        """Returns what a caller hears of a request that none of its `holders` has.
+
+        UNAVAILABLE while the engine of its tag is out of reach, which may have it, or is about to
+        have its requests go on elsewhere; else NOT_FOUND.
+        """
+        own, _ = self._own_engine(request_id)
+        if own is not None and not own.is_reachable:
+            return errors.unavailable("the engine of this request cannot be reached, and no other one has it yet")
+        return errors.not_found(f"request {errors.echo(request_id)} is not known, or its log has expired")
+
+    def _own_engine(self, request_id: str) -> tuple[ServedModel | None, Iterable[ServedModel]]:
+        """Returns the engine of an id's tag, None if it is gone, and the engines of its model.
+
+        Raises ServiceError: NOT_FOUND, or UNAVAILABLE while names of models are not known.
         """
         if self._config.engine and len(self._models) == 1:
             # The only engine may have other names at other services.
-            return self._models[0].reached()
+            return self._models[0], self._models
         tag = request_ids.tag_of(request_id)
         for model in self._models:
             if model.name is not None and model.tag == tag:
-                return model.reached()
+                return model, model.engines
         self._check_all_named()
+        for model in self._models:
+            if self._may_have_had(model, tag):
+                return None, model.engines
         raise errors.not_found(f"request {errors.echo(request_id)} is not known, or its log has expired")
 
-    def elsewhere(self, model: ServedModel) -> list[ServedModel]:
-        """Returns the engines that may have gone on with what `model` computed.
-
-        There are none while this process never lost it.
-        """
-        if model.engine.num_losses == 0 and model.is_reachable:
-            return []
-        return [engine for engine in model.engines if engine is not model and engine.is_reachable]
+    def _may_have_had(self, model: ServedModel, tag: str) -> bool:
+        """Whether a tag may be that of an engine of this model which has left."""
+        if model.name is None:
+            return False
+        number = request_ids.number_in(tag, model.name)
+        # Those that the supervisor counts are few; addresses have any number.
+        return number is not None and (not self._config.control or number < _MOST_REPLICAS)
 
     @property
     def _default_name(self) -> str | None:
@@ -263,6 +309,7 @@ class ServedModels:
         model = ServedModel(
             config, address, self._loader, self._tracer, group.engines, number=number, group=group, tls_name=server_name
         )
+        self._introduce(model)
         model.set_draining(self.draining)
         group.join(model)
         self._models.append(model)
@@ -338,7 +385,13 @@ class ServedModels:
         for number, address in addresses.items():
             if number not in present:
                 config, loader = self._config, self._loader
-                engines.add(ServedModel(config, address, loader, self._tracer, engines, listed.name, number))
+                engine = ServedModel(config, address, loader, self._tracer, engines, listed.name, number)
+                self._introduce(engine)
+                engines.add(engine)
+
+    def _introduce(self, engine: ServedModel) -> None:
+        """Has what an engine says of requests without a guardian reach `hear_of_unguarded`'s."""
+        engine.engine.on_unguarded = lambda unguarded: self._on_unguarded(engine, unguarded)
 
     def _follow_models(self) -> None:
         self._was_known = self._was_known or any(model.is_known for model in self._models)

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service.streams.engine_columns import LogprobReader, output_indices_of, token_ids_of
-from headrace_service.streams.generation_stream import GenerationStream
+from headrace_service.streams.engine_reader import EngineReader
 
 
-def deal(step: engine_pb2.StepOutputs, streams: dict[int, GenerationStream]) -> None:
+def deal(step: engine_pb2.StepOutputs, streams: dict[int, EngineReader]) -> None:
     """Gives each stream its tokens, then its events.
 
     A stream whose request is done leaves `streams`.
@@ -31,7 +31,7 @@ def deal(step: engine_pb2.StepOutputs, streams: dict[int, GenerationStream]) -> 
                 del streams[event.handle]
 
 
-def _deal_tokens(step: engine_pb2.StepOutputs, streams: Mapping[int, GenerationStream]) -> None:
+def _deal_tokens(step: engine_pb2.StepOutputs, streams: Mapping[int, EngineReader]) -> None:
     find = streams.get
     for handle, output_index, token in zip(
         token_ids_of(step.handles), output_indices_of(step.output_indices), token_ids_of(step.tokens), strict=True
@@ -41,7 +41,7 @@ def _deal_tokens(step: engine_pb2.StepOutputs, streams: Mapping[int, GenerationS
             stream.push(output_index, token)
 
 
-def _deal_with_logprobs(step: engine_pb2.StepOutputs, streams: Mapping[int, GenerationStream]) -> None:
+def _deal_with_logprobs(step: engine_pb2.StepOutputs, streams: Mapping[int, EngineReader]) -> None:
     reader = LogprobReader(step.logprobs)
     with_logprobs = set(token_ids_of(step.logprob_rows))
     rows = zip(

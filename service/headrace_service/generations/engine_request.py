@@ -25,6 +25,7 @@ from headrace_request.request import Request
 from headrace_request.rule_kinds import Bounds
 from headrace_service import errors
 from headrace_service.calls.call import Call
+from headrace_service.engines import request_ids
 from headrace_service.engines.request_ids import RequestIds
 from headrace_service.engines.served_model import ServedModel
 from headrace_service.resolved_spec import ResolvedSpec
@@ -80,7 +81,13 @@ class RequestBuilder:
         self._request_ids = RequestIds()
 
     def build_request(
-        self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, ends_with_call: bool
+        self,
+        spec: ResolvedSpec,
+        prompt: Prompt,
+        model: ServedModel,
+        call: Call,
+        ends_with_call: bool,
+        idempotency_key: str = "",
     ) -> EngineRequest:
         """Returns the request of a checked spec, to be sent at once: its times count from now.
 
@@ -89,7 +96,8 @@ class RequestBuilder:
             prompt: Its tokens.
             model: The engine that is going to be asked, and its model.
             call: The call that brought it.
-            ends_with_call: Whether the call's deadline ends the request.
+            ends_with_call: Whether the call's deadline ends the request; else it is detached.
+            idempotency_key: Names the request to who sends it again; "": nothing does.
 
         Raises:
             ServiceError: INVALID_ARGUMENT, prompt and output do not fit the context;
@@ -97,7 +105,8 @@ class RequestBuilder:
         """
         text = model.text
         asked = _completed(spec, prompt, text)
-        request_id = self._request_ids.new(model.tag)
+        place = request_ids.key_place(call.tenant, idempotency_key) if idempotency_key else ""
+        request_id = self._request_ids.new(model.tag, place)
         name_request(call, request_id)
         strings = tuple([string.decode() for string in asked.stop.strings])
         render = RenderState(spec.skip_special_tokens, asked.num_logprobs >= 0, strings, spec.token_ids_only)
@@ -107,6 +116,7 @@ class RequestBuilder:
             sampling = msgspec.structs.replace(asked.sampling, seed=secrets.randbits(64))
             encoded = msgspec.structs.replace(asked, sampling=sampling).encode()
         add = engine_pb2.AddRequest(request=encoded, spec_digest=digest, request_id=request_id, tenant=call.tenant)
+        add.detached, add.idempotency_key = not ends_with_call, idempotency_key
         set_limits(add, call)
         trace = self._traced(spec, prompt, text, call)
         if trace is not None and trace.span is not None:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 
+import grpc
 import numpy as np
 
 from headrace.v1 import generation_pb2
@@ -23,10 +24,13 @@ from headrace_service.calls.call import Call
 from headrace_service.config import ServiceConfig
 from headrace_service.engines.routing import RoutingKey
 from headrace_service.engines.served_model import ServedModel
-from headrace_service.generations import engine_request
+from headrace_service.engines.served_models import ServedModels
+from headrace_service.generations import engine_request, moved_keys
 from headrace_service.generations.conversation import Conversation
 from headrace_service.generations.engine_request import Prompt, RequestBuilder
+from headrace_service.generations.guardian import Guardian
 from headrace_service.generations.running_generation import RunningGeneration
+from headrace_service.generations.subscription import Subscription
 from headrace_service.resolved_spec import ResolvedSpec
 from headrace_service.streams.generation_stream import GenerationStream
 from headrace_service.streams.ledger import DeliveryClock
@@ -38,8 +42,13 @@ from headrace_service.tracing.tracer import Tracer
 class Generations:
     """Starts and joins generations for one service process."""
 
-    def __init__(self, config: ServiceConfig, templates: ChatTemplateRenderer, tracer: Tracer | None) -> None:
+    def __init__(
+        self, config: ServiceConfig, templates: ChatTemplateRenderer, tracer: Tracer | None, models: ServedModels
+    ) -> None:
         self._templates = templates
+        self._models = models
+        self._guardian = Guardian(config.guarded_bytes)
+        models.hear_of_unguarded(self._guardian.offered)
         self._requests = RequestBuilder(config.default_time_limit_s, tracer)
 
     # -- prompts
@@ -129,35 +138,57 @@ class Generations:
     async def start_detached(
         self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, idempotency_key: str
     ) -> engine_pb2.Added:
-        """Has the engine begin a generation that outlives its readers.
+        """Has the engine begin a generation that outlives its readers, and guards it.
 
         Raises:
             ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
         """
         model = self.placed(spec, prompt, model, call, idempotency_key)
         model.check_open()
-        add = self._requests.build_request(spec, prompt, model, call, ends_with_call=False).add
-        add.detached = True
-        add.idempotency_key = idempotency_key
+        add = self._requests.build_request(
+            spec, prompt, model, call, ends_with_call=False, idempotency_key=idempotency_key
+        ).add
         call.check_deadline()
+        known = await self._known(add, model) if idempotency_key else None
+        return known or await self._begin_detached(add, model, call)
+
+    async def _known(self, add: engine_pb2.AddRequest, model: ServedModel) -> engine_pb2.Added | None:
+        """Returns the request of a key that moved away from the key's engine, if there is one."""
+        query = engine_pb2.KeyQuery(tenant=add.tenant, idempotency_key=add.idempotency_key, spec_digest=add.spec_digest)
+        return await self._guardian.find_key(query) or await moved_keys.find(query, model)
+
+    async def _begin_detached(self, add: engine_pb2.AddRequest, model: ServedModel, call: Call) -> engine_pb2.Added:
+        model.engine.check_reachable()
+        copy = self._guardian.take(add, model, call.arrival_ns)
         try:
-            return await model.engine.add(add, None)
+            added = await model.engine.add(add, copy)
+        except errors.ServiceError as error:
+            # Under a key, the engine may have known another request than this one.
+            is_lost = error.code is grpc.StatusCode.UNAVAILABLE and not add.idempotency_key
+            if copy is None or not is_lost or not await self._guardian.rescue(copy):
+                self._guardian.forget(copy)
+                raise
+            return engine_pb2.Added(request_id=add.request_id, prompt_tokens=copy.num_prompt_tokens)
         except asyncio.CancelledError:
             # Nobody will ever know this request's id, unless the same key asks for it again.
             if not add.idempotency_key:
                 model.engine.abort(add.request_id, call.tenant, engine_pb2.ABORT_CAUSE_CANCELLED)
+            self._guardian.forget(copy)
             raise
+        if added.existing:
+            # Who took it then guards it.
+            self._guardian.forget(copy)
+        elif copy is not None:
+            self._guardian.accepted(copy)
+        return added
 
-    async def attach(
-        self, attach: engine_pb2.AttachRequest, model: ServedModel, call: Call, wire: EventWire
-    ) -> GenerationStream:
-        """Joins a generation that exists, and returns its stream.
+    async def subscribe(self, attach: engine_pb2.AttachRequest, call: Call, wire: EventWire) -> Subscription:
+        """Joins a generation that exists, wherever it is.
 
-        Whoever gets it gives it up by `model.engine.leave(stream)`.
+        Whoever gets the subscription leaves it in the end.
 
         Args:
             attach: request id, output and first token.
-            model: the model of the request.
             call: on whose behalf.
             wire: what events become.
 
@@ -167,25 +198,40 @@ class Generations:
         attach.tenant = call.tenant
         engine_request.name_request(call, attach.request_id)
         engine_request.set_limits(attach, call)
-        stream = GenerationStream(
-            model.engine.new_handle(),
-            attach.request_id,
-            model.text.pieces,
-            None,
-            DeliveryClock(call.arrival_ns, subscribed=True),
-            wire,
-            attach.from_token,
-        )
+        text = self._models.holders(attach.request_id)[0].text
+        clock = DeliveryClock(call.arrival_ns, subscribed=True)
+        stream = GenerationStream(0, attach.request_id, text.pieces, None, clock, wire, attach.from_token)
+        subscription = Subscription(stream, attach, self._models, self._guardian)
         try:
             call.check_deadline()
-            attached = await model.engine.attach(attach, stream)
+            attached = await subscription.begin()
         except BaseException:
-            model.engine.leave(stream)
+            subscription.leave()
             raise
         if call.trace is not None and stream.span is not None:
             call.trace.link(stream.span)
-        stream.announce(model.text.engine.revision, attached.prompt_tokens)
-        return stream
+        stream.announce(text.engine.revision, attached.prompt_tokens)
+        return subscription
+
+    async def cancel(self, request_id: str, call: Call) -> bool:
+        """Ends a generation of the caller's, wherever it is; returns whether it had not ended.
+
+        Raises:
+            ServiceError: NOT_FOUND; UNAVAILABLE.
+        """
+        await self._guardian.settled(request_id)
+        first, *others = self._models.holders(request_id)
+        answers = [await first.engine.cancel(request_id, call.tenant)]
+        if not answers[0].found or first.engine.num_losses:
+            # Where a connection broke, two engines may compute it.
+            answers += await asyncio.gather(*(other.engine.cancel(request_id, call.tenant) for other in others))
+        if not any(aborted.found for aborted in answers):
+            raise self._models.not_held(request_id)
+        return any(aborted.was_active for aborted in answers)
+
+    def close(self) -> None:
+        """Guards nothing any more, because the process ends."""
+        self._guardian.close()
 
 
 @contextlib.contextmanager

@@ -10,10 +10,8 @@ serves is asked. How often is bounded, because what kills engines must not kill 
 from __future__ import annotations
 
 import asyncio
-import time
 
 import grpc
-import msgspec
 import numpy as np
 import structlog
 
@@ -23,12 +21,12 @@ from headrace_service import errors
 from headrace_service.calls.call import Call
 from headrace_service.engines import routing
 from headrace_service.engines.served_model import ServedModel
+from headrace_service.generations import continuation
 from headrace_service.streams.generation_stream import GenerationStream
 
 # Engines that one generation may lose and still go on, and engines that are asked for each.
 _MAX_LOSSES = 2
 _MAX_ASKED = 3
-_MAX_SERVICE_NS = 24 * 3600 * 10**9
 
 _log = structlog.get_logger("headrace.service")
 
@@ -47,7 +45,7 @@ class RunningGeneration:
         self._add = add
         self._call = call
         self._revision = model.text.engine.revision
-        self._ends_ns = time.monotonic_ns() + add.remaining_ns if add.remaining_ns else 0
+        self._ends_ns = continuation.ends_ns(add)
         self._num_losses = 0
         # Whether an engine is being asked.
         self._asking = False
@@ -140,19 +138,8 @@ class RunningGeneration:
 
     def _continuation(self) -> engine_pb2.AddRequest:
         """Returns the request that goes on from what was emitted, to be sent at once."""
-        add = engine_pb2.AddRequest()
-        add.CopyFrom(self._add)
-        asked = Request.decode(add.request)
-        add.emitted.extend(self.stream.emitted(asked.n))
-        if add.emitted and asked.num_prompt_logprobs >= 0:
-            # The prompt's came before the first token.
-            add.request = msgspec.structs.replace(asked, num_prompt_logprobs=-1).encode()
-        now_ns = time.monotonic_ns()
-        add.service_ns = min(now_ns - self._call.arrival_ns, _MAX_SERVICE_NS)
-        if self._ends_ns:
-            # One whose time is over ends by the engine's word.
-            add.remaining_ns = max(1, self._ends_ns - now_ns)
-        return add
+        emitted = self.stream.emitted(Request.decode(self._add.request).n)
+        return continuation.make(self._add, emitted, self._call.arrival_ns, self._ends_ns)
 
     def _prefix_key(self) -> bytes:
         asked = Request.decode(self._add.request)

@@ -47,6 +47,7 @@ class GenerationStream:
         done: set when the request has ended; nothing comes after it.
         failure: set when the subscription ended without the request's end.
         hit_deadline: whether the engine ended an output for its time.
+        has_started: whether an engine has said that it began to compute.
         deadline_is_status: whether that time was the call's own deadline, so that the call must end
             with it.
         at_edge: whether no token has left yet, or the request has ended: the writes whose times
@@ -67,7 +68,7 @@ class GenerationStream:
     __slots__ = (
         "_accepted", "_interruptions", "_noted", "_outputs", "_pauses_ns", "_prompt_parts", "_render", "_started",
         "_table", "_unwritten_beginnings", "_waiter", "_whole", "_wire", "at_edge", "cap_factor", "clock",
-        "deadline_is_status", "done", "ends", "failure", "from_token", "handle", "has_news",
+        "deadline_is_status", "done", "ends", "failure", "from_token", "handle", "has_news", "has_started",
         "hit_deadline", "ledger", "listener", "over_cap_since_ns", "pending_bytes", "recording", "request_id",
         "rescue", "trace", "writer", "writing_since_ns",
     )  # fmt: skip
@@ -90,6 +91,7 @@ class GenerationStream:
         self.done: engine_pb2.RequestDone | None = None
         self.failure: errors.ServiceError | None = None
         self.has_news = False
+        self.has_started = False
         self.at_edge = True
         self.pending_bytes = 0
         self.cap_factor = 1
@@ -180,7 +182,7 @@ class GenerationStream:
         """Takes the state of a request that runs, or ran, already."""
         self._render = RenderState.decode(attached.service_state)
         if attached.started:
-            self._started = attached.cached_tokens
+            self._note_started(attached.cached_tokens)
         self._prompt_parts.extend(attached.prompt_logprobs)
         for log in attached.outputs:
             self._replay(log)
@@ -194,6 +196,11 @@ class GenerationStream:
             self.fail(failure)
         elif self._interruptions is not None:
             self._interruptions.lost(time.monotonic_ns())
+
+    def known(self, output_index: int) -> list[int]:
+        """Returns the ids of all tokens of an output that came; kept where there is a rescue."""
+        output = self._outputs.get(output_index)
+        return token_ids_of(output.emitted()) if output is not None else []
 
     def emitted(self, num_outputs: int) -> list[engine_pb2.EmittedTokens]:
         """Returns what came of each output so far, for another engine to go on from.
@@ -338,7 +345,7 @@ class GenerationStream:
             self.from_token,
             self._wire,
             self._noted,
-            keeps=interruptions is not None,
+            keeps=interruptions is not None or self.rescue is not None,
         )
         self._outputs[output_index] = output
         if interruptions is not None:
@@ -352,6 +359,7 @@ class GenerationStream:
 
     def _note_started(self, cached_tokens: int) -> None:
         """Notes that an engine began to compute; another one than before resumes."""
+        self.has_started = True
         interruptions = self._interruptions
         if interruptions is None:
             self._started = cached_tokens
@@ -377,4 +385,4 @@ class GenerationStream:
             reader = LogprobReader(log.logprobs)
             output.logprobs = [reader.next() for _ in output.tokens]
         if log.HasField("end"):
-            output.end = log.end
+            output.end = self.ends[log.output_index] = log.end

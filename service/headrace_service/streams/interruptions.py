@@ -75,6 +75,19 @@ class Interruptions:
         self.lost_ns = self._last_lost_ns = now_ns
         self._restart_at_loss_ns = self._restart_ns
 
+    def account(self, now_ns: int) -> engine_pb2.RequestDone:
+        """Returns what has become of the time until now, but for the queue.
+
+        For an engine that goes on with the generation and keeps its account from then on.
+        """
+        waited_ns = now_ns - self.lost_ns if self.lost_ns else 0
+        return engine_pb2.RequestDone(
+            prefill_ns=self._prefill_ns,
+            decode_ns=self._decode_ns,
+            engine_restart_ns=self._restart_ns + waited_ns,
+            ttft_ns=self._first_token_ns and self._first_token_ns - self._arrival_ns,
+        )
+
     def add_to(self, done: engine_pb2.RequestDone) -> None:
         """Makes the last engine's account the account of the whole generation.
 

@@ -294,7 +294,7 @@ async def converse(address: str, *messages: bytes, metadata: Any = None) -> grpc
         return ended.value
 
 
-def hello(version: int = 2, layout: str = LAYOUT) -> bytes:
+def hello(version: int = 3, layout: str = LAYOUT) -> bytes:
     message = engine_pb2.Hello(protocol_version=version, request_layout=layout)
     return engine_pb2.ToEngine(hello=message).SerializeToString()
 

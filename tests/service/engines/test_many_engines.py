@@ -6,29 +6,25 @@ They serve one model together; what is something else is left out, named, and ta
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import pathlib
 import socket
-from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 import pytest
 import structlog
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.service.fake_engine import FakeEngine
-from tests.service.harness import engine_model, events_of, heap_left_alone, ids_of
+from tests.service.many_engines import TOKENS, Joined, fake, joined, replace, running
 
-from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
+from headrace.v1 import inference_pb2
 from headrace_service.config import ServiceConfig
-from headrace_service.engines import request_ids
+from headrace_service.engines import request_ids, takeover_order
 from headrace_service.engines.engine_group import EngineGroup, Identity, LeftOut
-from headrace_service.server import Service
 
-TOKENS = [10, 11, 12]
 NOT_SERVING, SERVING = health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING
 
 
@@ -37,83 +33,7 @@ class Refusing(FakeEngine):
 
     async def Connect(self, request_iterator: Any, context: Any) -> None:
         await context.read()
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this backend speaks protocol version 3")
-
-
-@dataclasses.dataclass
-class Joined:
-    """A service and a client of it."""
-
-    service: Service
-    stub: Any
-    health: Any
-
-    async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(120):
-            while not condition():
-                await asyncio.sleep(0.01)
-
-    async def until_used(self, number: int) -> None:
-        """Waits until so many engines serve."""
-        await self.until(lambda: sum(model.serving for model in self.service.core.models) == number)
-
-    async def submit(self, first: int) -> str:
-        spec = generation_pb2.GenerationSpec(token_ids=generation_pb2.TokenIds(ids=[first] * 64))
-        made = await self.stub.Submit(inference_pb2.SubmitRequest(spec=spec))
-        return str(made.request_id)
-
-    async def read(self, request_id: str) -> list[int]:
-        return ids_of(await events_of(self.stub.Subscribe(inference_pb2.SubscribeRequest(request_id=request_id))))
-
-    async def model(self) -> inference_pb2.Model:
-        response = await self.stub.GetModel(inference_pb2.GetModelRequest())
-        model: inference_pb2.Model = response.model
-        return model
-
-    async def status(self, name: str) -> Any:
-        return (await self.health.Check(health_pb2.HealthCheckRequest(service=name))).status
-
-
-@contextlib.asynccontextmanager
-async def joined(engines: Sequence[str], **config: Any) -> AsyncIterator[Joined]:
-    """A service of these engines; it is not waited for."""
-    settings = {"listen": ("127.0.0.1:0",), "engine": tuple(engines), "engine_retry_max_s": 0.05, **config}
-    with heap_left_alone():
-        service = Service(ServiceConfig(**settings))
-        (address,) = await service.start()
-        async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-            try:
-                yield Joined(
-                    service, inference_pb2_grpc.InferenceServiceStub(channel), health_pb2_grpc.HealthStub(channel)
-                )
-            finally:
-                await service.stop(0)
-
-
-@contextlib.asynccontextmanager
-async def running(*engines: FakeEngine, sockets: pathlib.Path) -> AsyncIterator[list[str]]:
-    """Engines at sockets of their own; their addresses."""
-    for index, engine in enumerate(engines):
-        await engine.start(f"unix:{sockets}/engine-{index}.sock")
-    try:
-        yield [engine.address for engine in engines]
-    finally:
-        for engine in engines:
-            await engine.stop()
-
-
-def fake(folder: pathlib.Path, kind: type[FakeEngine] = FakeEngine, **changes: str) -> FakeEngine:
-    model = engine_model(folder)
-    for name, value in changes.items():
-        setattr(model, name, value)
-    return kind(model, lambda add, index: TOKENS)
-
-
-async def replace(old: FakeEngine, new: FakeEngine) -> FakeEngine:
-    """Has another engine listen where one did."""
-    await old.stop()
-    await new.start(old.address)
-    return new
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this backend speaks protocol version 4")
 
 
 async def test_services_that_name_the_engines_in_any_order_find_each_others_requests(
@@ -157,7 +77,7 @@ async def test_what_serves_something_else_is_left_out_named_and_taken_in_when_it
             lines = list(model.engines_left_out)
             assert [f"{line.partition('.sock: ')[0]}.sock" for line in lines] == addresses[:3]
             assert "serves another at revision" in lines[0] and f"the others {model.name}" in lines[0]
-            assert "at revision old" in lines[1] and "protocol version 3" in lines[2]
+            assert "at revision old" in lines[1] and "protocol version 4" in lines[2]
             listed = (await server.stub.ListModels(inference_pb2.ListModelsRequest())).models
             assert [(one.name, list(one.engines_left_out)) for one in listed] == [(model.name, lines)]
             assert [await server.status(f"engine/{address}") for address in addresses] == [NOT_SERVING] * 3 + [
@@ -342,3 +262,24 @@ def test_tags_tell_engines_apart_by_their_numbers_alone(addresses: set[str]) -> 
     numbers = {request_ids.number_of(address) for address in addresses}
     assert all(0 <= number < 1 << 20 for number in numbers)
     assert len({request_ids.model_tag("model", number) for number in numbers}) == len(numbers)
+
+
+@given(st.text(max_size=8), st.text(min_size=1, max_size=8), st.integers(0, 2**20 - 1), st.text(min_size=1, max_size=8))
+def test_an_id_tells_the_place_of_its_key_and_the_number_of_its_engine(
+    tenant: str, key: str, number: int, model: str
+) -> None:
+    tag, place = request_ids.model_tag(model, number), request_ids.key_place(tenant, key)
+    source = request_ids.RequestIds()
+    made = [source.new(tag, place) for _ in range(5)]
+    assert made == sorted(made) and len(set(made)) == 5
+    for request_id in made:
+        assert (request_ids.place_of(request_id), request_ids.tag_of(request_id)) == (place, tag)
+        assert request_ids.number_in(request_ids.tag_of(request_id), model) == number
+
+
+@given(st.sets(st.integers(0, 2**20 - 1), min_size=2, max_size=12), st.text(max_size=4))
+def test_the_order_of_takeover_is_kept_when_engines_leave(numbers: set[int], place: str) -> None:
+    engines = [Engine(number) for number in numbers]
+    order = takeover_order.in_order(engines, place, most=12)
+    assert takeover_order.in_order(reversed(engines), place, most=12) == order
+    assert takeover_order.in_order(order[1:], place, most=12) == order[1:]

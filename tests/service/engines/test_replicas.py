@@ -297,7 +297,7 @@ async def test_an_engine_that_is_lost_leaves_its_streams_and_prompts_to_others(s
     assert server.at(made.request_id) == 1
 
 
-async def test_an_idempotency_key_is_never_taken_to_another_engine(server: Server) -> None:
+async def test_an_idempotency_key_has_one_engine_and_follows_its_request_alone(server: Server) -> None:
     def submit(key: str) -> Any:
         return server.stub.Submit(inference_pb2.SubmitRequest(spec=spec_of(7), idempotency_key=key))
 
@@ -309,13 +309,15 @@ async def test_an_idempotency_key_is_never_taken_to_another_engine(server: Serve
         assert again.existing and again.request_id == one.request_id
     await server.engines[0].stop()
     await server.until(lambda: not all(model.serving for model in server.service.core.models))
-    for key, index in at.items():
-        if index == 1:
-            assert (await submit(key)).existing
-            continue
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await submit(key)
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    for key, one in made.items():
+        again = await submit(key)
+        assert again.existing and again.request_id == one.request_id
+    # Whether the lost engine knows another key nobody can say.
+    new = [f"new {index}" for index in range(8)]
+    answers = await asyncio.gather(*(submit(key) for key in new), return_exceptions=True)
+    refused = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+    assert 0 < len(refused) < len(new)
+    assert {error.code() for error in refused} == {grpc.StatusCode.UNAVAILABLE}
 
 
 async def test_engines_join_and_leave_while_the_model_is_served(server: Server) -> None:
@@ -337,11 +339,14 @@ async def test_engines_join_and_leave_while_the_model_is_served(server: Server) 
     # The first leaves: its number stays free, and the others keep theirs and what they have.
     server.tell("", second.address, third.address)
     await server.until(lambda: len(list(models)) == 2)
-    for request_id in at_second:
+    # What the first had is kept by the others, under the same ids.
+    await server.until(lambda: set(at_first) <= {*second.requests, *third.requests})
+    for request_id in (*at_first, *at_second):
         subscribed = server.stub.Subscribe(inference_pb2.SubscribeRequest(request_id=request_id))
         assert ids_of(await events_of(subscribed)) == TOKENS
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await events_of(server.stub.Subscribe(inference_pb2.SubscribeRequest(request_id=at_first[0])))
+        unknown = at_first[0].replace("0", "z")
+        await events_of(server.stub.Subscribe(inference_pb2.SubscribeRequest(request_id=unknown)))
     assert error.value.code() is grpc.StatusCode.NOT_FOUND
     for index, number in moved.items():
         now = server.at((await submitted(server, index)).request_id)

@@ -48,6 +48,7 @@ class RequestValidator:
             "can't be used: the text of the model's tokens is not known",
         )
         self._check_emitted(request, violations)
+        self._check_earlier(request, violations)
         self._check_limits(request.limits, violations)
         if violations.found:
             raise RequestRefused.invalid(violations.found)
@@ -95,7 +96,11 @@ class RequestValidator:
             return
         require = violations.require
         ended = {end.output_index for end in request.ends}
-        require(len(ended) < len(emitted), "emitted", "must have an output that did not end")
+        require(
+            len(ended) < len(emitted) or request.detached,
+            "emitted",
+            "must have an output that did not end, unless the request is detached",
+        )
         require(len(emitted) == request.asked.n, "emitted", "must have one entry per output, or none")
         require(
             request.asked.num_prompt_logprobs < 0,
@@ -110,6 +115,20 @@ class RequestValidator:
         )
         for tokens in emitted:
             violations.found += _EMITTED.broken("emitted", tokens.tobytes(), self._bounds)
+
+    def _check_earlier(self, request: EngineRequest, violations: _Violations) -> None:
+        if request.earlier is None:
+            return
+        done = request.earlier.done
+        violations.require(
+            request.detached and bool(request.emitted), "earlier", "must not be set unless detached and emitted are"
+        )
+        parts_ns = done.prefill_ns + done.decode_ns + done.preempted_ns + done.engine_restart_ns
+        violations.require(
+            request.has_ended or (parts_ns <= request.service_ns and done.ttft_ns <= request.service_ns),
+            "earlier",
+            "must have parts that add up to service_ns at most",
+        )
 
 
 class _Violations:

@@ -75,6 +75,21 @@ class Endings:
             if not sequence.ended:
                 self.end_output(sequence, OutputEnd(sequence.log.output_index, reason, error=error), now_ns)
 
+    def enter_ended(self, request: LiveRequest, now_ns: int) -> None:
+        """Enters a request that ended at an engine which was lost: its log, for who reads it.
+
+        It was never admitted here, so that it has nothing to give back.
+        """
+        earlier = request.spec.earlier
+        ago_ns = earlier.ended_ago_ns if earlier is not None else 0
+        self.table.add(request)
+        request.announced = True
+        request.trace = None
+        request.ledger.end(now_ns)
+        done = earlier.done if earlier is not None else _done(request)
+        request.done = msgspec.structs.replace(done, ended_at_ns=now_ns - ago_ns)
+        self._keep_log(request)
+
     def end_expired(self, now_ns: int) -> None:
         """Ends requests whose deadline has passed."""
         request = self.deadlines.first_expired(now_ns)
@@ -106,7 +121,10 @@ class Endings:
         self._tell_end(request, request.done)
         self.subscriptions.end_request(request)
         self.deadlines.note_ended()
-        # What is kept is the log; prompt and sequences would weigh more than it.
+        self._keep_log(request)
+
+    def _keep_log(self, request: LiveRequest) -> None:
+        """Keeps what readers may still ask for; prompt and sequences would weigh more than it."""
         request.spec = request.spec.without_tokens()
         request.sequences, request.unforked = [], []
         self.table.note_ended(request)

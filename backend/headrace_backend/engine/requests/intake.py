@@ -77,6 +77,10 @@ class Intake:
             num_active=request.asked.n - len(request.ends),
             prompt_log=self._prompt_log(request),
         )
+        if request.earlier is not None and not request.has_ended:
+            done = request.earlier.done
+            parts_ns = (0, done.prefill_ns, done.decode_ns, done.preempted_ns, done.engine_restart_ns)
+            live.ledger.resume(parts_ns, done.ttft_ns)
         if request.recorded:
             live.trace = RequestTrace(live.ledger, request.asked.n)
         automaton = StopAutomaton(request.asked.stop.strings) if request.asked.stop.strings else None

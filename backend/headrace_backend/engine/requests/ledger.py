@@ -14,6 +14,7 @@ them) and reads no clock. All times are nanoseconds on the engine's clock.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 
 class Phase(enum.IntEnum):
@@ -37,6 +38,7 @@ class Ledger:
         "_arrival_ns",
         "_service_ns",
         "_since_ns",
+        "_waits_as",
         "accepted_tokens",
         "cached_tokens",
         "draft_tokens",
@@ -56,6 +58,8 @@ class Ledger:
         self._service_ns = service_ns
         self._since_ns = arrival_ns
         self.phase = Phase.QUEUED
+        # What the time until the first step here counts as.
+        self._waits_as = Phase.QUEUED
         # Indexed by phase.
         self.parts_ns = [service_ns, 0, 0, 0, 0]
         self.started_at_ns = 0
@@ -69,6 +73,22 @@ class Ledger:
         self.accepted_tokens = 0
         # Of a recorded request: (phase, begin, end) of each stay so far, in order and without gaps.
         self.stays: list[tuple[Phase, int, int]] | None = None
+
+    def resume(self, parts_ns: Sequence[int], ttft_ns: int) -> None:
+        """Takes over the account of an earlier attempt, whose engine was lost.
+
+        Args:
+            parts_ns: Parts of the service's time, by phase; what they lack was queued.
+            ttft_ns: From the arrival at the service to the first token; 0: there was none.
+        """
+        assert self.phase is Phase.QUEUED, "an attempt follows another before anything is computed"
+        rest_ns = self._service_ns - sum(parts_ns[Phase.PREFILL :])
+        assert rest_ns >= 0, "an earlier attempt took no longer than the request is here"
+        self.parts_ns = [rest_ns, *parts_ns[Phase.PREFILL :]]
+        if sum(parts_ns[Phase.PREFILL :]):
+            self._waits_as = Phase.RESTARTING
+        if ttft_ns:
+            self.first_token_at_ns = self._arrival_ns - self._service_ns + ttft_ns
 
     @property
     def asked_at_ns(self) -> int:
@@ -114,7 +134,8 @@ class Ledger:
 
     def _enter(self, phase: Phase, now_ns: int) -> None:
         assert self.phase is not Phase.ENDED, "an ended request has no more time to account for"
-        self.parts_ns[self.phase] += now_ns - self._since_ns
+        waited = self.phase is Phase.QUEUED
+        self.parts_ns[self._waits_as if waited else self.phase] += now_ns - self._since_ns
         if self.stays is not None:
             self._note_stay(self.stays, now_ns)
         self._since_ns = now_ns

@@ -180,7 +180,7 @@ class LiveRequest:
     ledger: Ledger
     num_prompt_tokens: int
     # The stream and handle that came with the request: a request that is not detached ends with
-    # them.
+    # them. Of a detached one those of its guardian; None: it has none.
     owner: tuple[int, int] | None
     account: TenantAccount
     # What its account gets back at its end, but for what was used; None where its tokens were not
@@ -225,9 +225,14 @@ class LiveRequest:
         return RequestState.RUNNING if self.ledger.started else RequestState.QUEUED
 
     @property
+    def num_readers(self) -> int:
+        """Subscriptions of those who read; a guardian's copy is nobody's."""
+        return len(self.readers) - (self.spec.detached and self.owner is not None)
+
+    @property
     def claim(self) -> Claim:
         """What the request takes of its tenant's limits while it is active."""
-        return Claim(self.account, self.token_charge, len(self.readers), self.num_rows)
+        return Claim(self.account, self.token_charge, self.num_readers, self.num_rows)
 
     @property
     def log_bytes(self) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from headrace_backend.engine.errors import RequestRefused, Violation
+from headrace_backend.engine.errors import RefusalCode, RequestRefused, Violation
 from headrace_backend.engine.request import Subscriber
 from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.server.engine_loop import EngineLoop
@@ -40,7 +40,7 @@ from headrace_backend.server.telemetry import Teller
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request.request import LAYOUT
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 _SERVICE_NAME = "headrace_engine.v1.EngineService"
 _MAX_STREAMS = 64
 _MAX_SERVICE_NAME_CHARACTERS = 64
@@ -75,6 +75,7 @@ class EngineService:
         *,
         secret: bytes | None,
         max_message_bytes: int,
+        log_ttl_s: float,
         teller: Teller | None = None,
     ) -> None:
         """A service without streams.
@@ -86,6 +87,7 @@ class EngineService:
             clock: The engine's.
             secret: What callers must present as bearer token; None: the socket's folder protects.
             max_message_bytes: Largest message.
+            log_ttl_s: How long the log of an ended request is kept, in seconds.
             teller: Hears of requests and refusals; None: no telemetry.
         """
         self._teller = teller
@@ -96,6 +98,7 @@ class EngineService:
         self._clock = clock
         self._secret = secret
         self._max_message_bytes = max_message_bytes
+        self._log_ttl_ns = int(log_ttl_s * 1e9)
         self._log = get_logger()
         self._streams: dict[int, ServiceStream] = {}
         self._stream_ids = itertools.count(1)
@@ -106,6 +109,7 @@ class EngineService:
             "detach": self._detach,
             "list": self._list,
             "load": self._load,
+            "find_key": self._find_key,
         }
         health.listen(self.send_state)
 
@@ -185,20 +189,34 @@ class EngineService:
             )
         hello = await self._read_hello(context)
         steps = self._engine.steps.reader() if hello.wants_step_records else None
-        stream = ServiceStream(next(self._stream_ids), self._max_message_bytes, _MAX_BACKLOG_BYTES, self._clock, steps)
+        stream = ServiceStream(
+            next(self._stream_ids), self._max_message_bytes, _MAX_BACKLOG_BYTES, self._clock, steps, hello.guards
+        )
         log = self._log.bind(stream=stream.stream_id, service=hello.service_name[:_MAX_SERVICE_NAME_CHARACTERS])
         stream.send(self._welcome())
         self._streams[stream.stream_id] = stream
         # Services log their connections themselves; the supervisor and health checks come and go
         # every few seconds.
         log.debug("service connected")
+        self._offer_guards()
         try:
             await self._run_stream(stream, context)
         finally:
             del self._streams[stream.stream_id]
             self._engine.stream_lost(stream.stream_id)
             self._engine_loop.changed()
+            self._offer_guards()
             log.debug("service gone", merged_steps=stream.num_merged)
+
+    def _offer_guards(self) -> None:
+        """Shares requests that have no guardian out among the services that guard."""
+        streams = [stream for stream in self._streams.values() if stream.guards]
+        unguarded = self._engine.unguarded() if streams else []
+        for index, stream in enumerate(streams):
+            share = unguarded[index :: len(streams)]
+            owned = [engine_pb2.OwnedRequest(request_id=each.request_id, tenant=each.tenant) for each in share]
+            if owned:
+                stream.send(engine_pb2.FromEngine(unguarded=engine_pb2.Unguarded(requests=owned)))
 
     async def _read_hello(self, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.Hello:
         try:
@@ -208,7 +226,7 @@ class EngineService:
         if not isinstance(first, engine_pb2.ToEngine) or first.WhichOneof("message") != "hello":
             raise ended(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
         if incoming.unknown_field(first) is not None:
-            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "hello has fields that protocol version 2 does not know")
+            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "hello has fields that protocol version 3 does not know")
         version = first.hello.protocol_version
         if version != PROTOCOL_VERSION:
             text = f"protocol_version is {version}; this backend speaks {PROTOCOL_VERSION}"
@@ -225,6 +243,7 @@ class EngineService:
             state=outgoing.write_state(self._health.state),
             engine=self._engine.steps.engine,
             unix_offset_ns=self._engine.steps.unix_offset_ns,
+            log_ttl_ns=self._log_ttl_ns,
         )
         return engine_pb2.FromEngine(welcome=welcome)
 
@@ -262,11 +281,11 @@ class EngineService:
         kind = received.WhichOneof("message")
         handler = self._handlers.get(kind or "")
         if handler is None:
-            text = "hello came twice" if kind == "hello" else "the message is empty or not known to protocol version 2"
+            text = "hello came twice" if kind == "hello" else "the message is empty or not known to protocol version 3"
             raise ended(grpc.StatusCode.INVALID_ARGUMENT, text)
         if incoming.has_unknown_fields_beside(received):
             raise ended(
-                grpc.StatusCode.INVALID_ARGUMENT, f"{kind} stands beside fields that protocol version 2 does not know"
+                grpc.StatusCode.INVALID_ARGUMENT, f"{kind} stands beside fields that protocol version 3 does not know"
             )
         question = getattr(received, kind)
         # What the engine released before this question comes before its answer.
@@ -303,7 +322,7 @@ class EngineService:
         outcome = self._engine.add(request, subscriber)
         if self._teller is not None and not outcome.existing:
             self._teller.began(outcome.number, request.request_id, request.span)
-        if subscriber is not None and not outcome.existing:
+        if subscriber is not None and not outcome.existing and not request.has_ended:
             stream.handles.add(subscriber.handle)
         added = engine_pb2.Added(
             handle=add.handle,
@@ -329,9 +348,12 @@ class EngineService:
         limits = incoming.read_attach_limits(attach)
         subscriber = self._claim_handle(stream, attach.handle)
         output_index = attach.output_index if attach.HasField("output_index") else None
-        snapshot = self._engine.attach(
-            subscriber, attach.request_id, attach.tenant, output_index, attach.from_token, limits
-        )
+        if attach.guards:
+            snapshot = self._engine.guard(subscriber, attach.request_id, attach.tenant)
+        else:
+            snapshot = self._engine.attach(
+                subscriber, attach.request_id, attach.tenant, output_index, attach.from_token, limits
+            )
         if snapshot.done is None:
             stream.handles.add(attach.handle)
         limit = min(_MAX_ATTACHED_BYTES, self._max_message_bytes // 2)
@@ -341,7 +363,7 @@ class EngineService:
 
     def _detach(self, stream: ServiceStream, detach: engine_pb2.DetachRequest) -> None:
         if incoming.unknown_field(detach) is not None:
-            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "detach has fields that protocol version 2 does not know")
+            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "detach has fields that protocol version 3 does not know")
         # A subscription may have ended while its detach was on the way.
         if detach.handle in stream.handles:
             stream.handles.discard(detach.handle)
@@ -352,7 +374,17 @@ class EngineService:
         page = self._engine.list_requests(query.tenant, state, query.page_size, query.before)
         stream.send(outgoing.write_page(query.query_id, page))
 
+    def _find_key(self, stream: ServiceStream, query: engine_pb2.KeyQuery) -> None:
+        incoming.check_key(query)
+        found = self._engine.find_key(query.tenant, query.idempotency_key, query.spec_digest)
+        if found is None:
+            raise RequestRefused(RefusalCode.NOT_FOUND, "idempotency_key: not in use")
+        added = engine_pb2.Added(
+            query_id=query.query_id, request_id=found.request_id, existing=True, prompt_tokens=found.prompt_tokens
+        )
+        stream.send(engine_pb2.FromEngine(added=added))
+
     def _load(self, stream: ServiceStream, query: engine_pb2.LoadQuery) -> None:
         if incoming.unknown_field(query) is not None:
-            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "load has fields that protocol version 2 does not know")
+            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "load has fields that protocol version 3 does not know")
         stream.send(outgoing.write_load(query.query_id, self._engine.load()))

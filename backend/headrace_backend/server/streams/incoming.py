@@ -16,9 +16,10 @@ import numpy as np
 from google.protobuf import message, unknown_fields
 
 from headrace_backend.engine.errors import RequestRefused, Violation
-from headrace_backend.engine.events import EndReason, OutputEnd
+from headrace_backend.engine.events import EndReason, OutputEnd, RequestDone
 from headrace_backend.engine.request import (
     AbortCause,
+    Earlier,
     EngineRequest,
     Recording,
     RequestState,
@@ -97,7 +98,7 @@ def _unknown_fields(parent: message.Message, path: str) -> Iterator[str]:
 def _refuse_unknown(received: message.Message) -> None:
     found = unknown_field(received)
     if found is not None:
-        raise RequestRefused.invalid([Violation(found, "this field is not known to protocol version 2")])
+        raise RequestRefused.invalid([Violation(found, "this field is not known to protocol version 3")])
 
 
 def _token_ids(data: bytes, field: str, checks: _Checks) -> TokenIds:
@@ -165,10 +166,18 @@ def read_add(add: engine_pb2.AddRequest, now_ns: int) -> EngineRequest:
         recording=_recording(add.recording, checks) if add.HasField("recording") else None,
         emitted=tuple(_token_ids(part.token_ids, f"emitted[{i}]", checks) for i, part in enumerate(add.emitted)),
         ends=tuple(_end(part.end, i, checks) for i, part in enumerate(add.emitted) if part.HasField("end")),
+        earlier=_earlier(add.earlier) if add.HasField("earlier") else None,
         limits=_tenant_limits(add.limits, checks),
     )
     checks.finish()
     return request
+
+
+def _earlier(sent: engine_pb2.RequestDone) -> Earlier:
+    """The account of an earlier attempt; the engine checks its sums."""
+    names = (field for field in RequestDone.__struct_fields__ if field not in ("ended_at_ns", "engine_trace"))
+    done = RequestDone(ended_at_ns=0, **{name: getattr(sent, name) for name in names})
+    return Earlier(done, sent.ended_ago_ns)
 
 
 def _end(end: engine_pb2.OutputEnd, index: int, checks: _Checks) -> OutputEnd:
@@ -261,6 +270,21 @@ def read_attach_limits(attach: engine_pb2.AttachRequest) -> TenantLimits:
     tenant_limits = _tenant_limits(attach.limits, checks)
     checks.finish()
     return tenant_limits
+
+
+def check_key(query: engine_pb2.KeyQuery) -> None:
+    """Refuses a question for an idempotency key that breaks a rule of the wire.
+
+    Raises:
+        RequestRefused: INVALID_ARGUMENT, with every broken rule.
+    """
+    _refuse_unknown(query)
+    checks = _Checks()
+    checks.at_most(query.tenant, limits.MAX_TENANT_BYTES, "tenant")
+    checks.at_most(query.idempotency_key, limits.MAX_IDEMPOTENCY_KEY_BYTES, "idempotency_key")
+    checks.require(bool(query.idempotency_key), "idempotency_key", "must not be empty")
+    checks.require(len(query.spec_digest) == _DIGEST_BYTES, "spec_digest", f"must have {_DIGEST_BYTES} bytes")
+    checks.finish()
 
 
 def read_list_state(query: engine_pb2.ListQuery) -> RequestState:

@@ -21,6 +21,7 @@ from headrace_backend.server.streams.outgoing import (
     slice_logprobs,
     write_done,
     write_end,
+    write_handover,
     write_logprobs,
     write_outbox,
     write_prompt_logprobs,
@@ -58,6 +59,8 @@ def write_attached(
         started=snapshot.started,
         cached_tokens=snapshot.cached_tokens,
     )
+    if snapshot.handover is not None:
+        attached.request.CopyFrom(write_handover(snapshot.handover, now_ns))
     for output in snapshot.outputs:
         log = attached.outputs.add(output_index=output.output_index)
         if whole:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from headrace_backend.engine.answers import LoadSnapshot, RequestPage
+from headrace_backend.engine.answers import Handover, LoadSnapshot, RequestPage
 from headrace_backend.engine.events import (
     EndReason,
     Event,
@@ -220,6 +220,36 @@ def write_end(end: OutputEnd) -> engine_pb2.OutputEnd:
         trim_bytes=end.trim_bytes,
         error=make_status(grpc.StatusCode.INTERNAL, end.error) if end.error else None,
     )
+
+
+def write_handover(handover: Handover, now_ns: int) -> engine_pb2.AddRequest:
+    """The request that a guardian hands to another engine, as of now."""
+    request, limits = handover.request, handover.request.limits
+    add = engine_pb2.AddRequest(
+        request_id=request.request_id,
+        tenant=request.tenant,
+        request=request.asked.encode(),
+        remaining_ns=max(1, handover.deadline_ns - now_ns),
+        service_ns=now_ns - handover.asked_at_ns,
+        detached=True,
+        idempotency_key=request.idempotency_key,
+        spec_digest=request.spec_digest,
+        service_state=request.service_state,
+        limits=engine_pb2.TenantLimits(**limits._asdict()),
+    )
+    span, recording = request.span, request.recording
+    if span is not None and recording is not None:
+        add.traceparent = f"00-{span.trace_id}-{span.span_id}-{int(span.sampled):02x}"
+        add.recording.CopyFrom(
+            engine_pb2.Recording(
+                parent_span_id=span.parent_span_id,
+                tracestate=span.tracestate,
+                detail=recording.detail,
+                operation=recording.operation,
+                wire=recording.wire,
+            )
+        )
+    return add
 
 
 def write_done(done: RequestDone, now_ns: int) -> engine_pb2.RequestDone:

@@ -39,6 +39,7 @@ class ServiceStream:
         max_backlog_bytes: int,
         clock: Callable[[], int],
         steps: StepReader | None = None,
+        guards: bool = False,
     ) -> None:
         """An empty queue.
 
@@ -49,7 +50,9 @@ class ServiceStream:
             clock: The engine's.
             steps: Records of settled steps that go along now and then; None: the service did not
                 ask for them.
+            guards: Whether the service guards detached requests that nobody else does.
         """
+        self.guards = guards
         self._steps = steps
         self.stream_id = stream_id
         # Handles of live subscriptions.

@@ -33,7 +33,7 @@ OUTPUT_END_REASON_DEADLINE: OutputEndReason
 OUTPUT_END_REASON_ERROR: OutputEndReason
 
 class ToEngine(_message.Message):
-    __slots__ = ("hello", "add", "abort", "attach", "detach", "list", "load")
+    __slots__ = ("hello", "add", "abort", "attach", "detach", "list", "load", "find_key")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ADD_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class ToEngine(_message.Message):
     DETACH_FIELD_NUMBER: _ClassVar[int]
     LIST_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    FIND_KEY_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     add: AddRequest
     abort: AbortRequest
@@ -48,10 +49,11 @@ class ToEngine(_message.Message):
     detach: DetachRequest
     list: ListQuery
     load: LoadQuery
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., list: _Optional[_Union[ListQuery, _Mapping]] = ..., load: _Optional[_Union[LoadQuery, _Mapping]] = ...) -> None: ...
+    find_key: KeyQuery
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., list: _Optional[_Union[ListQuery, _Mapping]] = ..., load: _Optional[_Union[LoadQuery, _Mapping]] = ..., find_key: _Optional[_Union[KeyQuery, _Mapping]] = ...) -> None: ...
 
 class FromEngine(_message.Message):
-    __slots__ = ("welcome", "added", "aborted", "attached", "refused", "step", "list", "load", "state")
+    __slots__ = ("welcome", "added", "aborted", "attached", "refused", "step", "list", "load", "state", "unguarded")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     ABORTED_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +63,7 @@ class FromEngine(_message.Message):
     LIST_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    UNGUARDED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     added: Added
     aborted: Aborted
@@ -70,33 +73,38 @@ class FromEngine(_message.Message):
     list: RequestList
     load: Load
     state: EngineState
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., added: _Optional[_Union[Added, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[StepOutputs, _Mapping]] = ..., list: _Optional[_Union[RequestList, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ...) -> None: ...
+    unguarded: Unguarded
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., added: _Optional[_Union[Added, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[StepOutputs, _Mapping]] = ..., list: _Optional[_Union[RequestList, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ..., unguarded: _Optional[_Union[Unguarded, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "service_name", "wants_step_records", "request_layout")
+    __slots__ = ("protocol_version", "service_name", "wants_step_records", "request_layout", "guards")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SERVICE_NAME_FIELD_NUMBER: _ClassVar[int]
     WANTS_STEP_RECORDS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    GUARDS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     service_name: str
     wants_step_records: bool
     request_layout: str
-    def __init__(self, protocol_version: _Optional[int] = ..., service_name: _Optional[str] = ..., wants_step_records: bool = ..., request_layout: _Optional[str] = ...) -> None: ...
+    guards: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., service_name: _Optional[str] = ..., wants_step_records: bool = ..., request_layout: _Optional[str] = ..., guards: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "model", "state", "engine", "unix_offset_ns")
+    __slots__ = ("protocol_version", "model", "state", "engine", "unix_offset_ns", "log_ttl_ns")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     UNIX_OFFSET_NS_FIELD_NUMBER: _ClassVar[int]
+    LOG_TTL_NS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     model: EngineModel
     state: EngineState
     engine: str
     unix_offset_ns: int
-    def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[_Union[EngineModel, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ..., engine: _Optional[str] = ..., unix_offset_ns: _Optional[int] = ...) -> None: ...
+    log_ttl_ns: int
+    def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[_Union[EngineModel, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ..., engine: _Optional[str] = ..., unix_offset_ns: _Optional[int] = ..., log_ttl_ns: _Optional[int] = ...) -> None: ...
 
 class EngineModel(_message.Message):
     __slots__ = ("name", "revision", "architecture", "parameter_count", "dtype", "vocabulary_size", "max_context_tokens", "max_outputs", "end_of_text_token_ids", "kv_block_tokens", "kv_blocks", "device", "folder", "max_waiting_requests", "memory", "quantization", "kv_dtype", "kv_bytes_per_token")
@@ -213,7 +221,7 @@ class EngineState(_message.Message):
     def __init__(self, serving: bool = ..., reason: _Optional[str] = ..., stale_after_ns: _Optional[int] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ("handle", "query_id", "request_id", "tenant", "request", "remaining_ns", "service_ns", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted", "limits", "recording")
+    __slots__ = ("handle", "query_id", "request_id", "tenant", "request", "remaining_ns", "service_ns", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted", "limits", "recording", "earlier")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +237,7 @@ class AddRequest(_message.Message):
     EMITTED_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     RECORDING_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_FIELD_NUMBER: _ClassVar[int]
     handle: int
     query_id: int
     request_id: str
@@ -244,7 +253,8 @@ class AddRequest(_message.Message):
     emitted: _containers.RepeatedCompositeFieldContainer[EmittedTokens]
     limits: TenantLimits
     recording: Recording
-    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., request: _Optional[bytes] = ..., remaining_ns: _Optional[int] = ..., service_ns: _Optional[int] = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., service_state: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ...) -> None: ...
+    earlier: RequestDone
+    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., request: _Optional[bytes] = ..., remaining_ns: _Optional[int] = ..., service_ns: _Optional[int] = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., service_state: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., earlier: _Optional[_Union[RequestDone, _Mapping]] = ...) -> None: ...
 
 class Recording(_message.Message):
     __slots__ = ("parent_span_id", "tracestate", "detail", "operation", "wire")
@@ -327,23 +337,25 @@ class Aborted(_message.Message):
     def __init__(self, query_id: _Optional[int] = ..., found: bool = ..., was_active: bool = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("handle", "request_id", "tenant", "output_index", "from_token", "limits")
+    __slots__ = ("handle", "request_id", "tenant", "output_index", "from_token", "limits", "guards")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
     FROM_TOKEN_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    GUARDS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     tenant: str
     output_index: int
     from_token: int
     limits: TenantLimits
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., output_index: _Optional[int] = ..., from_token: _Optional[int] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ...) -> None: ...
+    guards: bool
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., output_index: _Optional[int] = ..., from_token: _Optional[int] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., guards: bool = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("handle", "service_state", "prompt_tokens", "started", "cached_tokens", "outputs", "done", "prompt_logprobs")
+    __slots__ = ("handle", "service_state", "prompt_tokens", "started", "cached_tokens", "outputs", "done", "prompt_logprobs", "request")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     SERVICE_STATE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +364,7 @@ class Attached(_message.Message):
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     handle: int
     service_state: bytes
     prompt_tokens: int
@@ -360,7 +373,22 @@ class Attached(_message.Message):
     outputs: _containers.RepeatedCompositeFieldContainer[OutputLog]
     done: RequestDone
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobColumns]
-    def __init__(self, handle: _Optional[int] = ..., service_state: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., started: bool = ..., cached_tokens: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[OutputLog, _Mapping]]] = ..., done: _Optional[_Union[RequestDone, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobColumns, _Mapping]]] = ...) -> None: ...
+    request: AddRequest
+    def __init__(self, handle: _Optional[int] = ..., service_state: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., started: bool = ..., cached_tokens: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[OutputLog, _Mapping]]] = ..., done: _Optional[_Union[RequestDone, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobColumns, _Mapping]]] = ..., request: _Optional[_Union[AddRequest, _Mapping]] = ...) -> None: ...
+
+class Unguarded(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[OwnedRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[OwnedRequest, _Mapping]]] = ...) -> None: ...
+
+class OwnedRequest(_message.Message):
+    __slots__ = ("request_id", "tenant")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class OutputLog(_message.Message):
     __slots__ = ("output_index", "token_ids", "logprobs", "end")
@@ -557,6 +585,18 @@ class LoadQuery(_message.Message):
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     query_id: int
     def __init__(self, query_id: _Optional[int] = ...) -> None: ...
+
+class KeyQuery(_message.Message):
+    __slots__ = ("query_id", "tenant", "idempotency_key", "spec_digest")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    SPEC_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    tenant: str
+    idempotency_key: str
+    spec_digest: bytes
+    def __init__(self, query_id: _Optional[int] = ..., tenant: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("query_id", "running_sequences", "waiting_requests", "waiting_tokens", "kv_cache_usage", "kv_blocks", "max_waiting_requests", "output_tokens_per_second", "expected_wait_ns", "free_blocks", "cached_blocks", "used_blocks", "step_count", "preemptions", "prefix_query_tokens", "prefix_hit_tokens", "late_work", "max_running_sequences", "held_plans", "late_plans", "active_requests", "taken_requests", "refused_requests")
