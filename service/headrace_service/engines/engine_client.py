@@ -21,6 +21,7 @@ from headrace_facts import facts
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
 from headrace_service.calls.call import Call
+from headrace_service.engines.routing.engine_load import EngineLoad, LoadReport
 from headrace_service.engines.step_dealing import deal
 from headrace_service.streams.ending import Endings
 from headrace_service.streams.generation_stream import GenerationStream
@@ -49,6 +50,8 @@ class EngineClient:
         # The backend's name for itself in traces, and what takes its times to UNIX time.
         self._engine_clock = ("", 0)
         self.streams: dict[int, GenerationStream] = {}
+        # What routing goes by.
+        self.known_load = EngineLoad()
         self.last_heard_ns = 0
         # Connections that were lost after they were open.
         self.num_losses = 0
@@ -198,14 +201,15 @@ class EngineClient:
         """Takes the first message of a new connection; from now on questions are asked."""
         self._connected = True
         self._engine_clock = (welcome.engine, welcome.unix_offset_ns)
-        self._state = welcome.state
         self.last_heard_ns = time.monotonic_ns()
+        self._received_state(welcome.state)
 
     def connection_lost(self) -> None:
         """Ends everything that was open on the connection, or leaves it to another engine."""
         self.num_losses += self._connected
         self._connected = False
         self._state = engine_pb2.EngineState(serving=False, reason=_NOT_CONNECTED)
+        self.known_load.forget()
         self._outgoing.clear()
         failure = errors.unavailable("the connection to the engine was lost")
         lost, self.streams = self.streams, {}
@@ -228,7 +232,7 @@ class EngineClient:
                 self._tracer.tell(facts.Steps(*self._engine_clock, step.step_records))
             deal(step, self.streams)
         elif kind == "state":
-            self._state = from_engine.state
+            self._received_state(from_engine.state)
         elif kind == "attached":
             self._received_attached(from_engine.attached)
         elif kind == "refused":
@@ -268,6 +272,17 @@ class EngineClient:
             return await answer
         finally:
             waiting.pop(key, None)
+
+    def _received_state(self, state: engine_pb2.EngineState) -> None:
+        self._state, load = state, state.load
+        report = LoadReport(
+            load.prefill_tokens,
+            load.prefill_tokens_per_second,
+            load.open_requests,
+            load.rows,
+            load.row_time_ns / 1e9,
+        )
+        self.known_load.reported(report, len(self.streams), self.last_heard_ns / 1e9)
 
     def _received_attached(self, attached: engine_pb2.Attached) -> None:
         stream = self.streams.get(attached.handle)
