@@ -10,7 +10,7 @@ A request's way in, room by room:
     api           inference_service, generation_handlers (kserve: tensors instead)
     calls         rpc_boundary: a Call, parsed; one status ends it
     generations   generations, engine_request
-    engines       served_models, engine_set, routing, engine_client -> [engine.proto]
+    engines       served_models, engine_set, routing/, engine_client -> [engine.proto]
 
 A token's way back:
 

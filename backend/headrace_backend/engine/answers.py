@@ -94,6 +94,20 @@ class RequestPage(NamedTuple):
     next_before: int
 
 
+class LoadReport(NamedTuple):
+    """What services send requests by: how long one that comes now would wait."""
+
+    # Prompt tokens to be computed before its own.
+    prefill_tokens: int
+    # Measured; 0 while nothing was.
+    prefill_tokens_per_s: float
+    # Requests that have not ended.
+    open_requests: int
+    # Most sequences that run at once, and how long one keeps its row; 0 while nothing was measured.
+    rows: int
+    row_time_ns: int
+
+
 @dataclasses.dataclass(slots=True, frozen=True)
 class LoadSnapshot:
     """The engine's load at one moment: queue, rows, blocks and counters."""

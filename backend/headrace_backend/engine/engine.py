@@ -29,6 +29,7 @@ from headrace_backend.engine.answers import (
     AbortOutcome,
     AddOutcome,
     AttachSnapshot,
+    LoadReport,
     LoadSnapshot,
     LossOutcome,
     RequestPage,
@@ -435,6 +436,10 @@ class Engine:
     def load(self) -> LoadSnapshot:
         """Returns the engine's load; without a worker there are no blocks."""
         return self._meter.snapshot(self._scheduler, self._admission, self._table.num_active, self._clock())
+
+    def report_load(self) -> LoadReport:
+        """Returns what services send requests by; about what came since it was last asked for."""
+        return self._meter.report(self._scheduler, self._admission, self._table.num_active)
 
     def check_integrity(self) -> None:
         """Asserts the invariants that hold between calls.

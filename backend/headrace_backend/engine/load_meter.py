@@ -7,7 +7,7 @@ Durations go on to `step_time` and `rates`, which plan and admit by them, and mo
 
 from __future__ import annotations
 
-from headrace_backend.engine.answers import LoadSnapshot
+from headrace_backend.engine.answers import LoadReport, LoadSnapshot
 from headrace_backend.engine.limits.admission import Admission
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.scheduling.plan_builder import InFlightStep
@@ -22,8 +22,11 @@ class LoadMeter:
 
     __slots__ = (
         "_device_free_ns",
+        "_hit_tokens",
         "_late_work",
         "_max_waiting_requests",
+        "_missed_share",
+        "_query_tokens",
         "_rates",
         "_step_times",
         "_timing",
@@ -42,6 +45,11 @@ class LoadMeter:
         self._late_work = 0
         # When the device was done with the step before, on the worker's clock.
         self._device_free_ns = 0
+        # The prefix cache's counters at the last report, and the share of prompts that it did not
+        # hold before.
+        self._query_tokens = 0
+        self._hit_tokens = 0
+        self._missed_share = 1.0
 
     def worker_ready(self) -> None:
         """A worker with a clock of its own takes over."""
@@ -92,4 +100,24 @@ class LoadMeter:
             active_requests=num_active,
             taken_requests=admission.num_taken,
             refused_requests=admission.num_refused,
+        )
+
+    def report(self, scheduler: Scheduler, admission: Admission, num_active: int) -> LoadReport:
+        """Returns what services send requests by.
+
+        Of the prompts that wait so much is taken to be cached as was of those since the last
+        report.
+        """
+        queried = scheduler.num_prefix_query_tokens - self._query_tokens
+        if queried:
+            self._missed_share = 1 - (scheduler.num_prefix_hit_tokens - self._hit_tokens) / queried
+        self._query_tokens, self._hit_tokens = scheduler.num_prefix_query_tokens, scheduler.num_prefix_hit_tokens
+        # A sequence that is written has one token to compute.
+        running = sum([max(0, sequence.num_tokens - sequence.num_computed - 1) for sequence in scheduler.running])
+        return LoadReport(
+            prefill_tokens=running + int(admission.num_waiting_tokens * self._missed_share),
+            prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
+            open_requests=num_active,
+            rows=scheduler.num_rows,
+            row_time_ns=int(self._rates.row_time_ns),
         )

@@ -22,6 +22,7 @@ from headrace_facts import facts
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
 from headrace_service.calls.call import Call
+from headrace_service.engines.routing.engine_load import EngineLoad, LoadReport
 from headrace_service.engines.step_dealing import deal
 from headrace_service.streams.ending import Endings
 from headrace_service.streams.engine_reader import EngineReader
@@ -57,6 +58,8 @@ class EngineClient:
         self.on_unguarded: Callable[[engine_pb2.Unguarded], None] | None = None
         # How long the engine keeps the log of an ended request.
         self.log_ttl_ns = 0
+        # What routing goes by.
+        self.known_load = EngineLoad()
         self.last_heard_ns = 0
         # Connections that were lost after they were open.
         self.num_losses = 0
@@ -222,15 +225,16 @@ class EngineClient:
         """Takes the first message of a new connection; from now on questions are asked."""
         self._connected = True
         self._engine_clock = (welcome.engine, welcome.unix_offset_ns)
-        self._state = welcome.state
         self.log_ttl_ns = welcome.log_ttl_ns
         self.last_heard_ns = time.monotonic_ns()
+        self._received_state(welcome.state)
 
     def connection_lost(self) -> None:
         """Ends everything that was open on the connection, or leaves it to another engine."""
         was_connected, self._connected = self._connected, False
         self.num_losses += was_connected
         self._state = engine_pb2.EngineState(serving=False, reason=_NOT_CONNECTED)
+        self.known_load.forget()
         self._outgoing.clear()
         failure = errors.unavailable("the connection to the engine was lost")
         lost, self.streams = self.streams, {}
@@ -258,7 +262,7 @@ class EngineClient:
             if self.on_unguarded is not None:
                 self.on_unguarded(from_engine.unguarded)
         elif kind == "state":
-            self._state = from_engine.state
+            self._received_state(from_engine.state)
         elif kind == "attached":
             self._received_attached(from_engine.attached)
         elif kind == "refused":
@@ -298,6 +302,17 @@ class EngineClient:
             return await answer
         finally:
             waiting.pop(key, None)
+
+    def _received_state(self, state: engine_pb2.EngineState) -> None:
+        self._state, load = state, state.load
+        report = LoadReport(
+            load.prefill_tokens,
+            load.prefill_tokens_per_second,
+            load.open_requests,
+            load.rows,
+            load.row_time_ns / 1e9,
+        )
+        self.known_load.reported(report, len(self.streams), self.last_heard_ns / 1e9)
 
     def _received_attached(self, attached: engine_pb2.Attached) -> None:
         stream = self.streams.get(attached.handle)

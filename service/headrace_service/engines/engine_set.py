@@ -1,17 +1,16 @@
 """The engines of one model, wherever they are: they come and go while the model is served.
 
-Owns which engines there are, by number, and asks `routing` for one of them. Does not own their
+Owns which engines there are, by number, and asks a `Router` for one of them. Does not own their
 connections nor who says that they come and go (`served_models`). Numbers come from outside, so
 that all service processes give an engine the same one: request ids and prefixes name engines by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from headrace_service.engines import routing
-from headrace_service.engines.routing import RoutedEngine, RoutingKey
+from headrace_service.engines.routing.router import RoutedEngine, Router, RoutingKey
 
 
 class Member(RoutedEngine, Protocol):
@@ -30,6 +29,7 @@ class EngineSet(Generic[Engine]):
 
     def __init__(self) -> None:
         self._engines: tuple[Engine, ...] = ()
+        self._router: Router[Engine] = Router()
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(self._engines)
@@ -41,15 +41,19 @@ class EngineSet(Generic[Engine]):
         """Takes an engine in. Raises ValueError: its number is taken."""
         if any(other.number == engine.number for other in self._engines):
             raise ValueError(f"engine {engine.number} is in the set already")
-        self._engines = tuple(sorted((*self._engines, engine), key=lambda each: each.number))
+        self._set(sorted((*self._engines, engine), key=lambda each: each.number))
 
     def remove(self, engine: Engine) -> None:
         """Lets an engine go; what it computes is its connection's to end."""
-        self._engines = tuple(other for other in self._engines if other is not engine)
+        self._set([other for other in self._engines if other is not engine])
 
     def choose(self, key: RoutingKey) -> Engine:
         """Returns the engine for a new request; the set has at least one."""
-        return routing.choose(self._engines, key)
+        return self._router.choose(key)
+
+    def choose_among(self, able: Sequence[Engine], key: RoutingKey) -> Engine:
+        """Returns the engine for what a lost engine computed, of at least one that may go on."""
+        return self._router.place(key, {engine.number for engine in able})
 
     @property
     def best(self) -> Engine:
@@ -58,3 +62,7 @@ class EngineSet(Generic[Engine]):
         The set has at least one engine.
         """
         return max(self._engines, key=lambda engine: (engine.serving, engine.is_known))
+
+    def _set(self, engines: Sequence[Engine]) -> None:
+        self._engines = tuple(engines)
+        self._router.set_engines(self._engines)

@@ -16,6 +16,7 @@ from headrace_service.engines.engine_client import EngineClient
 from headrace_service.engines.engine_connection import EngineConnection
 from headrace_service.engines.engine_group import EngineGroup, Identity, LeftOut
 from headrace_service.engines.engine_set import EngineSet
+from headrace_service.engines.routing.engine_load import EngineLoad
 from headrace_service.text.text_loader import TextLoader
 from headrace_service.text.text_model import TextModel
 from headrace_service.tracing.tracer import Tracer
@@ -152,6 +153,11 @@ class ServedModel:
     def num_open(self) -> int:
         """Generations that this process follows on this engine."""
         return len(self.engine.streams)
+
+    @property
+    def load(self) -> EngineLoad:
+        """How busy its engine is, as far as this process knows."""
+        return self.engine.known_load
 
     @property
     def serving(self) -> bool:

@@ -22,7 +22,7 @@ from headrace_service import errors, validation
 from headrace_service.calls import failures
 from headrace_service.calls.call import Call
 from headrace_service.config import ServiceConfig
-from headrace_service.engines.routing import RoutingKey
+from headrace_service.engines.routing.router import RoutingKey
 from headrace_service.engines.served_model import ServedModel
 from headrace_service.engines.served_models import ServedModels
 from headrace_service.generations import engine_request, moved_keys

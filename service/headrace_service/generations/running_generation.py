@@ -19,7 +19,7 @@ from headrace_protos.engine.v1 import engine_pb2
 from headrace_request.request import Request
 from headrace_service import errors
 from headrace_service.calls.call import Call
-from headrace_service.engines import routing
+from headrace_service.engines.routing.router import RoutingKey
 from headrace_service.engines.served_model import ServedModel
 from headrace_service.generations import continuation
 from headrace_service.streams.generation_stream import GenerationStream
@@ -109,7 +109,7 @@ class RunningGeneration:
             able = self._able(asked)
             if not able:
                 return False
-            model = routing.place(able, self._prefix_key())
+            model = self.model.engines.choose_among(able, self._routing_key())
             asked.add(model)
             self.model, self.stream.handle = model, model.engine.new_handle()
             try:
@@ -141,6 +141,6 @@ class RunningGeneration:
         emitted = self.stream.emitted(Request.decode(self._add.request).n)
         return continuation.make(self._add, emitted, self._call.arrival_ns, self._ends_ns)
 
-    def _prefix_key(self) -> bytes:
+    def _routing_key(self) -> RoutingKey:
         asked = Request.decode(self._add.request)
-        return routing.prefix_key(np.frombuffer(asked.prompt_token_ids, "<u4"), asked.cache_salt)
+        return RoutingKey(np.frombuffer(asked.prompt_token_ids, "<u4"), asked.cache_salt, self._call.tenant)

@@ -114,6 +114,8 @@ class Demand(NamedTuple):
     prompt: int
     output: int
     think_s: float
+    # Of each prompt what the prefix cache holds.
+    cached: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,6 +130,8 @@ class Prediction:
     answer_s: float
     # Prompts alone, or rows beyond those held, are more than it can do: users wait for each other.
     is_overloaded: bool
+    # Of the time what goes to prompts.
+    prompt_share: float
 
 
 def exchange_s(sizes: RankSizes, tokens: float) -> float:
@@ -164,7 +168,9 @@ def predict(sizes: RankSizes, gpu: Gpu, demand: Demand) -> Prediction:
     rows = min(active, held)
     busy = _busy(sizes, gpu, demand, high)
     itl_s = step_s(sizes, gpu, rows, demand.prompt + demand.output / 2) / (1 - min(busy, _MOST_BUSY))
-    return Prediction(held, active, itl_s * 1e3, high, is_overloaded=busy > _MOST_BUSY or active > held)
+    return Prediction(
+        held, active, itl_s * 1e3, high, is_overloaded=busy > _MOST_BUSY or active > held, prompt_share=busy
+    )
 
 
 def _active(demand: Demand, answer_s: float) -> float:
@@ -174,13 +180,13 @@ def _active(demand: Demand, answer_s: float) -> float:
 def _busy(sizes: RankSizes, gpu: Gpu, demand: Demand, answer_s: float) -> float:
     """Returns the share of the time that goes to prompts."""
     prompts_per_s = demand.users / (answer_s + demand.think_s)
-    return prompts_per_s * _prompt_s(sizes, gpu, demand)
+    return prompts_per_s * prompt_s(sizes, gpu, demand.prompt - demand.cached)
 
 
-def _prompt_s(sizes: RankSizes, gpu: Gpu, demand: Demand) -> float:
+def prompt_s(sizes: RankSizes, gpu: Gpu, tokens: float) -> float:
     """Returns the seconds of a prompt among others, which share the latencies of their steps."""
-    products_s = 2 * sizes.multiplied * demand.prompt / (gpu.flops_per_s * sizes.products.prompt)
-    sums_s = 2 * sizes.num_layers * (exchange_s(sizes, demand.prompt) - exchange_s(sizes, 0))
+    products_s = 2 * sizes.multiplied * tokens / (gpu.flops_per_s * sizes.products.prompt)
+    sums_s = 2 * sizes.num_layers * (exchange_s(sizes, tokens) - exchange_s(sizes, 0))
     return products_s + sums_s
 
 
@@ -193,6 +199,6 @@ def _answer_s(sizes: RankSizes, gpu: Gpu, demand: Demand, held: int, assumed_s: 
     rows = max(min(active, held), 1e-9)
     step = step_s(sizes, gpu, rows, demand.prompt + demand.output / 2)
     turns = max(active / rows, 1.0)
-    return turns * demand.output * step / (1 - min(_busy(sizes, gpu, demand, assumed_s), _MOST_BUSY)) + _prompt_s(
-        sizes, gpu, demand
+    return turns * demand.output * step / (1 - min(_busy(sizes, gpu, demand, assumed_s), _MOST_BUSY)) + prompt_s(
+        sizes, gpu, demand.prompt - demand.cached
     )

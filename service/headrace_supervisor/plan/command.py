@@ -19,6 +19,7 @@ import click
 import rich.box
 import rich.console
 import rich.table
+from click.core import ParameterSource
 
 from headrace.local_server.installed import require_worker
 from headrace.local_server.process import LocalServerError
@@ -28,6 +29,7 @@ from headrace_model_folder import InvalidModelFolder
 from headrace_model_folder.config import parse_config
 from headrace_supervisor.options import ServerCommand, files, model_argument, typed_model
 from headrace_supervisor.plan.capacity import GPUS, PRODUCTS, Demand, Gpu, Prediction, RankSizes, predict
+from headrace_supervisor.plan.fleet_table import Asked, fleet_rows, print_fleets
 
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -51,6 +53,7 @@ _EXAMPLES = """\b
 Examples:
   headrace plan path/to/Llama-3.1-8B-Instruct --gpus 2 --users 200
   headrace plan --shape llama-3.1-70b --gpus 4 --users 1000 --quantize any
+  headrace plan --shape llama-3.1-8b --fleet 10,100,1000 --think-s 45 --shared-tokens 256
 """
 _MOST_CONFIG_BYTES = 4 << 20
 _RANKS = (1, 2, 4, 8)
@@ -59,6 +62,10 @@ _QUANTIZE = ("off", "int8", "fp8", "int4", "nf4")
 _KV_DTYPES = ("auto", "fp8", "int8")
 _ANY = "any"
 _TIMEOUT_S = 300.0
+# Fleets of one table, engines of one fleet, and the options that are for fleets alone.
+_MOST_FLEETS = 8
+_MOST_ENGINES = 10_000
+_OF_FLEETS = ("shared_tokens", "prefixes", "target_ttft_ms", "lost_percent", "services", "card_hour")
 _GIB = 1 << 30
 # Columns that the table needs.
 _LEAST_WIDTH = 110
@@ -120,6 +127,39 @@ class _Lengths(NamedTuple):
     help="numbers of the KV cache; any: each",
 )
 @click.option("--max-model-len", type=click.IntRange(0), default=0, help="tokens of prompt and output; 0: the model's")
+@click.option("--fleet", metavar="COUNTS", help="numbers of engines, as 10,100,1000: simulates each behind services")
+@click.option(
+    "--shared-tokens",
+    type=click.IntRange(0, 1_000_000),
+    default=0,
+    show_default=True,
+    help="tokens of each prompt that are a shared beginning (--fleet)",
+)
+@click.option(
+    "--prefixes",
+    type=click.IntRange(1, 100_000),
+    default=200,
+    show_default=True,
+    help="shared beginnings that there are (--fleet)",
+)
+@click.option(
+    "--target-ttft-ms",
+    type=_Number(0, 600_000, min_open=True),
+    default=1000.0,
+    show_default=True,
+    help="latest first token of 95 in 100 (--fleet)",
+)
+@click.option(
+    "--lost-percent",
+    type=_Number(0, 50),
+    default=1.0,
+    show_default=True,
+    help="engines that are lost at once; at least one unless 0 (--fleet)",
+)
+@click.option(
+    "--services", type=click.IntRange(1, 64), default=4, show_default=True, help="services that route (--fleet)"
+)
+@click.option("--card-hour", type=_Number(0, 1e6, min_open=True), help="price of a card and hour (--fleet)")
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
 def plan(named_model: str | None, shape: str | None, model: str | None, as_json: bool, **options: Any) -> None:
     """Says which numbers of ranks hold a model and its users.
@@ -129,12 +169,72 @@ def plan(named_model: str | None, shape: str | None, model: str | None, as_json:
     """
     config = _model_config(shape, typed_model(named_model, model))
     _check_lengths(config, options)
+    if options["fleet"] is not None:
+        _plan_fleets(config, options, as_json)
+    if given := [_flag(name) for name in _OF_FLEETS if _is_given(name)]:
+        _refuse(f"{given[0]} is for --fleet, which is not given")
     rows = _rows(config, options)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
         _print(rows, options)
     sys.exit(0 if any(row["holds"] for row in rows) else 1)
+
+
+def _plan_fleets(config: dict[str, Any], options: dict[str, Any], as_json: bool) -> NoReturn:
+    """Answers for fleets, whose engines have as many ranks as --gpus allows, and exits."""
+    counts = _fleet_counts(options["fleet"])
+    engines = _engines(options)
+    if len(engines) > 1:
+        _refuse("--fleet is for engines of one kind; name weights and cache instead of any")
+    if options["shared_tokens"] >= options["prompt_tokens"]:
+        _refuse(f"--shared-tokens is {options['shared_tokens']}; a prompt has {options['prompt_tokens']} tokens")
+    gpu = GPUS[options["gpu"]]
+    question = {"model": config, "engines": engines, "gpu_bytes": gpu.memory_bytes}
+    [answer] = _asked(question | {"ranks": [max(tp for tp in _RANKS if tp <= options["gpus"])]})
+    if answer["refused"]:
+        _refuse(answer["refused"])
+    asked = _fleet_asked(_rank_sizes(answer, config), gpu, options)
+    rows = fleet_rows(asked, counts)
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        print_fleets(asked, rows, options["gpu"], options["users"] if _is_given("users") else None)
+    sys.exit(0 if any(row["holds"] for row in rows) else 1)
+
+
+def _fleet_asked(sizes: RankSizes, gpu: Gpu, options: dict[str, Any]) -> Asked:
+    lengths, target_itl_ms = _lengths(options), options["target_itl_ms"]
+    return Asked(
+        sizes,
+        gpu,
+        Demand(1, *lengths, options["think_s"], options["shared_tokens"]),
+        options["services"],
+        options["prefixes"],
+        options["lost_percent"] / 100,
+        options["target_ttft_ms"] / 1e3,
+        target_itl_ms / 1e3 if target_itl_ms is not None else None,
+        options["card_hour"],
+    )
+
+
+def _fleet_counts(text: str) -> list[int]:
+    """Returns the numbers of engines in rising order."""
+    try:
+        counts = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        _refuse(f"--fleet is {text!r}; it is numbers of engines with commas between, as 10,100")
+    if len(counts) > _MOST_FLEETS or counts[0] < 2 or counts[-1] > _MOST_ENGINES:
+        _refuse(f"--fleet is {text!r}; it is at most {_MOST_FLEETS} numbers from 2 to {_MOST_ENGINES}")
+    return counts
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _is_given(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def _model_config(shape: str | None, model: str | None) -> dict[str, Any]:

@@ -14,11 +14,8 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import numpy as np
 import pytest
 import pytest_asyncio
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.kserve.wire import Wire, stream, text
 from tests.service.fake_engine import FakeEngine
 from tests.service.fake_supervisor import FakeSupervisor
@@ -27,83 +24,10 @@ from tests.service.harness import engine_model, events_of, heap_left_alone, ids_
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_protos.control.v1 import control_pb2
 from headrace_service.config import ServiceConfig
-from headrace_service.engines import routing
 from headrace_service.server import Service
 
 TOKENS = [10, 11, 12]
 READY = control_pb2.BACKEND_STATE_READY
-
-
-@dataclasses.dataclass
-class Engine:
-    """One engine as the rule sees it."""
-
-    number: int
-    serving: bool = True
-    is_reachable: bool = True
-    num_open: int = 0
-
-
-def keys(count: int) -> list[bytes]:
-    return [routing.prefix_key(np.arange(index, index + 100, dtype=np.uint32), b"") for index in range(count)]
-
-
-@given(st.lists(st.integers(0, 4095), min_size=64, max_size=80), st.lists(st.integers(0, 4095), max_size=80))
-def test_only_how_a_prompt_begins_decides(prefix: list[int], rest: list[int]) -> None:
-    def key(ids: list[int], salt: bytes = b"") -> bytes:
-        return routing.prefix_key(np.array(ids, np.uint32), salt)
-
-    assert key(prefix) == key(prefix[:64] + rest)
-    # What may not share blocks need not meet.
-    assert key(prefix) != key(prefix, b"salt") and key(prefix) != key([*prefix[:63], prefix[63] ^ 1])
-
-
-def test_every_engine_has_its_share_of_the_prefixes() -> None:
-    engines = [Engine(index) for index in range(4)]
-    found = [routing.place(engines, key).number for key in keys(2000)]
-    assert found == [routing.place(list(reversed(engines)), key).number for key in keys(2000)]
-    # 500 each, less than 20; five deviations are 97.
-    assert all(abs(found.count(index) - 500) < 100 for index in range(4))
-
-
-def test_a_lost_engine_moves_its_own_prefixes_alone_and_has_them_back() -> None:
-    engines = [Engine(index) for index in range(3)]
-    before = [routing.place(engines, key).number for key in keys(300)]
-    engines[1].serving = engines[1].is_reachable = False
-    during = [routing.place(engines, key).number for key in keys(300)]
-    assert 1 in before and 1 not in during
-    assert all(now == then for now, then in zip(during, before, strict=True) if then != 1)
-    # Those that moved are dealt out to both.
-    assert {now for now, then in zip(during, before, strict=True) if then == 1} == {0, 2}
-    engines[1].serving = engines[1].is_reachable = True
-    assert [routing.place(engines, key).number for key in keys(300)] == before
-
-
-def test_an_engine_that_replaces_its_worker_is_asked_before_one_that_is_gone() -> None:
-    engines = [Engine(0, serving=False), Engine(1, serving=False, is_reachable=False)]
-    assert {routing.place(engines, key).number for key in keys(20)} == {0}
-    engines[0].is_reachable = False
-    assert {routing.place(engines, key).number for key in keys(20)} == {0, 1}
-
-
-@given(st.integers(1, 8), st.integers(1, 3000))
-def test_a_prefix_that_everybody_has_is_spread(count: int, requests: int) -> None:
-    engines = [Engine(index) for index in range(count)]
-    for _ in range(requests):
-        routing.place(engines, b"shared").num_open += 1
-    opens = sorted(engine.num_open for engine in engines)
-    assert opens[-1] <= 33 + 1.5 * requests / count
-    if requests <= 32:
-        assert opens[-1] == requests
-
-
-def test_an_idempotency_keys_engine_stays_whatever_happens() -> None:
-    engines = [Engine(index) for index in range(3)]
-    before = [routing.home(engines, key).number for key in keys(50)]
-    for engine in engines[:2]:
-        engine.serving = engine.is_reachable = False
-        engine.num_open = 1000
-    assert [routing.home(engines, key).number for key in keys(50)] == before
 
 
 # -- a service over two engines of one model
@@ -158,6 +82,8 @@ def spec_of(first: int, last: int = 5) -> generation_pb2.GenerationSpec:
 async def served(model_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[Server]:
     engines = [FakeEngine(engine_model(model_path), lambda add, index: TOKENS) for _ in range(2)]
     for index, engine in enumerate(engines):
+        # So quick that no prompt waits for others.
+        engine.state.load.prefill_tokens_per_second = 1e9
         await engine.start(f"unix:{sockets}/engine-{index}.sock")
     name = engines[0].model.name
     supervisor = FakeSupervisor(name)
@@ -330,6 +256,7 @@ async def test_engines_join_and_leave_while_the_model_is_served(server: Server) 
     at_second = [request_id for request_id in made if server.at(request_id) == 1]
     at_first = [request_id for request_id in made if server.at(request_id) == 0]
     third = FakeEngine(first.model, lambda add, index: TOKENS)
+    third.state.load.prefill_tokens_per_second = 1e9
     await third.start(first.address.replace("engine-0", "engine-2"))
     server.engines.append(third)
     server.tell(first.address, second.address, third.address)

@@ -133,7 +133,7 @@ class EngineService:
 
     def send_state(self) -> None:
         """Tells every stream the newest state: on a change, and as heartbeat."""
-        state = outgoing.write_state(self._health.state)
+        state = outgoing.write_state(self._health.state, self._engine.report_load())
         for stream in self._streams.values():
             stream.send_state(state)
 
@@ -240,7 +240,7 @@ class EngineService:
         welcome = engine_pb2.Welcome(
             protocol_version=PROTOCOL_VERSION,
             model=self._describe_model(),
-            state=outgoing.write_state(self._health.state),
+            state=outgoing.write_state(self._health.state, self._engine.report_load()),
             engine=self._engine.steps.engine,
             unix_offset_ns=self._engine.steps.unix_offset_ns,
             log_ttl_ns=self._log_ttl_ns,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from headrace_backend.engine.answers import Handover, LoadSnapshot, RequestPage
+from headrace_backend.engine.answers import Handover, LoadReport, LoadSnapshot, RequestPage
 from headrace_backend.engine.events import (
     EndReason,
     Event,
@@ -276,9 +276,20 @@ def write_done(done: RequestDone, now_ns: int) -> engine_pb2.RequestDone:
     )
 
 
-def write_state(state: HealthState) -> engine_pb2.EngineState:
+def write_state(state: HealthState, load: LoadReport) -> engine_pb2.EngineState:
     """The engine's state as services see it."""
-    return engine_pb2.EngineState(serving=state.serving, reason=state.reason, stale_after_ns=STALE_AFTER_NS)
+    return engine_pb2.EngineState(
+        serving=state.serving,
+        reason=state.reason,
+        stale_after_ns=STALE_AFTER_NS,
+        load=engine_pb2.EngineLoad(
+            prefill_tokens=load.prefill_tokens,
+            prefill_tokens_per_second=load.prefill_tokens_per_s,
+            open_requests=load.open_requests,
+            rows=load.rows,
+            row_time_ns=load.row_time_ns,
+        ),
+    )
 
 
 def write_load(query_id: int, load: LoadSnapshot) -> engine_pb2.FromEngine:

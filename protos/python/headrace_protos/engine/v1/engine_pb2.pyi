@@ -211,14 +211,30 @@ class EngineMemory(_message.Message):
     def __init__(self, device_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., other_bytes: _Optional[int] = ..., reserve_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., measured: bool = ...) -> None: ...
 
 class EngineState(_message.Message):
-    __slots__ = ("serving", "reason", "stale_after_ns")
+    __slots__ = ("serving", "reason", "stale_after_ns", "load")
     SERVING_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STALE_AFTER_NS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     serving: bool
     reason: str
     stale_after_ns: int
-    def __init__(self, serving: bool = ..., reason: _Optional[str] = ..., stale_after_ns: _Optional[int] = ...) -> None: ...
+    load: EngineLoad
+    def __init__(self, serving: bool = ..., reason: _Optional[str] = ..., stale_after_ns: _Optional[int] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ...) -> None: ...
+
+class EngineLoad(_message.Message):
+    __slots__ = ("prefill_tokens", "prefill_tokens_per_second", "open_requests", "rows", "row_time_ns")
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    ROW_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    prefill_tokens: int
+    prefill_tokens_per_second: float
+    open_requests: int
+    rows: int
+    row_time_ns: int
+    def __init__(self, prefill_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., open_requests: _Optional[int] = ..., rows: _Optional[int] = ..., row_time_ns: _Optional[int] = ...) -> None: ...
 
 class AddRequest(_message.Message):
     __slots__ = ("handle", "query_id", "request_id", "tenant", "request", "remaining_ns", "service_ns", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted", "limits", "recording", "earlier")

@@ -1,0 +1,1 @@
+"""Which of a model's engines takes a request: `router` decides."""
