@@ -306,9 +306,14 @@ class Simulation:
     def _report(self) -> None:
         self._next_report_ms += _REPORT_MS
         for engine in self._engines:
-            told = engine.engine.report_load()
-            rate, open_requests, row_s = told.prefill_tokens_per_s, told.open_requests, told.row_time_ns / 1e9
-            report = LoadReport(told.prefill_tokens, rate, open_requests, told.rows, row_s)
+            reported = engine.engine.report_load()
+            report = LoadReport(
+                reported.prefill_tokens,
+                reported.prefill_tokens_per_s,
+                reported.open_requests,
+                reported.rows,
+                reported.row_time_ns / 1e9,
+            )
             for seen in self._services.seen:
                 seen[engine.number].load.reported(report, seen[engine.number].num_open, self._now_ms / 1e3)
 

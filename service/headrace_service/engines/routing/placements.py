@@ -1,4 +1,4 @@
-"""Where a service sent what: the engines that got prompts with a beginning, the newest first.
+"""The engines to which a service sent prompts with a beginning, the newest first.
 
 Owns a bounded table of two generations: the younger is written, and becomes the older when it is
 half of the bound. So a beginning is kept that was asked for within as many others, and each keeps a

@@ -1,4 +1,4 @@
-"""Where a prompt belongs: an order of the engines for it, which all services come to alike.
+"""An order of the engines for a prompt, which all services come to alike.
 
 Owns the sets of wide beginnings. Each beginning of a prompt has an order of its own over the
 engines. Where more requests begin so than one engine should compute, the beginning is wide: it has
