@@ -1,6 +1,6 @@
 """grpc.health.v1 of a process: Check and Watch.
 
-Owns how a status is told. What SERVING means is the process's: progress, not being alive. (The
+Owns the answers. What SERVING means is the process's: progress, not being alive. (The
 servicer that ships with grpcio-health-checking loses a watcher's updates when another watcher of
 the same service leaves, and lets one slow watcher hold up the others.)
 """

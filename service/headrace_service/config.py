@@ -91,8 +91,8 @@ class ServiceConfig(pydantic.BaseModel):
         str | None,
         Field(
             pattern=PROBE_ADDRESS,
-            description="unix:PATH or HOST:PORT that answers health checks alone, without TLS and keys, for who started "
-            "this process, or a kubelet",
+            description="unix:PATH or HOST:PORT that answers health checks alone, without TLS and keys: for who "
+            "started this process, or a kubelet",
         ),
     ] = None
     engine: Annotated[
