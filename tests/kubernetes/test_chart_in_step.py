@@ -109,10 +109,10 @@ def test_metrics_of_steps_are_dropped_where_services_tell_them() -> None:
     records["step_id"], records["settled_at_ns"] = range(1, 4), range(1, 4)
     records["num_decodes"] = records["num_sequences"] = records["draft_tokens"] = 1
     metrics.take(facts.Steps(engine="0" * 16, unix_offset_ns=0, records=records.tobytes()), False, 0)
-    told = {metric.name.replace(".", "_") for metric in metrics.metrics(0)}
+    reported = {metric.name.replace(".", "_") for metric in metrics.metrics(0)}
     (dropped,) = re.findall(r"regex: (\(grpc\|openai\);.*)", (TEMPLATES / "metrics.yaml").read_text())
-    assert len(told) >= 4
-    for name in told:
+    assert len(reported) >= 4
+    for name in reported:
         assert re.fullmatch(dropped, f"grpc;{name}_total") and not re.fullmatch(dropped, f"engine;{name}_total")
     assert not re.fullmatch(dropped, "grpc;gen_ai_server_request_duration_seconds_count")
 

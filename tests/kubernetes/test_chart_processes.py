@@ -155,7 +155,7 @@ def test_metrics_are_where_the_chart_looks_for_them(cluster: Cluster) -> None:
         )
     service = cluster.pod("-grpc")
     assert gauge(service, "headrace_requests_waiting_tokens") is None
-    # Told by services as well, which the ServiceMonitor drops.
+    # Reported by services as well, which the ServiceMonitor drops.
     wait_until(lambda: gauge(service, "headrace_step_tokens_count"), what="steps as a service hears of them")
 
 

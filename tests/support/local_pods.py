@@ -54,7 +54,7 @@ class Pod:
 
     Attributes:
         name: Its name.
-        address: Where it listens.
+        address: Address that its containers listen on.
         spec: Its PodSpec.
         folder: Its volumes, and a log of each container.
         processes: The processes of its containers, by name.
