@@ -1,8 +1,8 @@
 """grpc.health.v1 of a process: Check and Watch.
 
-Owns the answers. What SERVING means is the process's: progress, not being alive. (The
-servicer that ships with grpcio-health-checking loses a watcher's updates when another watcher of
-the same service leaves, and lets one slow watcher hold up the others.)
+Owns the answers. What SERVING means is the process's: progress, not being alive. (The servicer that
+ships with grpcio-health-checking loses a watcher's updates when another watcher of the same service
+leaves, and lets one slow watcher hold up the others.)
 """
 
 from __future__ import annotations
