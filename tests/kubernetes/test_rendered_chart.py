@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.compose_files import ROOT
 from tests.support.helm_chart import (
     CHART,
     EXAMPLES,
@@ -267,9 +266,3 @@ def test_an_upgrade_of_the_chart_alone_starts_no_pod_anew(tmp_path: pathlib.Path
     after = [each for each in documents(done.stdout) if each["kind"] == "Deployment"]
     assert after and after[0]["metadata"]["labels"]["helm.sh/chart"] == "headrace-0.1.1"
     assert {each["metadata"]["name"]: each["spec"]["template"] for each in after} == before
-
-
-def test_manifests_in_the_guide_would_be_taken() -> None:
-    text = (ROOT / "docs" / "kubernetes.md").read_text()
-    for block in re.findall(r"```yaml\n(apiVersion:.*?)```", text, re.DOTALL):
-        assert complaints(block) == []
