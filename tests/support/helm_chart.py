@@ -1,7 +1,7 @@
 """The chart of deploy/kubernetes, rendered by Helm and judged by the API server's own code.
 
 Owns the two programs: Helm, at the version of tools/kubernetes/go.mod, and tools/kubernetes. Go
-builds them into build/ from its module proxy, three CPU minutes each the first time (its build
+builds them into build/ from its module proxy, which takes minutes the first time (its build
 cache keeps them).
 """
 
