@@ -21,6 +21,7 @@ from headrace_backend.device_defaults import (
     mixed_graph_sizes,
     step_sizes,
 )
+from headrace_health.address import PATTERN as PROBE_ADDRESS
 from headrace_request import limits
 
 # A step of fewer could not hold a block.
@@ -299,6 +300,16 @@ class BackendConfig(_Frozen):
     refusal_file: Annotated[
         pathlib.Path | None,
         Field(description="JSON file that is made when a start is refused: reason, does_not_fit"),
+    ] = None
+    probe: Annotated[
+        str | None,
+        Field(
+            pattern=PROBE_ADDRESS,
+            description=(
+                "unix:PATH or HOST:PORT that answers health checks (grpc.health.v1) alone, without TLS and secrets: "
+                "for kubelets; SERVING means that steps are computed"
+            ),
+        ),
     ] = None
     telemetry_socket: Annotated[
         str, Field(description="path of the telemetry process's socket; empty: nothing is reported")

@@ -14,6 +14,8 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
+from headrace_health.address import PATTERN as PROBE_ADDRESS
+
 _MAX_PORT = 65535
 
 
@@ -88,9 +90,9 @@ class ServiceConfig(pydantic.BaseModel):
     probe: Annotated[
         str | None,
         Field(
-            pattern=r"^unix:.",
-            description="unix:PATH that answers health checks alone, without TLS and keys, for who started this "
-            "process",
+            pattern=PROBE_ADDRESS,
+            description="unix:PATH or HOST:PORT that answers health checks alone, without TLS and keys: for who "
+            "started this process, or a kubelet",
         ),
     ] = None
     engine: Annotated[

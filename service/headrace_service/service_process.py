@@ -14,14 +14,14 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterable
 
-import grpc
 import structlog
-from grpc_health.v1 import health_pb2_grpc
 
-from headrace_service import listening
+from headrace_health.probe import CannotProbe, Probe
+from headrace_health.servicer import HealthServicer
+from headrace_service import health
 from headrace_service.auth.credentials import Credentials
 from headrace_service.config import ServiceConfig
-from headrace_service.health import HealthServicer
+from headrace_service.listening import CannotListen
 from headrace_service.messages.foreign_parsing import ForeignParsingInterceptor
 from headrace_service.service_core import ServiceCore
 from headrace_service.streams import reader_watch
@@ -40,9 +40,8 @@ class ServiceProcess(abc.ABC):
         self._config = config
         self._core = ServiceCore(config)
         self._credentials = Credentials(config)
-        self._probe_server = (
-            grpc.aio.server(interceptors=[ForeignParsingInterceptor()]) if config.probe is not None else None
-        )
+        serves = health.serves(lambda: self._core.serving, (), self._core.models.by_address)
+        self._probe = Probe(config.probe, serves, [ForeignParsingInterceptor()]) if config.probe is not None else None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -71,7 +70,7 @@ class ServiceProcess(abc.ABC):
 
     def _health(self, names: Iterable[str]) -> HealthServicer:
         """Returns the health of this process, asked for by the names of its services."""
-        return HealthServicer(lambda: self._core.serving, names, self._core.models.by_address)
+        return HealthServicer(health.serves(lambda: self._core.serving, names, self._core.models.by_address))
 
     async def start(self) -> list[str]:
         """Listens and begins to connect to the backend.
@@ -111,8 +110,8 @@ class ServiceProcess(abc.ABC):
         """Shuts down in order; streams may go on for `grace_s`."""
         await self._core.drain(grace_s)
         await self._close_listeners()
-        if self._probe_server is not None:
-            await self._probe_server.stop(listening.STOP_S)
+        if self._probe is not None:
+            await self._probe.stop()
         # What was cut off just now: the engine says how it ended while there is a connection.
         await asyncio.gather(*(model.engine.all_reported() for model in self._core.models))
         for task in self._tasks:
@@ -121,15 +120,16 @@ class ServiceProcess(abc.ABC):
         await self._core.close()
 
     async def _start_probe(self) -> None:
-        """Answers health checks on the private address, if there is one.
+        """Answers health checks on the address for probes, if there is one.
 
-        A server of its own, so that nothing else is open there.
+        Raises CannotListen.
         """
-        if self._probe_server is None or self._config.probe is None:
+        if self._probe is None:
             return
-        health_pb2_grpc.add_HealthServicer_to_server(self._health(()), self._probe_server)
-        listening.bind(self._probe_server, self._config.probe, None)
-        await self._probe_server.start()
+        try:
+            await self._probe.start()
+        except CannotProbe as error:
+            raise CannotListen(str(error)) from None
 
     def _log_listening(self, addresses: list[str]) -> None:
         config, credentials = self._config, self._credentials

@@ -182,6 +182,7 @@ _BACKEND_PRIVATE = frozenset(
         "tls_key",
         "tls_client_ca",
         "refusal_file",
+        "probe",
         "replica",
         "telemetry_socket",
         "max_message_bytes",

@@ -24,8 +24,8 @@ from headrace_supervisor import foreign_names
 from headrace_supervisor.settings import PREFIX, Group, flag_name
 
 _KINDS = {bool: "", int: "INTEGER", float: "NUMBER", str: "TEXT", ByteSize: "SIZE"}
-# Settings that may be repeated take names, but for these.
-_ADDRESSES = frozenset({"listen", "openai_listen"})
+# What would be shown as taking names or paths, but takes addresses.
+_ADDRESSES = frozenset({"listen", "openai_listen", "probe"})
 _UNITS = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "": 1}
 _EPILOG = (
     f"Each option is also {PREFIX}NAME in the environment and name = value in the --config file; flags win, then the "
@@ -134,7 +134,7 @@ def _kind(name: str, field: FieldInfo) -> str:
     if typing.get_origin(field.annotation) is typing.Literal:
         return "|".join(str(value) for value in typing.get_args(field.annotation))
     if typing.get_origin(field.annotation) is types.UnionType:
-        return "PATH"
+        return "ADDRESS" if name in _ADDRESSES else "PATH"
     if isinstance(field.annotation, type) and field.annotation in _KINDS:
         return _KINDS[field.annotation]
     if typing.get_origin(field.annotation) is tuple:

@@ -9,10 +9,13 @@ import gc
 import itertools
 import pathlib
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from tests.backend.backend_harness import (
     BackendProcess,
     EngineClient,
@@ -27,6 +30,7 @@ from tests.backend.backend_harness import (
     until,
 )
 from tests.backend.fake_worker import expected_tokens, prompt_entry
+from tests.support.ports import free_address
 from tests.support.processes import alive
 
 from headrace_model_folder import read_token_table
@@ -302,19 +306,31 @@ async def test_full_queue_is_refused_with_a_hint(model: pathlib.Path, tmp_path: 
                 assert (await settled(request)).tokens == expected_tokens(PROMPT, 3)
 
 
+async def health(channel: grpc.aio.Channel) -> list[Any]:
+    """What the probe says of the process, and of its being alive."""
+    stub = health_pb2_grpc.HealthStub(channel)
+    return [(await stub.Check(HealthCheckRequest(service=service), timeout=60)).status for service in ("", "alive")]
+
+
 async def test_sigterm_lets_requests_finish_and_refuses_new_ones(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    grace = {"drain_grace_s": 600.0}
+    probe = free_address()
     async with (
-        running_backend(tmp_path, model, "--step-ms", "10", backend=grace) as backend,
+        running_backend(
+            tmp_path, model, "--step-ms", "10", backend={"drain_grace_s": 600.0, "probe": probe}
+        ) as backend,
         connected(backend.address) as client,
+        grpc.aio.insecure_channel(probe) as channel,
     ):
         await client.wait_serving()
+        assert await health(channel) == [HealthCheckResponse.SERVING] * 2
         running = await client.add(PROMPT, 400)
         await has_tokens(running, 5)
         backend.process.terminate()
         await until(lambda: client.states[-1][1].reason == "draining")
         late = await settled(await client.add(PROMPT, 5))
         assert late.refused is not None and late.refused.code == grpc.StatusCode.UNAVAILABLE.value[0]
+        # It gets no more work, and must not be killed for that.
+        assert await health(channel) == [HealthCheckResponse.NOT_SERVING, HealthCheckResponse.SERVING]
         await settled(running)
         assert running.tokens == expected_tokens(PROMPT, 400)
         assert await backend.wait_exit() == 0

@@ -55,6 +55,14 @@ def test_process_refuses_a_model_folder_quickly(model: pathlib.Path, tmp_path: p
     assert line.startswith("headrace backend: model folder: ") and "safetensors" in line
 
 
+async def test_an_address_for_probes_that_is_taken_is_refused(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        backend = start_backend(tmp_path, model, backend={"probe": address})
+        assert await backend.wait_exit() == 2
+    assert f"cannot listen on {address} for probes" in backend.log and "Traceback" not in backend.log
+
+
 def test_model_folder_is_refused_in_one_line(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

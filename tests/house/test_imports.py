@@ -47,6 +47,7 @@ def test_import_contracts_hold() -> None:
         "headrace_backend.engine",
         "headrace_model_folder",
         "headrace_credentials",
+        "headrace_health",
         "headrace_request",
         "headrace_protos",
         "headrace",

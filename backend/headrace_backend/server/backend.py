@@ -35,6 +35,7 @@ from headrace_backend.server.workers.worker_supervision import (
 from headrace_backend.step.messages import WorkerReady
 from headrace_credentials import stranger_limits
 from headrace_credentials.server_tls import ServerTls
+from headrace_health.probe import CannotProbe, Probe
 
 _BEGIN_TIMEOUT_S = 5.0
 _MAX_METADATA_BYTES = 16 << 10
@@ -115,6 +116,7 @@ class Backend:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signals.put_nowait, number.name)
         server = _make_server(self._config, self._address, self._service, self._tls)
+        probe = await self._started_probe()
         await server.start()
         # A Unix socket is private to services beside it, whose own addresses are what callers need.
         level = logging.DEBUG if self._address.target.startswith("unix:") else logging.INFO
@@ -137,7 +139,20 @@ class Backend:
             self._engine_loop.stop()
             if self._teller is not None:
                 await self._teller.stop()
+            if probe is not None:
+                await probe.stop()
             self._log.info("ended")
+
+    async def _started_probe(self) -> Probe | None:
+        """Answers health checks where the configuration says so. Raises StartRefused."""
+        if self._config.probe is None:
+            return None
+        probe = Probe(self._config.probe, lambda service: None if service else self._health.state.serving)
+        try:
+            await probe.start()
+        except CannotProbe as error:
+            raise StartRefused(str(error)) from None
+        return probe
 
     def _on_ready(self, ready: WorkerReady) -> None:
         first = self._facts.ready is None

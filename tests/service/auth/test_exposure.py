@@ -62,7 +62,7 @@ def test_what_is_no_address_is_named_as_such_and_not_as_exposed(listen: str) -> 
         ("127.0.0.1:0", {"tls_client_ca": "a"}, "tls_client_ca"),
         ("unix:/s", TLS, "tls_cert: no address"),
         ("127.0.0.1:0", {"health_needs_key": True}, "health_needs_key"),
-        ("127.0.0.1:0", {"probe": "127.0.0.1:1"}, "probe"),
+        ("127.0.0.1:0", {"probe": "127.0.0.1"}, "probe"),
         ("127.0.0.1:0", {"credentials_reload_s": 0}, "credentials_reload_s"),
         ("127.0.0.1:0", {"max_connections": 0}, "max_connections"),
         ("127.0.0.1:0", {"handshake_timeout_s": 0}, "handshake_timeout_s"),

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.service.auth.credentials_case import bearer, channel, entry, write_keys
 from tests.service.harness import Running, events_of, running_service
+from tests.support.ports import free_address
 
 from headrace.v1 import admin_pb2, generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_protos.inference import grpc_service_pb2
@@ -248,16 +249,21 @@ async def test_health_is_open_unless_the_setting_says_otherwise(
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+@pytest.mark.parametrize("wire", ["unix", "tcp"])
 async def test_the_probe_address_answers_health_checks_and_nothing_else(
-    model_path: pathlib.Path, sockets: pathlib.Path, keys_file: pathlib.Path
+    model_path: pathlib.Path, sockets: pathlib.Path, keys_file: pathlib.Path, wire: str
 ) -> None:
-    probe = f"unix:{sockets}/probe.sock"
+    probe = f"unix:{sockets}/probe.sock" if wire == "unix" else free_address()
     async with guarded(model_path, sockets, keys_file, health_needs_key=True, probe=probe):
         async with channel(probe) as connection:
             health = health_pb2_grpc.HealthStub(connection)
             assert (
                 await health.Check(health_pb2.HealthCheckRequest())
             ).status == health_pb2.HealthCheckResponse.SERVING
+            alive = await health.Check(health_pb2.HealthCheckRequest(service="alive"))
+            assert alive.status == health_pb2.HealthCheckResponse.SERVING
+            with pytest.raises(grpc.aio.AioRpcError, match="no service of that name"):
+                await health.Check(health_pb2.HealthCheckRequest(service="headrace.v1.InferenceService"))
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 stub = inference_pb2_grpc.InferenceServiceStub(connection)
                 await stub.ListModels(inference_pb2.ListModelsRequest(), metadata=bearer(KEY))
