@@ -6,8 +6,8 @@ Owns which there are, the finding of a model by the name a caller gives and of t
 request id belongs to (ids carry their model's tag), and the connections to their engines. Models
 are named by the supervisor (`control_client`) and come and go; a service that runs alone has one,
 whose engines are named by its configuration, found by name (`engine_names`) or by a file
-(`engine_file`), and whose name is
-theirs, known from a welcome on (`engine_group`). Nothing here starts or ends an engine.
+(`engine_file`), and whose name is theirs, known from a welcome on (`engine_group`). Nothing here
+starts or ends an engine.
 """
 
 from __future__ import annotations
