@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RUN := $(BIN)/python
+RAY_READY := $(VENV)/.ray
 
 .DEFAULT_GOAL := help
 # One more than cores, because tests of processes wait for a fifth of their time; more than four
@@ -18,7 +19,7 @@ RUN := $(BIN)/python
 # server that they share is started once.
 TEST_PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); n=$$((n + 1)); [ "$$n" -gt 4 ] && n=4; echo $$n)
 
-.PHONY: help setup demo test test-slow test-gpu try-wheels check lint types imports protos-check protos words bench lock wheelhouse build stats clean
+.PHONY: help setup ray demo test test-slow test-gpu try-wheels check lint types imports protos-check protos words bench lock wheelhouse build stats clean
 
 help: ## Shows this list.
 	@echo 'make TARGET, where TARGET is one of:'
@@ -30,6 +31,13 @@ $(READY): requirements.lock pyproject.toml clients/python/pyproject.toml tools/s
 	@$(PYTHON) tools/setup_environment.py
 	@mkdir -p build && touch $@
 
+ray: $(RAY_READY) ## Adds Ray from requirements-ray.lock to .venv (0.1 GiB to download), which `headrace ray` needs.
+
+$(RAY_READY): requirements-ray.lock $(READY)
+	@echo "ray: installing Ray and what it needs"
+	@$(RUN) -m uv pip install --python $(RUN) --require-hashes --no-deps --quiet -r requirements-ray.lock
+	@touch $@
+
 demo: $(READY) ## Starts the server with the demo model and streams an answer. PROMPT="..." asks something else.
 	@$(BIN)/headrace demo
 
@@ -38,7 +46,7 @@ test: $(READY) ## Runs the CPU suite. ARGS="..." goes to pytest.
 	@$(RUN) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 		-m "not gpu and not multi_gpu and not slow" $(ARGS)
 
-test-slow: $(READY) ## Runs what takes minutes or what a quicker test covers too, and all examples of properties.
+test-slow: $(RAY_READY) ## Runs what takes minutes or what a quicker test covers too, and all examples of properties.
 	@echo "test: the slow part with $(TEST_PROCESSES) processes"
 	@THOROUGH=1 $(RUN) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 		-m "(slow or hypothesis) and not gpu and not multi_gpu" $(ARGS)
@@ -81,12 +89,18 @@ bench: $(READY) ## Runs the CPU benchmarks, JSON into build/. BENCH=scheduler ru
 		$(RUN) -m benchmarks.bench_$$name --json build/bench_$$name.json || exit 1; \
 	done
 
-lock: $(READY) ## Resolves requirements.lock anew from both pyproject.toml files.
+lock: $(READY) ## Resolves requirements.lock anew from both pyproject.toml files, and what Ray adds.
 	@$(RUN) -m uv pip compile pyproject.toml clients/python/pyproject.toml --extra worker --extra bench \
 		--group dev --output-file requirements.lock --universal --python-version 3.11 --fork-strategy fewest \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-package headrace \
 		--custom-compile-command "make lock" --quiet
-	@! grep -nE '://|^-e|file:' requirements.lock || { echo "lock: names a host or a path"; exit 1; }
+	@$(RUN) -m uv pip compile pyproject.toml --extra ray --constraint requirements.lock \
+		$$(sed -nE 's/^([a-z0-9._-]+)==.*/--no-emit-package \1/p' requirements.lock) \
+		--output-file requirements-ray.lock --universal --python-version 3.11 --fork-strategy fewest \
+		--generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-package headrace \
+		--custom-compile-command "make lock" --quiet
+	@! grep -nE '://|^-e|file:' requirements.lock requirements-ray.lock \
+		|| { echo "lock: names a host or a path"; exit 1; }
 
 build: $(READY) ## Builds the wheels of both distributions into dist/.
 	@mkdir -p build

@@ -33,8 +33,8 @@ def exposed(address: str) -> bool:
         return host != "localhost"
 
 
-def _is_address(text: str) -> bool:
-    """Whether something may listen there, by the form alone."""
+def is_address(text: str) -> bool:
+    """Returns whether something may listen at a text, HOST:PORT or unix:PATH, by the form alone."""
     host, _, port = text.rpartition(":")
     if text.startswith("unix:"):
         return text != "unix:"
@@ -113,6 +113,13 @@ class ServiceConfig(pydantic.BaseModel):
     engines_dns_s: Annotated[
         float, Field(ge=0.1, le=3600, description="seconds between two look-ups of a name in engines_dns")
     ] = 5.0
+    engines_file: Annotated[
+        pathlib.Path | None,
+        Field(
+            description="file whose lines are addresses of backends of one model, HOST:PORT or unix:PATH, read again "
+            "and again; not with engines_dns"
+        ),
+    ] = None
     control: Annotated[
         str,
         Field(description="the supervisor's control socket, unix:PATH, which names the backends; then engine is empty"),
@@ -319,8 +326,10 @@ class ServiceConfig(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _need_one_source_of_models(self) -> Self:
-        if bool(self.engine or self.engines_dns) == bool(self.control):
+        if bool(self.engine or self.engines_dns or self.engines_file) == bool(self.control):
             raise ValueError("engine: the backend's address is needed, or control instead of it")
+        if self.engines_dns and self.engines_file:
+            raise ValueError("engines_file: engines_dns names engines too; one of them is to be left out")
         return self
 
     @pydantic.model_validator(mode="after")
@@ -328,7 +337,7 @@ class ServiceConfig(pydantic.BaseModel):
         for name, addresses in (("engine", self.engine), ("engines_dns", self.engines_dns)):
             for index, address in enumerate(addresses):
                 unix = address.startswith("unix:")
-                if not _is_address(address) or (unix and name == "engines_dns"):
+                if not is_address(address) or (unix and name == "engines_dns"):
                     form = "HOST:PORT or unix:PATH" if name == "engine" else "NAME:PORT"
                     raise ValueError(f"{name}: {address[:64]!r} must be {form}")
                 if address in addresses[:index]:
@@ -340,7 +349,8 @@ class ServiceConfig(pydantic.BaseModel):
         named = (self.engine_tls_ca, self.engine_tls_cert, self.engine_tls_key)
         if any(named) and not all(named):
             raise ValueError("engine_tls_ca, engine_tls_cert and engine_tls_key: each needs the others")
-        if any(named) and not self.engines_dns and all(address.startswith("unix:") for address in self.engine):
+        followed = bool(self.engines_dns or self.engines_file)
+        if any(named) and not followed and all(address.startswith("unix:") for address in self.engine):
             raise ValueError("engine_tls_ca: engine is no HOST:PORT; unix: addresses speak no TLS")
         return self
 
@@ -364,7 +374,7 @@ class ServiceConfig(pydantic.BaseModel):
         name = "listen" if self.listen else "openai_listen"
         for address in self._addresses:
             # Of what is no address nobody can say whom it reaches.
-            if not _is_address(address):
+            if not is_address(address):
                 raise ValueError(
                     f"{name}: {address[:64]!r} must be HOST:PORT with a port of 0 to {_MAX_PORT}, or unix:PATH"
                 )

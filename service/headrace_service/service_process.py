@@ -92,6 +92,8 @@ class ServiceProcess(abc.ABC):
         ]
         if self._config.engines_dns:
             self._tasks.append(asyncio.create_task(self._core.models.look_ups.run(), name="engine-names"))
+        if self._core.models.file is not None:
+            self._tasks.append(asyncio.create_task(self._core.models.file.run(), name="engine-file"))
         if self._core.control is not None:
             self._tasks.append(asyncio.create_task(self._core.control.run(), name="control"))
         if self._core.tracer is not None:

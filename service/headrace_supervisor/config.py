@@ -159,6 +159,7 @@ _SERVICE_PRIVATE = frozenset(
         "engine",
         "engines_dns",
         "engines_dns_s",
+        "engines_file",
         "control",
         "engine_token_file",
         "engine_tls_ca",
@@ -303,8 +304,8 @@ def model_backend(
 def load_service(flags: Mapping[str, Any], config: pathlib.Path | None) -> ServiceConfig:
     """Configuration of `headrace service`. Raises ConfigError."""
     values = settings.merge(SERVICE, flags, config, _KNOWN)
-    for name, also in (("listen", "openai_listen"), ("engine", "engines_dns")):
-        if not (values[name] or values[also]):
+    for name, *others in (("listen", "openai_listen"), ("engine", "engines_dns", "engines_file")):
+        if not any(values[each] for each in (name, *others)):
             raise ConfigError(settings.needed(name))
     if values["model_folder"] is not None:
         typed = values["model_folder"]

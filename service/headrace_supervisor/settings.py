@@ -107,6 +107,26 @@ def read_file(group: Group, path: pathlib.Path) -> dict[str, Any]:
     return {name: foreign_names.our_word(name, value) for name, value in table.items()}
 
 
+def check_table(group: Group, table: Mapping[str, Any], where: str) -> None:
+    """Looks at settings of one group that another kind of file holds, for a command elsewhere.
+
+    Args:
+        group: the settings that the table may have.
+        table: the settings by name, as they were read.
+        where: the file and the table in it, for people.
+
+    Raises:
+        ConfigError: an unknown key (with the nearest known one), or a value that its field refuses.
+    """
+    fields = group.fields()
+    _refuse_unknown(f"{where}: ", table, fields)
+    present = {name: field for name, field in fields.items() if name in table}
+    try:
+        _settings_class(present, {})(**table)
+    except pydantic.ValidationError as error:
+        raise ConfigError(_first_problem(error, {}, table, where)) from None
+
+
 def _config_from_environment() -> pathlib.Path | None:
     named = os.environ.get(CONFIG_VARIABLE)
     return pathlib.Path(named) if named else None
@@ -214,7 +234,10 @@ def _numbers(value: Any) -> Any:
 
 
 def _first_problem(
-    error: pydantic.ValidationError, flags: Mapping[str, Any], table: Mapping[str, Any], path: pathlib.Path | None
+    error: pydantic.ValidationError,
+    flags: Mapping[str, Any],
+    table: Mapping[str, Any],
+    path: pathlib.Path | str | None,
 ) -> str:
     problem = error.errors(include_url=False)[0]
     name = str(problem["loc"][0]) if problem["loc"] else ""
@@ -239,10 +262,12 @@ def _nearest(problem: ErrorDetails) -> str:
     return f" (nearest: {nearest})" if nearest else ""
 
 
-def _place(name: str, flags: Mapping[str, Any], table: Mapping[str, Any], path: pathlib.Path | None) -> str:
+def _place(name: str, flags: Mapping[str, Any], table: Mapping[str, Any], path: pathlib.Path | str | None) -> str:
     """Returns the source of the value that was used, for people."""
     if name in flags:
         return flag_name(name)
+    if isinstance(path, str):
+        return f"{path}: {name}"
     if PREFIX + name.upper() in os.environ:
         return PREFIX + name.upper()
     return f"{path}: {name}" if name in table else name

@@ -161,22 +161,33 @@ def test_the_server_wheel_holds_every_package(wheels: dict[str, pathlib.Path]) -
     rooms = {
         name.split("/")[0] for name in zipfile.ZipFile(wheels["headrace-server"]).namelist() if name.count("/") >= 1
     }
-    packages = {"service", "supervisor", "backend", "model_folder", "credentials", "kernels", "protos"}
+    packages = {"service", "supervisor", "backend", "model_folder", "credentials", "kernels", "protos", "ray"}
     assert {f"headrace_{package}" for package in packages} <= rooms
 
 
-def test_the_lock_file_has_hashes_and_no_host() -> None:
-    text = (ROOT / "requirements.lock").read_text()
+@pytest.mark.parametrize(("name", "fewest"), [("requirements.lock", 50), ("requirements-ray.lock", 20)])
+def test_a_lock_file_has_hashes_and_no_host(name: str, fewest: int) -> None:
+    text = (ROOT / name).read_text()
     entries = re.split(r"\n(?=[a-z])", text)[1:]
-    assert len(entries) > 50
+    assert len(entries) > fewest
     assert all("==" in entry.splitlines()[0] and "--hash=sha256:" in entry for entry in entries)
     assert not re.search(r"://|file:|^-e", text, re.MULTILINE)
 
 
+def pins(lock: str) -> dict[str, str]:
+    """The versions in a lock file, by name."""
+    found = re.findall(r"^([\w.-]+)==([^ ;\\]+)", (ROOT / lock).read_text(), re.MULTILINE)
+    return {canonicalize_name(pinned): version for pinned, version in found}
+
+
+def test_what_ray_needs_is_locked_beside_the_rest_and_not_twice() -> None:
+    assert "ray" in pins("requirements-ray.lock")
+    assert not pins("requirements-ray.lock").keys() & pins("requirements.lock").keys()
+
+
 @pytest.mark.parametrize("name", PROJECTS)
 def test_every_requirement_is_bounded_and_holds_for_the_locked_version(name: str) -> None:
-    pins = re.findall(r"^([\w.-]+)==([^ ;\\]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
-    locked = {canonicalize_name(pinned): version for pinned, version in pins}
+    locked = {**pins("requirements.lock"), **pins("requirements-ray.lock")}
     table = project(name)
     extras = [text for extra in table.get("optional-dependencies", {}).values() for text in extra]
     for requirement in map(Requirement, [*table["dependencies"], *extras]):

@@ -5,8 +5,9 @@ A model of several engines is there once for each.
 Owns which there are, the finding of a model by the name a caller gives and of the model that a
 request id belongs to (ids carry their model's tag), and the connections to their engines. Models
 are named by the supervisor (`control_client`) and come and go; a service that runs alone has one,
-whose engines are named by its configuration or found by name (`engine_names`), and whose name is
-theirs, known from a welcome on (`engine_group`). Nothing here starts or ends an engine.
+whose engines are named by its configuration, found by name (`engine_names`) or by a file
+(`engine_file`), and whose name is theirs, known from a welcome on (`engine_group`). Nothing here
+starts or ends an engine.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from headrace_service import errors
 from headrace_service.auth.caller import Caller
 from headrace_service.config import ServiceConfig
 from headrace_service.engines import request_ids, takeover_order
+from headrace_service.engines.engine_file import EngineFile
 from headrace_service.engines.engine_group import EngineGroup
 from headrace_service.engines.engine_names import EngineNames
 from headrace_service.engines.engine_set import EngineSet
@@ -49,6 +51,7 @@ class ServedModels:
         repository: the supervisor's newest word on all models, loaded or not; None for a service
             alone, and before the first word.
         look_ups: of the names that the engines of a service alone are found by.
+        file: that names the engines of a service alone; None: there is none.
     """
 
     def __init__(self, config: ServiceConfig, loader: TextLoader, tracer: Tracer | None) -> None:
@@ -71,6 +74,7 @@ class ServedModels:
         self._group: EngineGroup[ServedModel] = EngineGroup()
         self._on_unguarded: OnUnguarded = _guard_nothing
         self.look_ups = EngineNames(config.engines_dns, config.engines_dns_s, self.follow)
+        self.file = EngineFile(config.engines_file, self.follow) if config.engines_file else None
         # Addresses that are left out because request ids would not tell them from others.
         self._unnumbered: set[str] = set()
         for address in config.engine:
@@ -97,7 +101,8 @@ class ServedModels:
             if name is None or model.name == name:
                 return model.engines.best
         if name is None:
-            raise errors.unavailable("; ".join(self.look_ups.failures.values()) or "the models are not known yet")
+            failures = [*self.look_ups.failures.values(), self.file.failure if self.file else ""]
+            raise errors.unavailable("; ".join(filter(None, failures)) or "the models are not known yet")
         self._check_not_loading(name)
         raise errors.unavailable("the default model is not loaded")
 

@@ -32,7 +32,7 @@ _OPTIONS = [
     # last.
     ("grpc.use_local_subchannel_pool", 1),
 ]
-_Stream = grpc.aio.StreamStreamCall[Any, Any]
+Stream = grpc.aio.StreamStreamCall[Any, Any]
 
 
 async def until_serving(address: str, credentials: grpc.ChannelCredentials | None = None) -> engine_pb2.EngineModel:
@@ -44,7 +44,7 @@ async def until_serving(address: str, credentials: grpc.ChannelCredentials | Non
     """
     while True:
         with contextlib.suppress(grpc.aio.AioRpcError, ConnectionError):
-            async with _connected(address, credentials) as stream:
+            async with connected(address, credentials) as stream:
                 return await _read_until_serving(stream)
         await asyncio.sleep(_PAUSE_S)
 
@@ -56,30 +56,34 @@ async def until_idle(address: str) -> None:
     then nothing runs.
     """
     with contextlib.suppress(grpc.aio.AioRpcError, ConnectionError):
-        async with _connected(address) as stream:
+        async with connected(address) as stream:
             idle_looks = 0
             while idle_looks < _IDLE_LOOKS:
                 idle_looks = 0 if await _num_requests(stream) else idle_looks + 1
                 await asyncio.sleep(_IDLE_LOOK_S)
 
 
-async def _num_requests(stream: _Stream) -> int:
+async def _num_requests(stream: Stream) -> int:
     await stream.write(engine_pb2.ToEngine(load=engine_pb2.LoadQuery(query_id=1)))
     while True:
-        message = await _next(stream)
+        message = await next_message(stream)
         if message.HasField("load"):
             return int(message.load.active_requests)
 
 
 @contextlib.asynccontextmanager
-async def _connected(address: str, credentials: grpc.ChannelCredentials | None = None) -> AsyncIterator[_Stream]:
+async def connected(address: str, credentials: grpc.ChannelCredentials | None = None) -> AsyncIterator[Stream]:
+    """A conversation with the backend at `address`, its hello said.
+
+    Raises grpc.aio.AioRpcError or ConnectionError where the backend ends it.
+    """
     async with new_channel(address, credentials, _OPTIONS) as channel:
         connect = channel.stream_stream(
             "/headrace_engine.v1.EngineService/Connect",
             request_serializer=engine_pb2.ToEngine.SerializeToString,
             response_deserializer=engine_pb2.FromEngine.FromString,
         )
-        stream: _Stream = connect(None)
+        stream: Stream = connect(None)
         try:
             hello = engine_pb2.Hello(
                 protocol_version=_PROTOCOL_VERSION, service_name="supervisor", request_layout=LAYOUT
@@ -90,10 +94,10 @@ async def _connected(address: str, credentials: grpc.ChannelCredentials | None =
             stream.cancel()
 
 
-async def _read_until_serving(stream: _Stream) -> engine_pb2.EngineModel:
+async def _read_until_serving(stream: Stream) -> engine_pb2.EngineModel:
     model = engine_pb2.EngineModel()
     while True:
-        message = await _next(stream)
+        message = await next_message(stream)
         if message.HasField("welcome"):
             model, state = message.welcome.model, message.welcome.state
         elif message.HasField("state"):
@@ -104,8 +108,8 @@ async def _read_until_serving(stream: _Stream) -> engine_pb2.EngineModel:
             return model
 
 
-async def _next(stream: _Stream) -> engine_pb2.FromEngine:
-    """The next message. Raises ConnectionError where the stream ended without a word."""
+async def next_message(stream: Stream) -> engine_pb2.FromEngine:
+    """Returns the next message. Raises ConnectionError where the stream ended without a word."""
     message = await stream.read()
     if not isinstance(message, engine_pb2.FromEngine):
         raise ConnectionError

@@ -75,7 +75,11 @@ class _Ending(NamedTuple):
 
 
 class ManagedProcess:
-    """Keeps one process running from `start` to `stop`."""
+    """Keeps one process running from `start` to `stop`.
+
+    Attributes:
+        deaths: lives that ended by themselves in a row, each but the first within half a minute.
+    """
 
     def __init__(self, spec: ProcessSpec, rule: RestartRule, has_served: Callable[[], bool]) -> None:
         self.spec = spec
@@ -83,7 +87,7 @@ class ManagedProcess:
         self._has_served = has_served
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
-        self._deaths = 0
+        self.deaths = 0
 
     def start(self) -> asyncio.Task[None]:
         """Starts the process, and starts it again whenever it ends.
@@ -118,7 +122,7 @@ class ManagedProcess:
             if self._stopping.is_set():
                 return
             stable = time.monotonic() - started >= _STABLE_S
-            self._deaths = 1 if stable else self._deaths + 1
+            self.deaths = 1 if stable else self.deaths + 1
             self._give_up_if_no_use(ending)
             await self._pause(ending)
 
@@ -157,14 +161,14 @@ class ManagedProcess:
             return
         if ending.code == _REFUSED:
             raise ProcessGaveUp(f"{self.spec.name} refused to start; see the lines above", _REFUSED)
-        if self._deaths >= self._rule.start_attempts and not self._has_served():
+        if self.deaths >= self._rule.start_attempts and not self._has_served():
             raise ProcessGaveUp(
-                f"{self.spec.name} ended {self._deaths} times before the server was ready ({ending.manner})", 1
+                f"{self.spec.name} ended {self.deaths} times before the server was ready ({ending.manner})", 1
             )
 
     async def _pause(self, ending: _Ending) -> None:
         """Waits before the next start, or until `stop`."""
-        pause_s = min(self._rule.first_pause_s * 2 ** (self._deaths - 1), _LONGEST_PAUSE_S)
+        pause_s = min(self._rule.first_pause_s * 2 ** (self.deaths - 1), _LONGEST_PAUSE_S)
         _log.warning(f"{self.spec.name} ended and is started again", how=ending.manner, pause_s=round(pause_s, 2))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), pause_s)

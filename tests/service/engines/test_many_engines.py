@@ -197,6 +197,32 @@ async def test_engines_found_by_a_name_come_and_go_with_its_addresses(
         await engine.stop()
 
 
+async def test_engines_of_a_file_come_and_go_as_it_changes(
+    model_path: pathlib.Path, sockets: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    engines = [fake(model_path), fake(model_path)]
+    path = tmp_path / "engines"
+    async with running(*engines, sockets=sockets) as (first, second), joined([], engines_file=path) as server:
+        models, file = server.service.core.models, server.service.core.models.file
+        assert file is not None
+        await server.until(lambda: file.failure)
+        with pytest.raises(grpc.aio.AioRpcError, match=f"engines_file: {path}: No such file"):
+            await server.model()
+        path.write_text(f"# the first\n{first}\n")
+        await server.until_used(1)
+        # Twice the same engine is one engine.
+        path.write_text(f"{first}\n\n {second} \n{first}\n")
+        await server.until_used(2)
+        # A file with a mistake takes no engine away, and brings none.
+        path.write_text(f"{second}\nnowhere\n")
+        await server.until(lambda: file.failure)
+        assert "line 2: 'nowhere' must be HOST:PORT or unix:PATH" in file.failure
+        assert sum(model.serving for model in models) == 2
+        path.write_text(f"{second}\n")
+        await server.until(lambda: [model.address for model in models] == [second])
+        assert await server.read(await server.submit(3)) == TOKENS
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
@@ -205,6 +231,8 @@ async def test_engines_found_by_a_name_come_and_go_with_its_addresses(
         ({"engines_dns": ("unix:/engine.sock",)}, "engines_dns: 'unix:/engine.sock' must be NAME:PORT"),
         ({"engines_dns": ("engines",)}, "engines_dns: 'engines' must be NAME:PORT"),
         ({"engines_dns": ("a:1",), "control": "unix:/c"}, "engine: the backend's address is needed, or control"),
+        ({"engines_file": "f", "control": "unix:/c"}, "engine: the backend's address is needed, or control"),
+        ({"engines_file": "f", "engines_dns": ("a:1",)}, "engines_file: engines_dns names engines too"),
     ],
 )
 def test_engines_that_cannot_be_meant_are_refused(settings: dict[str, Any], why: str) -> None:

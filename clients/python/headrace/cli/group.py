@@ -24,7 +24,7 @@ from headrace.local_server.process import LocalServerError
 
 ENTRY_POINT_GROUP = "headrace.commands"
 SERVER_COMMANDS = frozenset(
-    "backend bench certs doctor health keys plan pull quantize serve service telemetry trace".split()
+    "backend bench certs doctor health keys plan pull quantize ray serve service telemetry trace".split()
 )
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -71,7 +71,7 @@ class CommandGroup(SectionedGroup):
         "Ask a server": ("chat", "generate", "submit", "subscribe", "cancel", "requests", "models", "load"),
         "Look into it": ("trace", "bench", "health"),
         "Operate it": ("admin", "keys", "certs"),
-        "Run its parts alone": ("service", "backend", "telemetry"),
+        "Run its parts alone": ("service", "backend", "telemetry", "ray"),
         "For your shell": ("completion",),
     }
 

@@ -1,0 +1,117 @@
+"""The file of a deployment: what it means, and a sentence for each mistake in it."""
+
+from __future__ import annotations
+
+import pathlib
+import tomllib
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.support.running_server import DEMO, ROOT
+
+from headrace_ray import commands, config
+from headrace_ray.autoscaling import Policy
+from headrace_supervisor.settings import ConfigError
+
+ENGINE = {"model": str(DEMO)}
+
+
+@pytest.mark.parametrize(
+    ("tables", "why"),
+    [
+        ({"engine": {}}, "[engine]: model is needed: a folder that every node has, or ORG/NAME of a hub"),
+        ({"engine": {**ENGINE, "tpp": 2}}, "[engine]: unknown setting tpp; the nearest known one is tp"),
+        ({"engine": {**ENGINE, "tp": 0}}, "[engine]: tp: input should be greater than or equal to 1, not '0'"),
+        ({"engine": {**ENGINE, "listen": "0.0.0.0:1"}}, "[engine]: unknown setting listen"),
+        ({"engine": {**ENGINE, "drain_grace_s": -1}}, "[engine]: drain_grace_s: input should be greater than or"),
+        ({"engine": {**ENGINE, "device": "cuda:1"}}, "[engine]: device is 'cuda:1'; it must be auto, cpu or cuda"),
+        ({"service": {"engines_file": "f"}}, "[service]: unknown setting engines_file"),
+        ({"service": {"insecure": "maybe"}}, "[service]: insecure: input should be a valid boolean"),
+        ({"engines": {"min": 0}}, "[engines]: min: input should be greater than or equal to 1, not 0"),
+        ({"engines": {"min": 3, "max": 2}}, "[engines]: max is 2; it must be min (3) or more"),
+        ({"engines": {"mni": 3}}, "[engines]: unknown setting mni; the nearest known one is min"),
+        ({"engines": 3}, "engines: input should be a valid dictionary"),
+        ({"engines": {"ports": [5, 3]}}, "[engines]: ports must be two of 1 to 65535, the first not above the last"),
+        (
+            {"engines": {"resources": {"GPU": 1}}},
+            "[engines]: resources: 'GPU' must be another resource than CPU and GPU",
+        ),
+        ({"engines": {"cpus": float("nan")}}, "[engines]: cpus: input should be a finite number, not nan"),
+        ({"autoscaling": {"up_after_s": float("inf")}}, "[autoscaling]: up_after_s: input should be a finite number"),
+        ({"services": {"port": 0}}, "[services]: port: input should be greater than or equal to 1, not 0"),
+        ({"nme": "x"}, "unknown setting nme; the nearest known one is name"),
+        ({"name": "a/b"}, "name 'a/b' must be 1 to 63 letters, digits, _ and -"),
+    ],
+)
+def test_a_mistake_is_refused_in_one_sentence(tables: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config.parse({"engine": ENGINE, **tables}, "ray.toml")
+    assert str(refused.value).startswith(f"ray.toml: {why}")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_says_what_runs_and_how_much_of_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    path = tmp_path / "ray.toml"
+    path.write_text('[engines]\nmin = 2\n[engine]\nmodel = "models/demo"\ntp = 2\nmax_model_len = "4k"\n')
+    made = config.load(path)
+    # The nodes have another current folder.
+    assert made.engine == {"model": str(DEMO), "tp": 2, "max_model_len": "4k"}
+    assert (made.name, made.tp, made.device, made.services.port) == ("headrace", 2, "auto", 50_051)
+    # Without a max the number stays.
+    assert made.policy == Policy(2, 2, 8192, 10.0, 300.0)
+    path.write_text('[engine]\nmodel = "org/name"\n')
+    assert config.load(path).engine["model"] == "org/name"
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "ray.toml"
+    with pytest.raises(ConfigError, match=f"{path}: No such file"):
+        config.load(path)
+    path.write_text("[engine")
+    with pytest.raises(ConfigError, match=f"{path}: Expected ']'"):
+        config.load(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=f"{path}: "):
+        config.load(path)
+
+
+def test_a_service_that_others_reach_needs_certificate_and_keys_as_everywhere() -> None:
+    with pytest.raises(ConfigError, match="10.1.2.3:50051 is reached by other machines and needs tls_cert"):
+        config.service_config({}, "10.1.2.3:50051", engines_file="f")
+    assert config.service_config({"insecure": True}, "10.1.2.3:50051", engines_file="f").listen == ("10.1.2.3:50051",)
+
+
+def test_the_commands_refuse_in_one_line(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "ray.toml"
+    path.write_text("[engines]\nmin = 0\n")
+    for arguments, why in (
+        (["up", str(path)], f"headrace: {path}: [engines]: min: input should be greater"),
+        (["up", str(tmp_path / "none.toml")], "No such file"),
+        (["status", "a b"], "headrace: name 'a b' must be"),
+        (["down", "../x"], "headrace: name '../x' must be"),
+    ):
+        ended = CliRunner().invoke(commands.ray, arguments)
+        assert ended.exit_code == 2 and why in ended.output, ended.output
+        assert len(ended.output.strip().splitlines()) == 1
+
+
+def test_without_the_extra_the_command_names_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'ray'", name="ray")
+
+    monkeypatch.setattr(commands.importlib, "import_module", absent)
+    path = tmp_path / "ray.toml"
+    path.write_text(f'[engine]\nmodel = "{DEMO}"\n')
+    for arguments in (["up", str(path)], ["status"], ["down"]):
+        ended = CliRunner().invoke(commands.ray, arguments)
+        assert ended.exit_code == 2
+        assert ended.output == "headrace: Ray is not installed here: pip install 'headrace-server[ray]'\n"
+
+
+def test_the_example_of_the_documentation_is_a_deployment() -> None:
+    shown = (ROOT / "docs" / "ray.md").read_text().split("```toml\n")[1:]
+    assert shown
+    for text in shown:
+        config.parse(tomllib.loads(text.split("```")[0]))
