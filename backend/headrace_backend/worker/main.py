@@ -118,8 +118,7 @@ def _end_after_peer(error: PeerLost, channel: Channel) -> int:
 def _loaded_start_up() -> ModuleType:
     """Imports what loads the model, and torch with it.
 
-    Modules stay: looking for garbage among them is a tenth of importing torch, and later a pause
-    between two steps.
+    Modules stay: looking for garbage among them takes time now, and later between two steps.
     """
     gc.disable()
     try:
