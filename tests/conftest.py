@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 import hypothesis
 import pytest
 from tests.support import file_order, quick_interpreter, toolchains
+from tests.support.running_server import RunningServer, running_server
 
 _HAS_GPU = pathlib.Path("/dev/nvidiactl").exists()
 
@@ -49,6 +50,27 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[RunningServer]:
+    """A server of the demo model in fp32, with two services, any of which may be asked.
+
+    There is one for each process of pytest, for all tests that leave it as they found it. In fp32
+    greedy answers can be compared token by token.
+    """
+    with running_server("--services", "2", "--dtype", "fp32", "--device", "cpu", "--num-blocks", "2048") as server:
+        yield server
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing that is imported or collected becomes garbage, and looking for it takes a tenth."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Tests and modules stay to the end; no collection of garbage needs to go through them.
 
@@ -61,7 +83,6 @@ def pytest_collection_finish() -> None:
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter is not None and not quick_interpreter.REPLACED:
         quick_interpreter.install(interpreter)
-    gc.collect()
     gc.freeze()
 
 

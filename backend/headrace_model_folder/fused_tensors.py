@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import struct
 from collections.abc import Iterator, Mapping
-
-import numpy as np
 
 from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.description import Linear
@@ -22,7 +21,8 @@ from headrace_model_folder.formats.layer_part import LayerPart
 from headrace_model_folder.safetensors_header import TensorRecord, read_tensor
 
 Records = Mapping[str, TensorRecord]
-_SHAPE_DTYPES = {"I64": "<i8", "I32": "<i4"}
+# Two numbers.
+_SHAPES = {"I64": "<2q", "I32": "<2i"}
 
 
 def split_fused(folder: pathlib.Path, config: ModelConfig, records: Records) -> Records:
@@ -99,6 +99,6 @@ def _check_shapes(folder: pathlib.Path, stored: Mapping[str, Linear], records: R
         name = f"{layer}.weight_shape"
         if (record := records.get(name)) is None:
             continue
-        stated = np.frombuffer(read_tensor(folder, name, record), _SHAPE_DTYPES[record.dtype])
-        if stated.tolist() != [linear.outputs, linear.inputs]:
+        stated = struct.unpack(_SHAPES[record.dtype], read_tensor(folder, name, record))
+        if stated != (linear.outputs, linear.inputs):
             raise InvalidModelFolder(f"{record.file}: tensor {shown(name)} is not the shape that config.json says")

@@ -152,7 +152,9 @@ def started(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=figures.ROOT, env=figures.environment(), stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
+# What a signal does is tried above, and a process that ends by its clock below.
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_benchmark_with_its_result(tmp_path: pathlib.Path, number: signal.Signals) -> None:
     path = tmp_path / "engine.json"
     people = ("--workloads", "users1000,single", "--requests", "3", "--seconds", "300", "--think-s", "300")

@@ -18,7 +18,7 @@ def figures(workload: str, **changes: float) -> dict[str, float | str]:
 
 
 # At 1.12 simulated figures come nearest to those that were measured.
-@pytest.mark.parametrize(("slowness", "most_ttft_ms"), [(1.0, 52), (1.12, 58)])
+@pytest.mark.parametrize(("slowness", "most_ttft_ms"), [(1.0, 52), pytest.param(1.12, 58, marks=pytest.mark.slow)])
 def test_streams_go_on_smoothly_beside_prompts_that_do_not_wait(slowness: float, most_ttft_ms: float) -> None:
     result = figures("poisson15", slowness=slowness)
     assert float(result["itl_p99_ms"]) <= 15
@@ -50,7 +50,8 @@ def test_a_crowd_is_served_at_full_speed(workload: str, least_tok_s: float) -> N
     assert float(figures(workload)["output_tok_s"]) >= least_tok_s
 
 
-@pytest.mark.parametrize("slowness", [0.1, 2.0])
+# A faster device takes many more steps.
+@pytest.mark.parametrize("slowness", [pytest.param(0.1, marks=pytest.mark.slow), 2.0])
 def test_another_device_than_the_prior_is_of_keeps_its_target_too(slowness: float) -> None:
     result = figures("poisson15", slowness=slowness, rate=min(1.0, 0.8 / slowness))
     assert float(result["itl_p99_ms"]) <= 17

@@ -33,6 +33,8 @@ def soak(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+# A real engine; the rules of the soak and its refusals are tried below.
+@pytest.mark.slow
 def test_a_healthy_engine_is_soaked_and_nothing_is_left(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "soak.json"
     done = soak("--requests", "150", "--threads", "1", "--seed", "7", "--git", "abc1234", "--json", str(path))

@@ -14,7 +14,7 @@ import pytest
 from google.protobuf import json_format, message_factory
 from google.protobuf.message import Message
 from tests.support.rpc import CALL_TIMEOUT_S
-from tests.support.running_server import running_server
+from tests.support.running_server import RunningServer
 
 from headrace.v1 import inference_pb2
 
@@ -72,11 +72,10 @@ def send(channel: grpc.Channel, call: DocumentedCall) -> list[Message]:
     return list(answer) if method.server_streaming else [answer]
 
 
-@pytest.fixture(scope="module")
-def channel() -> Iterator[grpc.Channel]:
-    with running_server("--num-blocks", "512", "--dtype", "fp32", "--device", "cpu") as server:
-        with grpc.insecure_channel(server.address) as opened:
-            yield opened
+@pytest.fixture
+def channel(shared_server: RunningServer) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(shared_server.address) as opened:
+        yield opened
 
 
 def test_the_pages_show_every_way_to_generate() -> None:

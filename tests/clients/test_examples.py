@@ -10,12 +10,11 @@ import pathlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 from tests.clients.canned_service import CannedServer, answer
 from tests.clients.secured_server import API_KEY, Certificates, secured_server
-from tests.support.running_server import RunningServer, running_server
+from tests.support.running_server import RunningServer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "clients/python/examples"
@@ -65,12 +64,6 @@ def _block(heading: str, server: str) -> str:
     return code.replace("127.0.0.1:50051", server)
 
 
-@pytest.fixture(scope="module")
-def real_server() -> Iterator[RunningServer]:
-    with running_server("--num-blocks", "512") as server:
-        yield server
-
-
 def test_every_example_is_tried() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*PRINTED, "tls_key.py"}
     assert len(README_BLOCKS) == README.count("```python") == 10
@@ -84,15 +77,15 @@ def test_example_runs(server: CannedServer, tmp_path: pathlib.Path, name: str) -
 # What they print is compared with canned answers above; README's blocks have a real server below.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRINTED)
-def test_example_runs_against_a_real_server(real_server: RunningServer, tmp_path: pathlib.Path, name: str) -> None:
-    assert PRINTED_BY_THE_MODEL[name] in _run(tmp_path, str(EXAMPLES / name), real_server.address)
+def test_example_runs_against_a_real_server(shared_server: RunningServer, tmp_path: pathlib.Path, name: str) -> None:
+    assert PRINTED_BY_THE_MODEL[name] in _run(tmp_path, str(EXAMPLES / name), shared_server.address)
 
 
 @pytest.mark.parametrize("heading", [name for name in README_BLOCKS if name not in WITH_OWN_SERVER])
 def test_readme_example_runs_against_a_real_server(
-    real_server: RunningServer, tmp_path: pathlib.Path, heading: str
+    shared_server: RunningServer, tmp_path: pathlib.Path, heading: str
 ) -> None:
-    assert _run(tmp_path, "-c", _block(heading, real_server.address)).strip()
+    assert _run(tmp_path, "-c", _block(heading, shared_server.address)).strip()
 
 
 def test_examples_of_tls_and_keys_run(certificates: Certificates, tmp_path: pathlib.Path) -> None:

@@ -134,6 +134,9 @@ def test_connections_cut_by_a_proxy(
     raise AssertionError("the connection was never cut in time")
 
 
+# The sync client's connections are cut above; both resume by the same rules, with canned answers in
+# tests/clients/connections.
+@pytest.mark.slow
 async def test_connections_of_an_asyncio_client_cut_by_a_proxy(server: RunningServer, options: dict[str, Any]) -> None:
     whole = await asyncio.to_thread(_undisturbed, server, options, 2, None)
     for _ in range(_TRIES):
@@ -157,6 +160,8 @@ async def _read_while_cut(server: RunningServer, options: dict[str, Any], whole:
     return events
 
 
+# A service is killed under a detached generation in tests/faults/test_processes_die.
+@pytest.mark.slow
 def test_service_processes_are_killed(server: RunningServer, options: dict[str, Any]) -> None:
     """Services are lost one after the other, first the one that serves this subscription.
 

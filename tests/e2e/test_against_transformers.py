@@ -20,6 +20,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from headrace.v1 import generation_pb2, inference_pb2
 
+# Models are compared with transformers in tests/models, servers with one another in
+# test_equal_answers.
+pytestmark = pytest.mark.slow
+
 TEXTS = [
     "the quick brown fox jumps over the lazy dog",
     "größer 東京 🙂",

@@ -322,6 +322,8 @@ def test_a_load_that_can_not_be_says_why_and_harms_nobody(
     assert len(generate(server.address, spec("demo", 4)).tokens[0]) == 4
 
 
+# What fails to load and is loaded again is in tests/supervisor/test_backend_table.
+@pytest.mark.slow
 def test_a_model_that_failed_says_so_and_can_be_loaded_again(server: RunningServer, admin: Admin) -> None:
     with pytest.raises(grpc.RpcError) as error:
         admin.load("third", 32 << 20)

@@ -40,6 +40,8 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+# The server of `headrace demo`, below, is on such a socket.
+@pytest.mark.slow
 def test_a_server_on_a_unix_socket_has_no_port(short_folder: pathlib.Path) -> None:
     address = f"unix:{short_folder}/public.sock"
     with running_server("--dtype", "fp32", "--num-blocks", "64", listen=address) as server:

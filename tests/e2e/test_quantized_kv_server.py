@@ -17,6 +17,10 @@ from tests.support.running_server import DEMO, RunningServer, refused, running_s
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_model_folder import ModelFolder
 
+# Runners over quantized caches are in tests/worker/step, cramped servers in test_equal_answers, one
+# of quantized weights in test_quantized_server.
+pytestmark = pytest.mark.slow
+
 ANSWERS = {
     "What is 17 plus 25?": "42",
     "What is 9 times 8?": "72",
@@ -31,7 +35,7 @@ CRAMPED = ("--num-blocks", "5", "--max-model-len", "80", "--max-num-seqs", "6", 
 
 # Which of the two types makes no difference to where blocks and their scales are copied and freed;
 # what is computed over each is in tests/kernels/attention/test_quantized_kv.
-@pytest.fixture(scope="module", params=["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["int8", "fp8"])
 def kv_dtype(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

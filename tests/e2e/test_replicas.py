@@ -30,7 +30,7 @@ OPTIONS = (
 )
 PREFIXES = 6
 # Long enough to be there when something happens.
-TOKENS = 500
+TOKENS = 400
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import threading
 import time
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support.processes import wait_until
 from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, generate, greedy
@@ -63,6 +64,9 @@ def test_open_streams_finish_after_sigterm() -> None:
     assert not_serving_at and not_serving_at[0] < min(ended_at)
 
 
+# A backend's grace is in tests/backend/test_backend_process, a service's in
+# tests/service/test_process.
+@pytest.mark.slow
 def test_streams_beyond_the_grace_end_unavailable() -> None:
     with running_server(*OPTIONS, "--shutdown-grace-s", "0.5", "--drain-grace-s", "0.5") as server:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:

@@ -82,6 +82,8 @@ def test_the_model_says_that_two_ranks_share_it(pair: RunningServer) -> None:
         assert stub.GetModel(inference_pb2.GetModelRequest()).model.device == "cpu x2"
 
 
+# Cramped servers are in test_equal_answers, ranks whose steps are cut in tests/parallel.
+@pytest.mark.slow
 def test_answers_are_those_of_one_rank_under_pressure(pair: RunningServer, golden: list[list[int]]) -> None:
     # Requests that come one after the other, as on a busy machine, do not press each other out.
     for _ in range(10):

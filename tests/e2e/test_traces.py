@@ -168,6 +168,8 @@ def test_a_generation_whose_reader_left_is_traced_to_its_end(traced: Traced) -> 
     assert inference.end_time_unix_nano <= server_span.end_time_unix_nano
 
 
+# What a backend reports of restarts is in tests/backend/test_telemetry.
+@pytest.mark.slow
 def test_a_worker_that_dies_stands_in_the_trace_once(traced: Traced) -> None:
     spec = Spec(text="Once upon a time", stop=generation_pb2.StopConditions(max_tokens=200, ignore_eos=True))
     call = traced.stub.Generate(inference_pb2.GenerateRequest(spec=spec), metadata=traced.metadata("d" * 16))

@@ -114,6 +114,8 @@ def test_the_worker_then_the_backend_is_killed_under_one_health_watch(
             assert 0 <= noticed_s < min(WATCHDOG_S, max(2.0, 0.75 * recovered_s))
 
 
+# A stopped worker is found in tests/backend/workers/test_worker_faults.
+@pytest.mark.slow
 def test_a_hung_worker_is_noticed_and_replaced(server: RunningServer, golden: list[list[int]]) -> None:
     with watched(server.address) as seen:
         struck = assert_resumed(server, signal.SIGSTOP, golden)

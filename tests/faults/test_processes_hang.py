@@ -35,7 +35,6 @@ def server(shared: RunningServer) -> RunningServer:
     wait_until(lambda: len(shared.services()) == 2, 120, "both services")
     wait_until(lambda: serves(shared.address), 120, "SERVING")
     wait_until(lambda: idle_load(shared.address), 120, "no request left")
-    wait_until(lambda: shared.descendants("headrace_telemetry"), 120, "telemetry, which starts last")
     return shared
 
 

@@ -97,8 +97,19 @@ def logits(model: CausalLM, vocab: int = VOCAB_SIZE) -> torch.Tensor:
     return torch.cat([*driver.step([row], [40]), *driver.step([row], [29]), *driver.step([row], [1])])
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "odd"])
-@pytest.mark.parametrize("name", ["llama-wide", "qwen2", "qwen3"])
+EVERY_TYPE = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "odd"]
+# Every kind of one family, and every family; the others of both in the slow part.
+EVERYDAY = {*(("llama-wide", kind) for kind in EVERY_TYPE), ("qwen2", "Q8_0"), ("qwen3", "odd")}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=() if (name, kind) in EVERYDAY else pytest.mark.slow)
+        for name in ("llama-wide", "qwen2", "qwen3")
+        for kind in EVERY_TYPE
+    ],
+)
 def test_logits_are_those_of_the_numbers(tmp_path: pathlib.Path, name: str, kind: str) -> None:
     """All families: Llama's rotated rows and biases, Qwen's norms and biases.
 

@@ -1,6 +1,7 @@
 """Programs written for OpenAI's API, as they are, against a real server with the demo model.
 
-The official clients for Python and Node, and LangChain's.
+The official clients for Python and Node, and LangChain's. Those for Python are imported where they
+are used: that takes 2 s, and every process of pytest imports this file.
 """
 
 from __future__ import annotations
@@ -14,9 +15,7 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 
-import openai
 import pytest
-from langchain_openai import ChatOpenAI
 from tests.support.ports import free_address
 from tests.support.processes import wait_until
 from tests.support.rpc import CALL_TIMEOUT_S, connected, greedy
@@ -39,8 +38,10 @@ class Server:
         self.url = url
         self.metrics = metrics
 
-    def client(self, **options: object) -> openai.OpenAI:
+    def client(self, **options: object) -> openai.OpenAI:  # noqa: F821
         """The official client, which sends nothing again."""
+        import openai
+
         return openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=CALL_TIMEOUT_S, **options)  # type: ignore[arg-type]
 
     def greedy_chat(self) -> str:
@@ -87,6 +88,8 @@ def test_the_python_client_gets_what_grpc_answers(server: Server) -> None:
 
 
 def test_the_python_client_raises_its_own_errors(server: Server) -> None:
+    import openai
+
     client = server.client()
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**{**ASKED, "temperature": -1})  # type: ignore[call-overload]
@@ -99,6 +102,8 @@ def test_the_python_client_raises_its_own_errors(server: Server) -> None:
 
 
 async def test_langchain_answers_and_streams(server: Server) -> None:
+    from langchain_openai import ChatOpenAI
+
     expected = server.greedy_chat()
     model = ChatOpenAI(
         base_url=server.url, api_key="none", model="demo", temperature=0, max_completion_tokens=12, max_retries=0
@@ -110,6 +115,8 @@ async def test_langchain_answers_and_streams(server: Server) -> None:
     assert "".join(map(str, pieces)) == expected and len(pieces) > 3
 
 
+# The client for Python, above, asks the same; installing this one takes 4 s of CPU.
+@pytest.mark.slow
 def test_the_node_client_does_too(server: Server, tmp_path: pathlib.Path) -> None:
     node, npm = require(NODE), shutil.which("npm")
     if npm is None:
@@ -150,6 +157,8 @@ def test_calls_stand_on_the_metrics_page(server: Server) -> None:
 
 
 def test_a_process_that_dies_is_started_again(server: Server) -> None:
+    import openai
+
     (door,) = server.running.descendants("headrace_service.openai")
     door.kill()
 

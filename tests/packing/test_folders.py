@@ -65,7 +65,16 @@ def test_the_trained_model_is_let_pass(folder: Quantized) -> None:
     assert num_layers and (answer.num_layers, answer.faults, answer.refused) == (num_layers, [], "")
 
 
-@pytest.mark.parametrize("order", [AWQ_ORDER, (7, 6, 5, 4, 3, 2, 1, 0), (1, 0, 3, 2, 5, 4, 7, 6)])
+@pytest.mark.parametrize(
+    "order",
+    [
+        AWQ_ORDER,
+        *(
+            pytest.param(order, marks=pytest.mark.slow)
+            for order in ((7, 6, 5, 4, 3, 2, 1, 0), (1, 0, 3, 2, 5, 4, 7, 6))
+        ),
+    ],
+)
 def test_nibbles_in_another_order_are_named_by_layer(folder: Quantized, order: tuple[int, ...]) -> None:
     numbers, _, _ = suffixes(folder)
     said = found_in(folder, lambda name, value: reordered(value, order) if name == f"{DOWN}.{numbers}" else value)
@@ -74,7 +83,7 @@ def test_nibbles_in_another_order_are_named_by_layer(folder: Quantized, order: t
     assert f"layer '{DOWN}'" in said and ("of a word are in another order" in said or "its scales are not" in said)
 
 
-@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("dim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_scales_of_neighbours_are_named_by_layer(folder: Quantized, dim: int) -> None:
     _, scales, _ = suffixes(folder)
     said = found_in(folder, lambda name, value: value.roll(1, dim) if name == f"{DOWN}.{scales}" else value)
@@ -96,7 +105,7 @@ def test_scales_of_another_layer_are_named_by_layer(folder: Quantized) -> None:
     assert "layer 'model.layers.2.mlp.gate_proj': its scales are not those of its numbers" in found_in(folder, change)
 
 
-@pytest.mark.parametrize("by", [0x11111111, -0x11111111])
+@pytest.mark.parametrize("by", [0x11111111, pytest.param(-0x11111111, marks=pytest.mark.slow)])
 def test_zero_points_that_are_one_off_are_named_by_layer(folder: Quantized, by: int) -> None:
     _, _, zeros = suffixes(folder)
     said = found_in(folder, lambda name, value: value + by if name == f"{DOWN}.{zeros}" else value)

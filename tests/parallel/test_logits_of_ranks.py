@@ -59,8 +59,10 @@ def distance(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-# Ranks that quantize are also in test_rank_processes; four, in threads, in test_cut_steps.
-@pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
+# Two plain ranks are processes in test_rank_processes, ranks of all formats threads in
+# test_shared_folders, test_sharded_models and test_cut_steps.
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [2, 4])
 def test_ranks_of_a_cpu_draw_the_tokens_of_one(folder: pathlib.Path, tp: int) -> None:
     cases = ["plain", "kv-fp8", "kv-int8", "fp8-kv-fp8"] if tp == 2 else ["int4-32-kv-int8", "int8-kv-int8"]
     shared, opened, device = answers(folder, "cpu", tp, cases), ModelFolder.open(folder), torch.device("cpu")

@@ -83,6 +83,8 @@ async def test_rank_0_answers_with_the_tokens_of_one_and_all_end_when_asked_to(m
     assert [result.step_id for result in found] == list(range(1, 7))
 
 
+# Ranks in threads do so for every format in test_shared_folders and test_sharded_models.
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 async def test_ranks_that_quantize_answer_with_the_tokens_of_one(model: pathlib.Path, quantize: str) -> None:
     async with ranks(model, 2, quantize=quantize) as group:
@@ -92,6 +94,8 @@ async def test_ranks_that_quantize_answer_with_the_tokens_of_one(model: pathlib.
     assert [result.tokens.tolist() for result in found] == tokens_of_one(model, steps, quantize)
 
 
+# That a rank's end is the others' is tried of killed ones below.
+@pytest.mark.slow
 async def test_a_rank_that_refuses_its_part_while_others_wait_for_it_ends_the_start(tmp_path: pathlib.Path) -> None:
     """In the pass over layers with scales of whole rows, where ranks meet.
 

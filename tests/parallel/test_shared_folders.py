@@ -53,7 +53,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> functools.partial[Quant
     return functools.partial(_folder, tmp_path_factory.mktemp("shared"))
 
 
-@pytest.mark.parametrize("name", SHARED)
+# Weights are shared out by blocks of bits and groups; every second format in everyday runs.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if index % 2 else ()) for index, name in enumerate(SHARED)]
+)
 def test_ranks_draw_the_tokens_of_one(folders: functools.partial[Quantized], name: str) -> None:
     folder = ModelFolder.open(folders(name).path)
     assert unsuitable_tp(EngineConfig(model=folder.path, device="cpu", tp=2), folder.config) is None

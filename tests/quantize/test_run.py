@@ -163,7 +163,7 @@ def descriptors_of(folder: pathlib.Path) -> int:
     return sum(link.resolve().is_relative_to(folder) for link in pathlib.Path("/proc/self/fd").iterdir())
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq"])
+@pytest.mark.parametrize("method", ["gptq", pytest.param("awq", marks=pytest.mark.slow)])
 def test_a_run_that_failed_goes_on_to_the_same_bytes(
     tmp_path: pathlib.Path, text: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +230,8 @@ def test_a_run_that_ends_before_any_of_its_files_is_there_goes_on(
     assert fingerprints(tmp_path / "out") == expected
 
 
+# Runs that failed half-way go on in the test above.
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_to_the_same_bytes(tmp_path: pathlib.Path, text: str) -> None:
     config = request(DRAFT, tmp_path / "killed", method="gptq", calibration=(text,))
     file = tmp_path / "request.json"

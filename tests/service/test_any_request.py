@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.service.harness import ANSWER, Running, events_of, running_service, text_of
 from tests.support.any_message import any_message
+from tests.support.examples import examples
 
 from headrace.v1 import admin_pb2, generation_pb2, inference_pb2
 from headrace_protos.inference import grpc_service_pb2
@@ -125,7 +126,9 @@ def check(error: grpc.aio.AioRpcError | None) -> None:
 
 
 _PATIENT = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=examples(36),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
 

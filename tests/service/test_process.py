@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import pathlib
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 
 import grpc
 import psutil
@@ -17,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.service.harness import events_of
 from tests.service.service_process import ENVIRONMENT, engine, service_process, until_serving
 from tests.support.ports import free_address
+from tests.support.warm_python import WarmPython
 
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_service.config import ServiceConfig
@@ -79,11 +82,20 @@ async def _until_not_serving(channel: grpc.aio.Channel) -> None:
             await asyncio.sleep(0.02)
 
 
+@functools.cache
+def _warm_service() -> WarmPython:
+    """A Python that has imported the service, and forks for each that is refused."""
+    imports = ["headrace_service.main", "headrace_service.server"]
+    return WarmPython(imports, ENVIRONMENT | {"GRPC_ENABLE_FORK_SUPPORT": "0"})
+
+
 def refusal(config: str) -> str:
-    with service_process(config) as process:
-        assert process.wait(240) == 2
-        assert process.stderr is not None
-        lines = [line for line in process.stderr.read().splitlines() if line.startswith("headrace service: ")]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(config)
+        file.flush()
+        (ended,) = _warm_service().run([("headrace_service", ["--config-json", file.name])], 240.0)
+    assert ended.returncode == 2
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("headrace service: ")]
     assert len(lines) == 1
     return lines[0]
 

@@ -5,28 +5,33 @@ It returns 0 from what works, 1 and one line from what does not.
 
 from __future__ import annotations
 
+import functools
 import http.server
 import pathlib
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 from tests.support.processes import wait_until
 from tests.support.running_server import RunningServer, environment, running_server
+from tests.support.warm_python import Ended, WarmPython
 
 # A busy machine may take seconds for a healthy answer.
 PATIENT = ("--timeout-s", "60")
 
 
-def health(*arguments: object) -> subprocess.CompletedProcess[str]:
-    code = "from headrace_supervisor.health_command import health; health(prog_name='headrace health')"
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
+@functools.cache
+def _warm_command() -> WarmPython:
+    return WarmPython(["headrace.cli", "headrace_supervisor.health_command"], environment())
 
 
-def refusal(result: subprocess.CompletedProcess[str]) -> str:
+def health(*arguments: object) -> Ended:
+    """Runs `headrace health` until it has ended."""
+    (ended,) = _warm_command().run([("headrace", ["health", *map(str, arguments)])], 600.0)
+    return ended
+
+
+def refusal(result: Ended) -> str:
     assert result.returncode == 1, result.stderr
     (line,) = result.stderr.strip().splitlines()
     return line

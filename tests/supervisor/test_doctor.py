@@ -113,6 +113,8 @@ def test_each_model_of_a_repository_is_judged_alone(tmp_path: pathlib.Path) -> N
     assert nothing.verdict is Verdict.LIMITED and "no subfolder" in nothing.detail
 
 
+# Folders and files that are packed wrongly are judged in tests/packing.
+@pytest.mark.slow
 def test_weights_that_are_packed_wrongly_are_damaged_and_named(tmp_path: pathlib.Path) -> None:
     folder = quantize_folder(DEMO, tmp_path, Recipe("gptq", group=64))
     assert [(finding.subject, finding.verdict) for finding in doctor._weights(folder.path)] == [("weights", Verdict.OK)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -22,6 +23,7 @@ import pytest
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
+from tests.support.warm_python import WarmPython
 from tests.telemetry.collector import Collector, listening
 from tests.telemetry.story import SERVICE, Story, tell
 
@@ -35,11 +37,23 @@ from headrace_telemetry.otlp import otlp_json
 from headrace_telemetry.spans.generation_spans import SpanBlock
 
 
-def start(folder: pathlib.Path, **settings: Any) -> subprocess.Popen[bytes]:
-    """Starts the process; returns when its socket is there."""
+def written_config(folder: pathlib.Path, settings: dict[str, Any]) -> pathlib.Path:
+    """The file of a configuration whose socket is in the folder, and which waits with spans."""
     config = folder / "config.json"
     values = {"telemetry_socket": str(folder / "t.sock"), "trace_export_delay_s": 60, **settings}
     config.write_text(json.dumps(values, default=str))
+    return config
+
+
+@functools.cache
+def _warm_telemetry() -> WarmPython:
+    """A Python that has imported telemetry, and forks for each that is refused."""
+    return WarmPython(["headrace_telemetry.main"], os.environ)
+
+
+def start(folder: pathlib.Path, **settings: Any) -> subprocess.Popen[bytes]:
+    """Starts the process; returns when its socket is there."""
+    config = written_config(folder, settings)
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace_telemetry", "--config-json", str(config)], stderr=subprocess.PIPE
     )
@@ -198,11 +212,11 @@ async def test_a_recent_trace_is_asked_for_over_the_socket(tmp_path: pathlib.Pat
 def test_what_can_never_run_ends_with_2_and_one_line(
     tmp_path: pathlib.Path, settings: dict[str, Any], reason: str
 ) -> None:
-    process = start(tmp_path, **settings)
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 2
-    assert reason in errors.decode()
-    assert len(errors.decode().strip().splitlines()) == 1
+    config = written_config(tmp_path, settings)
+    (ended,) = _warm_telemetry().run([("headrace_telemetry", ["--config-json", str(config)])], 240.0)
+    assert ended.returncode == 2
+    assert reason in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
 
 
 async def test_a_part_that_fails_ends_the_process(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,9 @@ def in_words(run: Run, answer: Answer) -> str:
     return done.output
 
 
+# What delayed a token is said of planted sleeps in test_planted_sleeps, and of made traces in
+# tests/trace_viewer.
+@pytest.mark.slow
 def test_the_long_prompt_is_named_for_each_token_that_it_delayed(run: Run) -> None:
     steps = run.long_steps()
     assert sum(steps.values()) == LONG_TOKENS and len(steps) >= 2

@@ -152,6 +152,8 @@ def test_the_data_says_what_the_engine_did() -> None:
     assert data["slowest"][0] == [0, 47]
 
 
+# Pages of ordinary size are made in the other tests here.
+@pytest.mark.slow
 def test_ten_thousand_tokens_are_a_page_of_a_few_megabytes_in_seconds() -> None:
     others = tuple(Request(f"r-{n}", n * 900.0, 500, 200) for n in range(60))
     began = time.process_time()

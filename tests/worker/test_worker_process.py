@@ -223,6 +223,8 @@ def test_a_gpus_plan_is_measured_and_leaves_the_cache_nearly_all_while_steps_run
 SLOW = pytest.mark.slow
 
 
+# A server says how its model was quantized in tests/e2e/test_quantized_server.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("quantize", "bits"), [pytest.param("off", 0.0, marks=SLOW), ("int8", 8.8), pytest.param("int4", 15.5, marks=SLOW)]
 )
@@ -248,6 +250,8 @@ def test_a_worker_says_how_it_quantized_and_what_that_takes(
     assert worker.process.wait(240) == 0
 
 
+# A server says how its model was quantized in tests/e2e/test_quantized_server.
+@pytest.mark.slow
 def test_a_worker_says_how_it_quantized_the_output_layer(start: Starter, llama_path: pathlib.Path) -> None:
     worker = start(llama_path, quantize_head="fp8")
     *earlier, ready = worker.messages()

@@ -9,10 +9,12 @@ importing torch takes.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import time
 import traceback
 from collections.abc import Callable
+from types import ModuleType
 
 import pydantic
 
@@ -113,6 +115,20 @@ def _end_after_peer(error: PeerLost, channel: Channel) -> int:
     return _FAILED
 
 
+def _loaded_start_up() -> ModuleType:
+    """Imports what loads the model, and torch with it.
+
+    Modules stay: looking for garbage among them takes time now, and later between two steps.
+    """
+    gc.disable()
+    try:
+        # By name, so that torch is imported now and not with this file.
+        return importlib.import_module("headrace_backend.worker.start_up.start")
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def _run(arguments: argparse.Namespace, channel: Channel) -> None:
     config = EngineConfig.model_validate_json(arguments.config_json)
     started = time.monotonic()
@@ -120,8 +136,7 @@ def _run(arguments: argparse.Namespace, channel: Channel) -> None:
     opened = time.monotonic()
     bound_spinning()
     channel.send_progress(_TORCH, 0, 1, "")
-    # By name, so that torch is imported now and not with this file.
-    start = importlib.import_module("headrace_backend.worker.start_up.start")
+    start = _loaded_start_up()
     channel.send_progress(_TORCH, 1, 1, "")
     phases = {"folder": opened - started, "imports": time.monotonic() - opened}
     links = RankLinks(arguments.rank, arguments.board, arguments.store)

@@ -2,7 +2,8 @@
 
 Owns the reading of g_idx, some KB a layer, which is looked at before torch is loaded: how weights
 are stored side by side, and so how much memory they take, depends on whether their inputs are in
-the same order.
+the same order. numpy takes a tenth of a second to import, for which only who opens such a folder
+waits.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import dataclasses
 import hashlib
 import pathlib
 from collections.abc import Mapping
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.formats.layer_format import LayerFormat, Role
 from headrace_model_folder.formats.quantization_config import FolderQuantization
 from headrace_model_folder.safetensors_header import TensorRecord, read_tensor
 
-Groups = npt.NDArray[np.int32]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 def with_input_orders(
@@ -52,6 +53,8 @@ def _order(folder: pathlib.Path, layer: str, form: LayerFormat, tensors: Mapping
     name = f"{layer}.{suffixes[0]}" if suffixes else ""
     if name not in tensors:
         return ""
+    import numpy as np
+
     record = tensors[name]
     groups = np.frombuffer(read_tensor(folder, name, record), np.dtype("<i4"))
     group_size = form.group_size or len(groups)
@@ -66,7 +69,9 @@ def _order(folder: pathlib.Path, layer: str, form: LayerFormat, tensors: Mapping
     return hashlib.sha256(groups.tobytes()).hexdigest()[:16]
 
 
-def _check(name: str, record: TensorRecord, groups: Groups, group_size: int) -> None:
+def _check(name: str, record: TensorRecord, groups: npt.NDArray[np.int32], group_size: int) -> None:
+    import numpy as np
+
     num_groups = len(groups) // group_size
     outside = groups[(groups < 0) | (groups >= num_groups)]
     if len(outside):

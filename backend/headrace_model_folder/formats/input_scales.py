@@ -10,17 +10,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
+import struct
 from collections.abc import Mapping
-
-import numpy as np
 
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.formats.layer_format import LayerFormat, Role
 from headrace_model_folder.formats.quantization_config import FolderQuantization
 from headrace_model_folder.safetensors_header import TensorRecord, read_tensor
 
-# numpy has no bf16: its bits are the upper half of fp32's.
-_DTYPES = {"F16": "<f2", "F32": "<f4", "BF16": "<u2", "I8": "<i1", "I32": "<i4"}
+# bf16's bits are the upper half of fp32's.
+_FORMATS = {"F16": "<e", "F32": "<f", "BF16": "<H", "I8": "<b", "I32": "<i"}
 _ZERO_POINTS = range(-128, 128)
 
 
@@ -73,7 +72,7 @@ def _checked(name: str, record: TensorRecord, role: Role, value: float) -> float
 
 
 def _read(folder: pathlib.Path, name: str, record: TensorRecord) -> float:
-    numbers = np.frombuffer(read_tensor(folder, name, record), _DTYPES[record.dtype])
+    (number,) = struct.unpack_from(_FORMATS[record.dtype], read_tensor(folder, name, record))
     if record.dtype == "BF16":
-        return float((numbers.astype("<u4") << 16).view("<f4")[0])
-    return float(numbers[0])
+        (number,) = struct.unpack("<f", struct.pack("<I", number << 16))
+    return float(number)

@@ -33,6 +33,8 @@ WATCHDOG_S = 8.0
 # What becomes of a worker, and how many of them a poisonous prompt costs: one whose step raised
 # begins anew itself.
 LOST_WORKERS = {"raise": 0, "fail": 2, "hang": 2, "exit": 2, "crash": 2}
+# Each way in which a worker is lost is in test_worker_faults; here one of them will do.
+WAYS = ["raise", "exit", *(pytest.param(poison, marks=pytest.mark.slow) for poison in ("fail", "hang", "crash"))]
 
 
 async def start_innocents(client: EngineClient, count: int) -> list[tuple[list[int], Subscription]]:
@@ -53,7 +55,7 @@ async def check_ended(backend: BackendProcess, poisonous: Subscription, num_foun
     assert len(backend.log_lines("request ended that made steps fail")) == num_found
 
 
-@pytest.mark.parametrize("poison", LOST_WORKERS)
+@pytest.mark.parametrize("poison", WAYS)
 async def test_a_poisonous_request_among_others_ends_alone(
     model: pathlib.Path, tmp_path: pathlib.Path, poison: str
 ) -> None:
@@ -149,7 +151,9 @@ async def test_a_worker_on_a_gpu_is_kept_unless_its_device_is_lost_to_it(
     await check_real_worker(DEMO, tmp_path, poison, num_lost, **shared, **small)
 
 
-@pytest.mark.parametrize("poison", ["raise", "fail", "exit"])
+@pytest.mark.parametrize(
+    "poison", ["exit", *(pytest.param(poison, marks=pytest.mark.slow) for poison in ("raise", "fail"))]
+)
 async def test_more_poisonous_requests_than_deaths_at_which_a_backend_gives_up(
     model: pathlib.Path, tmp_path: pathlib.Path, poison: str
 ) -> None:

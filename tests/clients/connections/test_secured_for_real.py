@@ -45,6 +45,11 @@ def _run(command: click.Command, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+# A real server with keys and certificates is in tests/e2e/test_secured_server, clients with both
+# speak to canned answers in test_security.
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")

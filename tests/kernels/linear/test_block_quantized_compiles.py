@@ -13,7 +13,9 @@ from headrace_kernels.weight_formats.block_weight import BlockKind
 _KINDS = len(BlockKind)
 
 
-@pytest.mark.parametrize("arch", [pytest.param(80, marks=pytest.mark.slow), 90])
+# As in test_quantized_compiles.
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90])
 def test_kernels_fit_the_card_whichever_two_of_card_kind_and_launch_meet(arch: int) -> None:
     check(compiled("compiled_kernels", "blocks", arch), of_each=1)
 

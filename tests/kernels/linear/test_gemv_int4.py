@@ -133,6 +133,8 @@ def test_assembly_sums_columns(squares: bool, dtype: torch.dtype) -> None:
 SIZES = ((17, 1536, 128), (6, 768, 64), (32, 352, 32), (3, 1056, 1056), (1, 8, 8))
 
 
+# One row's product by every tile is in test_quantized_linear.
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     st.sampled_from(SIZES), st.sampled_from(DTYPES), st.sampled_from((16, 32)), st.sampled_from((1, 2, 4)),

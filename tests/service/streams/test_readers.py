@@ -179,7 +179,7 @@ async def _longest_wait(running: Running) -> float:
     """Returns the latency of short calls, as a part of a long text's encoding time."""
     sent_s = time.monotonic()
     encode = asyncio.ensure_future(
-        running.stub.Tokenize(inference_pb2.TokenizeRequest(text="the quick brown fox " * ((4 << 20) // 20)))
+        running.stub.Tokenize(inference_pb2.TokenizeRequest(text="the quick brown fox " * ((2 << 20) // 20)))
     )
     await asyncio.sleep(0.05)
     slowest_s = 0.0
@@ -190,6 +190,6 @@ async def _longest_wait(running: Running) -> float:
         slowest_s = max(slowest_s, time.monotonic() - began_s)
         answered += 1
     whole_s = time.monotonic() - sent_s
-    assert len((await encode).token_ids) > 800_000
+    assert len((await encode).token_ids) > 400_000
     assert answered > 5
     return slowest_s / whole_s

@@ -177,6 +177,8 @@ class TakingTurns(ThreadCollectives):
             self._turn.acquire()
 
 
+# Ranks put logits together in tests/parallel, draws are captured in the other tests here.
+@pytest.mark.slow
 def test_ranks_put_their_logits_together_outside_of_graphs(tmp_path: Any, on_kernels: None) -> None:
     """A group's captured draws send nothing, and every rank draws what one alone does."""
     write_checkpoint(tmp_path, "llama-mha")

@@ -382,7 +382,9 @@ def test_a_cache_that_no_longer_fits_after_measuring_is_refused_with_what_does(
 
 
 @pytest.mark.skipif(not triton_runtime.INTERPRETED, reason="needs Triton's interpreter")
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8", pytest.param("fp8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kv_dtype", ["int8", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("auto", "fp8"))]
+)
 def test_the_gpus_runner_takes_them_all(shallow_llama: CausalLM, kv_dtype: str) -> None:
     config = config_of(max_num_seqs=3, max_num_batched_tokens=17, kv_dtype=kv_dtype)
     pool = BlockPool(6, config.block_size)
