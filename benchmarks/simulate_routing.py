@@ -94,7 +94,7 @@ class SimulatedEngine:
         self._now_ms = 1000.0
         config = EngineConfig(
             model=pathlib.Path("none"),
-            block_size=16,
+            block_size=_BLOCK_SIZE,
             max_num_seqs=_ROWS,
             max_num_batched_tokens=8192,
             max_waiting_requests=1 << 16,
@@ -142,7 +142,7 @@ class SimulatedEngine:
                 if math.isnan(asked.first_ms):
                     asked.first_ms = self._now_ms
             for handle, event in outbox.events:
-                if isinstance(event, RequestDone):
+                if type(event).__name__ == "RequestDone":
                     yield service, self._asked.pop(handle)
 
 
