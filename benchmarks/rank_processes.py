@@ -22,7 +22,7 @@ import torch
 
 from benchmarks import figures
 from headrace_backend.parallel.collectives import Collectives
-from headrace_backend.parallel.rendezvous import Seat, join
+from headrace_backend.parallel.rendezvous import Greeting, Seat, join
 
 
 def results(module: str, world_size: int, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -101,7 +101,7 @@ def joined(seat: Seat, device: torch.device) -> Collectives | None:
         torch.cuda.set_device(device)
     if seat.world_size == 1:
         return None
-    return join(seat, device, device.type, lambda *_: None, lambda: None, lambda: None)
+    return join(seat, device, Greeting(device.type, lambda *_: None, lambda: None, lambda: None))
 
 
 def device_of(kind: str, seat: Seat) -> torch.device:

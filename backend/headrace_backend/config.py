@@ -31,6 +31,7 @@ QUANTIZE_GROUPS = (32, 64, 128)
 _QUANTIZE_GROUP: Final = 128
 # GPUs of one machine.
 MAX_TP: Final = 8
+MAX_PP: Final = MAX_TP
 _SUFFIXES = {"k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmM])")
 
@@ -80,6 +81,17 @@ class EngineConfig(_Frozen):
             description=(
                 "ranks that share the model (tensor parallel), each a worker process on a GPU of its own, from the "
                 "device's index on"
+            ),
+        ),
+    ] = 1
+    pp: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_PP,
+            description=(
+                "pipeline stages, which have the model's layers one group behind the other, each with tp ranks; for "
+                "models that tp ranks can't hold"
             ),
         ),
     ] = 1
@@ -246,12 +258,27 @@ class EngineConfig(_Frozen):
                 f"max_num_batched_tokens should be {_LEAST_TOKENS} or more, is {self.max_num_batched_tokens}"
             )
         checked_graph_sizes(self.graph_sizes, self.max_num_seqs)
+        if self.num_ranks > MAX_TP:
+            raise ValueError(
+                f"pp is {self.pp} and tp is {self.tp}, which are {self.num_ranks} ranks; one machine has at most "
+                f"{MAX_TP}: pp of at most {MAX_TP // self.tp} works with tp {self.tp}"
+            )
         if self.quantize != "int4" and self.quantize_group != _QUANTIZE_GROUP:
             raise ValueError(
                 f"quantize_group is for int4, and quantize is {self.quantize}: {_QUANTIZE_GROUP} (the default) works, "
                 "or quantize int4"
             )
         return self
+
+    @property
+    def num_ranks(self) -> int:
+        """Worker processes of the model: `tp` of each of `pp` stages."""
+        return self.pp * self.tp
+
+    @property
+    def reporting_rank(self) -> int:
+        """The rank whose results count: the first one of the last stage, where tokens are drawn."""
+        return (self.pp - 1) * self.tp
 
     def expected_device(self) -> str:
         """The device that the configuration means on this machine: "cpu" or "cuda:<index>".

@@ -76,7 +76,7 @@ class SupervisorConfig(pydantic.BaseModel):
             le=8,
             description=(
                 "backends of each model, beside each other: prompts that begin alike go to the same one. On GPUs each "
-                "takes its tp GPUs, the first from the device's index on, the others behind it"
+                "takes GPUs for its tp x pp ranks, the first from the device's index on, the others behind it"
             ),
         ),
     ] = 1

@@ -15,6 +15,7 @@ from typing import Any
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "model_name": ("--served-model-name",),
     "tp": ("--tensor-parallel-size", "-tp"),
+    "pp": ("--pipeline-parallel-size", "-pp"),
     "replicas": ("--data-parallel-size", "-dp"),
     "max_model_len": ("--max-seq-len",),
     "kv_dtype": ("--kv-cache-dtype",),
@@ -59,7 +60,6 @@ _INSTEAD: Mapping[str, str] = {
     "cuda-graph-sizes": "--graph-sizes 1,2,4,8 says which batch sizes are captured",
     "cudagraph-capture-sizes": "--graph-sizes 1,2,4,8 says which batch sizes are captured",
     "enable-chunked-prefill": "prompts always come in chunks, as large as --step-time-target-ms allows",
-    "pipeline-parallel-size": "GPUs share a model's layers by --tp, or have a copy each by --replicas",
     "trust-remote-code": "a model folder's own code is never run; `headrace doctor` says whether a model can be served",
     "tokenizer": "the tokenizer is the one in the model's folder",
     "chat-template": "the chat template is the one in the model's folder",

@@ -147,6 +147,7 @@ def gpu_plan(rank: int, num_blocks: int, block_size: int, is_measured: bool) -> 
         other_bytes=500 << 20,
         reserve_bytes=615 << 20,
         pinned_host_bytes=1 << 30,
+        stream_bytes=256 << 20,
     )
 
 
@@ -266,6 +267,7 @@ def main() -> int:
     parser.add_argument("--plan-ring", required=True)
     parser.add_argument("--result-ring", required=True)
     parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--follows", action="store_true")
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--board", type=int, required=True)
     # What several ranks find each other by; there is nobody to be found here.
@@ -337,7 +339,7 @@ def main() -> int:
             with options.random_sleeps.open("a") as noted:
                 noted.write(f"{plan.step_id} {time.monotonic_ns()}\n")
         result = model.run(plan).encode()
-        if options.rank == 0:
+        if not options.follows:
             results.write(RecordKind.STEP_RESULT, result, timeout_s=30.0)
 
 

@@ -48,14 +48,22 @@ class Place:
     tp: int
     tokens: int
     options: tuple[str, ...]
+    # Pipeline stages, of `tp` ranks each.
+    pp: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all stages."""
+        return self.pp * self.tp
 
     @property
     def victim(self) -> int:
         """The last rank."""
-        return self.tp - 1
+        return self.num_ranks - 1
 
 
 CPU = Place("cpu", 2, 60, ("--dtype", "fp32", "--num-blocks", "640"))
+STAGES = dataclasses.replace(CPU, tp=1, pp=2)
 CARDS = Place(
     "cuda",
     min(torch.cuda.device_count(), 4),
@@ -117,12 +125,16 @@ class Shared:
 # streams make of a lost worker is in test_processes_die.
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(CPU, marks=pytest.mark.slow), pytest.param(CARDS, marks=NEEDS_CARDS)],
-    ids=["cpu", "cards"],
+    params=[
+        pytest.param(CPU, marks=pytest.mark.slow),
+        pytest.param(STAGES, marks=pytest.mark.slow),
+        pytest.param(CARDS, marks=NEEDS_CARDS),
+    ],
+    ids=["cpu", "stages", "cards"],
 )
 def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
     place: Place = request.param
-    options = ("--device", place.device, "--tp", str(place.tp), *place.options, *PATIENCE)
+    options = ("--device", place.device, "--tp", str(place.tp), "--pp", str(place.pp), *place.options, *PATIENCE)
     with unchanged_cards(place), running_server(*options) as server:
         expected = asyncio.run(read_all(server.address, place.tokens))
         yield Shared(place, server, [reader.tokens for reader in expected])
@@ -197,13 +209,15 @@ def check_loss(shared: Shared, disturb: Callable[[list[int]], None], said: str, 
 def lose(shared: Shared, disturb: Callable[[list[int]], None], said: str, further: int) -> tuple[list[Reader], str]:
     """One loss: who read meanwhile, and what the log says."""
     place, server = shared.place, shared.server
-    wait_until(lambda: len(ranks(server)) == place.tp and idle_load(server.address), 120, "all ranks, and no request")
+    wait_until(
+        lambda: len(ranks(server)) == place.num_ranks and idle_load(server.address), 120, "all ranks, and no request"
+    )
     old, before, num_lines = ranks(server), used_bytes(place), len(server.lines)
     readers = asyncio.run(read_all(server.address, place.tokens, lambda: disturb(old), further))
     lost = wait_until(
         lambda: [line for line in server.lines[num_lines:] if "worker lost" in line], 120, "a lost worker"
     )
-    print(f"{place.device} x{place.tp}: {lost[0]}")
+    print(f"{place.device} x{place.num_ranks}: {lost[0]}")
     assert said in lost[0]
     wait_until(lambda: not alive(old), 60, "the old ranks gone")
     assert all(reader.is_done and len(reader.tokens) == reader.max_tokens for reader in readers)
@@ -250,7 +264,7 @@ def full_card(index: int) -> Iterator[None]:
 
 # A rank on a card has all memory that it needs once it has started, as the next test shows.
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", [CPU], ids=["cpu"], indirect=True)
+@pytest.mark.parametrize("shared", [CPU, STAGES], ids=["cpu", "stages"], indirect=True)
 def test_a_rank_without_memory(shared: Shared) -> None:
     place = shared.place
     check_loss(shared, lambda pids: narrow(pids[place.victim]), f"worker {place.victim}: ", LONG_PROMPTS)
@@ -259,7 +273,9 @@ def test_a_rank_without_memory(shared: Shared) -> None:
 @pytest.mark.parametrize("shared", [pytest.param(CARDS, marks=NEEDS_CARDS)], ids=["cards"], indirect=True)
 def test_a_card_that_somebody_else_fills_ends_no_rank(shared: Shared) -> None:
     place, server = shared.place, shared.server
-    wait_until(lambda: len(ranks(server)) == place.tp and idle_load(server.address), 120, "all ranks, and no request")
+    wait_until(
+        lambda: len(ranks(server)) == place.num_ranks and idle_load(server.address), 120, "all ranks, and no request"
+    )
     started, num_lines = ranks(server), len(server.lines)
     with full_card(place.victim):
         readers = asyncio.run(read_all(server.address, place.tokens, lambda: None, LONG_PROMPTS))

@@ -21,7 +21,7 @@ from tests.support.quantized_folders import Recipe
 from tests.support.running_server import DEMO
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.parallel.rendezvous import MixedRanks, Seat, join
+from headrace_backend.parallel.rendezvous import Greeting, MixedRanks, Seat, join
 from headrace_backend.server.workers.rank_watch import behind
 from headrace_backend.step.rank_board import RankBoard, RankMark, create_board
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
@@ -210,7 +210,7 @@ def test_devices_of_different_kinds_are_refused_by_every_rank() -> None:
 
     def come(rank: int, kind: str) -> None:
         with pytest.raises(MixedRanks) as refused:
-            join(Seat(rank, 2, store), CPU, kind, lambda *_: None, lambda: None, lambda: None)
+            join(Seat(rank, 2, store), CPU, Greeting(kind, lambda *_: None, lambda: None, lambda: None))
         said.append(str(refused.value))
 
     ranks = [threading.Thread(target=come, args=place) for place in enumerate(("NVIDIA H100", "NVIDIA H200"))]
@@ -231,7 +231,7 @@ def test_the_board_shows_who_is_behind() -> None:
     board = RankBoard(descriptor, 3)
     lines = [RankBoard(descriptor, 3).line(rank) for rank in range(3)]
     os.close(descriptor)
-    assert board.marks() == [RankMark(0, 0)] * 3 and behind(board.marks()) == []
+    assert board.marks() == [RankMark(0, 0)] * 3 and behind(board.marks(), 3) == []
     for line in (lines[0], lines[2]):
         line.begin_step(7)
         line.enter_collective()
@@ -239,9 +239,9 @@ def test_the_board_shows_who_is_behind() -> None:
     lines[1].begin_step(7)
     lines[1].enter_collective()
     assert board.marks() == [RankMark(7, 2), RankMark(7, 1), RankMark(7, 2)]
-    assert behind(board.marks()) == [1]
+    assert behind(board.marks(), 3) == [1]
     before = board.progress()
     assert board.progress() == before
     lines[2].make_progress()
-    assert board.progress() != before and behind(board.marks()) == [1]
+    assert board.progress() != before and behind(board.marks(), 3) == [1]
     board.close()

@@ -94,13 +94,13 @@ def test_the_model_may_be_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_vllms_names_that_mean_the_same_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     words = (
-        "folder --tensor-parallel-size 2 -dp 3 --max-seq-len 0.5k --dtype bfloat16 --kv-cache-dtype fp8_e4m3"
+        "folder --tensor-parallel-size 2 -pp 4 -dp 3 --max-seq-len 0.5k --dtype bfloat16 --kv-cache-dtype fp8_e4m3"
         " --max-num-batched-tokens 2K"
         " --served-model-name chat --no-enable-prefix-caching --kv-cache-memory-bytes 1GiB"
     )
     config = started(monkeypatch, *words.split())
     engine = config.backend.engine
-    assert (engine.tp, config.supervisor.replicas, engine.max_model_len) == (2, 3, 500)
+    assert (engine.tp, engine.pp, config.supervisor.replicas, engine.max_model_len) == (2, 4, 3, 500)
     assert engine.max_num_batched_tokens == 2048
     assert (engine.dtype, engine.kv_dtype, engine.kv_memory) == ("bf16", "fp8", 1 << 30)
     assert config.model_name == "chat" and not engine.enable_prefix_cache

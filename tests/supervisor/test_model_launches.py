@@ -107,6 +107,21 @@ def test_replicas_have_gpus_of_their_own(
     assert names == {f"backend demo (replica {replica})" for replica in range(3)}
 
 
+def test_replicas_of_several_stages_have_gpus_for_all_ranks(
+    repository: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_rules, "_DRIVERS", (repository,))
+    claims = launches(repository, model=str(DEMO), replicas=2, tp=2, pp=2, device="cuda").check("demo")
+    assert [claim.devices for claim in claims] == [
+        tuple(f"cuda:{index}" for index in range(first, first + 4)) for first in (0, 4)
+    ]
+
+
+def test_more_stages_than_layers_are_refused(repository: pathlib.Path) -> None:
+    with pytest.raises(Refused, match=r"pp is 4, and the model has 2 layers: pp of at most 2 works$"):
+        launches(repository, model=str(DEMO / "draft"), pp=4, device="cpu").check("draft")
+
+
 @pytest.mark.parametrize("number", [0, 9])
 def test_numbers_of_replicas_have_bounds(repository: pathlib.Path, number: int) -> None:
     with pytest.raises(ConfigError, match="--replicas"):

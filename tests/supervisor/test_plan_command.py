@@ -81,6 +81,43 @@ def test_every_number_of_ranks_has_its_row() -> None:
 
 
 @pytest.mark.usefixtures("answered_here")
+def test_stages_hold_what_one_card_does_not() -> None:
+    def rows(*options: str) -> list[dict[str, Any]]:
+        found = run("--shape", "llama-3.1-70b", "--gpus", "4", "--max-model-len", "8192", "--json", *options)
+        rows: list[dict[str, Any]] = json.loads(found.output)
+        return rows
+
+    alone, two, four = rows()
+    stages, staged_ranks = rows("--pp", "2")
+    assert alone["refused"] and not stages["refused"]
+    assert (stages["pp"], stages["tp"], stages["replicas"]) == (2, 1, 2)
+    assert (staged_ranks["pp"], staged_ranks["tp"], staged_ranks["replicas"]) == (2, 2, 1)
+    # Half of the layers, and the embedding or the output layer; of norms each rank has all.
+    assert stages["weight_bytes"] == pytest.approx(two["weight_bytes"], rel=1e-3)
+    assert staged_ranks["weight_bytes"] == pytest.approx(four["weight_bytes"], rel=1e-3)
+    # A step reads all stages; a token has keys and values in all of them.
+    assert stages["read_bytes"] == pytest.approx(2 * two["read_bytes"], rel=1e-3)
+    assert stages["kv_token_bytes"] == 2 * two["kv_token_bytes"]
+
+
+@pytest.mark.usefixtures("answered_here")
+def test_stages_that_can_not_be_are_refused() -> None:
+    ended = run("--model", str(DEMO / "draft"), "--gpus", "4", "--pp", "4", "--max-model-len", "1024", "--json")
+    assert ended.exit_code == 1
+    [row] = json.loads(ended.output)
+    assert row["refused"] == "pp is 4, and the model has 2 layers: pp of at most 2 works"
+    few = run("--shape", "llama-3.1-8b", "--gpus", "2", "--pp", "4")
+    assert few.exit_code == 2
+    assert few.stderr == "headrace: --pp is 4, and each stage needs a GPU of the 2 of --gpus\n"
+
+
+def test_stages_share_the_rows_and_read_all_weights() -> None:
+    """With half of the rows at a time and both stages after each other."""
+    two = FOUR_70B._replace(pp=2)
+    assert step_s(two, GPUS["h200"], 2, 1000) == step_s(FOUR_70B, GPUS["h200"], 1, 1000)
+
+
+@pytest.mark.usefixtures("answered_here")
 def test_a_quantized_cache_holds_more() -> None:
     def row(kv_dtype: str) -> dict[str, int]:
         ended = run("--shape", "llama-3.1-8b", "--kv-dtype", kv_dtype, "--max-model-len", "8192", "--json")

@@ -363,7 +363,7 @@ from headrace_backend.server.workers.worker_process import RankDescriptors, Work
 async def main():
     command = (sys.executable, "-c", sys.argv[1], sys.argv[2])
     plans, ranks = create_ring(1 << 20, 1), RankDescriptors.create(1)
-    worker = WorkerProcess(0, command, sys.argv[3], plans, 1 << 20, lambda rank, records: None, ranks)
+    worker = WorkerProcess(0, True, command, sys.argv[3], plans, 1 << 20, lambda rank, records: None, ranks)
     print(worker.pid, flush=True)
     await asyncio.sleep(600)
 

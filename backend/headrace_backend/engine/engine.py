@@ -13,7 +13,8 @@ happens. One thread drives it:
     take_outboxes()         what the services are sent (outbox)
 
 Up to two steps are in flight: step N+1 is planned before the result of step N was read, but on a
-GPU not long before (plan_timing).
+GPU not long before (plan_timing). Each further pipeline stage has one more, so that stages compute
+at the same time (micro_batches).
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ from headrace_backend.engine.settlement import Settlement
 from headrace_backend.engine.step_log import StepLog
 from headrace_backend.step.plan import StepPlan, StepResult
 
+# With one pipeline stage.
 MAX_STEPS_IN_FLIGHT = 2
 
 
@@ -98,6 +100,7 @@ class Engine:
         self._clock = clock
         self._model = model
         self._block_size = config.block_size
+        self._num_stages = config.pp
         self.steps = steps or StepLog()
         rates = Rates(clock())
         self._outboxes = Outboxes()
@@ -169,7 +172,8 @@ class Engine:
         self._meter.worker_ready()
         self.steps.worker_ready()
         self._step_times.captured = captured_mixed_sizes
-        self._timing.worker_ready(holds=bool(captured_mixed_sizes))
+        # Stages are busy at the same time only if plans come early.
+        self._timing.worker_ready(holds=bool(captured_mixed_sizes) and self._num_stages == 1)
         self._budget.set_limits(self._step_limits, on_gpu)
         self._admission.worker_ready(num_blocks, plan_bytes)
         self._quotas.set_num_blocks(num_blocks)
@@ -351,12 +355,12 @@ class Engine:
     def plan(self) -> StepPlan | None:
         """Plans the next step; returns None if no step is to be planned now.
 
-        There is none if there is nothing to compute, it is too early (`plan_due_ns`), two steps are
-        in flight, or there is no worker.
+        There is none if there is nothing to compute, it is too early (`plan_due_ns`), as many steps
+        are in flight as there may be, or there is no worker.
 
         Expired requests end before they cost a step.
         """
-        if self._scheduler.kv is None or len(self._in_flight) >= MAX_STEPS_IN_FLIGHT:
+        if self._scheduler.kv is None or len(self._in_flight) > self._num_stages + MAX_STEPS_IN_FLIGHT - 2:
             return None
         now_ns = self._clock()
         if not self._timing.may_plan(now_ns, self._gains_by_waiting()):
@@ -366,7 +370,7 @@ class Engine:
         if isolation.active and not isolation.advance(self.num_in_flight, num_settled, now_ns):
             return None
         builder = PlanBuilder(self._next_step_id, self._admission.max_admission_bytes, self._model.attention_window)
-        if not self._scheduler.schedule(builder, now_ns):
+        if not self._scheduler.schedule(builder, now_ns, self._in_flight):
             return None
         for request in self._scheduler.entered:
             self._announce(request, now_ns)

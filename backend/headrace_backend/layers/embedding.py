@@ -71,13 +71,14 @@ class TokenEmbedding(ShardedModule):
 class OutputHead(ShardedModule):
     """Hidden state -> logits."""
 
-    def __init__(self, model: ModelDescription, placement: Placement, embedding: TokenEmbedding) -> None:
-        """Allocates the weight, unless it is the embedding's."""
+    def __init__(self, model: ModelDescription, placement: Placement, embedding: TokenEmbedding | None) -> None:
+        """Allocates the weight, unless it is the embedding's, which must be given then."""
         super().__init__()
         self._name, self._shard = model.head.name, placement.shard
         self._rows = placement.shard.split(model.vocab_size)
         self._is_whole = len(self._rows) == model.vocab_size
         self._is_tied = model.head.tied
+        assert embedding is not None or not self._is_tied, "a tied output layer has the embedding's weight"
         self.weight = self._made(model.hidden_size, placement.of(self._name), embedding if self._is_tied else None)
 
     def _made(

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 import torch
 
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.pp_rules import WHOLE, Stage, stage_part
 from headrace_backend.weights.block_records import block_kinds
 from headrace_backend.weights.placement import ALONE, Placement, Shard
 from headrace_backend.weights.scheme import Schemes
-from headrace_model_folder import ModelConfig, TensorRecord
+from headrace_model_folder import ModelConfig, ModelDescription, TensorRecord
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,11 +36,18 @@ class ModelBuild:
     records: Mapping[str, TensorRecord] = dataclasses.field(default_factory=dict)
     # Tokens of context to prepare for; None: the model's own limit.
     max_position: int | None = None
+    # Which of several pipeline stages has which layers.
+    stage: Stage = WHOLE
 
     def __post_init__(self) -> None:
         limit = self.config.max_position_embeddings
         if self.max_position is not None and not 1 <= self.max_position <= limit:
             raise ValueError(f"max_position must be from 1 to {limit} (the model's context), is {self.max_position}")
+
+    @property
+    def description(self) -> ModelDescription:
+        """The part of the model that the stage has, which its ranks share."""
+        return stage_part(self.config.description, self.stage)
 
     @property
     def placement(self) -> Placement:
@@ -61,7 +69,7 @@ class ModelBuild:
         Raises QuantizationRefused where the bits do not suit the model.
         """
         limit = self.config.max_position_embeddings
-        return CausalLM(self.config.description, self.placement, self.max_position or limit)
+        return CausalLM(self.description, self.placement, self.max_position or limit, self.stage)
 
     def weightless_model(self) -> CausalLM:
         """The model with parameters that take no memory: its sizes are those of `empty_model`.
@@ -69,4 +77,4 @@ class ModelBuild:
         Raises QuantizationRefused where the bits do not suit the model.
         """
         on_meta = dataclasses.replace(self.placement, device=torch.device("meta"))
-        return CausalLM(self.config.description, on_meta, 1)
+        return CausalLM(self.description, on_meta, 1, self.stage)

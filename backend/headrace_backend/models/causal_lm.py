@@ -1,7 +1,8 @@
 """The decoder-only language model that all families share: embedding, layers, norm, output head.
 
 It is made from a `ModelDescription`, which says what a family's layers have and how its tensors are
-named.
+named. One of several pipeline stages has some of the layers: the first one the embedding too, the
+last one norm and head. What goes from stage to stage is the residual stream.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from headrace_backend.layers.rotary import RotaryTable
 from headrace_backend.layers.sharded_module import weight_targets
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.models.representative_layers import representative_places
+from headrace_backend.pp_rules import WHOLE, Stage
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.quantization.head_weight import HeadWeight
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
@@ -31,25 +33,30 @@ from headrace_model_folder import ModelDescription
 class Decoder(nn.Module):
     """Embedding, layers and the last norm: the part that checkpoints call `model`."""
 
-    def __init__(self, model: ModelDescription, placement: Placement, max_position: int) -> None:
+    def __init__(self, model: ModelDescription, placement: Placement, max_position: int, stage: Stage) -> None:
         super().__init__()
-        self.embed_tokens = TokenEmbedding(model.embedding, placement)
+        # None in stages behind the first, which are given the residual stream.
+        self.embed_tokens = TokenEmbedding(model.embedding, placement) if stage.is_first else None
         self.rotary = RotaryTable(model.rope, model.attention.rotary_dim, max_position, placement.device)
         layers = [DecoderLayer(layer, placement) for layer in model.layers]
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList()
+        for layer, module in zip(model.layers, layers, strict=True):
+            # By its number in the whole model, as messages name it.
+            self.layers.add_module(layer.name.rpartition(".")[2], module)
         # The same, with their type; inside `representative_layers` some of them, by their places.
         self._layers = tuple(layers)
         self._places: list[int] | None = None
         # One layer of each kind: those of a folder that another tool quantized may differ.
         self._kinds = tuple({layer.launch_kind(): layer for layer in layers}.values())
-        self.norm = residual_norm(model.norm, placement)
+        # None in stages before the last, which give the residual stream away.
+        self.norm = residual_norm(model.norm, placement) if stage.is_last else None
         self._together = placement.shard.collectives
         # Called with each layer that is computed; None: nobody wants to know.
         self.on_progress: Callable[[], None] | None = None
 
     def forward(
         self,
-        token_ids: Tensor,
+        entering: Tensor,
         positions: Tensor,
         kv_caches: list[Tensor],
         metadata: StepMetadata | StepPieces,
@@ -58,10 +65,14 @@ class Decoder(nn.Module):
         """Passes a step through all layers and the last norm: `CausalLM.forward` says how."""
         if self._places is not None:
             kv_caches = [kv_caches[place] for place in self._places]
-        residual: Tensor = self.embed_tokens(token_ids)
+        residual: Tensor = entering if self.embed_tokens is None else self.embed_tokens(entering)
         rotations = self.rotary(positions)
-        if not isinstance(metadata, StepPieces) and self.fuses(len(token_ids)):
-            hidden = self._forward_fused(residual, rotations, kv_caches, metadata)
+        if self.norm is None:
+            assert not isinstance(metadata, StepPieces), "a step of several stages is whole"
+            return self._stream_behind(residual, rotations, kv_caches, metadata)
+        if not isinstance(metadata, StepPieces) and self.fuses(len(residual)):
+            self._forward_fused(residual, rotations, kv_caches, metadata)
+            hidden: Tensor = self.norm(residual)
             return hidden if wanted is None else hidden.index_select(0, wanted)
         heads = self._last_heads(residual, rotations, kv_caches, metadata)
         last = self._layers[-1]
@@ -69,6 +80,19 @@ class Decoder(nn.Module):
             # No later layer sees the other tokens.
             heads, residual = heads.index_select(0, wanted), residual.index_select(0, wanted)
         return self.norm.add(last.after_heads(heads, residual), residual)
+
+    def _stream_behind(
+        self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata
+    ) -> Tensor:
+        """The residual stream behind a stage's layers, nothing of which is pending."""
+        if self.fuses(len(residual)):
+            self._forward_fused(residual, rotations, kv_caches, metadata)
+            return residual
+        pending: Tensor | None = None
+        for layer, kv_cache in self._reported(zip(self._layers, kv_caches, strict=True)):
+            pending = layer(pending, residual, rotations, kv_cache, metadata)
+        assert pending is not None, "a stage has a layer"
+        return residual.add_(pending if self._together is None else self._together.all_reduce(pending))
 
     def _last_heads(
         self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata | StepPieces
@@ -95,11 +119,9 @@ class Decoder(nn.Module):
 
     def _forward_fused(
         self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata
-    ) -> Tensor:
+    ) -> None:
         for layer, kv_cache in self._reported(zip(self._layers, kv_caches, strict=True)):
             layer.forward_fused(residual, rotations, kv_cache, metadata)
-        hidden: Tensor = self.norm(residual)
-        return hidden
 
     def _reported(self, layers: Iterable[tuple[DecoderLayer, Tensor]]) -> Iterable[tuple[DecoderLayer, Tensor]]:
         """Yields the layers with their caches, and reports each when the next one is asked for."""
@@ -126,19 +148,25 @@ def _reporting(
 
 
 class CausalLM(nn.Module):
-    """A language model. Its weights are empty until a loader has filled `weight_targets`."""
+    """A language model, or one stage of it.
 
-    def __init__(self, model: ModelDescription, placement: Placement, max_position: int) -> None:
+    Its weights are empty until a loader has filled `weight_targets`.
+    """
+
+    def __init__(self, model: ModelDescription, placement: Placement, max_position: int, stage: Stage = WHOLE) -> None:
         """Allocates the parameters.
 
         Args:
-            model: Parts, sizes and tensor names.
+            model: Parts, sizes and tensor names; of several stages this one's part.
             placement: Type, device and rank.
             max_position: Tokens of context to prepare for.
+            stage: Which of several pipeline stages it is.
         """
         super().__init__()
-        self.model = Decoder(model, placement, max_position)
-        self.lm_head = OutputHead(model, placement, self.model.embed_tokens)
+        self.stage = stage
+        self.model = Decoder(model, placement, max_position, stage)
+        if stage.is_last:
+            self.lm_head = OutputHead(model, placement, self.model.embed_tokens)
         self.num_layers = len(model.layers)
         self.shard = placement.shard
         # Of this rank: what attention and the KV cache need.
@@ -154,7 +182,7 @@ class CausalLM(nn.Module):
         self.quantization: QuantizationSummary | StoredSummary | None = None
         # How the output layer was.
         self.head_quantization: QuantizationSummary | None = None
-        head = self.lm_head.weight
+        head = self.lm_head.weight if stage.is_last else None
         self.head_weight = head if isinstance(head, HeadWeight) else None
         # Of the layers.
         self.low_bit_weights = {
@@ -175,7 +203,7 @@ class CausalLM(nn.Module):
 
     def forward(
         self,
-        token_ids: Tensor,
+        entering: Tensor,
         positions: Tensor,
         kv_caches: list[Tensor],
         metadata: StepMetadata | StepPieces,
@@ -184,7 +212,8 @@ class CausalLM(nn.Module):
         """One pass over a step's tokens. Their keys and values are written to the caches.
 
         Args:
-            token_ids: [num_tokens] int64.
+            entering: [num_tokens] int64 token ids; behind the first stage [num_tokens, hidden_size]
+                the residual stream that the stage before returned, which is changed in place.
             positions: [num_tokens] int64, below max_position.
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
             metadata: Rows, lengths, block tables and slots of the step; of one with a
@@ -194,9 +223,9 @@ class CausalLM(nn.Module):
 
         Returns:
             [num_tokens, hidden_size] hidden states after the last norm; of the wanted ones, in
-            their order.
+            their order. Before the last stage the residual stream of all tokens.
         """
-        hidden: Tensor = self.model(token_ids, positions, kv_caches, metadata, wanted)
+        hidden: Tensor = self.model(entering, positions, kv_caches, metadata, wanted)
         return hidden
 
     def first_piece(self, num_tokens: int, is_captured: bool) -> int | None:
@@ -204,10 +233,11 @@ class CausalLM(nn.Module):
 
         A step that is replayed from a graph has other sizes than one launched kernel by kernel.
 
-        Decided by sizes alone, so alike on all ranks.
+        Decided by sizes alone, so alike on all ranks. A step of several stages stays whole: one
+        stream goes from each to the next.
         """
         together = self.shard.collectives
-        if together is None or together.piece_rule is None:
+        if self.stage.count > 1 or together is None or together.piece_rule is None:
             return None
         return together.piece_rule.first_piece(num_tokens, self.hidden_size * self.dtype.itemsize, is_captured)
 
@@ -238,8 +268,11 @@ class CausalLM(nn.Module):
 
     @property
     def part_size(self) -> int:
-        """Tokens of this rank's part of the vocabulary, of which it computes logits itself."""
-        return self.lm_head.part_size
+        """Tokens of this rank's part of the vocabulary, of which it computes logits itself.
+
+        0 before the last stage.
+        """
+        return self.lm_head.part_size if self.stage.is_last else 0
 
     def write_logits(self, hidden: Tensor, out: Tensor) -> None:
         """Logits of this rank's part of the vocabulary, to [n, part_size] fp32.

@@ -60,8 +60,9 @@ def load_model(build: ModelBuild, folder: ModelFolder | None, progress: Progress
     """
     model = build.empty_model()
     targets, shapes = model.weight_targets(), expected_tensors(build.config)
-    # Biases that are added once are rank 0's.
-    assert targets.keys() == shapes.keys() if build.shard.rank == 0 else targets.keys() <= shapes.keys()
+    # Biases that are added once are rank 0's, other stages' layers are not here.
+    has_all = build.shard.rank == 0 and build.stage.count == 1
+    assert targets.keys() == shapes.keys() if has_all else targets.keys() <= shapes.keys()
     share_scales(targets, shapes, build.shard, functools.partial(_fill_first, folder, shapes, seed, progress))
     with torch.inference_mode():
         if folder is None:
@@ -114,7 +115,9 @@ def _load_quantized(
     staged = stage_layers(folder.config, targets, expected_tensors(folder.config), folder.tensors)
     load_weights(folder, staged.targets, progress)
     staged.check(folder.tensors)
-    model.quantization = summarize_folder(quantization, model.low_bit_weights)
+    if model.low_bit_weights:
+        # Not so where a stage has only layers that the tool left as they were.
+        model.quantization = summarize_folder(quantization, model.low_bit_weights)
 
 
 def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress) -> None:

@@ -5,6 +5,7 @@
     nccl           its form on GPUs
     symmetric      its form on GPUs that reach each other's memory: our kernels, and NCCL for what
                    is large
+    stage_links    what goes from pipeline stage to pipeline stage
     rendezvous     the way of a rank into its group, and the check that all ranks are of one kind
     errors         how the loss of another rank shows (without torch)
 

@@ -14,10 +14,14 @@ adding up wait for other ranks at once.
 from __future__ import annotations
 
 import abc
+import contextlib
+import copy
 import dataclasses
 from collections.abc import Sequence
+from typing import Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from headrace_kernels.rms_norm import add_rms_norm, rounded_add_rms_norm
@@ -139,6 +143,24 @@ class Collectives(abc.ABC):
             torch.tensor(values, dtype=torch.int64, device=self.device)
         ).tolist()
         return gathered
+
+
+class GroupCollectives(Collectives):
+    """The operations of a process group of torch's, at first of all ranks that were connected."""
+
+    # None: all ranks.
+    group: dist.ProcessGroup | None = None
+
+    def within(self, group: dist.ProcessGroup) -> Self:
+        """Returns the operations of some of the ranks, this one among them, which all call them."""
+        part = copy.copy(self)
+        part.group, part.rank, part.world_size = group, group.rank(), group.size()
+        return part
+
+    @staticmethod
+    @abc.abstractmethod
+    def named_losses() -> contextlib.AbstractContextManager[None]:
+        """Has errors of the connection that are raised inside come out as `PeerLost`."""
 
 
 def agreed_least(collectives: Collectives | None, value: int) -> int:

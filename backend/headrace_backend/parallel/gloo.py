@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from headrace_backend.parallel.collectives import Collectives, PendingAllReduce
+from headrace_backend.parallel.collectives import GroupCollectives, PendingAllReduce
 from headrace_backend.parallel.errors import PeerLost
 from headrace_kernels.collectives.all_reduce import all_reduce_reference
 
@@ -26,7 +26,7 @@ _INTERFACE = "lo"
 _CONNECTION = "gloo/transport"
 
 
-class GlooCollectives(Collectives):
+class GlooCollectives(GroupCollectives):
     """One rank's end of a group."""
 
     def __init__(
@@ -61,6 +61,11 @@ class GlooCollectives(Collectives):
         except RuntimeError as error:
             raise PeerLost(f"the ranks could not be connected: {error}") from error
 
+    @staticmethod
+    def named_losses() -> contextlib.AbstractContextManager[None]:
+        """Implements `GroupCollectives.named_losses`."""
+        return _named_losses()
+
     def all_reduce(self, partial: Tensor) -> Tensor:
         """Implements `Collectives.all_reduce`."""
         return all_reduce_reference(self.all_gather(partial).unbind())
@@ -77,7 +82,7 @@ class GlooCollectives(Collectives):
         self._on_enter()
         gathered = torch.empty(self.world_size, *part.shape, dtype=part.dtype)
         with _named_losses():
-            work = dist.all_gather_into_tensor(gathered.flatten(0, 1), part, async_op=True)
+            work = dist.all_gather_into_tensor(gathered.flatten(0, 1), part, self.group, async_op=True)
         assert work is not None, "this process is a rank of the group"
         return BegunGather(work, part, gathered)
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from headrace_backend.parallel.collectives import Collectives, PendingAllReduce, PieceRule
+from headrace_backend.parallel.collectives import GroupCollectives, PendingAllReduce, PieceRule
 from headrace_backend.parallel.errors import PeerLost
 
 _ENVIRONMENT = {
@@ -64,7 +64,7 @@ def piece_rule(world_size: int) -> PieceRule:
     return PieceRule(least_bytes, min(least_bytes, _LEAST_CAPTURED_BYTES), multiple=256)
 
 
-class NcclCollectives(Collectives):
+class NcclCollectives(GroupCollectives):
     """One rank's end of a group."""
 
     def __init__(
@@ -106,18 +106,23 @@ class NcclCollectives(Collectives):
         except RuntimeError as error:
             raise PeerLost(f"the ranks could not be connected: {error}") from error
 
+    @staticmethod
+    def named_losses() -> contextlib.AbstractContextManager[None]:
+        """Implements `GroupCollectives.named_losses`."""
+        return _named_losses()
+
     def all_reduce(self, partial: Tensor) -> Tensor:
         """Implements `Collectives.all_reduce`."""
         self._on_enter()
         with _named_losses():
-            dist.all_reduce(partial)
+            dist.all_reduce(partial, dist.ReduceOp.SUM, self.group)
         return partial
 
     def begin_all_reduce(self, partial: Tensor) -> PendingAllReduce:
         """Implements `Collectives.begin_all_reduce`."""
         self._on_enter()
         with _named_losses():
-            work = dist.all_reduce(partial, async_op=True)
+            work = dist.all_reduce(partial, dist.ReduceOp.SUM, self.group, async_op=True)
         assert work is not None, "this process is a rank of the group"
         return NcclAllReduce(work, partial)
 
@@ -126,7 +131,7 @@ class NcclCollectives(Collectives):
         self._on_enter()
         gathered = torch.empty(self.world_size, *part.shape, dtype=part.dtype, device=part.device)
         with _named_losses():
-            dist.all_gather_into_tensor(gathered.flatten(0, 1), part)
+            dist.all_gather_into_tensor(gathered.flatten(0, 1), part, self.group)
         return gathered
 
 

@@ -1,6 +1,7 @@
-"""The way of a rank into its group.
+"""The way of a rank into its group, and with pipeline stages into its stage.
 
     descriptors, inherited -> store -> every rank's kind of device -> all alike? -> collectives
+                                                                                 -> stage, links
 
 Owns the waiting, which has no end of its own: who does not come is seen, with everybody's progress,
 by the process that started all ranks. The store is an anonymous file whose descriptor is inherited:
@@ -9,16 +10,19 @@ no port and no name that could be in use.
 
 from __future__ import annotations
 
+import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch._C._distributed_c10d import FileStore, Store
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
-from headrace_backend.parallel.collectives import Collectives, agreed_least
+from headrace_backend.parallel.collectives import Collectives, GroupCollectives, agreed_least
 from headrace_backend.parallel.gloo import GlooCollectives
 from headrace_backend.parallel.nccl import NcclCollectives
+from headrace_backend.parallel.stage_links import StageLinks
 from headrace_backend.parallel.symmetric import SymmetricCollectives, reaches_peers
 
 _LOOK_INTERVAL_S = 0.01
@@ -40,51 +44,107 @@ class Seat(NamedTuple):
     store: int
 
 
-def join(
-    seat: Seat,
-    device: torch.device,
-    kind: str,
-    progress: Callable[[str, int, int, str], None],
-    check_parent: Callable[[], None],
-    on_enter: Callable[[], None],
-) -> Collectives:
-    """Waits for all other ranks and connects to them.
+class Greeting(NamedTuple):
+    """What a rank does, and says of itself, while it waits for the others."""
+
+    # What all ranks' devices must have in common, as it is shown to people.
+    kind: str
+    # Called with (phase, done, total, unit) when another rank has come.
+    progress: Callable[[str, int, int, str], None]
+    # Called now and then; ends the process if nobody waits for it any more.
+    check_parent: Callable[[], None]
+    # Called before each operation that waits for other ranks.
+    on_enter: Callable[[], None]
+
+
+class StageSeat(NamedTuple):
+    """A rank's place among those of several pipeline stages."""
+
+    # The collectives of all ranks of all stages, for start-up.
+    everyone: Collectives
+    # Those of its stage; None where that has one rank.
+    stage: Collectives | None
+    links: StageLinks
+
+
+def join(seat: Seat, device: torch.device, greeting: Greeting) -> Collectives:
+    """Waits for all other ranks and connects to them, which compute all layers together.
 
     Args:
         seat: This rank's seat.
         device: Device on which this rank computes.
-        kind: What all ranks' devices must have in common, as it is shown to people.
-        progress: Called with (phase, done, total, unit) when another rank has come.
-        check_parent: Called now and then; ends the process if nobody waits for it any more.
-        on_enter: Called before each operation.
+        greeting: What it does meanwhile.
 
     Raises:
         MixedRanks: The ranks' devices differ.
         PeerLost: A rank was lost meanwhile.
     """
+    return _quickest(_connected(seat, device, greeting), device, greeting)
+
+
+def join_stages(seat: Seat, num_stages: int, device: torch.device, greeting: Greeting) -> StageSeat:
+    """Waits for all other ranks and connects to them, which are those of several stages.
+
+    The first ranks are the first stage's. Each of its ranks has a link to the rank with the same
+    place in the next stage.
+
+    Args:
+        seat: This rank's seat among all of them.
+        num_stages: At least 2; divides the number of ranks.
+        device: Device on which this rank computes.
+        greeting: What it does meanwhile.
+
+    Raises:
+        MixedRanks: The ranks' devices differ.
+        PeerLost: A rank was lost meanwhile.
+    """
+    everyone = _connected(seat, device, greeting)
+    num_ranks = seat.world_size // num_stages
+    columns = [list(range(place, seat.world_size, num_ranks)) for place in range(num_ranks)]
+    with everyone.named_losses():
+        # Streams and tokens have groups of their own, so that neither waits for the other.
+        streams = _own_group(columns)
+        tokens = _own_group([[column[0], column[-1]] for column in columns])
+        stages = _own_group([list(range(first, first + num_ranks)) for first in range(0, seat.world_size, num_ranks)])
+    assert streams is not None and stages is not None, "every rank is in a column and in a stage"
+    links = StageLinks(streams, tokens, everyone.named_losses, greeting.on_enter)
+    stage = _quickest(everyone.within(stages), device, greeting) if num_ranks > 1 else None
+    return StageSeat(everyone, stage, links)
+
+
+def _connected(seat: Seat, device: torch.device, greeting: Greeting) -> GroupCollectives:
     # Opened anew by its number, because each rank needs a position and a lock of its own in the
     # file.
     store = FileStore(f"/proc/self/fd/{seat.store}", seat.world_size)
-    store.set(_key(seat.rank), kind)
-    _wait_for_all(store, seat, progress, check_parent)
+    store.set(_key(seat.rank), greeting.kind)
+    _wait_for_all(store, seat, greeting.progress, greeting.check_parent)
     _check_alike([store.get(_key(rank)).decode() for rank in range(seat.world_size)])
     if device.type == "cpu":
-        return GlooCollectives(store, seat.rank, seat.world_size, _GROUP_TIMEOUT_S, on_enter)
-    return _on_gpus(store, seat, device, on_enter)
+        return GlooCollectives(store, seat.rank, seat.world_size, _GROUP_TIMEOUT_S, greeting.on_enter)
+    return NcclCollectives(store, seat.rank, seat.world_size, device, _GROUP_TIMEOUT_S, greeting.on_enter)
 
 
-def _on_gpus(store: Store, seat: Seat, device: torch.device, on_enter: Callable[[], None]) -> Collectives:
-    """Chooses our kernels where every card reaches every other's memory, else NCCL alone.
+def _quickest(group: GroupCollectives, device: torch.device, greeting: Greeting) -> Collectives:
+    """Chooses our kernels where every card of the group reaches every other's memory.
 
     All ranks know the answer and choose alike.
     """
-    nccl = NcclCollectives(store, seat.rank, seat.world_size, device, _GROUP_TIMEOUT_S, on_enter)
-    reach = int(reaches_peers(device, seat.rank, seat.world_size))
-    return SymmetricCollectives(nccl, on_enter) if agreed_least(nccl, reach) else nccl
+    if not isinstance(group, NcclCollectives):
+        return group
+    reach = int(reaches_peers(device, group.rank, group.world_size))
+    return SymmetricCollectives(group, greeting.on_enter) if agreed_least(group, reach) else group
+
+
+def _own_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
+    """Makes groups of ranks, of which none is in two; returns this rank's. All ranks call it."""
+    timeout = datetime.timedelta(seconds=_GROUP_TIMEOUT_S)
+    own: dist.ProcessGroup | None
+    own, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups], timeout=timeout)  # type: ignore[no-untyped-call]  # torch's
+    return own
 
 
 def _wait_for_all(
-    store: Store, seat: Seat, progress: Callable[[str, int, int, str], None], check_parent: Callable[[], None]
+    store: FileStore, seat: Seat, progress: Callable[[str, int, int, str], None], check_parent: Callable[[], None]
 ) -> None:
     announced = -1
     while announced < seat.world_size:

@@ -62,10 +62,10 @@ class SymmetricCollectives(Collectives):
 
     def _addresses(self) -> list[int]:
         """Returns the address of each rank's memory in this process, by rank."""
-        world = dist.group.WORLD
-        assert world is not None, "the group is joined"
+        group = self._nccl.group or dist.group.WORLD
+        assert group is not None, "the group is joined"
         try:
-            self._handle = symmetric_memory.rendezvous(self._memory, world)
+            self._handle = symmetric_memory.rendezvous(self._memory, group)
         except RuntimeError as error:
             raise PeerLost(f"the ranks could not share memory: {error}") from error
         addresses = list(self._handle.buffer_ptrs)

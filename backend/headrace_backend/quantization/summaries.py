@@ -40,6 +40,8 @@ class QuantizationSummary:
     mean_relative_error: float
     worst_relative_error: float
     worst_tensor: str
+    # Tensors that were rounded.
+    num_tensors: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class StoredSummary:
     group_size: int
     # What the quantized weights take in memory, scales and zero points included, per weight.
     bits_per_weight: float
+    # Weights of this rank's layers, stacked projections as one.
+    num_weights: int
 
 
 def summarize(
@@ -77,7 +81,7 @@ def summarize(
     _finish(weights)
     worst = max(errors, key=errors.__getitem__)
     mean = sum(errors.values()) / len(errors)
-    return QuantizationSummary(scheme, _bits_per_weight(weights.values()), mean, errors[worst], worst)
+    return QuantizationSummary(scheme, _bits_per_weight(weights.values()), mean, errors[worst], worst, len(errors))
 
 
 def summarize_head(scheme: Scheme, targets: Mapping[str, WeightTarget], weight: HeadWeight) -> QuantizationSummary:
@@ -114,6 +118,7 @@ def summarize_folder(
         f"{quantization.method} {'+'.join(number for number, _ in numbers.most_common())}",
         groups.pop() if len(groups) == 1 else 0,
         _bits_per_weight(weights.values()),
+        len(weights),
     )
 
 
@@ -140,7 +145,9 @@ def summarize_blocks(
             raise QuantizationRefused(f"{records[name].file}: tensor {name!r} holds a scale that is negative")
     _finish(weights)
     kinds = Counter(total_report(weights.values()).num_weights)
-    return StoredSummary("+".join(kind for kind, _ in kinds.most_common()), 0, _bits_per_weight(weights.values()))
+    return StoredSummary(
+        "+".join(kind for kind, _ in kinds.most_common()), 0, _bits_per_weight(weights.values()), len(weights)
+    )
 
 
 def block_targets(targets: Mapping[str, WeightTarget]) -> Iterator[tuple[str, BlockRows]]:

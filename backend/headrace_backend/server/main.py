@@ -22,6 +22,7 @@ import uvloop
 
 from headrace_backend.config import BackendConfig, EngineConfig
 from headrace_backend.engine.engine import Engine
+from headrace_backend.pp_rules import unsuitable_pp
 from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
 from headrace_backend.server.backend import Backend
 from headrace_backend.server.engine_loop import EngineLoop
@@ -126,6 +127,7 @@ def _open_model(config: EngineConfig) -> ModelFolder:
         unsuitable_quantization(config, folder.config, folder.gguf_file),
         unsuitable_head(config, folder),
         unsuitable_tp(config, folder.config),
+        unsuitable_pp(config, folder.config),
     )
     for reason in filter(None, reasons):
         raise StartRefused(reason)

@@ -100,10 +100,10 @@ class ModelFacts:
         return self._dtype() if self._config.kv_dtype == "auto" else self._config.kv_dtype
 
     def _device(self) -> str:
-        """Rank 0's device; of several ranks, with their number."""
+        """Rank 0's device; of several ranks, with their number over all stages."""
         if self.ready is None:
             return self._config.device
-        return self.ready.device if self._config.tp == 1 else f"{self.ready.device} x{self._config.tp}"
+        return self.ready.device if self._config.num_ranks == 1 else f"{self.ready.device} x{self._config.num_ranks}"
 
     def _dtype(self) -> str:
         if self._config.dtype != "auto":

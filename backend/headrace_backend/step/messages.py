@@ -50,6 +50,8 @@ class MemoryPlan(msgspec.Struct, tag="memory_plan", frozen=True):
     reserve_bytes: int = 0
     # Most host memory that is pinned while weights are read.
     pinned_host_bytes: int = 0
+    # Residual streams on their way between pipeline stages; 0: there is one stage.
+    stream_bytes: int = 0
 
 
 class QuantizationReport(msgspec.Struct, tag="quantization", frozen=True):
@@ -74,6 +76,8 @@ class QuantizationReport(msgspec.Struct, tag="quantization", frozen=True):
     head_relative_error: float = 0.0
     # How the layers' products round their inputs; empty: they do not.
     activations: str = ""
+    # Quantized tensors of the layers, which means are taken over.
+    num_tensors: int = 0
 
 
 class LoadProgress(msgspec.Struct, tag="load_progress", frozen=True):

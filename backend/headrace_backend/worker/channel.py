@@ -1,9 +1,6 @@
 """A worker's channels: two rings (plans in, results out) and the descriptors that make it a rank.
 
 Owns waiting: as long as the parent lives, however slow it is. Does not own what a plan means
-(`loop`). Does not import torch.
-
-Owns waiting: as long as the parent lives, however slow it is. Does not own what a plan means
 (`loop`). Without torch.
 """
 
@@ -88,13 +85,13 @@ class Channel:
 class FollowerChannel(Channel):
     """The channel of a rank that is not asked for tokens.
 
-    All ranks draw the same, and rank 0 reports the tokens.
+    All ranks of the last pipeline stage draw the same, and the first of them reports the tokens.
     """
 
     _reported_late_work = 0
 
     def send_result(self, result: StepResult) -> None:
-        """Reports only what rank 0 can't know: work that this rank did late.
+        """Reports only what the reporting rank can't know: work that this rank did late.
 
         By compiling or capturing when it should have been warm it held all ranks up.
         """

@@ -54,7 +54,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--plan-ring", required=True, type=_integers(4), help="MEMORY,DATA,SPACE,INDEX: descriptors and reader index"
     )
     parser.add_argument("--result-ring", required=True, type=_integers(3), help="MEMORY,DATA,SPACE: descriptors")
-    parser.add_argument("--rank", type=int, default=0, help="which of the ranks that share the model")
+    parser.add_argument(
+        "--rank", type=int, default=0, help="which of the ranks that share the model, stage after stage"
+    )
+    parser.add_argument("--follows", action="store_true", help="another rank reports the results of steps")
     parser.add_argument("--board", type=int, help="descriptor of the board on which the worker reports how far it is")
     parser.add_argument("--store", type=int, help="descriptor of the file in which several ranks find each other")
     # An argument, not looked up: a parent that died while this process was being loaded is its
@@ -72,7 +75,7 @@ def _open_channel(arguments: argparse.Namespace) -> Channel:
     result_ring = RingDescriptors(memory, (data,), space)
     results = RingWriter(result_ring)
     result_ring.close()
-    kind = Channel if arguments.rank == 0 else FollowerChannel
+    kind = FollowerChannel if arguments.follows else Channel
     return kind(plans, results, arguments.parent_pid)
 
 

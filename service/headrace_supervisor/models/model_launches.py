@@ -12,6 +12,7 @@ import pathlib
 import sys
 from typing import NamedTuple, Protocol
 
+from headrace_backend.pp_rules import unsuitable_pp
 from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
 from headrace_backend.start_rules import too_long, unsuitable_device
 from headrace_backend.tp_rules import unsuitable_tp
@@ -112,11 +113,12 @@ class ModelLaunches:
             unsuitable_quantization(engine, opened.config, opened.gguf_file),
             unsuitable_head(engine, opened),
             unsuitable_tp(engine, opened.config),
+            unsuitable_pp(engine, opened.config),
         )
         for reason in filter(None, reasons):
             raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {reason}")
         return tuple(
-            Claim(name, device_of(engine, replica), int(engine.memory_budget), ranks=engine.tp)
+            Claim(name, device_of(engine, replica), int(engine.memory_budget), ranks=engine.num_ranks)
             for replica in range(self._replicas)
         )
 
@@ -192,7 +194,7 @@ def device_of(engine: configs.EngineConfig, replica: int) -> str:
     device = engine.expected_device()
     kind, _, index = device.partition(":")
     # An index that is none is refused by the worker.
-    return f"{kind}:{int(index) + replica * engine.tp}" if index.isdecimal() else device
+    return f"{kind}:{int(index) + replica * engine.num_ranks}" if index.isdecimal() else device
 
 
 def read_refusal(path: pathlib.Path) -> Refused | None:

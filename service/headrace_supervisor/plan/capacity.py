@@ -4,9 +4,10 @@ Arithmetic on a model's sizes and on rates that our own steps reached.
 
 Owns the model. A step reads the weights (or multiplies by them, whichever takes longer) and the
 caches of the rows that are being written, launches the short kernels of each layer, and ranks
-exchange two all-reduces a layer. Prompts take their share of the time. Users write, read the
-answer, think, and come again; so many are active as a balance of both leaves. Where sizes come from
-is `command`'s business, how near all of this is to measurements docs/operations.md's.
+exchange two all-reduces a layer. Pipeline stages take a part of the rows each, one after the other;
+what goes from stage to stage is not counted. Prompts take their share of the time. Users write,
+read the answer, think, and come again; so many are active as a balance of both leaves. Where sizes
+come from is `command`'s business, how near all of this is to measurements docs/operations.md's.
 """
 
 from __future__ import annotations
@@ -92,7 +93,11 @@ PRODUCTS = {
 
 
 class RankSizes(NamedTuple):
-    """What one of `tp` ranks has of a model (`headrace_backend.worker.start_up.plan_sizes`)."""
+    """What one of `tp` ranks has of a model (`headrace_backend.worker.start_up.plan_sizes`).
+
+    Of several pipeline stages, what one rank of each has together; rows and tokens are those that
+    the stage with the least room holds.
+    """
 
     tp: int
     num_layers: int
@@ -105,6 +110,8 @@ class RankSizes(NamedTuple):
     # Rows of a step.
     max_num_seqs: int
     products: Products = _PLAIN
+    # Pipeline stages.
+    pp: int = 1
 
 
 class Demand(NamedTuple):
@@ -144,7 +151,11 @@ def exchange_s(sizes: RankSizes, tokens: float) -> float:
 
 
 def step_s(sizes: RankSizes, gpu: Gpu, rows: float, context: float) -> float:
-    """Returns the seconds of a step that decodes `rows` rows, each behind `context` tokens."""
+    """Returns the seconds in which `rows` rows, each behind `context` tokens, get a token each.
+
+    Several pipeline stages compute a part of the rows each at a time.
+    """
+    rows /= sizes.pp
     reading_s = sizes.read_bytes / (gpu.copy_bytes_per_s * sizes.products.read)
     products_s = 2 * sizes.multiplied * rows / (gpu.flops_per_s * sizes.products.decode)
     caches_s = rows * context * sizes.kv_token_bytes / (gpu.copy_bytes_per_s * _CACHE_SHARE)
@@ -180,7 +191,7 @@ def _active(demand: Demand, answer_s: float) -> float:
 def _busy(sizes: RankSizes, gpu: Gpu, demand: Demand, answer_s: float) -> float:
     """Returns the share of the time that goes to prompts."""
     prompts_per_s = demand.users / (answer_s + demand.think_s)
-    return prompts_per_s * prompt_s(sizes, gpu, demand.prompt - demand.cached)
+    return prompts_per_s * prompt_s(sizes, gpu, demand.prompt - demand.cached) / sizes.pp
 
 
 def prompt_s(sizes: RankSizes, gpu: Gpu, tokens: float) -> float:

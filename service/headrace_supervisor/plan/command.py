@@ -67,6 +67,8 @@ _MOST_FLEETS = 8
 _MOST_ENGINES = 10_000
 _OF_FLEETS = ("shared_tokens", "prefixes", "target_ttft_ms", "lost_percent", "services", "card_hour")
 _GIB = 1 << 30
+# Of columns that are called otherwise than their fields.
+_TITLES = {"kv_dtype": "KV", "replicas": "engines"}
 # Columns that the table needs.
 _LEAST_WIDTH = 110
 _TOKENS = click.IntRange(1, 1_000_000)
@@ -100,6 +102,7 @@ class _Lengths(NamedTuple):
 )
 @click.option("--gpu", type=click.Choice(list(GPUS)), default="h200", show_default=True, help="kind of GPU")
 @click.option("--gpus", type=click.IntRange(1, 8), default=1, show_default=True, help="GPUs of one machine")
+@click.option("--pp", type=click.IntRange(1, 8), default=1, show_default=True, help="pipeline stages of each engine")
 @click.option("--users", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="users in a closed loop")
 @click.option("--prompt-tokens", type=_TOKENS, default=512, show_default=True, help="mean of a user's prompts")
 @click.option("--output-tokens", type=_TOKENS, default=256, show_default=True, help="mean of the answers")
@@ -169,6 +172,8 @@ def plan(named_model: str | None, shape: str | None, model: str | None, as_json:
     """
     config = _model_config(shape, typed_model(named_model, model))
     _check_lengths(config, options)
+    if options["pp"] > options["gpus"]:
+        _refuse(f"--pp is {options['pp']}, and each stage needs a GPU of the {options['gpus']} of --gpus")
     if options["fleet"] is not None:
         _plan_fleets(config, options, as_json)
     if given := [_flag(name) for name in _OF_FLEETS if _is_given(name)]:
@@ -187,6 +192,8 @@ def _plan_fleets(config: dict[str, Any], options: dict[str, Any], as_json: bool)
     engines = _engines(options)
     if len(engines) > 1:
         _refuse("--fleet is for engines of one kind; name weights and cache instead of any")
+    if options["pp"] > 1:
+        _refuse("--fleet is for engines of one stage; its simulation does not know --pp")
     if options["shared_tokens"] >= options["prompt_tokens"]:
         _refuse(f"--shared-tokens is {options['shared_tokens']}; a prompt has {options['prompt_tokens']} tokens")
     gpu = GPUS[options["gpu"]]
@@ -276,7 +283,7 @@ def _engines(options: dict[str, Any]) -> list[dict[str, Any]]:
     """The engines to ask about: of each kind of weights, each kind of cache."""
     weights = _QUANTIZE if options["quantize"] == _ANY else (options["quantize"],)
     caches = _KV_DTYPES if options["kv_dtype"] == _ANY else (options["kv_dtype"],)
-    shared = {name: options[name] for name in ("quantize_head", "max_model_len")} | {"load": "dummy"}
+    shared = {name: options[name] for name in ("quantize_head", "max_model_len", "pp")} | {"load": "dummy"}
     return [
         shared | {"quantize": quantize, "kv_dtype": kv_dtype}
         for quantize, kv_dtype in itertools.product(weights, caches)
@@ -287,11 +294,11 @@ def _rows(config: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any
     """One row per engine and number of ranks."""
     gpu, gpus = GPUS[options["gpu"]], options["gpus"]
     question = {"model": config, "engines": _engines(options), "gpu_bytes": gpu.memory_bytes}
-    answers = _asked(question | {"ranks": [tp for tp in _RANKS if tp <= gpus]})
+    answers = _asked(question | {"ranks": [tp for tp in _RANKS if tp * options["pp"] <= gpus]})
     lengths = _lengths(options)
     rows = []
     for answer in answers:
-        row = answer | {"replicas": gpus // answer["tp"], "holds": False}
+        row = answer | {"replicas": gpus // (answer["tp"] * answer["pp"]), "holds": False}
         if not answer["refused"]:
             demand = Demand(-(-options["users"] // row["replicas"]), *lengths, options["think_s"])
             found = predict(_rank_sizes(answer, config), gpu, demand)
@@ -338,7 +345,8 @@ def _rank_sizes(answer: dict[str, Any], config: dict[str, Any]) -> RankSizes:
     names = ("token_bytes", "read_bytes", "multiplied", "kv_token_bytes", "kv_tokens", "max_num_seqs")
     named: dict[str, Any] = {name: answer[name] for name in names}
     products = PRODUCTS[answer["quantize"]]
-    return RankSizes(tp=answer["tp"], num_layers=config["num_hidden_layers"], products=products, **named)
+    ranks = {"tp": answer["tp"], "pp": answer["pp"]}
+    return RankSizes(num_layers=config["num_hidden_layers"], products=products, **ranks, **named)
 
 
 def _shown(found: Prediction) -> dict[str, Any]:
@@ -361,13 +369,14 @@ def _print(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
     # Of many the ones that hold are what was asked for.
     shown = holding if has_choice and holding else rows
     table = rich.table.Table(box=rich.box.SIMPLE)
-    titles = ("quantize", "KV", "tp", "engines", "weights", "steps", "cache", "held", "active", "ITL ms", "answer s")
-    for title in titles[0 if has_choice else 2 :]:
+    kinds = ("quantize", "kv_dtype") if has_choice else ()
+    ranks = ("pp", "tp") if options["pp"] > 1 else ("tp",)
+    figures = ("weights", "steps", "cache", "held", "active", "ITL ms", "answer s")
+    for title in (*(_TITLES.get(name, name) for name in (*kinds, *ranks, "replicas")), *figures):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for row in shown:
-        kinds = (row["quantize"], row["kv_dtype"]) if has_choice else ()
-        table.add_row(*kinds, str(row["tp"]), str(row["replicas"]), *_cells(row), _verdict(row))
+        table.add_row(*(str(row[name]) for name in (*kinds, *ranks, "replicas")), *_cells(row), _verdict(row))
     console = rich.console.Console(highlight=False)
     console.width = max(console.width, _LEAST_WIDTH)
     console.print(table)
@@ -401,7 +410,8 @@ def _named(row: dict[str, Any]) -> str:
     kinds = (
         "" if (row["quantize"], row["kv_dtype"]) == ("off", "auto") else f", {row['quantize']}, KV {row['kv_dtype']}"
     )
-    return f"tp {row['tp']}{kinds}"
+    stages = "" if row["pp"] == 1 else f"pp {row['pp']}, "
+    return f"{stages}tp {row['tp']}{kinds}"
 
 
 def _best(holding: list[dict[str, Any]]) -> str:

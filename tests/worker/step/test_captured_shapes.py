@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.worker.driver import BLOCK_SIZE, Entry, admission, step
 
 from headrace_backend.layers.step_metadata import StepMetadata
+from headrace_backend.pp_rules import WHOLE
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.step.buffers import StepLimits
 from headrace_backend.worker.step.gpu_runner import GpuRunner
@@ -121,7 +122,7 @@ class OneProduct:
     """A model of one layer's widest product, of which nothing but its time is of interest."""
 
     vocab_size = part_size = 128
-    hidden_size, dtype = 4096, torch.bfloat16
+    hidden_size, dtype, stage = 4096, torch.bfloat16, WHOLE
 
     def __init__(self, device: torch.device) -> None:
         wide = 28_672 if device.type == "cuda" else 1

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pathlib
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+from tests.support.staged_runners import stage_models, staged
 from tests.worker.driver import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
@@ -36,6 +38,7 @@ from headrace_backend.worker.step.gpu_runner import GpuRunner
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
 from headrace_backend.worker.step.shape import AttentionSizes, StepShape, captured_shapes
 from headrace_kernels.triton_runtime import INTERPRETED, forced
+from headrace_model_folder import ModelFolder
 
 PROMPTS = [[int(x) for x in np.random.default_rng(row).integers(3, 97, 5 + 7 * row)] for row in range(5)]
 DEVICES = [
@@ -123,6 +126,16 @@ def test_tokens_are_those_of_the_cpu(
     runner = gpu_runner(model, device, batch_sizes)
     assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
     assert (runner.num_captured > 0) == bool(batch_sizes and device != "cpu")
+
+
+@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4, 8)], ids=["exact", "padded"])
+def test_pipeline_stages_draw_the_tokens_of_the_cpu(
+    llama_path: pathlib.Path, device: str, batch_sizes: tuple[int, ...], expected: list[list[int]]
+) -> None:
+    """Each stage pads, captures and replays by itself; streams have the step's own tokens."""
+    models = stage_models(ModelFolder.open(llama_path), 2, device=device)
+    stages = staged(models, functools.partial(gpu_runner, device=device, batch_sizes=batch_sizes))
+    assert [execute(stages, plan).tokens.tolist() for plan in mixed_plans()] == expected
 
 
 class LoneRank(Collectives):

@@ -227,7 +227,7 @@ def test_each_layer_of_a_step_is_marked_on_the_board(llama: CausalLM) -> None:
     board = RankBoard(descriptor, 1)
     place = RankPlace(line=RankBoard(descriptor, 1).line(0))
     os.close(descriptor)
-    runner = place.marked(make_runner(llama, 2, 2, 8), llama, torch.device("cpu"))
+    runner = place.linked(make_runner(llama, 2, 2, 8), llama, torch.device("cpu"))
     seen: list[tuple[int, ...]] = []
     with contextlib.ExitStack() as hooks:
         for layer in llama.model.layers:

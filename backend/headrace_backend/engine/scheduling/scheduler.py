@@ -8,7 +8,7 @@ There are no phases: each step lets sequences catch up with their tokens, within
 the rows and the available blocks.
 
 1. Sequences whose row holds the token to compute (one token each; people call it decoding), most
-   urgent first.
+   urgent first. Of several pipeline stages each step has a part of them (`micro_batches`).
    Where the worker drafts tokens, each of them may settle several, as far as the budget of its row
    and free blocks go; nobody is preempted for drafts.
 2. Sequences that catch up with a prompt, or with tokens computed before a preemption, most urgent
@@ -34,6 +34,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Sequence as AbstractSequence
 from collections.abc import Set as AbstractSet
 
 from headrace_backend.config import EngineConfig
@@ -41,7 +42,8 @@ from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.cache.prefix_keys import PrefixKeys
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
-from headrace_backend.engine.scheduling.plan_builder import PlanBuilder
+from headrace_backend.engine.scheduling.micro_batches import MicroBatches
+from headrace_backend.engine.scheduling.plan_builder import InFlightStep, PlanBuilder
 from headrace_backend.engine.scheduling.prefix_followers import PrefixFollowers
 from headrace_backend.engine.scheduling.row_tables import RowTables
 from headrace_backend.engine.scheduling.token_budget import TokenBudget
@@ -59,6 +61,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig, budget: TokenBudget) -> None:
         """Nothing runs, nothing waits, and there is no cache yet."""
         self._budget = budget
+        self._micro_batches = MicroBatches(config.pp)
         self.waiting = WaitingQueue()
         # Those that are not to be computed while a few are on trial (`isolation`); None: nobody is
         # on trial.
@@ -86,8 +89,8 @@ class Scheduler:
         # In the step in the making somebody was preempted or stalled for want of blocks, other than
         # those of a share.
         self._blocks_short = False
-        # Numbers of the requests of sequences preempted, and sequences that could not decode, since
-        # these were last taken.
+        # Numbers of the requests of sequences preempted, and sequences that did not decode though
+        # they had a token to, since these were last taken.
         self._preempted: list[int] = []
         self._stalled: list[Sequence] = []
         # Requests that took a row in the step planned last, while they had none.
@@ -193,15 +196,15 @@ class Scheduler:
         """
         return bool(self._free_rows) and not (self._budget.throughput and self.waiting)
 
-    def schedule(self, builder: PlanBuilder, now_ns: int) -> bool:
-        """Fills a step.
+    def schedule(self, builder: PlanBuilder, now_ns: int, in_flight: AbstractSequence[InFlightStep] = ()) -> bool:
+        """Fills a step, while the steps in flight are being computed.
 
         Returns whether there is anything to compute; if not, nothing of the builder is to be used.
         """
         assert self.kv is not None, "there is a worker"
         self.entered.clear()
         self._blocks_short = False
-        catching_up = self._schedule_decodes(builder, now_ns)
+        catching_up = self._schedule_decodes(builder, self._micro_batches.passed_over(self.running, in_flight), now_ns)
         builder.close_decodes()
         if self._most_drafts:
             builder.add_drafts([self._make_room_for_drafts(sequence, builder) for sequence in builder.decodes])
@@ -223,7 +226,10 @@ class Scheduler:
         return leaving
 
     def take_stalled(self) -> list[Sequence]:
-        """Sequences with a token to decode that found no room for it since the last call."""
+        """Sequences with a token to decode that no step computed, since the last call.
+
+        They found no room for it, or were left to a later step.
+        """
         stalled, self._stalled = self._stalled, []
         return stalled
 
@@ -251,13 +257,17 @@ class Scheduler:
         keys = [sequence.urgency for sequence in self.running]
         assert keys == sorted(keys), "running sequences are ordered by urgency"
 
-    def _schedule_decodes(self, builder: PlanBuilder, now_ns: int) -> list[Sequence]:
-        """Schedules one token for each decode; returns the sequences that catch up."""
+    def _schedule_decodes(
+        self, builder: PlanBuilder, passed_over: AbstractSet[Sequence], now_ns: int
+    ) -> list[Sequence]:
+        """Schedules one token for each decode but those; returns the sequences that catch up."""
         catching_up: list[Sequence] = []
         # Preemption removes only less urgent sequences, which come later in the list.
         for sequence in self.running:
             if not sequence.decodes:
                 catching_up.append(sequence)
+            elif sequence in passed_over:
+                self._stalled.append(sequence)
             elif sequence.num_tokens < sequence.max_tokens_total:
                 if sequence.num_tokens > sequence.capacity or sequence.tail_shared:
                     if not self._make_room(sequence, sequence.num_tokens, builder, now_ns):

@@ -1,8 +1,8 @@
 """How far the ranks of one life are, and, once nothing moves any more, which the others wait for.
 
-Owns the board of one life's ranks (`rank_board`) and the words. A rank is late if it is behind all
-others: it began fewer steps, or entered fewer collectives. Where all are at the same place, one
-that is stopped was stopped inside a collective.
+Owns the board of one life's ranks (`rank_board`) and the words. A rank is late if it is behind
+others: it began fewer steps than any, or entered fewer collectives than another of its pipeline
+stage. Where all are at the same place, one that is stopped was stopped inside a collective.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from headrace_backend.step.rank_board import RankBoard, RankMark
 class RankWatch:
     """Reads the board of one life of the workers, and finds ranks that are late."""
 
-    def __init__(self, world_size: int) -> None:
-        """Nothing is shared with ranks yet."""
+    def __init__(self, world_size: int, stage_size: int) -> None:
+        """Nothing is shared with ranks yet, of which each pipeline stage has `stage_size`."""
         self._world_size = world_size
+        self._stage_size = stage_size
         self._board: RankBoard | None = None
 
     @contextlib.contextmanager
@@ -52,7 +53,7 @@ class RankWatch:
         if self._board is None or self._world_size == 1:
             return ""
         marks = self._board.marks()
-        late = [worker.rank for worker in workers if worker.is_stopped] or behind(marks)
+        late = [worker.rank for worker in workers if worker.is_stopped] or behind(marks, self._stage_size)
         who = f"the others wait for rank {', '.join(map(str, late))}" if late else "all ranks are at the same place"
         where = "; ".join(
             f"worker {worker.rank} ({state(worker)}) at step {mark.step_id}, collective {mark.collectives}"
@@ -66,9 +67,19 @@ class RankWatch:
             self._board.close()
 
 
-def behind(marks: Sequence[RankMark]) -> list[int]:
-    """Ranks that are behind the one that is farthest; none if all are at the same place."""
-    return [rank for rank, mark in enumerate(marks) if mark < max(marks)]
+def behind(marks: Sequence[RankMark], stage_size: int) -> list[int]:
+    """Ranks that are behind the one that is farthest; none if all are at the same place.
+
+    Ranks of other pipeline stages, of which each has `stage_size`, enter other collectives: they
+    are compared by their steps.
+    """
+    last_step_id = max(mark.step_id for mark in marks)
+    late = []
+    for rank, mark in enumerate(marks):
+        first = rank // stage_size * stage_size
+        if mark.step_id < last_step_id or mark < max(marks[first : first + stage_size]):
+            late.append(rank)
+    return late
 
 
 def state(worker: WorkerProcess) -> str:

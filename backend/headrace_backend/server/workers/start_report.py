@@ -28,6 +28,7 @@ _SIZES = {
     "weight": "weight_bytes",
     "activation": "activation_bytes",
     "graph": "graph_bytes",
+    "stream": "stream_bytes",
     "other": "other_bytes",
     "reserve": "reserve_bytes",
     "kv_cache": "kv_cache_bytes",

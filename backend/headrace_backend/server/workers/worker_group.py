@@ -5,7 +5,8 @@ that something is wrong.
 
 Owns rings and processes of this life. A worker that is lost loses the group: ranks that wait for a
 dead one in a collective would wait forever. Whether there is a next life is decided in
-`worker_supervision`. Results of rank 0 alone go to the engine: all ranks sample the same tokens.
+`worker_supervision`. Results of one rank alone go to the engine, since all ranks of the last
+pipeline stage sample the same tokens; where there is one stage it is rank 0.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class WorkerLaunch:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks; each is a process."""
-        return self.config.tp
+        """Number of ranks of all pipeline stages; each is a process."""
+        return self.config.num_ranks
 
 
 def plan_ring_bytes(launch: WorkerLaunch) -> int:
@@ -125,8 +126,8 @@ def result_ring_bytes(config: EngineConfig) -> int:
 class WorkerGroup:
     """All ranks of one life.
 
-    `on_results` gets the payloads of rank 0's step results, in order; its ValueError loses the
-    group.
+    `on_results` gets the payloads of the reporting rank's step results, in order; its ValueError
+    loses the group.
     """
 
     def __init__(self, launch: WorkerLaunch, on_results: Callable[[list[bytes]], None]) -> None:
@@ -151,7 +152,7 @@ class WorkerGroup:
         self._closing = False
         # Ranks that ended, or will, because another one is lost.
         self._followers: set[int] = set()
-        self._rank_watch = RankWatch(launch.world_size)
+        self._rank_watch = RankWatch(launch.world_size, launch.config.tp)
         self._oom_kills = RecentOomKills()
         self._workers: list[WorkerProcess] = []
         plan_ring = create_ring(plan_ring_bytes(launch), num_readers=launch.world_size)
@@ -169,6 +170,7 @@ class WorkerGroup:
             try:
                 worker = WorkerProcess(
                     rank,
+                    rank == config.reporting_rank,
                     self._launch.command,
                     config_json,
                     plan_ring,
@@ -246,7 +248,7 @@ class WorkerGroup:
                 self._on_message(rank, payload)
             else:
                 self._lose(WorkersLost(f"worker {rank} sent a record of unknown kind {kind}"))
-        if results and rank == 0:
+        if results and rank == self._launch.config.reporting_rank:
             try:
                 self._on_results(results)
             except ValueError as error:

@@ -83,6 +83,7 @@ class WorkerProcess:
     def __init__(
         self,
         rank: int,
+        reports: bool,
         command: tuple[str, ...],
         config_json: str,
         plan_ring: RingDescriptors,
@@ -94,6 +95,7 @@ class WorkerProcess:
 
         Args:
             rank: Its rank, which is also its reader index on the plan ring.
+            reports: Whether its step results count; several ranks have the same ones, or none.
             command: Program and first arguments; the worker's own arguments are appended.
             config_json: `EngineConfig` as JSON.
             plan_ring: The ring that all ranks read.
@@ -105,6 +107,7 @@ class WorkerProcess:
             OSError: The process could not be started.
         """
         self.rank = rank
+        self._reports = reports
         self._on_records = on_records
         self._loop = asyncio.get_running_loop()
         self._log = get_logger()
@@ -143,6 +146,7 @@ class WorkerProcess:
             *("--result-ring", ",".join(map(str, result_fds))),
             *("--rank", str(self.rank)),
             *("--parent-pid", str(os.getpid())),
+            *(() if self._reports else ("--follows",)),
             *ranks.arguments,
         ]
         return subprocess.Popen(

@@ -20,15 +20,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
-
-import msgspec
 
 from headrace_backend.engine.answers import LossOutcome
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.health import Health
 from headrace_backend.server.logs import get_logger
+from headrace_backend.server.workers.readiness import together
 from headrace_backend.server.workers.worker_group import WorkerGroup, WorkerLaunch, WorkersLost
 from headrace_backend.server.workers.worker_losses import WorkerLosses
 from headrace_backend.step.messages import StepRaised, WorkerReady
@@ -106,8 +105,7 @@ class WorkerSupervision:
     ) -> None:
         """Starts to watch over workers.
 
-        `on_ready` gets rank 0's message when all ranks are ready, with the number of blocks that
-        all ranks have.
+        `on_ready` gets what the ranks are together when all are ready (`readiness`).
         """
         self._launch = launch
         self._engine_loop = engine_loop
@@ -186,18 +184,17 @@ class WorkerSupervision:
     async def _start(self, group: WorkerGroup) -> None:
         started_s = time.monotonic()
         ready = await group.wait_ready()
-        num_blocks = min(message.num_blocks for message in ready)
+        self._ready = together(ready, self._launch.config.tp)
         self._log.info(
             "workers ready",
             pids=group.pids,
             device=ready[0].device,
-            num_blocks=num_blocks,
+            num_blocks=self._ready.num_blocks,
             start_s=round(time.monotonic() - started_s, 3),
             phases_s={phase: round(seconds, 3) for phase, seconds in ready[0].phases_s.items()},
             load_gb_s=round(ready[0].load_gb_s, 2),
             captured_mixed_sizes=ready[0].captured_mixed_sizes,
         )
-        self._ready = _together(ready, num_blocks)
         self._take_plans(group)
         self._on_ready(self._ready)
         self._health.set_serving()
@@ -262,12 +259,3 @@ class WorkerSupervision:
         if self._losses.count >= max(self._launch.config.max_worker_restarts, 1):
             raise WorkersGivenUp(f"{self._losses}; the last: {lost}") from lost
         await asyncio.sleep(min(_FIRST_BACKOFF_S * 2 ** (self._losses.count - 1), _MAX_BACKOFF_S))
-
-
-def _together(ready: Sequence[WorkerReady], num_blocks: int) -> WorkerReady:
-    """Returns rank 0's message with the rates that all ranks have together."""
-    copy_bytes_per_s = sum(message.copy_bytes_per_s for message in ready)
-    matmul_flops_per_s = sum(message.matmul_flops_per_s for message in ready)
-    return msgspec.structs.replace(
-        ready[0], num_blocks=num_blocks, copy_bytes_per_s=copy_bytes_per_s, matmul_flops_per_s=matmul_flops_per_s
-    )

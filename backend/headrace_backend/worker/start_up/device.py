@@ -105,7 +105,7 @@ def choose_rank_device(config: EngineConfig, model: ModelConfig, rank: int) -> t
         StartRefused: As there; or there are fewer cards than ranks.
     """
     device, notice = choose_device(config.device)
-    if config.tp == 1 or device.type == "cpu":
+    if config.num_ranks == 1 or device.type == "cpu":
         return device, notice if rank == 0 else None
     if (reason := too_few_cards(device.index, config, model, torch.cuda.device_count())) is not None:
         raise StartRefused(reason)
@@ -113,12 +113,17 @@ def choose_rank_device(config: EngineConfig, model: ModelConfig, rank: int) -> t
 
 
 def too_few_cards(first: int, config: EngineConfig, model: ModelConfig, count: int) -> str | None:
-    """Says why `config.tp` ranks can't run on cards from `first` on, and which numbers can.
+    """Says why the ranks of all stages can't run on cards from `first` on, and which numbers can.
 
     None if they can; there are `count` cards.
     """
-    if first + config.tp <= count:
+    if first + config.num_ranks <= count:
         return None
+    if config.pp > 1:
+        return (
+            f"pp is {config.pp} and tp is {config.tp}, one GPU for each of {config.num_ranks} ranks from cuda:{first} "
+            f"on, and torch sees {count}; pp times tp of at most {count - first} works"
+        )
     fewer = fewer_ranks(config, model, count - first)
     return f"tp is {config.tp}, one GPU for each rank from cuda:{first} on, and torch sees {count}; {fewer}"
 

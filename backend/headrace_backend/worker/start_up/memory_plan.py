@@ -18,6 +18,8 @@ import torch
 
 from headrace_backend.kv_bytes import kv_token_bytes
 from headrace_backend.models.load import WeightMemory
+from headrace_backend.parallel.stage_links import MOST_UNDER_WAY
+from headrace_backend.pp_rules import Stage
 from headrace_backend.step.messages import MemoryPlan
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.sampling.penalty_slots import BYTES_PER_TOKEN
@@ -94,6 +96,8 @@ class ModelMemory:
     scratch: int = 0
     # Of the graphs' activations, for each token of the largest that is captured.
     graph_token: int = 0
+    # Residual streams of steps on their way between pipeline stages.
+    streams: int = 0
     # The driver's and libraries' own.
     other: int = 0
     is_measured: bool = False
@@ -101,7 +105,7 @@ class ModelMemory:
     @property
     def beside_cache(self) -> int:
         """All but the cache."""
-        return self.weights + self.activations + self.graphs + self.other
+        return self.weights + self.activations + self.graphs + self.streams + self.other
 
 
 def model_memory(
@@ -123,6 +127,8 @@ def model_memory(
     # Log probabilities of prompts take pieces of the CPU's size with half as many copies at most.
     rows = max(sizes.max_num_seqs, CPU_PIECE_ROWS // 2)
     sampled = model.vocab_size * (4 * rows * _LOGIT_COPIES + sizes.max_num_seqs * BYTES_PER_TOKEN)
+    if not sizes.stage.is_last:
+        sampled = 0
     return ModelMemory(
         weights=weights.weights,
         activations=sizes.max_num_batched_tokens * per_token + sampled + weights.scratch,
@@ -130,7 +136,14 @@ def model_memory(
         graphs=_graphs_estimate(sizes, per_token) if on_gpu else 0,
         scratch=weights.scratch,
         graph_token=per_token,
+        streams=_num_streams(sizes.stage) * sizes.max_num_batched_tokens * model.hidden_size * size,
     )
+
+
+def _num_streams(stage: Stage) -> int:
+    """Most steps whose streams a stage holds beside the one that it computes."""
+    # What comes is held until it is copied; what leaves, until it has arrived.
+    return (not stage.is_first) + (MOST_UNDER_WAY + 1) * (not stage.is_last)
 
 
 def _gathered_bytes(world_size: int, size: int) -> int:
@@ -209,6 +222,7 @@ def plan_memory(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> MemoryPl
         weight_bytes=memory.weights,
         activation_bytes=memory.activations,
         graph_bytes=memory.graphs,
+        stream_bytes=memory.streams,
         kv_cache_bytes=cache_bytes,
         kv_block_bytes=memory.kv_block,
         num_blocks=num_blocks,
@@ -277,7 +291,8 @@ def _most_blocks(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> int:
 def _arithmetic(sizes: WorkerSizes, memory: ModelMemory, cache_bytes: int, room: Room) -> str:
     """Every summand, their sum and what there is."""
     parts = [("weights", memory.weights), ("activations", memory.activations), ("graphs", memory.graphs)]
-    parts += [("driver and libraries", memory.other), ("reserve", room.reserve_bytes)]
+    parts += [("streams between stages", memory.streams), ("driver and libraries", memory.other)]
+    parts += [("reserve", room.reserve_bytes)]
     summands = [f"{name} {_mib(size)}" for name, size in parts if size or name in ("weights", "activations")]
     blocks = f"{cache_bytes // memory.kv_block} blocks of {sizes.block_size} tokens, {memory.kv_block} bytes each"
     total = memory.beside_cache + room.reserve_bytes + cache_bytes

@@ -20,6 +20,7 @@ import torch
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.load import weight_memory
+from headrace_backend.pp_rules import Stage, stage_part, stages, unsuitable_pp
 from headrace_backend.quantize_rules import unsuitable_quantization
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.placement import Shard
@@ -52,7 +53,10 @@ class Question(msgspec.Struct):
 
 
 class Sizes(msgspec.Struct):
-    """What one rank would have; `refused` alone where it can't be."""
+    """What one rank would have; `refused` alone where it can't be.
+
+    Of several pipeline stages, one of the stage that has the least room for a cache.
+    """
 
     tp: int
     quantize: str
@@ -63,14 +67,18 @@ class Sizes(msgspec.Struct):
     graph_bytes: int = 0
     kv_cache_bytes: int = 0
     kv_tokens: int = 0
+    # In the caches of all stages.
     kv_token_bytes: int = 0
     # Of a token's hidden state, which ranks add up.
     token_bytes: int = 0
-    # Of the weights: what every step reads, and how many numbers a token is multiplied by.
+    # Of the weights of all stages: what every step reads, and how many numbers a token is
+    # multiplied by.
     read_bytes: int = 0
     multiplied: int = 0
     # Most rows of a step.
     max_num_seqs: int = 0
+    # Pipeline stages.
+    pp: int = 1
 
 
 def answers(question: Question) -> list[Sizes]:
@@ -85,35 +93,53 @@ def answers(question: Question) -> list[Sizes]:
 
 
 def _sizes(config: EngineConfig, model: ModelConfig, gpu_bytes: int) -> Sizes:
-    tp, named = config.tp, (config.tp, config.quantize, config.kv_dtype)
-    for unsuitable in (unsuitable_quantization, unsuitable_tp):
+    refusal = Sizes(config.tp, config.quantize, config.kv_dtype, pp=config.pp)
+    for unsuitable in (unsuitable_quantization, unsuitable_tp, unsuitable_pp):
         if (reason := unsuitable(config, model)) is not None:
-            return Sizes(*named, refused=reason)
+            return msgspec.structs.replace(refusal, refused=reason)
+    found = []
+    for stage in stages(config, model):
+        try:
+            found.append(_of_stage(config, model, gpu_bytes, stage))
+        except DoesNotFit as refused:
+            where = "" if config.pp == 1 else f"stage {stage.index} of {config.pp}: "
+            return msgspec.structs.replace(refusal, refused=f"{where}{refused}")
+    least = min(found, key=lambda sizes: sizes.kv_tokens)
+    return msgspec.structs.replace(
+        least,
+        kv_token_bytes=sum(sizes.kv_token_bytes for sizes in found),
+        read_bytes=sum(sizes.read_bytes for sizes in found),
+    )
+
+
+def _of_stage(config: EngineConfig, model: ModelConfig, gpu_bytes: int, stage: Stage) -> Sizes:
+    """What one rank of a stage would have. Raises DoesNotFit."""
+    tp, described = config.tp, stage_part(model.description, stage)
     dtype = choose_dtype(config.dtype, model, _CARD)
     schemes = Schemes.named(config.quantize, config.quantize_group, config.quantize_head)
-    weights = weight_memory(ModelBuild(model, dtype, _CARD, schemes, Shard(0, tp)))
-    other = _OTHER_BYTES + (_GROUP_BYTES if tp > 1 else 0)
+    weights = weight_memory(ModelBuild(model, dtype, _CARD, schemes, Shard(0, tp), stage=stage))
+    other = _OTHER_BYTES + (_GROUP_BYTES if config.num_ranks > 1 else 0)
     room = Room(_CARD, gpu_bytes - other, gpu_bytes, int(config.memory_budget))
-    sizes = WorkerSizes.of(config, config.max_model_len or model.max_position_embeddings)
-    try:
-        memory, plan = plan_estimate(sizes, rank_part(model.description, tp), weights, dtype, room)
-    except DoesNotFit as refused:
-        return Sizes(*named, refused=str(refused))
-    described = model.description
+    sizes = WorkerSizes.of(config, config.max_model_len or model.max_position_embeddings, stage)
+    memory, plan = plan_estimate(sizes, rank_part(described, tp), weights, dtype, room)
     is_read = described.head.tied and schemes.head is None
-    embedding = 0 if is_read else described.vocab_size * described.hidden_size // tp
+    has_table = stage.is_first and not is_read
+    embedding = described.vocab_size * described.hidden_size // tp if has_table else 0
     return Sizes(
-        *named,
+        tp,
+        config.quantize,
+        config.kv_dtype,
         weight_bytes=memory.weights,
-        activation_bytes=memory.activations,
+        activation_bytes=memory.activations + memory.streams,
         graph_bytes=memory.graphs,
         kv_cache_bytes=plan.kv_cache_bytes,
         kv_tokens=plan.num_blocks * plan.block_size,
         kv_token_bytes=memory.kv_block // plan.block_size,
         token_bytes=described.hidden_size * dtype.itemsize,
         read_bytes=memory.weights - embedding * dtype.itemsize,
-        multiplied=_matrix_numbers(described) // tp,
+        multiplied=_matrix_numbers(model.description) // tp,
         max_num_seqs=config.max_num_seqs,
+        pp=config.pp,
     )
 
 

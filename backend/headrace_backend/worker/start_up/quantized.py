@@ -91,7 +91,9 @@ def _of_layers(summary: QuantizationSummary | StoredSummary) -> QuantizationRepo
     if isinstance(summary, StoredSummary):
         # The bits are as they were found: how far these are from what they were made of, only who
         # made them knows.
-        return QuantizationReport(summary.scheme, summary.group_size, summary.bits_per_weight)
+        return QuantizationReport(
+            summary.scheme, summary.group_size, summary.bits_per_weight, num_tensors=summary.num_weights
+        )
     return QuantizationReport(
         scheme=summary.scheme.name,
         group_size=summary.scheme.group_size,
@@ -99,4 +101,5 @@ def _of_layers(summary: QuantizationSummary | StoredSummary) -> QuantizationRepo
         mean_relative_error=summary.mean_relative_error,
         worst_relative_error=summary.worst_relative_error,
         worst_tensor=summary.worst_tensor,
+        num_tensors=summary.num_tensors,
     )

@@ -10,16 +10,18 @@ import dataclasses
 
 import torch
 
+from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import Collectives
-from headrace_backend.parallel.rendezvous import MixedRanks, Seat, join
+from headrace_backend.parallel.rendezvous import Greeting, MixedRanks, Seat, StageSeat, join, join_stages
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.step.rank_board import RankBoard, RankLine
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.worker.channel import Channel, RankLinks
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.sampling.sampler import SampledTokens
-from headrace_backend.worker.step.runner import Launched, Runner
+from headrace_backend.worker.step.runner import Launched, Runner, StepRunner
+from headrace_backend.worker.step.stage_runner import StageRunner
 
 _GIB = 1 << 30
 
@@ -31,28 +33,37 @@ class RankPlace:
     shard: Shard = ALONE
     # None: nobody looks.
     line: RankLine | None = None
+    # Among the ranks of several pipeline stages; None: all ranks are of one.
+    stage_seat: StageSeat | None = None
 
     @property
     def collectives(self) -> Collectives | None:
-        """What the ranks compute together; None: there is one."""
-        return self.shard.collectives
+        """What all ranks agree by, those of other stages too; None: there is one."""
+        return self.shard.collectives if self.stage_seat is None else self.stage_seat.everyone
 
-    def marked(self, runner: Runner, model: CausalLM, device: torch.device) -> Runner:
-        """The runner, with its steps on the board, and on a CPU with the model's layers."""
+    def linked(self, runner: Runner, model: CausalLM, device: torch.device) -> StepRunner:
+        """The runner between the stages before and behind, if there are any, with its marks.
+
+        Its steps are on the board, and on a CPU the model's layers.
+        """
+        linked: StepRunner = runner
+        if self.stage_seat is not None:
+            like = torch.empty(0, dtype=model.dtype, device=device)
+            linked = StageRunner(runner, self.stage_seat.links, model.hidden_size, like)
         if self.line is None:
-            return runner
+            return linked
         if device.type == "cpu":
             model.report_progress(self.line.make_progress)
-        return MarkedRunner(runner, self.line)
+        return MarkedRunner(linked, self.line)
 
 
 def take_place(
-    num_ranks: int, links: RankLinks | None, device: torch.device, dtype: torch.dtype, channel: Channel
+    config: EngineConfig, links: RankLinks | None, device: torch.device, dtype: torch.dtype, channel: Channel
 ) -> RankPlace:
     """Waits for all other ranks, if there are any.
 
     Args:
-        num_ranks: Ranks that share the model.
+        config: The engine's configuration: how many ranks share the layers of how many stages.
         links: Which rank this is; None: the only one, and nobody looks at its progress.
         device: Device on which this rank computes.
         dtype: Activations' type.
@@ -62,19 +73,23 @@ def take_place(
         StartRefused: Their devices are of different kinds.
         PeerLost: One of them was lost meanwhile.
     """
-    line = _own_line(num_ranks, links)
+    line = _own_line(config.num_ranks, links)
     if links is None or links.store is None or line is None:
-        assert num_ranks == 1, "one of several ranks, without links to the others"
+        assert config.num_ranks == 1, "one of several ranks, without links to the others"
         return RankPlace(line=line)
-    seat = Seat(links.rank, num_ranks, links.store)
+    seat = Seat(links.rank, config.num_ranks, links.store)
+    kind = f"{device_kind(device)}, {dtype}"
+    greeting = Greeting(kind, channel.send_progress, channel.check_parent, line.enter_collective)
+    rank = links.rank % config.tp
     try:
-        kind = f"{device_kind(device)}, {dtype}"
-        collectives = join(seat, device, kind, channel.send_progress, channel.check_parent, line.enter_collective)
+        if config.pp == 1:
+            return RankPlace(Shard(rank, config.tp, join(seat, device, greeting)), line)
+        stage_seat = join_stages(seat, config.pp, device, greeting)
     except MixedRanks as mixed:
-        raise StartRefused(
-            f"tp is {num_ranks}: {mixed}; a device of which the next ones are alike works, or tp 1"
-        ) from None
-    return RankPlace(Shard(links.rank, num_ranks, collectives), line)
+        asked = f"tp is {config.tp}" + (f" and pp is {config.pp}" if config.pp > 1 else "")
+        alone = "tp 1" if config.pp == 1 else "tp 1 with pp 1"
+        raise StartRefused(f"{asked}: {mixed}; a device of which the next ones are alike works, or {alone}") from None
+    return RankPlace(Shard(rank, config.tp, stage_seat.stage), line, stage_seat)
 
 
 def _own_line(num_ranks: int, links: RankLinks | None) -> RankLine | None:
@@ -98,7 +113,7 @@ class MarkedRunner:
     On a GPU the second mark follows the launch.
     """
 
-    def __init__(self, runner: Runner, line: RankLine) -> None:
+    def __init__(self, runner: StepRunner, line: RankLine) -> None:
         self._runner = runner
         self._line = line
 

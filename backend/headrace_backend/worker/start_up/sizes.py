@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.device_defaults import default_graph_sizes, long_graph_sizes, mixed_graph_sizes
+from headrace_backend.pp_rules import WHOLE, Stage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,21 +29,24 @@ class WorkerSizes:
     num_blocks: int
     kv_memory: int
     kv_dtype: Literal["auto", "fp8", "int8"]
-    # Ranks that share the model.
+    # Ranks that share the model, or a stage of it.
     num_ranks: int
     # Rows of decode steps to capture as graphs, ascending; none where graphs are off.
     batch_graphs: tuple[int, ...]
     # Tokens of steps with prompts to capture, and of longer ones to capture where it pays.
     mixed_graphs: tuple[int, ...]
     long_graphs: tuple[int, ...]
+    # Which of several pipeline stages the worker is of.
+    stage: Stage = WHOLE
 
     @classmethod
-    def of(cls, config: EngineConfig, max_model_len: int) -> Self:
+    def of(cls, config: EngineConfig, max_model_len: int, stage: Stage = WHOLE) -> Self:
         """The configured sizes.
 
         Args:
             config: The engine's configuration.
             max_model_len: Longest sequence in tokens, with the model's context in place of 0.
+            stage: Which of several pipeline stages the worker is of.
         """
         return cls(
             max_num_seqs=config.max_num_seqs,
@@ -56,6 +60,7 @@ class WorkerSizes:
             batch_graphs=config.captured_batch_sizes(),
             mixed_graphs=config.captured_mixed_sizes(),
             long_graphs=config.long_graph_sizes(),
+            stage=stage,
         )
 
     def with_steps(self, max_num_batched_tokens: int, max_num_seqs: int) -> Self:

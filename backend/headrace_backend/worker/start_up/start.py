@@ -17,6 +17,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.load import load_model, weight_memory
+from headrace_backend.pp_rules import stages, unsuitable_pp
 from headrace_backend.start_rules import too_long
 from headrace_backend.step.messages import MemoryPlan, Notice, WorkerReady
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
@@ -77,19 +78,20 @@ class WorkerStart:
     ) -> None:
         """Settles device, place among the ranks and bits. Loads nothing."""
         self._folder, self._channel, self._timer = folder, channel, timer
-        self._sizes = WorkerSizes.of(config, checked_max_model_len(config, folder))
-        if (reason := unsuitable_tp(config, folder.config)) is not None:
+        max_model_len = checked_max_model_len(config, folder)
+        for reason in filter(None, (unsuitable_tp(config, folder.config), unsuitable_pp(config, folder.config))):
             raise StartRefused(reason)
+        self._sizes = WorkerSizes.of(config, max_model_len, stages(config, folder.config)[links.rank // config.tp])
         self._device = _prepared_device(config, folder, links.rank, channel)
         self._dtype = choose_dtype(config.dtype, folder.config, self._device)
         self._memory = CudaMemory(self._device) if self._device.type == "cuda" else None
         # What a card's part in the group takes is in the plan: the libraries' own.
         free_on_card = self._memory.free() if self._memory else 0
         with timer.timed("ranks"):
-            self._place = take_place(config.tp, links, self._device, self._dtype, channel)
+            self._place = take_place(config, links, self._device, self._dtype, channel)
         free_bytes = free_on_card if self._memory else free_memory_bytes(self._device)
         device_bytes = self._memory.total() if self._memory else 0
-        self._room = Room.of_rank(self._device, free_bytes, device_bytes, int(config.memory_budget), config.tp)
+        self._room = Room.of_rank(self._device, free_bytes, device_bytes, int(config.memory_budget), config.num_ranks)
         self._bits = checked_schemes(config, folder, self._device, channel)
         # None: seeded weights instead of the folder's.
         self._source = folder if config.load == "folder" else None
@@ -115,19 +117,19 @@ class WorkerStart:
         self._channel.send_message(self._readiness(causal_lm, plan, rates, runner))
         count_late_work = functools.partial(_count_late_work, runner)
         # Other ranks may wait in a collective for one that raised.
-        marked = self._place.marked(runner, causal_lm, self._device)
-        alone = self._sizes.num_ranks == 1
-        recovery = Recovery(marked, probe_steps(self._sizes, plan.num_blocks)) if alone else None
-        return StepLoop(marked, self._channel, self._device.type == "cuda", count_late_work, recovery)
+        linked = self._place.linked(runner, causal_lm, self._device)
+        alone = self._place.collectives is None
+        recovery = Recovery(linked, probe_steps(self._sizes, plan.num_blocks)) if alone else None
+        return StepLoop(linked, self._channel, self._device.type == "cuda", count_late_work, recovery)
 
     def _build(self) -> ModelBuild:
         folder, sizes = self._folder, self._sizes
         where = (self._dtype, self._device, self._bits, self._place.shard)
-        return ModelBuild(folder.config, *where, folder.tensors, sizes.max_model_len)
+        return ModelBuild(folder.config, *where, folder.tensors, sizes.max_model_len, sizes.stage)
 
     def _planned(self, build: ModelBuild) -> tuple[ModelMemory, MemoryPlan]:
         """The plan before anything is allocated, sent, and the estimates behind it."""
-        part = rank_part(self._folder.config.description, self._sizes.num_ranks)
+        part = rank_part(build.description, self._sizes.num_ranks)
         estimate, plan = plan_estimate(self._sizes, part, weight_memory(build), self._dtype, self._room)
         plan = agreed_plan(plan, self._place)
         pinned = pinned_bytes(self._device) if self._source is not None else 0
@@ -206,7 +208,7 @@ def _prepared_device(config: EngineConfig, folder: ModelFolder, rank: int, chann
     device, notice = choose_rank_device(config, folder.config, rank)
     if device.type == "cpu" and config.graph_sizes not in ("auto", "off"):
         raise StartRefused(f"graph_sizes is {config.graph_sizes}; the CPU has no graphs: auto and off work")
-    prepare_torch(device, config.worker_threads, config.tp)
+    prepare_torch(device, config.worker_threads, config.num_ranks)
     notices = [notice, use_kernel_cache(config.kernel_cache) if device.type == "cuda" else None]
     for text in filter(None, notices):
         channel.send_message(Notice(text))

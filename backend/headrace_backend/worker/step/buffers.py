@@ -18,6 +18,7 @@ from typing import TypeAlias
 import torch
 
 from headrace_backend.layers.step_metadata import StepPieces
+from headrace_backend.pp_rules import WHOLE, Stage
 from headrace_backend.step.plan import ForwardPlan, StepPlan
 from headrace_backend.worker.device_copies import copy_to_device, staging_memory
 from headrace_backend.worker.plan_columns import table_places
@@ -105,6 +106,7 @@ class StepBuffers:
         hidden_size: int,
         logit_sizes: tuple[int, int],
         gather_bytes: int,
+        stage: Stage = WHOLE,
     ) -> None:
         """Allocates for the largest step.
 
@@ -117,6 +119,7 @@ class StepBuffers:
             hidden_size: The model's hidden size.
             logit_sizes: Tokens of this rank's part of the vocabulary, and of all of it.
             gather_bytes: Most memory for contexts that are gathered before attention.
+            stage: Which of several pipeline stages takes the steps.
         """
         self._device = device = kv_cache.device
         self._sizes = sizes
@@ -141,6 +144,13 @@ class StepBuffers:
         self.logits = self.logits_part
         if part_size < vocab_size:
             self.logits = torch.zeros(limits.max_num_seqs, vocab_size, dtype=torch.float32, device=device)
+
+        # [num_tokens, hidden_size] the residual stream that comes from the stage before, and the
+        # one that goes to the next; no tokens where there is no such stage.
+        self.entering, self.leaving = (
+            torch.zeros(largest.num_tokens if exists else 0, hidden_size, dtype=dtype, device=device)
+            for exists in (not stage.is_first, not stage.is_last)
+        )
 
     @property
     def gather_capacity(self) -> int:

@@ -31,7 +31,7 @@ from headrace_backend.worker.plan_columns import (
 from headrace_backend.worker.sampling.prompt_logprobs import hidden_indices, prompt_logprobs
 from headrace_backend.worker.sampling.sampler import SampledTokens, Sampler
 from headrace_backend.worker.step.kv_caches import copy_planned_blocks
-from headrace_backend.worker.step.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden
+from headrace_backend.worker.step.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden, zero_tokens
 from headrace_kernels.attention.paged import AttentionMetadata
 from headrace_kernels.finite_rows import finite_rows
 
@@ -131,14 +131,11 @@ class CpuRunner:
         self.launched = NOTHING_LAUNCHED
 
     @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Takes and gives back rows, then computes the plan's tokens.
-
-        Returns:
-            As Runner says.
-        """
-        self._sampler.release(plan.released_rows)
-        self._sampler.admit(plan.admissions)
+    def forward(self, plan: StepPlan, stream: torch.Tensor | None = None) -> torch.Tensor:
+        """Implements `Runner.forward`."""
+        if self._model.stage.is_last:
+            self._sampler.release(plan.released_rows)
+            self._sampler.admit(plan.admissions)
         self._batch.update_tables(plan.forward)
         copy_planned_blocks(plan.forward, self._kv_caches)
         if not plan.forward.rows.size:
@@ -148,7 +145,10 @@ class CpuRunner:
         first_piece = self._model.first_piece(plan.num_tokens, is_captured=False)
         inputs = self._batch.build(plan.forward, first_piece)
         self.launched = Launched(plan.num_tokens, captured=False)
-        hidden = self._model(inputs.token_ids, inputs.positions, self._kv_caches, inputs.metadata)
+        entering = inputs.token_ids if self._model.stage.is_first else self._stream(stream, plan)
+        hidden = self._model(entering, inputs.positions, self._kv_caches, inputs.metadata)
+        if not self._model.stage.is_last:
+            return hidden
         indices = plan.wanted_indices.astype(np.int64)
         if plan.prompt_logprobs.counts.size:
             indices = np.concatenate((indices, hidden_indices(plan.prompt_logprobs)))
@@ -157,15 +157,22 @@ class CpuRunner:
     @torch.inference_mode()
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
         """Implements `Runner.sample`."""
+        if not self._model.stage.is_last:
+            self.remember(plan.sample.rows, zero_tokens(plan, hidden.device))
+            return None
         sampled_from, checked, telling = split_hidden(plan, hidden)
         prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
         finite = finite_rows(checked) if len(checked) else None
         if not len(sampled_from):
             return SampledTokens.none(prompts, finite, hidden.device)
         sampled = self._draw(plan.sample, sampled_from)
-        self._batch.remember(plan.sample.rows, sampled.tokens)
+        self.remember(plan.sample.rows, sampled.tokens)
         sampled.prompts, sampled.checked = prompts, finite
         return sampled
+
+    def remember(self, rows: Int32Column, tokens: torch.Tensor) -> None:
+        """Implements `Runner.remember`."""
+        self._batch.remember(rows, tokens)
 
     def reset(self) -> None:
         """Gives back all rows.
@@ -173,6 +180,11 @@ class CpuRunner:
         Block tables and last tokens are written anew when a row is taken.
         """
         self._sampler.release_all()
+
+    def _stream(self, stream: torch.Tensor | None, plan: StepPlan) -> torch.Tensor:
+        if stream is not None:
+            return stream
+        return torch.zeros(plan.num_tokens, self._model.hidden_size, dtype=self._model.dtype)
 
     def _draw(self, plan: SamplePlan, hidden: torch.Tensor) -> SampledTokens:
         """Rows that want only their most likely token need no logits beyond this rank's own."""

@@ -24,15 +24,15 @@ from typing import Any
 
 import torch
 
-from headrace_backend.step.plan import SamplePlan, StepPlan
+from headrace_backend.step.plan import Int32Column, SamplePlan, StepPlan
 from headrace_backend.weights.progress import Progress
-from headrace_backend.worker.device_copies import indices_on_device
+from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
 from headrace_backend.worker.sampling.prompt_logprobs import hidden_indices, prompt_logprobs
 from headrace_backend.worker.sampling.sampler import SampledTokens, Sampler
 from headrace_backend.worker.step.buffers import DeviceRows, Gathers, StepBuffers, StepLimits
 from headrace_backend.worker.step.graphs import StepGraphs
 from headrace_backend.worker.step.kv_caches import copy_planned_blocks
-from headrace_backend.worker.step.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden
+from headrace_backend.worker.step.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden, zero_tokens
 from headrace_backend.worker.step.shape import AttentionSizes, StepShape, smallest_holding, undominated
 from headrace_kernels.finite_rows import finite_rows
 from headrace_kernels.step_inputs import store_last_tokens
@@ -89,7 +89,9 @@ class GpuRunner:
         self._sizes = sizes
         self._rows = DeviceRows(limits.max_num_seqs, -(-limits.max_model_len // block_size), num_blocks, self._device)
         about_model = (model.dtype, model.hidden_size, (model.part_size, model.vocab_size))
-        self._buffers = StepBuffers(limits, sizes, kv_caches[0], *about_model, _GATHER_BYTES)
+        self._buffers = StepBuffers(limits, sizes, kv_caches[0], *about_model, _GATHER_BYTES, model.stage)
+        # Other stages draw nothing.
+        self._pieces = tuple(_Piece) if model.stage.is_last else (_Piece.FORWARD,)
         self._shapes = tuple(shapes)
         self._agreed_times = agreed_times
         self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None
@@ -113,14 +115,15 @@ class GpuRunner:
         return tuple(shape.num_tokens for shape in self._shapes if shape.num_tiles)
 
     @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan, stream: torch.Tensor | None = None) -> torch.Tensor:
         """Takes and gives back rows, then launches the pass over the plan's tokens.
 
         Returns:
-            As Runner says, valid until the next step.
+            What `Runner.forward` says; hidden states are valid until the next step.
         """
-        self._sampler.release(plan.released_rows)
-        self._sampler.admit(plan.admissions)
+        if self._model.stage.is_last:
+            self._sampler.release(plan.released_rows)
+            self._sampler.admit(plan.admissions)
         self._rows.update_tables(plan.forward)
         copy_planned_blocks(plan.forward, self.kv_caches)
         if not plan.forward.rows.size:
@@ -134,6 +137,12 @@ class GpuRunner:
         self._is_padded = is_padded = held is not None
         self.launched = Launched(shape.num_tokens, is_padded and self._is_captured(_Piece.FORWARD, shape))
         self._gathers = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=is_padded)
+        if stream is not None:
+            self._buffers.entering[: len(stream)].copy_(stream)
+        if not self._model.stage.is_last:
+            self._launch(_Piece.FORWARD, shape)
+            # The next step writes there while this one is still being sent.
+            return self._buffers.leaving[: plan.num_tokens].clone()
         if is_padded:
             self._launch(_Piece.FORWARD, shape)
             return self._buffers.hidden[: needed.num_samples]
@@ -147,6 +156,9 @@ class GpuRunner:
     @torch.inference_mode()
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
         """Implements `Runner.sample`."""
+        if not self._model.stage.is_last:
+            self.remember(plan.sample.rows, zero_tokens(plan, self._device))
+            return None
         sampled_from, checked, telling = split_hidden(plan, hidden)
         prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
         finite = finite_rows(checked) if len(checked) else None
@@ -168,6 +180,12 @@ class GpuRunner:
         drawn = self._launch(_Piece.DRAW, shape) if self._is_padded else self._draw(shape, num_samples)
         tokens, finite = (column[:num_samples] for column in drawn)
         return self._sampler.finish(plan, traits, logits, tokens, finite)
+
+    @torch.inference_mode()
+    def remember(self, rows: Int32Column, tokens: torch.Tensor) -> None:
+        """Implements `Runner.remember`."""
+        if rows.size:
+            store_last_tokens(self._rows.last_tokens, copy_to_device(rows, self._device), tokens)
 
     def reset(self) -> None:
         """Gives back all rows.
@@ -191,7 +209,7 @@ class GpuRunner:
             progress("graphs", done, len(self._shapes), "shapes")
             self._buffers.upload_padding(shape, self._rows.scratch_row)
             self._gathers = ()
-            for piece in _Piece:
+            for piece in self._pieces:
                 self._graphs.capture((piece, shape), functools.partial(self._run, piece, shape))
         progress("graphs", len(self._shapes), len(self._shapes), "shapes")
         self._keep_undominated(self._graphs)
@@ -210,14 +228,14 @@ class GpuRunner:
         times = dict(zip(found, self._agreed_times(list(found.values())), strict=True))
         kept = undominated(self._shapes, {shape: times[size] for shape, size in sizes.items() if size in times})
         for shape in set(self._shapes) - set(kept):
-            for piece in _Piece:
+            for piece in self._pieces:
                 graphs.drop((piece, shape))
         self._shapes = tuple(kept)
 
     def _replay_padding(self, shape: StepShape) -> None:
         """Launches a captured step in which nothing takes part."""
         self._buffers.upload_padding(shape, self._rows.scratch_row)
-        for piece in _Piece:
+        for piece in self._pieces:
             self._launch(piece, shape)
 
     def _is_captured(self, piece: _Piece, shape: StepShape) -> bool:
@@ -232,17 +250,23 @@ class GpuRunner:
         if piece is _Piece.DRAW:
             return self._draw(shape, shape.num_samples)
         self._forward(shape)
-        self._write_logits(shape.num_samples)
+        if self._model.stage.is_last:
+            self._write_logits(shape.num_samples)
         return None
 
     def _forward(self, shape: StepShape, wants_all: bool = False) -> torch.Tensor:
         """Inputs from the columns, the model, and the hidden states that are sampled.
 
-        Gives those of all tokens, [num_tokens, hidden_size], if they are wanted.
+        Gives those of all tokens, [num_tokens, hidden_size], if they are wanted. Before the last
+        stage, the stream that leaves.
         """
-        inputs = self._buffers.inputs(shape, self._rows, self._gathers)
+        inputs, stage = self._buffers.inputs(shape, self._rows, self._gathers), self._model.stage
+        entering = inputs.token_ids if stage.is_first else self._buffers.entering[: shape.num_tokens].clone()
+        if not stage.is_last:
+            stream = self._model(entering, inputs.positions, self.kv_caches, inputs.attention)
+            return self._buffers.leaving[: shape.num_tokens].copy_(stream)
         wanted = None if wants_all else self._wanted(shape)
-        hidden = self._model(inputs.token_ids, inputs.positions, self.kv_caches, inputs.attention, wanted)
+        hidden = self._model(entering, inputs.positions, self.kv_caches, inputs.attention, wanted)
         sampled = self._buffers.columns(shape).sample_tokens
         if wanted is None:
             torch.index_select(hidden, 0, sampled, out=self._buffers.hidden[: shape.num_samples])

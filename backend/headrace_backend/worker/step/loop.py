@@ -24,7 +24,7 @@ from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StepFailed, one_line
 from headrace_backend.worker.step.host_copy import FinishTimes, HostCopy
 from headrace_backend.worker.step.recovery import Recovery
-from headrace_backend.worker.step.runner import Launched, Runner
+from headrace_backend.worker.step.runner import Launched, StepRunner
 
 # While the device works the loop looks this often for the next plan and the next result. Sleeping
 # on the ring's event would be no better: poll() counts in milliseconds.
@@ -60,7 +60,7 @@ class StepLoop:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: StepRunner,
         channel: Channel,
         runs_ahead: bool,
         count_late_work: Callable[[], int] = lambda: 0,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from headrace_backend.step.plan import StepPlan
-from headrace_backend.worker.step.runner import Runner, run_steps
+from headrace_backend.worker.step.runner import StepRunner, run_steps
 
 # What torch says where the CPU's allocator gets nothing; it has no class of its own.
 _NO_CPU_MEMORY = ("can't allocate memory", "not enough memory")
@@ -26,7 +26,7 @@ _NO_CPU_MEMORY = ("can't allocate memory", "not enough memory")
 class Recovery:
     """The way back of one worker."""
 
-    def __init__(self, runner: Runner, probe: Sequence[StepPlan]) -> None:
+    def __init__(self, runner: StepRunner, probe: Sequence[StepPlan]) -> None:
         """Joins its parts.
 
         Args:

@@ -12,22 +12,24 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
-from headrace_backend.step.plan import StepPlan
+from headrace_backend.pp_rules import Stage
+from headrace_backend.step.plan import Int32Column, StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.sampling.sampler import SampledTokens
 
 
 class CausalModel(Protocol):
-    """What a runner needs of a model (see `headrace_backend.models`)."""
+    """What a runner needs of a model, or of a stage of one (see `headrace_backend.models`)."""
 
     vocab_size: int
     hidden_size: int
     # Of activations.
     dtype: torch.dtype
+    stage: Stage
 
     def __call__(
         self,
-        token_ids: torch.Tensor,
+        entering: torch.Tensor,
         positions: torch.Tensor,
         kv_caches: list[torch.Tensor],
         metadata: StepMetadata | StepPieces,
@@ -35,7 +37,9 @@ class CausalModel(Protocol):
     ) -> torch.Tensor:
         """Computes hidden states [num_tokens, hidden_size], or only those with indices `wanted`.
 
-        Tokens and their positions are int64 [num_tokens].
+        What enters are token ids, int64 [num_tokens] as their positions are, or behind the first
+        stage the residual stream [num_tokens, hidden_size]. Before the last stage the stream of all
+        tokens is computed.
         """
 
     def first_piece(self, num_tokens: int, is_captured: bool) -> int | None:
@@ -81,34 +85,54 @@ class Launched(NamedTuple):
 NOTHING_LAUNCHED = Launched(0, False)
 
 
-class Runner(Protocol):
-    """Computes steps in the order in which they are given (`cpu_runner`, `gpu_runner`)."""
+class StepRunner(Protocol):
+    """Computes steps in the order in which they are given, as the step loop asks for them."""
 
     @property
     def launched(self) -> Launched:
         """How the last `forward` was launched."""
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Takes and gives back rows, then computes the plan's tokens.
-
-        Returns:
-            Hidden states of the sampled tokens, of those that are checked and of those that report
-            prompts, [num_samples + num_checked + num_prompt_tokens, hidden_size]; see
-            `split_hidden`.
-        """
+        """Takes and gives back rows, then computes the plan's tokens: `Runner.forward`."""
 
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """Draws the plan's tokens from what `forward` returned, checks it, and reports prompts.
-
-        Returns:
-            None if there is nothing of these to do.
-        """
+        """Draws the plan's tokens from what `forward` returned: `Runner.sample`."""
 
     def reset(self) -> None:
         """Gives back all rows, whatever a step that raised has left of them.
 
         The next plan finds an empty batch.
         """
+
+
+class Runner(StepRunner, Protocol):
+    """Computes steps, or one stage's part of them, on one device (`cpu_runner`, `gpu_runner`)."""
+
+    def forward(self, plan: StepPlan, stream: torch.Tensor | None = None) -> torch.Tensor:
+        """Takes and gives back rows, then computes the plan's tokens.
+
+        Args:
+            plan: The step.
+            stream: [num_tokens, hidden_size] what the stage before returned, which may be changed;
+                behind the first stage None means zeros, for steps that answer no request.
+
+        Returns:
+            Hidden states of the sampled tokens, of those that are checked and of those that report
+            prompts, [num_samples + num_checked + num_prompt_tokens, hidden_size]; see
+            `split_hidden`. Before the last stage the residual stream of all tokens, [num_tokens,
+            hidden_size], which nobody else changes.
+        """
+
+    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+        """Draws the plan's tokens from what `forward` returned, checks it, and reports prompts.
+
+        Returns:
+            None if there is nothing of these to do. Before the last stage there never is: rows
+            remember zeros, in place of tokens that the last stage draws.
+        """
+
+    def remember(self, rows: Int32Column, tokens: torch.Tensor) -> None:
+        """Notes the tokens just drawn, int64 [num_samples], as their rows' last."""
 
 
 @runtime_checkable
@@ -133,7 +157,12 @@ def split_hidden(plan: StepPlan, hidden: torch.Tensor) -> tuple[torch.Tensor, ..
     return hidden.tensor_split((num_samples, num_samples + num_checked))
 
 
-def run_steps(runner: Runner, plans: Sequence[StepPlan], on_step: Callable[[int], None]) -> None:
+def zero_tokens(plan: StepPlan, device: torch.device) -> torch.Tensor:
+    """What stands for the tokens of a step that another stage draws, or does not draw."""
+    return torch.zeros(plan.sample.rows.size, dtype=torch.int64, device=device)
+
+
+def run_steps(runner: StepRunner, plans: Sequence[StepPlan], on_step: Callable[[int], None]) -> None:
     """Runs plans one after the other and waits for what the last one drew.
 
     Args:

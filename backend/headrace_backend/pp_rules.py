@@ -1,0 +1,122 @@
+"""Which layers a pipeline stage has: what follows from `--pp` before torch is loaded.
+
+Owns the division of a model's layers over stages, and the refusal of more stages than layers.
+Supervisor, backend and worker all ask here, and every rank comes to the same division. What a rank
+has of its stage's layers is `tp_rules`'.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from typing import NamedTuple
+
+from headrace_backend.config import EngineConfig
+from headrace_model_folder import ModelConfig
+from headrace_model_folder.description import Head, Layer, ModelDescription
+
+# Of one weight, where it is quantized while it is read; others have the checkpoint's.
+_BITS = {"int8": 8, "fp8": 8, "int4": 4, "nf4": 4}
+_PLAIN_BITS = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stage:
+    """One of the stages that compute a model's layers one after the other."""
+
+    index: int = 0
+    count: int = 1
+    # Its first layer and the one behind its last, by their places in the model; None: the end.
+    first_layer: int = 0
+    end_layer: int | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it turns tokens into vectors."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the output layer, and draws tokens."""
+        return self.index == self.count - 1
+
+
+# The stage of a model that has no others.
+WHOLE = Stage()
+
+
+class _Load(NamedTuple):
+    """What stages so far have of the weights, in bits; the smaller of two is the better division.
+
+    The largest stage decides whether a model fits, and how long a full pipeline takes.
+    """
+
+    largest: int = 0
+    # Of all stages: among divisions with the same largest stage the most even one is taken.
+    squares: int = 0
+
+    def beside(self, bits: int) -> _Load:
+        """These stages and one more."""
+        return _Load(max(self.largest, bits), self.squares + bits * bits)
+
+
+def unsuitable_pp(config: EngineConfig, model: ModelConfig) -> str | None:
+    """Explains why `config.pp` stages can't share the model's layers; returns None if they can."""
+    num_layers = len(model.description.layers)
+    if config.pp <= num_layers:
+        return None
+    return f"pp is {config.pp}, and the model has {num_layers} layers: pp of at most {num_layers} works"
+
+
+def stages(config: EngineConfig, model: ModelConfig) -> tuple[Stage, ...]:
+    """Divides a model's layers over `config.pp` stages of at least one layer, by weights' bits.
+
+    The embedding counts with the first stage, the output layer with the last.
+    """
+    described, layer_bits = model.description, [_layer_bits(layer, config, model) for layer in model.description.layers]
+    table = described.vocab_size * described.hidden_size
+    layer_bits[0] += table * _PLAIN_BITS
+    layer_bits[-1] += table * _BITS.get(config.quantize_head, _PLAIN_BITS)
+    ends = _ends(tuple(layer_bits), config.pp)
+    firsts = (0, *ends[:-1])
+    return tuple(
+        Stage(index, config.pp, first, end) for index, (first, end) in enumerate(zip(firsts, ends, strict=True))
+    )
+
+
+def stage_part(model: ModelDescription, stage: Stage) -> ModelDescription:
+    """What one stage has of a model: some of its layers.
+
+    An output layer that is tied to the embedding is loaded once more where that is another stage's.
+    """
+    head = model.head
+    if head.tied and stage.is_last and not stage.is_first:
+        head = Head(model.embedding.name, tied=False)
+    return dataclasses.replace(model, layers=model.layers[stage.first_layer : stage.end_layer], head=head)
+
+
+def _layer_bits(layer: Layer, config: EngineConfig, model: ModelConfig) -> int:
+    formats = model.quantization.layers if model.quantization else {}
+    plain = _BITS.get(config.quantize, _PLAIN_BITS)
+    return sum(
+        linear.outputs * linear.inputs * (formats[linear.name].bits if linear.name in formats else plain)
+        for linear in layer.linears
+    )
+
+
+def _ends(bits: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
+    """The layer behind each stage's last one."""
+    sums = (0, *itertools.accumulate(bits))
+
+    @functools.cache
+    def best(count: int, end: int) -> tuple[_Load, tuple[int, ...]]:
+        """The first `count` stages, which have the layers before `end`."""
+        if count == 0:
+            return _Load(), ()
+        # One stage before another has no layer less than that.
+        firsts = range(count - 1, end) if count > 1 else (0,)
+        found = ((best(count - 1, first), sums[end] - sums[first]) for first in firsts)
+        return min((load.beside(size), (*ends, end)) for (load, ends), size in found)
+
+    return best(num_stages, len(bits))[1]
