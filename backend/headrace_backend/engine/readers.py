@@ -36,6 +36,7 @@ class Readers:
         account: TenantAccount,
         output_index: int | None,
         from_token: int,
+        now_ns: int,
     ) -> AttachSnapshot:
         """Adds a reader to a request of its tenant, for one output or for all of them.
 
@@ -51,10 +52,10 @@ class Readers:
         self.subscriptions.check_free(subscriber)
         outputs = read_outputs(request, output_index, from_token)
         if not request.active or request.readers:
-            self.quotas.check_stream(account)
+            self.quotas.check_stream(account, now_ns)
         if request.active:
             self.subscriptions.add(subscriber, request, output_index)
-            self.quotas.reader_came(request.account, len(request.readers))
+            self.quotas.reader_came(request.account, len(request.readers), now_ns)
         return AttachSnapshot(
             request.spec.service_state,
             request.num_prompt_tokens,
@@ -76,7 +77,7 @@ class Readers:
         request = self.subscriptions.remove(subscriber)
         if request is None:
             return
-        self.quotas.reader_left(request.account, len(request.readers))
+        self.quotas.reader_left(request.account, len(request.readers), now_ns)
         if request.owner == subscriber and not request.spec.detached:
             request.given_up = given_up
             self.endings.end_all(request, EndReason.CANCELLED, now_ns)

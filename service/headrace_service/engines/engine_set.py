@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 from headrace_service.engines import routing
+from headrace_service.engines.quota_relay import QuotaRelay
 from headrace_service.engines.routing import RoutedEngine, RoutingKey
 
 
@@ -26,9 +27,14 @@ Engine = TypeVar("Engine", bound=Member)
 
 
 class EngineSet(Generic[Engine]):
-    """The engines of one model, in the order of their numbers."""
+    """The engines of one model, in the order of their numbers.
+
+    Attributes:
+        quotas: carries what they report of quotas from each to the others.
+    """
 
     def __init__(self) -> None:
+        self.quotas = QuotaRelay()
         self._engines: tuple[Engine, ...] = ()
 
     def __iter__(self) -> Iterator[Engine]:

@@ -142,6 +142,8 @@ class RunningGeneration:
         """Returns the request that goes on from what was emitted, to be sent at once."""
         add = engine_pb2.AddRequest()
         add.CopyFrom(self._add)
+        # Whoever answered had charged it to its tenant's quotas.
+        add.admitted = self._num_losses > 0
         asked = Request.decode(add.request)
         add.emitted.extend(self.stream.emitted(asked.n))
         if add.emitted and asked.num_prompt_logprobs >= 0:
