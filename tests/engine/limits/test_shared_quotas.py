@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -110,6 +112,72 @@ def test_what_a_lost_engine_admitted_goes_on_elsewhere_and_costs_nothing_again()
     network.wait(MINUTE_NS)
     network.settle()
     assert fill(network, "b", tokens_only, tokens=100) == 1
+
+
+def asks(network: QuotaNetwork, engine: str, limits: TenantLimits) -> bool:
+    """Whether an engine asks the others before it answers; it does not admit at once."""
+    try:
+        network.add(engine, limits)
+    except RequestRefused as refused:
+        return refused.asks_others
+    return False
+
+
+def hear(network: QuotaNetwork, *engines: str) -> None:
+    """Everything is said and heard between some of the engines, and stays on its way elsewhere."""
+    for _ in range(4):
+        for engine in engines:
+            network.flush(engine)
+        for way in network.pending:
+            while set(way[1:]) <= set(engines) and network.ways[way]:
+                network.deliver(way)
+
+
+def test_what_one_waits_for_is_taken_by_nobody_else() -> None:
+    """Two streams are left; c wants one, and has been heard by a and not by b."""
+    network = QuotaNetwork("abc", {0: "abc"})
+    network.settle()
+    limits = streams(5)
+    assert fill(network, "b", limits, most=3) == 3
+    network.settle()
+    assert asks(network, "c", limits)
+    hear(network, "a", "c")
+    # Two left by three engines is no whole stream for each: a asks too.
+    assert asks(network, "a", limits)
+    hear(network, "a", "c")
+    assert asks(network, "a", limits) and asks(network, "c", limits)
+    network.settle()
+    assert network.add_patiently("a", limits) and network.add_patiently("c", limits)
+    assert not network.add_patiently("b", limits) and len(network.running) == 5
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_of_two_that_want_the_last_stream_one_gets_it(order: str) -> None:
+    network = QuotaNetwork("ab", {0: "ab"})
+    network.settle()
+    first, second = order
+    assert asks(network, first, streams(1)) and asks(network, second, streams(1))
+    network.settle()
+    for engine in order:
+        # Nobody hears of the other's claim before its own.
+        with contextlib.suppress(RequestRefused):
+            network.add(engine, streams(1))
+    assert len(network.running) == 1
+
+
+def test_a_claim_by_share_leaves_what_others_wait_for() -> None:
+    """Of 100 tokens 20 are left beside what a wants, though half of all would do for b."""
+    network = QuotaNetwork("ab", {0: "ab"})
+    network.settle()
+    limits = TenantLimits(tokens_per_minute=100)
+    with pytest.raises(RequestRefused, match="the other engines are asked"):
+        network.add("a", limits, 80)
+    hear(network, "a", "b")
+    with pytest.raises(RequestRefused):
+        network.add("b", limits, 40)
+    network.add("a", limits, 80)
+    network.settle()
+    assert not network.add_patiently("b", limits, 40) and network.add_patiently("b", limits, 20)
 
 
 @pytest.mark.parametrize("limit", [1, 4])
