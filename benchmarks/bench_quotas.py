@@ -2,11 +2,11 @@
 
 Two backends whose workers compute nothing in steps of a set length, one service process, and two
 keys. The quiet one asks at a steady rate. The noisy one asks for far more than it may have, comes
-back as soon as a refusal lets it, and its prompts go to both engines. In turns the quiet key is
-alone, beside the noisy one with its quota, and beside one without. Reported are the quiet key's
-times to the first token, the most generations that the noisy one had open at a time as its callers
-saw them, who hear of an end a moment after the engine, and how many of its requests were admitted. What computing for both costs a device is not in it
-(`tests/engine/limits/test_quota_fairness.py` simulates that).
+back when a refusal says, and its prompts go to both engines. In turns the quiet key is alone,
+beside the noisy one with its quota, and beside one without. Reported are the quiet key's times to
+the first token, the most generations that the engines had of the noisy one at a time, asked again
+and again before the quiet one begins, and how many of its requests were admitted. What computing
+for both costs a device is not in it (`tests/engine/limits/test_quota_fairness.py` simulates that).
 """
 
 from __future__ import annotations
@@ -41,22 +41,13 @@ _ARMS = ("alone", "noisy", "unlimited")
 
 
 class Noise:
-    """What the noisy key has open, and had."""
+    """What the noisy key was given."""
 
     def __init__(self) -> None:
         """Nothing yet."""
-        self.num_open = self.most_open = self.num_admitted = self.num_refused = 0
-
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        """Counts a generation that was admitted until it ends."""
-        self.num_admitted += 1
-        self.num_open += 1
-        self.most_open = max(self.most_open, self.num_open)
-        try:
-            yield
-        finally:
-            self.num_open -= 1
+        self.num_admitted = self.num_refused = 0
+        # At a time, as the engines counted it while nobody else asked.
+        self.most_active = 0
 
 
 def _spec(tokens: int) -> inference_pb2.GenerateRequest:
@@ -96,9 +87,9 @@ async def _noisy(stub: Any, key: str, noise: Noise) -> None:
         try:
             call = stub.Generate(_spec(_NOISY_TOKENS), metadata=_bearer(key))
             await call.read()
-            with noise.opened():
-                while await call.read() is not grpc.aio.EOF:
-                    pass
+            noise.num_admitted += 1
+            while await call.read() is not grpc.aio.EOF:
+                pass
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise
@@ -109,8 +100,8 @@ async def _noisy(stub: Any, key: str, noise: Noise) -> None:
 async def _arm(stub: Any, arm: str, seconds: float, callers: int) -> tuple[list[float], Noise]:
     noise = Noise()
     tasks = [asyncio.create_task(_noisy(stub, arm, noise)) for _ in range(callers if arm != "alone" else 0)]
-    await asyncio.sleep(min(2.0, seconds / 4))
     try:
+        await _watch(stub, noise, seconds / 4)
         return await _quiet(stub, seconds), noise
     finally:
         for task in tasks:
@@ -119,6 +110,15 @@ async def _arm(stub: Any, arm: str, seconds: float, callers: int) -> tuple[list[
         failed = [error for error in ended if isinstance(error, Exception)]
         if failed:
             raise failed[0]
+
+
+async def _watch(stub: Any, noise: Noise, seconds: float) -> None:
+    """Notes what the engines have of the noisy key, while it is alone."""
+    ends_s = time.perf_counter() + seconds
+    while time.perf_counter() < ends_s:
+        load = await stub.GetLoad(inference_pb2.GetLoadRequest(), metadata=_bearer("quiet"))
+        noise.most_active = max(noise.most_active, load.running_sequences + load.waiting_requests)
+        await asyncio.sleep(0.02)
 
 
 async def _measure(address: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -138,7 +138,7 @@ async def _measure(address: str, options: argparse.Namespace) -> dict[str, Any]:
         for share in (0.5, 0.95):
             figures[f"{arm}_ttft_p{share * 100:g}_ms"] = round(1e3 * percentile(times[arm], share), 2)
         figures[f"{arm}_p95_ratio"] = round(percentile(times[arm], 0.95) / percentile(times["alone"], 0.95), 3)
-        figures[f"{arm}_most_open"] = max(noise.most_open for noise in noises[arm])
+        figures[f"{arm}_most_active"] = max(noise.most_active for noise in noises[arm])
         figures[f"{arm}_admitted"] = sum(noise.num_admitted for noise in noises[arm])
         figures[f"{arm}_refused"] = sum(noise.num_refused for noise in noises[arm])
     return figures

@@ -54,7 +54,7 @@ class Caller:
     async def open(self, number: int) -> list[str]:
         """Begins so many long generations at once, of prompts that go to different engines.
 
-        Keeps the calls that were admitted; returns what the others were told.
+        Keeps the calls that were admitted; returns why the others were refused.
         """
         calls = [self._begin(first) for first in range(5, 5 + number)]
         answers = await asyncio.gather(*(call.read() for call in calls), return_exceptions=True)
@@ -110,9 +110,11 @@ async def test_a_key_has_its_quota_once_over_two_services_and_two_engines_and_wh
     engines: list[BackendProcess], tmp_path: pathlib.Path
 ) -> None:
     async with caller(engines, tmp_path / "one.json") as one, caller(engines[::-1], tmp_path / "other.json") as other:
-        told = await asyncio.gather(one.open(10), other.open(10))
+        reasons = await asyncio.gather(one.open(10), other.open(10))
         assert len(one.calls) + len(other.calls) == STREAMS
-        assert all(f"concurrent_streams: {STREAMS} requests and readers of this key" in text for text in sum(told, []))
+        assert all(
+            f"concurrent_streams: {STREAMS} requests and readers of this key" in text for text in sum(reasons, [])
+        )
         # What ends at one engine can be had at any.
         await end(one if one.calls else other, 1)
         await until_admitted(other, 1)

@@ -304,11 +304,11 @@ class Engine:
 
     @property
     def has_quota_news(self) -> bool:
-        """Whether the other engines are to be told something of tenants' quotas."""
+        """Whether the other engines are to hear something of tenants' quotas."""
         return self._quotas.shared.has_news
 
     def take_quota_report(self) -> QuotaReport | None:
-        """What the other engines are to be told of tenants' quotas; None: nothing."""
+        """What the other engines are to hear of tenants' quotas; None: nothing."""
         return self._quotas.shared.take_report(self._clock())
 
     def take_quota_disputes(self) -> list[Dispute]:

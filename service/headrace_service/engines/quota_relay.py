@@ -1,8 +1,8 @@
 """Carries what engines of a model report of quotas from each to the others.
 
 Owns which of them are connected to this process, and tells each of them who the others are. Keeps
-nothing of what they report, and looks at nothing in it: engines that several processes connect are
-told the same by each. One that does not share quotas is told nothing.
+nothing of what they report, and looks at nothing in it: several processes that connect the same
+engines carry the same. One that does not share quotas is left alone.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def test_an_engine_that_is_lost_gives_its_streams_back_and_its_rates_with_time()
     assert fill(network, "c", limits) == 6
 
 
-def test_an_engine_that_joins_is_told_what_is_taken_and_gets_a_share() -> None:
+def test_an_engine_that_joins_learns_what_is_taken_and_gets_a_share() -> None:
     network = QuotaNetwork("ab", {0: "ab"})
     network.settle()
     limits = TenantLimits(concurrent_streams=9, requests_per_minute=12)
@@ -166,7 +166,7 @@ def test_of_two_that_want_the_last_stream_one_gets_it(order: str) -> None:
 
 
 def test_a_claim_by_share_leaves_what_others_wait_for() -> None:
-    """Of 100 tokens 20 are left beside what a wants, though half of all would do for b."""
+    """Twenty of 100 tokens are left beside what a wants, though half of all would do for b."""
     network = QuotaNetwork("ab", {0: "ab"})
     network.settle()
     limits = TenantLimits(tokens_per_minute=100)
@@ -228,7 +228,7 @@ def test_an_engine_that_hangs_keeps_what_it_took_and_nobody_waits_for_it() -> No
     network.settle()
     assert fill(network, "b", streams(12)) == 7
     hung.read_report = read  # type: ignore[method-assign]
-    # It has missed reports, and is told all as long as it has not answered.
+    # It has missed reports, and gets complete ones as long as it has not answered.
     network.wait(SECOND_NS)
     network.settle()
     network.end(next(running for running in network.running if running.engine == "b"))

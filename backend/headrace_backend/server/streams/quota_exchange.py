@@ -21,7 +21,7 @@ from headrace_backend.server.streams.statuses import ended
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request import limits
 
-# What changes within it is told together.
+# What changes within it goes into one report.
 _GATHER_S = 0.002
 _ENGINE = re.compile(r"[0-9a-f]{16}")
 _MAX_PEERS = 4096
@@ -65,7 +65,7 @@ class QuotaExchange:
         self.notice()
 
     def notice(self) -> None:
-        """Has the others be told soon if the engine has something to say."""
+        """Reports to the others soon if the engine has something to say."""
         if self._timer is None and self._carriers and self._engine.has_quota_news:
             self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._send)
 

@@ -121,7 +121,7 @@ class Share:
             self._want_number = number
 
     def report(self, missing: int = 0) -> ShareReport:
-        """Returns what the others are told."""
+        """Returns what is reported to the others."""
         return ShareReport(self.taken, self.want, missing)
 
     def _obtain_by_want(self, needed: int, level: int, standing: Standing, now_ns: int) -> Answer:

@@ -1,6 +1,6 @@
 """The quotas of all tenants, as far as several engines hold them together.
 
-Owns which tenants there are, what of them the others are still to be told, and the order of that.
+Owns which tenants there are, what of them is still to be reported, and the order of that.
 Does not own accounts (`quotas`) nor how reports travel (`server.streams.quota_reports`).
 """
 
@@ -38,13 +38,13 @@ class SharedQuotas:
         self._peers = Peers(engine)
         # Tenants with an account here, a share, or something at another engine.
         self._tenants: dict[str, TenantShares] = {}
-        # Those of which the others know, those of which they are to be told, and those of which
-        # they must forget what they know.
-        self._told: set[str] = set()
+        # Those of which the others know, those that changed since, and those of which they must
+        # forget what they know.
+        self._reported: set[str] = set()
         self._changed: set[str] = set()
         self._gone: set[str] = set()
         self._tells_all = False
-        self._told_what_was_heard: tuple[tuple[str, int], ...] = ()
+        self._reported_heard: tuple[tuple[str, int], ...] = ()
         # Those that have something in reserve, or wait for something.
         self._restless: set[str] = set()
         self._next_tidy_ns = 0
@@ -106,7 +106,7 @@ class SharedQuotas:
     # The other engines.
 
     def name_peers(self, stream_id: int, engines: Collection[str], now_ns: int) -> None:
-        """A service names all engines that it carries reports between; all of them are told all."""
+        """A service names all engines that it carries reports between; this one reports all that it has."""
         self._lose(self._peers.name(stream_id, engines), now_ns)
         self._tells_all = True
 
@@ -137,11 +137,11 @@ class SharedQuotas:
 
     @property
     def has_news(self) -> bool:
-        """Whether the others are to be told something."""
+        """Whether there is something to report, and somebody to report it to."""
         return self._peers.has_readers and (self._tells_all or bool(self._changed) or self._hears_more)
 
     def take_report(self, now_ns: int) -> QuotaReport | None:
-        """Returns what the others are to be told now, to be sent to every service that carries it.
+        """Returns what is to be reported now, to be sent to every service that carries it.
 
         None where there is nothing to say, and nobody to say it to.
         """
@@ -149,18 +149,18 @@ class SharedQuotas:
         if not self.has_news:
             return None
         complete = self._tells_all
-        tenants = [shares for shares in self._to_tell() if self._is_told(shares)]
+        tenants = [shares for shares in self._to_tell() if self._is_reported(shares)]
         gone = tuple(self._gone)
         number = peers.number + bool(complete or tenants or gone)
         reports = tuple([shares.report(now_ns) for shares in tenants])
         for shares in tenants:
             shares.sent(number)
-        self._told.update(shares.tenant for shares in tenants)
+        self._reported.update(shares.tenant for shares in tenants)
         self._changed, self._gone, self._tells_all = set(), set(), False
         if number > peers.number:
             peers.sent(number, now_ns)
-        self._told_what_was_heard = peers.what_was_heard()
-        return QuotaReport(peers.engine, number, complete, reports, gone, self._told_what_was_heard)
+        self._reported_heard = peers.what_was_heard()
+        return QuotaReport(peers.engine, number, complete, reports, gone, self._reported_heard)
 
     # Time.
 
@@ -198,15 +198,15 @@ class SharedQuotas:
 
     @property
     def _hears_more(self) -> bool:
-        return self._told_what_was_heard != self._peers.what_was_heard()
+        return self._reported_heard != self._peers.what_was_heard()
 
     def _to_tell(self) -> list[TenantShares]:
         if self._tells_all:
             return list(self._tenants.values())
         return [self._tenants[tenant] for tenant in self._changed if tenant in self._tenants]
 
-    def _is_told(self, shares: TenantShares) -> bool:
-        return shares.owned or shares.is_restless or shares.tenant in self._told
+    def _is_reported(self, shares: TenantShares) -> bool:
+        return shares.owned or shares.is_restless or shares.tenant in self._reported
 
     def _note_change(self, shares: TenantShares) -> None:
         self._tenants[shares.tenant] = shares
@@ -231,8 +231,8 @@ class SharedQuotas:
         """Forgets a tenant that has no account here, no share, nothing elsewhere and full pools."""
         if shares.owned or shares.is_restless:
             return
-        if shares.tenant in self._told:
-            self._told.discard(shares.tenant)
+        if shares.tenant in self._reported:
+            self._reported.discard(shares.tenant)
             self._changed.add(shares.tenant)
             self._gone.add(shares.tenant)
         shares.begin_anew()

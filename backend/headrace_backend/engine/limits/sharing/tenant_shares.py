@@ -30,10 +30,10 @@ class TenantShares:
 
     Attributes:
         tenant: The tenant.
-        limits: Those that hold.
+        limits: The limits that hold.
         streams: This engine's share of the concurrent streams; None: they are not limited.
-        requests: The same of requests a minute.
-        tokens: The same of tokens a minute.
+        requests: This engine's share of the requests a minute, or None.
+        tokens: This engine's share of the tokens a minute, or None.
         owned: Whether the tenant has an account at this engine.
         elsewhere: What other engines reported last, by their names.
         pressing_until_ns: Until when the others shall hold nothing in reserve.
@@ -154,12 +154,12 @@ class TenantShares:
         pressing = HEARD < self._press_number <= heard
         return Standing(num_engines, heard, wanted, before, self.is_pressed, pressing)
 
-    # What the others are told.
+    # What is reported.
 
     def press(self, now_ns: int) -> bool:
         """Asks the others to hold nothing in reserve, for a while from now on.
 
-        Returns whether they are to be told.
+        Returns whether that is to be reported.
         """
         is_new = not self.pressing_until_ns
         if is_new:
@@ -168,7 +168,7 @@ class TenantShares:
         return is_new
 
     def report(self, now_ns: int) -> TenantReport:
-        """Returns what the others are told."""
+        """Returns what is reported to the others."""
         words = self._own_words(now_ns)
         return TenantReport(
             self.tenant,
@@ -180,7 +180,7 @@ class TenantShares:
         )
 
     def sent(self, number: int) -> None:
-        """Notes the number of the report that told the others."""
+        """Notes the number of the report that said all this."""
         for share in self:
             share.sent(number)
         if self._press_number == UNSENT:
@@ -189,7 +189,7 @@ class TenantShares:
     def tidy(self, now_ns: int, at_once: bool = False) -> bool:
         """Gives back what lay in reserve for too long, and forgets requests that do not wait.
 
-        `at_once` nothing is kept in reserve. Returns whether the others are to be told.
+        `at_once` nothing is kept in reserve. Returns whether that is to be reported.
         """
         changed = False
         if self.pressing_until_ns and self.pressing_until_ns <= now_ns:
@@ -212,7 +212,7 @@ class TenantShares:
         return all(share.pool.is_full(now_ns) for share in self if isinstance(share.pool, RateBucket))
 
     def begin_anew(self) -> None:
-        """Counts what is taken of rates from nothing again: the others are told that it is gone."""
+        """Counts what is taken of rates from nothing again: it is reported as gone."""
         for share in (self.requests, self.tokens):
             if share is not None:
                 share.taken = 0
