@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from headrace_backend.engine.limits.sharing.peers import Peers
+from headrace_backend.engine.limits.sharing.peers import PATIENCE_NS, Peers
 from headrace_backend.engine.limits.sharing.reports import QuotaReport
 from headrace_backend.engine.limits.sharing.share import ALONE, Answer, Share
 from headrace_backend.engine.limits.sharing.tenant_shares import TenantShares
@@ -48,6 +48,7 @@ class SharedQuotas:
         # Those that have something in reserve, or wait for something.
         self._restless: set[str] = set()
         self._next_tidy_ns = 0
+        self._next_reminder_ns = 0
         # Those whose dispute was named.
         self._disputes: set[str] = set()
 
@@ -179,7 +180,9 @@ class SharedQuotas:
             if not shares.is_restless:
                 self._restless.discard(tenant)
                 self._forget(shares, now_ns)
-        if self._peers.are_waited_for(now_ns):
+        if self._peers.are_waited_for(now_ns) and now_ns >= self._next_reminder_ns:
+            # Whoever missed a report needs all.
+            self._next_reminder_ns = now_ns + PATIENCE_NS
             self._tells_all = True
 
     def take_disputes(self, now_ns: int) -> list[Dispute]:
