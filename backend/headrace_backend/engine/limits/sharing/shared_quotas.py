@@ -107,7 +107,7 @@ class SharedQuotas:
     # The other engines.
 
     def name_peers(self, stream_id: int, engines: Collection[str], now_ns: int) -> None:
-        """A service names all engines that it carries reports between; this one reports all that it has."""
+        """A service names all engines that it carries reports between; this one reports all."""
         self._lose(self._peers.name(stream_id, engines), now_ns)
         self._tells_all = True
 
