@@ -176,6 +176,7 @@ class EngineClient:
         self.error: grpc.aio.AioRpcError | None = None
         self.numbers = itertools.count(1)
         self.reader: asyncio.Task[None] | None = None
+        self.quota_reports: list[engine_pb2.QuotaReport] = []
         # Of each message with tokens or events.
         self.step_records: list[bytes] = []
 
@@ -218,6 +219,8 @@ class EngineClient:
             self._take_step(value)
         elif kind == "unguarded":
             self.unguarded += value.requests
+        elif kind == "quota_report":
+            self.quota_reports.append(value)
         elif kind == "refused" and value.handle in self.subscriptions:
             self.subscriptions[value.handle].refused = value.status
             self.subscriptions[value.handle].settled.set()

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as AbstractSequence
 from collections.abc import Set as AbstractSet
 
@@ -40,6 +40,8 @@ from headrace_backend.engine.events import EndReason, Resumed, Started
 from headrace_backend.engine.limits.admission import Admission
 from headrace_backend.engine.limits.deadlines import Deadlines
 from headrace_backend.engine.limits.quotas import Quotas
+from headrace_backend.engine.limits.sharing.reports import QuotaReport
+from headrace_backend.engine.limits.sharing.shared_quotas import Dispute
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.limits.validation import RequestValidator
 from headrace_backend.engine.load_meter import LoadMeter
@@ -113,7 +115,7 @@ class Engine:
         self._scheduler = Scheduler(config, self._budget)
         self._table = RequestTable(config)
         self._admission = Admission(config, rates, model.max_model_len)
-        self._quotas = Quotas(config.block_size)
+        self._quotas = Quotas(config.block_size, self.steps.engine)
         self._deadlines = Deadlines[LiveRequest]()
         self._endings = Endings(
             self._scheduler,
@@ -224,7 +226,8 @@ class Engine:
         """
         now_ns = self._clock()
         self._intake.validate(request)
-        account = self._account(request.tenant, request.limits, now_ns)
+        source = subscriber.stream_id if subscriber is not None else request.source
+        account = self._account(request.tenant, request.limits, source, now_ns)
         if subscriber is None and not request.detached:
             raise RequestRefused.invalid([Violation("detached", "must be set for a request without a subscription")])
         earlier = self._table.find_by_key(request.tenant, request.idempotency_key, request.spec_digest)
@@ -288,8 +291,9 @@ class Engine:
                 use.
         """
         self._intake.validate_limits(limits)
-        account = self._account(tenant, limits, self._clock())
-        return self._readers.attach(subscriber, request_id, account, output_index, from_token)
+        now_ns = self._clock()
+        account = self._account(tenant, limits, subscriber.stream_id, now_ns)
+        return self._readers.attach(subscriber, request_id, account, output_index, from_token, now_ns)
 
     def guard(self, subscriber: Subscriber, request_id: str, tenant: str) -> AttachSnapshot:
         """Adds the guardian of a detached request: a reader of everything that counts as none.
@@ -309,7 +313,9 @@ class Engine:
 
     def stream_lost(self, stream_id: int) -> None:
         """Ends the subscriptions of a service that is gone, and its undetached requests."""
-        self._readers.stream_lost(stream_id, self._clock())
+        now_ns = self._clock()
+        self._readers.stream_lost(stream_id, now_ns)
+        self._quotas.shared.stream_lost(stream_id, now_ns)
 
     def take_outboxes(self, leave: AbstractSet[int] = frozenset()) -> dict[int, Outbox]:
         """What to send, by stream, since it was last taken.
@@ -317,6 +323,29 @@ class Engine:
         Streams in `leave` (lagging services) go on merging theirs.
         """
         return self._outboxes.take(leave)
+
+    # Quotas that engines hold together.
+
+    def name_quota_peers(self, stream_id: int, engines: Collection[str]) -> None:
+        """A service names the engines between which it carries reports, this one among them."""
+        self._quotas.shared.name_peers(stream_id, engines, self._clock())
+
+    def read_quota_report(self, report: QuotaReport) -> None:
+        """Takes in what another engine has of tenants' quotas."""
+        self._quotas.read_report(report, self._clock())
+
+    @property
+    def has_quota_news(self) -> bool:
+        """Whether the other engines are to hear something of tenants' quotas."""
+        return self._quotas.shared.has_news
+
+    def take_quota_report(self) -> QuotaReport | None:
+        """What the other engines are to hear of tenants' quotas; None: nothing."""
+        return self._quotas.shared.take_report(self._clock())
+
+    def take_quota_disputes(self) -> list[Dispute]:
+        """Tenants of which services say different limits for a while, once each."""
+        return self._quotas.shared.take_disputes(self._clock())
 
     # Steps.
 
@@ -472,11 +501,11 @@ class Engine:
             if not sequence.ended and sequence not in request.unforked:
                 self._scheduler.add(sequence)
 
-    def _account(self, tenant: str, limits: TenantLimits, now_ns: int) -> TenantAccount:
+    def _account(self, tenant: str, limits: TenantLimits, source: int, now_ns: int) -> TenantAccount:
         """The tenant's account, and what follows at once if its limits are new."""
         before = self._quotas.find(tenant)
         max_blocks = before.max_blocks if before is not None else None
-        account = self._quotas.account(tenant, limits, now_ns)
+        account = self._quotas.account(tenant, limits, now_ns, source)
         if account is before and account.max_blocks != max_blocks:
             self._endings.end_unfit(now_ns)
             self._scheduler.waiting.unpark(account)

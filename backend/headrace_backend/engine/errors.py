@@ -45,6 +45,8 @@ class RequestRefused(Exception):  # a refusal is an answer, not a fault
         violations: The broken rules, for INVALID_ARGUMENT.
         retry_after_ns: When another attempt may succeed; None if not by waiting.
         reason: Why, for counting.
+        asks_others: Whether the engine waits for the word of others, and is to be asked again after
+            `retry_after_ns` before the caller is refused.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class RequestRefused(Exception):  # a refusal is an answer, not a fault
         violations: tuple[Violation, ...] = (),
         retry_after_ns: int | None = None,
         reason: RefusalReason | None = None,
+        asks_others: bool = False,
     ) -> None:
         """Keeps what the server turns into a status."""
         super().__init__(message)
@@ -61,6 +64,7 @@ class RequestRefused(Exception):  # a refusal is an answer, not a fault
         self.message = message
         self.violations = violations
         self.retry_after_ns = retry_after_ns
+        self.asks_others = asks_others
         self.reason = reason or _REASONS.get(code, RefusalReason.OTHER)
 
     @classmethod

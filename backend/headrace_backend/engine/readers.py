@@ -38,6 +38,7 @@ class Readers:
         account: TenantAccount,
         output_index: int | None,
         from_token: int,
+        now_ns: int,
     ) -> AttachSnapshot:
         """Adds a reader to a request of its tenant, for one output or for all of them.
 
@@ -53,10 +54,10 @@ class Readers:
         self.subscriptions.check_free(subscriber)
         outputs = read_outputs(request, output_index, from_token)
         if not request.active or request.num_readers:
-            self.quotas.check_stream(account)
+            self.quotas.check_stream(account, now_ns)
         if request.active:
             self.subscriptions.add(subscriber, request, output_index)
-            self.quotas.reader_came(request.account, request.num_readers)
+            self.quotas.reader_came(request.account, request.num_readers, now_ns)
         return _snapshot(request, outputs)
 
     def guard(self, subscriber: Subscriber, request_id: str, tenant: str) -> AttachSnapshot:
@@ -100,7 +101,7 @@ class Readers:
         if request.owner == subscriber and request.spec.detached:
             request.owner = None
             return
-        self.quotas.reader_left(request.account, request.num_readers)
+        self.quotas.reader_left(request.account, request.num_readers, now_ns)
         if request.owner == subscriber:
             request.given_up = given_up
             self.endings.end_all(request, EndReason.CANCELLED, now_ns)

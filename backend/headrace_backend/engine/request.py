@@ -76,7 +76,7 @@ class Earlier(NamedTuple):
 
 
 class TenantLimits(NamedTuple):
-    """What one tenant may take, over all services. 0: no such limit."""
+    """What one tenant may take, over all services and engines. 0: no such limit."""
 
     # Accepted requests.
     requests_per_minute: int = 0
@@ -121,8 +121,12 @@ class EngineRequest:
     # How outputs ended that the earlier attempt brought to their ends.
     ends: tuple[OutputEnd, ...] = ()
     earlier: Earlier | None = None
-    # The tenant's newest ones: they hold for all of its requests.
+    # A continuation of a request that was admitted, and charged, by an engine that is lost.
+    admitted: bool = False
+    # The tenant's, as the service knows them that asks: they hold for all of its requests.
     limits: TenantLimits = NO_LIMITS
+    # That service's stream, for a request without a subscription.
+    source: int = 0
     # [num_prompt_tokens] int32, a view of the request's column.
     prompt_ids: TokenIds = dataclasses.field(init=False)
     # Tokens that end an output, the model's own among them.

@@ -121,7 +121,7 @@ class Backend:
         # A Unix socket is private to services beside it, whose own addresses are what callers need.
         level = logging.DEBUG if self._address.target.startswith("unix:") else logging.INFO
         self._log.log(level, "listening", address=self._address.target, model=self._facts.describe().name)
-        self._engine_loop.start(self._service.deliver)
+        self._engine_loop.start(self._service.deliver, self._service.quotas.notice)
         if self._teller is not None:
             self._teller.start()
         heartbeat = asyncio.ensure_future(self._heartbeat())
@@ -173,6 +173,7 @@ class Backend:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             self._service.send_state()
+            self._service.quotas.log_disputes()
 
     async def _until_end(self, workers: asyncio.Future[None]) -> ExitCode:
         """Waits for a signal and drains, or for what makes going on senseless.

@@ -51,6 +51,7 @@ class EngineLoop:
         self._loop = asyncio.get_running_loop()
         self._log = get_logger()
         self._deliver: Deliver | None = None
+        self._notice: Callable[[], None] | None = None
         self._send_plan: Callable[[bytes], bool] | None = None
         # A plan for which the ring had no space yet.
         self._unsent: bytes | None = None
@@ -62,9 +63,13 @@ class EngineLoop:
         # Set with the exception that ended the engine.
         self.failed: asyncio.Future[None] = self._loop.create_future()
 
-    def start(self, deliver: Deliver) -> None:
-        """Starts to drive the engine; outboxes go to `deliver` from now on."""
+    def start(self, deliver: Deliver, notice: Callable[[], None] | None = None) -> None:
+        """Starts to drive the engine; outboxes go to `deliver` from now on.
+
+        `notice` is called whenever the engine may have something to tell other engines.
+        """
         self._deliver = deliver
+        self._notice = notice
         self._tick()
 
     def stop(self) -> None:
@@ -184,6 +189,8 @@ class EngineLoop:
             act()
             self._push_plans()
             self.flush()
+            if self._notice is not None:
+                self._notice()
         except Exception as error:
             self._log.exception("engine failed")
             self.failed.set_exception(error)

@@ -41,13 +41,13 @@ class InvalidKeyFile(ValueError):
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one key may take over all services and models of a backend; 0: no limit.
+    """What one key may take of each model, over all services and engines of it; 0: no limit.
 
     Attributes:
         requests_per_minute: requests accepted.
         concurrent_streams: requests waiting or running, and subscriptions, at one time.
         tokens_per_minute: prompt and output tokens.
-        kv_cache_share: share of the KV cache's blocks, above 0 to 1.
+        kv_cache_share: share of the blocks of each engine's KV cache, above 0 to 1.
     """
 
     requests_per_minute: Annotated[int, msgspec.Meta(ge=0, le=_MAX_U32)] = 0

@@ -12,8 +12,8 @@ import asyncio
 import collections
 import itertools
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import structlog
 from google.protobuf import message
@@ -22,6 +22,7 @@ from headrace_facts import facts
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
 from headrace_service.calls.call import Call
+from headrace_service.engines.quota_relay import QuotaRelay
 from headrace_service.engines.routing.engine_load import EngineLoad, LoadReport
 from headrace_service.engines.step_dealing import deal
 from headrace_service.streams.ending import Endings
@@ -34,6 +35,10 @@ _MAX_HANDLE = (1 << 32) - 1
 # What a question takes beside itself: the mark of its kind, its length and its handle.
 _ENVELOPE_BYTES = 32
 _NOT_CONNECTED = "the engine cannot be reached"
+# Engines answer each other within milliseconds, and give one up that does not within a second.
+_QUOTA_PATIENCE_S = 2.0
+
+Answer = TypeVar("Answer")
 
 
 class EngineClient:
@@ -43,9 +48,12 @@ class EngineClient:
         max_message_bytes: most that one question may take; a larger one would end the stream, which
             is everybody's.
         tracer: receives generations that end, and steps; None where there is no telemetry.
+        quotas: carries what this engine reports of quotas to the others of its model; None: there
+            are none.
     """
 
-    def __init__(self, max_message_bytes: int, tracer: Tracer | None = None) -> None:
+    def __init__(self, max_message_bytes: int, tracer: Tracer | None = None, quotas: QuotaRelay | None = None) -> None:
+        self._quotas = quotas
         self._max_message_bytes = max_message_bytes
         self._tracer = tracer
         self._endings = Endings(tracer, self.leave) if tracer is not None else None
@@ -119,11 +127,21 @@ class EngineClient:
         """
         request.query_id = next(self._query_ids)
         self._check_size(request)
-        if stream is not None:
-            request.handle = stream.handle
-            self.streams[stream.handle] = stream
-        added: engine_pb2.Added = await self._ask(engine_pb2.ToEngine(add=request), self._by_query, request.query_id)
-        return added
+
+        async def ask(waited_ns: int) -> engine_pb2.Added:
+            request.service_ns += waited_ns
+            if request.remaining_ns:
+                # One whose time is over ends by the engine's word.
+                request.remaining_ns = max(1, request.remaining_ns - waited_ns)
+            if stream is not None:
+                request.handle = stream.handle
+                self.streams[stream.handle] = stream
+            added: engine_pb2.Added = await self._ask(
+                engine_pb2.ToEngine(add=request), self._by_query, request.query_id
+            )
+            return added
+
+        return await _patiently(ask)
 
     async def attach(self, request: engine_pb2.AttachRequest, stream: EngineReader) -> engine_pb2.Attached:
         """Asks for a running or ended request's events; `stream` gets them, from the start.
@@ -131,12 +149,16 @@ class EngineClient:
         Raises:
             ServiceError: NOT_FOUND, OUT_OF_RANGE, or UNAVAILABLE.
         """
-        request.handle = stream.handle
-        self.streams[stream.handle] = stream
-        attached: engine_pb2.Attached = await self._ask(
-            engine_pb2.ToEngine(attach=request), self._by_handle, stream.handle
-        )
-        return attached
+
+        async def ask(_waited_ns: int) -> engine_pb2.Attached:
+            request.handle = stream.handle
+            self.streams[stream.handle] = stream
+            attached: engine_pb2.Attached = await self._ask(
+                engine_pb2.ToEngine(attach=request), self._by_handle, stream.handle
+            )
+            return attached
+
+        return await _patiently(ask)
 
     async def find_key(self, query: engine_pb2.KeyQuery) -> engine_pb2.Added:
         """Asks for the request of an idempotency key.
@@ -219,12 +241,18 @@ class EngineClient:
         )
         self._send(engine_pb2.ToEngine(abort=abort))
 
+    def tell(self, to_engine: engine_pb2.ToEngine) -> None:
+        """Sends what has no answer; nothing happens while the engine is not connected."""
+        self._send(to_engine)
+
     # -- the connection's side
 
     def connection_opened(self, welcome: engine_pb2.Welcome) -> None:
         """Takes the first message of a new connection; from now on questions are asked."""
-        self._connected = True
+        is_new, self._connected = not self._connected, True
         self._engine_clock = (welcome.engine, welcome.unix_offset_ns)
+        if is_new and welcome.shares_quotas and self._quotas is not None:
+            self._quotas.connected(self, welcome.engine)
         self.log_ttl_ns = welcome.log_ttl_ns
         self.last_heard_ns = time.monotonic_ns()
         self._received_state(welcome.state)
@@ -236,6 +264,8 @@ class EngineClient:
         self._state = engine_pb2.EngineState(serving=False, reason=_NOT_CONNECTED)
         self.known_load.forget()
         self._outgoing.clear()
+        if self._quotas is not None:
+            self._quotas.lost(self)
         failure = errors.unavailable("the connection to the engine was lost")
         lost, self.streams = self.streams, {}
         for stream in lost.values():
@@ -267,6 +297,8 @@ class EngineClient:
             self._received_attached(from_engine.attached)
         elif kind == "refused":
             self._received_refused(from_engine.refused)
+        elif kind == "quota_report" and self._quotas is not None:
+            self._quotas.carry(self, from_engine.quota_report)
         elif kind in ("added", "aborted", "list", "load"):
             answer = getattr(from_engine, kind)
             _resolve(self._by_query, answer.query_id, answer)
@@ -332,7 +364,38 @@ class EngineClient:
         )
         answer = waiting.get(key)
         if answer is not None and not answer.done():
-            answer.set_exception(errors.from_status(refused.status))
+            error = errors.from_status(refused.status)
+            answer.set_exception(_AskAgain(error, refused.ask_again_ns) if refused.ask_again_ns else error)
+
+
+class _AskAgain(Exception):
+    """The engine asks the others what is left of a quota, and is to be asked again soon."""
+
+    def __init__(self, error: errors.ServiceError, after_ns: int) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.after_s = min(after_ns / 1e9, _QUOTA_PATIENCE_S)
+
+
+async def _patiently(ask: Callable[[int], Awaitable[Answer]]) -> Answer:
+    """Asks until an engine knows whether a quota is used up.
+
+    Each time `ask` is given the nanoseconds since the time before.
+
+    Raises:
+        ServiceError: what the engine refuses with; RESOURCE_EXHAUSTED also if it never knows.
+    """
+    began_ns = time.monotonic_ns()
+    waited_ns = 0
+    while True:
+        asked_ns = time.monotonic_ns()
+        try:
+            return await ask(waited_ns)
+        except _AskAgain as again:
+            if asked_ns - began_ns > _QUOTA_PATIENCE_S * 1e9:
+                raise again.error from None
+            await asyncio.sleep(again.after_s)
+            waited_ns = time.monotonic_ns() - asked_ns
 
 
 def _resolve(waiting: dict[int, asyncio.Future[Any]], key: int, answer: message.Message) -> None:

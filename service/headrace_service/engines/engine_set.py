@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from headrace_service.engines.quota_relay import QuotaRelay
 from headrace_service.engines.routing.router import RoutedEngine, Router, RoutingKey
 
 
@@ -25,9 +26,14 @@ Engine = TypeVar("Engine", bound=Member)
 
 
 class EngineSet(Generic[Engine]):
-    """The engines of one model, in the order of their numbers."""
+    """The engines of one model, in the order of their numbers.
+
+    Attributes:
+        quotas: carries what they report of quotas from each to the others.
+    """
 
     def __init__(self) -> None:
+        self.quotas = QuotaRelay()
         self._engines: tuple[Engine, ...] = ()
         self._router: Router[Engine] = Router()
 

@@ -59,7 +59,7 @@ class ServedModel:
         self.number = number
         self.engines = engines
         self.address = address
-        self.engine = EngineClient(config.max_engine_message_bytes, tracer)
+        self.engine = EngineClient(config.max_engine_message_bytes, tracer, engines.quotas)
         self.connection = EngineConnection(config, address, tls_name, self.engine, self._prepare, self._failed)
         self.state: control_pb2.BackendState = control_pb2.BACKEND_STATE_UNSPECIFIED
         self.closed = ""

@@ -172,6 +172,8 @@ class GuardedGeneration:
         earlier = self._earlier(time.monotonic_ns())
         further = continuation.make(self.add, emitted, self._arrival_ns, self._ends_ns)
         further.handle = 0 if self._done is not None else self.handle
+        # The lost engine had charged it to its tenant's quotas.
+        further.admitted = True
         if emitted:
             further.earlier.CopyFrom(earlier)
         return further

@@ -139,7 +139,10 @@ class RunningGeneration:
     def _continuation(self) -> engine_pb2.AddRequest:
         """Returns the request that goes on from what was emitted, to be sent at once."""
         emitted = self.stream.emitted(Request.decode(self._add.request).n)
-        return continuation.make(self._add, emitted, self._call.arrival_ns, self._ends_ns)
+        add = continuation.make(self._add, emitted, self._call.arrival_ns, self._ends_ns)
+        # Whoever answered had charged it to its tenant's quotas.
+        add.admitted = self._num_losses > 0
+        return add
 
     def _routing_key(self) -> RoutingKey:
         asked = Request.decode(self._add.request)

@@ -21,6 +21,7 @@ from tests.backend.backend_harness import (
     idle,
     settled,
     start_backend,
+    until,
 )
 from tests.backend.fake_worker import expected_tokens
 from tests.support import engine_requests
@@ -299,6 +300,22 @@ def hello(version: int = 3, layout: str = LAYOUT) -> bytes:
     return engine_pb2.ToEngine(hello=message).SerializeToString()
 
 
+OTHER = "00112233aabbccdd"
+
+
+def peers(*engines: str) -> bytes:
+    return engine_pb2.ToEngine(quota_peers=engine_pb2.QuotaPeers(engines=engines)).SerializeToString()
+
+
+def quotas(engine: str = OTHER, **fields: Any) -> bytes:
+    report = engine_pb2.QuotaReport(engine=engine, number=1, complete=True, **fields)
+    return engine_pb2.ToEngine(quota_report=report).SerializeToString()
+
+
+def said(**limits: float) -> engine_pb2.TenantQuotas:
+    return engine_pb2.TenantQuotas(tenant="key", limits=engine_pb2.TenantLimits(**limits))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("messages", "code", "said"),
     [
@@ -319,6 +336,13 @@ def hello(version: int = 3, layout: str = LAYOUT) -> bytes:
         ([hello(), b"\x2a\x03\xb8\x3e\x01"], INVALID, "detach has fields"),
         ([hello(), b"\x3a\x03\xb8\x3e\x01"], INVALID, "load has fields"),
         ([hello(), b"\x3a\x00\xb8\x3e\x01"], INVALID, "load stands beside fields"),
+        ([hello(), b"\x52\x03\xb8\x3e\x01"], INVALID, "quota_peers has fields"),
+        ([hello(), b"\x5a\x03\xb8\x3e\x01"], INVALID, "quota_report has fields"),
+        ([hello(), peers("no life")], INVALID, "quota_peers.engines: must be 16 hex digits"),
+        ([hello(), peers(*[f"{number:016x}" for number in range(4097)])], INVALID, "at most 4096"),
+        ([hello(), quotas(engine="")], INVALID, "quota_report.engine: must be 16 hex digits"),
+        ([hello(), quotas(gone=["x" * 300])], INVALID, "tenants must be at most"),
+        ([hello(), quotas(tenants=[said(kv_cache_share=math.nan)])], INVALID, "kv_cache_share: must be 0 to 1"),
     ],
 )
 async def test_broken_conversation_ends_the_stream(
@@ -327,6 +351,26 @@ async def test_broken_conversation_ends_the_stream(
     error = await converse(backend.address, *messages)
     assert error.code() is code
     assert said in (error.details() or "")
+
+
+async def test_reports_that_cannot_be_true_harm_no_request(client: EngineClient) -> None:
+    """An engine that nobody named is not believed, and one that was named as it says."""
+    own = client.welcomes[0].engine
+    streams = engine_pb2.QuotaShare(taken=-(1 << 63), want=(1 << 64) - 1)
+    limits = engine_pb2.TenantLimits(concurrent_streams=1, requests_per_minute=1)
+    rate = engine_pb2.QuotaShare(taken=(1 << 63) - 1, missing=(1 << 64) - 1)
+    tenant = engine_pb2.TenantQuotas(tenant="", limits=limits, streams=streams, requests=rate, pressed=True)
+    heard = [engine_pb2.QuotaHeard(engine=own, number=1 << 63)]
+    for engine in (OTHER, own, OTHER):
+        await client.send(
+            quota_report=engine_pb2.QuotaReport(
+                engine=engine, number=7, complete=True, tenants=[tenant, tenant], gone=["", "x"], heard=heard
+            )
+        )
+        await client.send(quota_peers=engine_pb2.QuotaPeers(engines=[own, OTHER, OTHER]))
+    await until(lambda: any(report.complete for report in client.quota_reports))
+    # What the other claims of the tenant is over when nobody names it any more.
+    await client.send(quota_peers=engine_pb2.QuotaPeers(engines=[own]))
 
 
 async def test_message_beyond_the_limit_ends_the_stream_only(model: pathlib.Path, tmp_path: pathlib.Path) -> None:

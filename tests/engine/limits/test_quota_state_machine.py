@@ -17,7 +17,7 @@ from tests.engine.harness import Harness, Reader, request
 from tests.support.examples import examples
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.limits.tenant_account import MINUTE_NS
+from headrace_backend.engine.limits.sharing.pools import MINUTE_NS
 from headrace_backend.engine.request import AbortCause, EngineRequest, Subscriber, TenantLimits
 
 NUM_BLOCKS = 16
@@ -257,10 +257,10 @@ class QuotaMachine(RuleBasedStateMachine):
                 assert account.num_blocks <= kept.kv_cache_share * NUM_BLOCKS
             level = self.levels[account.tenant]
             level.add(0, now_ns)
-            if account.token_bucket is not None:
-                whole = level.level // 1
-                assert account.token_bucket.wait_ns(whole, now_ns) == 0
-                assert account.token_bucket.wait_ns(whole + 1, now_ns) != 0
+            if account.shares.tokens is not None:
+                bucket, whole = account.shares.tokens.pool, level.level // 1
+                assert bucket.wait_ns(whole, now_ns) == 0
+                assert bucket.wait_ns(whole + 1, now_ns) != 0
 
     @invariant()
     def nobody_came_faster_than_allowed(self) -> None:

@@ -8,7 +8,8 @@ import pytest
 from tests.engine.harness import Harness, Reader, request
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.limits.tenant_account import MINUTE_NS, TenantAccount
+from headrace_backend.engine.limits.sharing.pools import MINUTE_NS
+from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.request import AbortCause, EngineRequest, Subscriber, TenantLimits
 
 SECOND_NS = 1_000_000_000
@@ -86,9 +87,9 @@ def test_refused_and_repeated_requests_cost_nothing() -> None:
 def tokens_left(harness: Harness, limit: int) -> int:
     """Tokens that the tenant could take now, found by asking."""
     kept = account(harness)
-    if kept is None or kept.token_bucket is None:
+    if kept is None or kept.shares.tokens is None:
         return limit
-    return next(n for n in range(limit, -1, -1) if kept.token_bucket.wait_ns(n, harness.now_ns) == 0)
+    return next(n for n in range(limit, -1, -1) if kept.shares.tokens.pool.wait_ns(n, harness.now_ns) == 0)
 
 
 def test_tokens_are_charged_for_all_outputs_and_given_back_when_stopped_early() -> None:

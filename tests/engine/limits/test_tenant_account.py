@@ -10,7 +10,7 @@ from fractions import Fraction
 import hypothesis
 from hypothesis import strategies as st
 
-from headrace_backend.engine.limits.tenant_account import MINUTE_NS, RateBucket
+from headrace_backend.engine.limits.sharing.pools import MINUTE_NS, RateBucket
 
 limits = st.integers(1, 10) | st.integers(1, 10**6) | st.just(2**64 - 1)
 pauses = st.integers(0, 10**9) | st.integers(0, 2 * MINUTE_NS)

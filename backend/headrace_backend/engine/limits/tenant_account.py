@@ -1,13 +1,13 @@
 """The counts and limits of one tenant, kept for admission, scheduler and cache.
 
-Owns the counts and the arithmetic of a rate. Does not decide when an account is opened, charged or
-forgotten (`quotas`), who is admitted for a step or preempted (`scheduler`), nor which blocks are
-whose (`kv_cache_manager`).
+Owns the counts. Does not decide when an account is opened, charged or forgotten (`quotas`), how
+much of a quota this engine has (`sharing`), who is admitted for a step or preempted (`scheduler`),
+nor which blocks are whose (`kv_cache_manager`).
 
-    limits ──quotas──> buckets, max_streams, max_blocks requests and readers ──quotas──>
-    num_streams, num_charged_tokens requests that have not started ──admission──>
-    num_waiting_outputs, num_waiting_tokens sequences and blocks ──scheduler, kv_cache_manager──>
-    num_running, num_blocks
+    quotas              limits, shares, max_blocks; num_streams, num_charged_tokens
+    admission           num_waiting_outputs, num_waiting_tokens
+    scheduler           num_running
+    kv_cache_manager    num_blocks
 """
 
 from __future__ import annotations
@@ -15,65 +15,12 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
+from headrace_backend.engine.limits.sharing.share import Share
+from headrace_backend.engine.limits.sharing.tenant_shares import TenantShares
 from headrace_backend.engine.request import NO_LIMITS, TenantLimits
 
 # Above every count.
 UNLIMITED = sys.maxsize
-MINUTE_NS = 60 * 1_000_000_000
-
-
-class RateBucket:
-    """So many units a minute: a minute's worth can be taken at once, and comes back evenly.
-
-    Nothing is rounded: a unit weighs `MINUTE_NS`, and each nanosecond gives back a weight of
-    `limit`.
-    """
-
-    __slots__ = ("_as_of_ns", "_spent", "limit")
-
-    def __init__(self, limit: int, now_ns: int) -> None:
-        """Full; `limit` is at least 1."""
-        self.limit = limit
-        self._as_of_ns = now_ns
-        # The weight that is missing from a full bucket.
-        self._spent = 0
-
-    def wait_ns(self, amount: int, now_ns: int) -> int | None:
-        """Nanoseconds until `amount` units can be taken if nobody else takes any.
-
-        It is 0 if they can be taken at once, and None if they never can.
-        """
-        if amount > self.limit:
-            return None
-        self._refill(now_ns)
-        missing = self._spent + (amount - self.limit) * MINUTE_NS
-        return max(0, -(-missing // self.limit))
-
-    def take(self, amount: int, now_ns: int) -> None:
-        """Takes what `wait_ns` said is there."""
-        self._refill(now_ns)
-        self._spent += amount * MINUTE_NS
-        assert self._spent <= self.limit * MINUTE_NS, "only what is there is taken"
-
-    def give_back(self, amount: int, now_ns: int) -> None:
-        """Returns what was taken and not used, but nothing that time has given back since."""
-        self._refill(now_ns)
-        self._spent = max(0, self._spent - amount * MINUTE_NS)
-
-    def change_limit(self, limit: int, now_ns: int) -> None:
-        """Keeps what was taken, at most as much as the new limit gives back in a minute."""
-        self._refill(now_ns)
-        self.limit = limit
-        self._spent = min(self._spent, limit * MINUTE_NS)
-
-    def is_full(self, now_ns: int) -> bool:
-        """Whether it is as if nothing had ever been taken."""
-        self._refill(now_ns)
-        return self._spent == 0
-
-    def _refill(self, now_ns: int) -> None:
-        self._spent = max(0, self._spent - (now_ns - self._as_of_ns) * self.limit)
-        self._as_of_ns = now_ns
 
 
 class TenantAccount:
@@ -82,26 +29,22 @@ class TenantAccount:
     __slots__ = (
         "limits",
         "max_blocks",
-        "max_streams",
         "num_blocks",
         "num_charged_tokens",
         "num_running",
         "num_streams",
         "num_waiting_outputs",
         "num_waiting_tokens",
-        "request_bucket",
+        "shares",
         "tenant",
-        "token_bucket",
     )
 
-    def __init__(self, tenant: str) -> None:
-        """Holds nothing, and may do anything."""
+    def __init__(self, tenant: str, shares: TenantShares | None = None) -> None:
+        """Holds nothing, and may do what is left of its quotas."""
         self.tenant = tenant
         self.limits: TenantLimits = NO_LIMITS
-        # None: no such limit.
-        self.request_bucket: RateBucket | None = None
-        self.token_bucket: RateBucket | None = None
-        self.max_streams = UNLIMITED
+        # Of the quotas that engines hold together: streams, and requests and tokens a minute.
+        self.shares = shares or TenantShares(tenant)
         # Blocks of the KV cache that its running sequences may hold.
         self.max_blocks = UNLIMITED
         # Active requests, with one reader each, and what further readers they have.
@@ -109,7 +52,7 @@ class TenantAccount:
         # Outputs and prompt tokens of requests that have not started.
         self.num_waiting_outputs = 0
         self.num_waiting_tokens = 0
-        # Of active requests, in whatever bucket.
+        # Of active requests, in whatever share.
         self.num_charged_tokens = 0
         # Sequences that have a row.
         self.num_running = 0
@@ -128,9 +71,9 @@ class TenantAccount:
 
 
 class TokenCharge(NamedTuple):
-    """What a request was charged when it was accepted, and where."""
+    """What a request was charged when it was accepted, and to which share."""
 
-    bucket: RateBucket
+    share: Share
     num_tokens: int
 
 

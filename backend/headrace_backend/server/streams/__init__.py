@@ -4,6 +4,7 @@
     incoming            messages of the wire -> the engine's plain data
     outgoing            the engine's plain data -> messages of the wire
     log_replay          a request's log, for a reader that comes later
+    quota_exchange      what engines tell each other of quotas, carried by services
     service_stream      one stream's way out: merged while the service is slow, bounded in bytes
     statuses            gRPC statuses of refusals and of streams that end
 

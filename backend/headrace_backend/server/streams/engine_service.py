@@ -27,6 +27,7 @@ from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.health import Health
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.streams import incoming, log_replay, outgoing
+from headrace_backend.server.streams.quota_exchange import QuotaExchange
 from headrace_backend.server.streams.service_stream import ServiceStream
 from headrace_backend.server.streams.statuses import (
     StreamEnded,
@@ -93,6 +94,8 @@ class EngineService:
         self._teller = teller
         self._engine_loop = engine_loop
         self._engine = engine_loop.engine
+        # Reports of quotas from and to other engines.
+        self.quotas = QuotaExchange(engine_loop.engine)
         self._health = health
         self._describe_model = describe_model
         self._clock = clock
@@ -110,6 +113,8 @@ class EngineService:
             "list": self._list,
             "load": self._load,
             "find_key": self._find_key,
+            "quota_peers": self.quotas.name_peers,
+            "quota_report": lambda _stream, report: self.quotas.read(report),
         }
         health.listen(self.send_state)
 
@@ -204,6 +209,7 @@ class EngineService:
         finally:
             del self._streams[stream.stream_id]
             self._engine.stream_lost(stream.stream_id)
+            self.quotas.stream_lost(stream.stream_id)
             self._engine_loop.changed()
             self._offer_guards()
             log.debug("service gone", merged_steps=stream.num_merged)
@@ -244,6 +250,7 @@ class EngineService:
             engine=self._engine.steps.engine,
             unix_offset_ns=self._engine.steps.unix_offset_ns,
             log_ttl_ns=self._log_ttl_ns,
+            shares_quotas=True,
         )
         return engine_pb2.FromEngine(welcome=welcome)
 
@@ -293,9 +300,10 @@ class EngineService:
         try:
             handler(stream, question)
         except RequestRefused as refused:
-            if self._teller is not None and kind == "add":
+            if self._teller is not None and kind == "add" and not refused.asks_others:
                 self._teller.refused(refused.reason)
-            self._refuse(stream, question, refusal_status(refused))
+            ask_again_ns = refused.retry_after_ns or 0 if refused.asks_others else 0
+            self._refuse(stream, question, refusal_status(refused), ask_again_ns)
         except StreamEnded:
             raise
         except Exception:
@@ -304,9 +312,9 @@ class EngineService:
             self._log.exception("question failed", error_id=error_id, question=kind, request_id=request_id)
             self._refuse(stream, question, internal_status(error_id))
 
-    def _refuse(self, stream: ServiceStream, question: Any, status: Any) -> None:
+    def _refuse(self, stream: ServiceStream, question: Any, status: Any, ask_again_ns: int = 0) -> None:
         handle, query_id = getattr(question, "handle", 0), getattr(question, "query_id", 0)
-        refused = engine_pb2.Refused(handle=handle, query_id=query_id, status=status)
+        refused = engine_pb2.Refused(handle=handle, query_id=query_id, status=status, ask_again_ns=ask_again_ns)
         stream.send(engine_pb2.FromEngine(refused=refused))
 
     # --- questions
@@ -318,6 +326,7 @@ class EngineService:
 
     def _add(self, stream: ServiceStream, add: engine_pb2.AddRequest) -> None:
         request = incoming.read_add(add, self._clock())
+        request.source = stream.stream_id
         subscriber = self._claim_handle(stream, add.handle) if add.handle else None
         outcome = self._engine.add(request, subscriber)
         if self._teller is not None and not outcome.existing:

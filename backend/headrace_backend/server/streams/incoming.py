@@ -167,6 +167,7 @@ def read_add(add: engine_pb2.AddRequest, now_ns: int) -> EngineRequest:
         emitted=tuple(_token_ids(part.token_ids, f"emitted[{i}]", checks) for i, part in enumerate(add.emitted)),
         ends=tuple(_end(part.end, i, checks) for i, part in enumerate(add.emitted) if part.HasField("end")),
         earlier=_earlier(add.earlier) if add.HasField("earlier") else None,
+        admitted=add.admitted,
         limits=_tenant_limits(add.limits, checks),
     )
     checks.finish()
@@ -229,17 +230,21 @@ def _recording(recording: engine_pb2.Recording, checks: _Checks) -> Recording:
 
 
 def _tenant_limits(sent: engine_pb2.TenantLimits, checks: _Checks) -> TenantLimits:
+    """The tenant's limits, if its share is a number."""
+    checks.require(math.isfinite(sent.kv_cache_share), "limits.kv_cache_share", "must be a finite number")
+    return read_limits(sent)
+
+
+def read_limits(sent: engine_pb2.TenantLimits) -> TenantLimits:
     """The tenant's limits.
 
     A share comes as the decimal number that was meant: 0.7, not the float32 below it.
     """
-    share = sent.kv_cache_share
-    checks.require(math.isfinite(share), "limits.kv_cache_share", "must be a finite number")
     return TenantLimits(
         requests_per_minute=sent.requests_per_minute,
         concurrent_streams=sent.concurrent_streams,
         tokens_per_minute=sent.tokens_per_minute,
-        kv_cache_share=float(str(np.float32(share))),
+        kv_cache_share=float(str(np.float32(sent.kv_cache_share))),
     )
 
 

@@ -33,7 +33,7 @@ OUTPUT_END_REASON_DEADLINE: OutputEndReason
 OUTPUT_END_REASON_ERROR: OutputEndReason
 
 class ToEngine(_message.Message):
-    __slots__ = ("hello", "add", "abort", "attach", "detach", "list", "load", "find_key")
+    __slots__ = ("hello", "add", "abort", "attach", "detach", "list", "load", "find_key", "quota_peers", "quota_report")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ADD_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,8 @@ class ToEngine(_message.Message):
     LIST_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     FIND_KEY_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_PEERS_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_REPORT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     add: AddRequest
     abort: AbortRequest
@@ -50,10 +52,12 @@ class ToEngine(_message.Message):
     list: ListQuery
     load: LoadQuery
     find_key: KeyQuery
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., list: _Optional[_Union[ListQuery, _Mapping]] = ..., load: _Optional[_Union[LoadQuery, _Mapping]] = ..., find_key: _Optional[_Union[KeyQuery, _Mapping]] = ...) -> None: ...
+    quota_peers: QuotaPeers
+    quota_report: QuotaReport
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., list: _Optional[_Union[ListQuery, _Mapping]] = ..., load: _Optional[_Union[LoadQuery, _Mapping]] = ..., find_key: _Optional[_Union[KeyQuery, _Mapping]] = ..., quota_peers: _Optional[_Union[QuotaPeers, _Mapping]] = ..., quota_report: _Optional[_Union[QuotaReport, _Mapping]] = ...) -> None: ...
 
 class FromEngine(_message.Message):
-    __slots__ = ("welcome", "added", "aborted", "attached", "refused", "step", "list", "load", "state", "unguarded")
+    __slots__ = ("welcome", "added", "aborted", "attached", "refused", "step", "list", "load", "state", "unguarded", "quota_report")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     ABORTED_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +68,7 @@ class FromEngine(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     UNGUARDED_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_REPORT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     added: Added
     aborted: Aborted
@@ -74,7 +79,8 @@ class FromEngine(_message.Message):
     load: Load
     state: EngineState
     unguarded: Unguarded
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., added: _Optional[_Union[Added, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[StepOutputs, _Mapping]] = ..., list: _Optional[_Union[RequestList, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ..., unguarded: _Optional[_Union[Unguarded, _Mapping]] = ...) -> None: ...
+    quota_report: QuotaReport
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., added: _Optional[_Union[Added, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[StepOutputs, _Mapping]] = ..., list: _Optional[_Union[RequestList, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ..., unguarded: _Optional[_Union[Unguarded, _Mapping]] = ..., quota_report: _Optional[_Union[QuotaReport, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "service_name", "wants_step_records", "request_layout", "guards")
@@ -91,20 +97,22 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., service_name: _Optional[str] = ..., wants_step_records: bool = ..., request_layout: _Optional[str] = ..., guards: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "model", "state", "engine", "unix_offset_ns", "log_ttl_ns")
+    __slots__ = ("protocol_version", "model", "state", "engine", "unix_offset_ns", "log_ttl_ns", "shares_quotas")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     UNIX_OFFSET_NS_FIELD_NUMBER: _ClassVar[int]
     LOG_TTL_NS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_QUOTAS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     model: EngineModel
     state: EngineState
     engine: str
     unix_offset_ns: int
     log_ttl_ns: int
-    def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[_Union[EngineModel, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ..., engine: _Optional[str] = ..., unix_offset_ns: _Optional[int] = ..., log_ttl_ns: _Optional[int] = ...) -> None: ...
+    shares_quotas: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[_Union[EngineModel, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ..., engine: _Optional[str] = ..., unix_offset_ns: _Optional[int] = ..., log_ttl_ns: _Optional[int] = ..., shares_quotas: bool = ...) -> None: ...
 
 class EngineModel(_message.Message):
     __slots__ = ("name", "revision", "architecture", "parameter_count", "dtype", "vocabulary_size", "max_context_tokens", "max_outputs", "end_of_text_token_ids", "kv_block_tokens", "kv_blocks", "device", "folder", "max_waiting_requests", "memory", "quantization", "kv_dtype", "kv_bytes_per_token")
@@ -237,7 +245,7 @@ class EngineLoad(_message.Message):
     def __init__(self, prefill_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., open_requests: _Optional[int] = ..., rows: _Optional[int] = ..., row_time_ns: _Optional[int] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ("handle", "query_id", "request_id", "tenant", "request", "remaining_ns", "service_ns", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted", "limits", "recording", "earlier")
+    __slots__ = ("handle", "query_id", "request_id", "tenant", "request", "remaining_ns", "service_ns", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted", "limits", "recording", "earlier", "admitted")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +262,7 @@ class AddRequest(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     RECORDING_FIELD_NUMBER: _ClassVar[int]
     EARLIER_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
     handle: int
     query_id: int
     request_id: str
@@ -270,7 +279,8 @@ class AddRequest(_message.Message):
     limits: TenantLimits
     recording: Recording
     earlier: RequestDone
-    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., request: _Optional[bytes] = ..., remaining_ns: _Optional[int] = ..., service_ns: _Optional[int] = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., service_state: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., earlier: _Optional[_Union[RequestDone, _Mapping]] = ...) -> None: ...
+    admitted: bool
+    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., request: _Optional[bytes] = ..., remaining_ns: _Optional[int] = ..., service_ns: _Optional[int] = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., service_state: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., earlier: _Optional[_Union[RequestDone, _Mapping]] = ..., admitted: bool = ...) -> None: ...
 
 class Recording(_message.Message):
     __slots__ = ("parent_span_id", "tracestate", "detail", "operation", "wire")
@@ -298,6 +308,62 @@ class TenantLimits(_message.Message):
     kv_cache_share: float
     def __init__(self, requests_per_minute: _Optional[int] = ..., concurrent_streams: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., kv_cache_share: _Optional[float] = ...) -> None: ...
 
+class QuotaPeers(_message.Message):
+    __slots__ = ("engines",)
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    engines: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, engines: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class QuotaReport(_message.Message):
+    __slots__ = ("engine", "number", "complete", "tenants", "gone", "heard")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    number: int
+    complete: bool
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantQuotas]
+    gone: _containers.RepeatedScalarFieldContainer[str]
+    heard: _containers.RepeatedCompositeFieldContainer[QuotaHeard]
+    def __init__(self, engine: _Optional[str] = ..., number: _Optional[int] = ..., complete: bool = ..., tenants: _Optional[_Iterable[_Union[TenantQuotas, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ..., heard: _Optional[_Iterable[_Union[QuotaHeard, _Mapping]]] = ...) -> None: ...
+
+class QuotaHeard(_message.Message):
+    __slots__ = ("engine", "number")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    number: int
+    def __init__(self, engine: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class TenantQuotas(_message.Message):
+    __slots__ = ("tenant", "limits", "streams", "requests", "tokens", "pressed")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRESSED_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    limits: TenantLimits
+    streams: QuotaShare
+    requests: QuotaShare
+    tokens: QuotaShare
+    pressed: bool
+    def __init__(self, tenant: _Optional[str] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., streams: _Optional[_Union[QuotaShare, _Mapping]] = ..., requests: _Optional[_Union[QuotaShare, _Mapping]] = ..., tokens: _Optional[_Union[QuotaShare, _Mapping]] = ..., pressed: bool = ...) -> None: ...
+
+class QuotaShare(_message.Message):
+    __slots__ = ("taken", "want", "missing")
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    taken: int
+    want: int
+    missing: int
+    def __init__(self, taken: _Optional[int] = ..., want: _Optional[int] = ..., missing: _Optional[int] = ...) -> None: ...
+
 class EmittedTokens(_message.Message):
     __slots__ = ("token_ids", "end")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -321,14 +387,16 @@ class Added(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., existing: bool = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("handle", "query_id", "status")
+    __slots__ = ("handle", "query_id", "status", "ask_again_ns")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    ASK_AGAIN_NS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     query_id: int
     status: _status_pb2.Status
-    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., status: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+    ask_again_ns: int
+    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., status: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., ask_again_ns: _Optional[int] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("query_id", "request_id", "tenant", "cause")
