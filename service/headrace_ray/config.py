@@ -37,6 +37,7 @@ _PRIVATE_OF_ENGINES = frozenset(
         "tls_key",
         "tls_client_ca",
         "refusal_file",
+        "probe",
         "replica",
         "telemetry_socket",
     }
