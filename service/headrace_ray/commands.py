@@ -66,7 +66,8 @@ def up(file: pathlib.Path, address: str | None, wait_s: float) -> None:
 def status(name: str, address: str | None, as_json: bool) -> None:
     """Says what the deployment NAME is now ("headrace" if none is named)."""
     with _sentences():
-        found = _deployment().status(_checked(name), address)
+        checked = _checked(name)
+        found = _deployment().status(checked, address)
     if as_json:
         click.echo(json.dumps(_plain(found), indent=2))
     else:
@@ -82,7 +83,8 @@ def down(name: str, address: str | None) -> None:
     Services end first and let open streams go on for their --shutdown-grace-s.
     """
     with _sentences():
-        _deployment().down(_checked(name), address)
+        checked = _checked(name)
+        _deployment().down(checked, address)
     click.echo(f"{name} is down")
 
 

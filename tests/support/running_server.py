@@ -170,7 +170,7 @@ def run_command(*arguments: object, **variables: str) -> Ended:
     What it starts is started as it always is. Variables are added to its environment.
     """
     program = ("headrace_supervisor", [*map(str, arguments)])
-    (ended,) = _warm_commands().run([program], 600.0, variables)
+    (ended,) = _warm_commands().run([program], 600.0, environment() | variables)
     return ended
 
 

@@ -53,7 +53,7 @@ _EXAMPLES = """\b
 Examples:
   headrace plan path/to/Llama-3.1-8B-Instruct --gpus 2 --users 200
   headrace plan --shape llama-3.1-70b --gpus 4 --users 1000 --quantize any
-  headrace plan --shape llama-3.1-8b --fleet 10,100,1000 --think-s 45 --shared-tokens 256
+  headrace plan --shape llama-3.1-8b --fleet 10,100 --think-s 45
 """
 _MOST_CONFIG_BYTES = 4 << 20
 _RANKS = (1, 2, 4, 8)
