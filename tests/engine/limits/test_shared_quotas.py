@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 
 import hypothesis
@@ -273,6 +274,8 @@ class SharedQuotaMachine(RuleBasedStateMachine):
         self.num_requests = self.num_tokens = 0
         self.next_engine = ord("z")
         self.elders = set(engines)
+        # Requests and tokens that each engine admitted since the others heard all.
+        self.unheard: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def engine(self, index: int) -> str:
         names = sorted(self.network.engines)
@@ -281,12 +284,14 @@ class SharedQuotaMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 4), tokens=st.integers(2, 60), burst=st.sampled_from([1, 1, 5]))
     def add(self, index: int, tokens: int, burst: int) -> None:
         for _ in range(burst):
+            engine = self.engine(index)
             try:
-                self.network.add(self.engine(index), self.limits, tokens)
+                self.network.add(engine, self.limits, tokens)
             except RequestRefused:
                 return
             self.num_requests += 1
             self.num_tokens += tokens
+            self.unheard.update({(engine, "requests"): 1, (engine, "tokens"): tokens})
 
     @precondition(lambda self: self.network.running)
     @rule(index=st.integers(0, 20), unused=st.integers(0, 60))
@@ -311,16 +316,22 @@ class SharedQuotaMachine(RuleBasedStateMachine):
     def pass_time(self, elapsed_ns: int) -> None:
         """Reports take less than a second."""
         self.network.settle()
+        self.unheard.clear()
         self.network.wait(elapsed_ns)
 
     @precondition(lambda self: len(self.network.engines) > 1)
     @rule(index=st.integers(0, 4))
     def lose(self, index: int) -> None:
-        """One of the first engines stays: what lost ones took is known to those who were there."""
+        """What a lost engine took is known to those who were there, of whom one stays.
+
+        What it had not reported yet is forgotten with it.
+        """
         engine = self.engine(index)
         if self.elders != {engine}:
             self.elders.discard(engine)
             self.network.lose(engine)
+            self.num_requests -= self.unheard[engine, "requests"]
+            self.num_tokens -= self.unheard[engine, "tokens"]
 
     @precondition(lambda self: len(self.network.engines) < 6)
     @rule(first=st.booleans())
