@@ -36,6 +36,8 @@ def why_not() -> str:
     """Why pods can't be run here; empty if they can."""
     if shutil.which("unshare") is None:
         return "needs unshare"
+    if ENTRY_POINT.is_relative_to("/tmp"):
+        return "needs a checkout outside of /tmp, which a pod's own /tmp hides"
     done = subprocess.run([*_NAMESPACE, "mount -t tmpfs tmpfs /run"], capture_output=True, check=False)
     return "" if done.returncode == 0 else "needs mount namespaces"
 
