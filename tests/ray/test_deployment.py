@@ -34,6 +34,13 @@ ENGINES = {"min": 2, "max": 2, "drain_s": 60.0}
 ENGINE = {"max_num_seqs": 4}
 
 
+def num_rows(address: str) -> int:
+    """Rows of all engines that a service knows."""
+    with connected(address) as stub:
+        load = stub.GetLoad(inference_pb2.GetLoadRequest(), timeout=60)
+    return int(load.max_running_sequences)
+
+
 @dataclasses.dataclass
 class Running:
     """A cluster of two nodes and the deployment on it."""
@@ -262,6 +269,8 @@ def test_streams_go_on_when_a_node_is_lost_and_its_engine_is_replaced_elsewhere(
 ) -> None:
     lost, kept = running.services
     assert lost.startswith("127.")
+    # Services read of an engine some time after the controller says that it serves.
+    running.until(lambda: num_rows(kept) == 2 * ENGINE["max_num_seqs"], "the service knows both engines")
     streams = Streams(kept)
     wait_until(streams.have_begun, what="streams have begun")
     (name,) = [name for name, engine in running.engines.items() if engine.address.startswith("127.")]
