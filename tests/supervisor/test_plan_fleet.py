@@ -107,6 +107,7 @@ def test_targets_that_no_fleet_meets_end_with_1() -> None:
         (["--fleet", "2,3,4,5,6,7,8,9,10"], "at most 8 numbers"),
         (["--fleet", "8", "--quantize", "any"], "engines of one kind"),
         (["--fleet", "8", "--shared-tokens", "512"], "a prompt has 512 tokens"),
+        (["--fleet", "8", "--gpus", "2", "--pp", "2"], "its simulation does not know --pp"),
     ],
 )
 def test_what_makes_no_fleet_is_refused(arguments: list[str], reason: str) -> None:

@@ -12,6 +12,8 @@ import hashlib
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
+from headrace_service.engines.routing.rendezvous import Rendezvous
+
 # Most engines that are asked, however many there are: an id that nobody has must cost little.
 MOST = 8
 
@@ -29,9 +31,10 @@ Engine = TypeVar("Engine", bound=NumberedEngine)
 
 def in_order(engines: Iterable[Engine], place: str, most: int = MOST) -> list[Engine]:
     """Returns the first engines in the order of a place."""
-    return sorted(engines, key=lambda engine: _weight(place, engine.number), reverse=True)[:most]
+    among = list(engines)
+    order = Rendezvous([engine.number for engine in among])
+    return [among[index] for index in order.first(_key(place), most)]
 
 
-def _weight(place: str, number: int) -> bytes:
-    key = place.encode(errors="replace")
-    return hashlib.blake2b(key, digest_size=8, salt=number.to_bytes(4, "big"), person=b"takeover").digest()
+def _key(place: str) -> int:
+    return int.from_bytes(hashlib.blake2b(place.encode(errors="replace"), digest_size=8, person=b"takeover").digest())
