@@ -99,13 +99,10 @@ class _Bench:
 
     def _client(self, way: str, address: str, streams: int, start_s: float, cores: set[int]) -> subprocess.Popen[str]:
         command = ["-m", "benchmarks.front_client", way, address, streams, self.options.seconds, start_s]
-        return subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            env=figures.environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores),
-        )
+        with front_parties.on_cores(cores):
+            return subprocess.Popen(
+                [sys.executable, *map(str, command)], env=figures.environment(), stdout=subprocess.PIPE, text=True
+            )
 
     def _figures(self, results: list[dict[str, Any]], cpu_s: float, rss_bytes: int) -> dict[str, Any]:
         messages, tokens = (sum(result[key] for result in results) for key in ("messages", "tokens"))

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 import grpc
 
@@ -26,17 +26,32 @@ _START_TIMEOUT_S = 30.0
 
 
 @contextlib.contextmanager
+def on_cores(cores: Set[int]) -> Iterator[None]:
+    """Starts this thread's processes on some cores.
+
+    They inherit them from this thread. To set them in the new process instead would take a fork
+    that runs Python, and beside gRPC's threads such a fork can hang before it becomes the program.
+    """
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
 def process(cores: set[int], *arguments: str, stdin: str | None = None) -> Iterator[subprocess.Popen[str]]:
     """A Python process on some cores, ended at the end."""
-    started = subprocess.Popen(
-        [sys.executable, *arguments],
-        env=figures.environment(),
-        text=True,
-        stdin=subprocess.PIPE if stdin is not None else None,
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),
-    )
+    with on_cores(cores):
+        started = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=figures.environment(),
+            text=True,
+            stdin=subprocess.PIPE if stdin is not None else None,
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
     if stdin is not None and started.stdin is not None:
         started.stdin.write(stdin)
         started.stdin.close()

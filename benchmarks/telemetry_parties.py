@@ -208,17 +208,17 @@ class Clients:
 
     def __init__(self, commands: Sequence[Sequence[str]], cores: Cores) -> None:
         """Starts one for each command, what follows `python -m`."""
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", *command],
-                env=figures.environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                preexec_fn=lambda: os.sched_setaffinity(0, cores.clients),
-            )
-            for command in commands
-        ]
+        with front_parties.on_cores(cores.clients):
+            self._processes = [
+                subprocess.Popen(
+                    [sys.executable, "-m", *command],
+                    env=figures.environment(),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+                for command in commands
+            ]
 
     def hand_out(self, job: dict[str, Any], streams: int) -> None:
         """Gives each its share of a job's streams, with lengths of its own."""
