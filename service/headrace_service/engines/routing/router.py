@@ -206,8 +206,11 @@ class Router(Generic[Engine]):
         known = [self._indices[number] for number in prompt.known if number in self._indices]
         serving = self._serving([*indices, *known], able)
         if not self._has_free(serving, survey):
-            # The whole set, in its order.
-            serving = self._serving([*self._places.ordered(prompt.place, len(self._engines)), *known], able)
+            # The whole set, in its order; and all others where that has no free one either.
+            everybody = len(self._engines)
+            serving = self._serving([*self._places.ordered(prompt.place, everybody), *known], able)
+            if serving and not self._has_free(serving, survey):
+                serving += self._serving(self._places.beyond(prompt.place, everybody), able)
         if not serving:
             return self._elsewhere(first, prompt, able, survey, now_s)
         best, best_s = self._soonest(serving, first, prompt, survey, now_s)
