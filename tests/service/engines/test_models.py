@@ -21,9 +21,9 @@ from tests.service.fake_supervisor import FakeSupervisor
 from tests.service.harness import (
     engine_model,
     events_of,
-    heap_left_alone,
     ids_of,
     kinds_of,
+    quick_start,
     retry_delay_s,
     violations_of,
 )
@@ -79,7 +79,7 @@ def spec(model: str) -> generation_pb2.GenerationSpec:
 
 @contextlib.asynccontextmanager
 async def several(model_path: pathlib.Path, sockets: pathlib.Path, **config: Any) -> AsyncIterator[Server]:
-    with heap_left_alone():
+    with quick_start():
         async with _several(model_path, sockets, **config) as server:
             yield server
 

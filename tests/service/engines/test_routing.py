@@ -9,8 +9,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 
 from headrace_service.engines.routing.engine_load import EngineLoad, LoadReport
 from headrace_service.engines.routing.placements import Placements
@@ -255,6 +256,7 @@ def test_tokens_that_wait_are_worked_off_at_the_measured_rate() -> None:
     assert load.num_open(1) == 1 and load.wait_s(1, RATE, 60.0) == 0
 
 
+@settings(max_examples=examples(100))
 @given(st.integers(2, 8), st.integers(1, 2000))
 def test_no_engine_has_far_more_open_requests_than_others(count: int, requests: int) -> None:
     service = Service(list(range(count)))
