@@ -1,7 +1,7 @@
 """The entry of `python -m headrace_service.openai`.
 
-Has SIGUSR1 write the event loop's stack to stderr, gRPC's fork handlers switched off, and no garbage
-looked for among imports, as the entry of `headrace_service` has.
+Has SIGUSR1 write the event loop's stack to stderr, gRPC's fork handlers switched off, and no
+garbage looked for among imports, as the entry of `headrace_service` has.
 """
 
 import faulthandler
