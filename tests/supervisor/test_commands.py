@@ -149,6 +149,15 @@ def test_without_the_extra_that_runs_models_a_command_says_so_before_it_begins(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_module_has_each_command_by_its_name() -> None:
+    shown = headrace("--help")
+    assert shown.returncode == 0, shown.stderr
+    listed = shown.stdout.partition("Commands:")[2]
+    for name in ("serve", "service", "backend", "telemetry", "doctor", "bench", "quantize"):
+        assert re.search(rf"^  {name} +\S", listed, re.MULTILINE), listed
+    assert "No such command 'serv'" in headrace("serv").stderr
+
+
 def test_a_missing_model_folder_is_refused_in_one_line_and_soon() -> None:
     began = time.monotonic()
     line = refusal(headrace("serve", "absent-folder", "--listen", "127.0.0.1:0"))
