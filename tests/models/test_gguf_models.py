@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tests.models.checkpoints import VOCAB_SIZE, ignore_progress, load, write_checkpoint
 from tests.models.paged_driver import PagedDriver, Row
 from tests.models.test_pinned_loader import load_late
+from tests.support.examples import examples
 from tests.support.gguf_numbers import BLOCK_KINDS, KINDS
 from tests.support.gguf_writer import Gguf, from_folder
 from tests.support.model_builds import load_model, weight_memory
@@ -205,7 +206,7 @@ def test_a_cards_loader_gives_the_same_weights(demo: Written, kind: str, piece_b
             )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(heads=st.integers(1, 5), half=st.integers(1, 5), cuts=st.lists(st.integers(0, 50), max_size=6))
 def test_alternating_rows_are_put_into_order_whatever_the_pieces(heads: int, half: int, cuts: list[int]) -> None:
     size = heads * half * 2

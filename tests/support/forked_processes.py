@@ -40,7 +40,7 @@ class ForkedProcess:
 
         Args:
             pid: Its number.
-            descriptor: Descriptor of the process, which is readable once it has ended; owned from now on.
+            descriptor: Readable once the process has ended. Owned from now on.
             exit_code: File that has its exit code after its end.
         """
         self.pid = pid
@@ -106,7 +106,10 @@ class ForkingPython:
         self._numbers = itertools.count(1)
 
     def start(self, script: pathlib.Path, arguments: Sequence[str], stderr: pathlib.Path) -> ForkedProcess:
-        """Forks a process that runs a script as `python SCRIPT ARGUMENTS` would, writing to `stderr`."""
+        """Forks a process that runs a script as `python SCRIPT ARGUMENTS` would.
+
+        Its standard error becomes the file `stderr`.
+        """
         with self._lock:
             exit_code = pathlib.Path(self._folder.name) / str(next(self._numbers))
             asked = _Start(str(script), list(arguments), str(stderr), str(exit_code))

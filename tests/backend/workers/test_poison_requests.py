@@ -123,8 +123,8 @@ async def check_real_worker(
         backend.log_path.write_text(backend.log.replace("Traceback", "expected"))
 
 
-# What the backend does is tried with fake workers in the tests above, and what a real one does whose
-# step raised in tests/worker/test_worker_process: here both together.
+# What the backend does is tried with fake workers in the tests above, and what a real one does
+# whose step raised in tests/worker/test_worker_process: here both together.
 @pytest.mark.slow
 @pytest.mark.parametrize(("poison", "num_lost"), [("raise", 0), ("memory", 2), ("exit", 2)])
 async def test_the_real_worker_is_kept_where_a_step_raised_and_answers_as_before(

@@ -10,7 +10,6 @@ from collections import Counter
 import pytest
 from tests.support.compiling import compiled
 
-
 ALL = ("float32", "float16", "bfloat16")
 
 
