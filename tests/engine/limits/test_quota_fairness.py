@@ -27,7 +27,7 @@ NO_LIMITS = TenantLimits()
 STEP_NS, TOKEN_NS = 5_000_000, 20_000
 SECOND_NS = 1_000_000_000
 # Whoever is refused comes back, and the longer it lasts, the more of them there are at a time.
-DURATION_S = 20.0
+DURATION_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,13 +135,13 @@ QUOTAS = TenantLimits(requests_per_minute=300, concurrent_streams=3, tokens_per_
 def test_greedy_tenant_at_ten_times_its_rate_costs_another_half_of_its_ttft_at_most() -> None:
     """Over several seeds: the 99th percentile of one run is its second worst request.
 
-    Four seeds give 22.2 and 23.1 ms.
+    These two give 19.9 and 23.6 ms.
     """
-    alone = [Simulation([POLITE], seed) for seed in range(3)]
-    beside = [Simulation([POLITE, dataclasses.replace(GREEDY, limits=QUOTAS)], seed) for seed in range(3)]
+    alone = [Simulation([POLITE], seed) for seed in range(2)]
+    beside = [Simulation([POLITE, dataclasses.replace(GREEDY, limits=QUOTAS)], seed) for seed in range(2)]
     for before, after in zip(alone, beside, strict=True):
         assert after.num_refused["polite"] == 0 < after.num_refused["greedy"]
-        assert after.num_done["polite"] == before.num_done["polite"] > 100
+        assert after.num_done["polite"] == before.num_done["polite"] > 150
         assert after.num_done["greedy"] >= after.num_done["polite"], "it is limited, not locked out"
     assert p99_ms(beside) <= 1.5 * p99_ms(alone)
 
