@@ -1,4 +1,4 @@
-"""Makes Triton's interpreter two to four times as fast, without changing what it computes.
+"""Makes Triton's interpreter several times as fast, without changing what it computes.
 
 Most of its time goes into work that is repeated and whose result is known: the language is patched
 anew for every call of a device function, each tensor builds its shape and its types again, and each
@@ -202,7 +202,7 @@ def _remembered_computation_types(semantic: Any) -> Callable[..., Any]:
 
 
 def _patching_without_filter(interpreter: ModuleType) -> Callable[..., None]:
-    """Functions of the language are told of their semantic in the arguments that they are given."""
+    """Functions of the language find their semantic among the arguments that they are given."""
 
     def patch(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         semantic = interpreter.TritonSemantic(builder)
