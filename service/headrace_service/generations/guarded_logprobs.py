@@ -17,7 +17,7 @@ _TOP_BYTES = 8
 
 
 class OutputLogprobs:
-    """Those of one output's tokens, in order."""
+    """Log probabilities of one output's tokens, in order."""
 
     __slots__ = ("_counts", "_ranks", "_sampled", "_top_ids", "_top_logprobs")
 
@@ -56,7 +56,7 @@ class OutputLogprobs:
 
 
 class PromptLogprobs:
-    """Those of the prompt, in the parts in which they came."""
+    """Log probabilities of the prompt, in the parts in which they came."""
 
     __slots__ = ("num_bytes", "parts")
 

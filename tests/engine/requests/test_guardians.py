@@ -37,7 +37,7 @@ def columns_of(count: int, tops: int = 0, top: int = 5) -> LogprobColumns:
 
 
 def first_of(columns: LogprobColumns | None, count: int) -> LogprobColumns:
-    """Those of the first tokens."""
+    """Returns the log probabilities of the first tokens."""
     assert columns is not None
     tops = sum(columns.top_counts[:count])
     per_token = (columns.sampled[:count], columns.ranks[:count], columns.top_counts[:count])

@@ -36,7 +36,7 @@ def mix(words: Words, shifted: Words | None = None) -> Words:
 
     Args:
         words: The words.
-        shifted: As many words to work with; None: new ones.
+        shifted: Scratch memory of the same length; None: new memory.
     """
     words *= _FACTORS[0]
     words ^= np.right_shift(words, _SHIFT, out=shifted)
