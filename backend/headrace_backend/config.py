@@ -133,6 +133,19 @@ class EngineConfig(_Frozen):
             )
         ),
     ] = "auto"
+    draft_model: Annotated[
+        pathlib.Path | None,
+        Field(
+            description=(
+                "folder of a smaller model with the same vocabulary, or GGUF file, whose proposals the model verifies "
+                "(speculate draft)"
+            )
+        ),
+    ] = None
+    draft_quantize: Annotated[
+        Literal["off", "int8", "fp8"],
+        Field(description="bits of the weights of the draft model's layers, as quantize says of the model's"),
+    ] = "off"
     block_size: Annotated[Literal[16, 32, 64], Field(description="tokens per KV cache block")] = 16
     kv_memory: Annotated[
         pydantic.ByteSize,

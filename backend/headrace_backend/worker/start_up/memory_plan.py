@@ -19,7 +19,7 @@ import torch
 from headrace_backend.kv_bytes import kv_token_bytes
 from headrace_backend.models.load import WeightMemory
 from headrace_backend.parallel.stage_links import MOST_UNDER_WAY
-from headrace_backend.pp_rules import Stage
+from headrace_backend.pp_rules import WHOLE, Stage
 from headrace_backend.step.messages import MemoryPlan
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.sampling.penalty_slots import BYTES_PER_TOKEN
@@ -44,6 +44,13 @@ _LOGIT_COPIES = 8
 # The driver's memory for one captured shape, on top of its activations, which all shapes share. Not
 # measured yet on our graphs; other engines' captures of such models take 8 to 10 MiB.
 _SHAPE_BYTES = 10 * _MIB
+
+
+class DraftModel(NamedTuple):
+    """A small model beside the one that is served; whole on every rank."""
+
+    description: ModelDescription
+    weights: WeightMemory
 
 
 class Room(NamedTuple):
@@ -109,12 +116,24 @@ class ModelMemory:
 
 
 def model_memory(
-    model: ModelDescription, sizes: WorkerSizes, weights: WeightMemory, dtype: torch.dtype, on_gpu: bool = False
+    model: ModelDescription,
+    sizes: WorkerSizes,
+    weights: WeightMemory,
+    dtype: torch.dtype,
+    on_gpu: bool = False,
+    draft: DraftModel | None = None,
 ) -> ModelMemory:
     """Estimates weights, graphs, one block of the cache over all layers, and a step's activations.
 
-    The activations are those of a step at the token budget.
+    The activations are those of a step at the token budget. A draft model computes the same steps,
+    and a block holds its keys and values beside the model's.
     """
+    if draft is not None:
+        alone = dataclasses.replace(sizes, num_ranks=1, stage=WHOLE)
+        return _both(
+            model_memory(model, sizes, weights, dtype, on_gpu),
+            model_memory(draft.description, alone, draft.weights, dtype, on_gpu),
+        )
     size = dtype.itemsize
     # The largest of any layer: layers follow each other in the same memory.
     heads = max(sum(part.outputs for part in layer.attention.linears[:3]) for layer in model.layers)
@@ -137,6 +156,19 @@ def model_memory(
         scratch=weights.scratch,
         graph_token=per_token,
         streams=_num_streams(sizes.stage) * sizes.max_num_batched_tokens * model.hidden_size * size,
+    )
+
+
+def _both(model: ModelMemory, draft: ModelMemory) -> ModelMemory:
+    """The sum of what two models call for; graphs hold both, and the larger has their activations."""
+    return dataclasses.replace(
+        model,
+        weights=model.weights + draft.weights,
+        activations=model.activations + draft.activations,
+        kv_block=model.kv_block + draft.kv_block,
+        graphs=max(model.graphs, draft.graphs),
+        scratch=model.scratch + draft.scratch,
+        graph_token=max(model.graph_token, draft.graph_token),
     )
 
 
@@ -240,6 +272,7 @@ def plan_estimate(
     weights: WeightMemory,
     dtype: torch.dtype,
     room: Room,
+    draft: DraftModel | None = None,
 ) -> tuple[ModelMemory, MemoryPlan]:
     """The plan before anything is allocated, and the estimates behind it.
 
@@ -247,24 +280,29 @@ def plan_estimate(
         DoesNotFit: As `plan_memory`; where no cache fits at all, the message names smaller steps
             that leave room for one.
     """
-    memory = model_memory(model, sizes, weights, dtype, room.device.type == "cuda")
+    memory = model_memory(model, sizes, weights, dtype, room.device.type == "cuda", draft)
     try:
         return memory, plan_memory(sizes, memory, room)
     except DoesNotFit as refused:
         if sizes.num_blocks or sizes.kv_memory or _most_blocks(sizes, memory, room):
             raise
-        raise DoesNotFit(f"{refused}; {_smaller_steps(sizes, model, weights, dtype, room)}") from None
+        raise DoesNotFit(f"{refused}; {_smaller_steps(sizes, model, weights, dtype, room, draft)}") from None
 
 
 def _smaller_steps(
-    sizes: WorkerSizes, model: ModelDescription, weights: WeightMemory, dtype: torch.dtype, room: Room
+    sizes: WorkerSizes,
+    model: ModelDescription,
+    weights: WeightMemory,
+    dtype: torch.dtype,
+    room: Room,
+    draft: DraftModel | None,
 ) -> str:
     """The largest of smaller steps that leave room for a cache, as the end of a refusal."""
     tokens, rows = sizes.max_num_batched_tokens, sizes.max_num_seqs
     while tokens > 16 or rows > 1:
         tokens, rows = max(tokens // 2, 16), max(rows // 2, 1)
         smaller = sizes.with_steps(tokens, rows)
-        memory = model_memory(model, smaller, weights, dtype, room.device.type == "cuda")
+        memory = model_memory(model, smaller, weights, dtype, room.device.type == "cuda", draft)
         if _most_blocks(smaller, memory, room):
             return f"max_num_batched_tokens {tokens} with max_num_seqs {rows} leaves room for a cache"
     return "no step is small enough: the weights leave no room"
