@@ -20,7 +20,7 @@ from headrace_backend.models.load import load_model, weight_memory
 from headrace_backend.weights.progress import Progress
 from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.errors import StartRefused
-from headrace_backend.worker.start_up.memory_plan import DraftModel
+from headrace_backend.worker.start_up.memory_plan import DraftSizes
 from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
 from headrace_model_folder import ModelFolder
@@ -56,9 +56,9 @@ class DraftBuild:
         )
         return cls(build, folder if has_weights else None)
 
-    def memory(self) -> DraftModel:
+    def memory(self) -> DraftSizes:
         """What the memory plan must know of it."""
-        return DraftModel(self.build.description, weight_memory(self.build))
+        return DraftSizes(self.build.description, weight_memory(self.build))
 
     def loaded(self, progress: Progress, seed: int) -> CausalLM:
         """The draft model with its weights.

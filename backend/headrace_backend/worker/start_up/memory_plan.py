@@ -46,7 +46,7 @@ _LOGIT_COPIES = 8
 _SHAPE_BYTES = 10 * _MIB
 
 
-class DraftModel(NamedTuple):
+class DraftSizes(NamedTuple):
     """A small model beside the one that is served; whole on every rank."""
 
     description: ModelDescription
@@ -121,7 +121,7 @@ def model_memory(
     weights: WeightMemory,
     dtype: torch.dtype,
     on_gpu: bool = False,
-    draft: DraftModel | None = None,
+    draft: DraftSizes | None = None,
 ) -> ModelMemory:
     """Estimates weights, graphs, one block of the cache over all layers, and a step's activations.
 
@@ -272,7 +272,7 @@ def plan_estimate(
     weights: WeightMemory,
     dtype: torch.dtype,
     room: Room,
-    draft: DraftModel | None = None,
+    draft: DraftSizes | None = None,
 ) -> tuple[ModelMemory, MemoryPlan]:
     """The plan before anything is allocated, and the estimates behind it.
 
@@ -295,7 +295,7 @@ def _smaller_steps(
     weights: WeightMemory,
     dtype: torch.dtype,
     room: Room,
-    draft: DraftModel | None,
+    draft: DraftSizes | None,
 ) -> str:
     """The largest of smaller steps that leave room for a cache, as the end of a refusal."""
     tokens, rows = sizes.max_num_batched_tokens, sizes.max_num_seqs
