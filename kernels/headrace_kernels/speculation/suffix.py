@@ -159,7 +159,7 @@ def copy_suffix_kernel(
     # The row's own run: what lies behind it, again from its end on.
     place = own & 0xFFFFFFFF
     mask_own = mask & ((own >> 32) >= MIN_SUFFIX)
-    repeated = tl.load(tokens + place + 1 + offs % tl.maximum(last - place, 1), mask=mask_own, other=0)
+    repeated = tl.load(tokens + place + 1 + offs % tl.maximum(last - place, 1).to(tl.int32), mask=mask_own, other=0)
     # The memory's: as far as that answer goes.
     mask_memory = mask & ((other >> 32) >= MIN_SUFFIX)
     behind = ((other & 0xFFFFFFFF) + 1 + offs) % MEMORY_SIZE

@@ -18,32 +18,38 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from headrace_backend.parallel.collectives import Collectives
-from headrace_backend.step.plan import ForwardPlan, Int32Column
+from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
+from headrace_backend.step.plan import Int32Column, RowAdmission, StepPlan
 from headrace_backend.worker.plan_columns import Entries
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
+from headrace_backend.worker.speculation.drafter import SettledTokens
+from headrace_backend.worker.speculation.speculation import RowDrafts
 from headrace_backend.worker.step.kv_caches import copy_planned_blocks
 from headrace_backend.worker.step.runner import CausalModel
 from headrace_kernels.attention.paged import AttentionMetadata
 
 
-class StandingRows(Protocol):
-    """What a CPU keeps of rows between steps (`cpu_runner.CpuBatch`)."""
+class BlockTables(Protocol):
+    """The rows' block tables on a CPU (`cpu_runner.CpuBatch`)."""
 
     def metadata(self, entries: Entries) -> AttentionMetadata:
         """What attention needs of entries whose columns are exact."""
 
 
 class CpuDraftModel:
-    """A small model beside the one that is served."""
+    """Implements `Drafter` with a small model beside the one that is served."""
+
+    wants_hidden = False
+    drafts_at_head = True
 
     def __init__(
         self,
         model: CausalModel,
         kv_caches: list[torch.Tensor],
         sampler: Sampler,
-        together: Collectives | None = None,
+        rows: RowDrafts,
+        tables: BlockTables,
     ) -> None:
         """Takes its parts.
 
@@ -52,65 +58,64 @@ class CpuDraftModel:
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], with the
                 numbers of blocks of the model's.
             sampler: The rows' parameters, which the model's own draw reads too.
-            together: The ranks' collectives, by which all take rank 0's drafts; None: one rank.
+            rows: Where rows stand.
+            tables: The rows' blocks.
         """
+        self.num_drafts = rows.tokens_per_row - 1
         self._model = model
         self._kv_caches = kv_caches
         self._sampler = sampler
-        self._together = together
+        self._rows = rows
+        self._tables = tables
 
-    def copy_blocks(self, plan: ForwardPlan) -> None:
-        """Copies the plan's blocks in the draft model's caches."""
-        copy_planned_blocks(plan, self._kv_caches)
+    def begin(self, plan: StepPlan) -> None:
+        """Implements `Drafter.begin`: the plan's blocks are copied."""
+        copy_planned_blocks(plan.forward, self._kv_caches)
 
-    def follow(self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata) -> None:
-        """Computes keys and values of a step's tokens.
+    def admit(self, admissions: list[RowAdmission]) -> None:
+        """Implements `Drafter.admit`: all there is of a row is in its blocks."""
 
-        Args:
-            token_ids: int64 [num_tokens] as the model computed them.
-            positions: int64 [num_tokens].
-            metadata: The step.
-        """
+    def follow(
+        self,
+        plan: StepPlan,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: StepMetadata | StepPieces,
+    ) -> None:
+        """Implements `Drafter.follow`: computes keys and values of the same tokens."""
+        assert isinstance(metadata, AttentionMetadata), "a CPU takes a step whole"
         self._model(token_ids, positions, self._kv_caches, metadata)
 
-    def draft(
-        self, drafted: DraftedRows, last_tokens: Int32Column, positions: Int32Column, standing: StandingRows
-    ) -> torch.Tensor:
-        """Drafts what follows the rows' last tokens.
-
-        Args:
-            drafted: The rows and how many drafts each is to have.
-            last_tokens: [num_rows] their last sampled tokens, which are not computed yet.
-            positions: [num_rows] exact positions of these.
-            standing: The rows' block tables, with blocks for all drafts.
-
-        Returns:
-            int64 [num_rows, most drafts]; behind a row's own number of drafts stand zeros.
-        """
-        most = int(drafted.counts.max())
-        drafts = torch.zeros(drafted.rows.size, most, dtype=torch.int64)
-        tokens = torch.from_numpy(last_tokens.astype(np.int64))
+    def draft(self, drafted: DraftedRows) -> torch.Tensor:
+        """Implements `Drafter.draft`."""
+        rows = torch.from_numpy(drafted.rows.astype(np.int64))
+        positions = self._rows.next_positions[rows].numpy()
         output_positions = drafted.output_positions - (drafted.bounds - positions)
-        for place in range(most):
+        drafts = torch.zeros(drafted.rows.size, self.num_drafts, dtype=torch.int64)
+        tokens = self._rows.last_tokens[rows].long()
+        for place in range(int(drafted.counts.max())):
             is_active = drafted.counts > place
+            chosen = torch.from_numpy(is_active)
             if place:
-                tokens = drafts[torch.from_numpy(is_active), place - 1]
+                tokens = drafts[chosen, place - 1]
             active = drafted.rows[is_active], positions[is_active] + place, output_positions[is_active] + place
-            drafts[torch.from_numpy(is_active), place] = self._pass(tokens, *active, standing)
-        return drafts if self._together is None else self._together.all_gather(drafts)[0]
+            drafts[chosen, place] = self._pass(tokens, *active)
+        return drafts
+
+    def propose(self, settled: SettledTokens) -> torch.Tensor:
+        """Implements `Drafter.propose`, of which nobody asks it."""
+        raise AssertionError("a draft model drafts at the head of a step")
+
+    def reset(self) -> None:
+        """Implements `Drafter.reset`: there is nothing to forget."""
 
     def _pass(
-        self,
-        tokens: torch.Tensor,
-        rows: Int32Column,
-        positions: Int32Column,
-        output_positions: Int32Column,
-        standing: StandingRows,
+        self, tokens: torch.Tensor, rows: Int32Column, positions: Int32Column, output_positions: Int32Column
     ) -> torch.Tensor:
         """One token of each row, and what the draft model draws behind it, int64 [num_rows]."""
         entries = Entries(rows, positions, np.ones_like(rows))
         places = torch.from_numpy(positions.astype(np.int64))
-        hidden = self._model(tokens, places, self._kv_caches, standing.metadata(entries))
+        hidden = self._model(tokens, places, self._kv_caches, self._tables.metadata(entries))
         if self._sampler.are_greedy(rows):
             drawn, _ = self._model.most_likely(hidden)
             return drawn

@@ -1,8 +1,8 @@
 """A draft model on a GPU: it follows the model's steps, and drafts at the head of the next one.
 
-Owns the draft model's caches, its own columns of a step, and the passes that draft. Its blocks have
-the numbers of the model's, and it computes every token that the model computes, so that prefix
-hits, copies of blocks and preemption hold for both.
+Owns the draft model's caches and its passes. Its blocks have the numbers of the model's, and it
+computes every token that the model computes, so that prefix hits, copies of blocks and preemption
+hold for both.
 
     head of a step      rows as they stand -> (pass over one token a row -> draw) for each draft
     behind the model    all tokens of the step, the last draft among them, for their keys and values
@@ -17,24 +17,33 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from headrace_backend.step.plan import ForwardPlan, StepPlan
+from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
+from headrace_backend.step.plan import RowAdmission, StepPlan
 from headrace_backend.weights.progress import Progress
-from headrace_backend.worker.device_copies import staging_memory
+from headrace_backend.worker.device_copies import copy_to_device, staging_memory
+from headrace_backend.worker.plan_columns import Entries
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
-from headrace_backend.worker.step.buffers import Gathers, StepBuffers, StepInputs, StepLimits
+from headrace_backend.worker.speculation.drafter import SettledTokens
+from headrace_backend.worker.speculation.speculation import RowDrafts
 from headrace_backend.worker.step.graphs import StepGraphs
 from headrace_backend.worker.step.kv_caches import copy_planned_blocks
 from headrace_backend.worker.step.runner import CausalModel
-from headrace_backend.worker.step.shape import AttentionSizes, StepShape, smallest_holding
-from headrace_kernels.attention.plan import decode_sizes, plan_decode
-from headrace_kernels.attention.step import DecodeScratch, DecodeWork, PagedAttentionStep
+from headrace_backend.worker.step.shape import AttentionSizes
+from headrace_kernels.attention.plan import (
+    MAX_DECODE_QUERY_LEN,
+    QUERY_LEN_CLASSES,
+    decode_sizes,
+    plan_decode,
+    plan_prefill,
+)
+from headrace_kernels.attention.step import DecodeScratch, DecodeWork, PagedAttentionStep, PrefillWork
 from headrace_kernels.step_inputs import build_step_inputs
 
 _PASS_QUERY_LEN = 1
@@ -42,18 +51,12 @@ _PASS_QUERY_LEN = 1
 _NUM_ROW_COLUMNS = 4
 
 
-class RowsOnDevice(Protocol):
-    """What a GPU keeps of rows between steps (`buffers.DeviceRows`)."""
+class BlockTables(Protocol):
+    """The rows' block tables on a GPU (`buffers.DeviceRows`)."""
 
     scratch_row: int
     # int32 [num_rows + 1, max_blocks]
     block_tables: torch.Tensor
-    # int32 [num_rows + 1]
-    last_tokens: torch.Tensor
-    # int32 [num_rows + 1] positions of the last tokens, as rows stand.
-    next_positions: torch.Tensor
-    # int32 [num_rows + 1, num_drafts]
-    drafts: torch.Tensor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,9 +79,10 @@ class DraftPasses:
         model: CausalModel,
         kv_caches: list[torch.Tensor],
         sampler: Sampler,
-        rows: RowsOnDevice,
+        rows: RowDrafts,
+        tables: BlockTables,
         sizes: AttentionSizes,
-        max_num_seqs: int,
+        scratch: DecodeScratch,
     ) -> None:
         """Allocates what passes share.
 
@@ -86,17 +90,16 @@ class DraftPasses:
             model: The draft model.
             kv_caches: Its caches.
             sampler: The rows' parameters, which the model's own draw reads too.
-            rows: Where rows stand; their drafts are written there.
+            rows: Where rows stand.
+            tables: The rows' blocks.
             sizes: Sizes of a layer's attention, of the draft model.
-            max_num_seqs: Most rows of a step.
+            scratch: Attention's, of at least one query token.
         """
-        self._model, self._kv_caches, self._sampler, self._rows = model, kv_caches, sampler, rows
-        self._sizes = sizes
+        self._model, self._kv_caches, self._sampler = model, kv_caches, sampler
+        self._rows, self._tables, self._sizes, self._scratch = rows, tables, sizes, scratch
+        max_num_seqs = tables.scratch_row
         self._device = device = kv_caches[0].device
-        _, _, num_kv_heads, self._block_size, head_dim = kv_caches[0].shape
-        self._scratch = DecodeScratch.allocate(
-            sizes.num_heads, num_kv_heads, head_dim, _PASS_QUERY_LEN, device, sizes.programs
-        )
+        self._block_size = kv_caches[0].shape[3]
         most_splits = self._num_splits(max_num_seqs)
         self._piece = torch.zeros(_NUM_ROW_COLUMNS * max_num_seqs + 4 * most_splits, dtype=torch.int32, device=device)
         self._numbers = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
@@ -107,6 +110,8 @@ class DraftPasses:
         self._token_ids, self._positions, self._slots = torch.zeros(
             3, max_num_seqs, dtype=torch.int64, device=device
         )
+        # int32 [max_num_seqs, num_drafts] what is drafted for the rows of the step in the making.
+        self.drafts = torch.zeros(max_num_seqs, rows.tokens_per_row - 1, dtype=torch.int32, device=device)
 
     def _num_splits(self, num_rows: int) -> int:
         return decode_sizes(num_rows, self._sizes.num_kv_heads, self._sizes.programs).num_splits
@@ -116,7 +121,7 @@ class DraftPasses:
         num_splits = self._num_splits(num_rows)
         host = staging_memory(_NUM_ROW_COLUMNS * num_rows + 4 * num_splits, torch.int32, self._device)
         columns = host.numpy()[: _NUM_ROW_COLUMNS * num_rows].reshape(_NUM_ROW_COLUMNS, num_rows)
-        columns[0], columns[1:] = self._rows.scratch_row, 0
+        columns[0], columns[1:] = self._tables.scratch_row, 0
         columns[:, : drafted.rows.size] = drafted
         lengths = np.zeros(num_rows, np.int32)
         lengths[: drafted.rows.size] = drafted.bounds + drafted.counts
@@ -134,7 +139,7 @@ class DraftPasses:
     def upload_padding(self, num_rows: int) -> None:
         """Sends columns of a pass in which nothing takes part."""
         self._piece.zero_()
-        self._piece[:num_rows] = self._rows.scratch_row
+        self._piece[:num_rows] = self._tables.scratch_row
         self._piece[_NUM_ROW_COLUMNS * num_rows :] = -1
 
     def begin(self, num_rows: int) -> None:
@@ -161,7 +166,7 @@ class DraftPasses:
             positions,
             columns.rows,
             self._rows.last_tokens,
-            self._rows.block_tables,
+            self._tables.block_tables,
             self._block_size,
             token_ids,
             places,
@@ -173,7 +178,7 @@ class DraftPasses:
         logits = self._model.logits(hidden).float()
         drawn, _ = self._sampler.draw_all(logits, columns.rows, output_positions)
         self._tokens[:num_rows] = drawn.int()
-        self._rows.drafts[rows, self._place] = drawn.int()
+        self.drafts[:num_rows].index_copy_(1, self._place, drawn.int()[:, None])
         self._place.add_(1)
 
     def _columns(self, num_rows: int) -> _PassColumns:
@@ -187,7 +192,7 @@ class DraftPasses:
             query_start_loc=self._numbers[: slots.numel() + 1],
             seq_lens=seq_lens,
             rows=columns.rows,
-            block_tables=self._rows.block_tables,
+            block_tables=self._tables.block_tables,
             slot_mapping=slots,
             block_size=self._block_size,
             decode=DecodeWork(columns.splits.view(-1, 4), _PASS_QUERY_LEN, self._scratch),
@@ -196,17 +201,19 @@ class DraftPasses:
 
 
 class GpuDraftModel:
-    """A small model beside the one that is served."""
+    """Implements `Drafter` with a small model beside the one that is served."""
+
+    wants_hidden = False
+    drafts_at_head = True
 
     def __init__(
         self,
         model: CausalModel,
         kv_caches: list[torch.Tensor],
         sampler: Sampler,
-        rows: RowsOnDevice,
-        limits: StepLimits,
+        rows: RowDrafts,
+        tables: BlockTables,
         sizes: AttentionSizes,
-        shapes: Sequence[StepShape] = (),
         batch_sizes: Sequence[int] = (),
     ) -> None:
         """Allocates what is shared by all steps.
@@ -216,77 +223,120 @@ class GpuDraftModel:
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], with the
                 numbers of blocks of the model's.
             sampler: The rows' parameters, which the model's own draw reads too.
-            rows: Where rows stand; their drafts are written there.
-            limits: Limits of a step.
+            rows: Where rows stand.
+            tables: The rows' blocks.
             sizes: Sizes of a layer's attention, of the draft model.
-            shapes: Steps that are followed by replaying graphs, smallest first.
             batch_sizes: Numbers of rows that are drafted for by replaying graphs, ascending.
         """
-        self._model, self._kv_caches, self._rows, self._sizes = model, kv_caches, rows, sizes
+        self.num_drafts = rows.tokens_per_row - 1
+        self._model, self._kv_caches, self._sizes = model, kv_caches, sizes
         self._device = kv_caches[0].device
-        about_model = (model.dtype, model.hidden_size, (0, 0))
-        self._buffers = StepBuffers(limits, sizes, kv_caches[0], *about_model, gather_bytes=0)
-        self._passes = DraftPasses(model, kv_caches, sampler, rows, sizes, limits.max_num_seqs)
-        self._shapes, self._batch_sizes = tuple(shapes), tuple(batch_sizes)
+        # Of the longest entries that the decode kernel takes: a row's last token and its drafts.
+        self._query_len = next(size for size in QUERY_LEN_CLASSES if size >= min(rows.tokens_per_row, MAX_DECODE_QUERY_LEN))
+        num_heads, num_kv_heads, head_dim = sizes.num_heads, sizes.num_kv_heads, kv_caches[0].shape[4]
+        scratch = DecodeScratch.allocate(
+            num_heads, num_kv_heads, head_dim, self._query_len, self._device, sizes.programs
+        )
+        self._scratch = scratch
+        self._passes = DraftPasses(model, kv_caches, sampler, rows, tables, sizes, scratch)
+        self._batch_sizes = tuple(batch_sizes)
         self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None
 
-    def copy_blocks(self, plan: ForwardPlan) -> None:
-        """Copies the plan's blocks in the draft model's caches."""
-        copy_planned_blocks(plan, self._kv_caches)
+    def begin(self, plan: StepPlan) -> None:
+        """Implements `Drafter.begin`: the plan's blocks are copied."""
+        copy_planned_blocks(plan.forward, self._kv_caches)
 
-    @torch.inference_mode()
-    def draft(self, drafted: DraftedRows) -> None:
-        """Launches the drafting of what follows the rows' last tokens; drafts go to the rows."""
+    def draft(self, drafted: DraftedRows) -> torch.Tensor:
+        """Implements `Drafter.draft`."""
         size = drafted.rows.size
         num_rows = next((batch for batch in self._batch_sizes if batch >= size), size)
         self._passes.upload(drafted, num_rows)
         self._launch(("begin", num_rows), functools.partial(self._passes.begin, num_rows))
         for _ in range(int(drafted.counts.max())):
             self._launch(("pass", num_rows), functools.partial(self._passes.run, num_rows))
+        return self._passes.drafts[:size]
 
-    @torch.inference_mode()
-    def follow(self, plan: StepPlan) -> None:
-        """Launches the pass over a step's tokens, for their keys and values.
+    def follow(
+        self,
+        plan: StepPlan,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: StepMetadata | StepPieces,
+    ) -> None:
+        """Implements `Drafter.follow`: launches the pass over the same tokens."""
+        whole = Entries.of(plan.forward)
+        if not isinstance(metadata, StepPieces):
+            self._compute(whole, token_ids, positions, metadata)
+            return
+        first = metadata.first
+        tokens = (token_ids[:first], positions[:first]), (token_ids[first:], positions[first:])
+        for entries, columns, part in zip(whole.cut(first), tokens, metadata.metadata, strict=True):
+            self._compute(entries, *columns, part)
 
-        The rows stand as they did when the model computed the step.
-        """
-        needed = StepShape.of(plan, self._sizes)
-        shape = smallest_holding(self._shapes, needed) or needed
-        gathers = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=True)
-        assert not any(gathers), "nothing is gathered for a draft model"
-        self._launch(shape, functools.partial(self._compute, shape, ()))
+    def propose(self, settled: SettledTokens) -> torch.Tensor:
+        """Implements `Drafter.propose`, of which nobody asks it."""
+        raise AssertionError("a draft model drafts at the head of a step")
+
+    def admit(self, admissions: list[RowAdmission]) -> None:
+        """Implements `Drafter.admit`: all there is of a row is in its blocks."""
+
+    def reset(self) -> None:
+        """Implements `Drafter.reset`: there is nothing to forget."""
 
     @torch.inference_mode()
     def capture(self, progress: Progress) -> None:
-        """Captures graphs of all shapes and batch sizes.
+        """Captures the passes of all batch sizes.
 
         Args:
             progress: Called with (phase, done, total, unit).
         """
         if self._graphs is None:
             return
-        total = len(self._shapes) + len(self._batch_sizes)
-        for done, shape in enumerate(reversed(self._shapes)):
-            progress("draft graphs", done, total, "shapes")
-            self._buffers.upload_padding(shape, self._rows.scratch_row)
-            self._graphs.capture(shape, functools.partial(self._compute, shape, ()))
-        for done, num_rows in enumerate(reversed(self._batch_sizes), len(self._shapes)):
-            progress("draft graphs", done, total, "shapes")
+        total = len(self._batch_sizes)
+        for done, num_rows in enumerate(reversed(self._batch_sizes)):
+            progress("draft graphs", done, total, "batch sizes")
             self._passes.upload_padding(num_rows)
             for name, run in (("begin", self._passes.begin), ("pass", self._passes.run)):
                 self._graphs.capture((name, num_rows), functools.partial(run, num_rows))
-        progress("draft graphs", total, total, "shapes")
+        progress("draft graphs", total, total, "batch sizes")
 
     @property
     def num_captured(self) -> int:
         """Graphs captured so far."""
         return 0 if self._graphs is None else self._graphs.num_captured
 
-    def _compute(self, shape: StepShape, gathers: Gathers) -> None:
-        inputs: StepInputs = self._buffers.inputs(shape, self._rows, gathers)
-        self._model(inputs.token_ids, inputs.positions, self._kv_caches, inputs.attention)
+    def _compute(
+        self, entries: Entries, token_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata
+    ) -> None:
+        """Computes keys and values of some entries, whose slots are those of the model's step."""
+        assert isinstance(step, PagedAttentionStep), "a GPU's step"
+        if not entries.rows.size:
+            return
+        own = dataclasses.replace(step, decode=self._decode_work(entries, step), prefill=self._prefill_work(entries))
+        self._model(token_ids, positions, self._kv_caches, own)
 
-    def _launch(self, key: Any, run: Callable[[], None]) -> None:
+    def _decode_work(self, entries: Entries, step: PagedAttentionStep) -> DecodeWork | None:
+        if (entries.counts > self._query_len).all():
+            return None
+        columns = plan_decode(
+            entries.counts,
+            entries.seq_lens,
+            self._sizes.num_kv_heads,
+            step.rows.shape[0],
+            max_query_len=self._query_len,
+            programs=self._sizes.programs,
+        )
+        return DecodeWork(copy_to_device(columns.splits, self._device), self._query_len, self._scratch)
+
+    def _prefill_work(self, entries: Entries) -> PrefillWork | None:
+        if (entries.counts <= self._query_len).all():
+            return None
+        sizes = self._sizes
+        heads = (sizes.num_heads, sizes.num_kv_heads, sizes.tile_tokens)
+        columns = plan_prefill(entries.counts, entries.seq_lens, *heads, max_query_len=self._query_len)
+        return PrefillWork(copy_to_device(columns.tiles, self._device), None)
+
+    def _launch(self, key: Hashable, run: Callable[[], None]) -> None:
         if self._graphs is not None and key in self._graphs:
             self._graphs.replay(key)
         else:
