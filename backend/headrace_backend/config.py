@@ -29,6 +29,9 @@ _LEAST_TOKENS = 16
 # Inputs that may share a scale and a zero point, ascending.
 QUANTIZE_GROUPS = (32, 64, 128)
 _QUANTIZE_GROUP: Final = 128
+# Drafts that a step verifies at most where their number is not configured: with the row's last
+# token they are as many as attention's decode kernel takes.
+_MOST_DRAFTS: Final = 7
 # GPUs of one machine.
 MAX_TP: Final = 8
 MAX_PP: Final = MAX_TP
@@ -192,6 +195,25 @@ class EngineConfig(_Frozen):
         pathlib.Path | None,
         Field(description="folder for compiled GPU kernels; default: headrace/kernels in XDG_CACHE_HOME or ~/.cache"),
     ] = None
+    speculate: Annotated[
+        Literal["off", "ngram"],
+        Field(
+            description=(
+                "who drafts the next tokens of answers, which the model then verifies several at a time, without "
+                "another answer than off: ngram, what followed a row's last tokens where they stood before"
+            )
+        ),
+    ] = "off"
+    speculate_tokens: Annotated[
+        str,
+        Field(
+            pattern=rf"auto|[1-{limits.MAX_DRAFTS}]",
+            description=(
+                "drafted tokens that a step verifies for each row: auto, as many as raise tokens per second, or "
+                f"1 to {limits.MAX_DRAFTS} in every step"
+            ),
+        ),
+    ] = "auto"
     step_time_target_ms: Annotated[
         float,
         Field(
@@ -276,6 +298,11 @@ class EngineConfig(_Frozen):
                 f"pp is {self.pp} and tp is {self.tp}, which are {self.num_ranks} ranks; one machine has at most "
                 f"{MAX_TP}: pp of at most {MAX_TP // self.tp} works with tp {self.tp}"
             )
+        if self.speculate != "off" and self.pp > 1:
+            raise ValueError(
+                f"speculate is {self.speculate} and pp is {self.pp}: drafts are verified where one stage has all "
+                "layers; pp 1 works, or speculate off"
+            )
         if self.quantize != "int4" and self.quantize_group != _QUANTIZE_GROUP:
             raise ValueError(
                 f"quantize_group is for int4, and quantize is {self.quantize}: {_QUANTIZE_GROUP} (the default) works, "
@@ -292,6 +319,20 @@ class EngineConfig(_Frozen):
     def reporting_rank(self) -> int:
         """The rank whose results count: the first one of the last stage, where tokens are drawn."""
         return (self.pp - 1) * self.tp
+
+    def fixed_drafts(self) -> int | None:
+        """Drafted tokens that a step verifies for each row; None: as many as pay."""
+        return None if self.speculate_tokens == "auto" else int(self.speculate_tokens)
+
+    @property
+    def tokens_per_row(self) -> int:
+        """Most tokens that a step settles for a row that decodes; 1: nobody drafts."""
+        return 1 if self.speculate == "off" else 1 + (self.fixed_drafts() or _MOST_DRAFTS)
+
+    @property
+    def drafts_from_history(self) -> bool:
+        """Whether tokens are drafted from those that a row has: workers must know them all."""
+        return self.speculate == "ngram"
 
     def expected_device(self) -> str:
         """The device that the configuration means on this machine: "cpu" or "cuda:<index>".

@@ -3,7 +3,8 @@
 Owns the two operations that resolve columns in place before a step's inputs are made of them
 (`step_inputs`): ids of tokens that only the device knows, and positions, lengths and places in the
 output, which are too large by what earlier steps did not settle. By how much is the same for all of
-a row: its *lag*, the planned position of its last sampled token less the real one.
+a row: its *lag*, the planned position of its last sampled token less the real one. And the one that
+keeps a row's drafts for the next step, which are ids of the vocabulary whatever was proposed.
 
 Launch rule: 256 entries of a column a program, 4 warps. Not measured yet.
 """
@@ -194,3 +195,46 @@ def lower_bounds(
         which = (tokens, token_entries) if by_token else (values, values)
         grid = (triton.cdiv(num_values, _BLOCK),)
         lower_bounds_kernel[grid](values, *entries, *which, num_values, by_token, _BLOCK, num_warps=4)
+
+
+def store_drafts_reference(drafts: Tensor, rows: Tensor, proposed: Tensor, vocab_size: int, num_lost: Tensor) -> None:
+    """Specification of `store_drafts`, in plain PyTorch."""
+    is_id = (proposed >= 0) & (proposed < vocab_size)
+    drafts.index_copy_(0, rows.long(), torch.where(is_id, proposed, 0).to(drafts.dtype))
+    num_lost += (~is_id).sum()
+
+
+@triton.jit(do_not_specialize=["rows", "vocab_size"], do_not_specialize_on_alignment=["rows"])
+def store_drafts_kernel(drafts, rows, proposed, num_lost, vocab_size, NUM_DRAFTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (sample). Arguments as those of `store_drafts`, both matrices contiguous."""
+    sample = tl.program_id(0).to(tl.int64)
+    offs = tl.arange(0, BLOCK)
+    mask = offs < NUM_DRAFTS
+    token = tl.load(proposed + sample * NUM_DRAFTS + offs, mask=mask, other=0)
+    is_id = (token >= 0) & (token < vocab_size)
+    row = tl.load(rows + sample).to(tl.int64)
+    tl.store(drafts + row * NUM_DRAFTS + offs, tl.where(is_id, token, 0).to(tl.int32), mask=mask)
+    lost = tl.sum((mask & (is_id == 0)).to(tl.int32), axis=0)
+    if lost > 0:
+        tl.atomic_add(num_lost, lost)
+
+
+def store_drafts(drafts: Tensor, rows: Tensor, proposed: Tensor, vocab_size: int, num_lost: Tensor) -> None:
+    """Keeps proposed tokens as their rows' drafts; what is no id of the vocabulary becomes token 0.
+
+    Args:
+        drafts: int32 [num_rows, num_drafts] contiguous, changed in place.
+        rows: int32 [num_samples], each at most once.
+        proposed: int32 or int64 [num_samples, num_drafts].
+        vocab_size: Ids are below.
+        num_lost: int32 [1], to which the number of those that are no ids is added.
+    """
+    if not uses_triton(drafts):
+        store_drafts_reference(drafts, rows, proposed, vocab_size, num_lost)
+        return
+    num_samples, num_drafts = proposed.shape
+    if num_samples:
+        block = triton.next_power_of_2(num_drafts)
+        store_drafts_kernel[(num_samples,)](
+            drafts, rows, proposed.contiguous(), num_lost, vocab_size, num_drafts, block, num_warps=1
+        )

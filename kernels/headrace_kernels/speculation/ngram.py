@@ -39,6 +39,7 @@ def append_tokens_reference(history: Tensor, rows: Tensor, positions: Tensor, to
 
 def propose_ngram_reference(history: Tensor, rows: Tensor, lengths: Tensor, num_drafts: int) -> Tensor:
     """Specification of `propose_ngram`, in plain PyTorch."""
+    lengths = lengths.clamp(max=history.shape[1])
     longest = int(lengths.max()) if lengths.numel() else 0
     known = history[rows.long(), :longest].long()
     places = torch.arange(longest, device=history.device)
@@ -95,7 +96,7 @@ def find_runs_kernel(
     """
     sample, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     tokens = history + tl.load(rows + sample).to(tl.int64) * NUM_PLACES
-    last = tl.load(lengths + sample) - 1
+    last = tl.minimum(tl.load(lengths + sample), NUM_PLACES) - 1
     found = tl.full((BLOCK,), -1, tl.int64)
     for start in range(part * BLOCK, last, PROGRAMS * BLOCK):
         place = start + tl.arange(0, BLOCK)
@@ -126,7 +127,7 @@ def copy_runs_kernel(
     """Program (sample): what followed the best place, int32 [num_samples, NUM_DRAFTS] out."""
     sample = tl.program_id(0).to(tl.int64)
     tokens = history + tl.load(rows + sample).to(tl.int64) * NUM_PLACES
-    last = (tl.load(lengths + sample) - 1).to(tl.int64)
+    last = (tl.minimum(tl.load(lengths + sample), NUM_PLACES) - 1).to(tl.int64)
     key = tl.max(tl.load(best + sample * PROGRAMS + tl.arange(0, PROGRAMS)), axis=0)
     place = key & 0xFFFFFFFF
     offs = tl.arange(0, BLOCK)
@@ -164,7 +165,8 @@ def propose_ngram(history: Tensor, rows: Tensor, lengths: Tensor, num_drafts: in
     Args:
         history: int32 [num_rows, num_places] contiguous.
         rows: int32 [num_samples].
-        lengths: int64 [num_samples] tokens of each row, from 1 to num_places.
+        lengths: int64 [num_samples] tokens of each row, at least 1; those beyond the last place do
+            not count.
         num_drafts: Tokens to propose.
 
     Returns:

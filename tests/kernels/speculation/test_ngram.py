@@ -1,4 +1,4 @@
-"""Lookup of a row's last tokens in what it has: the reference by its words, the kernels against it."""
+"""Lookup of a row's last tokens in what it has: the reference by its words, and the kernels."""
 
 from __future__ import annotations
 

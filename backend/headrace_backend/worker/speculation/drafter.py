@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.step.plan import Int32Column, RowAdmission, StepPlan
 
 
@@ -58,13 +59,22 @@ class Drafter(Protocol):
         Rows that were given back are forgotten by being taken again.
         """
 
-    def follow(self, plan: StepPlan, token_ids: torch.Tensor, positions: torch.Tensor) -> None:
+    def follow(
+        self,
+        plan: StepPlan,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: StepMetadata | StepPieces,
+    ) -> None:
         """Is told what a step's forward pass computed, behind it and before the draw.
 
         Args:
-            plan: The step's plan; positions of rows that decode are upper bounds there.
-            token_ids: int64 [num_tokens] as computed, drafts included, without padding.
+            plan: The step's plan, whose blocks were copied already. Its positions of rows that
+                decode are upper bounds.
+            token_ids: int64 [num_tokens] as computed, drafts included; on a GPU behind those of the
+                plan is the padding of the step's shape.
             positions: int64 [num_tokens], exact.
+            metadata: What attention read: slots and block tables too.
         """
 
     def propose(self, settled: SettledTokens) -> torch.Tensor:
