@@ -72,7 +72,6 @@ class SuffixDrafter:
     """Implements `Drafter`."""
 
     wants_hidden = False
-    drafts_at_head = False
 
     def __init__(
         self,

@@ -1,9 +1,8 @@
-"""The draft model of a worker: how it is built, what memory it takes, and its caches.
+"""The draft model of a worker before it drafts: how it is built, and what its weights take.
 
 Owns what of the configuration and the draft model's folder decides that. Every rank has the whole
-draft model, in the type and on the device of the model that it drafts for; blocks of its cache have
-the numbers of the model's, so that prefix hits, copies and preemption hold for both. What it does
-in a step is `step.draft_chain`'s.
+draft model, in the type and on the device of the model that it drafts for. How it is joined to a
+runner is `drafters`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.start_up.memory_plan import DraftSizes
 from headrace_backend.worker.start_up.sizes import WorkerSizes
-from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
 from headrace_model_folder import ModelFolder
 
 
@@ -68,9 +66,3 @@ class DraftBuild:
             QuantizationRefused: Weights do not bear being quantized.
         """
         return load_model(self.build, self.source, progress, seed)
-
-
-def draft_caches(model: CausalLM, num_blocks: int, sizes: WorkerSizes, device: torch.device) -> list[torch.Tensor]:
-    """Allocates one cache per layer of a draft model, with as many blocks as the model's caches."""
-    shape = (num_blocks, 2, model.num_kv_heads, sizes.block_size, model.head_dim)
-    return allocate_kv_caches(model.num_layers, shape, kv_type(sizes.kv_dtype, model.dtype), device)

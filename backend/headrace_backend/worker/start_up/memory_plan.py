@@ -24,6 +24,7 @@ from headrace_backend.step.messages import MemoryPlan
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.sampling.penalty_slots import BYTES_PER_TOKEN
 from headrace_backend.worker.sampling.prompt_logprobs import CPU_PIECE_ROWS
+from headrace_backend.worker.speculation.suffix_drafter import memory_bytes
 from headrace_backend.worker.start_up.profile_step import Profile
 from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_model_folder import ModelDescription
@@ -149,7 +150,7 @@ def model_memory(
     if not sizes.stage.is_last:
         sampled = 0
     # Tokens of all rows, from which drafts are looked up.
-    history = 4 * sizes.max_num_seqs * sizes.max_model_len if sizes.speculate == "ngram" else 0
+    history = _history_bytes(sizes)
     return ModelMemory(
         weights=weights.weights,
         activations=sizes.max_num_batched_tokens * per_token + sampled + history + weights.scratch,
@@ -159,6 +160,13 @@ def model_memory(
         graph_token=per_token,
         streams=_num_streams(sizes.stage) * sizes.max_num_batched_tokens * model.hidden_size * size,
     )
+
+
+def _history_bytes(sizes: WorkerSizes) -> int:
+    """Bytes of all rows' tokens, and of earlier answers, where drafts are looked up in them."""
+    if sizes.speculate == "suffix":
+        return memory_bytes(sizes.max_num_seqs, sizes.max_model_len)
+    return 4 * sizes.max_num_seqs * sizes.max_model_len if sizes.speculate == "ngram" else 0
 
 
 def _both(model: ModelMemory, draft: ModelMemory) -> ModelMemory:

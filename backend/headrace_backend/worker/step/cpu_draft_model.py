@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
-from headrace_backend.step.plan import Int32Column, RowAdmission, StepPlan
+from headrace_backend.parallel.collectives import Collectives
+from headrace_backend.step.plan import Int32Column, StepPlan
 from headrace_backend.worker.plan_columns import Entries
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
-from headrace_backend.worker.speculation.drafter import SettledTokens
 from headrace_backend.worker.speculation.speculation import RowDrafts
 from headrace_backend.worker.step.kv_caches import copy_planned_blocks
 from headrace_backend.worker.step.runner import CausalModel
@@ -38,10 +38,7 @@ class BlockTables(Protocol):
 
 
 class CpuDraftModel:
-    """Implements `Drafter` with a small model beside the one that is served."""
-
-    wants_hidden = False
-    drafts_at_head = True
+    """Implements `HeadDrafter` with a small model beside the one that is served."""
 
     def __init__(
         self,
@@ -50,6 +47,7 @@ class CpuDraftModel:
         sampler: Sampler,
         rows: RowDrafts,
         tables: BlockTables,
+        together: Collectives | None = None,
     ) -> None:
         """Takes its parts.
 
@@ -60,6 +58,7 @@ class CpuDraftModel:
             sampler: The rows' parameters, which the model's own draw reads too.
             rows: Where rows stand.
             tables: The rows' blocks.
+            together: The ranks' collectives, by which all take rank 0's drafts; None: one rank.
         """
         self.num_drafts = rows.tokens_per_row - 1
         self._model = model
@@ -67,13 +66,11 @@ class CpuDraftModel:
         self._sampler = sampler
         self._rows = rows
         self._tables = tables
+        self._together = together
 
     def begin(self, plan: StepPlan) -> None:
-        """Implements `Drafter.begin`: the plan's blocks are copied."""
+        """Implements `HeadDrafter.begin`: the plan's blocks are copied."""
         copy_planned_blocks(plan.forward, self._kv_caches)
-
-    def admit(self, admissions: list[RowAdmission]) -> None:
-        """Implements `Drafter.admit`: all there is of a row is in its blocks."""
 
     def follow(
         self,
@@ -82,12 +79,12 @@ class CpuDraftModel:
         positions: torch.Tensor,
         metadata: StepMetadata | StepPieces,
     ) -> None:
-        """Implements `Drafter.follow`: computes keys and values of the same tokens."""
+        """Implements `HeadDrafter.follow`: computes keys and values of the same tokens."""
         assert isinstance(metadata, AttentionMetadata), "a CPU takes a step whole"
         self._model(token_ids, positions, self._kv_caches, metadata)
 
     def draft(self, drafted: DraftedRows) -> torch.Tensor:
-        """Implements `Drafter.draft`."""
+        """Implements `HeadDrafter.draft`."""
         rows = torch.from_numpy(drafted.rows.astype(np.int64))
         positions = self._rows.next_positions[rows].numpy()
         output_positions = drafted.output_positions - (drafted.bounds - positions)
@@ -100,14 +97,7 @@ class CpuDraftModel:
                 tokens = drafts[chosen, place - 1]
             active = drafted.rows[is_active], positions[is_active] + place, output_positions[is_active] + place
             drafts[chosen, place] = self._pass(tokens, *active)
-        return drafts
-
-    def propose(self, settled: SettledTokens) -> torch.Tensor:
-        """Implements `Drafter.propose`, of which nobody asks it."""
-        raise AssertionError("a draft model drafts at the head of a step")
-
-    def reset(self) -> None:
-        """Implements `Drafter.reset`: there is nothing to forget."""
+        return drafts if self._together is None else self._together.all_gather(drafts)[0]
 
     def _pass(
         self, tokens: torch.Tensor, rows: Int32Column, positions: Int32Column, output_positions: Int32Column

@@ -24,13 +24,13 @@ import numpy as np
 import torch
 
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
-from headrace_backend.step.plan import RowAdmission, StepPlan
+from headrace_backend.parallel.collectives import Collectives
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.device_copies import copy_to_device, staging_memory
 from headrace_backend.worker.plan_columns import Entries
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
-from headrace_backend.worker.speculation.drafter import SettledTokens
 from headrace_backend.worker.speculation.speculation import RowDrafts
 from headrace_backend.worker.step.graphs import StepGraphs
 from headrace_backend.worker.step.kv_caches import copy_planned_blocks
@@ -201,10 +201,7 @@ class DraftPasses:
 
 
 class GpuDraftModel:
-    """Implements `Drafter` with a small model beside the one that is served."""
-
-    wants_hidden = False
-    drafts_at_head = True
+    """Implements `HeadDrafter` with a small model beside the one that is served."""
 
     def __init__(
         self,
@@ -215,6 +212,7 @@ class GpuDraftModel:
         tables: BlockTables,
         sizes: AttentionSizes,
         batch_sizes: Sequence[int] = (),
+        together: Collectives | None = None,
     ) -> None:
         """Allocates what is shared by all steps.
 
@@ -227,6 +225,7 @@ class GpuDraftModel:
             tables: The rows' blocks.
             sizes: Sizes of a layer's attention, of the draft model.
             batch_sizes: Numbers of rows that are drafted for by replaying graphs, ascending.
+            together: The ranks' collectives, by which all take rank 0's drafts; None: one rank.
         """
         self.num_drafts = rows.tokens_per_row - 1
         self._model, self._kv_caches, self._sizes = model, kv_caches, sizes
@@ -239,22 +238,23 @@ class GpuDraftModel:
         )
         self._scratch = scratch
         self._passes = DraftPasses(model, kv_caches, sampler, rows, tables, sizes, scratch)
-        self._batch_sizes = tuple(batch_sizes)
+        self._batch_sizes, self._together = tuple(batch_sizes), together
         self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None
 
     def begin(self, plan: StepPlan) -> None:
-        """Implements `Drafter.begin`: the plan's blocks are copied."""
+        """Implements `HeadDrafter.begin`: the plan's blocks are copied."""
         copy_planned_blocks(plan.forward, self._kv_caches)
 
     def draft(self, drafted: DraftedRows) -> torch.Tensor:
-        """Implements `Drafter.draft`."""
+        """Implements `HeadDrafter.draft`."""
         size = drafted.rows.size
         num_rows = next((batch for batch in self._batch_sizes if batch >= size), size)
         self._passes.upload(drafted, num_rows)
         self._launch(("begin", num_rows), functools.partial(self._passes.begin, num_rows))
         for _ in range(int(drafted.counts.max())):
             self._launch(("pass", num_rows), functools.partial(self._passes.run, num_rows))
-        return self._passes.drafts[:size]
+        drafts = self._passes.drafts[:size]
+        return drafts if self._together is None else self._together.all_gather(drafts)[0]
 
     def follow(
         self,
@@ -263,7 +263,7 @@ class GpuDraftModel:
         positions: torch.Tensor,
         metadata: StepMetadata | StepPieces,
     ) -> None:
-        """Implements `Drafter.follow`: launches the pass over the same tokens."""
+        """Implements `HeadDrafter.follow`: launches the pass over the same tokens."""
         whole = Entries.of(plan.forward)
         if not isinstance(metadata, StepPieces):
             self._compute(whole, token_ids, positions, metadata)
@@ -272,16 +272,6 @@ class GpuDraftModel:
         tokens = (token_ids[:first], positions[:first]), (token_ids[first:], positions[first:])
         for entries, columns, part in zip(whole.cut(first), tokens, metadata.metadata, strict=True):
             self._compute(entries, *columns, part)
-
-    def propose(self, settled: SettledTokens) -> torch.Tensor:
-        """Implements `Drafter.propose`, of which nobody asks it."""
-        raise AssertionError("a draft model drafts at the head of a step")
-
-    def admit(self, admissions: list[RowAdmission]) -> None:
-        """Implements `Drafter.admit`: all there is of a row is in its blocks."""
-
-    def reset(self) -> None:
-        """Implements `Drafter.reset`: there is nothing to forget."""
 
     @torch.inference_mode()
     def capture(self, progress: Progress) -> None:
