@@ -1,9 +1,8 @@
 """How many steps drafters save: tokens that a step of the model settles, with each drafter.
 
 A server for each drafter answers the same requests one after the other: the demo's first questions
-and stories, each story twice. Tokens per step are those of the answers behind their first one, by
-the ledger: what was accepted was settled beside another token. Every answer is compared with the
-one without drafts.
+and stories, each story twice. Tokens per step are those of the answers behind their first one, over
+the steps behind the first, by the ledger. Every answer is compared with the one without drafts.
 
     python -m benchmarks.bench_drafts --drafters draft,ngram,suffix --tokens 4
 """
@@ -31,6 +30,7 @@ class Counts(NamedTuple):
     """What the ledgers of several answers say together."""
 
     tokens: int = 0
+    steps: int = 0
     drafted: int = 0
     accepted: int = 0
     # Answers, of which so many are other ones than without drafts.
@@ -39,9 +39,8 @@ class Counts(NamedTuple):
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a step settles on average, without each answer's first one."""
-        tokens = self.tokens - self.answers
-        return tokens / (tokens - self.accepted)
+        """Tokens that a step settles on average, without each answer's first one and its step."""
+        return (self.tokens - self.answers) / (self.steps - self.answers)
 
 
 def prompts(questions: int) -> dict[str, list[str]]:
@@ -54,7 +53,7 @@ def answered(
     options: dict[str, Any], asked: dict[str, list[str]], sampling: dict[str, Any], model: str
 ) -> dict[str, list[headrace.Completion]]:
     """The answers of a server of its own, by kind."""
-    with headrace.local(model, telemetry=False, **options) as client:
+    with headrace.local(model, telemetry="off", **options) as client:
         return {
             kind: [client.chat(text, max_tokens=420, **sampling).result() for text in texts]
             for kind, texts in asked.items()
@@ -65,6 +64,7 @@ def counted(found: list[headrace.Completion], plain: list[headrace.Completion]) 
     """What the answers of one kind took, beside those without drafts."""
     return Counts(
         sum(answer.usage.output_tokens for answer in found),
+        sum(answer.ledger.step_count for answer in found),
         sum(answer.ledger.draft_tokens for answer in found),
         sum(answer.ledger.accepted_tokens for answer in found),
         len(found),

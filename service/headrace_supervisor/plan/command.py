@@ -278,7 +278,9 @@ def _draft_config(config: dict[str, Any], options: dict[str, Any]) -> dict[str, 
         _refuse(f"--draft-model has a vocabulary of {drafted.vocab_size} tokens, and the model of {model.vocab_size}")
     longest = options["max_model_len"] or model.max_position_embeddings
     if drafted.max_position_embeddings < longest:
-        _refuse(f"--draft-model has a context of {drafted.max_position_embeddings} tokens, and sequences up to {longest}")
+        _refuse(
+            f"--draft-model has a context of {drafted.max_position_embeddings} tokens, and sequences up to {longest}"
+        )
     if options["pp"] > 1:
         _refuse(f"--draft-model is for engines of one stage, and --pp is {options['pp']}")
     return draft

@@ -1,4 +1,4 @@
-"""Lookup in a row's tokens and in earlier answers: by its words, and the kernels by the reference."""
+"""Lookup in a row's tokens and in earlier answers: reference and kernels, by its words."""
 
 from __future__ import annotations
 

@@ -155,9 +155,7 @@ class FailingModel:
         return hidden
 
 
-def test_a_draft_model_that_fails_costs_its_drafts_alone(
-    llama: CausalLM, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_draft_model_that_fails_costs_its_drafts_alone(llama: CausalLM, capfd: pytest.CaptureFixture[str]) -> None:
     jobs = [job(row, 12) for row in (0, 3)]
     results: list[StepResult] = []
     failing: CausalLM = FailingModel(llama)  # type: ignore[assignment]  # as far as a runner uses it
@@ -181,9 +179,7 @@ def on_device(check: Callable[[], None], device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
-@pytest.mark.parametrize(
-    ("batch_sizes", "kv_dtype"), [((), "int8"), ((1, 2, 4, 8), "auto")], ids=["exact", "padded"]
-)
+@pytest.mark.parametrize(("batch_sizes", "kv_dtype"), [((), "int8"), ((1, 2, 4, 8), "auto")], ids=["exact", "padded"])
 def test_a_gpus_passes_draft_what_a_cpus_draft(
     shallow_llama: CausalLM,
     device: str,
@@ -191,7 +187,7 @@ def test_a_gpus_passes_draft_what_a_cpus_draft(
     kv_dtype: str,
     request: pytest.FixtureRequest,
 ) -> None:
-    """The same model as its own draft: what it drafts is settled, in rows that draw in three ways."""
+    """A model that is its own draft, in rows that draw in three ways: all is settled."""
     model: CausalLM = shallow_llama if device == "cpu" else request.getfixturevalue("llama_on_gpu")
     twin: CausalLM = shallow_llama if device == "cpu" else request.getfixturevalue("llama")
     jobs = [job(0, 13), job(1, 13, **OPTIONS["temperature"]), job(2, 9, **OPTIONS["top_k"])]
@@ -223,4 +219,6 @@ def test_a_runner_without_drafts_makes_none(llama: CausalLM) -> None:
 
 def test_jobs_of_one_row_are_drafted_for_alone(llama: CausalLM) -> None:
     only = [Job(0, [5, 6, 7], 17, {"seed": 1})]
-    assert_same(run(cpu_runner(llama, llama), only, lambda: NUM_DRAFTS), plain_answers(lambda: plain_runner(llama), only))
+    assert_same(
+        run(cpu_runner(llama, llama), only, lambda: NUM_DRAFTS), plain_answers(lambda: plain_runner(llama), only)
+    )

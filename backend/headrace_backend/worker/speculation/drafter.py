@@ -3,9 +3,9 @@
 Owns the interfaces and the record that is handed over. A drafter is asked for the drafts of a step
 on the device, before any host has read what the step before drew: behind the draw of that step
 (`Drafter`), or at the head of the one that computes the drafts (`HeadDrafter`), whose plan has
-blocks for their keys and values. Whether a draft was right is none of its business: the next step draws at each drafted position what
-it would have drawn without drafts, and keeps what is equal (`acceptance`). So a drafter can't
-change an answer, only how many steps it takes.
+blocks for their keys and values. Whether a draft was right is none of its business: the step draws
+at each drafted position what it would have drawn without drafts, and keeps what is equal
+(`acceptance`). So a drafter can't change an answer, only how many steps it takes.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class HeadDrafter(Protocol):
     num_drafts: int
 
     def begin(self, plan: StepPlan) -> None:
-        """Is told of a step before anything of it is computed, and before `draft`.
+        """Takes a step's plan before anything of it is computed, and before `draft`.
 
         Args:
             plan: The step's plan, with or without tokens to compute. Block tables are up to date,
@@ -131,7 +131,7 @@ class HeadDrafter(Protocol):
         positions: torch.Tensor,
         metadata: StepMetadata | StepPieces,
     ) -> None:
-        """Is told what a step's forward pass computed: `Drafter.follow`."""
+        """Sees what a step's forward pass computed: `Drafter.follow`."""
 
 
 @runtime_checkable

@@ -1,9 +1,9 @@
 """Drafts from the row's own tokens and from earlier answers of the same tenant.
 
-Owns the history that is looked up, a line of tokens for each row, and the memories of tenants, rings
-of the answers that their rows ended with, all on the device. An answer joins its tenant's memory
-when its row is given back; other tenants' rows never look there, so that nobody can tell from the
-speed of an answer what others were answered. Bounded: a memory keeps the latest MEMORY_TOKENS
+Owns the history that is looked up, a line of tokens for each row, and the memories of tenants,
+rings of the answers of their rows, all on the device. An answer joins its tenant's memory when its
+row is given back; other tenants' rows never look there, so that nobody can tell from the speed of
+an answer what others were answered. Bounded: a memory keeps the latest MEMORY_TOKENS
 tokens, and of more than MAX_MEMORIES tenants the one that was idle longest loses its memory. The
 lookup is `headrace_kernels.speculation.suffix`. It helps where answers repeat each other: agents,
 forms, tests of one prompt, translations of similar pages.
@@ -138,7 +138,7 @@ class SuffixDrafter:
         return propose_suffix(self._history, settled.rows, lengths, self._memory, slots, self.num_drafts)
 
     def reset(self) -> None:
-        """Implements `Drafter.reset`; what rows had is not remembered, as a step of theirs raised."""
+        """Implements `Drafter.reset`; what rows had is not remembered: a step of theirs raised."""
         for tenant, slot, _ in self._rows.values():
             if slot != self._memories.none:
                 self._memories.leave(tenant)

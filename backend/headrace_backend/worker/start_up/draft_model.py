@@ -49,9 +49,7 @@ class DraftBuild:
         has_weights = config.load == "folder"
         folder = ModelFolder.open(config.draft_model, require_weights=has_weights)
         bits = Schemes.named(config.draft_quantize, 0, "off")
-        build = ModelBuild(
-            folder.config, dtype, device, bits, records=folder.tensors, max_position=sizes.max_model_len
-        )
+        build = ModelBuild(folder.config, dtype, device, bits, records=folder.tensors, max_position=sizes.max_model_len)
         return cls(build, folder if has_weights else None)
 
     def memory(self) -> DraftSizes:

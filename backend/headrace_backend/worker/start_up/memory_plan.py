@@ -170,7 +170,7 @@ def _history_bytes(sizes: WorkerSizes) -> int:
 
 
 def _both(model: ModelMemory, draft: ModelMemory) -> ModelMemory:
-    """The sum of what two models call for; graphs hold both, and the larger has their activations."""
+    """What two models call for together; graphs have the activations of the larger one."""
     return dataclasses.replace(
         model,
         weights=model.weights + draft.weights,

@@ -56,7 +56,7 @@ class CpuDraftModel:
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], with the
                 numbers of blocks of the model's.
             sampler: The rows' parameters, which the model's own draw reads too.
-            rows: Where rows stand.
+            rows: Last tokens of rows and their positions.
             tables: The rows' blocks.
             together: The ranks' collectives, by which all take rank 0's drafts; None: one rank.
         """

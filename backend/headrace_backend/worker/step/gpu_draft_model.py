@@ -90,7 +90,7 @@ class DraftPasses:
             model: The draft model.
             kv_caches: Its caches.
             sampler: The rows' parameters, which the model's own draw reads too.
-            rows: Where rows stand.
+            rows: Last tokens of rows and their positions.
             tables: The rows' blocks.
             sizes: Sizes of a layer's attention, of the draft model.
             scratch: Attention's, of at least one query token.
@@ -107,9 +107,7 @@ class DraftPasses:
         self._tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         # int64 [1] drafts that each row has so far.
         self._place = torch.zeros(1, dtype=torch.int64, device=device)
-        self._token_ids, self._positions, self._slots = torch.zeros(
-            3, max_num_seqs, dtype=torch.int64, device=device
-        )
+        self._token_ids, self._positions, self._slots = torch.zeros(3, max_num_seqs, dtype=torch.int64, device=device)
         # int32 [max_num_seqs, num_drafts] what is drafted for the rows of the step in the making.
         self.drafts = torch.zeros(max_num_seqs, rows.tokens_per_row - 1, dtype=torch.int32, device=device)
 
@@ -149,7 +147,7 @@ class DraftPasses:
         self._place.zero_()
 
     def run(self, num_rows: int) -> None:
-        """Launches one pass: computes a token of each row, draws the next, and notes it as draft."""
+        """Launches one pass: computes a token of each row, and draws and notes the next."""
         columns = self._columns(num_rows)
         rows = columns.rows.long()
         first = self._rows.next_positions[rows]
@@ -157,9 +155,7 @@ class DraftPasses:
         is_active = columns.counts > self._place
         positions = first + torch.minimum(self._place, columns.counts - 1).clamp(min=0).int()
         entries = torch.where(is_active, self._numbers[:num_rows], -1)
-        token_ids, places, slots = (
-            column[:num_rows] for column in (self._token_ids, self._positions, self._slots)
-        )
+        token_ids, places, slots = (column[:num_rows] for column in (self._token_ids, self._positions, self._slots))
         build_step_inputs(
             self._tokens[:num_rows],
             entries,
@@ -182,10 +178,10 @@ class DraftPasses:
         self._place.add_(1)
 
     def _columns(self, num_rows: int) -> _PassColumns:
-        ends = [number * num_rows for number in range(_NUM_ROW_COLUMNS + 1)]
-        views = [self._piece[start:end] for start, end in zip(ends, ends[1:], strict=False)]
-        splits = self._piece[ends[-1] : ends[-1] + 4 * self._num_splits(num_rows)]
-        return _PassColumns(*views, splits)
+        end = _NUM_ROW_COLUMNS * num_rows
+        rows, counts, bounds, output_positions = self._piece[:end].view(_NUM_ROW_COLUMNS, num_rows).unbind()
+        splits = self._piece[end : end + 4 * self._num_splits(num_rows)]
+        return _PassColumns(rows, counts, bounds, output_positions, splits)
 
     def _attention_step(self, columns: _PassColumns, seq_lens: torch.Tensor, slots: torch.Tensor) -> PagedAttentionStep:
         return PagedAttentionStep(
@@ -221,7 +217,7 @@ class GpuDraftModel:
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], with the
                 numbers of blocks of the model's.
             sampler: The rows' parameters, which the model's own draw reads too.
-            rows: Where rows stand.
+            rows: Last tokens of rows and their positions.
             tables: The rows' blocks.
             sizes: Sizes of a layer's attention, of the draft model.
             batch_sizes: Numbers of rows that are drafted for by replaying graphs, ascending.
@@ -231,7 +227,9 @@ class GpuDraftModel:
         self._model, self._kv_caches, self._sizes = model, kv_caches, sizes
         self._device = kv_caches[0].device
         # Of the longest entries that the decode kernel takes: a row's last token and its drafts.
-        self._query_len = next(size for size in QUERY_LEN_CLASSES if size >= min(rows.tokens_per_row, MAX_DECODE_QUERY_LEN))
+        self._query_len = next(
+            size for size in QUERY_LEN_CLASSES if size >= min(rows.tokens_per_row, MAX_DECODE_QUERY_LEN)
+        )
         num_heads, num_kv_heads, head_dim = sizes.num_heads, sizes.num_kv_heads, kv_caches[0].shape[4]
         scratch = DecodeScratch.allocate(
             num_heads, num_kv_heads, head_dim, self._query_len, self._device, sizes.programs
@@ -295,9 +293,7 @@ class GpuDraftModel:
         """Graphs captured so far."""
         return 0 if self._graphs is None else self._graphs.num_captured
 
-    def _compute(
-        self, entries: Entries, token_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata
-    ) -> None:
+    def _compute(self, entries: Entries, token_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata) -> None:
         """Computes keys and values of some entries, whose slots are those of the model's step."""
         assert isinstance(step, PagedAttentionStep), "a GPU's step"
         if not entries.rows.size:
