@@ -46,10 +46,7 @@ class Job:
 
 
 class GuessingDrafter:
-    """Proposes what it is told will come, each token wrong with some probability.
-
-    It knows answers by the first token of a row's prompt, which its admission must bring.
-    """
+    """Proposes the answers that it is given, by row, each token wrong with some probability."""
 
     wants_hidden = False
 

@@ -45,7 +45,7 @@ def model(device: str, request: pytest.FixtureRequest) -> CausalLM:
 
 @pytest.fixture
 def twin(device: str, request: pytest.FixtureRequest) -> CausalLM:
-    """The same model for the CPU's runner."""
+    """Model with the same weights for the CPU's runner."""
     model: CausalLM = request.getfixturevalue("shallow_llama" if device == "cpu" else "llama")
     return model
 

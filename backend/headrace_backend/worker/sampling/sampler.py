@@ -240,7 +240,7 @@ class Sampler:
             logits: Logits that the tokens were drawn from.
             tokens: int64 [num_samples], drawn.
             finite: bool [num_samples].
-            drafted: As `change` was given it.
+            drafted: What `change` was given.
             counts: int32, how many draws of each of its samples are settled.
         """
         present = int(np.bitwise_or.reduce(traits, initial=0))

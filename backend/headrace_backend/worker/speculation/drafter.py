@@ -69,7 +69,7 @@ class Drafter(Protocol):
         positions: torch.Tensor,
         metadata: StepMetadata | StepPieces,
     ) -> None:
-        """Is told what a step's forward pass computed, behind it and before the draw.
+        """Sees what a step's forward pass computed, behind it and before the draw.
 
         Args:
             plan: The step's plan, whose blocks were copied already. Its positions of rows that

@@ -2,7 +2,7 @@
 
 Owns the history that is looked up, a line of tokens for each row, on the device: prompt and output
 as the row's admission brings them, and what is settled while the row stays. The lookup is
-`headrace_kernels.speculation.ngram`. It costs three small kernels a step and no pass of any model,
+`headrace_kernels.speculation.ngram`. It costs three launches a step and no pass of any model,
 and helps where an answer repeats its prompt or itself: summaries, edits, code, tables.
 """
 

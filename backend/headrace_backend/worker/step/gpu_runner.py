@@ -208,11 +208,12 @@ class GpuRunner:
         self._model.gather_logits(self._buffers.logits_part[:num_samples], logits)
         drafted = None if draws is None else self._drafted(shape, draws)
         traits = self._sampler.change(plan, logits, drafted)
-        drawn = self._launch(_Piece.DRAW, shape) if self._is_padded else self._draw(shape, num_samples)
-        tokens, finite = (column[:num_samples] for column in drawn[:2])
-        if self._speculation is None or draws is None:
+        drawn: _Draw = self._launch(_Piece.DRAW, shape) if self._is_padded else self._draw(shape, num_samples)
+        tokens, finite, settled = drawn
+        tokens, finite = tokens[:num_samples], finite[:num_samples]
+        if self._speculation is None or draws is None or settled is None:
             return self._sampler.finish(plan, traits, logits, tokens, finite)
-        accepted = Accepted(*(column[: draws.counts.size] for column in drawn[2]))
+        accepted = Accepted(*(column[: draws.counts.size] for column in settled))
         sampled = self._sampler.finish(plan, traits, logits, tokens, finite, drafted, accepted.counts)
         hidden = self._buffers.hidden[:num_samples]
         self._speculation.settle(sampled, accepted, draws, plan.rows[draws.firsts], hidden)

@@ -85,7 +85,7 @@ class StepLoop:
         self._warm_count = count_late_work()
         self._finish_times = FinishTimes()
         self._launched: deque[_LaunchedStep] = deque()
-        self._has_told_of_drafts = False
+        self._has_noticed_lost_drafts = False
 
     def run(self) -> None:
         """Returns after SHUTDOWN, when all that was planned before is answered.
@@ -162,6 +162,6 @@ class StepLoop:
             result.late_work = self._count_late_work() - self._warm_count
             self._launched.popleft()
             self._channel.send_result(result)
-            if result.lost_drafts and not self._has_told_of_drafts:
-                self._has_told_of_drafts = True
+            if result.lost_drafts and not self._has_noticed_lost_drafts:
+                self._has_noticed_lost_drafts = True
                 self._channel.send_message(Notice(_DRAFTS_LOST))
