@@ -1,4 +1,4 @@
-"""A server whose model has a smaller one beside it that drafts: the same answers, in fewer steps."""
+"""A model with a smaller one beside it that drafts: the same answers, in fewer steps."""
 
 from __future__ import annotations
 
