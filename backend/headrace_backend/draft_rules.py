@@ -8,9 +8,14 @@ vocabulary, and the draft model at least the context of the longest sequence. Ho
 
 from __future__ import annotations
 
+import re
+
 from headrace_backend.config import EngineConfig
 from headrace_backend.quantize_rules import unsuitable_quantization
 from headrace_model_folder import InvalidModelFolder, ModelFolder
+
+# The setting by which a rule for the model's own weights says what is wrong.
+_QUANTIZE = re.compile(r"\bquantize\b")
 
 
 def unsuitable_draft(config: EngineConfig, target: ModelFolder) -> str | None:
@@ -67,4 +72,4 @@ def _short_context(config: EngineConfig, draft: ModelFolder, target: ModelFolder
 def _bits(config: EngineConfig, draft: ModelFolder) -> str | None:
     alone = config.model_copy(update={"quantize": config.draft_quantize})
     reason = unsuitable_quantization(alone, draft.config, draft.gguf_file)
-    return reason.replace("quantize", "draft_quantize") if reason else None
+    return _QUANTIZE.sub("draft_quantize", reason) if reason else None
