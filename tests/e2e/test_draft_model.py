@@ -53,6 +53,16 @@ def test_a_draft_model_changes_no_answer_and_saves_steps(drafting: RunningServer
         assert ledger.accepted_tokens > ledger.draft_tokens // 2 and ledger.step_count < TOKENS // 2
 
 
+@pytest.mark.slow
+def test_an_answer_that_was_given_before_is_drafted_from_memory(golden: list[object]) -> None:
+    """`tests/worker/speculation/test_suffix_drafter.py` has the drafter alone."""
+    with running_server(*FP32, "--speculate", "suffix", "--speculate-tokens", "4") as server:
+        first, second = (generate(server.address, greedy(STORY, TOKENS)) for _ in range(2))
+    assert seen(first) == seen(second) == golden[0]
+    assert first.done is not None and second.done is not None
+    assert second.done.ledger.step_count < TOKENS // 3 < first.done.ledger.step_count
+
+
 def test_settings_that_make_no_pair_are_refused(tmp_path: pathlib.Path) -> None:
     def said(*options: str) -> str:
         ended, _ = refused(*options)
