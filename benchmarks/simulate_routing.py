@@ -31,7 +31,7 @@ import math
 import pathlib
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -41,7 +41,8 @@ from benchmarks.simulate_budget import Device
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.events import Started
-from headrace_backend.engine.request import EngineRequest, ModelLimits, Subscriber
+from headrace_backend.engine.request import NO_LIMITS, EngineRequest, ModelLimits, Subscriber, TenantLimits
+from headrace_backend.engine.step_log import StepLog
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_request.request import Request
 from headrace_request.stop import Stop
@@ -85,34 +86,60 @@ class Choice(Protocol):
         """Returns the engine's index."""
 
 
+class SimulatedDevice(Protocol):
+    """What takes time for a step."""
+
+    free_at_ms: float
+
+    def run(self, plan: StepPlan, asked_ms: float) -> StepResult:
+        """Computes a plan that the engine was asked for at `asked_ms`."""
+
+
 class SimulatedEngine:
     """A real engine on the simulation's clock, over a device that only knows what steps cost."""
 
-    def __init__(self, number: int, seed: int, num_blocks: int, slowness: float) -> None:
-        """An engine that has computed nothing."""
+    def __init__(
+        self,
+        number: int,
+        seed: int,
+        num_blocks: int,
+        slowness: float,
+        device: SimulatedDevice | None = None,
+        rows: int = _ROWS,
+    ) -> None:
+        """An engine that has computed nothing; `device` None: the H200 of `simulate_budget`."""
         self.number = number
         self._now_ms = 1000.0
         config = EngineConfig(
             model=pathlib.Path("none"),
             block_size=_BLOCK_SIZE,
-            max_num_seqs=_ROWS,
+            max_num_seqs=rows,
             max_num_batched_tokens=8192,
             max_waiting_requests=1 << 16,
             max_waiting_tokens=1 << 28,
         )
-        self.engine = Engine(config, _LIMITS, None, lambda: int(self._now_ms * 1e6), lambda: 0)
-        self.engine.worker_ready(num_blocks, on_gpu=True, captured_mixed_sizes=config.captured_mixed_sizes())
-        self._device = Device(seed, slowness, config.captured_mixed_sizes(), noise=0.05)
+        steps = StepLog(f"{number:016x}")
+        self.engine = Engine(config, _LIMITS, None, lambda: int(self._now_ms * 1e6), lambda: 0, steps)
+        captured = config.captured_mixed_sizes() if device is None else ()
+        self.engine.worker_ready(num_blocks, on_gpu=device is None, captured_mixed_sizes=captured)
+        self._device: SimulatedDevice = device or Device(seed, slowness, captured, noise=0.05)
         self._results: deque[tuple[float, StepResult]] = deque()
         self._asked: dict[int, Asked] = {}
         self._handles = itertools.count(1)
 
-    def add(self, asked: Asked, prompt: np.ndarray, service: int, now_ms: float) -> None:
-        """Takes a request."""
+    def set_time(self, now_ms: float) -> None:
+        """Sets the engine's clock."""
+        self._now_ms = now_ms
+
+    def add(
+        self, asked: Asked, prompt: np.ndarray, service: int, now_ms: float, limits: TenantLimits = NO_LIMITS
+    ) -> None:
+        """Takes a request. Raises RequestRefused."""
         self._now_ms = now_ms
         handle = next(self._handles)
         request = Request(prompt.astype(np.int32).tobytes(), Stop(asked.answer_tokens))
-        self.engine.add(EngineRequest(f"r{handle}", request, tenant=asked.tenant), Subscriber(service, handle))
+        added = EngineRequest(f"r{handle}", request, tenant=asked.tenant, limits=limits)
+        self.engine.add(added, Subscriber(service, handle))
         self._asked[handle] = asked
 
     def next_ms(self) -> float:
@@ -155,6 +182,21 @@ class SeenEngine:
     num_open: int = 0
     serving: bool = True
     is_reachable: bool = True
+
+
+def report_loads(engines: Sequence[SimulatedEngine], services: Sequence[Sequence[SeenEngine]], now_ms: float) -> None:
+    """Has each engine say to each service how busy it is."""
+    for engine in engines:
+        reported = engine.engine.report_load()
+        report = LoadReport(
+            reported.prefill_tokens,
+            reported.prefill_tokens_per_s,
+            reported.open_requests,
+            reported.rows,
+            reported.row_time_ns / 1e9,
+        )
+        for seen in services:
+            seen[engine.number].load.reported(report, seen[engine.number].num_open, now_ms / 1e3)
 
 
 class Services:
@@ -305,17 +347,7 @@ class Simulation:
 
     def _report(self) -> None:
         self._next_report_ms += _REPORT_MS
-        for engine in self._engines:
-            reported = engine.engine.report_load()
-            report = LoadReport(
-                reported.prefill_tokens,
-                reported.prefill_tokens_per_s,
-                reported.open_requests,
-                reported.rows,
-                reported.row_time_ns / 1e9,
-            )
-            for seen in self._services.seen:
-                seen[engine.number].load.reported(report, seen[engine.number].num_open, self._now_ms / 1e3)
+        report_loads(self._engines, self._services.seen, self._now_ms)
 
     def figures(self) -> dict[str, float]:
         """Returns what requests saw that were no burst: the share of prompts cached, TTFT."""

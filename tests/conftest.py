@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 import hypothesis
 import pytest
 from tests.support import file_order, quick_interpreter, toolchains
+from tests.support.examples import examples
 from tests.support.running_server import RunningServer, running_server
 
 _HAS_GPU = pathlib.Path("/dev/nvidiactl").exists()
@@ -36,8 +37,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # How long an example or its data takes says something about the machine only. A test with a list of
-# checks of its own names `too_slow` again.
-hypothesis.settings.register_profile("headrace", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# checks of its own names `too_slow` again. Properties that name no number draw hypothesis' usual
+# one, or in everyday runs a third of it.
+hypothesis.settings.register_profile(
+    "headrace",
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("headrace")
 
 

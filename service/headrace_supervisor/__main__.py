@@ -1,30 +1,51 @@
 """The entry of `python -m headrace_supervisor COMMAND`.
 
-It has the server's commands without the client's `headrace` script.
+It has the server's commands without the client's `headrace` script. Only the command that is run is
+imported, with no garbage looked for meanwhile: modules stay.
 """
 
 from __future__ import annotations
 
-import click
+import gc
+import importlib
 
-from headrace_supervisor import commands
+gc.disable()
+
+import click  # noqa: E402  # so that this is imported without looking for garbage, too
+
+MODULES = {
+    "serve": "commands",
+    "service": "commands",
+    "backend": "commands",
+    "telemetry": "commands",
+    "doctor": "doctor_command",
+    "bench": "bench.command",
+    "quantize": "quantize_command",
+}
 
 
-@click.group(context_settings={"help_option_names": ["--help", "-h"]})
+class Commands(click.Group):
+    """Commands of the Headrace server, each imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the names of all commands."""
+        return list(MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Returns the command of that name, None if there is none."""
+        if cmd_name not in MODULES:
+            return None
+        module = importlib.import_module(f"headrace_supervisor.{MODULES[cmd_name]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["--help", "-h"]})
 def main() -> None:
     """Commands of the Headrace server."""
+    gc.freeze()
+    gc.enable()
 
-
-for command in (
-    commands.serve,
-    commands.service,
-    commands.backend,
-    commands.telemetry,
-    commands.doctor,
-    commands.bench,
-    commands.quantize,
-):
-    main.add_command(command)
 
 if __name__ == "__main__":
     main(prog_name="python -m headrace_supervisor")

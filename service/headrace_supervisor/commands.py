@@ -1,9 +1,8 @@
-"""The commands that the server distribution adds to `headrace`.
-
-They are serve, service, backend, telemetry, doctor, bench and quantize.
+"""The commands that run processes of a server: serve, service, backend and telemetry.
 
 Owns the command line's edge: flags in, exit codes out, one line for a mistake. What a command does
-is in the module that it calls.
+is in the module that it calls. Other commands have a module each, so that a server's start imports
+none of them.
 """
 
 from __future__ import annotations
@@ -20,22 +19,16 @@ import pydantic
 from headrace.local_server.installed import require_worker
 from headrace.local_server.process import LocalServerError
 from headrace_supervisor import config as configs
-from headrace_supervisor import doctor as health
 from headrace_supervisor import logs, supervisor
-from headrace_supervisor.bench.command import bench
 from headrace_supervisor.options import (
     Refusal,
     ServerCommand,
-    files,
     given,
     model_argument,
     settings_options,
     typed_model,
 )
-from headrace_supervisor.quantize_command import quantize
 from headrace_supervisor.settings import ConfigError
-
-__all__ = ["backend", "bench", "doctor", "quantize", "serve", "service", "telemetry"]
 
 _config_option = click.option(
     "--config",
@@ -108,45 +101,6 @@ def telemetry(config_file: pathlib.Path | None, **flags: Any) -> None:
     Traces and metrics of the services and backends that have its --telemetry-socket.
     """
     _become("headrace_telemetry", _loaded(configs.load_telemetry, config_file, flags))
-
-
-@click.command(cls=ServerCommand, context_settings=_HELP)
-@model_argument
-@click.option("--listen", default="127.0.0.1:50051", show_default=True, help="the address to look at")
-@click.option(
-    "--model",
-    shell_complete=files,
-    metavar="MODEL",
-    help="a model to check as well: its folder, or the name of one that was pulled",
-)
-@click.option("--model-repository", type=click.Path(path_type=pathlib.Path), help="a folder of models to check as well")
-@click.option(
-    "--weights",
-    is_flag=True,
-    help=(
-        "load the weights of MODEL as well, and look for mistakes of the tool that packed them: takes as long as a "
-        "server's start"
-    ),
-)
-@click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
-def doctor(
-    listen: str,
-    named_model: str | None,
-    model: str | None,
-    model_repository: pathlib.Path | None,
-    weights: bool,
-    as_json: bool,
-) -> None:
-    """Says what this machine can run, and why not.
-
-    MODEL is one to check as well. Exit code 1 if it can't serve at all, or if weights are damaged.
-    """
-    chosen = typed_model(named_model, model)
-    if weights and chosen is None:
-        raise Refusal("--weights needs a model")
-    findings = health.examine(listen, chosen, model_repository, weights)
-    health.report(findings, as_json=as_json)
-    sys.exit(0 if health.can_serve(findings) else 1)
 
 
 def _loaded(

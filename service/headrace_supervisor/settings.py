@@ -135,9 +135,12 @@ def _config_from_environment() -> pathlib.Path | None:
 def _read_toml(path: pathlib.Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path}: {reason}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not text in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
     for name in [name for name, value in table.items() if isinstance(value, dict)]:
         raise ConfigError(f"{path}: [{name}] begins a table; settings stand in the file as they are, without tables")
     return table
@@ -244,7 +247,7 @@ def _first_problem(
     if problem["type"] == "missing":
         return needed(name)
     rule = problem["msg"].removeprefix("Value error, ")
-    rule = rule[:1].lower() + rule[1:]
+    rule = "must be text or a list" if problem["type"] == "tuple_type" else rule[:1].lower() + rule[1:]
     return f"{_place(name, flags, table, path)}: {rule}, not {str(problem['input'])[:80]!r}{_nearest(problem)}"
 
 

@@ -21,6 +21,7 @@ from google.rpc import error_details_pb2, status_pb2
 from tests.backend.fake_worker import VOCABULARY
 from tests.backend.subscription import Subscription as Subscription
 from tests.support.engine_requests import greedy_request
+from tests.support.forked_processes import ForkedProcess, ForkingPython
 from tests.support.processes import alive
 
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
@@ -30,6 +31,9 @@ _REPOSITORY = pathlib.Path(__file__).parents[2]
 _PACKAGES = [str(_REPOSITORY / part) for part in ("backend", "both_sides", "kernels", "protos/python", ".")]
 _PYTHONPATH = os.pathsep.join([*_PACKAGES, os.environ.get("PYTHONPATH", "")])
 ENVIRONMENT = {**os.environ, "PYTHONPATH": _PYTHONPATH.rstrip(os.pathsep)}
+_SCRIPT = pathlib.Path(__file__).with_name("run_backend.py")
+# Has imported what a backend does; none is started as in a server here, because of its worker.
+_BACKENDS = ForkingPython(["tests.backend.run_backend"], ENVIRONMENT)
 # Of what must come at all; nothing of it takes longer than a moment on a quiet machine.
 LIMIT_S = 240.0
 
@@ -70,7 +74,7 @@ def write_model_folder(folder: pathlib.Path, context: int = 2048) -> pathlib.Pat
 
 @dataclasses.dataclass
 class BackendProcess:
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedProcess
     address: str
     socket: pathlib.Path
     log_path: pathlib.Path
@@ -110,8 +114,9 @@ def start_backend(
 ) -> BackendProcess:
     """Starts one, with a worker from this folder.
 
-    `engine` are fields of EngineConfig, `backend` of BackendConfig, `inside` the beginning of its
-    command line.
+    `engine` are fields of EngineConfig, `backend` of BackendConfig. With `inside`, the beginning of
+    its command line, it is a command of its own; else it is forked from a Python that has imported
+    what it needs.
     """
     private = folder / "private"
     socket = private / name
@@ -120,15 +125,16 @@ def start_backend(
     config = {"engine": fields, "listen": listen, "log_format": "json", "log_level": "debug", **(backend or {})}
     config_path = folder / f"config-{time.monotonic_ns()}.json"
     config_path.write_text(json.dumps(config))
-    script = pathlib.Path(__file__).with_name("run_backend.py")
     log_path = config_path.with_suffix(".log")
-    with log_path.open("w") as log:
-        process = subprocess.Popen(
-            [*inside, sys.executable, str(script), str(config_path), str(folder), worker, *worker_arguments],
-            env=ENVIRONMENT,
-            stderr=log,
-            text=True,
-        )
+    arguments = [str(config_path), str(folder), worker, *worker_arguments]
+    process: subprocess.Popen[str] | ForkedProcess
+    if inside:
+        with log_path.open("w") as log:
+            command = [*inside, sys.executable, str(_SCRIPT), *arguments]
+            process = subprocess.Popen(command, env=ENVIRONMENT, stderr=log, text=True)
+    else:
+        log_path.touch()
+        process = _BACKENDS.start(_SCRIPT, arguments, log_path)
     return BackendProcess(process, config["listen"], socket, log_path)
 
 

@@ -25,6 +25,8 @@ def test_streams_go_on_smoothly_beside_prompts_that_do_not_wait(slowness: float,
     assert float(result["ttft_p95_ms"]) <= most_ttft_ms
 
 
+# tests/engine/scheduling/test_held_plans has the rules.
+@pytest.mark.slow
 def test_plans_held_back_let_prompts_in_sooner_and_keep_the_device_busy() -> None:
     ahead, late = figures("poisson15", ahead=True), figures("poisson15")
     assert float(late["ttft_p50_ms"]) < float(ahead["ttft_p50_ms"]) - 2
@@ -45,7 +47,9 @@ def test_streams_go_on_beside_a_prompt_of_a_hundred_thousand_tokens() -> None:
     assert float(result["apart_ttft_s"]) <= 20
 
 
-@pytest.mark.parametrize(("workload", "least_tok_s"), [("burst256", 9_500), ("mix1000", 7_700)])
+@pytest.mark.parametrize(
+    ("workload", "least_tok_s"), [("burst256", 9_500), pytest.param("mix1000", 7_700, marks=pytest.mark.slow)]
+)
 def test_a_crowd_is_served_at_full_speed(workload: str, least_tok_s: float) -> None:
     assert float(figures(workload)["output_tok_s"]) >= least_tok_s
 

@@ -80,9 +80,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return next(out.glob("headrace-*.whl"))
 
 
-def test_the_wheel_owns_one_package_with_stubs_types_and_licence(wheel: pathlib.Path) -> None:
+def test_the_wheel_owns_package_and_command_with_stubs_types_and_licence(wheel: pathlib.Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.partition("/")[0] for name in names} == {"headrace", f"headrace-{headrace.__version__}.dist-info"}
+    assert {name.partition("/")[0] for name in names} == {
+        "headrace",
+        "headrace_command",
+        f"headrace-{headrace.__version__}.dist-info",
+    }
     for expected in ("headrace/py.typed", "headrace/v1/inference_pb2.pyi", "headrace/cli/chat.py"):
         assert expected in names
     assert any(name.endswith("LICENSE") for name in names)

@@ -31,18 +31,19 @@ FAST = RetryPolicy(max_attempts=200, initial_backoff=0.02, max_backoff=0.1)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
+def mortal_server() -> Iterator[RunningServer]:
+    """A server whose services may be killed."""
     with running_server("--services", "2", "--num-blocks", "1024") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def options(server: RunningServer) -> dict[str, Any]:
+def options(shared_server: RunningServer) -> dict[str, Any]:
     """A generation whose tokens are single bytes of characters of two to four bytes.
 
     It has log probabilities of prompt and output.
     """
-    with Client(server.address) as client:
+    with Client(shared_server.address) as client:
         ids = sorted(set(client.tokenize("é漢😀ß語🚀", add_special_tokens=False)))
     return {
         "prompt": "Once upon a time", "max_tokens": MAX_TOKENS, "ignore_eos": True, "temperature": 1.0, "seed": 7,
@@ -119,12 +120,12 @@ def _serves(address: str) -> bool:
     ("n", "output_index"), [*(pytest.param(n, None, marks=pytest.mark.slow) for n in (1, 2)), (2, 1)]
 )
 def test_connections_cut_by_a_proxy(
-    server: RunningServer, options: dict[str, Any], n: int, output_index: int | None
+    shared_server: RunningServer, options: dict[str, Any], n: int, output_index: int | None
 ) -> None:
-    whole = _undisturbed(server, options, n, output_index)
+    whole = _undisturbed(shared_server, options, n, output_index)
     # On a busy machine all of it may have come before the first cut: then again.
     for _ in range(_TRIES):
-        with tcp_proxy(server.address) as proxy, Client(proxy.address, channels=2, retry=FAST) as client:
+        with tcp_proxy(shared_server.address) as proxy, Client(proxy.address, channels=2, retry=FAST) as client:
             submitted = client.submit(**options, n=n)
             stream = client.subscribe(submitted, output_index=output_index)
             events = _read(stream, [3, 4, 11, 30, 31, 32, 75], proxy.cut)
@@ -137,18 +138,20 @@ def test_connections_cut_by_a_proxy(
 # The sync client's connections are cut above; both resume by the same rules, with canned answers in
 # tests/clients/connections.
 @pytest.mark.slow
-async def test_connections_of_an_asyncio_client_cut_by_a_proxy(server: RunningServer, options: dict[str, Any]) -> None:
-    whole = await asyncio.to_thread(_undisturbed, server, options, 2, None)
+async def test_connections_of_an_asyncio_client_cut_by_a_proxy(
+    shared_server: RunningServer, options: dict[str, Any]
+) -> None:
+    whole = await asyncio.to_thread(_undisturbed, shared_server, options, 2, None)
     for _ in range(_TRIES):
-        events = await _read_while_cut(server, options, whole)
+        events = await _read_while_cut(shared_server, options, whole)
         if sum(isinstance(event, Reconnecting) for event in events) >= 2:
             return
     raise AssertionError("the connection was never cut in time")
 
 
-async def _read_while_cut(server: RunningServer, options: dict[str, Any], whole: Completion) -> list[Event]:
+async def _read_while_cut(shared_server: RunningServer, options: dict[str, Any], whole: Completion) -> list[Event]:
     events: list[Event] = []
-    with tcp_proxy(server.address) as proxy:
+    with tcp_proxy(shared_server.address) as proxy:
         async with AsyncClient(proxy.address, channels=2, retry=FAST) as client:
             submitted = await client.submit(**options, n=2)
             stream = client.subscribe(submitted)
@@ -162,17 +165,17 @@ async def _read_while_cut(server: RunningServer, options: dict[str, Any], whole:
 
 # A service is killed under a detached generation in tests/faults/test_processes_die.
 @pytest.mark.slow
-def test_service_processes_are_killed(server: RunningServer, options: dict[str, Any]) -> None:
+def test_service_processes_are_killed(mortal_server: RunningServer, options: dict[str, Any]) -> None:
     """Services are lost one after the other, first the one that serves this subscription.
 
     What they knew of the generation is in the engine.
     """
-    whole = _undisturbed(server, options, 2, None)
+    whole = _undisturbed(mortal_server, options, 2, None)
     killed: list[int] = []
 
     def kill() -> None:
-        wait_until(lambda: len(server.services()) == 2, 60, "both services run")
-        for process in _serving_us(server):
+        wait_until(lambda: len(mortal_server.services()) == 2, 60, "both services run")
+        for process in _serving_us(mortal_server):
             if process.pid not in killed:
                 killed.append(process.pid)
                 os.kill(process.pid, signal.SIGKILL)
@@ -181,26 +184,25 @@ def test_service_processes_are_killed(server: RunningServer, options: dict[str, 
 
     for _ in range(_TRIES):
         killed.clear()
-        with Client(server.address, retry=FAST) as client:
+        with Client(mortal_server.address, retry=FAST) as client:
             submitted = client.submit(**options, n=2)
             stream = client.subscribe(submitted)
             events = _read(stream, [5, 40, 90], kill)
             _check_the_same(events, stream.result(), whole)
-        # As the next test wants them: a service that was just started takes calls before it has
-        # reached the engine.
-        wait_until(lambda: _both_serve(server), 60, "both services serve")
+        # A service that was just started takes calls before it has reached the engine.
+        wait_until(lambda: _both_serve(mortal_server), 60, "both services serve")
         if len(killed) >= 2 and any(isinstance(event, Reconnecting) for event in events):
             return
     raise AssertionError("no service was killed in time")
 
 
-def test_a_session_that_broke_is_attached_again(server: RunningServer, options: dict[str, Any]) -> None:
+def test_a_session_that_broke_is_attached_again(shared_server: RunningServer, options: dict[str, Any]) -> None:
     # In its own words: attaching by hand behind a broken character, the server may give that
     # character again.
     options = options | {"logit_bias": {}}
-    whole = _undisturbed(server, options, 1, None)
+    whole = _undisturbed(shared_server, options, 1, None)
     pieces: list[Delta] = []
-    with tcp_proxy(server.address) as proxy, Client(proxy.address, retry=FAST) as client:
+    with tcp_proxy(shared_server.address) as proxy, Client(proxy.address, retry=FAST) as client:
         with client.session() as session:
             generation = session.submit(**options, detached=True)
             with pytest.raises(headrace.Unavailable) as caught:
@@ -211,7 +213,6 @@ def test_a_session_that_broke_is_attached_again(server: RunningServer, options: 
                             proxy.cut()
             assert caught.value.request_id == generation.request_id is not None, caught.value
         next_token = pieces[-1].first_token_index + len(pieces[-1].token_ids)
-        # The new connection may be to a service that was killed before and knows no engine yet.
         # Calls are tried again, a session's are not.
         client.get_model()
         with client.session() as session:

@@ -42,6 +42,8 @@ def largest(blobs: pathlib.Path) -> int:
     return max((path.stat().st_size for path in blobs.glob("*")), default=0)
 
 
+# A pull that is interrupted and goes on, and a cache without a network, are in tests/hub/test_pull.
+@pytest.mark.slow
 def test_an_interrupted_pull_goes_on_and_the_model_is_served_offline(
     hub: HubServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

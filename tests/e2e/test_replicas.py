@@ -30,7 +30,7 @@ OPTIONS = (
 )
 PREFIXES = 6
 # Long enough to be there when something happens.
-TOKENS = 400
+TOKENS = 200
 
 
 @pytest.fixture(scope="module")

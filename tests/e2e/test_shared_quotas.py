@@ -15,7 +15,7 @@ import grpc
 import pytest
 from tests.backend.backend_harness import BackendProcess, start_backend, write_model_folder
 from tests.service.auth.credentials_case import bearer, entry, write_keys
-from tests.service.harness import heap_left_alone
+from tests.service.harness import quick_start
 
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_service.auth.api_keys import Limits
@@ -81,7 +81,7 @@ async def caller(engines: list[BackendProcess], keys: pathlib.Path, streams: int
     write_keys(keys, entry("key", "key", limits=limits))
     addresses = tuple(engine.address for engine in engines)
     config = ServiceConfig(listen=("127.0.0.1:0",), engine=addresses, keys_file=keys, engine_retry_max_s=0.05)
-    with heap_left_alone():
+    with quick_start():
         service = Service(config)
         (address,) = await service.start()
         async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:

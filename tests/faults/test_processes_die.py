@@ -24,7 +24,7 @@ from tests.support.running_server import RunningServer, running_server
 from headrace.v1 import inference_pb2
 
 # Long enough to be still running when another process has been killed and replaced.
-DETACHED_TOKENS = 700
+DETACHED_TOKENS = 500
 # Far more than a death needs to be seen, and than a step takes on a busy machine.
 WATCHDOG_S = 20.0
 OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", "512", "--watchdog-s", str(WATCHDOG_S))

@@ -109,6 +109,8 @@ def test_the_server_adds_its_commands_to_the_same_script(
     assert "Traceback" not in refused.stderr
 
 
+# tests/supervisor/test_commands has them in a process that looks for a module there is not.
+@pytest.mark.slow
 def test_without_the_extra_what_runs_a_model_is_refused_in_one_line(
     wheels: dict[str, pathlib.Path], tmp_path: pathlib.Path
 ) -> None:

@@ -55,7 +55,7 @@ def run(folder: pathlib.Path, *options: str, **environment: str) -> subprocess.C
     )
 
 
-@pytest.mark.parametrize("processes", ["0", "2"])
+@pytest.mark.parametrize("processes", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_run_ends_by_naming_what_it_left_out(tmp_path: pathlib.Path, processes: str) -> None:
     ended = run(tmp_path, "-n", processes)
     assert ended.returncode == 0, ended.stdout

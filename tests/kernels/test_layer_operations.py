@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies
+from tests.support.examples import examples
 
 from headrace_kernels.attention.kv_cache import copy_blocks, write_kv
 from headrace_kernels.attention.rope import rope, rope_rows
@@ -104,7 +105,7 @@ def test_linear_takes_weights_in_either_order_and_rounds_a_row_alike_in_every_ba
     close(linear(x[:1], weight, b), linear(x, weight, b)[:1], atol=2e-5)
 
 
-@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.settings(max_examples=examples(50), deadline=None)
 @hypothesis.given(
     slots=strategies.lists(
         strategies.integers(-1, 4 * 16 - 1), min_size=1, max_size=30, unique_by=lambda s: s if s >= 0 else object()

@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies
+from tests.support.examples import examples
 from tests.support.kernel_case import DEVICES, Numbers, kernels_on
 
 from headrace_kernels.step_inputs import build_step_inputs, scatter_int32, store_last_tokens
@@ -62,13 +63,13 @@ def columns(draw: strategies.DrawFn) -> Columns:
     return Columns(rows, draw(strategies.lists(token, max_size=12)))
 
 
-@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.settings(max_examples=examples(50), deadline=None)
 @hypothesis.given(columns())
 def test_the_reference_does_what_the_columns_say(step: Columns) -> None:
     step.run("cpu")
 
 
-@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.settings(max_examples=examples(30), deadline=None)
 @hypothesis.given(columns())
 def test_the_kernel_does_what_the_columns_say(step: Columns) -> None:
     with kernels_on("cpu"):

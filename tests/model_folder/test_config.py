@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 from tests.model_folder.folders import CONFIG
+from tests.support.examples import examples
 
 from headrace_model_folder import InvalidModelFolder
 from headrace_model_folder.bounded_files import parse_json_object
@@ -211,7 +212,7 @@ _KEYS = [
 ]
 
 
-@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.settings(max_examples=examples(300), deadline=None)
 @hypothesis.given(
     architecture=strategies.sampled_from(list(FAMILIES)),
     changes=strategies.dictionaries(strategies.sampled_from(_KEYS), _JSON, max_size=4),

@@ -14,6 +14,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.model_folder.test_gguf import FILE, VOCAB, opened, refused, small
+from tests.support.examples import examples
 from tests.support.gguf_writer import Gguf, demo_tokenizer, from_folder
 from tests.support.running_server import DEMO
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -123,7 +124,7 @@ def test_byte_level_vocabularies_encode_as_their_own_tokenizers(pre: str) -> Non
     assert table.special_ids == {0, 1}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_is_encoded_alike(text: str) -> None:
     theirs, ours = _PAIR
@@ -208,7 +209,7 @@ def greedy(text: str, metadata: dict[str, Any]) -> list[int]:
     return [n for s in symbols for n in ([ids[s]] if s in scores else [3 + byte for byte in s.encode()])]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text(alphabet="then rsig\u00e9\n\u65e5", max_size=24), prefix=st.booleans())
 def test_sentencepiece_vocabularies_are_merged_by_score(text: str, prefix: bool) -> None:
     metadata = sentencepiece_metadata(prefix)

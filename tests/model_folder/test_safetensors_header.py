@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 from tests.model_folder.folders import write_safetensors
+from tests.support.examples import examples
 
 from headrace_model_folder import InvalidModelFolder
 from headrace_model_folder.safetensors_header import read_header
@@ -99,7 +100,7 @@ def test_hostile_names_can_not_break_the_line(tmp_path: pathlib.Path) -> None:
 
 
 @hypothesis.settings(
-    max_examples=200,
+    max_examples=examples(200),
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
 )

@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 from tests.model_folder.folders import CONFIG, write_folder
+from tests.support.examples import examples
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from headrace_model_folder import InvalidModelFolder, ModelFolder, TokenTable, read_token_table, token_bytes
@@ -54,7 +55,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return tokenizer, read_token_table(path)
 
 
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=examples(150), deadline=None)
 @hypothesis.given(
     text=strategies.text(strategies.characters(exclude_characters="▁", exclude_categories=["Cs"]), max_size=30)
 )

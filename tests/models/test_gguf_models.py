@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import pathlib
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from tests.models.checkpoints import VOCAB_SIZE, ignore_progress, load, write_checkpoint
 from tests.models.paged_driver import PagedDriver, Row
 from tests.models.test_pinned_loader import load_late
+from tests.support.examples import examples
 from tests.support.gguf_numbers import BLOCK_KINDS, KINDS
 from tests.support.gguf_writer import Gguf, from_folder
 from tests.support.model_builds import load_model, weight_memory
@@ -40,6 +42,8 @@ from headrace_model_folder import InvalidModelFolder, ModelFolder
 CPU = torch.device("cpu")
 # fp32 with sums in another order; logits are of order 10.
 TOLERANCE = 3e-4
+# Of the demo model's eight.
+NUM_LAYERS = 3
 # Types of the files that carry these names, roughly: values and half of the down projections have
 # more bits.
 MIXES = {
@@ -74,15 +78,30 @@ Written = Callable[[str], tuple[Gguf, pathlib.Path, pathlib.Path]]
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """The demo model as a GGUF file of a kind, and a folder with the numbers that it stands for."""
+    """The demo model's first layers as a GGUF file of a kind.
+
+    With a folder that has the numbers which it stands for.
+    """
     path = tmp_path_factory.mktemp("demo")
+    write_first_layers(path / "source")
 
     @functools.cache
     def made(kind: str) -> tuple[Gguf, pathlib.Path, pathlib.Path]:
-        gguf, plain = written(path, DEMO, kind)
+        gguf, plain = written(path, path / "source", kind)
         return gguf, plain, path / f"{kind}.gguf"
 
     return made
+
+
+def write_first_layers(path: pathlib.Path) -> None:
+    """Writes the demo model with the first `NUM_LAYERS` of its layers alone."""
+    path.mkdir()
+    config = json.loads((DEMO / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": NUM_LAYERS}))
+    tensors = safetensors.torch.load_file(DEMO / "model.safetensors")
+    behind = tuple(f"model.layers.{layer}." for layer in range(NUM_LAYERS, config["num_hidden_layers"]))
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(behind)}
+    safetensors.torch.save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
 
 
 def read(file: pathlib.Path, dtype: torch.dtype = torch.float32) -> CausalLM:
@@ -120,7 +139,11 @@ def test_logits_are_those_of_the_numbers(tmp_path: pathlib.Path, name: str, kind
     torch.testing.assert_close(logits(read(tmp_path / f"{kind}.gguf")), logits(load(plain)), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("kind", [*(kind for kind in BLOCK_KINDS if kind.endswith("_K")), *MIXES])
+# A K type alone is slow: each is in one of the mixes.
+@pytest.mark.parametrize(
+    "kind",
+    [*MIXES, *(pytest.param(kind, marks=pytest.mark.slow) for kind in BLOCK_KINDS if kind.endswith("_K"))],
+)
 def test_the_demo_models_logits_are_those_of_the_numbers(demo: Written, kind: str) -> None:
     """256 inputs: one K block.
 
@@ -129,7 +152,7 @@ def test_the_demo_models_logits_are_those_of_the_numbers(demo: Written, kind: st
     _, plain, file = demo(kind)
     model, expected = read(file), load(plain)
     torch.testing.assert_close(logits(model, 4096), logits(expected, 4096), atol=2e-3, rtol=0)
-    assert model.parameter_count == ModelFolder.open(DEMO).parameter_count
+    assert model.parameter_count == ModelFolder.open(plain).parameter_count
 
 
 def test_every_type_is_held_as_it_was_written(demo: Written) -> None:
@@ -183,7 +206,7 @@ def test_a_cards_loader_gives_the_same_weights(demo: Written, kind: str, piece_b
             )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(heads=st.integers(1, 5), half=st.integers(1, 5), cuts=st.lists(st.integers(0, 50), max_size=6))
 def test_alternating_rows_are_put_into_order_whatever_the_pieces(heads: int, half: int, cuts: list[int]) -> None:
     size = heads * half * 2
@@ -211,14 +234,14 @@ def test_divisors_of_frequencies_are_used(tmp_path: pathlib.Path) -> None:
 
 def test_a_scale_that_is_not_finite_is_refused_by_name(demo: Written, tmp_path: pathlib.Path) -> None:
     gguf = _copied(demo("Q4_K")[0])
-    kind, shape, data = gguf.tensors["blk.3.attn_k.weight"]
+    kind, shape, data = gguf.tensors["blk.2.attn_k.weight"]
     damaged = bytearray(data)
     damaged[144 * 100 : 144 * 100 + 2] = np.float16(np.nan).tobytes()
-    gguf.tensors["blk.3.attn_k.weight"] = (kind, shape, bytes(damaged))
+    gguf.tensors["blk.2.attn_k.weight"] = (kind, shape, bytes(damaged))
     gguf.write(tmp_path / "bad.gguf")
     with pytest.raises(
         QuantizationRefused,
-        match=r"bad\.gguf: tensor 'model\.layers\.3\.self_attn\.k_proj\.weight' holds a scale that is not",
+        match=r"bad\.gguf: tensor 'model\.layers\.2\.self_attn\.k_proj\.weight' holds a scale that is not",
     ):
         read(tmp_path / "bad.gguf")
 
@@ -229,11 +252,11 @@ def _copied(gguf: Gguf) -> Gguf:
 
 def test_a_plain_number_that_is_not_finite_is_refused_by_name(demo: Written, tmp_path: pathlib.Path) -> None:
     gguf = _copied(demo("Q4_K")[0])
-    kind, shape, data = gguf.tensors["blk.3.attn_norm.weight"]
-    gguf.tensors["blk.3.attn_norm.weight"] = (kind, shape, np.float32(np.inf).tobytes() + data[4:])
+    kind, shape, data = gguf.tensors["blk.2.attn_norm.weight"]
+    gguf.tensors["blk.2.attn_norm.weight"] = (kind, shape, np.float32(np.inf).tobytes() + data[4:])
     gguf.write(tmp_path / "bad.gguf")
     with pytest.raises(
-        InvalidModelFolder, match=r"bad\.gguf: tensor 'model\.layers\.3\.input_layernorm\.weight' holds a value"
+        InvalidModelFolder, match=r"bad\.gguf: tensor 'model\.layers\.2\.input_layernorm\.weight' holds a value"
     ):
         read(tmp_path / "bad.gguf")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 from tests.service.fake_engine import FakeEngine, Request
-from tests.service.harness import ANSWER, engine_model, heap_left_alone
+from tests.service.harness import ANSWER, engine_model, quick_start
 from tests.support.engine_requests import asked
 from tokenizers import Tokenizer
 
@@ -78,7 +78,7 @@ async def running_door(
     folder: pathlib.Path, sockets: pathlib.Path, *, client: dict[str, Any] | None = None, **config: Any
 ) -> AsyncIterator[Running]:
     """Starts everything and waits until the service serves; `client` are httpx2's own options."""
-    with heap_left_alone():
+    with quick_start():
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         answer = tokenizer.encode(ANSWER, add_special_tokens=False).ids
         engine = FakeEngine(engine_model(folder), lambda add, index: answer)

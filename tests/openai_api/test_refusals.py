@@ -115,6 +115,14 @@ async def test_a_body_that_is_no_object_is_refused(shared: Running, body: bytes)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "body")
 
 
+@pytest.mark.parametrize("coding", ["gzip", "br"])
+async def test_a_compressed_body_is_refused_by_its_coding(shared: Running, coding: str) -> None:
+    response = await shared.post(CHAT, {"messages": HELLO}, **{"content-encoding": coding})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (415, "content-encoding") and repr(coding) in error["message"]
+    assert (await shared.post(CHAT, {"messages": HELLO}, **{"content-encoding": "identity"})).status_code == 200
+
+
 async def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_form(shared: Running) -> None:
     for method, path, status in (
         ("GET", "/v1/audio", 404),

@@ -37,6 +37,8 @@ WAYS_ON_A_CPU = {
 }
 
 
+# Ranks of a model add up through Gloo in test_rank_processes; here the benchmark itself is tried.
+@pytest.mark.slow
 def test_ranks_on_a_cpu_add_up() -> None:
     found = list(results(2, "cpu", [8192, 1 << 16]))
     assert [(result["bytes"], result["way"]) for result in found] == [

@@ -148,7 +148,9 @@ async def test_the_last_stage_answers_and_all_end_when_asked_to(
     assert [result.step_id for result in found] == list(range(1, 7))
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+# Ranks that are killed are in test_rank_processes, under the same group.
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
 async def test_a_killed_stage_is_named_and_takes_the_others_along(
     checkpoint: functools.partial[ModelFolder], victim: int
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.service.fake_engine import FakeEngine
-from tests.service.harness import engine_model, events_of, heap_left_alone, ids_of
+from tests.service.harness import engine_model, events_of, ids_of, quick_start
 
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_service.config import ServiceConfig
@@ -60,7 +60,7 @@ class Joined:
 async def joined(engines: Sequence[str], **config: Any) -> AsyncIterator[Joined]:
     """A service of these engines; it is not waited for."""
     settings = {"listen": ("127.0.0.1:0",), "engine": tuple(engines), "engine_retry_max_s": 0.05, **config}
-    with heap_left_alone():
+    with quick_start():
         service = Service(ServiceConfig(**settings))
         (address,) = await service.start()
         async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:

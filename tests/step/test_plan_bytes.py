@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from tests.engine.fake_worker import VOCAB_SIZE, column_bytes, expected_tokens
 from tests.engine.harness import Harness, config, request
+from tests.support.examples import examples
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
@@ -172,7 +173,7 @@ asked = st.fixed_dictionaries(
 )
 
 
-@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.settings(max_examples=examples(100), deadline=None)
 @hypothesis.given(
     st.integers(14, 40),
     st.sampled_from([16, 48, 200]),
@@ -224,7 +225,7 @@ def test_every_plan_fits_and_every_request_ends_with_its_tokens(
     assert deaths or harness.worker.largest_plan_bytes > 0
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=examples(60), deadline=None)
 @hypothesis.given(st.lists(asked, min_size=1, max_size=8))
 def test_the_bytes_of_admissions_are_counted_to_the_byte(requests: list[dict[str, int]]) -> None:
     harness = Harness(max_num_seqs=32, max_num_batched_tokens=512)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.descriptors import open_descriptors, settled_descriptors
+from tests.support.examples import examples
 
 from headrace_backend.step.ring import RingCorrupt, RingDescriptors, RingFull, RingReader, RingWriter, create_ring
 
@@ -65,7 +66,7 @@ def start_echo(plans: RingDescriptors, results: RingDescriptors, index: int = 0)
     return subprocess.Popen([sys.executable, "-c", ECHO, *arguments], pass_fds=passed, env=environment)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(0, 2 * PAGE - 8), max_size=12), st.integers(0, 8))
 def test_a_ring_that_was_read_takes_half_of_itself_at_once(before: list[int], less: int) -> None:
     ring = create_ring(2 * PAGE, 1)
@@ -86,7 +87,7 @@ def test_a_ring_that_was_read_takes_half_of_itself_at_once(before: list[int], le
 
 
 @pytest.mark.usefixtures("nothing_stays_open")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, PAGE - 8)), max_size=60),
     st.integers(1, 8),

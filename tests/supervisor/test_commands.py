@@ -15,9 +15,12 @@ from tests.support.running_server import run_command
 from tests.support.warm_python import Ended
 
 from headrace import local
+from headrace.local_server import installed
 from headrace_supervisor import commands, foreign_names, settings, supervisor
 from headrace_supervisor import config as configs
 from headrace_supervisor.bench.figures import percentiles_ms
+from headrace_supervisor.plan.command import plan
+from headrace_supervisor.quantize_command import quantize
 
 
 def headrace(*arguments: str, **environment: str) -> Ended:
@@ -121,6 +124,38 @@ def test_aliases_are_names_of_settings_that_serve_has() -> None:
 def test_an_option_that_the_command_has_nothing_for_is_refused_without_advice() -> None:
     result = CliRunner().invoke(commands.telemetry, ["--port", "1"])
     assert result.exit_code == 2 and "No such option '--port'" in result.stderr and "--listen" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (commands.serve, ()),
+        (commands.serve, ("--model", "models/demo")),
+        (commands.backend, ("--model", "models/demo", "--listen", "unix:engine.sock")),
+        (quantize, ("models/demo", "out", "--method", "rtn", "--scheme", "fp8")),
+        (plan, ("--shape", "llama-3.1-8b")),
+    ],
+    ids=["serve nothing", "serve", "backend", "quantize", "plan"],
+)
+def test_without_the_extra_that_runs_models_a_command_says_so_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, command: click.Command, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(installed, "WORKER_MODULES", ("safetensors", "torch_that_is_not_there"))
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(command, list(arguments))
+    assert result.exit_code == 2 and result.stdout == "", result.output
+    [line] = result.stderr.splitlines()
+    assert "extra `worker`" in line and "looked for torch_that_is_not_there in" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_module_has_each_command_by_its_name() -> None:
+    shown = headrace("--help")
+    assert shown.returncode == 0, shown.stderr
+    listed = shown.stdout.partition("Commands:")[2]
+    for name in ("serve", "service", "backend", "telemetry", "doctor", "bench", "quantize"):
+        assert re.search(rf"^  {name} +\S", listed, re.MULTILINE), listed
+    assert "No such command 'serv'" in headrace("serv").stderr
 
 
 def test_a_missing_model_folder_is_refused_in_one_line_and_soon() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
+import re
 
 import pytest
 from hypothesis import given, strategies
@@ -145,6 +146,21 @@ def test_another_servers_words_are_taken_from_everywhere(
     assert configs.load_server(MODEL, toml(tmp_path, 'dtype = "half"')).backend.engine.dtype == "fp16"
     monkeypatch.setenv("HEADRACE_DTYPE", "bfloat16")
     assert configs.load_server(MODEL, None).backend.engine.dtype == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"listen = 5", "listen: must be text or a list, not '5'"),
+        (b"\xff\xfe", "is not text in UTF-8"),
+        (b"model = [", "is not TOML: "),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_its_own_words(tmp_path: pathlib.Path, content: bytes, says: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"server.toml: {re.escape(says)}"):
+        configs.load_server(MODEL, path)
 
 
 def test_unknown_key_in_the_file_names_file_and_nearest(tmp_path: pathlib.Path) -> None:

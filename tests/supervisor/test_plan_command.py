@@ -6,6 +6,7 @@ What can't be is said with the reason.
 from __future__ import annotations
 
 import json
+import pathlib
 from typing import Any
 
 import msgspec
@@ -260,8 +261,15 @@ def test_one_of_shape_and_model_is_needed() -> None:
     for arguments in ((), ("--shape", "llama-3.1-8b", "--model", str(DEMO))):
         ended = run(*arguments)
         assert ended.exit_code == 2 and "one of MODEL and --shape is needed" in ended.output
-    ended = run("--model", "/nowhere")
-    assert ended.exit_code == 2 and "/nowhere/config.json" in ended.output
+
+
+def test_a_folder_that_is_not_here_or_is_no_model_is_refused(tmp_path: pathlib.Path) -> None:
+    for folder, reason in (
+        ("/nowhere", "there is no folder /nowhere here"),
+        (str(tmp_path), f"{tmp_path}/config.json: No such file or directory"),
+    ):
+        ended = run("--model", folder)
+        assert ended.exit_code == 2 and reason in ended.output and "Errno" not in ended.output
 
 
 def test_steps_take_what_they_took() -> None:

@@ -13,7 +13,8 @@ from headrace_supervisor.plan import command as plan_command
 from headrace_supervisor.plan import fleet as fleet_module
 from headrace_supervisor.plan.capacity import GPUS, Demand, RankSizes, predict, prompt_s
 from headrace_supervisor.plan.command import plan
-from headrace_supervisor.plan.fleet import Fleet, Simulation
+from headrace_supervisor.plan.fleet import Fleet, Outcome, Simulation
+from headrace_supervisor.plan.fleet_table import Asked, fleet_rows
 
 # Llama-3.1-8B in bf16 on one card.
 SIZES = RankSizes(1, 32, 8192, 2 * 7_504_000_000, 7_504_000_000, 131_072, 900_000, 512)
@@ -47,6 +48,31 @@ def test_streams_of_lost_engines_go_on_after_a_pause() -> None:
     assert 0 < one.moved < half.moved
     # A moved stream's prompt is computed anew, at least.
     assert half.pause_p99_s >= one.pause_p99_s > prompt_s(SIZES, GPU, 512 - 384)
+
+
+def test_what_moves_are_the_streams_of_the_busiest_engines() -> None:
+    """By Little's law an engine has rate times duration of them on the average."""
+    calm = fleet(demand=SHARED._replace(users=200))
+    mean = predict(SIZES, GPU, calm.demand).active
+    busiest, all_but_one = (Simulation(calm._replace(lost=lost)).run().moved for lost in (1, 7))
+    assert mean < busiest < all_but_one
+    # All but the quietest: near the mean, because few are left out.
+    assert 0.7 * mean < all_but_one / 7 < 1.6 * mean
+
+
+def test_a_large_fleet_is_not_tried_with_more_users_than_a_small_one_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[int, int]] = []
+
+    def run(simulation: Simulation) -> Outcome:
+        tried.append((simulation._fleet.engines, simulation._fleet.demand.users))
+        holds = len(tried) > 2
+        return Outcome(0.1, 0.1 if holds else 9.0, 0.01, 1.0, 3, 0.1, 10, 1e-5)
+
+    monkeypatch.setattr(Simulation, "run", run)
+    asked = Asked(SIZES, GPU, SHARED, 1, 40, 0.01, 1.0, None, None)
+    [row] = fleet_rows(asked, [300])
+    assert [engines for engines, _ in tried] == [100, 100, 100, 300]
+    assert tried[2][1] == tried[3][1] and row["users"] == 300 * tried[3][1]
 
 
 def test_the_nearer_to_what_an_engine_can_do_the_longer_everybody_waits() -> None:

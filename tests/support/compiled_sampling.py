@@ -2,7 +2,7 @@
 
 The kernels are compiled as their launchers would.
 
-    python -m tests.support.compiled_sampling 90
+    python -m tests.support.compiled_sampling 90 TYPE_OF_LOGITS...
 
 prints one line of JSON per kernel that is different, after batches of many sizes whose columns lie
 at many addresses.
@@ -23,7 +23,6 @@ from headrace_kernels.sampling.logprobs_triton import token_logprobs_triton
 from headrace_kernels.sampling.penalties_triton import penalize_rows_triton
 
 VOCAB = 128_256
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def launch_all(dtype: torch.dtype) -> None:
@@ -49,7 +48,7 @@ def launch_all(dtype: torch.dtype) -> None:
 if __name__ == "__main__":
     assert not triton.knobs.runtime.interpret, "unset TRITON_INTERPRET"
     with compiling_for(int(sys.argv[1])) as compiled:
-        for each in DTYPES:
-            launch_all(each)
+        for name in sys.argv[2:]:
+            launch_all(getattr(torch, name))
     for kernel in {id(kernel): kernel for kernel in compiled}.values():
         print(json.dumps(resources(kernel)))

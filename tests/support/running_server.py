@@ -161,7 +161,8 @@ def running_server(
 @functools.cache
 def _warm_commands() -> WarmPython:
     """A Python that has imported the commands, 0.7 s of a core, and forks for each that is run."""
-    return WarmPython(["headrace_supervisor.commands"], environment())
+    modules = ("bench.command", "commands", "doctor_command", "quantize_command")
+    return WarmPython([f"headrace_supervisor.{module}" for module in modules], environment())
 
 
 def run_command(*arguments: object, **variables: str) -> Ended:

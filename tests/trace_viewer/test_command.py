@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import pathlib
@@ -26,6 +27,11 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 WORLD = World(Plan((Request(ONE, 0, 40, 300, trace_id=TRACE), Request(TWO, 50, 4000, 10))))
 
 
+@functools.cache
+def lines_of_the_world() -> str:
+    return as_lines(WORLD.traces())
+
+
 def run(*words: str) -> Result:
     return CliRunner().invoke(trace, list(words))
 
@@ -35,7 +41,7 @@ def in_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("HEADRACE_SERVER", "HEADRACE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    pathlib.Path("traces.jsonl").write_text(as_lines(WORLD.traces()))
+    pathlib.Path("traces.jsonl").write_text(lines_of_the_world())
 
 
 def fails(result: Result, *reasons: str) -> None:

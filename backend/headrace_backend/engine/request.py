@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headrace_backend.engine.events import OutputEnd, RequestDone
+from headrace_backend.engine.events import LogprobColumns, OutputEnd, PromptLogprobs, RequestDone
 from headrace_facts import facts
 from headrace_request.request import Request
 
@@ -118,6 +118,10 @@ class EngineRequest:
     recording: Recording | None = None
     # A continuation: per output, the tokens that an earlier attempt emitted. Empty, or n entries.
     emitted: tuple[TokenIds, ...] = ()
+    # Log probabilities of those tokens, per output; None, or no entries: they are not known.
+    emitted_logprobs: tuple[LogprobColumns | None, ...] = ()
+    # Those of the prompt that the earlier attempt reported.
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     # How outputs ended that the earlier attempt brought to their ends.
     ends: tuple[OutputEnd, ...] = ()
     earlier: Earlier | None = None
@@ -140,7 +144,7 @@ class EngineRequest:
     def without_tokens(self) -> EngineRequest:
         """The request without its prompt and earlier tokens, as it is kept after its end."""
         asked = msgspec.structs.replace(self.asked, prompt_token_ids=b"")
-        return dataclasses.replace(self, asked=asked, emitted=(), ends=())
+        return dataclasses.replace(self, asked=asked, emitted=(), emitted_logprobs=(), prompt_logprobs=(), ends=())
 
     @property
     def has_ended(self) -> bool:

@@ -60,6 +60,7 @@ class EngineConnection:
             connection, other exceptions end it for good.
         failed: called when an attempt ended without a welcome, or the engine is left out: with the
             reason to leave it out, "" where there is none.
+        is_leaving: returns whether the engine is expected to go.
 
     Attributes:
         num_attempts: attempts to connect that have begun.
@@ -73,6 +74,7 @@ class EngineConnection:
         client: EngineClient,
         prepare: Callable[[engine_pb2.EngineModel], Awaitable[None]],
         failed: Callable[[str], None],
+        is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         self._config = config
         self._address = address
@@ -80,6 +82,7 @@ class EngineConnection:
         self._client = client
         self._prepare = prepare
         self._failed = failed
+        self._is_leaving = is_leaving
         self._metadata = _secret_metadata(config)
         # A file that cannot be used ends the start; later it is tried again.
         engine_tls(config)
@@ -122,9 +125,9 @@ class EngineConnection:
                 await self._converse(stream)
             except grpc.aio.AioRpcError as error:
                 # A service often starts before its backend listens, and a backend that never served
-                # says itself why it ends; only the loss of an engine that served is worth a
-                # warning, and only once.
-                level = logging.WARNING if self._has_served else logging.DEBUG
+                # says itself why it ends; only the loss of an engine that served, and that nobody
+                # unloads, is worth a warning, and only once.
+                level = logging.WARNING if self._has_served and not self._is_leaving() else logging.DEBUG
                 self._has_served = False
                 _log.log(level, "engine.disconnected", engine=self._address, code=error.code().name)
                 self._left_out = _refusal(error)

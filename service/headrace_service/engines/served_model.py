@@ -60,7 +60,9 @@ class ServedModel:
         self.engines = engines
         self.address = address
         self.engine = EngineClient(config.max_engine_message_bytes, tracer, engines.quotas)
-        self.connection = EngineConnection(config, address, tls_name, self.engine, self._prepare, self._failed)
+        self.connection = EngineConnection(
+            config, address, tls_name, self.engine, self._prepare, self._failed, lambda: self.is_leaving
+        )
         self.state: control_pb2.BackendState = control_pb2.BACKEND_STATE_UNSPECIFIED
         self.closed = ""
         self.broken = ""

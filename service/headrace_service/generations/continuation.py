@@ -14,7 +14,11 @@ _MAX_SERVICE_NS = 24 * 3600 * 10**9
 
 
 def make(
-    add: engine_pb2.AddRequest, emitted: Sequence[engine_pb2.EmittedTokens], arrival_ns: int, ends_ns: int
+    add: engine_pb2.AddRequest,
+    emitted: Sequence[engine_pb2.EmittedTokens],
+    arrival_ns: int,
+    ends_ns: int,
+    prompt_logprobs: Sequence[engine_pb2.PromptLogprobColumns] = (),
 ) -> engine_pb2.AddRequest:
     """Returns the request that goes on from what was emitted, to be sent at once.
 
@@ -23,12 +27,15 @@ def make(
         emitted: What came of each output, and how outputs ended that have; empty: nothing came.
         arrival_ns: CLOCK_MONOTONIC of the call that brought it.
         ends_ns: CLOCK_MONOTONIC at which its time is over; 0: it has no limit.
+        prompt_logprobs: Log probabilities of the whole prompt, for those who read later; empty:
+            those who read have them, or there are none.
     """
     further = engine_pb2.AddRequest()
     further.CopyFrom(add)
     further.emitted.extend(emitted)
     asked = Request.decode(add.request)
-    if further.emitted and asked.num_prompt_logprobs >= 0:
+    further.prompt_logprobs.extend(prompt_logprobs)
+    if further.emitted and asked.num_prompt_logprobs >= 0 and not prompt_logprobs:
         # The prompt's came before the first token.
         further.request = msgspec.structs.replace(asked, num_prompt_logprobs=-1).encode()
     now_ns = time.monotonic_ns()

@@ -47,7 +47,7 @@ class Generations:
     ) -> None:
         self._templates = templates
         self._models = models
-        self._guardian = Guardian(config.guarded_bytes)
+        self._guardian = Guardian(config.guarded_bytes, config.max_engine_message_bytes)
         models.hear_of_unguarded(self._guardian.offered)
         self._requests = RequestBuilder(config.default_time_limit_s, tracer)
 

@@ -1,8 +1,8 @@
 """A submitted generation as its guardian has it: what was asked for, and what came.
 
-Owns the copy: the request as it was sent, the ids of all tokens (4 bytes each), how outputs ended,
-and how the time was spent, which is what another engine needs to go on with it or to keep its log.
-Log probabilities are not copied. Who may go on with it is the `guardian`'s.
+Owns the copy: the request as it was sent, the ids of all tokens (4 bytes each), log probabilities
+where they are asked for, how outputs ended, and how the time was spent, which is what another
+engine needs to go on with it or to keep its log. Who may go on with it is the `guardian`'s.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from headrace_request.request import Request
 from headrace_service import errors
 from headrace_service.engines.served_model import ServedModel
 from headrace_service.generations import continuation
+from headrace_service.generations.guarded_logprobs import OutputLogprobs, PromptLogprobs
 from headrace_service.streams.interruptions import Interruptions
 from headrace_service.streams.wires import TokenLogprobs
 
@@ -30,8 +31,14 @@ _TOKEN_BYTES = 4
 
 @dataclasses.dataclass(slots=True)
 class Tally:
-    """What all copies of a guardian take together."""
+    """What all copies of a guardian take together.
 
+    Attributes:
+        most_logprob_bytes: Log probabilities of a generation that has more are not handed over.
+        num_bytes: What all take.
+    """
+
+    most_logprob_bytes: int
     num_bytes: int = 0
 
 
@@ -82,6 +89,9 @@ class GuardedGeneration:
         self._ends_ns = continuation.ends_ns(add)
         self.num_prompt_tokens = 0
         self._tokens: list[array[int]] = []
+        # None: the request asks for none.
+        self._logprobs: list[OutputLogprobs] | None = None
+        self._prompt_logprobs = PromptLogprobs([])
         self._ends: dict[int, engine_pb2.OutputEnd] = {}
         self._done: engine_pb2.RequestDone | None = None
         self._interruptions = Interruptions(arrival_ns)
@@ -102,7 +112,7 @@ class GuardedGeneration:
     def num_bytes(self) -> int:
         """About what the copy takes."""
         request_bytes = len(self.add.request) + len(self.add.service_state)
-        return _FIXED_BYTES + request_bytes + _TOKEN_BYTES * self.num_tokens
+        return _FIXED_BYTES + request_bytes + _TOKEN_BYTES * self.num_tokens + self._num_logprob_bytes
 
     @property
     def num_tokens(self) -> int:
@@ -120,13 +130,17 @@ class GuardedGeneration:
         self._tally.num_bytes += _TOKEN_BYTES
 
     def push_logprobs(self, output_index: int, entry: TokenLogprobs) -> None:
-        """Keeps no log probabilities."""
+        """Takes the log probabilities of the token that came last."""
+        if self._logprobs is not None:
+            self._tally.num_bytes += self._logprobs[output_index].append(entry)
 
     def note(self, event: engine_pb2.RequestEvent) -> None:
         """Takes one event."""
         kind = event.WhichOneof("event")
         if kind == "started":
             self._interruptions.started(time.monotonic_ns(), event.started.cached_tokens)
+        elif kind == "prompt_logprobs":
+            self._tally.num_bytes += self._prompt_logprobs.append(event.prompt_logprobs)
         elif kind == "output_end":
             self._ends[event.output_end.output_index] = event.output_end
         elif kind == "done":
@@ -143,8 +157,11 @@ class GuardedGeneration:
             return
         if attached.started:
             self._interruptions.started(time.monotonic_ns(), attached.cached_tokens)
+        self._prompt_logprobs = PromptLogprobs(list(attached.prompt_logprobs))
         for log in attached.outputs:
             self._tokens[log.output_index] = array("I", np.frombuffer(log.token_ids, "<u4"))
+            if self._logprobs is not None:
+                self._logprobs[log.output_index] = OutputLogprobs(log.logprobs)
             if log.HasField("end"):
                 self._ends[log.output_index] = log.end
         self._tally.num_bytes += self.num_bytes - num_bytes
@@ -163,20 +180,37 @@ class GuardedGeneration:
 
         Of one that has ended, it has that engine keep the log.
         """
-        emitted = [
-            engine_pb2.EmittedTokens(token_ids=tokens.tobytes(), end=self._ends.get(index))
-            for index, tokens in enumerate(self._tokens)
-        ]
+        with_logprobs = self._num_logprob_bytes <= self._tally.most_logprob_bytes
+        emitted = [self._emitted(index, with_logprobs) for index in range(len(self._tokens))]
         if not any(part.token_ids or part.HasField("end") for part in emitted):
             emitted = []
         earlier = self._earlier(time.monotonic_ns())
-        further = continuation.make(self.add, emitted, self._arrival_ns, self._ends_ns)
+        prompt_logprobs = self._whole_prompt_logprobs() if with_logprobs else []
+        further = continuation.make(self.add, emitted, self._arrival_ns, self._ends_ns, prompt_logprobs)
         further.handle = 0 if self._done is not None else self.handle
         # The lost engine had charged it to its tenant's quotas.
         further.admitted = True
         if emitted:
             further.earlier.CopyFrom(earlier)
         return further
+
+    def _emitted(self, output_index: int, with_logprobs: bool) -> engine_pb2.EmittedTokens:
+        tokens = self._tokens[output_index]
+        emitted = engine_pb2.EmittedTokens(token_ids=tokens.tobytes(), end=self._ends.get(output_index))
+        if self._logprobs is not None and with_logprobs:
+            emitted.logprobs.CopyFrom(self._logprobs[output_index].columns())
+        return emitted
+
+    def _whole_prompt_logprobs(self) -> list[engine_pb2.PromptLogprobColumns]:
+        """Returns those of the prompt if all came; others are forgotten, and computed again."""
+        if self._prompt_logprobs.end < self.num_prompt_tokens:
+            self._tally.num_bytes -= self._prompt_logprobs.num_bytes
+            self._prompt_logprobs = PromptLogprobs([])
+        return self._prompt_logprobs.parts
+
+    @property
+    def _num_logprob_bytes(self) -> int:
+        return self._prompt_logprobs.num_bytes + sum(log.num_bytes for log in self._logprobs or ())
 
     def _earlier(self, now_ns: int) -> engine_pb2.RequestDone:
         """Returns the account of the time until now, or the end."""
@@ -200,6 +234,7 @@ class GuardedGeneration:
         asked = Request.decode(self.add.request)
         self.num_prompt_tokens = len(asked.prompt_token_ids) // _TOKEN_BYTES
         self._tokens = [array("I") for _ in range(asked.n)]
+        self._logprobs = [OutputLogprobs() for _ in range(asked.n)] if asked.num_logprobs >= 0 else None
 
     def _note_done(self, done: engine_pb2.RequestDone) -> None:
         self._done = done

@@ -42,11 +42,13 @@ class Guardian:
 
     Args:
         max_bytes: memory that copies may take; 0: none is kept.
+        max_message_bytes: largest message to an engine.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, max_message_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._tally = Tally()
+        # Prompt and tokens, which take less, cross in the same message.
+        self._tally = Tally(max_message_bytes // 2)
         self._by_id: dict[str, GuardedGeneration] = {}
         self._by_key: dict[tuple[str, str], GuardedGeneration] = {}
         # Those that have ended, the oldest end first.

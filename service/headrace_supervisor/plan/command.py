@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import pathlib
 import subprocess
 import sys
 from typing import Any, NamedTuple, NoReturn
@@ -264,7 +265,10 @@ def _model_config(shape: str | None, model: str | None) -> dict[str, Any]:
         parse_config(config)
     except HubRefused as error:
         _refuse(str(error))
-    except (OSError, ValueError, TypeError, InvalidModelFolder) as error:
+    except OSError as error:
+        is_here = pathlib.Path(model).exists()
+        _refuse(f"{model}/config.json: {error.strerror}" if is_here else f"there is no folder {model} here")
+    except (ValueError, TypeError, InvalidModelFolder) as error:
         _refuse(f"{model}/config.json: {error}")
     assert isinstance(config, dict)
     return config

@@ -4,8 +4,8 @@ Owns the simulation. Requests arrive at random, each behind one of a number of s
 the routing is the services' own (`headrace_service.engines.routing`), on the simulation's clock,
 and knows engines by what they report once a second and by what its service sent. An engine is a
 queue of prompts, rows that write, and a cache of beginnings; how fast it is comes from `capacity`.
-In the middle of the simulated time engines are lost: what they wrote goes on at others, which
-compute the prompt and what was written anew. Rows that were written before the simulated time
+In the middle of the simulated time the busiest engines are lost: what they wrote goes on at others,
+which compute the prompt and what was written anew. Rows that were written before the simulated time
 count in the speed of steps, and end as evenly as they began.
 """
 
@@ -46,7 +46,7 @@ class Fleet(NamedTuple):
     # Of one engine; what it has cached of each prompt is one of so many shared beginnings.
     demand: Demand
     prefixes: int
-    # Engines that are lost at once.
+    # Engines that are lost at once: those with most streams.
     lost: int
 
 
@@ -70,8 +70,9 @@ class Outcome(NamedTuple):
 class _Request:
     at_s: float
     service: int
+    # -1: its prompt shares nothing.
     prefix: int
-    prompt: npt.NDArray[np.uint32]
+    prompt_tokens: int
     tokens_left: int
     first_s: float = 0.0
     end_s: float = 0.0
@@ -187,17 +188,22 @@ class Simulation:
     def _arrive(self) -> _Request:
         demand = self._fleet.demand
         [prefix] = self._random.choices(range(self._fleet.prefixes), cum_weights=self._weights)
-        prompt = self._tokens.integers(0, _VOCABULARY, demand.prompt, dtype=np.uint32)
-        prompt[: demand.cached] = self._beginnings[prefix]
         service = self._random.randrange(self._fleet.services)
-        request = _Request(self._now_s, service, prefix, prompt, demand.output)
+        request = _Request(self._now_s, service, prefix, demand.prompt, demand.output)
         self._hits.append(self._start(request))
         return request
 
+    def _prompt(self, request: _Request) -> npt.NDArray[np.uint32]:
+        """Returns tokens of a request, which are not kept: nobody else has what is its own."""
+        prompt = self._tokens.integers(0, _VOCABULARY, request.prompt_tokens, dtype=np.uint32)
+        if request.prefix >= 0:
+            prompt[: self._fleet.demand.cached] = self._beginnings[request.prefix]
+        return prompt
+
     def _start(self, request: _Request) -> bool:
         """Has an engine compute a request; returns whether it had the shared beginning cached."""
-        began_s = time.thread_time()
-        seen = self._routers[request.service].choose(RoutingKey(request.prompt, b"", ""))
+        prompt, began_s = self._prompt(request), time.thread_time()
+        seen = self._routers[request.service].choose(RoutingKey(prompt, b"", ""))
         self._choice_s += time.thread_time() - began_s
         self._choices += 1
         index = self._index[seen.number]
@@ -208,7 +214,7 @@ class Simulation:
     def _compute(self, request: _Request, index: int) -> None:
         fleet, engine = self._fleet, self._engines[index]
         self._was_cached = self._look_up(engine, request.prefix)
-        tokens = len(request.prompt) - (fleet.demand.cached if self._was_cached else 0)
+        tokens = request.prompt_tokens - (fleet.demand.cached if self._was_cached else 0)
         begin_s = max(self._now_s, engine.free_s)
         while engine.row_ends and engine.row_ends[0] <= begin_s:
             heapq.heappop(engine.row_ends)
@@ -256,9 +262,9 @@ class Simulation:
                 seen[index].load.reported(report, seen[index].num_open, self._now_s)
 
     def _lose(self) -> list[_Request]:
-        """Loses engines; returns what went on at others."""
+        """Loses the busiest engines; returns what went on at others."""
         moved = []
-        for index in self._random.sample(range(len(self._engines)), self._fleet.lost):
+        for index in self._busiest(self._fleet.lost):
             engine = self._engines[index]
             engine.serving = False
             streams = list(engine.open)
@@ -267,19 +273,20 @@ class Simulation:
             moved += streams + [self._earlier_request() for _ in range(int(self._earlier_rows()))]
         for request in moved:
             if request.first_s and request.first_s <= self._now_s:
-                written = int((self._now_s - request.first_s) / request.itl_s) if request.itl_s else 0
+                written = 1 + int((self._now_s - request.first_s) / request.itl_s) if request.itl_s else 0
                 request.tokens_left = max(1, request.tokens_left - written)
-                new = self._tokens.integers(0, _VOCABULARY, written, dtype=np.uint32)
-                request.prompt = np.concatenate([request.prompt, new])
+                request.prompt_tokens += written
             self._start(request)
         return moved
+
+    def _busiest(self, count: int) -> list[int]:
+        return heapq.nlargest(count, range(len(self._engines)), lambda index: len(self._engines[index].open))
 
     def _earlier_request(self) -> _Request:
         """Returns a row that began before the simulated time and is half written."""
         demand = self._fleet.demand
-        prompt = self._tokens.integers(0, _VOCABULARY, demand.prompt + demand.output // 2, dtype=np.uint32)
-        service = self._random.randrange(self._fleet.services)
-        request = _Request(self._now_s, service, -1, prompt, demand.output - demand.output // 2)
+        service, written = self._random.randrange(self._fleet.services), demand.output // 2
+        request = _Request(self._now_s, service, -1, demand.prompt + written, demand.output - written)
         request.first_s = self._now_s
         return request
 

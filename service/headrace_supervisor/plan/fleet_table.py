@@ -18,10 +18,12 @@ from headrace_supervisor.plan.fleet import Fleet, Outcome, Simulation
 # Shares of what one engine holds by arithmetic, of which the first is taken that holds.
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 _MOST_USERS = 1 << 20
+# Fleets of more engines are first tried as one of so many, which is simulated in seconds.
+_PILOT = 100
 # Tokens a second that one core of a service streams, one token a message (AMD EPYC, 2026-11-22,
 # docs/experiments.md).
 _TOKENS_PER_CORE = 37_000.0
-_LEAST_WIDTH = 120
+_LEAST_WIDTH = 142
 
 
 class Asked(NamedTuple):
@@ -44,21 +46,35 @@ def fleet_rows(asked: Asked, counts: list[int]) -> list[dict[str, Any]]:
     """Returns a row for each number of engines: the most users that it holds; 0 if there are none.
 
     Fleets come in rising order; a larger one is not tried with more users an engine than a smaller
-    one held, because it only has longer to learn what is popular.
+    one held, because it only has longer to learn what is popular. So a large one that comes first
+    has a small one go before it.
     """
     most, shares = _most_users(asked), list(_SHARES)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for count in counts:
         row: dict[str, Any] = {"engines": count, "cards": count * asked.sizes.tp, "users": 0, "holds": False}
-        for index, share in enumerate(shares if most else ()):
-            fleet = _fleet(asked, count, max(1, int(share * most)))
-            outcome = Simulation(fleet).run()
-            if _holds(asked, outcome):
-                row |= _held(asked, fleet, outcome) | {"share_of_arithmetic": share, "holds": True}
-                shares = shares[index:]
-                break
+        if count > _PILOT and not rows:
+            shares, _ = _held_shares(asked, _PILOT, most, shares)
+        shares, found = _held_shares(asked, count, most, shares)
+        if found is not None:
+            row |= _held(asked, *found) | {"share_of_arithmetic": shares[0], "holds": True}
         rows.append(row)
     return rows
+
+
+def _held_shares(
+    asked: Asked, count: int, most: int, shares: list[float]
+) -> tuple[list[float], tuple[Fleet, Outcome] | None]:
+    """Returns the shares from the first one on that a fleet holds, and what it does then.
+
+    All shares and None, if it holds none.
+    """
+    for index, share in enumerate(shares if most else ()):
+        fleet = _fleet(asked, count, max(1, int(share * most)))
+        outcome = Simulation(fleet).run()
+        if _holds(asked, outcome):
+            return shares[index:], (fleet, outcome)
+    return shares, None
 
 
 def _most_users(asked: Asked) -> int:
@@ -169,9 +185,10 @@ def _assumptions(asked: Asked, card: str) -> list[str]:
     return [
         f"Simulated with the routing of services, of which there are {asked.services}. Assumed: prompts of "
         f"{demand.prompt:,} tokens, {shared}, answers of {demand.output:,}, users who think {demand.think_s:g} s; "
-        f"engines of {asked.sizes.tp} {card}, as fast as `headrace plan` takes one to be; first tokens within "
-        f"{asked.target_ttft_s * 1e3:,.0f} ms (p95); {asked.lost:.1%} of the engines, at least one, lost at once, "
-        f"whose streams move and pause; a core of a service for {_TOKENS_PER_CORE:,.0f} tokens/s.{price}",
+        f"engines of {asked.sizes.tp} {card}, as fast as `headrace plan` takes one to be; "
+        f"first tokens within {asked.target_ttft_s * 1e3:,.0f} ms (p95); {asked.lost:.1%} of the engines, at least "
+        f"one, lost at once (the busiest), whose streams move and pause; a core of a service for "
+        f"{_TOKENS_PER_CORE:,.0f} tokens/s.{price}",
         "Not in it: lengths other than the means, earlier turns that are still cached, days and nights, several "
         "tenants, time on the network, engines that differ, how long a lost engine takes to come back. Fleets of more "
         "than 2,000 engines are simulated for less time, in which services are still learning what is popular.",

@@ -190,6 +190,14 @@ BAD_ADDS: list[tuple[str, str, Change]] = [
     ("two days in the service", "service_ns", setting("service_ns", 2 * 86400 * 10**9)),
     ("emitted for other outputs", "emitted", setting("emitted", [engine_pb2.EmittedTokens(token_ids=ids(5))] * 2)),
     ("ragged emitted", "emitted[0]", setting("emitted", [engine_pb2.EmittedTokens(token_ids=b"12345")])),
+    (
+        "log probabilities that do not fit together",
+        "emitted[0].logprobs",
+        setting(
+            "emitted",
+            [engine_pb2.EmittedTokens(token_ids=ids(5), logprobs=engine_pb2.LogprobColumns(top_counts=b"\1\0"))],
+        ),
+    ),
     ("share above 1", "limits.kv_cache_share", setting("limits.kv_cache_share", 1.01)),
     ("negative share", "limits.kv_cache_share", setting("limits.kv_cache_share", -0.5)),
     ("share NaN", "limits.kv_cache_share", setting("limits.kv_cache_share", math.nan)),

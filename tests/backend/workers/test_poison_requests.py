@@ -123,11 +123,10 @@ async def check_real_worker(
         backend.log_path.write_text(backend.log.replace("Traceback", "expected"))
 
 
-# A worker that is lost to its poison is a fake one in the tests above.
-@pytest.mark.parametrize(
-    ("poison", "num_lost"),
-    [("raise", 0), *(pytest.param(poison, 2, marks=pytest.mark.slow) for poison in ("memory", "exit"))],
-)
+# What the backend does is tried with fake workers in the tests above, and what a real one does
+# whose step raised in tests/worker/test_worker_process: here both together.
+@pytest.mark.slow
+@pytest.mark.parametrize(("poison", "num_lost"), [("raise", 0), ("memory", 2), ("exit", 2)])
 async def test_the_real_worker_is_kept_where_a_step_raised_and_answers_as_before(
     model: pathlib.Path, tmp_path: pathlib.Path, poison: str, num_lost: int
 ) -> None:

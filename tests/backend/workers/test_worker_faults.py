@@ -51,11 +51,11 @@ def states_since(client: EngineClient, moment: float) -> list[tuple[float, bool,
 async def test_killed_worker_is_replaced_and_streams_go_on(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     # Its death is to be seen, not found by the watchdog.
     async with (
-        running_backend(tmp_path, model, "--step-ms", "10", watchdog_s=120.0) as backend,
+        running_backend(tmp_path, model, "--step-ms", "20", watchdog_s=120.0) as backend,
         connected(backend.address) as client,
     ):
         await client.wait_serving()
-        requests = await start_requests(client, 400)
+        requests = await start_requests(client, 200)
         for number in (1, 2):
             [worker] = backend.worker_pids()
             moment = time.monotonic()
@@ -66,7 +66,7 @@ async def test_killed_worker_is_replaced_and_streams_go_on(model: pathlib.Path, 
             assert reason == "restarting worker"
             await until(lambda n=number: all(request.resumed == n for _, request in requests))
             assert not alive([worker])
-        await check_continued(requests, 400, resumed=2)
+        await check_continued(requests, 200, resumed=2)
         assert client.states[-1][1].serving
         load = await client.load()
         assert load.used_blocks == 0
@@ -111,18 +111,18 @@ async def test_stopped_worker_is_found_by_the_watchdog_and_shows_its_stacks(
     model: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     async with (
-        running_backend(tmp_path, model, "--step-ms", "10", watchdog_s=8.0) as backend,
+        running_backend(tmp_path, model, "--step-ms", "20", watchdog_s=8.0) as backend,
         connected(backend.address) as client,
     ):
         await client.wait_serving()
-        requests = await start_requests(client, 400)
+        requests = await start_requests(client, 200)
         [worker] = backend.worker_pids()
         moment = time.monotonic()
         os.kill(worker, signal.SIGSTOP)
         await until(lambda: not alive([worker]))
         # The last result may have come a moment before the signal.
         assert 4.0 < time.monotonic() - moment < 120
-        await check_continued(requests, 400, resumed=1)
+        await check_continued(requests, 200, resumed=1)
         assert "no progress in a step for 8 s" in backend.log
         assert "fake_worker.py" in backend.log and "most recent call first" in backend.log
 
@@ -139,27 +139,27 @@ async def test_idle_worker_is_left_alone_by_the_watchdog(model: pathlib.Path, tm
 
 async def test_time_in_which_the_backend_was_stopped_is_no_hang(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     async with (
-        running_backend(tmp_path, model, "--step-ms", "5", watchdog_s=4.0) as backend,
+        running_backend(tmp_path, model, "--step-ms", "10", watchdog_s=4.0) as backend,
         connected(backend.address) as client,
     ):
         await client.wait_serving()
-        requests = await start_requests(client, 300)
+        requests = await start_requests(client, 150)
         os.kill(backend.process.pid, signal.SIGSTOP)
         await asyncio.sleep(9.0)
         os.kill(backend.process.pid, signal.SIGCONT)
         for prompt, request in requests:
-            assert (await settled(request)).tokens == expected_tokens(prompt, 300)
+            assert (await settled(request)).tokens == expected_tokens(prompt, 150)
         assert backend.log_lines("worker lost") == []
 
 
 async def test_failing_step_restarts_the_worker(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     fail_file = tmp_path / "fail"
-    arguments = ("--step-ms", "10", "--fail-file", str(fail_file))
+    arguments = ("--step-ms", "20", "--fail-file", str(fail_file))
     async with running_backend(tmp_path, model, *arguments) as backend, connected(backend.address) as client:
         await client.wait_serving()
-        requests = await start_requests(client, 400)
+        requests = await start_requests(client, 200)
         fail_file.touch()
-        await check_continued(requests, 400, resumed=1)
+        await check_continued(requests, 200, resumed=1)
         assert "forward pass failed" in backend.log_lines("worker lost")[0]["reason"]
 
 
@@ -167,30 +167,30 @@ async def test_a_worker_that_takes_all_memory_is_replaced_and_the_log_says_why(
     model: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     hungry = tmp_path / "hungry"
-    arguments = ("--step-ms", "10", "--hungry-file", str(hungry))
+    arguments = ("--step-ms", "20", "--hungry-file", str(hungry))
     with memory_group(1 << 30) as inside:
         async with (
             running_backend(tmp_path, model, *arguments, inside=inside) as backend,
             connected(backend.address) as client,
         ):
             await client.wait_serving()
-            requests = await start_requests(client, 400)
+            requests = await start_requests(client, 200)
             hungry.touch()
-            await check_continued(requests, 400, resumed=1)
+            await check_continued(requests, 200, resumed=1)
             [lost] = backend.log_lines("worker lost")
             assert lost["reason"] == "worker 0 ended with signal 9, the kernel's for want of memory (OOM kill)"
 
 
 async def test_memory_that_is_not_free_again_yet_is_waited_for(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     no_memory = tmp_path / "no-memory"
-    arguments = ("--step-ms", "10", "--no-memory-file", str(no_memory))
+    arguments = ("--step-ms", "20", "--no-memory-file", str(no_memory))
     async with running_backend(tmp_path, model, *arguments) as backend, connected(backend.address) as client:
         await client.wait_serving()
-        requests = await start_requests(client, 400)
+        requests = await start_requests(client, 200)
         no_memory.touch()
         os.kill(backend.worker_pids()[0], signal.SIGKILL)
         # The second life is refused its memory, the third has it.
-        await check_continued(requests, 400, resumed=1)
+        await check_continued(requests, 200, resumed=1)
         killed, refused = backend.log_lines("worker lost")
         assert "ended with signal 9, " in killed["reason"]
         assert refused["reason"] == "worker 0: weights 2.0 MiB; 1.0 MiB are free"

@@ -26,7 +26,8 @@ NO_LIMITS = TenantLimits()
 # A step of 32 decodes takes 6 ms, one of 512 tokens 15 ms: 5,700 output tokens a second at most.
 STEP_NS, TOKEN_NS = 5_000_000, 20_000
 SECOND_NS = 1_000_000_000
-DURATION_S = 40.0
+# Whoever is refused comes back, and the longer it lasts, the more of them there are at a time.
+DURATION_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +135,7 @@ QUOTAS = TenantLimits(requests_per_minute=300, concurrent_streams=3, tokens_per_
 def test_greedy_tenant_at_ten_times_its_rate_costs_another_half_of_its_ttft_at_most() -> None:
     """Over several seeds: the 99th percentile of one run is its second worst request.
 
-    Ten seeds give 18.3 and 24.7 ms.
+    These two give 19.9 and 23.6 ms.
     """
     alone = [Simulation([POLITE], seed) for seed in range(2)]
     beside = [Simulation([POLITE, dataclasses.replace(GREEDY, limits=QUOTAS)], seed) for seed in range(2)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 
 import hypothesis
 import pytest
@@ -159,11 +158,18 @@ def test_of_two_that_want_the_last_stream_one_gets_it(order: str) -> None:
     first, second = order
     assert asks(network, first, streams(1)) and asks(network, second, streams(1))
     network.settle()
+    refusals = []
     for engine in order:
         # Nobody hears of the other's claim before its own.
-        with contextlib.suppress(RequestRefused):
+        try:
             network.add(engine, streams(1))
+        except RequestRefused as error:
+            refusals.append(str(error))
     assert len(network.running) == 1
+    assert refusals == [
+        "concurrent_streams: 0 requests and readers of this key are open and more asked before, at other engines;"
+        " its limit is 1"
+    ]
 
 
 def test_a_claim_by_share_leaves_what_others_wait_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.events import EndReason, OutputEnd, RequestDone
+from headrace_backend.engine.events import EndReason, LogprobColumns, OutputEnd, PromptLogprobs, RequestDone
 from headrace_backend.engine.request import Earlier, EngineRequest, RequestState, TenantLimits
 from headrace_backend.engine.requests.ledger import Ledger, Phase
 
@@ -27,6 +28,20 @@ def account(**parts: int) -> RequestDone:
 def taken_over(emitted: list[list[int]], ends: tuple[OutputEnd, ...] = (), **fields: Any) -> EngineRequest:
     columns = tuple(np.array(tokens, np.int32) for tokens in emitted)
     return request(20, max_tokens=12, n=len(emitted), emitted=columns, ends=ends, detached=True, **fields)
+
+
+def columns_of(count: int, tops: int = 0, top: int = 5) -> LogprobColumns:
+    """Log probabilities of so many tokens, each with the same top entries."""
+    flat = (array("I", [top]) * (count * tops), array("f", [-1.0]) * (count * tops))
+    return LogprobColumns(array("f", [-1.0]) * count, array("I", [1]) * count, array("H", [tops]) * count, *flat)
+
+
+def first_of(columns: LogprobColumns | None, count: int) -> LogprobColumns:
+    """Returns the log probabilities of the first tokens."""
+    assert columns is not None
+    tops = sum(columns.top_counts[:count])
+    per_token = (columns.sampled[:count], columns.ranks[:count], columns.top_counts[:count])
+    return LogprobColumns(*per_token, columns.top_token_ids[:tops], columns.top_logprobs[:tops])
 
 
 def test_a_guardian_takes_no_stream_of_its_tenant_and_may_be_followed_by_another() -> None:
@@ -149,3 +164,53 @@ def test_parts_of_a_resumed_ledger_add_up(parts_ns: list[int], rest_ns: int, dat
         change(now_ns)
     assert sum(ledger.parts_ns) == service_ns + now_ns - 10_000
     assert ledger.parts_ns[Phase.QUEUED] >= rest_ns
+
+
+def test_log_probabilities_go_on_where_the_lost_engine_left_them() -> None:
+    """Whoever reads the log later sees what one engine alone would have left."""
+    asked = {"num_logprobs": 2, "num_prompt_logprobs": 1, "detached": True}
+    undisturbed = Harness()
+    first = request(20, max_tokens=12, n=2, **asked)
+    undisturbed.add(first)
+    undisturbed.run()
+    whole = undisturbed.engine.attach(undisturbed.subscriber(), first.request_id, "", None, 0)
+    for count in (1, 4):
+        harness = Harness()
+        columns = [first_of(output.logprobs, count) for output in whole.outputs]
+        emitted = tuple(np.array(output.token_ids[:count], np.int32) for output in whole.outputs)
+        spec = request(
+            20,
+            max_tokens=12,
+            n=2,
+            emitted=emitted,
+            emitted_logprobs=tuple(columns),
+            prompt_logprobs=tuple(whole.prompt_logprobs),
+            **asked,
+        )
+        reader = harness.add(spec)
+        harness.run()
+        assert not reader.prompt, "nothing is reported twice"
+        found = harness.engine.attach(harness.subscriber(), spec.request_id, "", None, 0)
+        assert [output.logprobs for output in found.outputs] == [output.logprobs for output in whole.outputs]
+        assert found.prompt_logprobs == whole.prompt_logprobs
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"emitted_logprobs": (columns_of(1),)}, "emitted[0].logprobs: must have 2 entries"),
+        ({"emitted_logprobs": (columns_of(2, tops=3),)}, "as many top entries as the request asks for"),
+        ({"emitted_logprobs": (columns_of(2, tops=1, top=1 << 20),)}, "top entries of tokens below"),
+        ({"prompt_logprobs": ()}, "emitted: can't be continued without all log probabilities of the prompt"),
+        ({"prompt_logprobs": (PromptLogprobs(2, columns_of(19)),)}, "in order and without gaps"),
+        ({"prompt_logprobs": (PromptLogprobs(1, columns_of(20)),)}, "must end where the prompt ends"),
+        ({"num_prompt_logprobs": -1}, "must be asked for by a detached request"),
+    ],
+)
+def test_log_probabilities_that_break_a_rule_are_refused(fields: dict[str, Any], rule: str) -> None:
+    harness = Harness()
+    parts = (PromptLogprobs(1, columns_of(19)),)
+    whole = {"num_logprobs": 2, "num_prompt_logprobs": 1, "prompt_logprobs": parts, **fields}
+    with pytest.raises(RequestRefused) as refused:
+        harness.engine.add(taken_over([[5, 6]], **whole), None)
+    assert refused.value.code is RefusalCode.INVALID_ARGUMENT and rule in str(refused.value)

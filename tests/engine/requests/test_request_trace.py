@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from tests.engine.harness import Harness, Reader, request
+from tests.support.examples import examples
 
+from headrace_backend.engine import step_log
 from headrace_backend.engine.request import AbortCause, EngineRequest, Recording
-from headrace_backend.engine.step_log import MAX_RECORDS, StepLog
+from headrace_backend.engine.step_log import StepLog
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_facts import facts, step_records, token_steps
 from headrace_facts.step_records import StepFlag
@@ -177,7 +179,7 @@ requests = st.builds(
 )
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=examples(60), deadline=None)
 @hypothesis.given(
     arrivals=st.lists(st.tuples(requests, st.integers(0, 6)), min_size=1, max_size=8),
     deaths=st.frozensets(st.integers(1, 20), max_size=2),
@@ -296,14 +298,16 @@ def test_what_nobody_traces_or_describes_is_not_recorded() -> None:
     assert [reader.done and reader.done.engine_trace for reader in readers] == [b"", b""]
 
 
-def test_a_reader_that_lags_gets_the_newest_records() -> None:
+def test_a_reader_that_lags_gets_the_newest_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = 200
+    monkeypatch.setattr(step_log, "MAX_RECORDS", kept)
     harness = Harness(model_len=8192, num_blocks=520)
     reader = harness.engine.steps.reader()
-    harness.add(request(1, MAX_RECORDS + 500, token_ids=frozenset()))
+    harness.add(request(1, kept + 500, token_ids=frozenset()))
     harness.run()
     records = step_records.decode(reader.take())
     last = harness.engine.load().step_count
-    assert records["step_id"].tolist() == list(range(last - MAX_RECORDS + 1, last + 1))
+    assert records["step_id"].tolist() == list(range(last - kept + 1, last + 1))
     assert reader.take() == b""
     harness.add(request(1, 3, token_ids=frozenset()))
     harness.run()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
+from tests.support.examples import examples
 
 from headrace_backend.engine.events import EndReason
 from headrace_backend.engine.request import AbortCause, EngineRequest
@@ -203,7 +204,7 @@ def test_worker_that_dies_of_something_else_during_a_trial_changes_nothing() -> 
     check_tokens(asked)
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=examples(60), deadline=None)
 @hypothesis.given(
     num_blocks=st.integers(12, 40),
     requests=st.lists(

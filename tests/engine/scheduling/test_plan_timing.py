@@ -13,6 +13,7 @@ from collections.abc import Callable
 import hypothesis
 import pytest
 from hypothesis import strategies as st
+from tests.support.examples import examples
 
 from headrace_backend.engine.scheduling.plan_timing import PlanTiming, RecentLimit
 
@@ -99,7 +100,7 @@ def test_the_device_hardly_waits() -> None:
     st.floats(0.7, 1.4),
     st.lists(st.floats(1_000, 60_000), min_size=1, max_size=5),
 )
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=examples(60), deadline=None)
 def test_whatever_steps_take_the_device_waits_for_few_and_not_long(
     seed: int, lead_ms: float, noise: float, bias: float, durations_us: list[float]
 ) -> None:

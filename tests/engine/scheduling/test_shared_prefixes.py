@@ -13,6 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
+from tests.support.examples import examples
 
 from headrace_backend.engine.events import EndReason
 from headrace_backend.engine.request import AbortCause, EngineRequest
@@ -224,7 +225,7 @@ def arrivals(draw: st.DrawFn) -> tuple[EngineRequest, int]:
     return spec, draw(st.integers(0, 4))
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=examples(60), deadline=None)
 @hypothesis.given(
     specs=st.lists(arrivals(), min_size=1, max_size=8),
     least=st.sampled_from([16, 64]),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import hypothesis
 import pytest
 from hypothesis import strategies as st
+from tests.support.examples import examples
 
 from headrace_backend.engine.scheduling.step_time import StepLoad, StepTimeModel
 
@@ -112,7 +113,7 @@ def test_another_device_after_a_restart_is_learned_although_each_of_its_steps_lo
     assert worst_error(model, device()) < 0.08
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=examples(60), deadline=None)
 @hypothesis.given(
     st.lists(
         st.tuples(
@@ -136,7 +137,7 @@ def test_coefficients_are_never_negative_whatever_is_observed(steps: list[tuple[
     assert model.predict_us(StepLoad(1, 1)) > 0
 
 
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=examples(200), deadline=None)
 @hypothesis.given(
     st.integers(0, 400), st.integers(0, 600), st.integers(0, 120_000), st.integers(500, 400_000), st.booleans()
 )

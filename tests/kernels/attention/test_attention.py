@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies
+from tests.support.examples import examples
 from torch import Tensor
 
 from headrace_kernels.attention.cpu import plan_gathers
@@ -93,7 +94,7 @@ _ROWS = strategies.lists(
 
 
 @pytest.mark.parametrize("attention", [paged_attention, paged_attention_reference])
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=examples(200), deadline=None)
 @hypothesis.given(
     rows=_ROWS,
     num_kv_heads=strategies.sampled_from([1, 2, 3]),

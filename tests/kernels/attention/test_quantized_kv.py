@@ -13,6 +13,7 @@ import torch
 from hypothesis import strategies
 from tests.kernels.attention.test_attention import Case, build
 from tests.support.attention_case import Shape, copy_of, empty_cache, memory_of, store_blocks
+from tests.support.examples import examples
 from tests.support.kernel_case import DEVICES, Numbers, kernels_on
 
 from headrace_kernels.attention.kv_cache import copy_blocks, write_kv
@@ -174,7 +175,7 @@ def write_contexts(case: Case, kv_cache: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=examples(40), deadline=None)
 @hypothesis.given(
     rows=strategies.lists(
         strategies.tuples(strategies.integers(0, 90), strategies.just(1) | strategies.integers(1, 40)),

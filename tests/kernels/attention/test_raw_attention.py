@@ -98,7 +98,7 @@ def test_dimensions_that_do_not_turn_stay_as_they_are(shape: Shape, rotary_dim: 
 )
 def test_decodes_of_raw_heads_equal_fp64_and_write_what_the_separate_kernels_write(shape: Shape, normed: bool) -> None:
     chance = random.Random(shape.head_dim)
-    computed = [0, *(chance.choice([1, 15, 16, 62, 63, 64, 65, 130]) for _ in range(3))]
+    computed = [0, *(chance.choice([1, 15, 16, 62, 63, 64, 65, 130]) for _ in range(2))]
     check(RawCase(shape, computed, DEVICE, normed=normed, padding=2))
 
 

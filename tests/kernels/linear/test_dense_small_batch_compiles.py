@@ -11,7 +11,10 @@ import pytest
 from tests.support.compiling import compiled
 
 
-@pytest.mark.parametrize("arch", [*(pytest.param(arch, marks=pytest.mark.slow) for arch in (80, 86)), 90])
+# The interpreter computes all in test_dense_small_batch, and those of sampling are compiled every
+# time.
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 86, 90])
 def test_all_kernels_fit_the_card(arch: int) -> None:
     kernels = compiled("compiled_kernels", "small_linear", arch)
     # One row, two and eight: six products each.

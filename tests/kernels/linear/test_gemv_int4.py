@@ -205,13 +205,15 @@ def operands_that_lie_elsewhere(kernel: dict[str, Any]) -> list[str]:
     return [layout for layout in kernel["warp_product_layouts"] if layout != expected]
 
 
+# It changes with the compiler alone, whose version is locked. What the products are is computed in
+# the interpreter above.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("room", "arch", "count"),
     [
         # Whichever two of card, sizes and tile meet.
-        pytest.param("nibble_rows", 80, 6, marks=pytest.mark.slow),
-        ("nibble_rows", 90, 6),
-        *(pytest.param("nibble_rows_all", arch, 12, marks=pytest.mark.slow) for arch in (80, 86, 90)),
+        *(("nibble_rows", arch, 6) for arch in (80, 90)),
+        *(("nibble_rows_all", arch, 12) for arch in (80, 86, 90)),
     ],
 )
 def test_threads_of_a_card_hold_what_the_assembly_expects(room: str, arch: int, count: int) -> None:

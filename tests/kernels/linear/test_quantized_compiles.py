@@ -19,8 +19,8 @@ def counted(kernels: list[dict[str, Any]]) -> dict[str, int]:
     return counts
 
 
-# A kernel takes half a second or more to compile: everyday runs compile for a card those of dense
-# products and of sampling, and compute all others in the interpreter.
+# A kernel takes half a second or more to compile: everyday runs compile for a card those of
+# sampling alone, and compute all others in the interpreter.
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90])
 def test_kernels_fit_the_card_whichever_two_of_kind_product_and_rows_meet(arch: int) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.linear.test_arranged_weights import EPS, Form, Stored
 from tests.kernels.linear.test_gemm_weight_only_sm90 import hopper
+from tests.support.examples import examples
 from tests.support.kernel_case import DTYPES, kernels_on
 
 from headrace_kernels.linear import quantized as quantized_linear
@@ -91,7 +92,7 @@ def test_any_shape_is_multiplied_as_its_numbers_say(
 
 
 @pytest.mark.usefixtures("hopper")
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     forms(), st.integers(0, 600), st.sampled_from([1, 40, 64, 128, 192, 1152, 6144, 28_672]), st.integers(1, 40),
     st.sampled_from(DTYPES[:2]), st.booleans()

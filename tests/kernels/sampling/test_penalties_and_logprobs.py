@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 
 from headrace_kernels.sampling.logprobs import token_logprobs
 from headrace_kernels.sampling.penalties import Penalties, apply_penalties_reference
@@ -39,7 +40,7 @@ ROW = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(ROW, min_size=1, max_size=5))
 def test_penalties_are_those_of_the_naive_loop(
     rows: list[tuple[list[float], list[int], list[int], float, float, float]],
@@ -56,7 +57,7 @@ def test_penalties_are_those_of_the_naive_loop(
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 200), st.integers(1, 6), st.integers(0, 2**31), st.data())
 def test_logprobs_are_those_of_fp64(vocab: int, count: int, seed: int, data: st.DataObject) -> None:
     # Rounded, so that there are equal logits.

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 
 from headrace_kernels.sampling.philox import (
     NoiseKeys,
@@ -45,7 +46,7 @@ def test_the_rounds_give_the_published_answers(counter: list[int], key: list[int
     assert [int(word) for word in words] == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(INT64, st.integers(0, 127), st.integers(0, 2**31 - 1)), min_size=1, max_size=9),
     st.integers(1, 700),

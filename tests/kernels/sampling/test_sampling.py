@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 
 from headrace_kernels.sampling.choice import (
     Truncation,
@@ -50,7 +51,7 @@ def rows_of_logits(draw_from: st.DrawFn) -> list[float]:
     return row if any(math.isfinite(value) for value in row) else [0.0, *row[1:]]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(rows_of_logits(), st.data())
 def test_the_order_of_tokens_is_exact_among_equals(row: list[float], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(row)))
@@ -59,7 +60,7 @@ def test_the_order_of_tokens_is_exact_among_equals(row: list[float], data: st.Da
         assert got == order(np.array(logits))[:count].tolist()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     rows_of_logits(),
     st.integers(0, 45),
@@ -157,7 +158,7 @@ def test_banned_tokens_are_no_part_of_the_deviation() -> None:
     assert got.tolist() == [pytest.approx(3.0 - 1.5 * np.std([3.0, 2.0, -1.0, 0.5])), -math.inf]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(rows_of_logits(), st.integers(0, 4), st.sampled_from([0.0, 0.1]))
 def test_a_hundred_standard_deviations_leave_out_banned_tokens_alone(
     row: list[float], top_k: int, min_p: float
@@ -169,7 +170,7 @@ def test_a_hundred_standard_deviations_leave_out_banned_tokens_alone(
     assert int(widest[1]) == min(int(off[1]), int(logits.isfinite().sum()))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(2, 3000), st.integers(2, 12), st.integers(0, 2**31), st.data())
 def test_a_rows_draw_does_not_depend_on_its_batch(vocab: int, count: int, seed: int, data: st.DataObject) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -219,7 +220,7 @@ def test_greedy_takes_the_lowest_id_among_equals_and_names_not_finite_rows() -> 
     assert finite.tolist() == [True, True, True, False, False, False]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(1, 6), st.sampled_from([128, 640, 8192]), st.integers(0, 2**31), st.booleans())
 def test_greedy_by_blocks_is_greedy(count: int, vocab: int, seed: int, with_not_finite_rows: bool) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -10,15 +10,21 @@ from collections import Counter
 import pytest
 from tests.support.compiling import compiled
 
+ALL = ("float32", "float16", "bfloat16")
 
-@pytest.mark.parametrize("arch", [pytest.param(80, marks=pytest.mark.slow), 90])
-def test_every_kernel_is_compiled_once_per_type_of_logits(arch: int) -> None:
-    kernels = compiled("compiled_sampling", arch)
+
+# A kernel takes half a second or more to compile: everyday runs do with one type, which penalties
+# take too.
+@pytest.mark.parametrize(
+    ("arch", "types"), [(90, ("float32",)), *(pytest.param(arch, ALL, marks=pytest.mark.slow) for arch in (80, 90))]
+)
+def test_every_kernel_is_compiled_once_per_type_of_logits(arch: int, types: tuple[str, ...]) -> None:
+    kernels = compiled("compiled_sampling", arch, *types)
     assert Counter(kernel["name"] for kernel in kernels) == {
-        "summarize_blocks_kernel": 3,
-        "choose_tokens_kernel": 3,
-        "summarize_rows_kernel": 3,
-        "report_rows_kernel": 3,
+        "summarize_blocks_kernel": len(types),
+        "choose_tokens_kernel": len(types),
+        "summarize_rows_kernel": len(types),
+        "report_rows_kernel": len(types),
         "penalize_rows_kernel": 1,
     }
     for kernel in kernels:

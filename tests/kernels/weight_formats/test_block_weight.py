@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 from tests.support.gguf_numbers import BLOCK_KINDS, KINDS, Bytes, decode, quantize
 
 from headrace_kernels.weight_formats.block_weight import BlockKind, BlockWeight, allocate, dequantize_rows, plane_inputs
@@ -42,7 +43,7 @@ def same_bits(found: torch.Tensor, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(numbers[finite].view(np.uint32), expected[finite].view(np.uint32))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     name=st.sampled_from(BLOCK_KINDS),
     num_rows=st.integers(1, 5),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 from tests.support.kernel_case import DEVICES, ROUNDING, kernels_on, poisoned_memory
 
 from headrace_kernels.linear import block_quantized as block_linear
@@ -61,7 +62,7 @@ def reference(row: np.ndarray) -> np.ndarray:
     return (table[places] * scales[:, None]).reshape(-1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 2**32 - 1), st.sampled_from([1e-4, 1.0, 1e4]))
 def test_numbers_are_rounded_to_the_nearest(rows: int, groups: int, seed: int, size: float) -> None:
     values = np.random.default_rng(seed).normal(0, size, (rows, 64 * groups)).astype(np.float32)

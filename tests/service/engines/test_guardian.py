@@ -16,7 +16,7 @@ import grpc
 import pytest
 import structlog
 from google.rpc import status_pb2
-from tests.service.fake_engine import FakeEngine
+from tests.service.fake_engine import FakeEngine, asked, prompt_parts
 from tests.service.harness import events_of, ids_of, kinds_of
 from tests.service.many_engines import Joined, fake, joined, replace, running
 
@@ -103,6 +103,8 @@ async def test_readers_at_any_service_go_on_at_the_next_token(model_path: pathli
         await three.one.until(lambda: len(second.requests[request_id].readers) == 4)
         assert [len(part.token_ids) // 4 for part in second.requests[request_id].add.emitted] == [5]
         assert second.requests[request_id].add.earlier.ttft_ns > 0
+        # The lost engine had charged it: quotas neither refuse it nor charge it again.
+        assert not first.requests[request_id].add.admitted and second.requests[request_id].add.admitted
         late = reading(three.other, request_id)
         three.step(20)
         for call, events, skipped in zip((*calls, late), (*begun, []), (0, 0, 3, 0), strict=True):
@@ -110,6 +112,53 @@ async def test_readers_at_any_service_go_on_at_the_next_token(model_path: pathli
             assert ids_of([*events, *rest]) == ANSWER[skipped:]
             assert ("resumed" in kinds_of(rest)) == bool(events)
             assert kinds_of(rest)[-1] == "done"
+
+
+@pytest.mark.parametrize(("num_tokens", "ended"), [(0, False), (5, False), (len(ANSWER), True)])
+async def test_log_probabilities_move_with_what_they_belong_to(
+    model_path: pathlib.Path, sockets: pathlib.Path, num_tokens: int, ended: bool
+) -> None:
+    async with group(model_path, sockets) as three:
+        three.hold()
+        for engine in three.engines:
+            engine.logprobs = 2
+        spec = generation_pb2.GenerationSpec(
+            token_ids=generation_pb2.TokenIds(ids=[7, 8, 9, 10, 11]), logprobs=2, prompt_logprobs=1
+        )
+        request_id = (await three.one.stub.Submit(inference_pb2.SubmitRequest(spec=spec))).request_id
+        first = three.at(request_id)
+        three.step(num_tokens)
+        await three.heard(request_id, num_tokens)
+        await three.one.until(lambda: (copy_of(three.one, request_id).done is not None) == ended)
+        assert guardian_of(three.one).num_bytes == copy_of(three.one, request_id).num_bytes
+        await three.lose(first)
+        await three.one.until(lambda: any(request_id in engine.requests for engine in three.engines))
+        moved = three.at(request_id).requests[request_id].add
+        if not num_tokens:
+            # Nothing came yet, so the other engine begins anew.
+            assert not moved.emitted and not moved.prompt_logprobs and asked(moved).num_prompt_logprobs == 1
+            return
+        assert moved.emitted[0].logprobs == first._logprobs_of(ANSWER[:num_tokens])
+        assert list(moved.prompt_logprobs) == prompt_parts(moved) and asked(moved).num_prompt_logprobs == 1
+
+
+async def test_log_probabilities_that_fit_no_message_stay_behind(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    async with group(model_path, sockets) as three:
+        guardian_of(three.one)._tally.most_logprob_bytes = 100
+        three.hold()
+        spec = generation_pb2.GenerationSpec(
+            token_ids=generation_pb2.TokenIds(ids=[7, 8, 9]), logprobs=0, prompt_logprobs=0
+        )
+        request_id = (await three.one.stub.Submit(inference_pb2.SubmitRequest(spec=spec))).request_id
+        three.step(10)
+        await three.heard(request_id, 10)
+        await three.lose(three.at(request_id))
+        await three.one.until(lambda: any(request_id in engine.requests for engine in three.engines))
+        moved = three.at(request_id).requests[request_id].add
+        assert len(moved.emitted[0].token_ids) == 40 and not moved.emitted[0].HasField("logprobs")
+        assert not moved.prompt_logprobs and asked(moved).num_prompt_logprobs == -1
 
 
 async def test_what_ended_is_read_again_after_its_engine_was_lost(

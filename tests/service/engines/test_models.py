@@ -15,15 +15,16 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+import structlog
 from google.protobuf import duration_pb2
 from tests.service.fake_engine import FakeEngine
 from tests.service.fake_supervisor import FakeSupervisor
 from tests.service.harness import (
     engine_model,
     events_of,
-    heap_left_alone,
     ids_of,
     kinds_of,
+    quick_start,
     retry_delay_s,
     violations_of,
 )
@@ -79,7 +80,7 @@ def spec(model: str) -> generation_pb2.GenerationSpec:
 
 @contextlib.asynccontextmanager
 async def several(model_path: pathlib.Path, sockets: pathlib.Path, **config: Any) -> AsyncIterator[Server]:
-    with heap_left_alone():
+    with quick_start():
         async with _several(model_path, sockets, **config) as server:
             yield server
 
@@ -302,6 +303,21 @@ async def test_a_model_is_loaded_and_unloaded_by_an_operator(server: Server) -> 
     assert load == control_pb2.LoadModelRequest(name="b", memory_bytes=5) and again.memory_bytes == 0
     # The grace that was asked for; without one, the server's own.
     assert (unload.grace_ns, by_default.grace_ns) == (7 * 10**9, 5 * 10**8)
+
+
+@pytest.mark.parametrize("state", [READY, control_pb2.BACKEND_STATE_UNLOADING])
+async def test_the_end_of_an_engine_is_a_warning_unless_it_is_unloaded(
+    server: Server, state: control_pb2.BackendState
+) -> None:
+    assert await server.tokens("b") == TOKENS["b"]
+    [model] = [model for model in server.service.core.models if model.name == "b"]
+    server.supervisor.set_model("b", state, server.engines["b"].address)
+    await server.until(lambda: model.state == state)
+    with structlog.testing.capture_logs() as logged:
+        await server.engines["b"].stop()
+        await server.until(lambda: any(entry["event"] == "engine.disconnected" for entry in logged))
+    [level, *later] = [entry["log_level"] for entry in logged if entry["event"] == "engine.disconnected"]
+    assert level == ("warning" if state == READY else "debug") and "warning" not in later
 
 
 @pytest.mark.parametrize(

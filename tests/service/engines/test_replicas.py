@@ -19,7 +19,7 @@ import pytest_asyncio
 from tests.kserve.wire import Wire, stream, text
 from tests.service.fake_engine import FakeEngine
 from tests.service.fake_supervisor import FakeSupervisor
-from tests.service.harness import engine_model, events_of, heap_left_alone, ids_of, kinds_of
+from tests.service.harness import engine_model, events_of, ids_of, kinds_of, quick_start
 
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_protos.control.v1 import control_pb2
@@ -108,7 +108,7 @@ async def served(model_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterat
 
 @pytest_asyncio.fixture
 async def server(model_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[Server]:
-    with heap_left_alone():
+    with quick_start():
         async with served(model_path, sockets) as running:
             yield running
 

@@ -17,7 +17,7 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.kserve import wire
 from tests.service.engines.test_models import FAILED, LOADING, READY, TOKENS, UNLOADED, Server, several, spec
-from tests.service.harness import events_of, heap_left_alone, ids_of, retry_delay_s
+from tests.service.harness import events_of, ids_of, quick_start, retry_delay_s
 
 from headrace.v1 import inference_pb2, inference_pb2_grpc
 from headrace_protos.inference import grpc_service_pb2 as kserve
@@ -71,7 +71,7 @@ class Joined:
 
 @contextlib.asynccontextmanager
 async def joined(sockets: pathlib.Path) -> AsyncIterator[Joined]:
-    with heap_left_alone():
+    with quick_start():
         service = Service(
             ServiceConfig(listen=("127.0.0.1:0",), control=f"unix:{sockets}/control.sock", shutdown_grace_s=0.5)
         )

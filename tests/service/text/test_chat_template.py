@@ -6,7 +6,9 @@ Bombs end in a clear error within their bounds, and the next conversation works.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
+import pathlib
 import signal
 import sys
 import time
@@ -16,13 +18,16 @@ import grpc
 import psutil
 import pytest
 import pytest_asyncio
+from tests.service.harness import engine_model
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from headrace_service import errors
+from headrace_service.config import ServiceConfig
 from headrace_service.errors import ServiceError
 from headrace_service.text import chat_template
 from headrace_service.text.chat_template import ChatTemplateRenderer
 from headrace_service.text.template_worker import compile_template
+from headrace_service.text.text_loader import TextLoader
 
 PLAIN = (
     "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt "
@@ -61,6 +66,18 @@ async def render(renderer: ChatTemplateRenderer, source: str, continues: bool = 
 async def test_a_conversation_is_laid_out(renderer: ChatTemplateRenderer) -> None:
     assert await render(renderer, "{{ bos_token }}" + PLAIN) == "<s>[user]hi[assistant] yes >"
     assert await render(renderer, PLAIN, continues=True) == "[user]hi[assistant] yes "
+
+
+async def test_the_helper_runs_before_the_first_conversation(
+    renderer: ChatTemplateRenderer, model_path: pathlib.Path
+) -> None:
+    config = ServiceConfig(listen=("127.0.0.1:0",), engine=("unix:engine.sock",))
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        await TextLoader(config, threads, renderer).load(engine_model(model_path))
+    assert renderer._helper is not None and renderer._helper.returncode is None
+    before = renderer._helper
+    assert await render(renderer, PLAIN) == "[user]hi[assistant] yes >"
+    assert renderer._helper is before
 
 
 async def test_the_helper_is_reused(renderer: ChatTemplateRenderer) -> None:

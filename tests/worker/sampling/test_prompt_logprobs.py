@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from tests.support.examples import examples
 from tests.worker.driver import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
@@ -122,7 +123,7 @@ def check(plan: StepPlan, result: StepResult, chunk_sizes: list[list[int]], refe
     assert (first, top_first) == (result.prompt_sampled.size, result.prompt_top_token_ids.size)
 
 
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=examples(40), deadline=None)
 @hypothesis.given(chunks_of_prompts, st.lists(st.integers(0, 20), min_size=3, max_size=3))
 def test_they_are_transformers_own_whatever_the_chunks(
     llama: CausalLM, references: dict, chunk_sizes: list[list[int]], num_tops: list[int]

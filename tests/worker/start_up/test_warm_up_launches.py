@@ -127,15 +127,13 @@ CASES = {
 }
 
 
-# By an 8-bit cache with windows: what sets layers apart is found by the same rules, and each case
-# takes 5 to 10 s of a core.
-COVERED_BY_OTHERS = CASES.keys() - {"int8, 8-bit cache"}
+# Each case takes 5 to 10 s of a core. Which layers stand for which is in
+# tests/models/test_representative_layers every time, and that a GPU's runner takes the steps of
+# warm-up in test_profile_and_warm_up.
+pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.slow if name in COVERED_BY_OTHERS else ()) for name in CASES],
-)
+@pytest.fixture(scope="module", params=list(CASES))
 def case(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

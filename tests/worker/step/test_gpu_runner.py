@@ -128,7 +128,7 @@ def test_tokens_are_those_of_the_cpu(
     assert (runner.num_captured > 0) == bool(batch_sizes and device != "cpu")
 
 
-@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4, 8)], ids=["exact", "padded"])
+@SIZES
 def test_pipeline_stages_draw_the_tokens_of_the_cpu(
     llama_path: pathlib.Path, device: str, batch_sizes: tuple[int, ...], expected: list[list[int]]
 ) -> None:

@@ -242,10 +242,10 @@ class Quotas:
         if answer is Answer.WAIT:
             yield _asked("concurrent_streams", limit)
             return
-        reason = (
-            f"concurrent_streams: {limit - share.pool.level(now_ns)} requests and readers of this key are open; its"
-            f" limit is {limit}"
-        )
+        num_open = limit - share.pool.level(now_ns)
+        # Where some are left, they belong to requests that wait at other engines and come first.
+        rest = " and more asked before, at other engines" if num_open < limit else ""
+        reason = f"concurrent_streams: {num_open} requests and readers of this key are open{rest}; its limit is {limit}"
         yield _Wait(reason, _STREAM_RETRY_NS)
 
     def _rate_waits(self, account: TenantAccount, num_tokens: int, now_ns: int) -> Iterator[_Wait]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 
 from headrace_backend.engine.errors import RequestRefused, Violation
+from headrace_backend.engine.events import LogprobColumns
 from headrace_backend.engine.request import EngineRequest, ModelLimits, TenantLimits
 from headrace_request import limits, rules
 from headrace_request.rule_kinds import Bounds, TokenIds
@@ -48,6 +49,7 @@ class RequestValidator:
             "can't be used: the text of the model's tokens is not known",
         )
         self._check_emitted(request, violations)
+        self._check_logprobs(request, violations)
         self._check_earlier(request, violations)
         self._check_limits(request.limits, violations)
         if violations.found:
@@ -103,9 +105,9 @@ class RequestValidator:
         )
         require(len(emitted) == request.asked.n, "emitted", "must have one entry per output, or none")
         require(
-            request.asked.num_prompt_logprobs < 0,
+            request.asked.num_prompt_logprobs < 0 or _reported(request) == max(1, len(request.prompt_ids)),
             "emitted",
-            "can't be continued with log probabilities of the prompt, which come before all tokens",
+            "can't be continued without all log probabilities of the prompt, which come before all tokens",
         )
         most = request.asked.stop.max_tokens
         require(
@@ -115,6 +117,34 @@ class RequestValidator:
         )
         for tokens in emitted:
             violations.found += _EMITTED.broken("emitted", tokens.tobytes(), self._bounds)
+
+    def _check_logprobs(self, request: EngineRequest, violations: _Violations) -> None:
+        """Checks the log probabilities that an earlier attempt reported."""
+        require, asked = violations.require, request.asked
+        most = min(asked.num_logprobs, self._bounds.vocabulary_size)
+        for index, columns in enumerate(request.emitted_logprobs):
+            if columns is not None:
+                field, count = f"emitted[{index}].logprobs", len(request.emitted[index])
+                require(len(columns) == count, field, f"must have {count} entries, one for each token")
+                self._check_columns(columns, most, field, violations)
+        if not request.prompt_logprobs:
+            return
+        field = "prompt_logprobs"
+        require(request.detached and asked.num_prompt_logprobs >= 0, field, "must be asked for by a detached request")
+        starts = [part.first_token_index for part in request.prompt_logprobs]
+        ends = [1, *(part.end for part in request.prompt_logprobs)]
+        require(starts == ends[:-1], field, "must have parts in order and without gaps, from position 1 on")
+        require(ends[-1] <= len(request.prompt_ids), field, "must end where the prompt ends, or before")
+        for part in request.prompt_logprobs:
+            most = min(asked.num_prompt_logprobs, self._bounds.vocabulary_size)
+            self._check_columns(part.columns, most, field, violations)
+
+    def _check_columns(self, columns: LogprobColumns, most: int, field: str, violations: _Violations) -> None:
+        """Checks that each token has at most so many top entries, of tokens that the model has."""
+        asked_for = max(columns.top_counts, default=0) <= most and most >= 0
+        violations.require(asked_for, field, "must have as many top entries as the request asks for, or fewer")
+        known = max(columns.top_token_ids, default=0) < self._bounds.vocabulary_size
+        violations.require(known, field, f"must have top entries of tokens below {self._bounds.vocabulary_size}")
 
     def _check_earlier(self, request: EngineRequest, violations: _Violations) -> None:
         if request.earlier is None:
@@ -129,6 +159,11 @@ class RequestValidator:
             "earlier",
             "must have parts that add up to service_ns at most",
         )
+
+
+def _reported(request: EngineRequest) -> int:
+    """Returns the position up to which an earlier attempt reported the prompt."""
+    return request.prompt_logprobs[-1].end if request.prompt_logprobs else 1
 
 
 class _Violations:

@@ -8,13 +8,13 @@ nothing anywhere (the engine).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 
 import numpy as np
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.engine.events import LogprobColumns
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.limits.validation import RequestValidator
 from headrace_backend.engine.request import EngineRequest, Subscriber, TenantLimits
@@ -23,10 +23,9 @@ from headrace_backend.engine.requests.prompt_log import PromptLog
 from headrace_backend.engine.requests.request_trace import RequestTrace
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
 from headrace_backend.engine.requests.stops import StopAutomaton, StopWatch
-from headrace_backend.engine.requests.token_log import OutputLog, TokenLogprobs
+from headrace_backend.engine.requests.token_log import OutputLog
 
 # Of a token that an earlier attempt emitted.
-_NOT_KNOWN = TokenLogprobs(math.nan, 0, (), ())
 
 
 class Intake:
@@ -96,23 +95,28 @@ class Intake:
     def _prompt_log(self, request: EngineRequest) -> PromptLog | None:
         if request.asked.num_prompt_logprobs < 0:
             return None
-        return PromptLog(len(request.prompt_ids), min(request.asked.num_prompt_logprobs, self._vocab_size))
+        log = PromptLog(len(request.prompt_ids), min(request.asked.num_prompt_logprobs, self._vocab_size))
+        log.resume(request.prompt_logprobs)
+        return log
 
     def _sequence(self, live: LiveRequest, output_index: int, automaton: StopAutomaton | None, now_ns: int) -> Sequence:
         spec = live.spec
         log = OutputLog(output_index, spec.asked.num_logprobs >= 0)
         watch = StopWatch(automaton, spec.asked.stop.include_stop_string) if automaton is not None else None
         if spec.emitted:
-            self._resume(log, watch, spec.emitted[output_index])
+            logprobs = spec.emitted_logprobs[output_index] if spec.emitted_logprobs else None
+            self._resume(log, watch, spec.emitted[output_index], logprobs)
         return Sequence(live, log, now_ns - spec.asked.priority * self._ageing_ns, watch)
 
-    def _resume(self, log: OutputLog, watch: StopWatch | None, emitted: np.typing.NDArray[np.int32]) -> None:
+    def _resume(
+        self,
+        log: OutputLog,
+        watch: StopWatch | None,
+        emitted: np.typing.NDArray[np.int32],
+        logprobs: LogprobColumns | None,
+    ) -> None:
         """An earlier attempt emitted these tokens: they count, and nobody is sent them again."""
-        log.tokens.frombytes(emitted.tobytes())
-        log.num_released = len(log.tokens)
-        if log.logprobs is not None:
-            for _ in log.tokens:
-                log.append_logprobs(_NOT_KNOWN)
+        log.resume(emitted.tobytes(), logprobs)
         if watch is not None:
             for token in log.tokens:
                 watch.feed(self._token_bytes[token], may_stop=False)

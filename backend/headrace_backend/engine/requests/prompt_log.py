@@ -17,6 +17,7 @@ stands; only if steps in flight are lost with their worker does the mark go back
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from headrace_backend.engine.events import LogprobColumns, PromptLogprobs
@@ -80,6 +81,12 @@ class PromptLog:
             return None
         self.num_planned = last + 1
         return PromptRun(first, last + 1 - first)
+
+    def resume(self, parts: Iterable[PromptLogprobs]) -> None:
+        """Takes what an earlier attempt reported, in order: no step is asked for it again."""
+        self.parts = list(parts)
+        self.num_bytes = sum(part.columns.num_bytes for part in self.parts)
+        self.num_planned = self.num_settled
 
     def forget_unread(self) -> None:
         """Plans again what the steps in flight would have reported; they will never be read."""

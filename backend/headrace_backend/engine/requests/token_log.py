@@ -7,6 +7,7 @@ reader can come back at any offset.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence as AbstractSequence
 from typing import NamedTuple
@@ -22,6 +23,9 @@ class TokenLogprobs(NamedTuple):
     rank: int
     top_token_ids: AbstractSequence[int]
     top_logprobs: AbstractSequence[float]
+
+
+_NOT_KNOWN = TokenLogprobs(math.nan, 0, (), ())
 
 
 class OutputLog:
@@ -48,6 +52,21 @@ class OutputLog:
     def num_bytes(self) -> int:
         """Bytes of the columns."""
         return 4 * len(self.tokens) + (self.logprobs.num_bytes if self.logprobs is not None else 0)
+
+    def resume(self, tokens: bytes, logprobs: LogprobColumns | None) -> None:
+        """Takes the tokens (int32) that an earlier attempt emitted: nobody is sent them again.
+
+        Where their log probabilities are not known, readers get NaN with rank 0.
+        """
+        self.tokens.frombytes(tokens)
+        self.num_released = len(self.tokens)
+        if self.logprobs is None:
+            return
+        if logprobs is not None:
+            self.logprobs, self._released_tops = logprobs, len(logprobs.top_token_ids)
+        else:
+            for _ in self.tokens:
+                self.append_logprobs(_NOT_KNOWN)
 
     def append_logprobs(self, entry: TokenLogprobs) -> None:
         """Log probabilities of the token appended to `tokens` at the same time."""

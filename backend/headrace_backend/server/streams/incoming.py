@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Iterator
 
 import numpy as np
 from google.protobuf import message, unknown_fields
 
 from headrace_backend.engine.errors import RequestRefused, Violation
-from headrace_backend.engine.events import EndReason, OutputEnd, RequestDone
+from headrace_backend.engine.events import EndReason, LogprobColumns, OutputEnd, PromptLogprobs, RequestDone
 from headrace_backend.engine.request import (
     AbortCause,
     Earlier,
@@ -165,6 +166,14 @@ def read_add(add: engine_pb2.AddRequest, now_ns: int) -> EngineRequest:
         span=_span(add, checks),
         recording=_recording(add.recording, checks) if add.HasField("recording") else None,
         emitted=tuple(_token_ids(part.token_ids, f"emitted[{i}]", checks) for i, part in enumerate(add.emitted)),
+        emitted_logprobs=tuple(
+            _columns(part.logprobs, f"emitted[{i}].logprobs", checks) if part.HasField("logprobs") else None
+            for i, part in enumerate(add.emitted)
+        ),
+        prompt_logprobs=tuple(
+            PromptLogprobs(part.first_token_index, _columns(part.columns, "prompt_logprobs", checks))
+            for part in add.prompt_logprobs
+        ),
         ends=tuple(_end(part.end, i, checks) for i, part in enumerate(add.emitted) if part.HasField("end")),
         earlier=_earlier(add.earlier) if add.HasField("earlier") else None,
         admitted=add.admitted,
@@ -179,6 +188,24 @@ def _earlier(sent: engine_pb2.RequestDone) -> Earlier:
     names = (field for field in RequestDone.__struct_fields__ if field not in ("ended_at_ns", "engine_trace"))
     done = RequestDone(ended_at_ns=0, **{name: getattr(sent, name) for name in names})
     return Earlier(done, sent.ended_ago_ns)
+
+
+def _columns(sent: engine_pb2.LogprobColumns, field: str, checks: _Checks) -> LogprobColumns:
+    """Columns of log probabilities; empty if they do not fit together."""
+    count, num_tops = len(sent.top_counts) // 2, len(sent.top_token_ids) // 4
+    sizes = [len(column) for column in (sent.sampled, sent.ranks, sent.top_counts)]
+    fits = sizes == [4 * count, 4 * count, 2 * count]
+    fits = fits and len(sent.top_token_ids) == len(sent.top_logprobs) == 4 * num_tops
+    fits = fits and int(np.frombuffer(sent.top_counts, "<u2").sum(dtype=np.int64)) == num_tops
+    if not checks.require(fits, field, "has columns whose lengths do not fit together"):
+        return LogprobColumns()
+    return LogprobColumns(
+        array("f", sent.sampled),
+        array("I", sent.ranks),
+        array("H", sent.top_counts),
+        array("I", sent.top_token_ids),
+        array("f", sent.top_logprobs),
+    )
 
 
 def _end(end: engine_pb2.OutputEnd, index: int, checks: _Checks) -> OutputEnd:

@@ -70,7 +70,10 @@ class EngineLoad:
             rate: prompt tokens that the engine computes per second, above 0.
             now_s: the time, on the clock of the reports.
         """
-        wait_s = self._left(rate, now_s) / rate
+        # `_left`, without another call: this is asked for each engine that is compared.
+        wait_s = self._ahead_tokens / rate - (now_s - self._at_s)
+        if wait_s < 0:
+            wait_s = 0.0
         rows = self.report.rows
         rows_short = self._others_open + own_open + 1 - rows
         if rows and rows_short > 0:

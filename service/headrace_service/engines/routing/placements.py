@@ -34,21 +34,32 @@ class Placements:
     def note(self, keys: Iterable[int], number: int) -> None:
         """Notes that a prompt with these keys went to an engine."""
         younger, older = self._younger, self._older
+        alone = (number,)
         for key in keys:
             before = younger.get(key)
-            if before is None or before[0] != number:
-                others = before or older.get(key, ())
-                younger[key] = (number, *[other for other in others if other != number][: _MOST_ENGINES - 1])
+            if before is None:
+                before = older.get(key)
+                if before is None:
+                    younger[key] = alone
+                    continue
+            elif before[0] == number:
+                continue
+            younger[key] = (number, *[other for other in before if other != number][: _MOST_ENGINES - 1])
         if len(younger) > self._most_keys // 2:
             self._younger, self._older = {}, younger
 
     def find(self, keys: Sequence[int]) -> dict[int, int]:
-        """Returns the tokens of a prompt that engines were sent before, by their numbers."""
+        """Returns the tokens of a prompt that engines were sent before, by their numbers.
+
+        The shortest beginning is looked up first: all that were noted of a prompt are kept as long
+        as each other, so behind one that is not known none is.
+        """
         younger, older = self._younger, self._older
         found: dict[int, int] = {}
-        for index in range(len(keys) - 1, -1, -1):
-            engines = younger.get(keys[index]) or older.get(keys[index])
-            if engines is not None:
-                for number in engines:
-                    found.setdefault(number, LENGTHS[index])
+        for key, length in zip(keys, LENGTHS, strict=False):
+            engines = younger.get(key) or older.get(key)
+            if engines is None:
+                break
+            for number in engines:
+                found[number] = length
         return found

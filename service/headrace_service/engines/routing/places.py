@@ -63,7 +63,9 @@ class Places:
         members: Indices | None = None
         size, parent, shared_tokens = len(self._order), 0, 0
         for key, length in zip(keys, LENGTHS, strict=False):
-            width = self._width(*self._popularity.count(key))
+            count = self._popularity.count(key)
+            # Most beginnings are asked for too seldom to be wide.
+            width = self._width(count) if count > _REQUESTS_EACH else 1
             if width == 1:
                 return Place(members, key, shared_tokens)
             shared_tokens = length
@@ -79,15 +81,14 @@ class Places:
         """Returns the first engines in a place's order that are not of its set."""
         if place.members is None:
             return []
-        members = set(place.members.tolist())
-        found = self._order.first(place.key, count + len(members))
-        return [index for index in found if index not in members][:count]
+        return self._order.first_beyond(place.key, count, place.members)
 
-    def _width(self, count: int, share: float) -> int:
+    def _width(self, count: int) -> int:
         """Returns how many engines a beginning needs that so many requests have.
 
         It is a power of two, or all engines.
         """
+        share = count / self._popularity.total
         needed = min(_SPARE * share * len(self._order), count / _REQUESTS_EACH)
         return 1 if needed <= 1 else min(1 << math.ceil(math.log2(needed)), len(self._order))
 

@@ -20,14 +20,15 @@ class Popularity:
 
     Attributes:
         window: requests after which counts are halved.
+        total: requests that count.
     """
 
-    __slots__ = ("_counts", "_num_new", "_total", "window")
+    __slots__ = ("_counts", "_num_new", "total", "window")
 
     def __init__(self) -> None:
         """Nothing was counted."""
         self._counts: dict[int, int] = {}
-        self._total = 0
+        self.total = 0
         self._num_new = 0
         self.window = LEAST_WINDOW
 
@@ -36,17 +37,17 @@ class Popularity:
 
     def count_request(self) -> None:
         """Counts a request, whose keys are counted next."""
-        self._total += 1
+        self.total += 1
         self._num_new += 1
         if self._num_new >= self.window:
             self._num_new = 0
-            self._total //= 2
+            self.total //= 2
             self._counts = {key: count >> 1 for key, count in self._counts.items() if count > 1}
 
-    def count(self, key: int) -> tuple[int, float]:
-        """Counts one key of the newest request; returns its count, and its share of all."""
+    def count(self, key: int) -> int:
+        """Counts one key of the newest request; returns its count."""
         count = self._counts[key] = self._counts.get(key, 0) + 1
-        return count, count / self._total
+        return count
 
 
 class Repeats:

@@ -29,13 +29,17 @@ _SHIFT = np.uint64(32)
 _MOST_ROOTS = 4096
 
 
-def mix(words: Words) -> Words:
+def mix(words: Words, shifted: Words | None = None) -> Words:
     """Mixes 64-bit words in place, one to one, and returns them.
 
     The upper bits of the outcome depend on all bits.
+
+    Args:
+        words: The words.
+        shifted: Scratch memory of the same length; None: new memory.
     """
     words *= _FACTORS[0]
-    words ^= words >> _SHIFT
+    words ^= np.right_shift(words, _SHIFT, out=shifted)
     words *= _FACTORS[1]
     return words
 
@@ -63,7 +67,9 @@ def prefix_keys(token_ids: TokenIds, root_key: int) -> list[int]:
     end = LENGTHS[count - 1] if count else len(token_ids)
     if not end:
         return [root_key]
-    products = token_ids[:end] * _coefficients()[:end]
+    # Quicker than one product of two types.
+    products = token_ids[:end].astype(np.uint64)
+    products *= _coefficients()[:end]
     sums = np.add.reduceat(products, _STARTS[: max(1, count)]).cumsum()
     sums ^= np.uint64(root_key)
     keys: list[int] = mix(sums).tolist()

@@ -26,6 +26,8 @@ class Rendezvous:
     def __init__(self, numbers: Sequence[int]) -> None:
         """Takes the engines' numbers, which differ."""
         self._marks = mix(mix(np.array(numbers, np.uint64) + np.uint64(1)))
+        # Written for each key anew.
+        self._words, self._shifted = np.empty_like(self._marks), np.empty_like(self._marks)
 
     def __len__(self) -> int:
         return len(self._marks)
@@ -38,9 +40,20 @@ class Rendezvous:
             count: how many; all if there are no more.
             among: indices of the engines to order; None: all.
         """
-        weights = mix((self._marks if among is None else self._marks[among]) ^ np.uint64(key))
-        found = _heaviest(weights, min(count, len(weights)))
-        return found if among is None else [int(index) for index in among[found]]
+        if among is None:
+            return _heaviest(self._weights(key), min(count, len(self._marks)))
+        weights = mix(self._marks[among] ^ np.uint64(key))
+        return [int(among[index]) for index in _heaviest(weights, min(count, len(weights)))]
+
+    def first_beyond(self, key: int, count: int, besides: Indices) -> list[int]:
+        """Returns the first engines in a key's order that are not among some."""
+        weights = self._weights(key)
+        weights[besides] = 0
+        return _heaviest(weights, min(count, len(weights) - len(besides)))
+
+    def _weights(self, key: int) -> Words:
+        """Returns each engine's weight, in memory that the next call writes again."""
+        return mix(np.bitwise_xor(self._marks, np.uint64(key), out=self._words), self._shifted)
 
 
 def _heaviest(weights: Words, count: int) -> list[int]:

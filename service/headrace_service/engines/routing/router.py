@@ -112,9 +112,10 @@ class _Prompt(NamedTuple):
     # Tokens that its first engine is taken to have where nothing is known.
     presumed: int
 
-    def uncached(self, number: int) -> int:
-        """Returns the tokens that an engine has not, as far as known; each has what is wide."""
-        return max(0, self.num_tokens - max(self.known.get(number, 0), self.place.shared_tokens))
+    def cached(self, number: int) -> int:
+        """Returns the tokens that an engine has, as far as known; each has what is wide."""
+        known, shared = self.known.get(number, 0), self.place.shared_tokens
+        return known if known > shared else shared
 
 
 class Router(Generic[Engine]):
@@ -166,7 +167,7 @@ class Router(Generic[Engine]):
         survey = self._surveyed(now_s)
         engine = self._quickest(prompt, able, survey, now_s)
         rate = engine.load.report.prefill_tokens_per_s or survey.rate
-        engine.load.sent(prompt.uncached(engine.number), rate, now_s)
+        engine.load.sent(prompt.num_tokens - prompt.cached(engine.number), rate, now_s)
         self._placements.note(keys, engine.number)
         return engine
 
@@ -205,18 +206,24 @@ class Router(Generic[Engine]):
             return first
         known = [self._indices[number] for number in prompt.known if number in self._indices]
         serving = self._serving([*indices, *known], able)
-        if not self._has_free(serving, survey):
-            # The whole set, in its order.
-            serving = self._serving([*self._places.ordered(prompt.place, len(self._engines)), *known], able)
+        free = _free(serving, survey)
+        if not free:
+            # The whole set, in its order; and all others where that has no free one either.
+            everybody = len(self._engines)
+            serving = self._serving([*self._places.ordered(prompt.place, everybody), *known], able)
+            free = _free(serving, survey)
+            if serving and not free:
+                serving += self._serving(self._places.beyond(prompt.place, everybody), able)
+                free = _free(serving, survey)
         if not serving:
             return self._elsewhere(first, prompt, able, survey, now_s)
-        best, best_s = self._soonest(serving, first, prompt, survey, now_s)
+        best, best_s = self._soonest(free or serving, first, prompt, survey, now_s)
         if best_s <= _MOST_COST_S:
             return best
         beyond = self._serving(self._places.beyond(prompt.place, _CANDIDATES), able)
         if not beyond:
             return best
-        other, other_s = self._soonest(beyond, first, prompt, survey, now_s)
+        other, other_s = self._soonest(_free(beyond, survey) or beyond, first, prompt, survey, now_s)
         return other if other_s < best_s else best
 
     def _elsewhere(
@@ -226,7 +233,8 @@ class Router(Generic[Engine]):
         everybody = self._order.first(prompt.place.key, len(self._engines))
         serving = self._serving(everybody, able)
         if serving:
-            return self._soonest(serving[:_CANDIDATES], first, prompt, survey, now_s)[0]
+            candidates = serving[:_CANDIDATES]
+            return self._soonest(_free(candidates, survey) or candidates, first, prompt, survey, now_s)[0]
         those = [self._engines[index] for index in everybody if able is None or self._engines[index].number in able]
         return next((engine for engine in those if engine.is_reachable), those[0])
 
@@ -235,19 +243,15 @@ class Router(Generic[Engine]):
         found = [engine for index in dict.fromkeys(indices) if (engine := self._engines[index]).serving]
         return found if able is None else [engine for engine in found if engine.number in able]
 
-    def _has_free(self, engines: Sequence[Engine], survey: _Survey) -> bool:
-        return any(engine.load.num_open(engine.num_open) <= survey.most_open for engine in engines)
-
     def _wait_s(self, engine: Engine, survey: _Survey, now_s: float) -> float:
         rate = engine.load.report.prefill_tokens_per_s or survey.rate
         return engine.load.wait_s(engine.num_open, rate, now_s)
 
     def _needs_no_other(self, first: Engine, prompt: _Prompt, survey: _Survey, now_s: float) -> bool:
         """Whether a prompt's first engine serves and is quiet, and no other has more of it."""
-        most = max(prompt.known.values(), default=0)
-        if not first.serving or prompt.known.get(first.number, 0) < most:
+        if not first.serving or first.load.num_open(first.num_open) > survey.most_open:
             return False
-        if first.load.num_open(first.num_open) > survey.most_open:
+        if prompt.known and prompt.cached(first.number) < max(prompt.known.values()):
             return False
         return self._wait_s(first, survey, now_s) <= _MARGIN_S
 
@@ -257,17 +261,23 @@ class Router(Generic[Engine]):
         """Returns the engine, of at least one, with the least cost, and the cost.
 
         The cost is in seconds of waiting and computing, of which the latter count several times.
-        Engines with far too many open requests are left out if there are others. `first` is taken
-        to have cached what nobody is known to have.
+        `first` is taken to have cached what nobody is known to have.
         """
-        free = [engine for engine in engines if engine.load.num_open(engine.num_open) <= survey.most_open]
         best, best_s = engines[0], math.inf
-        for engine in free or engines:
+        for engine in engines:
             load = engine.load
             rate = load.report.prefill_tokens_per_s or survey.rate
-            presumed = prompt.presumed if engine is first and not prompt.known else 0
-            computed_s = max(0, prompt.uncached(engine.number) - presumed) / rate
+            num_computed = prompt.num_tokens - prompt.cached(engine.number)
+            if engine is first and not prompt.known:
+                num_computed -= prompt.presumed
+            computed_s = num_computed / rate if num_computed > 0 else 0.0
             cost_s = load.wait_s(engine.num_open, rate, now_s) + _MISS_WEIGHT * computed_s
             if cost_s < best_s - _MARGIN_S:
                 best, best_s = engine, cost_s
         return best, best_s
+
+
+def _free(engines: Sequence[Engine], survey: _Survey) -> list[Engine]:
+    """Returns the engines that have not far too many open requests."""
+    most = survey.most_open
+    return [engine for engine in engines if engine.load.num_open(engine.num_open) <= most]

@@ -11,16 +11,13 @@ from typing import Any
 
 import msgspec
 
-from headrace.v1 import generation_pb2
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import errors
 from headrace_service.openai.events import head as heads
-from headrace_service.openai.events.echo import Echo
 from headrace_service.openai.events.head import Head
-from headrace_service.openai.events.token_report import CompletionReport, TokenReport
+from headrace_service.openai.events.openai_wire import AnswerParts, OpenAIWire
+from headrace_service.openai.events.token_report import CompletionReport
 from headrace_service.openai.events.usage import Usage
 from headrace_service.streams.wires import TokenLogprobs
-from headrace_service.tracing.recording import Recording
 
 _encode = msgspec.json.Encoder().encode
 
@@ -36,40 +33,18 @@ class _Output:
     stop_reason: str | int | None = None
 
 
-class Answer:
+class Answer(OpenAIWire):
     """The choices of one generation.
 
     Args:
-        head: which answer this is.
-        num_outputs: how many outputs it has.
-        usage: counts its tokens at its end.
-        report: how tokens are written.
+        parts: what the answer is made of.
         with_logprobs: whether choices have log probabilities.
-        echo: the prompt that each output begins with; None: none does.
-
-    Attributes:
-        error: why an output could not be computed; None if none failed.
-        request_id: names the whole answer; to be set before the first event.
     """
 
-    def __init__(
-        self,
-        head: Head,
-        num_outputs: int,
-        usage: Usage,
-        report: TokenReport,
-        *,
-        with_logprobs: bool,
-        echo: Echo | None = None,
-    ) -> None:
-        self.error: errors.ServiceError | None = None
-        self.request_id = ""
-        self._head = head
-        self._usage = usage
-        self._report = report
+    def __init__(self, parts: AnswerParts, *, with_logprobs: bool) -> None:
+        super().__init__(parts)
         self._with_logprobs = with_logprobs
-        self._echo = echo
-        self._outputs = [_Output() for _ in range(num_outputs)]
+        self._outputs = [_Output() for _ in range(parts.num_outputs)]
 
     def choices(self, first_index: int) -> list[dict[str, Any]]:
         """Returns the choices, the first of them with this index."""
@@ -98,26 +73,16 @@ class Answer:
 
     # -- EventWire
 
-    def record(self, recording: Recording) -> bool:
-        """Notes nothing: whoever sends the answer does."""
-        return False
-
     def accepted(self, request_id: str, model_revision: str, prompt_tokens: int) -> None:
         """Notes the prompt, where outputs begin with it."""
         echo = self._echo
         if echo is not None and echo.is_whole_at_once:
             self._add_prompt(echo.text, echo.token_ids, [None] if echo.with_logprobs else [])
 
-    def started(self, cached_tokens: int) -> None:
-        """OpenAI's API has no word for it."""
-
     def prompt_logprobs(self, first_token_index: int, columns: engine_pb2.LogprobColumns) -> None:
         """Notes a run of the prompt."""
         if self._echo is not None:
             self._add_prompt(*self._echo.run(first_token_index, columns))
-
-    def resumed(self, pause_ns: int) -> None:
-        """OpenAI's API has no word for it."""
 
     def delta(
         self,
@@ -128,7 +93,7 @@ class Answer:
         logprobs: Sequence[TokenLogprobs] | None,
     ) -> None:
         """Notes new tokens of one output, unless the prompt alone is wanted."""
-        if self._echo is not None and self._echo.only:
+        if self._only_scores:
             return
         output = self._outputs[output_index]
         output.texts.append(text)
@@ -139,15 +104,8 @@ class Answer:
     def output_finished(self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> None:
         """Notes why one output ended."""
         output = self._outputs[end.output_index]
-        try:
-            output.reason = heads.finish_reason(end)
-        except errors.ServiceError as error:
-            self.error = self.error or error
+        output.reason = self._finish_reason(end)
         output.stop_reason = heads.matched_stop(end, stop_strings)
-
-    def done(self, engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger) -> None:
-        """Counts the tokens."""
-        self._usage.add(engine_done, only_scores=self._echo is not None and self._echo.only)
 
     def _add_prompt(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> None:
         for output in self._outputs:

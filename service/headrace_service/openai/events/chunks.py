@@ -12,16 +12,11 @@ from typing import Any
 
 import msgspec
 
-from headrace.v1 import generation_pb2
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import errors
 from headrace_service.openai.events import head as heads
-from headrace_service.openai.events.echo import Echo
-from headrace_service.openai.events.head import Head
-from headrace_service.openai.events.token_report import CompletionReport, TokenReport
-from headrace_service.openai.events.usage import Usage
+from headrace_service.openai.events.openai_wire import AnswerParts, OpenAIWire
+from headrace_service.openai.events.token_report import CompletionReport
 from headrace_service.streams.wires import TokenLogprobs
-from headrace_service.tracing.recording import Recording
 
 END = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
@@ -34,31 +29,19 @@ def event(content: bytes) -> bytes:
     return b"data: " + content + b"\n\n"
 
 
-class Chunks(abc.ABC):
+class Chunks(OpenAIWire, abc.ABC):
     """The chunks of one generation.
 
     Args:
-        head: which answer this is.
-        num_outputs: how many outputs it has.
+        parts: what the answer is made of.
         first_index: index of its first output among all of the request.
-        usage: counts its tokens at its end; None: the chunks then say nothing of usage.
-        report: how tokens are written.
-
-    Attributes:
-        error: why an output could not be computed; None if none failed.
-        request_id: names the whole answer; to be set before the first event.
+        says_usage: whether chunks have the field `usage`.
     """
 
-    def __init__(
-        self, head: Head, num_outputs: int, first_index: int, usage: Usage, report: TokenReport, *, says_usage: bool
-    ) -> None:
-        self.error: errors.ServiceError | None = None
-        self.request_id = ""
-        self._head = head
-        self._num_outputs = num_outputs
+    def __init__(self, parts: AnswerParts, first_index: int = 0, *, says_usage: bool) -> None:
+        super().__init__(parts)
+        self._num_outputs = parts.num_outputs
         self._first_index = first_index
-        self._usage = usage
-        self._report = report
         self._says_usage = says_usage
         # Known once the request is accepted.
         self._fields: dict[str, Any] = {}
@@ -81,10 +64,6 @@ class Chunks(abc.ABC):
 
     # -- EventWire
 
-    def record(self, recording: Recording) -> bool:
-        """Notes nothing: whoever writes a chunk does."""
-        return False
-
     def accepted(self, request_id: str, model_revision: str, prompt_tokens: int) -> bytes | None:
         """Returns what each output begins with."""
         self._fields = self._head.fields(self.request_id, chunk=True)
@@ -93,16 +72,8 @@ class Chunks(abc.ABC):
         self._around = [(before, after) for before, _, after in (chunk.partition(mark) for chunk in marked)]
         return b"".join([self._begin(index) for index in range(self._num_outputs)]) or None
 
-    def started(self, cached_tokens: int) -> bytes | None:
-        """OpenAI's API has no word for it."""
-        return None
-
     def prompt_logprobs(self, first_token_index: int, columns: engine_pb2.LogprobColumns) -> bytes | None:
         """Chats do not report them."""
-        return None
-
-    def resumed(self, pause_ns: int) -> bytes | None:
-        """OpenAI's API has no word for it."""
         return None
 
     def delta(
@@ -121,18 +92,12 @@ class Chunks(abc.ABC):
 
     def output_finished(self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> bytes | None:
         """Returns the chunk that says why an output ended."""
-        try:
-            reason = heads.finish_reason(end)
-        except errors.ServiceError as error:
-            self.error = self.error or error
+        reason = self._finish_reason(end)
+        if reason is None:
             return None
         choice = self._choice("", None, reason)
         choice["stop_reason"] = heads.matched_stop(end, stop_strings)
         return self._chunk(end.output_index, choice)
-
-    def done(self, engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger) -> None:
-        """Counts the tokens; the request's end is the writer's to say."""
-        self._usage.add(engine_done, only_scores=False)
 
     # -- the end
 
@@ -165,27 +130,11 @@ class ChatChunks(Chunks):
 
 
 class CompletionChunks(Chunks):
-    """The chunks of one completion.
+    """The chunks of one completion."""
 
-    Args:
-        head, num_outputs, first_index, usage, report, says_usage: as above.
-        echo: the prompt that each output begins with; None: none does.
-    """
-
-    def __init__(
-        self,
-        head: Head,
-        num_outputs: int,
-        first_index: int,
-        usage: Usage,
-        report: TokenReport,
-        *,
-        says_usage: bool,
-        echo: Echo | None,
-    ) -> None:
-        super().__init__(head, num_outputs, first_index, usage, report, says_usage=says_usage)
-        self._echo = echo
-        self._reports = [CompletionReport(report) for _ in range(num_outputs)]
+    def __init__(self, parts: AnswerParts, first_index: int = 0, *, says_usage: bool) -> None:
+        super().__init__(parts, first_index, says_usage=says_usage)
+        self._reports = [CompletionReport(parts.report) for _ in range(parts.num_outputs)]
 
     def _begin(self, output_index: int) -> bytes:
         echo = self._echo
@@ -211,13 +160,9 @@ class CompletionChunks(Chunks):
         logprobs: Sequence[TokenLogprobs] | None,
     ) -> bytes | None:
         """Returns the chunk of new tokens; nothing where the prompt alone is wanted."""
-        if self._echo is not None and self._echo.only:
+        if self._only_scores:
             return b""
         return super().delta(output_index, first_token_index, token_ids, text, logprobs)
-
-    def done(self, engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger) -> None:
-        """Counts the tokens."""
-        self._usage.add(engine_done, only_scores=self._echo is not None and self._echo.only)
 
     def _choice(self, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None) -> dict[str, Any]:
         return {"text": text, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -26,6 +26,7 @@ from headrace_service.openai.events.answers import Answer
 from headrace_service.openai.events.chunks import ChatChunks, Chunks, CompletionChunks
 from headrace_service.openai.events.echo import Echo
 from headrace_service.openai.events.head import Head
+from headrace_service.openai.events.openai_wire import AnswerParts
 from headrace_service.openai.events.token_report import TokenReport
 from headrace_service.openai.events.usage import Usage
 from headrace_service.openai.handlers import model_handlers
@@ -106,8 +107,7 @@ class GenerationHandlers:
             await self._whole(asked, exchange, call)
 
     async def _stream(self, asked: _Asked, exchange: Exchange, call: Call) -> None:
-        usage, report = Usage(), TokenReport(asked.model.text.pieces)
-        wires = [_chunks(asked, index, usage, report) for index in range(len(asked.prompts))]
+        wires = [_chunks(asked, index, parts) for index, parts in enumerate(_parts(asked, Usage()))]
         async with contextlib.AsyncExitStack() as stack:
             streams = await self._started(asked, wires, call, stack)
             exchange.extra_headers.append((_REQUEST_ID, wires[0].request_id.encode()))
@@ -118,12 +118,8 @@ class GenerationHandlers:
             await exchange.end_stream(last + chunks.END)
 
     async def _whole(self, asked: _Asked, exchange: Exchange, call: Call) -> None:
-        usage, report = Usage(), TokenReport(asked.model.text.pieces)
-        with_logprobs = asked.spec.request.num_logprobs >= 0
-        wires = [
-            Answer(asked.head, asked.spec.request.n, usage, report, with_logprobs=with_logprobs, echo=echo)
-            for echo in asked.echoes
-        ]
+        usage, with_logprobs = Usage(), asked.spec.request.num_logprobs >= 0
+        wires = [Answer(parts, with_logprobs=with_logprobs) for parts in _parts(asked, usage)]
         async with contextlib.AsyncExitStack() as stack:
             streams = await self._started(asked, wires, call, stack)
             for stream in streams:
@@ -186,14 +182,16 @@ def _echo(
     return Echo(text, token_ids, asked.logprobs is not None, asked.only_scores)
 
 
-def _chunks(asked: _Asked, index: int, usage: Usage, report: TokenReport) -> Chunks:
+def _parts(asked: _Asked, usage: Usage) -> list[AnswerParts]:
+    """Returns what the answer to each prompt is made of; `usage` counts all of them."""
+    report, num_outputs = TokenReport(asked.model.text.pieces), asked.spec.request.n
+    return [AnswerParts(asked.head, num_outputs, usage, report, echo) for echo in asked.echoes]
+
+
+def _chunks(asked: _Asked, index: int, parts: AnswerParts) -> Chunks:
     """Returns the wire of the prompt with this index."""
-    num_outputs, says_usage = asked.spec.request.n, asked.fields.wants_usage
-    if asked.head.kind == "chat":
-        return ChatChunks(asked.head, num_outputs, 0, usage, report, says_usage=says_usage)
-    return CompletionChunks(
-        asked.head, num_outputs, index * num_outputs, usage, report, says_usage=says_usage, echo=asked.echoes[index]
-    )
+    kind = ChatChunks if asked.head.kind == "chat" else CompletionChunks
+    return kind(parts, index * parts.num_outputs, says_usage=asked.fields.wants_usage)
 
 
 def _collect(stream: GenerationStream) -> None:

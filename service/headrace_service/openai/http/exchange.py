@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace_service import errors
 from headrace_service.openai.http.bounded_protocol import ABORT
+from headrace_service.openai.http.http_errors import CompressedBody
 
 Headers = Sequence[tuple[bytes, bytes]]
 _JSON = (b"content-type", b"application/json")
@@ -108,8 +109,12 @@ class Exchange:
 
         Raises:
             ServiceError: RESOURCE_EXHAUSTED, it is too large; UNAVAILABLE, there is no memory for
-                it; DEADLINE_EXCEEDED, it does not arrive; CANCELLED, its caller left.
+                it; DEADLINE_EXCEEDED, it does not arrive; CANCELLED, its caller left;
+                `CompressedBody`.
         """
+        coding = self.header("content-encoding").strip().lower()
+        if coding not in ("", "identity"):
+            raise CompressedBody(coding)
         announced = self.header("content-length")
         if announced.isdecimal():
             _check_body_size(int(announced), budget.max_body_bytes)

@@ -2,7 +2,8 @@
 
 Owns the one table from gRPC's codes to HTTP's, which is google.rpc.Code's own but for two rows: a
 field that is not supported is the request's mistake (400), not the server's (501, which clients
-send again), and what no waiting helps is too large (413) rather than too much (429).
+send again), and what no waiting helps is too large (413) rather than too much (429). A compressed
+body (415) has no code of gRPC's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 from google.protobuf import any_pb2, message
 from google.rpc import error_details_pb2
 
-from headrace_service.errors import ServiceError
+from headrace_service.errors import ServiceError, echo
 
 Code = grpc.StatusCode
 Detail = TypeVar("Detail", bound=message.Message)
@@ -49,12 +50,24 @@ _MEANINGS = {
 # The same for every cause, in the words of this wire.
 _KEY_NEEDED = "a valid API key is needed, as the header authorization: Bearer KEY"
 _TOO_LARGE = Meaning(413, _INVALID, "too_large")
+_COMPRESSED = Meaning(415, _INVALID, "unsupported_media_type")
 _INTERNAL = Meaning(500, _SERVER, "internal_error")
 _JSON = msgspec.json.Encoder()
 
 
+class CompressedBody(ServiceError):
+    """A request whose body has a content coding, such as gzip, which this server does not undo."""
+
+    def __init__(self, coding: str) -> None:
+        super().__init__(
+            Code.UNIMPLEMENTED, f"content-encoding: {echo(coding)} is not supported; send the body as it is"
+        )
+
+
 def meaning_of(error: ServiceError) -> Meaning:
     """Returns what an error is for a caller of HTTP."""
+    if isinstance(error, CompressedBody):
+        return _COMPRESSED
     if error.code is Code.RESOURCE_EXHAUSTED and _detail(error, error_details_pb2.RetryInfo) is None:
         return _TOO_LARGE
     return _MEANINGS.get(error.code, _INTERNAL)

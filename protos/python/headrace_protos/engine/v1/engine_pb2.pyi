@@ -245,7 +245,7 @@ class EngineLoad(_message.Message):
     def __init__(self, prefill_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., open_requests: _Optional[int] = ..., rows: _Optional[int] = ..., row_time_ns: _Optional[int] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ("handle", "query_id", "request_id", "tenant", "request", "remaining_ns", "service_ns", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted", "limits", "recording", "earlier", "admitted")
+    __slots__ = ("handle", "query_id", "request_id", "tenant", "request", "remaining_ns", "service_ns", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted", "limits", "recording", "earlier", "admitted", "prompt_logprobs")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +263,7 @@ class AddRequest(_message.Message):
     RECORDING_FIELD_NUMBER: _ClassVar[int]
     EARLIER_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     query_id: int
     request_id: str
@@ -280,7 +281,8 @@ class AddRequest(_message.Message):
     recording: Recording
     earlier: RequestDone
     admitted: bool
-    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., request: _Optional[bytes] = ..., remaining_ns: _Optional[int] = ..., service_ns: _Optional[int] = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., service_state: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., earlier: _Optional[_Union[RequestDone, _Mapping]] = ..., admitted: bool = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobColumns]
+    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., request: _Optional[bytes] = ..., remaining_ns: _Optional[int] = ..., service_ns: _Optional[int] = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., service_state: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., earlier: _Optional[_Union[RequestDone, _Mapping]] = ..., admitted: bool = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobColumns, _Mapping]]] = ...) -> None: ...
 
 class Recording(_message.Message):
     __slots__ = ("parent_span_id", "tracestate", "detail", "operation", "wire")
@@ -365,12 +367,14 @@ class QuotaShare(_message.Message):
     def __init__(self, taken: _Optional[int] = ..., want: _Optional[int] = ..., missing: _Optional[int] = ...) -> None: ...
 
 class EmittedTokens(_message.Message):
-    __slots__ = ("token_ids", "end")
+    __slots__ = ("token_ids", "end", "logprobs")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
     end: OutputEnd
-    def __init__(self, token_ids: _Optional[bytes] = ..., end: _Optional[_Union[OutputEnd, _Mapping]] = ...) -> None: ...
+    logprobs: LogprobColumns
+    def __init__(self, token_ids: _Optional[bytes] = ..., end: _Optional[_Union[OutputEnd, _Mapping]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ...) -> None: ...
 
 class Added(_message.Message):
     __slots__ = ("handle", "query_id", "request_id", "existing", "prompt_tokens")
