@@ -183,11 +183,12 @@ class EngineConfig(_Frozen):
         Field(description="folder for compiled GPU kernels; default: headrace/kernels in XDG_CACHE_HOME or ~/.cache"),
     ] = None
     speculate: Annotated[
-        Literal["off", "ngram"],
+        Literal["off", "ngram", "suffix", "draft"],
         Field(
             description=(
                 "who drafts the next tokens of answers, which the model then verifies several at a time, without "
-                "another answer than off: ngram, what followed a row's last tokens where they stood before"
+                "another answer than off: ngram, what followed a row's last tokens where they stood before; suffix, "
+                "the same in earlier answers of the tenant too; draft, the model of draft_model"
             )
         ),
     ] = "off"
@@ -201,6 +202,19 @@ class EngineConfig(_Frozen):
             ),
         ),
     ] = "auto"
+    draft_model: Annotated[
+        pathlib.Path | None,
+        Field(
+            description=(
+                "folder of a smaller model with the same vocabulary, or GGUF file, whose proposals the model verifies "
+                "(speculate draft)"
+            )
+        ),
+    ] = None
+    draft_quantize: Annotated[
+        Literal["off", "int8", "fp8"],
+        Field(description="bits of the weights of the draft model's layers, as quantize says of the model's"),
+    ] = "off"
     step_time_target_ms: Annotated[
         float,
         Field(
@@ -290,6 +304,15 @@ class EngineConfig(_Frozen):
                 f"speculate is {self.speculate} and pp is {self.pp}: drafts are verified where one stage has all "
                 "layers; pp 1 works, or speculate off"
             )
+        if self.speculate == "draft" and self.draft_model is None:
+            raise ValueError("speculate is draft, and no draft_model is named: a folder with the model's vocabulary")
+        if self.draft_model is not None and self.speculate != "draft":
+            raise ValueError(
+                f"draft_model is {self.draft_model}, and speculate is {self.speculate}: a draft model is for speculate "
+                "draft"
+            )
+        if self.draft_quantize != "off" and self.draft_model is None:
+            raise ValueError(f"draft_quantize is {self.draft_quantize}, and there is no draft_model")
         if self.quantize != "int4" and self.quantize_group != _QUANTIZE_GROUP:
             raise ValueError(
                 f"quantize_group is for int4, and quantize is {self.quantize}: {_QUANTIZE_GROUP} (the default) works, "
@@ -319,7 +342,7 @@ class EngineConfig(_Frozen):
     @property
     def drafts_from_history(self) -> bool:
         """Whether tokens are drafted from those that a row has: workers must know them all."""
-        return self.speculate == "ngram"
+        return self.speculate in ("ngram", "suffix")
 
     def expected_device(self) -> str:
         """The device that the configuration means on this machine: "cpu" or "cuda:<index>".

@@ -8,6 +8,7 @@ tokens that are no UTF-8 together (`TokenTable.fallback_ids`). Encoding text is 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,6 +42,14 @@ class TokenTable:
     # What tokens are worth as the first of a text, where that differs: Metaspace takes the spaces
     # off the first token.
     beginnings: Mapping[int, bytes]
+
+    def digest(self) -> str:
+        """12 hexadecimal digits that are the same for vocabularies whose ids mean the same."""
+        digest = hashlib.sha256()
+        for number, text in enumerate(self.token_bytes):
+            kind = b"-" if text is None else b"s" if number in self.special_ids else b"t"
+            digest.update(b"%s%d:%s" % (kind, len(text or b""), text or b""))
+        return digest.hexdigest()[:12]
 
 
 class _AddedToken(msgspec.Struct):

@@ -132,6 +132,36 @@ def test_a_quantized_cache_holds_more() -> None:
 
 
 @pytest.mark.usefixtures("answered_here")
+def test_a_draft_model_takes_its_part_of_the_memory_on_every_rank() -> None:
+    def rows(*options: str) -> list[dict[str, int]]:
+        ended = run("--model", str(DEMO), "--gpus", "2", "--json", *options)
+        assert ended.exit_code == 0
+        found: list[dict[str, int]] = json.loads(ended.output)
+        return found
+
+    draft = ModelFolder.open(DEMO / "draft", require_weights=False).config
+    weights = weight_memory(draft, torch.bfloat16, None, torch.device("cpu"), Shard(0, 1)).weights
+    for alone, both in zip(rows(), rows("--draft-model", str(DEMO / "draft")), strict=True):
+        assert both["weight_bytes"] - alone["weight_bytes"] == weights
+        assert both["kv_token_bytes"] - alone["kv_token_bytes"] == 2 * 2 * 2 * 32 * 2
+        assert both["kv_tokens"] < alone["kv_tokens"]
+
+
+@pytest.mark.usefixtures("answered_here")
+def test_a_draft_model_that_does_not_suit_is_refused() -> None:
+    other = run("--shape", "llama-3.1-8b", "--draft-model", str(DEMO / "draft"))
+    assert (other.exit_code, other.stderr) == (
+        2,
+        "headrace: --draft-model has a vocabulary of 4096 tokens, and the model of 128256\n",
+    )
+    staged = run("--model", str(DEMO), "--gpus", "2", "--pp", "2", "--draft-model", str(DEMO / "draft"))
+    assert (staged.exit_code, staged.stderr) == (
+        2,
+        "headrace: --draft-model is for engines of one stage, and --pp is 2\n",
+    )
+
+
+@pytest.mark.usefixtures("answered_here")
 def test_an_output_layer_of_8_bits_takes_and_reads_half() -> None:
     def rows(head: str) -> list[dict[str, int]]:
         options = ("--gpus", "2", "--quantize", "int4", "--quantize-head", head, "--max-model-len", "8192", "--json")

@@ -21,6 +21,7 @@ import pydantic
 import uvloop
 
 from headrace_backend.config import BackendConfig, EngineConfig
+from headrace_backend.draft_rules import unsuitable_draft
 from headrace_backend.engine.engine import Engine
 from headrace_backend.pp_rules import unsuitable_pp
 from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
@@ -128,6 +129,7 @@ def _open_model(config: EngineConfig) -> ModelFolder:
         unsuitable_head(config, folder),
         unsuitable_tp(config, folder.config),
         unsuitable_pp(config, folder.config),
+        unsuitable_draft(config, folder),
     )
     for reason in filter(None, reasons):
         raise StartRefused(reason)

@@ -59,6 +59,9 @@ class RowAdmission(msgspec.Struct, array_like=True, frozen=True, tag=0):
     stop_token_ids: bytes = b""
     prompt_ids: bytes = b""
     output_ids: bytes = b""
+    # Stands for whom the sequence belongs to, where workers draft from earlier answers: rows with
+    # another value never see them.
+    tenant: bytes = b""
 
 
 class SiblingAdmission(msgspec.Struct, array_like=True, frozen=True, tag=1):

@@ -5,4 +5,5 @@ Rows go on where they stand there, whether or not a host has read what they sett
 draft_inputs    columns that were planned by upper bounds: ids and positions as rows stand
 acceptance      which drafts are equal to what was drawn, and where rows stand then
 ngram           drafts from a row's own tokens: what followed its last ones before
+suffix          the same from earlier answers too, and how these are kept
 """

@@ -12,6 +12,7 @@ import pathlib
 import sys
 from typing import NamedTuple, Protocol
 
+from headrace_backend.draft_rules import unsuitable_draft
 from headrace_backend.pp_rules import unsuitable_pp
 from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
 from headrace_backend.start_rules import too_long, unsuitable_device
@@ -114,6 +115,7 @@ class ModelLaunches:
             unsuitable_head(engine, opened),
             unsuitable_tp(engine, opened.config),
             unsuitable_pp(engine, opened.config),
+            unsuitable_draft(engine, opened),
         )
         for reason in filter(None, reasons):
             raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {reason}")

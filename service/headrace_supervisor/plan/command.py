@@ -131,6 +131,12 @@ class _Lengths(NamedTuple):
     help="numbers of the KV cache; any: each",
 )
 @click.option("--max-model-len", type=click.IntRange(0), default=0, help="tokens of prompt and output; 0: the model's")
+@click.option(
+    "--draft-model",
+    shell_complete=files,
+    metavar="MODEL",
+    help="model that drafts for it on every rank: memory counts both; times are of steps that settle one token a row",
+)
 @click.option("--fleet", metavar="COUNTS", help="numbers of engines, as 10,100,1000: simulates each behind services")
 @click.option(
     "--shared-tokens",
@@ -173,6 +179,8 @@ def plan(named_model: str | None, shape: str | None, model: str | None, as_json:
     """
     config = _model_config(shape, typed_model(named_model, model))
     _check_lengths(config, options)
+    if options["draft_model"] is not None:
+        options["draft"] = _draft_config(config, options)
     if options["pp"] > options["gpus"]:
         _refuse(f"--pp is {options['pp']}, and each stage needs a GPU of the {options['gpus']} of --gpus")
     if options["fleet"] is not None:
@@ -198,7 +206,7 @@ def _plan_fleets(config: dict[str, Any], options: dict[str, Any], as_json: bool)
     if options["shared_tokens"] >= options["prompt_tokens"]:
         _refuse(f"--shared-tokens is {options['shared_tokens']}; a prompt has {options['prompt_tokens']} tokens")
     gpu = GPUS[options["gpu"]]
-    question = {"model": config, "engines": engines, "gpu_bytes": gpu.memory_bytes}
+    question = {"model": config, "engines": engines, "gpu_bytes": gpu.memory_bytes, "draft": options.get("draft")}
     [answer] = _asked(question | {"ranks": [max(tp for tp in _RANKS if tp <= options["gpus"])]})
     if answer["refused"]:
         _refuse(answer["refused"])
@@ -266,6 +274,22 @@ def _model_config(shape: str | None, model: str | None) -> dict[str, Any]:
     return config
 
 
+def _draft_config(config: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The config.json of the draft model, if it suits the model."""
+    draft = _model_config(None, options["draft_model"])
+    drafted, model = parse_config(draft), parse_config(config)
+    if drafted.vocab_size != model.vocab_size:
+        _refuse(f"--draft-model has a vocabulary of {drafted.vocab_size} tokens, and the model of {model.vocab_size}")
+    longest = options["max_model_len"] or model.max_position_embeddings
+    if drafted.max_position_embeddings < longest:
+        _refuse(
+            f"--draft-model has a context of {drafted.max_position_embeddings} tokens, and sequences up to {longest}"
+        )
+    if options["pp"] > 1:
+        _refuse(f"--draft-model is for engines of one stage, and --pp is {options['pp']}")
+    return draft
+
+
 def _check_lengths(config: dict[str, Any], options: dict[str, Any]) -> None:
     """What a server would not start with, and requests that it would refuse, are no plan."""
     context = parse_config(config).max_position_embeddings
@@ -298,7 +322,8 @@ def _rows(config: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any
     """One row per engine and number of ranks."""
     gpu, gpus = GPUS[options["gpu"]], options["gpus"]
     question = {"model": config, "engines": _engines(options), "gpu_bytes": gpu.memory_bytes}
-    answers = _asked(question | {"ranks": [tp for tp in _RANKS if tp * options["pp"] <= gpus]})
+    question |= {"draft": options.get("draft"), "ranks": [tp for tp in _RANKS if tp * options["pp"] <= gpus]}
+    answers = _asked(question)
     lengths = _lengths(options)
     rows = []
     for answer in answers:

@@ -8,6 +8,7 @@ others, entry by entry. Does not decide.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as AbstractSequence
@@ -389,4 +390,10 @@ class PlanBuilder:
             stop_token_ids=asked.stop.token_ids,
             prompt_ids=asked.prompt_token_ids if self._needs_history(sequence) else b"",
             output_ids=self._history(sequence),
+            tenant=_tenant(sequence) if self._with_history else b"",
         )
+
+
+def _tenant(sequence: Sequence) -> bytes:
+    """What stands for a sequence's tenant in a worker, which need not know names."""
+    return hashlib.blake2b(sequence.request.spec.tenant.encode(), digest_size=8).digest()

@@ -143,6 +143,10 @@ class Sampler:
         """Whether the plan's rows all want their most likely token, and nothing else."""
         return not np.bitwise_or.reduce(self._parameters.traits[plan.rows])
 
+    def are_greedy(self, rows: Int32Column) -> bool:
+        """Whether none of the rows draws at random."""
+        return not np.bitwise_or.reduce(self._parameters.traits[rows]) & Trait.RANDOM
+
     @staticmethod
     def greedy(tokens: torch.Tensor, finite: torch.Tensor) -> SampledTokens:
         """What a greedy plan draws.

@@ -4,6 +4,8 @@
     speculation         the order around a step, the rows' drafts, and a drafter that fails
     draws               a plan's draws, one by one
     ngram_drafter       proposes what followed a row's last tokens before
+    suffix_drafter      the same from earlier answers of the row's tenant too
+    drafted_rows        the rows that a draft model drafts for (`step.cpu_draft_model`)
 
 The arithmetic is `headrace_kernels.speculation`; which draws see which drafts before them is
 `sampling.drafted_draws`.

@@ -1,21 +1,24 @@
 """What proposes the next tokens of rows, as the runners ask it.
 
-Owns the interface and the record that is handed over. A drafter is asked behind the draw of each
-step for the drafts of the step after it, on the device, before any host has read what was drawn.
-Whether a draft was right is none of its business: the next step draws at each drafted position what
-it would have drawn without drafts, and keeps what is equal (`acceptance`). So a drafter can't
-change an answer, only how many steps it takes.
+Owns the interfaces and the record that is handed over. A drafter is asked for the drafts of a step
+on the device, before any host has read what the step before drew: behind the draw of that step
+(`Drafter`), or at the head of the one that computes the drafts (`HeadDrafter`), whose plan has
+blocks for their keys and values. Whether a draft was right is none of its business: the step draws
+at each drafted position what it would have drawn without drafts, and keeps what is equal
+(`acceptance`). So a drafter can't change an answer, only how many steps it takes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.step.plan import Int32Column, RowAdmission, StepPlan
+from headrace_backend.weights.progress import Progress
+from headrace_backend.worker.speculation.drafted_rows import DraftedRows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,3 +94,53 @@ class Drafter(Protocol):
 
     def reset(self) -> None:
         """Forgets all rows."""
+
+
+@runtime_checkable
+class HeadDrafter(Protocol):
+    """Proposes tokens at the head of the step that computes them.
+
+    Of several ranks each has one, and all propose the same.
+    """
+
+    # Most tokens that it proposes for each row.
+    num_drafts: int
+
+    def begin(self, plan: StepPlan) -> None:
+        """Takes a step's plan before anything of it is computed, and before `draft`.
+
+        Args:
+            plan: The step's plan, with or without tokens to compute. Block tables are up to date,
+                and its blocks were copied in the model's own caches.
+        """
+
+    def draft(self, drafted: DraftedRows) -> torch.Tensor:
+        """Proposes what follows the rows' last tokens. Launches work, and waits for nothing.
+
+        Returns:
+            int32 or int64 [num_rows, num_drafts]: valid ids of the vocabulary everywhere.
+
+        Raises:
+            Exception: As of `Drafter.propose`.
+        """
+
+    def follow(
+        self,
+        plan: StepPlan,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: StepMetadata | StepPieces,
+    ) -> None:
+        """Sees what a step's forward pass computed: `Drafter.follow`."""
+
+
+@runtime_checkable
+class CapturesPasses(Protocol):
+    """A drafter that replays what it launches from graphs."""
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs captured so far."""
+
+    def capture(self, progress: Progress) -> None:
+        """Captures them, called with (phase, done, total, unit)."""

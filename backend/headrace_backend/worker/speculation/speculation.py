@@ -5,23 +5,28 @@ the next (`RowDrafts`). Verification is drawing: each draw behind a draft is wha
 drawn there without drafts, so what is settled never depends on who proposed what. A drafter that
 fails loses its drafts; that is counted, and its first failure is printed.
 
-    head of a step      row admissions go to the drafter
+    head of a step      copies of blocks and row admissions go to the drafter; a `HeadDrafter`
+                        proposes the drafts of this very step
     behind the model    the drafter sees what was computed
-    behind the draw     accepted drafts -> the drafter's proposals -> drafts of the next step
+    behind the draw     accepted drafts -> any other drafter's proposals -> drafts of the next step
 """
 
 from __future__ import annotations
 
+import functools
 import traceback
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.step.plan import Int32Column, StepPlan
-from headrace_backend.worker.device_copies import indices_on_device
+from headrace_backend.weights.progress import Progress
+from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
 from headrace_backend.worker.sampling.sampler import SampledTokens
-from headrace_backend.worker.speculation.drafter import Drafter, SettledTokens
+from headrace_backend.worker.speculation.drafted_rows import DraftedRows
+from headrace_backend.worker.speculation.drafter import CapturesPasses, Drafter, HeadDrafter, SettledTokens
 from headrace_backend.worker.speculation.draws import Draws
 from headrace_kernels.speculation.acceptance import Accepted, RowState
 from headrace_kernels.speculation.draft_inputs import store_drafts
@@ -49,7 +54,9 @@ class RowDrafts:
 class Speculation:
     """One worker's drafter, and the rows' drafts."""
 
-    def __init__(self, drafter: Drafter, rows: RowDrafts, vocab_size: int, has_peers: bool = False) -> None:
+    def __init__(
+        self, drafter: Drafter | HeadDrafter, rows: RowDrafts, vocab_size: int, has_peers: bool = False
+    ) -> None:
         """Joins its parts.
 
         Args:
@@ -71,13 +78,32 @@ class Speculation:
         """Most tokens that a step settles for a row."""
         return self.rows.tokens_per_row
 
-    def admit(self, plan: StepPlan) -> None:
-        """Shows the drafter the rows that a plan admits."""
-        if plan.admissions:
-            try:
+    @property
+    def num_captured(self) -> int:
+        """Graphs that the drafter has captured so far."""
+        return self._drafter.num_captured if isinstance(self._drafter, CapturesPasses) else 0
+
+    def capture(self, progress: Progress) -> None:
+        """Captures the drafter's graphs, if it has any."""
+        if isinstance(self._drafter, CapturesPasses):
+            self._drafter.capture(progress)
+
+    def begin(self, plan: StepPlan) -> None:
+        """Shows the drafter a plan before it is computed; one that drafts then does so.
+
+        Block tables are up to date, and the plan's blocks were copied in the model's own caches.
+        """
+        try:
+            if isinstance(self._drafter, HeadDrafter):
+                self._drafter.begin(plan)
+            elif plan.admissions:
                 self._drafter.admit(plan.admissions)
-            except Exception as error:
-                self._bear(error)
+        except Exception as error:
+            self._bear(error)
+        drafted = DraftedRows.of(plan)
+        if isinstance(self._drafter, HeadDrafter) and drafted is not None:
+            rows = copy_to_device(drafted.rows, self.rows.drafts.device)
+            self._store(rows, functools.partial(self._drafter.draft, drafted))
 
     def follow(
         self,
@@ -106,7 +132,9 @@ class Speculation:
         """
         if draws.are_several:
             sampled.counts, sampled.draw_counts = accepted.counts, draws.counts
-        self._propose(accepted, rows, self._by_sample(draws, hidden) if self._drafter.wants_hidden else None)
+        if not isinstance(self._drafter, HeadDrafter):
+            wanted = self._by_sample(draws, hidden) if self._drafter.wants_hidden else None
+            self._store(accepted.rows, functools.partial(self._drafter.propose, _settled(accepted, rows, wanted)))
         sampled.num_lost_drafts = self.rows.num_lost.clone()
 
     def _by_sample(self, draws: Draws, hidden: torch.Tensor) -> torch.Tensor:
@@ -114,30 +142,28 @@ class Speculation:
         order = np.minimum(np.arange(self.tokens_per_row), draws.counts[:, None] - 1)
         return hidden[indices_on_device(draws.firsts[:, None] + order, hidden.device)]
 
-    def _propose(self, accepted: Accepted, rows: Int32Column, hidden: torch.Tensor | None) -> None:
-        settled = SettledTokens(
-            rows=accepted.rows,
-            rows_on_host=rows,
-            positions=accepted.positions,
-            tokens=accepted.tokens,
-            counts=accepted.counts,
-            output_positions=accepted.output_positions,
-            hidden=hidden,
-        )
-        shape = (rows.size, self.rows.tokens_per_row - 1)
+    def _store(self, rows: torch.Tensor, propose: Callable[[], torch.Tensor]) -> None:
+        """Has drafts proposed, and keeps them for the step that computes them.
+
+        Args:
+            rows: int32 [num_rows] on the device.
+            propose: Gives drafts [num_rows, tokens_per_row - 1].
+        """
+        shape = (rows.shape[0], self.rows.tokens_per_row - 1)
         try:
-            drafts = self._drafter.propose(settled)
+            drafts = propose()
             if tuple(drafts.shape) != shape or drafts.is_floating_point():
                 raise ValueError(f"drafts are {drafts.dtype} of {tuple(drafts.shape)}, not integers of {shape}")
         except Exception as error:
             self._bear(error)
             # None of these is an id: all are lost.
-            drafts = torch.full(shape, -1, dtype=torch.int32, device=accepted.rows.device)
-        store_drafts(self.rows.drafts, accepted.rows, drafts, self._vocab_size, self.rows.num_lost)
+            drafts = torch.full(shape, -1, dtype=torch.int32, device=rows.device)
+        store_drafts(self.rows.drafts, rows, drafts, self._vocab_size, self.rows.num_lost)
 
     def reset(self) -> None:
         """Forgets all rows."""
-        self._drafter.reset()
+        if not isinstance(self._drafter, HeadDrafter):
+            self._drafter.reset()
 
     def _bear(self, error: Exception) -> None:
         """Goes on without the drafts of a drafter that failed; its first failure is printed.
@@ -150,3 +176,15 @@ class Speculation:
         if not self._has_failed:
             self._has_failed = True
             traceback.print_exception(error)
+
+
+def _settled(accepted: Accepted, rows: Int32Column, hidden: torch.Tensor | None) -> SettledTokens:
+    return SettledTokens(
+        rows=accepted.rows,
+        rows_on_host=rows,
+        positions=accepted.positions,
+        tokens=accepted.tokens,
+        counts=accepted.counts,
+        output_positions=accepted.output_positions,
+        hidden=hidden,
+    )

@@ -7,6 +7,7 @@
     memory_plan         how much memory weights, a step, graphs and the cache take (plan_sizes: the
                         same for models that are not loaded)
     quantized           which weights take fewer bits, and the report of what that costs
+    draft_model         the model that drafts, before it is loaded; drafters: who drafts
     fitted_runner       a runner whose cache fits what was measured
     profile_step        measures the largest steps; launch_bound: those that the host limits
     warm_up             runs synthetic steps until nothing compiles any more

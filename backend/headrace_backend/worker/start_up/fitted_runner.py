@@ -24,9 +24,8 @@ from headrace_backend.step.messages import MemoryPlan
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.sampling.sampler import Sampler
-from headrace_backend.worker.speculation.ngram_drafter import NgramDrafter
-from headrace_backend.worker.speculation.speculation import RowDrafts, Speculation
 from headrace_backend.worker.start_up.device_memory import DeviceMemory
+from headrace_backend.worker.start_up.drafters import DraftModel, cpu_speculation, gpu_speculation
 from headrace_backend.worker.start_up.launch_bound import host_share, launch_bound_sizes
 from headrace_backend.worker.start_up.memory_plan import (
     ModelMemory,
@@ -40,7 +39,7 @@ from headrace_backend.worker.start_up.ranks import RankPlace
 from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.start_up.synthetic_steps import BlockPool
 from headrace_backend.worker.start_up.warm_up import warm_up
-from headrace_backend.worker.step.buffers import StepLimits
+from headrace_backend.worker.step.buffers import DeviceRows, StepLimits
 from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
 from headrace_backend.worker.step.gpu_runner import GpuRunner
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, cache_bytes, kv_type
@@ -76,6 +75,8 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     place: RankPlace = RankPlace()
+    # A small model that drafts; None: there is none.
+    draft: CausalLM | None = None
 
     def kv_caches(self, num_blocks: int) -> list[torch.Tensor]:
         """One cache per layer."""
@@ -84,12 +85,19 @@ class LoadedModel:
         dtype = kv_type(self.sizes.kv_dtype, self.dtype)
         return allocate_kv_caches(model.num_layers, shape, dtype, self.device)
 
+    def draft_model(self, num_blocks: int) -> DraftModel | None:
+        """The draft model over caches of as many blocks as the model's."""
+        if self.draft is None:
+            return None
+        return DraftModel.over_blocks(self.draft, num_blocks, self.sizes, self.device)
+
 
 def make_runner(
     model: CausalLM,
     sizes: WorkerSizes,
     kv_caches: list[torch.Tensor],
     long_sizes: Sequence[int] = (),
+    draft: DraftModel | None = None,
 ) -> Runner:
     """What computes steps over a cache.
 
@@ -100,12 +108,13 @@ def make_runner(
         sizes: Sizes of the model's steps.
         kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
         long_sizes: Tokens of steps with prompts to capture beside those that always are.
+        draft: A small model that drafts, over caches of as many blocks; None: there is none.
     """
     num_blocks, device = kv_caches[0].shape[0], kv_caches[0].device
     sampler = Sampler(sizes.max_num_seqs, model.vocab_size, device)
-    speculation = make_speculation(model, sizes, device)
     if device.type == "cpu":
         batch = CpuBatch(sizes.max_num_seqs, sizes.max_model_len, sizes.block_size, num_blocks)
+        speculation = cpu_speculation(model, sizes, sampler, batch, draft)
         return CpuRunner(model, batch, sampler, kv_caches, speculation)
     limits = StepLimits(
         sizes.max_num_seqs,
@@ -120,16 +129,9 @@ def make_runner(
     shapes = captured_shapes(sizes.batch_graphs, mixed_sizes, limits.max_num_seqs, attention, first_piece)
     shapes = [shape for shape in shapes if shape.num_tokens <= limits.max_num_batched_tokens]
     agreed_times = functools.partial(slowest_times, model.shard.collectives)
-    return GpuRunner(model, sampler, kv_caches, limits, attention, shapes, agreed_times, speculation)
-
-
-def make_speculation(model: CausalLM, sizes: WorkerSizes, device: torch.device) -> Speculation | None:
-    """Who drafts tokens, as configured; None: nobody."""
-    if sizes.speculate == "off":
-        return None
-    drafter = NgramDrafter(sizes.tokens_per_row - 1, sizes.max_num_seqs, sizes.max_model_len, device)
-    rows = RowDrafts(sizes.max_num_seqs, sizes.tokens_per_row, device)
-    return Speculation(drafter, rows, model.vocab_size, has_peers=model.shard.collectives is not None)
+    rows = DeviceRows(sizes.max_num_seqs, -(-sizes.max_model_len // sizes.block_size), num_blocks, device)
+    speculation = gpu_speculation(model, sizes, sampler, rows, draft)
+    return GpuRunner(model, sampler, kv_caches, limits, attention, shapes, agreed_times, speculation, rows)
 
 
 def agreed_plan(plan: MemoryPlan, place: RankPlace) -> MemoryPlan:
@@ -145,10 +147,12 @@ def ready_runner(
     with timer.timed("cache"):
         channel.send_progress("cache", 0, num_blocks, "blocks")
         kv_caches = model.kv_caches(num_blocks)
-        runner = make_runner(model.causal_lm, model.sizes, kv_caches, long_sizes)
+        draft = model.draft_model(num_blocks)
+        runner = make_runner(model.causal_lm, model.sizes, kv_caches, long_sizes, draft)
         channel.send_progress("cache", num_blocks, num_blocks, "blocks")
     with timer.timed("warm_up"):
-        warm_up(runner, model.causal_lm, kv_caches, model.sizes, channel.send_progress)
+        caches = kv_caches if draft is None else [*kv_caches, *draft.kv_caches]
+        warm_up(runner, model.causal_lm, caches, model.sizes, channel.send_progress)
     return runner
 
 
@@ -210,8 +214,9 @@ def _profiled(model: LoadedModel, memory: DeviceMemory, channel: Channel) -> tup
 
     def small_runner() -> tuple[Runner, int]:
         kv_caches = model.kv_caches(PROFILE_BLOCKS)
-        runner = make_runner(model.causal_lm, model.sizes, kv_caches)
-        return runner, cache_bytes(kv_caches)
+        draft = model.draft_model(PROFILE_BLOCKS)
+        runner = make_runner(model.causal_lm, model.sizes, kv_caches, draft=draft)
+        return runner, cache_bytes(kv_caches) + (cache_bytes(draft.kv_caches) if draft is not None else 0)
 
     pool = BlockPool(PROFILE_BLOCKS, model.sizes.block_size)
     steps = list(largest_steps(model.sizes, pool))

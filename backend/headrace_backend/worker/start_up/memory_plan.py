@@ -19,11 +19,12 @@ import torch
 from headrace_backend.kv_bytes import kv_token_bytes
 from headrace_backend.models.load import WeightMemory
 from headrace_backend.parallel.stage_links import MOST_UNDER_WAY
-from headrace_backend.pp_rules import Stage
+from headrace_backend.pp_rules import WHOLE, Stage
 from headrace_backend.step.messages import MemoryPlan
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.sampling.penalty_slots import BYTES_PER_TOKEN
 from headrace_backend.worker.sampling.prompt_logprobs import CPU_PIECE_ROWS
+from headrace_backend.worker.speculation.suffix_drafter import memory_bytes
 from headrace_backend.worker.start_up.profile_step import Profile
 from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_model_folder import ModelDescription
@@ -44,6 +45,13 @@ _LOGIT_COPIES = 8
 # The driver's memory for one captured shape, on top of its activations, which all shapes share. Not
 # measured yet on our graphs; other engines' captures of such models take 8 to 10 MiB.
 _SHAPE_BYTES = 10 * _MIB
+
+
+class DraftSizes(NamedTuple):
+    """A small model beside the one that is served; whole on every rank."""
+
+    description: ModelDescription
+    weights: WeightMemory
 
 
 class Room(NamedTuple):
@@ -109,12 +117,24 @@ class ModelMemory:
 
 
 def model_memory(
-    model: ModelDescription, sizes: WorkerSizes, weights: WeightMemory, dtype: torch.dtype, on_gpu: bool = False
+    model: ModelDescription,
+    sizes: WorkerSizes,
+    weights: WeightMemory,
+    dtype: torch.dtype,
+    on_gpu: bool = False,
+    draft: DraftSizes | None = None,
 ) -> ModelMemory:
     """Estimates weights, graphs, one block of the cache over all layers, and a step's activations.
 
-    The activations are those of a step at the token budget.
+    The activations are those of a step at the token budget. A draft model computes the same steps,
+    and a block holds its keys and values beside the model's.
     """
+    if draft is not None:
+        alone = dataclasses.replace(sizes, num_ranks=1, stage=WHOLE)
+        return _both(
+            model_memory(model, sizes, weights, dtype, on_gpu),
+            model_memory(draft.description, alone, draft.weights, dtype, on_gpu),
+        )
     size = dtype.itemsize
     # The largest of any layer: layers follow each other in the same memory.
     heads = max(sum(part.outputs for part in layer.attention.linears[:3]) for layer in model.layers)
@@ -130,7 +150,7 @@ def model_memory(
     if not sizes.stage.is_last:
         sampled = 0
     # Tokens of all rows, from which drafts are looked up.
-    history = 4 * sizes.max_num_seqs * sizes.max_model_len if sizes.speculate == "ngram" else 0
+    history = _history_bytes(sizes)
     return ModelMemory(
         weights=weights.weights,
         activations=sizes.max_num_batched_tokens * per_token + sampled + history + weights.scratch,
@@ -139,6 +159,26 @@ def model_memory(
         scratch=weights.scratch,
         graph_token=per_token,
         streams=_num_streams(sizes.stage) * sizes.max_num_batched_tokens * model.hidden_size * size,
+    )
+
+
+def _history_bytes(sizes: WorkerSizes) -> int:
+    """Bytes of all rows' tokens, and of earlier answers, where drafts are looked up in them."""
+    if sizes.speculate == "suffix":
+        return memory_bytes(sizes.max_num_seqs, sizes.max_model_len)
+    return 4 * sizes.max_num_seqs * sizes.max_model_len if sizes.speculate == "ngram" else 0
+
+
+def _both(model: ModelMemory, draft: ModelMemory) -> ModelMemory:
+    """What two models call for together; graphs have the activations of the larger one."""
+    return dataclasses.replace(
+        model,
+        weights=model.weights + draft.weights,
+        activations=model.activations + draft.activations,
+        kv_block=model.kv_block + draft.kv_block,
+        graphs=max(model.graphs, draft.graphs),
+        scratch=model.scratch + draft.scratch,
+        graph_token=max(model.graph_token, draft.graph_token),
     )
 
 
@@ -245,6 +285,7 @@ def plan_estimate(
     weights: WeightMemory,
     dtype: torch.dtype,
     room: Room,
+    draft: DraftSizes | None = None,
 ) -> tuple[ModelMemory, MemoryPlan]:
     """The plan before anything is allocated, and the estimates behind it.
 
@@ -252,24 +293,29 @@ def plan_estimate(
         DoesNotFit: As `plan_memory`; where no cache fits at all, the message names smaller steps
             that leave room for one.
     """
-    memory = model_memory(model, sizes, weights, dtype, room.device.type == "cuda")
+    memory = model_memory(model, sizes, weights, dtype, room.device.type == "cuda", draft)
     try:
         return memory, plan_memory(sizes, memory, room)
     except DoesNotFit as refused:
         if sizes.num_blocks or sizes.kv_memory or _most_blocks(sizes, memory, room):
             raise
-        raise DoesNotFit(f"{refused}; {_smaller_steps(sizes, model, weights, dtype, room)}") from None
+        raise DoesNotFit(f"{refused}; {_smaller_steps(sizes, model, weights, dtype, room, draft)}") from None
 
 
 def _smaller_steps(
-    sizes: WorkerSizes, model: ModelDescription, weights: WeightMemory, dtype: torch.dtype, room: Room
+    sizes: WorkerSizes,
+    model: ModelDescription,
+    weights: WeightMemory,
+    dtype: torch.dtype,
+    room: Room,
+    draft: DraftSizes | None,
 ) -> str:
     """The largest of smaller steps that leave room for a cache, as the end of a refusal."""
     tokens, rows = sizes.max_num_batched_tokens, sizes.max_num_seqs
     while tokens > 16 or rows > 1:
         tokens, rows = max(tokens // 2, 16), max(rows // 2, 1)
         smaller = sizes.with_steps(tokens, rows)
-        memory = model_memory(model, smaller, weights, dtype, room.device.type == "cuda")
+        memory = model_memory(model, smaller, weights, dtype, room.device.type == "cuda", draft)
         if _most_blocks(smaller, memory, room):
             return f"max_num_batched_tokens {tokens} with max_num_seqs {rows} leaves room for a cache"
     return "no step is small enough: the weights leave no room"

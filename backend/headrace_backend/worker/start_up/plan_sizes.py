@@ -27,7 +27,7 @@ from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.start_up.device import choose_dtype
-from headrace_backend.worker.start_up.memory_plan import Room, plan_estimate
+from headrace_backend.worker.start_up.memory_plan import DraftSizes, Room, plan_estimate
 from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_model_folder import ModelConfig, ModelDescription
 from headrace_model_folder.config import parse_config
@@ -50,6 +50,8 @@ class Question(msgspec.Struct):
     gpu_bytes: int
     # Numbers of ranks.
     ranks: list[int]
+    # config.json of a draft model that each rank has beside its part of the model.
+    draft: dict[str, Any] | None = None
 
 
 class Sizes(msgspec.Struct):
@@ -84,15 +86,16 @@ class Sizes(msgspec.Struct):
 def answers(question: Question) -> list[Sizes]:
     """By engine, and of each by number of ranks."""
     model = parse_config(question.model)
+    draft = None if question.draft is None else parse_config(question.draft)
     engines = ({"model": pathlib.Path(), **engine, "device": str(_CARD)} for engine in question.engines)
     return [
-        _sizes(EngineConfig(**{**engine, "tp": tp}), model, question.gpu_bytes)
+        _sizes(EngineConfig(**{**engine, "tp": tp}), model, draft, question.gpu_bytes)
         for engine in engines
         for tp in question.ranks
     ]
 
 
-def _sizes(config: EngineConfig, model: ModelConfig, gpu_bytes: int) -> Sizes:
+def _sizes(config: EngineConfig, model: ModelConfig, draft: ModelConfig | None, gpu_bytes: int) -> Sizes:
     refusal = Sizes(config.tp, config.quantize, config.kv_dtype, pp=config.pp)
     for unsuitable in (unsuitable_quantization, unsuitable_tp, unsuitable_pp):
         if (reason := unsuitable(config, model)) is not None:
@@ -100,7 +103,7 @@ def _sizes(config: EngineConfig, model: ModelConfig, gpu_bytes: int) -> Sizes:
     found = []
     for stage in stages(config, model):
         try:
-            found.append(_of_stage(config, model, gpu_bytes, stage))
+            found.append(_of_stage(config, model, draft, gpu_bytes, stage))
         except DoesNotFit as refused:
             where = "" if config.pp == 1 else f"stage {stage.index} of {config.pp}: "
             return msgspec.structs.replace(refusal, refused=f"{where}{refused}")
@@ -112,7 +115,9 @@ def _sizes(config: EngineConfig, model: ModelConfig, gpu_bytes: int) -> Sizes:
     )
 
 
-def _of_stage(config: EngineConfig, model: ModelConfig, gpu_bytes: int, stage: Stage) -> Sizes:
+def _of_stage(
+    config: EngineConfig, model: ModelConfig, draft: ModelConfig | None, gpu_bytes: int, stage: Stage
+) -> Sizes:
     """What one rank of a stage would have. Raises DoesNotFit."""
     tp, described = config.tp, stage_part(model.description, stage)
     dtype = choose_dtype(config.dtype, model, _CARD)
@@ -121,7 +126,8 @@ def _of_stage(config: EngineConfig, model: ModelConfig, gpu_bytes: int, stage: S
     other = _OTHER_BYTES + (_GROUP_BYTES if config.num_ranks > 1 else 0)
     room = Room(_CARD, gpu_bytes - other, gpu_bytes, int(config.memory_budget))
     sizes = WorkerSizes.of(config, config.max_model_len or model.max_position_embeddings, stage)
-    memory, plan = plan_estimate(sizes, rank_part(described, tp), weights, dtype, room)
+    beside = None if draft is None else _draft_model(draft, dtype)
+    memory, plan = plan_estimate(sizes, rank_part(described, tp), weights, dtype, room, beside)
     is_read = described.head.tied and schemes.head is None
     has_table = stage.is_first and not is_read
     embedding = described.vocab_size * described.hidden_size // tp if has_table else 0
@@ -141,6 +147,11 @@ def _of_stage(config: EngineConfig, model: ModelConfig, gpu_bytes: int, stage: S
         max_num_seqs=config.max_num_seqs,
         pp=config.pp,
     )
+
+
+def _draft_model(draft: ModelConfig, dtype: torch.dtype) -> DraftSizes:
+    """A draft model as each rank has it."""
+    return DraftSizes(draft.description, weight_memory(ModelBuild(draft, dtype, _CARD)))
 
 
 def _matrix_numbers(model: ModelDescription) -> int:

@@ -28,6 +28,7 @@ from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.start_up.ceilings import Rates, measured_rates
 from headrace_backend.worker.start_up.device import choose_dtype, choose_rank_device, prepare_torch
 from headrace_backend.worker.start_up.device_memory import CudaMemory
+from headrace_backend.worker.start_up.draft_model import DraftBuild
 from headrace_backend.worker.start_up.fitted_runner import LoadedModel, Phases, agreed_plan, fitted_runner, ready_runner
 from headrace_backend.worker.start_up.kernel_cache import use_kernel_cache
 from headrace_backend.worker.start_up.memory_plan import ModelMemory, Room, free_memory_bytes, plan_estimate
@@ -93,6 +94,8 @@ class WorkerStart:
         device_bytes = self._memory.total() if self._memory else 0
         self._room = Room.of_rank(self._device, free_bytes, device_bytes, int(config.memory_budget), config.num_ranks)
         self._bits = checked_schemes(config, folder, self._device, channel)
+        # None: no other model drafts.
+        self._draft = DraftBuild.of(config, folder, self._sizes, self._dtype, self._device)
         # None: seeded weights instead of the folder's.
         self._source = folder if config.load == "folder" else None
         self._seed = config.seed
@@ -110,7 +113,8 @@ class WorkerStart:
             rates = measured_rates(self._device, self._dtype)
         with self._timer.timed("weights"):
             causal_lm = self._loaded(build)
-        runner, plan = self._runner(causal_lm, estimate, plan)
+            draft = self._loaded_draft()
+        runner, plan = self._runner(causal_lm, draft, estimate, plan)
         # What start-up made lives as long as the process; no collection needs to look at it again.
         gc.collect()
         gc.freeze()
@@ -130,7 +134,8 @@ class WorkerStart:
     def _planned(self, build: ModelBuild) -> tuple[ModelMemory, MemoryPlan]:
         """The plan before anything is allocated, sent, and the estimates behind it."""
         part = rank_part(build.description, self._sizes.num_ranks)
-        estimate, plan = plan_estimate(self._sizes, part, weight_memory(build), self._dtype, self._room)
+        draft = None if self._draft is None else self._draft.memory()
+        estimate, plan = plan_estimate(self._sizes, part, weight_memory(build), self._dtype, self._room, draft)
         plan = agreed_plan(plan, self._place)
         pinned = pinned_bytes(self._device) if self._source is not None else 0
         plan = msgspec.structs.replace(plan, pinned_host_bytes=pinned)
@@ -148,9 +153,22 @@ class WorkerStart:
         except QuantizationRefused as refused:
             raise StartRefused(f"{self._source_of_bits}: {refused}") from refused
 
-    def _runner(self, causal_lm: CausalLM, estimate: ModelMemory, plan: MemoryPlan) -> tuple[Runner, MemoryPlan]:
+    def _loaded_draft(self) -> CausalLM | None:
+        """The draft model with its weights; None where there is none.
+
+        Raises:
+            StartRefused: Weights do not bear being quantized.
+        """
+        try:
+            return None if self._draft is None else self._draft.loaded(self._channel.send_progress, self._seed)
+        except QuantizationRefused as refused:
+            raise StartRefused(f"draft model: {refused}") from refused
+
+    def _runner(
+        self, causal_lm: CausalLM, draft: CausalLM | None, estimate: ModelMemory, plan: MemoryPlan
+    ) -> tuple[Runner, MemoryPlan]:
         """The runner over its cache, warm, and the plan that it follows."""
-        model = LoadedModel(causal_lm, self._sizes, self._dtype, self._device, self._place)
+        model = LoadedModel(causal_lm, self._sizes, self._dtype, self._device, self._place, draft)
         if self._memory is None:
             return ready_runner(model, plan.num_blocks, self._channel, self._timer), plan
         runner, final = fitted_runner(model, estimate, self._room, self._memory, self._channel, self._timer)

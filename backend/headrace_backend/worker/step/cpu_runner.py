@@ -78,7 +78,7 @@ class CpuBatch:
         return ModelInput(
             token_ids=torch.from_numpy(self._token_ids(plan, ends)),
             positions=torch.from_numpy(ranges(plan.starts, plan.counts)),
-            metadata=self._metadata(Entries.of(plan)) if first_piece is None else self._pieces(plan, first_piece),
+            metadata=self.metadata(Entries.of(plan)) if first_piece is None else self._pieces(plan, first_piece),
         )
 
     def remember(self, rows: Int32Column, tokens: torch.Tensor) -> None:
@@ -93,9 +93,10 @@ class CpuBatch:
 
     def _pieces(self, plan: ForwardPlan, first: int) -> StepPieces:
         one, other = Entries.of(plan).cut(first)
-        return StepPieces(first, (self._metadata(one), self._metadata(other)))
+        return StepPieces(first, (self.metadata(one), self.metadata(other)))
 
-    def _metadata(self, entries: Entries) -> AttentionMetadata:
+    def metadata(self, entries: Entries) -> AttentionMetadata:
+        """What attention needs of entries whose columns are exact, at least one."""
         block_size = self._block_size
         query_start_loc = np.zeros(entries.counts.size + 1, np.int32)
         np.cumsum(entries.counts, out=query_start_loc[1:])
@@ -154,12 +155,13 @@ class CpuRunner:
             self._sampler.admit(plan.admissions)
         self._batch.update_tables(plan.forward)
         copy_planned_blocks(plan.forward, self._kv_caches)
+        if self._speculation is not None:
+            self._speculation.begin(plan)
         if not plan.forward.rows.size:
             assert not plan.sample.rows.size, "samples without a forward pass"
             self.launched = NOTHING_LAUNCHED
             return torch.empty(0, 0)
         if self._speculation is not None:
-            self._speculation.admit(plan)
             return self._forward_drafted(plan, self._speculation)
         return self._forward(plan, self._inputs(plan), stream)
 

@@ -76,6 +76,7 @@ class GpuRunner:
         shapes: Sequence[StepShape] = (),
         agreed_times: Callable[[list[float]], list[float]] = list,
         speculation: Speculation | None = None,
+        rows: DeviceRows | None = None,
     ) -> None:
         """Allocates what is shared by all steps.
 
@@ -90,6 +91,7 @@ class GpuRunner:
             agreed_times: Makes of this rank's times those by which all ranks decide, so that all
                 keep the same shapes.
             speculation: Drafts tokens for steps after this one; None: nobody does.
+            rows: The rows' block tables, where a drafter has them too; None: made here.
         """
         self._model = model
         self._sampler = sampler
@@ -97,7 +99,8 @@ class GpuRunner:
         self._device = kv_caches[0].device
         num_blocks, _, _, block_size, _ = kv_caches[0].shape
         self._sizes = sizes
-        self._rows = DeviceRows(limits.max_num_seqs, -(-limits.max_model_len // block_size), num_blocks, self._device)
+        max_blocks = -(-limits.max_model_len // block_size)
+        self._rows = rows or DeviceRows(limits.max_num_seqs, max_blocks, num_blocks, self._device)
         about_model = (model.dtype, model.hidden_size, (model.part_size, model.vocab_size))
         self._buffers = StepBuffers(limits, sizes, kv_caches[0], *about_model, _GATHER_BYTES, model.stage)
         # Other stages draw nothing.
@@ -123,7 +126,8 @@ class GpuRunner:
 
         It stands still once the runner is warm.
         """
-        return 0 if self._graphs is None else self._graphs.num_captured
+        drafters = 0 if self._speculation is None else self._speculation.num_captured
+        return drafters if self._graphs is None else drafters + self._graphs.num_captured
 
     @property
     def captured_mixed_sizes(self) -> tuple[int, ...]:
@@ -142,13 +146,14 @@ class GpuRunner:
             self._sampler.admit(plan.admissions)
         self._rows.update_tables(plan.forward)
         copy_planned_blocks(plan.forward, self.kv_caches)
+        if self._speculation is not None:
+            self._speculation.begin(plan)
         if not plan.forward.rows.size:
             assert not plan.sample.rows.size, "samples without a forward pass"
             self.launched = NOTHING_LAUNCHED
             return self._buffers.hidden[:0]
         draws = None
         if self._speculation is not None:
-            self._speculation.admit(plan)
             plan, draws = self._drawn = widened(plan)
         needed = StepShape.of(plan, self._sizes, self._buffers.gather_capacity)
         has_prompt_logprobs = plan.prompt_logprobs.counts.size > 0
@@ -273,6 +278,8 @@ class GpuRunner:
                 self._captured_inputs[shape] = self._inputs
         progress("graphs", len(self._shapes), len(self._shapes), "shapes")
         self._keep_undominated(self._graphs)
+        if self._speculation is not None:
+            self._speculation.capture(progress)
 
     def _cut(self, needed: StepShape, plan: StepPlan) -> StepShape:
         """What a step needs that is launched kernel by kernel."""

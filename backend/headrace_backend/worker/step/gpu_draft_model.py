@@ -1,0 +1,329 @@
+"""A draft model on a GPU: it follows the model's steps, and drafts at the head of the next one.
+
+Owns the draft model's caches and its passes. Its blocks have the numbers of the model's, and it
+computes every token that the model computes, so that prefix hits, copies of blocks and preemption
+hold for both.
+
+    head of a step      rows as they stand -> (pass over one token a row -> draw) for each draft
+    behind the model    all tokens of the step, the last draft among them, for their keys and values
+
+Nothing here waits for the device or reads from it: where a row stands only the device knows. A pass
+is the same launch for each draft, which finds its number in `_place`, so one graph for each size of
+the batch serves any number of drafts. Drafts are drawn with the row's own parameters and noise, at
+the places of the output that they stand for, as the model will draw there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
+from headrace_backend.parallel.collectives import Collectives
+from headrace_backend.step.plan import StepPlan
+from headrace_backend.weights.progress import Progress
+from headrace_backend.worker.device_copies import copy_to_device, staging_memory
+from headrace_backend.worker.plan_columns import Entries
+from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.speculation.drafted_rows import DraftedRows
+from headrace_backend.worker.speculation.speculation import RowDrafts
+from headrace_backend.worker.step.graphs import StepGraphs
+from headrace_backend.worker.step.kv_caches import copy_planned_blocks
+from headrace_backend.worker.step.runner import CausalModel
+from headrace_backend.worker.step.shape import AttentionSizes
+from headrace_kernels.attention.plan import (
+    MAX_DECODE_QUERY_LEN,
+    QUERY_LEN_CLASSES,
+    decode_sizes,
+    plan_decode,
+    plan_prefill,
+)
+from headrace_kernels.attention.step import DecodeScratch, DecodeWork, PagedAttentionStep, PrefillWork
+from headrace_kernels.step_inputs import build_step_inputs
+
+_PASS_QUERY_LEN = 1
+# Of a pass: rows, drafts of each, planned positions and places in the output.
+_NUM_ROW_COLUMNS = 4
+
+
+class BlockTables(Protocol):
+    """The rows' block tables on a GPU (`buffers.DeviceRows`)."""
+
+    scratch_row: int
+    # int32 [num_rows + 1, max_blocks]
+    block_tables: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _PassColumns:
+    """One row each of the batch in a pass that drafts, int32 on the device, padding included."""
+
+    rows: torch.Tensor
+    counts: torch.Tensor
+    bounds: torch.Tensor
+    output_positions: torch.Tensor
+    # [num_splits * 4]
+    splits: torch.Tensor
+
+
+class DraftPasses:
+    """The passes over one token of each drafted row."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        kv_caches: list[torch.Tensor],
+        sampler: Sampler,
+        rows: RowDrafts,
+        tables: BlockTables,
+        sizes: AttentionSizes,
+        scratch: DecodeScratch,
+    ) -> None:
+        """Allocates what passes share.
+
+        Args:
+            model: The draft model.
+            kv_caches: Its caches.
+            sampler: The rows' parameters, which the model's own draw reads too.
+            rows: Last tokens of rows and their positions.
+            tables: The rows' blocks.
+            sizes: Sizes of a layer's attention, of the draft model.
+            scratch: Attention's, of at least one query token.
+        """
+        self._model, self._kv_caches, self._sampler = model, kv_caches, sampler
+        self._rows, self._tables, self._sizes, self._scratch = rows, tables, sizes, scratch
+        max_num_seqs = tables.scratch_row
+        self._device = device = kv_caches[0].device
+        self._block_size = kv_caches[0].shape[3]
+        most_splits = self._num_splits(max_num_seqs)
+        self._piece = torch.zeros(_NUM_ROW_COLUMNS * max_num_seqs + 4 * most_splits, dtype=torch.int32, device=device)
+        self._numbers = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
+        # int32 [max_num_seqs] what the next pass computes.
+        self._tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        # int64 [1] drafts that each row has so far.
+        self._place = torch.zeros(1, dtype=torch.int64, device=device)
+        self._token_ids, self._positions, self._slots = torch.zeros(3, max_num_seqs, dtype=torch.int64, device=device)
+        # int32 [max_num_seqs, num_drafts] what is drafted for the rows of the step in the making.
+        self.drafts = torch.zeros(max_num_seqs, rows.tokens_per_row - 1, dtype=torch.int32, device=device)
+
+    def _num_splits(self, num_rows: int) -> int:
+        return decode_sizes(num_rows, self._sizes.num_kv_heads, self._sizes.programs).num_splits
+
+    def upload(self, drafted: DraftedRows, num_rows: int) -> None:
+        """Sends the columns of a batch that is padded to `num_rows`, behind earlier work."""
+        num_splits = self._num_splits(num_rows)
+        host = staging_memory(_NUM_ROW_COLUMNS * num_rows + 4 * num_splits, torch.int32, self._device)
+        columns = host.numpy()[: _NUM_ROW_COLUMNS * num_rows].reshape(_NUM_ROW_COLUMNS, num_rows)
+        columns[0], columns[1:] = self._tables.scratch_row, 0
+        columns[:, : drafted.rows.size] = drafted
+        lengths = np.zeros(num_rows, np.int32)
+        lengths[: drafted.rows.size] = drafted.bounds + drafted.counts
+        decode = plan_decode(
+            (lengths > 0).astype(np.int32),
+            lengths,
+            self._sizes.num_kv_heads,
+            num_rows,
+            max_query_len=_PASS_QUERY_LEN,
+            programs=self._sizes.programs,
+        )
+        host.numpy()[_NUM_ROW_COLUMNS * num_rows :] = decode.splits.reshape(-1)
+        self._piece[: host.numel()].copy_(host, non_blocking=True)
+
+    def upload_padding(self, num_rows: int) -> None:
+        """Sends columns of a pass in which nothing takes part."""
+        self._piece.zero_()
+        self._piece[:num_rows] = self._tables.scratch_row
+        self._piece[_NUM_ROW_COLUMNS * num_rows :] = -1
+
+    def begin(self, num_rows: int) -> None:
+        """Launches what the first pass needs: the rows' last tokens."""
+        rows = self._columns(num_rows).rows.long()
+        self._tokens[:num_rows] = self._rows.last_tokens[rows]
+        self._place.zero_()
+
+    def run(self, num_rows: int) -> None:
+        """Launches one pass: computes a token of each row, and draws and notes the next."""
+        columns = self._columns(num_rows)
+        rows = columns.rows.long()
+        first = self._rows.next_positions[rows]
+        # Rows with fewer drafts than others stay at their last one, and write nothing.
+        is_active = columns.counts > self._place
+        positions = first + torch.minimum(self._place, columns.counts - 1).clamp(min=0).int()
+        entries = torch.where(is_active, self._numbers[:num_rows], -1)
+        token_ids, places, slots = (column[:num_rows] for column in (self._token_ids, self._positions, self._slots))
+        build_step_inputs(
+            self._tokens[:num_rows],
+            entries,
+            positions,
+            columns.rows,
+            self._rows.last_tokens,
+            self._tables.block_tables,
+            self._block_size,
+            token_ids,
+            places,
+            slots,
+        )
+        step = self._attention_step(columns, positions + 1, slots)
+        hidden = self._model(token_ids, places, self._kv_caches, step)
+        output_positions = columns.output_positions - (columns.bounds - first) + self._place.int()
+        logits = self._model.logits(hidden).float()
+        drawn, _ = self._sampler.draw_all(logits, columns.rows, output_positions)
+        self._tokens[:num_rows] = drawn.int()
+        self.drafts[:num_rows].index_copy_(1, self._place, drawn.int()[:, None])
+        self._place.add_(1)
+
+    def _columns(self, num_rows: int) -> _PassColumns:
+        end = _NUM_ROW_COLUMNS * num_rows
+        rows, counts, bounds, output_positions = self._piece[:end].view(_NUM_ROW_COLUMNS, num_rows).unbind()
+        splits = self._piece[end : end + 4 * self._num_splits(num_rows)]
+        return _PassColumns(rows, counts, bounds, output_positions, splits)
+
+    def _attention_step(self, columns: _PassColumns, seq_lens: torch.Tensor, slots: torch.Tensor) -> PagedAttentionStep:
+        return PagedAttentionStep(
+            query_start_loc=self._numbers[: slots.numel() + 1],
+            seq_lens=seq_lens,
+            rows=columns.rows,
+            block_tables=self._tables.block_tables,
+            slot_mapping=slots,
+            block_size=self._block_size,
+            decode=DecodeWork(columns.splits.view(-1, 4), _PASS_QUERY_LEN, self._scratch),
+            prefill=None,
+        )
+
+
+class GpuDraftModel:
+    """Implements `HeadDrafter` with a small model beside the one that is served."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        kv_caches: list[torch.Tensor],
+        sampler: Sampler,
+        rows: RowDrafts,
+        tables: BlockTables,
+        sizes: AttentionSizes,
+        batch_sizes: Sequence[int] = (),
+        together: Collectives | None = None,
+    ) -> None:
+        """Allocates what is shared by all steps.
+
+        Args:
+            model: The draft model, whole on every rank.
+            kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], with the
+                numbers of blocks of the model's.
+            sampler: The rows' parameters, which the model's own draw reads too.
+            rows: Last tokens of rows and their positions.
+            tables: The rows' blocks.
+            sizes: Sizes of a layer's attention, of the draft model.
+            batch_sizes: Numbers of rows that are drafted for by replaying graphs, ascending.
+            together: The ranks' collectives, by which all take rank 0's drafts; None: one rank.
+        """
+        self.num_drafts = rows.tokens_per_row - 1
+        self._model, self._kv_caches, self._sizes = model, kv_caches, sizes
+        self._device = kv_caches[0].device
+        # Of the longest entries that the decode kernel takes: a row's last token and its drafts.
+        self._query_len = next(
+            size for size in QUERY_LEN_CLASSES if size >= min(rows.tokens_per_row, MAX_DECODE_QUERY_LEN)
+        )
+        num_heads, num_kv_heads, head_dim = sizes.num_heads, sizes.num_kv_heads, kv_caches[0].shape[4]
+        scratch = DecodeScratch.allocate(
+            num_heads, num_kv_heads, head_dim, self._query_len, self._device, sizes.programs
+        )
+        self._scratch = scratch
+        self._passes = DraftPasses(model, kv_caches, sampler, rows, tables, sizes, scratch)
+        self._batch_sizes, self._together = tuple(batch_sizes), together
+        self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None
+
+    def begin(self, plan: StepPlan) -> None:
+        """Implements `HeadDrafter.begin`: the plan's blocks are copied."""
+        copy_planned_blocks(plan.forward, self._kv_caches)
+
+    def draft(self, drafted: DraftedRows) -> torch.Tensor:
+        """Implements `HeadDrafter.draft`."""
+        size = drafted.rows.size
+        num_rows = next((batch for batch in self._batch_sizes if batch >= size), size)
+        self._passes.upload(drafted, num_rows)
+        self._launch(("begin", num_rows), functools.partial(self._passes.begin, num_rows))
+        for _ in range(int(drafted.counts.max())):
+            self._launch(("pass", num_rows), functools.partial(self._passes.run, num_rows))
+        drafts = self._passes.drafts[:size]
+        return drafts if self._together is None else self._together.all_gather(drafts)[0]
+
+    def follow(
+        self,
+        plan: StepPlan,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: StepMetadata | StepPieces,
+    ) -> None:
+        """Implements `HeadDrafter.follow`: launches the pass over the same tokens."""
+        whole = Entries.of(plan.forward)
+        if not isinstance(metadata, StepPieces):
+            self._compute(whole, token_ids, positions, metadata)
+            return
+        first = metadata.first
+        tokens = (token_ids[:first], positions[:first]), (token_ids[first:], positions[first:])
+        for entries, columns, part in zip(whole.cut(first), tokens, metadata.metadata, strict=True):
+            self._compute(entries, *columns, part)
+
+    @torch.inference_mode()
+    def capture(self, progress: Progress) -> None:
+        """Captures the passes of all batch sizes.
+
+        Args:
+            progress: Called with (phase, done, total, unit).
+        """
+        if self._graphs is None:
+            return
+        total = len(self._batch_sizes)
+        for done, num_rows in enumerate(reversed(self._batch_sizes)):
+            progress("draft graphs", done, total, "batch sizes")
+            self._passes.upload_padding(num_rows)
+            for name, run in (("begin", self._passes.begin), ("pass", self._passes.run)):
+                self._graphs.capture((name, num_rows), functools.partial(run, num_rows))
+        progress("draft graphs", total, total, "batch sizes")
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs captured so far."""
+        return 0 if self._graphs is None else self._graphs.num_captured
+
+    def _compute(self, entries: Entries, token_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata) -> None:
+        """Computes keys and values of some entries, whose slots are those of the model's step."""
+        assert isinstance(step, PagedAttentionStep), "a GPU's step"
+        if not entries.rows.size:
+            return
+        own = dataclasses.replace(step, decode=self._decode_work(entries, step), prefill=self._prefill_work(entries))
+        self._model(token_ids, positions, self._kv_caches, own)
+
+    def _decode_work(self, entries: Entries, step: PagedAttentionStep) -> DecodeWork | None:
+        if (entries.counts > self._query_len).all():
+            return None
+        columns = plan_decode(
+            entries.counts,
+            entries.seq_lens,
+            self._sizes.num_kv_heads,
+            step.rows.shape[0],
+            max_query_len=self._query_len,
+            programs=self._sizes.programs,
+        )
+        return DecodeWork(copy_to_device(columns.splits, self._device), self._query_len, self._scratch)
+
+    def _prefill_work(self, entries: Entries) -> PrefillWork | None:
+        if (entries.counts <= self._query_len).all():
+            return None
+        sizes = self._sizes
+        heads = (sizes.num_heads, sizes.num_kv_heads, sizes.tile_tokens)
+        columns = plan_prefill(entries.counts, entries.seq_lens, *heads, max_query_len=self._query_len)
+        return PrefillWork(copy_to_device(columns.tiles, self._device), None)
+
+    def _launch(self, key: Hashable, run: Callable[[], None]) -> None:
+        if self._graphs is not None and key in self._graphs:
+            self._graphs.replay(key)
+        else:
+            run()

@@ -1,0 +1,224 @@
+"""A draft model beside the model: it drafts what it would write, and changes no answer.
+
+On a CPU, and by the GPU's kernels in the interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.kernel_case import DEVICES
+from tests.worker.driver import (
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    NUM_BLOCKS,
+    NUM_ROWS,
+    Entry,
+    admission,
+    execute,
+    id_bytes,
+    make_runner,
+    step,
+)
+from tests.worker.speculation.drafted_rows import Job, plain_answers, run
+from tests.worker.speculation.test_cpu_verification import OPTIONS, assert_same, job
+from tests.worker.speculation.test_cpu_verification import runner as plain_runner
+
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.step.plan import StepPlan, StepResult
+from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.speculation.drafted_rows import DraftedRows
+from headrace_backend.worker.speculation.speculation import RowDrafts, Speculation
+from headrace_backend.worker.step.buffers import DeviceRows, StepLimits
+from headrace_backend.worker.step.cpu_draft_model import CpuDraftModel
+from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
+from headrace_backend.worker.step.gpu_draft_model import GpuDraftModel
+from headrace_backend.worker.step.gpu_runner import GpuRunner
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
+from headrace_backend.worker.step.runner import Runner
+from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
+from headrace_kernels.triton_runtime import INTERPRETED, forced
+
+NUM_DRAFTS = 4
+CPU = torch.device("cpu")
+
+
+def caches_of(model: CausalLM, device: torch.device, kv_dtype: str = "auto") -> list[torch.Tensor]:
+    shape = (NUM_BLOCKS, 2, model.num_kv_heads, BLOCK_SIZE, model.head_dim)
+    return allocate_kv_caches(model.num_layers, shape, kv_type(kv_dtype, torch.float32), device)
+
+
+def cpu_runner(model: CausalLM, draft: CausalLM, kv_dtype: str = "auto") -> CpuRunner:
+    sampler = Sampler(NUM_ROWS, model.vocab_size, CPU)
+    batch = CpuBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
+    rows = RowDrafts(NUM_ROWS, 1 + NUM_DRAFTS, CPU)
+    drafter = CpuDraftModel(draft, caches_of(draft, CPU, kv_dtype), sampler, rows, batch)
+    speculation = Speculation(drafter, rows, model.vocab_size)
+    return CpuRunner(model, batch, sampler, caches_of(model, CPU, kv_dtype), speculation)
+
+
+def gpu_runner(
+    model: CausalLM, draft: CausalLM, device: str, batch_sizes: tuple[int, ...], kv_dtype: str = "auto"
+) -> GpuRunner:
+    where = torch.device(device)
+    sampler = Sampler(NUM_ROWS, model.vocab_size, where)
+    tables = DeviceRows(NUM_ROWS, MAX_MODEL_LEN // BLOCK_SIZE, NUM_BLOCKS, where)
+    rows = RowDrafts(NUM_ROWS, 1 + NUM_DRAFTS, where)
+    small = caches_of(draft, where, kv_dtype)
+    own = AttentionSizes.of(draft.num_heads, small[0], torch.float32)
+    drafter = GpuDraftModel(draft, small, sampler, rows, tables, own, batch_sizes)
+    caches = caches_of(model, where, kv_dtype)
+    sizes = AttentionSizes.of(model.num_heads, caches[0], model.dtype, 1 + NUM_DRAFTS)
+    limits = StepLimits(NUM_ROWS, 128, MAX_MODEL_LEN, tokens_per_row=1 + NUM_DRAFTS)
+    shapes = captured_shapes(batch_sizes, (16, 64, 128) if batch_sizes else (), NUM_ROWS, sizes)
+    speculation = Speculation(drafter, rows, model.vocab_size)
+    made = GpuRunner(model, sampler, caches, limits, sizes, shapes, speculation=speculation, rows=tables)
+    made.capture(lambda *_: None)
+    return made
+
+
+class Recording:
+    """A runner that keeps how many tokens each row of its steps may settle."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.most: list[list[int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        self.most.append((plan.forward.counts - np.maximum(plan.forward.known_counts - 1, 0)).tolist())
+        return self._runner.forward(plan)
+
+
+def assert_all_is_settled(runner: Runner, jobs: list[Job], expected: list[Job]) -> None:
+    """Computes jobs with drafts of several numbers, all of which are to be right."""
+    recording, results, number = Recording(runner), list[StepResult](), iter(range(200))
+    found = run(recording, jobs, lambda: (NUM_DRAFTS, 2, 0, 3)[next(number) % 4], on_result=results.append)
+    assert_same(found, expected)
+    counts = [result.counts.tolist() or [1] * len(most) for result, most in zip(results, recording.most, strict=True)]
+    assert counts == recording.most
+    assert {1, 3, 4, 5} <= {count for each in counts for count in each}
+
+
+@pytest.mark.parametrize("option", ["greedy", "temperature", "top_p", "penalties", "bad_words", "logprobs"])
+def test_a_draft_model_changes_no_answer(llama: CausalLM, shallow_llama: CausalLM, option: str) -> None:
+    """Even one that is nearly always wrong."""
+    jobs = [job(row, 20, **OPTIONS[option]) for row in (0, 3)]
+    expected = plain_answers(lambda: plain_runner(llama), jobs)
+    assert_same(run(cpu_runner(llama, shallow_llama), jobs, lambda: NUM_DRAFTS), expected)
+
+
+@pytest.mark.parametrize("option", ["greedy", "temperature", "top_k", "top_p", "min_p", "top_n_sigma"])
+def test_the_same_model_drafts_what_is_drawn(llama: CausalLM, option: str) -> None:
+    """With the row's parameters and noise its draws are the very same, so that all are accepted.
+
+    It needs keys and values of all tokens for that: of prompts, of tokens before and behind drafts.
+    """
+    jobs = [job(row, 31, **OPTIONS[option]) for row in (0, 3)]
+    expected = plain_answers(lambda: plain_runner(llama), jobs)
+    assert_all_is_settled(cpu_runner(llama, llama), jobs, expected)
+
+
+def test_blocks_that_are_copied_have_the_draft_models_keys_too(llama: CausalLM) -> None:
+    """A fork draws from its leader's prompt, whose last block is copied for it."""
+    prompt = [int(token) for token in np.random.default_rng(0).integers(3, 97, 20)]
+    runner = cpu_runner(llama, llama)
+    admitted = [admission(0, seed=3, temperature=0.9), admission(1, seed=3, temperature=0.9, output_index=1)]
+    tables = {0: [0, 1, 2, 3], 1: [0, 9, 10, 11]}
+    execute(runner, step([Entry(0, 0, prompt, (0, 1))], admitted, tables))
+    entries = [Entry(row, 20, None, (row,), 1, num_drafts=NUM_DRAFTS) for row in (0, 1)]
+    result = execute(runner, step(entries, copies=((1, 9),)))
+    assert result.counts.tolist() == [1 + NUM_DRAFTS] * 2
+
+
+class FailingModel:
+    """A draft model that fails in its second pass on, as one without memory would."""
+
+    def __init__(self, model: CausalLM) -> None:
+        self._model, self._num_passes = model, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+    def __call__(self, *arguments: object) -> torch.Tensor:
+        self._num_passes += 1
+        if self._num_passes > 1:
+            raise RuntimeError("no draft")
+        hidden: torch.Tensor = self._model(*arguments)
+        return hidden
+
+
+def test_a_draft_model_that_fails_costs_its_drafts_alone(llama: CausalLM, capfd: pytest.CaptureFixture[str]) -> None:
+    jobs = [job(row, 12) for row in (0, 3)]
+    results: list[StepResult] = []
+    failing: CausalLM = FailingModel(llama)  # type: ignore[assignment]  # as far as a runner uses it
+    found = run(cpu_runner(llama, failing), jobs, lambda: NUM_DRAFTS, on_result=results.append)
+    assert_same(found, plain_answers(lambda: plain_runner(llama), jobs))
+    assert results[-1].lost_drafts > 0
+    assert capfd.readouterr().err.count("RuntimeError: no draft") == 1
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def on_device(check: Callable[[], None], device: str) -> None:
+    """In the interpreter on a CPU."""
+    if device == "cpu" and not INTERPRETED:
+        pytest.skip("needs Triton's interpreter")
+    with forced() if device == "cpu" else contextlib.nullcontext():
+        check()
+
+
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
+@pytest.mark.parametrize(("batch_sizes", "kv_dtype"), [((), "int8"), ((1, 2, 4, 8), "auto")], ids=["exact", "padded"])
+def test_a_gpus_passes_draft_what_a_cpus_draft(
+    shallow_llama: CausalLM,
+    device: str,
+    batch_sizes: tuple[int, ...],
+    kv_dtype: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """A model that is its own draft, in rows that draw in three ways: all is settled."""
+    model: CausalLM = shallow_llama if device == "cpu" else request.getfixturevalue("llama_on_gpu")
+    twin: CausalLM = shallow_llama if device == "cpu" else request.getfixturevalue("llama")
+    jobs = [job(0, 13), job(1, 13, **OPTIONS["temperature"]), job(2, 9, **OPTIONS["top_k"])]
+    expected = plain_answers(lambda: plain_runner(twin, None, kv_dtype), jobs)
+
+    def check() -> None:
+        assert_all_is_settled(gpu_runner(model, model, device, batch_sizes, kv_dtype), jobs, expected)
+
+    on_device(check, device)
+
+
+def test_drafted_rows_are_those_with_more_than_their_last_token() -> None:
+    entries = [
+        Entry(2, 7, None, (2,), 3, num_drafts=2),
+        Entry(0, 5, None, (0,), 4),
+        Entry(1, 9, None, (1,), 6, num_drafts=4),
+        Entry(3, 0, [4, 5, 6], (3,)),
+    ]
+    drafted = DraftedRows.of(step(entries, [admission(3, prompt_ids=id_bytes(4, 5, 6))]))
+    assert drafted is not None
+    assert [column.tolist() for column in drafted] == [[2, 1], [2, 4], [7, 9], [3, 6]]
+    assert DraftedRows.of(step(entries[1:2])) is None
+
+
+def test_a_runner_without_drafts_makes_none(llama: CausalLM) -> None:
+    """A worker without a drafter has no rows' drafts at all."""
+    assert make_runner(llama, llama.num_layers, llama.num_kv_heads, llama.head_dim)._speculation is None
+
+
+def test_jobs_of_one_row_are_drafted_for_alone(llama: CausalLM) -> None:
+    only = [Job(0, [5, 6, 7], 17, {"seed": 1})]
+    assert_same(
+        run(cpu_runner(llama, llama), only, lambda: NUM_DRAFTS), plain_answers(lambda: plain_runner(llama), only)
+    )
