@@ -179,6 +179,16 @@ class EngineConfig(_Frozen):
         pathlib.Path | None,
         Field(description="folder for compiled GPU kernels; default: headrace/kernels in XDG_CACHE_HOME or ~/.cache"),
     ] = None
+    speculate_tokens: Annotated[
+        str,
+        Field(
+            pattern=rf"auto|[1-{limits.MAX_DRAFTS}]",
+            description=(
+                "drafted tokens that a step verifies for each row: auto, as many as raise tokens per second, or "
+                f"1 to {limits.MAX_DRAFTS} in every step"
+            ),
+        ),
+    ] = "auto"
     step_time_target_ms: Annotated[
         float,
         Field(
@@ -288,6 +298,10 @@ class EngineConfig(_Frozen):
         if not expects_gpu(self.device):
             return "cpu"
         return self.device if ":" in self.device else "cuda:0"
+
+    def fixed_drafts(self) -> int | None:
+        """Drafted tokens that a step verifies for each row; None: as many as pay."""
+        return None if self.speculate_tokens == "auto" else int(self.speculate_tokens)
 
     def captured_batch_sizes(self) -> tuple[int, ...]:
         """Decode batch sizes to capture as CUDA graphs, ascending; none if graphs are off."""

@@ -20,6 +20,9 @@ MAX_OUTPUTS: Final = 128
 MAX_LOGPROBS: Final = 20
 """Most likely tokens reported beside each token, of outputs and of prompts."""
 
+MAX_DRAFTS: Final = 8
+"""Drafted tokens that a step verifies for one output."""
+
 MAX_PRIORITY: Final = 100
 """Largest absolute value of a priority."""
 

@@ -108,6 +108,7 @@ class PlanBuilder:
         "_token_indices",
         "load",
         "num_prompt_logprobs",
+        "num_proposed",
         "num_tokens",
         "step_id",
     )
@@ -126,6 +127,8 @@ class PlanBuilder:
         self._attention_window = attention_window
         self.num_tokens = 0
         self.load = StepLoad()
+        # Most drafts of a row in the next step.
+        self.num_proposed = 0
         # Prompt tokens reported by the step.
         self.num_prompt_logprobs = 0
         self._decodes: list[Sequence] = []
@@ -216,6 +219,7 @@ class PlanBuilder:
             sequence.num_tokens += count
         self.num_tokens += num_drafts
         self.load.num_draft_tokens = num_drafts
+        self.load.num_draft_passes = max(counts)
         self.load.context_tokens += num_drafts
 
     def add_known(self, sequence: Sequence, count: int) -> bool:
@@ -290,7 +294,13 @@ class PlanBuilder:
         if self._draft_counts:
             self._widen_decodes(forward, sample)
         plan = StepPlan(
-            self.step_id, _column(released_rows), self._admissions, forward, sample, self._prompt_logprobs()
+            self.step_id,
+            _column(released_rows),
+            self._admissions,
+            forward,
+            sample,
+            self._prompt_logprobs(),
+            self.num_proposed,
         )
         return plan, self._record(samples, planned_at_ns)
 
