@@ -29,6 +29,9 @@ _LEAST_TOKENS = 16
 # Inputs that may share a scale and a zero point, ascending.
 QUANTIZE_GROUPS = (32, 64, 128)
 _QUANTIZE_GROUP: Final = 128
+# Drafts that a step verifies at most where their number is not configured: with the row's last token
+# they are as many as attention's decode kernel takes.
+_MOST_DRAFTS: Final = 7
 # GPUs of one machine.
 MAX_TP: Final = 8
 MAX_PP: Final = MAX_TP
@@ -179,6 +182,15 @@ class EngineConfig(_Frozen):
         pathlib.Path | None,
         Field(description="folder for compiled GPU kernels; default: headrace/kernels in XDG_CACHE_HOME or ~/.cache"),
     ] = None
+    speculate: Annotated[
+        Literal["off", "ngram"],
+        Field(
+            description=(
+                "who drafts the next tokens of answers, which the model then verifies several at a time, without "
+                "another answer than off: ngram, what followed a row's last tokens where they stood before"
+            )
+        ),
+    ] = "off"
     speculate_tokens: Annotated[
         str,
         Field(
@@ -273,6 +285,11 @@ class EngineConfig(_Frozen):
                 f"pp is {self.pp} and tp is {self.tp}, which are {self.num_ranks} ranks; one machine has at most "
                 f"{MAX_TP}: pp of at most {MAX_TP // self.tp} works with tp {self.tp}"
             )
+        if self.speculate != "off" and self.pp > 1:
+            raise ValueError(
+                f"speculate is {self.speculate} and pp is {self.pp}: drafts are verified where one stage has all "
+                "layers; pp 1 works, or speculate off"
+            )
         if self.quantize != "int4" and self.quantize_group != _QUANTIZE_GROUP:
             raise ValueError(
                 f"quantize_group is for int4, and quantize is {self.quantize}: {_QUANTIZE_GROUP} (the default) works, "
@@ -290,6 +307,20 @@ class EngineConfig(_Frozen):
         """The rank whose results count: the first one of the last stage, where tokens are drawn."""
         return (self.pp - 1) * self.tp
 
+    def fixed_drafts(self) -> int | None:
+        """Drafted tokens that a step verifies for each row; None: as many as pay."""
+        return None if self.speculate_tokens == "auto" else int(self.speculate_tokens)
+
+    @property
+    def tokens_per_row(self) -> int:
+        """Most tokens that a step settles for a row that decodes; 1: nobody drafts."""
+        return 1 if self.speculate == "off" else 1 + (self.fixed_drafts() or _MOST_DRAFTS)
+
+    @property
+    def drafts_from_history(self) -> bool:
+        """Whether tokens are drafted from those that a row has: workers must know them all."""
+        return self.speculate == "ngram"
+
     def expected_device(self) -> str:
         """The device that the configuration means on this machine: "cpu" or "cuda:<index>".
 
@@ -298,10 +329,6 @@ class EngineConfig(_Frozen):
         if not expects_gpu(self.device):
             return "cpu"
         return self.device if ":" in self.device else "cuda:0"
-
-    def fixed_drafts(self) -> int | None:
-        """Drafted tokens that a step verifies for each row; None: as many as pay."""
-        return None if self.speculate_tokens == "auto" else int(self.speculate_tokens)
 
     def captured_batch_sizes(self) -> tuple[int, ...]:
         """Decode batch sizes to capture as CUDA graphs, ascending; none if graphs are off."""

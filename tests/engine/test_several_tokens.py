@@ -139,6 +139,21 @@ def test_a_step_settles_as_many_tokens_as_the_worker_drafts_and_the_output_needs
     assert (reader.done.draft_tokens, reader.done.accepted_tokens) == (30, 30)
 
 
+@pytest.mark.parametrize("speculate_tokens", ["auto", "8"])
+def test_a_request_has_as_many_drafts_as_it_allows_beside_others_that_have_all(speculate_tokens: str) -> None:
+    harness = drafting(speculate_tokens=speculate_tokens)
+    specs = [request(10 + limit, max_tokens=24, max_drafts=limit) for limit in (0, 1, -1)]
+    readers = [harness.add(spec) for spec in specs]
+    harness.run()
+    for spec, reader in zip(specs, readers, strict=True):
+        assert reader.tokens[0] == expected_tokens(spec, 0)
+    none, one, all_of_them = (reader.done for reader in readers)
+    assert none is not None and one is not None and all_of_them is not None
+    assert none.draft_tokens == 0 and none.step_count == 24
+    assert 0 < one.draft_tokens <= one.step_count
+    assert all_of_them.draft_tokens > one.draft_tokens and all_of_them.step_count < one.step_count < 24
+
+
 @pytest.mark.parametrize("index", [4, 5, 6, 7])
 def test_a_stop_token_within_a_rows_tokens_ends_the_output_there(index: int) -> None:
     spec = request(12, max_tokens=30)

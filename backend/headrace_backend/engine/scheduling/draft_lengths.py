@@ -221,7 +221,7 @@ def _best_lengths(counts: Counter[_Kind], costs: DraftCosts, num_rows: int, num_
 def _best_within(
     counts: Counter[_Kind], costs: DraftCosts, num_rows: int, num_free: int, depth: int
 ) -> tuple[float, dict[_Kind, int]]:
-    """Tokens per microsecond of the best choice of at most `depth` drafts a row, and its lengths."""
+    """Best choice of at most `depth` drafts a row: tokens per microsecond, and lengths."""
     drafts = [
         ((share * _GRAIN) ** position, kind, position)
         for kind in counts
