@@ -87,6 +87,11 @@ class ModelFacts:
             max_drafts=config.tokens_per_row - 1,
         )
 
+    @property
+    def drafter(self) -> str:
+        """Who drafts tokens that steps verify; "off": nobody."""
+        return self._config.speculate
+
     def cost(self, ready: WorkerReady) -> ModelCost:
         """What the model's steps compute and read, all ranks together."""
         model, report = self._folder.config, ready.quantization or QuantizationReport()
