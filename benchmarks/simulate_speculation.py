@@ -72,6 +72,7 @@ class DraftingDevice(Device):
             result.tokens, result.ok = np.full(counts.sum(), _TOKEN, np.int32), np.ones(counts.sum(), np.uint8)
         self._num_proposed = plan.num_proposed
         self.free_at_ms += plan.num_proposed * self._pass_ms
+        result.finished_at_ns = int(self.free_at_ms * 1e6)
         return result
 
     def _num_accepted(self, num_drafts: int) -> int:

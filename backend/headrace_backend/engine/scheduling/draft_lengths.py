@@ -13,11 +13,11 @@ products are bound by arithmetic they cost what they bring, and none are taken.
 - **A row that misses** gets no more drafts, but a probe now and then, of one draft, before which
   half of what is known of it is forgotten. Probes of all rows together take 1% of the time. What is
   known of a new row is what is usual for all.
-- **Costs are learned from contrast**: one in 64 steps has no drafts, or nobody would see what they
-  cost.
-- **A step ahead.** The worker drafts behind the step before the one that verifies, so the plan of
-  each step says how many drafts of a row the next one may have (`num_proposed`): a drafter whose
-  drafts nobody wants does not run.
+- **Costs are learned from contrast**: one in 64 steps has no drafts, and nobody drafts in the one
+  before it, or nobody would see what either costs.
+- **A step ahead.** The worker drafts at the end of the step before the one that verifies, so the
+  plan of each step says how many drafts of a row the next one may have (`num_proposed`): a drafter
+  whose drafts nobody wants need not run. What drafting takes counts in the step that drafts.
 
 With a fixed number every row has as many, or as many as the token budget holds.
 """
@@ -132,9 +132,7 @@ class DraftLengths:
             return []
         were_drafted = self.num_proposed > 0
         lengths = self._paying(rows, limits, load, num_free)
-        self.num_proposed = max(lengths)
-        if were_drafted and self._is_contrast(self.num_proposed):
-            return [0] * len(rows)
+        self.num_proposed = 0 if self._is_contrast(max(lengths)) else max(lengths)
         probed = self._choose_probes(rows, limits, lengths, load, num_free, were_drafted)
         if were_drafted:
             for index in probed:
@@ -160,7 +158,7 @@ class DraftLengths:
         return [lengths[kind] for kind in kinds]
 
     def _is_contrast(self, num_wanted: int) -> bool:
-        """Whether this step has no drafts although some would pay."""
+        """Whether the next step has no drafts although some would pay."""
         self._num_since_contrast = self._num_since_contrast + 1 if num_wanted else 0
         if self._num_since_contrast < _STEPS_PER_CONTRAST:
             return False

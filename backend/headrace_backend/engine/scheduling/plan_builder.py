@@ -219,7 +219,6 @@ class PlanBuilder:
             sequence.num_tokens += count
         self.num_tokens += num_drafts
         self.load.num_draft_tokens = num_drafts
-        self.load.num_draft_passes = max(counts)
         self.load.context_tokens += num_drafts
 
     def add_known(self, sequence: Sequence, count: int) -> bool:

@@ -285,7 +285,7 @@ class Scheduler:
             builder.load,
             num_free // 2 if others_wait else num_free,
         )
-        builder.num_proposed = lengths.num_proposed
+        builder.num_proposed = builder.load.num_draft_passes = lengths.num_proposed
         builder.add_drafts([self._make_room_for_drafts(*chosen, builder) for chosen in zip(rows, wanted, strict=True)])
 
     def _make_room_for_drafts(self, sequence: Sequence, count: int, builder: PlanBuilder) -> int:

@@ -19,7 +19,8 @@ negative:
     context tokens        read by decodes
     attention pairs       query times key of the prompts: count * (start + count / 2), summed over
                           chunks
-    draft passes          most drafts of a row: a draft model runs once for each, for all rows
+    draft passes          most drafts of a row that the step makes for the next one: a draft model
+                          runs once for each, for all rows
     drafted tokens        beside what they cost as tokens: drafting them, choosing among them
 
 The fit is least squares of the relative error, so that a step of 5 ms weighs as much as one of 200
@@ -99,8 +100,9 @@ class StepLoad:
     num_prefill_tokens: int = 0
     # Pairs of query and key of the prompts' chunks.
     attention_pairs: float = 0.0
-    # Drafted tokens that the decodes compute beside one token each, and most of them of one decode.
+    # Drafted tokens that the decodes compute beside one token each.
     num_draft_tokens: int = 0
+    # Most drafts of a row that are made at the step's end.
     num_draft_passes: int = 0
 
     def add_chunk(self, start: int, count: int) -> None:
