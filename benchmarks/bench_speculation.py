@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import json
 import pathlib
 import random
 import statistics
@@ -116,18 +117,18 @@ async def turn(session: EngineSession, asked: list[Prompt]) -> Turn:
 
 def _cpu_s(session: EngineSession) -> float:
     times = [worker.cpu_times() for worker in session.process.workers()]
-    return sum(spent.user + spent.system for spent in times)
+    return float(sum(spent.user + spent.system for spent in times))
 
 
 async def compare(case: Case, engine: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """One case in turns with the same engine without speculation."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
-        file = pathlib.Path(name) / "answers.npz"
+        file = pathlib.Path(name) / "answers.json"
         async with contextlib.AsyncExitStack() as stack:
             off = await stack.enter_async_context(engine_session(engine | _OFF))
             asked = prompts(case.workload, case.batch, off.model.vocabulary_size, options.tokens)
             recorded = (await turn(off, asked)).answers
-            np.savez(file, **{str(seed): np.array(ids, np.int32) for seed, ids in enumerate(recorded, 1)})
+            file.write_text(json.dumps(dict(enumerate(recorded, 1))))
             started = engine_session(engine | case.settings, program=case.program(file))
             on = await stack.enter_async_context(started)
             await turn(on, asked)

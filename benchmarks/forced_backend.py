@@ -1,6 +1,6 @@
 """The real backend with a worker whose drafts are right as often as it is told (`forced_worker`).
 
-python -m benchmarks.forced_backend ACCEPTANCE ANSWERS.npz --config-json FILE
+python -m benchmarks.forced_backend ACCEPTANCE ANSWERS.json --config-json FILE
 """
 
 from __future__ import annotations

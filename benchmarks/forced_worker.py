@@ -4,12 +4,13 @@ It drafts what the model answered before, which was recorded, and spoils each to
 probability. Everything else is the real worker: verification, settlement, planning. The drafter
 looks its tokens up and costs next to nothing, as n-gram drafts do.
 
-    python -m benchmarks.forced_worker ACCEPTANCE ANSWERS.npz <the worker's own arguments>
+    python -m benchmarks.forced_worker ACCEPTANCE ANSWERS.json <the worker's own arguments>
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import pathlib
 import sys
 
@@ -90,8 +91,8 @@ def make_speculation(
     acceptance: float, file: pathlib.Path, model: CausalLM, sizes: WorkerSizes, device: torch.device
 ) -> Speculation:
     """Takes the place of the worker's own choice of a drafter."""
-    with np.load(file) as recorded:
-        answers = {int(seed): recorded[seed].astype(np.int32) for seed in recorded.files}
+    recorded = json.loads(file.read_text())
+    answers = {int(seed): np.array(token_ids, np.int32) for seed, token_ids in recorded.items()}
     num_drafts = sizes.tokens_per_row - 1
     drafter = ForcedDrafter(num_drafts, sizes.max_num_seqs, acceptance, answers, model.vocab_size, device)
     rows = RowDrafts(sizes.max_num_seqs, sizes.tokens_per_row, device)

@@ -29,8 +29,8 @@ _LEAST_TOKENS = 16
 # Inputs that may share a scale and a zero point, ascending.
 QUANTIZE_GROUPS = (32, 64, 128)
 _QUANTIZE_GROUP: Final = 128
-# Drafts that a step verifies at most where their number is not configured: with the row's last token
-# they are as many as attention's decode kernel takes.
+# Drafts that a step verifies at most where their number is not configured: with the row's last
+# token they are as many as attention's decode kernel takes.
 _MOST_DRAFTS: Final = 7
 # GPUs of one machine.
 MAX_TP: Final = 8

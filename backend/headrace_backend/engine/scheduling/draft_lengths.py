@@ -25,10 +25,11 @@ With a fixed number every row has as many, or as many as the token budget holds.
 from __future__ import annotations
 
 import math
-import operator
 from collections import Counter
 from collections.abc import Sequence as AbstractSequence
 from typing import Final
+
+import numpy as np
 
 from headrace_backend.engine.requests.acceptance import Acceptance
 from headrace_backend.engine.scheduling.step_time import DraftCosts, StepLoad, StepTimeModel
@@ -181,13 +182,13 @@ class DraftLengths:
         idle = [index for index, limit in enumerate(limits) if limit and not lengths[index]]
         costs = self._model.draft_costs_us(load)
         num_drafts, num_passes = sum(lengths), max(lengths)
-        step_us = costs.step_us(num_drafts, num_passes)
+        step_us = float(costs.step_us(num_drafts, num_passes))
         self._purse_us = min(self._purse_us + _PROBE_SHARE * step_us, step_us)
         num_room = min(len(idle), num_free - num_drafts)
         if num_room <= 0:
             return []
-        first_us = costs.step_us(num_drafts + 1, max(num_passes, 1)) - step_us
-        all_us = costs.step_us(num_drafts + num_room, max(num_passes, 1)) - step_us
+        first_us = float(costs.step_us(num_drafts + 1, max(num_passes, 1))) - step_us
+        all_us = float(costs.step_us(num_drafts + num_room, max(num_passes, 1))) - step_us
         # Enough of them that a pass made for them alone is half of their cost at most.
         if self._purse_us < min(all_us, 2 * first_us):
             return []
@@ -207,40 +208,31 @@ def _best_lengths(counts: Counter[_Kind], costs: DraftCosts, num_rows: int, num_
         num_rows: Rows that settle a token without drafts.
         num_free: Most drafts of all rows.
     """
-    most = max([limit for share, limit in counts if share], default=0)
-    if not most:
-        return dict.fromkeys(counts, 0)
-    # Where passes cost hardly anything, no row's drafts are in the way of another's.
-    depths = range(1, most + 1) if most * costs.pass_us > _CHEAP_PASSES * costs.bare_us else (most,)
-    choices = [_best_within(counts, costs, num_rows, num_free, depth) for depth in depths]
-    return max(choices, key=operator.itemgetter(0))[1]
-
-
-def _best_within(
-    counts: Counter[_Kind], costs: DraftCosts, num_rows: int, num_free: int, depth: int
-) -> tuple[float, dict[_Kind, int]]:
-    """Best choice of at most `depth` drafts a row: tokens per microsecond, and lengths."""
-    drafts = [
-        ((share * _GRAIN) ** position, kind, position)
-        for kind in counts
-        for share, limit in (kind,)
-        for position in range(1, min(limit, depth) + 1)
-        if share
-    ]
-    # What brings most comes first, and a row's drafts in their order.
-    drafts.sort(key=lambda draft: (-draft[0], draft[2]))
-    best_rate, num_best = num_rows / costs.bare_us, 0
-    tokens, num_drafts, num_passes = float(num_rows), 0, 0
-    for index, (brings, kind, position) in enumerate(drafts):
-        num_drafts += counts[kind]
-        if num_drafts > num_free:
-            break
-        tokens += brings * counts[kind]
-        num_passes = max(num_passes, position)
-        rate = tokens / costs.step_us(num_drafts, num_passes)
-        if rate > best_rate:
-            best_rate, num_best = rate, index + 1
     lengths = dict.fromkeys(counts, 0)
-    for _, kind, position in drafts[:num_best]:
-        lengths[kind] = position
-    return best_rate, lengths
+    drafts = sorted(
+        [
+            (-((share * _GRAIN) ** position), position, share, limit)
+            for share, limit in counts
+            if share
+            for position in range(1, limit + 1)
+        ]
+    )
+    if not drafts:
+        return lengths
+    kinds = [(share, limit) for _, _, share, limit in drafts]
+    brings, positions = -np.array([draft[0] for draft in drafts]), np.array([draft[1] for draft in drafts])
+    most = int(positions.max())
+    # Where passes cost hardly anything, no row's drafts are in the way of another's. Elsewhere each
+    # number of passes is a choice of its own: [num_depths, num_drafts].
+    weighed = most * costs.pass_us > _CHEAP_PASSES * costs.bare_us
+    depths = np.arange(1, most + 1)[:, None] if weighed else np.array([[most]])
+    taken = (positions <= depths) * np.array([counts[kind] for kind in kinds])
+    num_drafts = taken.cumsum(axis=1)
+    tokens = num_rows + (taken * brings).cumsum(axis=1)
+    num_passes = np.maximum.accumulate(np.where(taken, positions, 0), axis=1)
+    rates = np.where(num_drafts <= num_free, tokens / costs.step_us(num_drafts, num_passes), 0.0)
+    depth, last = np.unravel_index(int(rates.argmax()), rates.shape)
+    if rates[depth, last] > num_rows / costs.bare_us:
+        for index in np.flatnonzero(taken[depth, : last + 1]).tolist():
+            lengths[kinds[index]] = drafts[index][1]
+    return lengths

@@ -88,6 +88,9 @@ _MIXED_STEP_WORTH = 4
 _FITTED_EACH_TIME = 16
 
 _Matrix = npt.NDArray[np.float64]
+_Counts = int | npt.NDArray[np.int64]
+_Times = npt.NDArray[np.float64]
+_BORDERS: Final = np.array([*_SEGMENTS, 1 << 30], np.float64)
 
 
 @dataclasses.dataclass(slots=True)
@@ -146,17 +149,18 @@ class DraftCosts:
     drafted_us: float
     slopes_us: AbstractSequence[float]
 
-    def step_us(self, num_drafts: int, num_passes: int) -> float:
-        """How long the step takes with so many drafts, of which one row has `num_passes`."""
-        first, last = self.num_tokens, self.num_tokens + num_drafts
-        tokens_us = sum(
-            [
-                slope_us * (min(end, last) - max(begin, first))
-                for begin, end, slope_us in zip(_SEGMENTS, _SEGMENT_ENDS, self.slopes_us, strict=True)
-                if begin < last and end > first
-            ]
+    def step_us(self, num_drafts: _Counts, num_passes: _Counts) -> _Times:
+        """How long the step takes with so many drafts, when one row has `num_passes` of them.
+
+        Both may be arrays, of shapes that broadcast.
+        """
+        costs_us = np.cumsum([0.0, *np.diff(_BORDERS) * self.slopes_us])
+        tokens_us = np.interp(np.add(self.num_tokens, num_drafts), _BORDERS, costs_us)
+        tokens_us = tokens_us - np.interp(self.num_tokens, _BORDERS, costs_us)
+        times: _Times = (
+            self.bare_us + tokens_us + np.multiply(num_drafts, self.drafted_us) + np.multiply(num_passes, self.pass_us)
         )
-        return self.bare_us + tokens_us + num_drafts * self.drafted_us + num_passes * self.pass_us
+        return times
 
 
 class _Moments:
