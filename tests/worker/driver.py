@@ -13,6 +13,7 @@ import torch
 
 from headrace_backend.step.plan import ForwardPlan, PromptLogprobPlan, RowAdmission, SamplePlan, StepPlan, StepResult
 from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.speculation.speculation import Speculation
 from headrace_backend.worker.start_up.synthetic_steps import GREEDY
 from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
@@ -49,7 +50,7 @@ class Entry:
 
     row: int
     start: int
-    # Known ids; None: the row's last sampled token.
+    # Known ids; None: the row's last sampled token, and so many drafts behind it.
     ids: list[int] | None
     # Rows that draw from the entry's last token.
     drawing: tuple[int, ...] = ()
@@ -58,6 +59,7 @@ class Entry:
     # top tokens at each.
     reported: list[int] = dataclasses.field(default_factory=list)
     num_top: int = 0
+    num_drafts: int = 0
 
 
 def step(
@@ -73,9 +75,13 @@ def step(
     `tables`: whole block tables of some rows.
     """
     tables = tables or {}
-    counts = [1 if entry.ids is None else len(entry.ids) for entry in entries]
+    counts = [1 + entry.num_drafts if entry.ids is None else len(entry.ids) for entry in entries]
     ends = np.cumsum(counts)
-    drawn = [(row, int(end) - 1, e.output_position) for e, end in zip(entries, ends, strict=True) for row in e.drawing]
+    drawn = [
+        (row, int(end) - 1 - e.num_drafts, e.output_position)
+        for e, end in zip(entries, ends, strict=True)
+        for row in e.drawing
+    ]
     forward = ForwardPlan(
         rows=column(*(e.row for e in entries)),
         starts=column(*(e.start for e in entries)),
@@ -105,7 +111,12 @@ def step(
 
 
 def make_runner(
-    model: CausalModel, num_layers: int, num_kv_heads: int, head_dim: int, kv_dtype: str = "auto"
+    model: CausalModel,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_dtype: str = "auto",
+    speculation: Speculation | None = None,
 ) -> CpuRunner:
     shape, device = (NUM_BLOCKS, 2, num_kv_heads, BLOCK_SIZE, head_dim), torch.device("cpu")
     return CpuRunner(
@@ -113,6 +124,7 @@ def make_runner(
         CpuBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS),
         Sampler(NUM_ROWS, model.vocab_size, device),
         allocate_kv_caches(num_layers, shape, kv_type(kv_dtype, torch.float32), device),
+        speculation,
     )
 
 

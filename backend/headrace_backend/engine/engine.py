@@ -103,6 +103,7 @@ class Engine:
         self._clock = clock
         self._model = model
         self._block_size = config.block_size
+        self._with_history = config.drafts_from_history
         self._num_stages = config.pp
         self.steps = steps or StepLog()
         rates = Rates(clock())
@@ -406,7 +407,12 @@ class Engine:
         num_settled, isolation = self._meter.num_settled_steps, self._isolation
         if isolation.active and not isolation.advance(self.num_in_flight, num_settled, now_ns):
             return None
-        builder = PlanBuilder(self._next_step_id, self._admission.max_admission_bytes, self._model.attention_window)
+        builder = PlanBuilder(
+            self._next_step_id,
+            self._admission.max_admission_bytes,
+            self._model.attention_window,
+            self._with_history,
+        )
         if not self._scheduler.schedule(builder, now_ns, self._in_flight):
             return None
         for request in self._scheduler.entered:

@@ -43,9 +43,10 @@ class RowAdmission(msgspec.Struct, array_like=True, frozen=True, tag=0):
     Everything that sampling needs for as long as it stays there: the request's own `Sampling`, and
     what is the output's.
 
-    Token id lists are int32 little-endian bytes. `prompt_ids` and `output_ids` are filled only if
-    `sampling.needs_history`: the whole prompt, and the output known to the engine so far. The block
-    table follows in the plan's table columns.
+    Token id lists are int32 little-endian bytes. `prompt_ids` and `output_ids` are the whole
+    prompt, and the output known to the engine so far. They are filled if `sampling.needs_history`,
+    and in all admissions where workers draft from tokens that rows have. The block table follows in
+    the plan's table columns.
     """
 
     row: int
@@ -294,7 +295,7 @@ class StepPlan:
         return cls(step_id, columns[0], admissions, forward, sample, prompt_logprobs, num_proposed)
 
 
-_RESULT_HEADER = struct.Struct("<QQQQ10I")
+_RESULT_HEADER = struct.Struct("<QQQQ11I")
 
 
 @dataclasses.dataclass(slots=True)
@@ -319,6 +320,9 @@ class StepResult:
     # Kernels that the worker compiled and graphs that it captured since it was ready: a warm worker
     # has none.
     late_work: int = 0
+    # Drafts that were lost since the worker was ready, because their drafter failed or proposed
+    # what is no token.
+    lost_drafts: int = 0
     # Tokens that the device computed, padding included; and whether it replayed a captured graph.
     padded_tokens: int = 0
     captured: bool = False
@@ -355,6 +359,7 @@ class StepResult:
             self.logprob_indices.size,
             self.top_token_ids.size,
             self.late_work,
+            self.lost_drafts,
             self.padded_tokens,
             self.captured,
             self.prompt_sampled.size,
@@ -395,6 +400,7 @@ class StepResult:
             logprobs,
             tops,
             late_work,
+            lost_drafts,
             padded_tokens,
             captured,
             prompts,
@@ -423,5 +429,5 @@ class StepResult:
         if prompts:
             flat += (column(f32, prompts), column(i32, prompts), column(i32, prompt_tops), column(f32, prompt_tops))
         counts, ok, checked_ok = column(i32, counted), column(np.uint8, settled), column(np.uint8, checked)
-        about = (late_work, padded_tokens, bool(captured), launched)
+        about = (late_work, lost_drafts, padded_tokens, bool(captured), launched)
         return cls(step_id, started, finished, tokens, ok, *about, *flat, checked_ok=checked_ok, counts=counts)  # type: ignore[arg-type,misc]  # dtypes are as written above

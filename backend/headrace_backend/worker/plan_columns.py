@@ -56,7 +56,8 @@ class Entries(NamedTuple):
 
 Int64Column = npt.NDArray[np.int64]
 
-# Stands for a token id that the plan does not know: the row's last sampled token.
+# Stands for a token id that the plan does not know: the row's last sampled token. Below are its
+# drafts, in order.
 LAST_SAMPLED = -1
 
 
@@ -71,17 +72,33 @@ def ranges(starts: npt.NDArray[np.integer], counts: Int32Column) -> Int64Column:
 
 
 def flat_token_ids(plan: ForwardPlan, ends: Int64Column) -> Int32Column:
-    """Ids of all tokens, int32 [num_tokens], with LAST_SAMPLED where the plan does not know one.
+    """Ids of all tokens, int32 [num_tokens], below 0 where the plan does not know one.
+
+    That is LAST_SAMPLED for the row's last sampled token, and one less for each draft behind it.
 
     Args:
         plan: A plan with at least one row.
         ends: Ends of the rows' tokens: the running sum of `plan.counts`.
     """
+    unknown = plan.counts - plan.known_counts
+    rows = np.flatnonzero(unknown)
     is_known = np.ones(int(ends[-1]), bool)
-    is_known[ends[plan.known_counts < plan.counts] - 1] = False
-    ids = np.full(is_known.size, LAST_SAMPLED, np.int32)
+    ids = np.empty(is_known.size, np.int32)
+    if rows.size:
+        counts = unknown[rows]
+        places = ranges(ends[rows] - counts, counts)
+        is_known[places] = False
+        ids[places] = LAST_SAMPLED - ranges(np.zeros_like(counts), counts)
     ids[is_known] = plan.token_ids
     return ids
+
+
+def last_sampled_bounds(plan: ForwardPlan) -> Int32Column:
+    """Planned positions of the last sampled tokens that entries compute, int32 [num_entries].
+
+    -1 where an entry computes known tokens alone.
+    """
+    return np.where(plan.known_counts < plan.counts, plan.starts + plan.known_counts, np.int32(-1))
 
 
 def table_places(plan: ForwardPlan, max_blocks: int, num_blocks: int) -> Int64Column:

@@ -56,6 +56,7 @@ def penalize_rows_reference(
     prompt_masks: torch.Tensor,
     output_counts: torch.Tensor,
     parameters: torch.Tensor,
+    drafts: torch.Tensor | None = None,
 ) -> None:
     """Penalizes some rows of a batch, in place.
 
@@ -67,10 +68,15 @@ def penalize_rows_reference(
         prompt_masks: bool [num_slots, vocab_size], see `apply_penalties_reference`.
         output_counts: int32 [num_slots, vocab_size], likewise.
         parameters: int32 [num_rows + 1, 16], see `sampling.parameters`.
+        drafts: int64 [num_penalized, num_drafts], tokens that count as output too, -1 for none;
+            None: no row has any.
     """
     chosen = parameters.index_select(0, rows)
     penalties = Penalties(*(read_floats(chosen, column) for column in (REPETITION, PRESENCE, FREQUENCY)))
-    logits[samples] = apply_penalties_reference(logits[samples], prompt_masks[slots], output_counts[slots], penalties)
+    counts = output_counts[slots]
+    if drafts is not None:
+        counts.scatter_add_(1, drafts.clamp(min=0), (drafts >= 0).to(counts.dtype))
+    logits[samples] = apply_penalties_reference(logits[samples], prompt_masks[slots], counts, penalties)
 
 
 def penalize_rows(
@@ -81,7 +87,8 @@ def penalize_rows(
     prompt_masks: torch.Tensor,
     output_counts: torch.Tensor,
     parameters: torch.Tensor,
+    drafts: torch.Tensor | None = None,
 ) -> None:
     """`penalize_rows_reference`, by the best implementation for the device."""
     penalize = penalize_rows_triton if uses_triton(logits) else penalize_rows_reference
-    penalize(logits, samples, slots, rows, prompt_masks, output_counts, parameters)
+    penalize(logits, samples, slots, rows, prompt_masks, output_counts, parameters, drafts)

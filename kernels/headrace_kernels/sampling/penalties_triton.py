@@ -20,7 +20,7 @@ _NUM_COLUMNS = tl.constexpr(columns.NUM_COLUMNS)
 _BLOCK = 1024
 _WARPS = 4
 # Parts of one packed column, so their addresses have any alignment: nothing may be compiled for it.
-_INDEX_POINTERS = ["samples", "slots", "rows"]
+_INDEX_POINTERS = ["samples", "slots", "rows", "drafts"]
 
 
 @triton.jit(do_not_specialize=_INDEX_POINTERS, do_not_specialize_on_alignment=_INDEX_POINTERS)
@@ -32,7 +32,9 @@ def penalize_rows_kernel(
     prompt_masks,
     output_counts,
     parameters,
+    drafts,
     VOCAB: tl.constexpr,
+    NUM_DRAFTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Program (block, penalized row).
@@ -51,6 +53,8 @@ def penalize_rows_kernel(
     values = tl.load(target, mask=mask_token, other=0.0)
     in_prompt = tl.load(prompt_masks + offs_slot, mask=mask_token, other=0) != 0
     counts = tl.load(output_counts + offs_slot, mask=mask_token, other=0)
+    for index in tl.static_range(NUM_DRAFTS):
+        counts += (offs_token == tl.load(drafts + entry * NUM_DRAFTS + index)).to(tl.int32)
     penalized = tl.where(values > 0, values / repetition, values * repetition)
     values = tl.where(in_prompt | (counts > 0), penalized, values)
     values -= tl.where(counts > 0, presence, 0.0)
@@ -66,6 +70,7 @@ def penalize_rows_triton(
     prompt_masks: torch.Tensor,
     output_counts: torch.Tensor,
     parameters: torch.Tensor,
+    drafts: torch.Tensor | None = None,
 ) -> None:
     """`penalize_rows_reference`, with divisions that may differ in their last places."""
     assert logits.is_contiguous() and logits.dtype == torch.float32
@@ -78,7 +83,10 @@ def penalize_rows_triton(
         prompt_masks,
         output_counts,
         parameters,
+        # Not read where there are none.
+        samples if drafts is None else drafts,
         VOCAB=vocab_size,
+        NUM_DRAFTS=0 if drafts is None else drafts.shape[1],
         BLOCK=_BLOCK,
         num_warps=_WARPS,
     )

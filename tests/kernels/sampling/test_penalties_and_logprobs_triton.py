@@ -23,7 +23,9 @@ from headrace_kernels.sampling.penalties_triton import penalize_rows_triton
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def check_penalties(num_samples: int, num_slots: int, vocab: int, seed: int, spare_rows: int = 1) -> None:
+def check_penalties(
+    num_samples: int, num_slots: int, vocab: int, seed: int, spare_rows: int = 1, num_drafts: int | None = None
+) -> None:
     """Some rows of a batch are penalized as the reference does it; the others are not touched."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(num_samples, vocab, generator=generator) * 5
@@ -38,7 +40,9 @@ def check_penalties(num_samples: int, num_slots: int, vocab: int, seed: int, spa
     matrix[:, columns.REPETITION : columns.FREQUENCY + 1] = np.random.default_rng(seed).uniform(0.5, 2, (10, 3))
     parameters = torch.from_numpy(matrix).view(torch.int32)
     expected, result = logits.clone(), logits.to(DEVICE)
-    inputs = (samples, slots, rows, masks, counts, parameters)
+    inputs: tuple[torch.Tensor, ...] = (samples, slots, rows, masks, counts, parameters)
+    if num_drafts is not None:
+        inputs += (torch.randint(-1, vocab, (num_penalized, num_drafts), generator=generator),)
     penalize_rows_reference(expected, *inputs)
     penalize_rows_triton(result, *(tensor.to(DEVICE) for tensor in inputs))
     # Division and fused multiplication round differently.
@@ -48,9 +52,32 @@ def check_penalties(num_samples: int, num_slots: int, vocab: int, seed: int, spa
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 5), st.sampled_from([1, 30, 1024, 1025]), st.integers(0, 2**31))
-def test_penalties_are_the_references(num_samples: int, num_slots: int, vocab: int, seed: int) -> None:
-    check_penalties(num_samples, num_slots, vocab, seed)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.sampled_from([1, 30, 1024, 1025]),
+    st.integers(0, 2**31),
+    st.sampled_from([None, 1, 3]),
+)
+def test_penalties_are_the_references(
+    num_samples: int, num_slots: int, vocab: int, seed: int, num_drafts: int | None
+) -> None:
+    """With the tokens that were drafted before a draw, and without."""
+    check_penalties(num_samples, num_slots, vocab, seed, num_drafts=num_drafts)
+
+
+def test_each_draft_counts_as_a_token_of_the_output() -> None:
+    """A token that is drafted twice counts twice."""
+    counts = torch.tensor([[0, 0, 0], [0, 2, 1]], dtype=torch.int32)
+    logits = torch.tensor([[1.0, -1.0, 2.0]]).repeat(2, 1)
+    matrix = torch.zeros(1, columns.NUM_COLUMNS)
+    matrix[0, columns.REPETITION : columns.FREQUENCY + 1] = torch.tensor([2.0, 0.5, 0.25])
+    masks, both = torch.zeros(2, 3, dtype=torch.bool), torch.arange(2)
+    arguments = (both, both, torch.zeros(2, dtype=torch.int64), masks)
+    drafts = torch.tensor([[1, 2, 1], [-1, -1, -1]])
+    penalize_rows_reference(logits, *arguments, counts * torch.tensor([[0], [1]]), matrix.view(torch.int32), drafts)
+    assert torch.equal(logits[0], logits[1])
+    assert counts.tolist() == [[0, 0, 0], [0, 2, 1]]
 
 
 @pytest.mark.gpu

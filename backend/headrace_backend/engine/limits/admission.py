@@ -116,7 +116,7 @@ class Admission:
 
         The output is taken to have the whole cache and a step plan for itself.
         """
-        num_bytes = most_admission_bytes(request, self._config.block_size)
+        num_bytes = most_admission_bytes(request, self._config.block_size, self._config.drafts_from_history)
         if num_bytes > self.max_admission_bytes:
             limit = self.max_admission_bytes
             return f"spec: an output of it may take {num_bytes} bytes of a step plan; the limit is {limit}"
@@ -203,14 +203,15 @@ def _bounded_retry(retry_ns: int) -> int:
     return min(max(retry_ns, _MIN_RETRY_NS), _MAX_RETRY_NS)
 
 
-def most_admission_bytes(request: EngineRequest, block_size: int) -> int:
+def most_admission_bytes(request: EngineRequest, block_size: int, with_history: bool = False) -> int:
     """Most bytes that one output's admission can take in a plan, with its block table.
 
-    The largest admission has the history of all tokens: the output comes back at its end.
+    The largest admission has the history of all tokens: the output comes back at its end. Every
+    admission has one with `with_history`.
     """
     sampling, stop = request.asked.sampling, request.asked.stop
     num_tokens = len(request.prompt_ids) + stop.max_tokens
     words = sum(RUN_BYTES + len(word) for word in sampling.bad_words)
     lists = words + 2 * len(sampling.logit_bias_ids) + len(stop.token_ids)
-    history = 4 * num_tokens if sampling.needs_history else 0
+    history = 4 * num_tokens if with_history or sampling.needs_history else 0
     return FIELD_BYTES + lists + history + table_bytes(-(-num_tokens // block_size))

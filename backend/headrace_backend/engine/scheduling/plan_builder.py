@@ -106,6 +106,7 @@ class PlanBuilder:
         "_table_starts",
         "_token_bytes",
         "_token_indices",
+        "_with_history",
         "load",
         "num_prompt_logprobs",
         "num_proposed",
@@ -113,15 +114,24 @@ class PlanBuilder:
         "step_id",
     )
 
-    def __init__(self, step_id: int, max_admission_bytes: int, attention_window: int | None = None) -> None:
+    def __init__(
+        self,
+        step_id: int,
+        max_admission_bytes: int,
+        attention_window: int | None = None,
+        with_history: bool = False,
+    ) -> None:
         """Starts an empty step.
 
         Args:
             step_id: Number of the step.
             max_admission_bytes: Bytes that its admissions and their block tables may take.
             attention_window: Tokens that a token sees in every layer; None: all.
+            with_history: Whether every admission brings all tokens of its sequence, or only those
+                of sequences whose sampling depends on them.
         """
         self.step_id = step_id
+        self._with_history = with_history
         self._admission_bytes_left = max_admission_bytes
         self._last_admitted: Sequence | None = None
         self._attention_window = attention_window
@@ -172,9 +182,9 @@ class PlanBuilder:
         """
         before = self._admissions[-1] if self._admissions else None
         if before is not None and self._last_admitted is not None and self._last_admitted.request is sequence.request:
-            admission = SiblingAdmission(row, sequence.log.output_index, _history(sequence)).after(before)
+            admission = SiblingAdmission(row, sequence.log.output_index, self._history(sequence)).after(before)
         else:
-            admission = _admission(sequence, row)
+            admission = self._admission(sequence, row)
         num_bytes = admission_bytes(admission, before) + table_bytes(num_blocks)
         if num_bytes > self._admission_bytes_left:
             return False
@@ -369,22 +379,23 @@ class PlanBuilder:
         sequence.num_tokens += 1
         sequence.decodes = True
 
+    def _history(self, sequence: Sequence) -> bytes:
+        """The output known so far, where the worker needs it."""
+        return sequence.tokens.tobytes() if self._needs_history(sequence) else b""
 
-def _history(sequence: Sequence) -> bytes:
-    """The output known so far, for sequences whose sampling depends on it."""
-    return sequence.tokens.tobytes() if sequence.request.spec.asked.sampling.needs_history else b""
+    def _needs_history(self, sequence: Sequence) -> bool:
+        return self._with_history or sequence.request.spec.asked.sampling.needs_history
 
-
-def _admission(sequence: Sequence, row: int) -> RowAdmission:
-    """Everything that sampling needs for as long as the sequence stays in its row."""
-    asked = sequence.request.spec.asked
-    return RowAdmission(
-        row=row,
-        sampling=asked.sampling,
-        output_index=sequence.log.output_index,
-        num_logprobs=asked.num_logprobs,
-        min_tokens=asked.stop.min_tokens,
-        stop_token_ids=asked.stop.token_ids,
-        prompt_ids=asked.prompt_token_ids if asked.sampling.needs_history else b"",
-        output_ids=_history(sequence),
-    )
+    def _admission(self, sequence: Sequence, row: int) -> RowAdmission:
+        """Everything that the worker needs for as long as the sequence stays in its row."""
+        asked = sequence.request.spec.asked
+        return RowAdmission(
+            row=row,
+            sampling=asked.sampling,
+            output_index=sequence.log.output_index,
+            num_logprobs=asked.num_logprobs,
+            min_tokens=asked.stop.min_tokens,
+            stop_token_ids=asked.stop.token_ids,
+            prompt_ids=asked.prompt_token_ids if self._needs_history(sequence) else b"",
+            output_ids=self._history(sequence),
+        )

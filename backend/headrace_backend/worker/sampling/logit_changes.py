@@ -14,11 +14,14 @@ import torch
 
 from headrace_backend.step.plan import Float32Column, Int32Column, RowAdmission
 from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
+from headrace_backend.worker.sampling.drafted_draws import DraftedDraws
 
 # Stands in a bad word's prefix where the word is shorter than the longest: equals anything.
 _ANY = -1
 # Stands in the latest tokens where the output is still shorter: equals nothing.
 _NONE = -2
+# A change holds for outputs of any length.
+_ALWAYS = np.iinfo(np.int32).max
 
 
 class BadWords:
@@ -50,6 +53,27 @@ class BadWords:
         """Notes the token just drawn, int64 [1]."""
         if self._latest.numel():
             self._latest = torch.cat((self._latest[1:], token))
+
+    def ban_each(self, logits: torch.Tensor, drafts: torch.Tensor) -> None:
+        """Bans the same behind drafts, each draw with the drafts before it as output.
+
+        Args:
+            logits: float32 [num_draws, vocab_size] of one row, changed in place.
+            drafts: int64 [num_draws - 1].
+        """
+        length = self._latest.numel()
+        seen = torch.cat((self._latest, drafts))
+        latest = seen.unfold(0, length, 1) if length else seen.new_empty(logits.shape[0], 0)
+        completes = ((self._prefixes == latest[:, None]) | self._wildcards).all(dim=2)
+        bans = torch.zeros_like(completes, dtype=logits.dtype).masked_fill_(completes, -torch.inf)
+        logits.index_add_(1, self._last_tokens, bans)
+
+    def append_settled(self, tokens: torch.Tensor, count: torch.Tensor) -> None:
+        """Notes the first `count` of the tokens just drawn, int64 [num_draws]; the count is [1]."""
+        length = self._latest.numel()
+        if length:
+            places = torch.arange(length, device=tokens.device) + count
+            self._latest = torch.cat((self._latest, tokens))[places]
 
 
 @dataclasses.dataclass(slots=True)
@@ -85,28 +109,48 @@ class LogitChanges:
         """Forgets a row."""
         self._rows.pop(row, None)
 
-    def apply(self, logits: torch.Tensor, samples: list[int], rows: list[int], positions: list[int]) -> None:
-        """Changes logits in place.
+    def apply(
+        self,
+        logits: torch.Tensor,
+        samples: list[int],
+        rows: list[int],
+        positions: list[int],
+        exact_positions: torch.Tensor | None = None,
+    ) -> None:
+        """Adds biases and bans tokens that end an output too early, in place.
 
         Args:
             logits: float32 [num_samples, vocab_size] of the whole batch.
             samples: Which of them have changes.
             rows: The row of each of those.
             positions: The position in its output of the token that each of those draws.
+            exact_positions: int32 [num_samples] on the device, where `positions` are upper bounds.
         """
         places: list[Int32Column] = []
         values: list[Float32Column] = []
         counts: list[int] = []
+        # Lengths of outputs below which each change holds.
+        ends: list[Int32Column] = []
         for row, position in zip(rows, positions, strict=True):
             changes = self._rows[row]
-            banned = changes.stop_token_ids if position < changes.min_tokens else changes.stop_token_ids[:0]
+            is_banned = position < changes.min_tokens or (exact_positions is not None and changes.min_tokens > 0)
+            banned = changes.stop_token_ids if is_banned else changes.stop_token_ids[:0]
             places += (changes.bias_ids, banned)
             values += (changes.bias_values, np.full(banned.size, -np.inf, np.float32))
             counts.append(changes.bias_ids.size + banned.size)
-        if any(counts):
-            indices = np.stack((np.repeat(samples, counts), np.concatenate(places)))
-            additions = copy_to_device(np.concatenate(values), self._device)
-            logits.index_put_(tuple(indices_on_device(indices, self._device)), additions, accumulate=True)
+            if exact_positions is not None:
+                ends += (np.full(changes.bias_ids.size, _ALWAYS, np.int32), np.full_like(banned, changes.min_tokens))
+        if not any(counts):
+            return
+        indices = indices_on_device(np.stack((np.repeat(samples, counts), np.concatenate(places))), self._device)
+        additions = copy_to_device(np.concatenate(values), self._device)
+        if exact_positions is not None:
+            holds = exact_positions[indices[0]] < copy_to_device(np.concatenate(ends), self._device)
+            additions = torch.where(holds, additions, 0)
+        logits.index_put_(tuple(indices), additions, accumulate=True)
+
+    def ban_words(self, logits: torch.Tensor, samples: list[int], rows: list[int]) -> None:
+        """Bans tokens that would complete a bad word, in place; arguments as those of `apply`."""
         for sample, row in zip(samples, rows, strict=True):
             if (bad_words := self._rows[row].bad_words) is not None:
                 bad_words.ban(logits[sample])
@@ -116,3 +160,42 @@ class LogitChanges:
         for sample, row in zip(samples, rows, strict=True):
             if (bad_words := self._rows[row].bad_words) is not None:
                 bad_words.append(tokens[sample : sample + 1])
+
+    def ban_drafted_words(self, logits: torch.Tensor, rows: Int32Column, drafted: DraftedDraws) -> None:
+        """Does what `ban_words` does, at each draw of rows with bad words behind its drafts.
+
+        Args:
+            logits: float32 [num_draws, vocab_size] of the whole batch, changed in place.
+            rows: [num_draws] the row of each draw.
+            drafted: The draws.
+        """
+        found = self._with_bad_words(rows, drafted)
+        inputs = drafted.inputs if found else None
+        for _, first, end, bad_words in found:
+            assert inputs is not None, "looked up where there are bad words"
+            bad_words.ban_each(logits[first:end], inputs[first + 1 : end])
+
+    def append_settled(
+        self, rows: Int32Column, drafted: DraftedDraws, tokens: torch.Tensor, counts: torch.Tensor
+    ) -> None:
+        """Notes the tokens that were settled.
+
+        Args:
+            rows: [num_draws] the row of each draw.
+            drafted: The draws.
+            tokens: int64 [num_draws], drawn.
+            counts: int32 [num_samples] how many tokens each sample settled.
+        """
+        for sample, first, end, bad_words in self._with_bad_words(rows, drafted):
+            bad_words.append_settled(tokens[first:end], counts[sample : sample + 1])
+
+    def _with_bad_words(self, rows: Int32Column, drafted: DraftedDraws) -> list[tuple[int, int, int, BadWords]]:
+        """Samples of rows that have bad words: number, first draw, the end of its draws, words."""
+        firsts, counts = drafted.firsts.tolist(), drafted.counts.tolist()
+        samples = zip(rows[drafted.firsts].tolist(), firsts, counts, strict=True)
+        found = ((self._rows.get(row), first, count) for row, first, count in samples)
+        return [
+            (sample, first, first + count, changes.bad_words)
+            for sample, (changes, first, count) in enumerate(found)
+            if changes is not None and changes.bad_words is not None
+        ]

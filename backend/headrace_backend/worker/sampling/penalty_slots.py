@@ -53,7 +53,12 @@ class PenaltySlots:
             self._free.append(slot)
 
     def apply(
-        self, logits: torch.Tensor, samples: npt.NDArray[np.int64], rows: Int32Column, parameters: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        samples: npt.NDArray[np.int64],
+        rows: Int32Column,
+        parameters: torch.Tensor,
+        drafts: torch.Tensor | None = None,
     ) -> None:
         """Penalizes logits in place.
 
@@ -62,15 +67,22 @@ class PenaltySlots:
             samples: Which of them are penalized.
             rows: The row of each of those.
             parameters: The matrix of all rows.
+            drafts: int64 [num_penalized, num_drafts], tokens that count as output too; -1: none.
         """
         columns: npt.NDArray[np.int64] = np.stack((samples, self._slots_of(rows), rows.astype(np.int64)))
         samples_there, slots, rows_there = indices_on_device(columns, self._device)
-        penalize_rows(logits, samples_there, slots, rows_there, self._prompt_masks, self._output_counts, parameters)
+        history = (self._prompt_masks, self._output_counts)
+        penalize_rows(logits, samples_there, slots, rows_there, *history, parameters, drafts)
 
     def count(self, rows: Int32Column, tokens: torch.Tensor) -> None:
         """Counts one drawn token of each row, int64 [num_rows]. A row appears once."""
         slots = indices_on_device(self._slots_of(rows), self._device)
         self._output_counts[slots, tokens] += 1
+
+    def count_settled(self, rows: Int32Column, tokens: torch.Tensor, settled: torch.Tensor) -> None:
+        """Counts those of some drawn tokens that are settled, bool [num_draws]; rows may repeat."""
+        slots = indices_on_device(self._slots_of(rows), self._device)
+        self._output_counts.index_put_((slots, tokens), settled.to(torch.int32), accumulate=True)
 
     def _slots_of(self, rows: Int32Column) -> npt.NDArray[np.int64]:
         return np.array([self._slots[row] for row in rows.tolist()], np.int64)

@@ -24,6 +24,7 @@ import torch
 
 from headrace_backend.step.plan import Int32Column, RowAdmission, SamplePlan, StepResult, UInt8Column
 from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
+from headrace_backend.worker.sampling.drafted_draws import DraftedDraws
 from headrace_backend.worker.sampling.logit_changes import LogitChanges
 from headrace_backend.worker.sampling.penalty_slots import PenaltySlots
 from headrace_backend.worker.sampling.prompt_logprobs import PromptLogprobs
@@ -49,16 +50,25 @@ class SampledLogprobs:
 
 @dataclasses.dataclass(slots=True)
 class SampledTokens:
-    """What a step drew, and its prompt logprobs, still on the device."""
+    """What a step drew, and its prompt logprobs, still on the device.
 
-    # int64 [num_samples]; 0 where the row is not finite.
+    There is a draw for each sample of the plan, or several where a row has drafts.
+    """
+
+    # int64 [num_draws]; 0 where the row is not finite.
     tokens: torch.Tensor
-    # bool [num_samples]
+    # bool [num_draws]
     finite: torch.Tensor
     logprobs: SampledLogprobs | None
     prompts: PromptLogprobs | None = None
     # bool [num_checked] whether the hidden states that the plan has checked are finite; None: none.
     checked: torch.Tensor | None = None
+    # int32 [num_samples] how many of its draws each sample settled, and on the host how many draws
+    # it has; None: one each.
+    counts: torch.Tensor | None = None
+    draw_counts: Int32Column | None = None
+    # int32 [1] drafts that were lost so far; None: the worker drafts none.
+    num_lost_drafts: torch.Tensor | None = None
 
     @classmethod
     def none(
@@ -74,12 +84,27 @@ class SampledTokens:
         """Waits for the device and writes the columns of a result."""
         result.tokens = self.tokens.to(torch.int32).cpu().numpy()
         result.ok = self.finite.to(torch.uint8).cpu().numpy()
+        settled = self._settled(result)
         if self.logprobs is not None:
-            _fill_logprobs(result, self.logprobs)
+            _fill_logprobs(result, self.logprobs, settled)
+        if settled is not None:
+            result.tokens, result.ok = result.tokens[settled], result.ok[settled]
+        if self.num_lost_drafts is not None:
+            result.lost_drafts = int(self.num_lost_drafts)
         if self.prompts is not None:
             self.prompts.fill(result)
         if self.checked is not None:
             result.checked_ok = self.checked.to(torch.uint8).cpu().numpy()
+
+    def _settled(self, result: StepResult) -> npt.NDArray[np.bool_] | None:
+        """Writes the counts of a result; whether each draw is settled, None: all are."""
+        if self.counts is None or self.draw_counts is None:
+            return None
+        result.counts = self.counts.to(torch.int32).cpu().numpy()
+        firsts = np.cumsum(self.draw_counts) - self.draw_counts
+        depths = np.arange(self.draw_counts.sum()) - np.repeat(firsts, self.draw_counts)
+        settled: npt.NDArray[np.bool_] = depths < np.repeat(result.counts, self.draw_counts)
+        return settled
 
 
 class Sampler:
@@ -146,6 +171,23 @@ class Sampler:
         """
         return sample_rows(logits, rows, output_positions, self._parameters.matrix)
 
+    def draw(self, plan: SamplePlan, logits: torch.Tensor, traits: UInt8Column) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draws one token per sample from logits that `change` has seen, outside of graphs.
+
+        Args:
+            plan: Rows and exact positions, num_samples of each.
+            logits: float32 [num_samples, vocab_size].
+            traits: What `change` gave.
+
+        Returns:
+            What `draw_all` does.
+        """
+        if np.bitwise_or.reduce(traits) & Trait.RANDOM or uses_triton(logits):
+            rows, positions = copy_to_device(np.stack((plan.rows, plan.output_positions)), self._device)
+            return self.draw_all(logits, rows, positions)
+        tokens, finite = choose_greedy(logits)
+        return tokens.masked_fill_(~finite, 0), finite
+
     def sample(self, plan: SamplePlan, logits: torch.Tensor) -> SampledTokens:
         """Draws one token per sample, whatever its row needs.
 
@@ -155,34 +197,36 @@ class Sampler:
         """
         logits = logits.float()
         traits = self.change(plan, logits)
-        if np.bitwise_or.reduce(traits) & Trait.RANDOM or uses_triton(logits):
-            rows, positions = copy_to_device(np.stack((plan.rows, plan.output_positions)), self._device)
-            tokens, finite = self.draw_all(logits, rows, positions)
-        else:
-            tokens, finite = choose_greedy(logits)
-            tokens.masked_fill_(~finite, 0)
-        return self.finish(plan, traits, logits, tokens, finite)
+        return self.finish(plan, traits, logits, *self.draw(plan, logits, traits))
 
-    def change(self, plan: SamplePlan, logits: torch.Tensor) -> UInt8Column:
+    def change(self, plan: SamplePlan, logits: torch.Tensor, drafted: DraftedDraws | None = None) -> UInt8Column:
         """Launches what changes the logits of rows that ask for it: bias, bans, penalties.
 
         Of plans without such rows it launches nothing. Whatever else decides which tokens a row may
         draw belongs here too, and may come to the worker after the forward pass was launched.
 
         Args:
-            plan: Rows and positions, num_samples of each.
+            plan: Rows and positions, num_samples of each; with drafts a sample for each draw.
             logits: float32 [num_samples, vocab_size], changed in place.
+            drafted: What draws of a worker that drafts depend on.
 
         Returns:
             The traits of each sample's row, for `finish`.
         """
         traits: UInt8Column = self._parameters.traits[plan.rows]
-        if np.bitwise_or.reduce(traits) & _CHANGED:
-            self._change(plan, traits, logits)
+        if np.bitwise_or.reduce(traits, initial=0) & _CHANGED:
+            self._change(plan, traits, logits, drafted)
         return traits
 
     def finish(
-        self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor, tokens: torch.Tensor, finite: torch.Tensor
+        self,
+        plan: SamplePlan,
+        traits: UInt8Column,
+        logits: torch.Tensor,
+        tokens: torch.Tensor,
+        finite: torch.Tensor,
+        drafted: DraftedDraws | None = None,
+        counts: torch.Tensor | None = None,
     ) -> SampledTokens:
         """Launches what follows a draw: notes for rows' next draws, log probabilities.
 
@@ -192,21 +236,34 @@ class Sampler:
             logits: Logits that the tokens were drawn from.
             tokens: int64 [num_samples], drawn.
             finite: bool [num_samples].
+            drafted: What `change` was given.
+            counts: int32, how many draws of each of its samples are settled.
         """
-        present = int(np.bitwise_or.reduce(traits))
+        present = int(np.bitwise_or.reduce(traits, initial=0))
         if present & _CHANGED:
-            self._note(plan, traits, tokens)
+            if drafted is None or counts is None:
+                self._note(plan, traits, tokens)
+            else:
+                self._note_settled(plan, traits, tokens, drafted, counts)
         logprobs = self._logprobs(plan, traits, logits, tokens) if present & Trait.LOGPROBS else None
         return SampledTokens(tokens, finite, logprobs)
 
-    def _change(self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor) -> None:
+    def _change(
+        self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor, drafted: DraftedDraws | None
+    ) -> None:
         changed = np.flatnonzero(traits & Trait.CHANGED_LOGITS)
-        self._changes.apply(
-            logits, changed.tolist(), plan.rows[changed].tolist(), plan.output_positions[changed].tolist()
-        )
+        samples, rows = changed.tolist(), plan.rows[changed].tolist()
+        positions = plan.output_positions[changed].tolist()
+        if drafted is None:
+            self._changes.apply(logits, samples, rows, positions)
+            self._changes.ban_words(logits, samples, rows)
+        else:
+            self._changes.apply(logits, samples, rows, positions, drafted.output_positions)
+            self._changes.ban_drafted_words(logits, plan.rows, drafted)
         penalized = np.flatnonzero(traits & Trait.PENALIZED)
         if penalized.size:
-            self._penalties.apply(logits, penalized, plan.rows[penalized], self._parameters.matrix)
+            drafts = None if drafted is None else drafted.drafts_before(penalized)
+            self._penalties.apply(logits, penalized, plan.rows[penalized], self._parameters.matrix, drafts)
 
     def _note(self, plan: SamplePlan, traits: UInt8Column, tokens: torch.Tensor) -> None:
         """Keeps what the rows' next draws depend on."""
@@ -215,6 +272,21 @@ class Sampler:
         penalized = np.flatnonzero(traits & Trait.PENALIZED)
         if penalized.size:
             self._penalties.count(plan.rows[penalized], tokens[self._to_device(penalized)])
+
+    def _note_settled(
+        self,
+        plan: SamplePlan,
+        traits: UInt8Column,
+        tokens: torch.Tensor,
+        drafted: DraftedDraws,
+        counts: torch.Tensor,
+    ) -> None:
+        """Does what `_note` does, of settled draws alone."""
+        self._changes.append_settled(plan.rows, drafted, tokens, counts)
+        penalized = np.flatnonzero(traits & Trait.PENALIZED)
+        if penalized.size:
+            settled = drafted.settled(penalized, counts)
+            self._penalties.count_settled(plan.rows[penalized], tokens[self._to_device(penalized)], settled)
 
     def _logprobs(
         self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor, tokens: torch.Tensor
@@ -228,17 +300,20 @@ class Sampler:
         return indices_on_device(column, self._device)
 
 
-def _fill_logprobs(result: StepResult, logprobs: SampledLogprobs) -> None:
-    """Writes the log probability columns.
+def _fill_logprobs(result: StepResult, logprobs: SampledLogprobs, settled: npt.NDArray[np.bool_] | None) -> None:
+    """Writes the log probability columns of settled draws; the result has all draws yet.
 
     A sample that is not finite has -inf, rank 0 and no top tokens; banned tokens are no top tokens.
     """
-    finite = result.ok[logprobs.samples].astype(bool)
-    top = logprobs.values.top.cpu().numpy()
-    reported = (np.arange(top.shape[1]) < logprobs.num_top[:, None]) & np.isfinite(top) & finite[:, None]
-    result.logprob_indices = logprobs.samples.astype(np.int32)
-    result.logprob_sampled = np.where(finite, logprobs.values.sampled.cpu().numpy(), -np.inf).astype(np.float32)
-    result.logprob_ranks = np.where(finite, logprobs.values.ranks.cpu().numpy(), 0).astype(np.int32)
+    kept = slice(None) if settled is None else settled[logprobs.samples]
+    draws = logprobs.samples[kept]
+    finite = result.ok[draws].astype(bool)
+    top = logprobs.values.top.cpu().numpy()[kept]
+    reported = (np.arange(top.shape[1]) < logprobs.num_top[kept, None]) & np.isfinite(top) & finite[:, None]
+    places = draws if settled is None else (np.cumsum(settled) - 1)[draws]
+    result.logprob_indices = places.astype(np.int32)
+    result.logprob_sampled = np.where(finite, logprobs.values.sampled.cpu().numpy()[kept], -np.inf).astype(np.float32)
+    result.logprob_ranks = np.where(finite, logprobs.values.ranks.cpu().numpy()[kept], 0).astype(np.int32)
     result.logprob_counts = reported.sum(axis=1).astype(np.int32)
-    result.top_token_ids = logprobs.values.top_ids.cpu().numpy()[reported].astype(np.int32)
+    result.top_token_ids = logprobs.values.top_ids.cpu().numpy()[kept][reported].astype(np.int32)
     result.top_logprobs = top[reported].astype(np.float32)

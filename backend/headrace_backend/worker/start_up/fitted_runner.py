@@ -24,6 +24,8 @@ from headrace_backend.step.messages import MemoryPlan
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.speculation.ngram_drafter import NgramDrafter
+from headrace_backend.worker.speculation.speculation import RowDrafts, Speculation
 from headrace_backend.worker.start_up.device_memory import DeviceMemory
 from headrace_backend.worker.start_up.launch_bound import host_share, launch_bound_sizes
 from headrace_backend.worker.start_up.memory_plan import (
@@ -101,16 +103,33 @@ def make_runner(
     """
     num_blocks, device = kv_caches[0].shape[0], kv_caches[0].device
     sampler = Sampler(sizes.max_num_seqs, model.vocab_size, device)
+    speculation = make_speculation(model, sizes, device)
     if device.type == "cpu":
         batch = CpuBatch(sizes.max_num_seqs, sizes.max_model_len, sizes.block_size, num_blocks)
-        return CpuRunner(model, batch, sampler, kv_caches)
-    limits = StepLimits(sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.max_model_len, model.attention_window)
-    attention = AttentionSizes.of(model.num_heads, kv_caches[0], model.dtype)
+        return CpuRunner(model, batch, sampler, kv_caches, speculation)
+    limits = StepLimits(
+        sizes.max_num_seqs,
+        sizes.max_num_batched_tokens,
+        sizes.max_model_len,
+        model.attention_window,
+        sizes.tokens_per_row,
+    )
+    attention = AttentionSizes.of(model.num_heads, kv_caches[0], model.dtype, sizes.tokens_per_row)
     mixed_sizes = sorted({*sizes.mixed_graphs, *long_sizes})
     first_piece = functools.partial(model.first_piece, is_captured=True)
     shapes = captured_shapes(sizes.batch_graphs, mixed_sizes, limits.max_num_seqs, attention, first_piece)
+    shapes = [shape for shape in shapes if shape.num_tokens <= limits.max_num_batched_tokens]
     agreed_times = functools.partial(slowest_times, model.shard.collectives)
-    return GpuRunner(model, sampler, kv_caches, limits, attention, shapes, agreed_times)
+    return GpuRunner(model, sampler, kv_caches, limits, attention, shapes, agreed_times, speculation)
+
+
+def make_speculation(model: CausalLM, sizes: WorkerSizes, device: torch.device) -> Speculation | None:
+    """Who drafts tokens, as configured; None: nobody."""
+    if sizes.speculate == "off":
+        return None
+    drafter = NgramDrafter(sizes.tokens_per_row - 1, sizes.max_num_seqs, sizes.max_model_len, device)
+    rows = RowDrafts(sizes.max_num_seqs, sizes.tokens_per_row, device)
+    return Speculation(drafter, rows, model.vocab_size, has_peers=model.shard.collectives is not None)
 
 
 def agreed_plan(plan: MemoryPlan, place: RankPlace) -> MemoryPlan:

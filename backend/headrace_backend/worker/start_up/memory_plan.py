@@ -125,13 +125,15 @@ def model_memory(
     if sizes.num_ranks > 1 and not on_gpu:
         per_token += model.hidden_size * _gathered_bytes(sizes.num_ranks, size)
     # Log probabilities of prompts take pieces of the CPU's size with half as many copies at most.
-    rows = max(sizes.max_num_seqs, CPU_PIECE_ROWS // 2)
+    rows = max(sizes.max_draws, CPU_PIECE_ROWS // 2)
     sampled = model.vocab_size * (4 * rows * _LOGIT_COPIES + sizes.max_num_seqs * BYTES_PER_TOKEN)
     if not sizes.stage.is_last:
         sampled = 0
+    # Tokens of all rows, from which drafts are looked up.
+    history = 4 * sizes.max_num_seqs * sizes.max_model_len if sizes.speculate == "ngram" else 0
     return ModelMemory(
         weights=weights.weights,
-        activations=sizes.max_num_batched_tokens * per_token + sampled + weights.scratch,
+        activations=sizes.max_num_batched_tokens * per_token + sampled + history + weights.scratch,
         kv_block=sizes.block_size * kv_token_bytes(model, size, sizes.kv_dtype),
         graphs=_graphs_estimate(sizes, per_token) if on_gpu else 0,
         scratch=weights.scratch,
@@ -164,6 +166,9 @@ def _graphs_estimate(sizes: WorkerSizes, bytes_per_token: int) -> int:
     if not batches:
         return 0
     captured = (*batches, *sizes.mixed_graphs)
+    if sizes.num_drafts:
+        drafted = (size * count for size in batches for count in (1, sizes.tokens_per_row))
+        captured += tuple(total for total in drafted if total <= sizes.max_num_batched_tokens)
     return max(captured) * bytes_per_token + len(captured) * _SHAPE_BYTES
 
 

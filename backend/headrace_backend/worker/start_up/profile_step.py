@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.start_up.device_memory import DeviceMemory
 from headrace_backend.worker.start_up.sizes import WorkerSizes
-from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, SamplingKind, make_step, release_step
+from headrace_backend.worker.start_up.synthetic_steps import (
+    BlockPool,
+    Chunk,
+    SamplingKind,
+    drafted_step,
+    make_step,
+    release_step,
+)
 from headrace_backend.worker.step.runner import Runner, run_steps
 
 # Blocks of the cache that the profile runs with.
@@ -36,14 +43,19 @@ class Profile:
 def largest_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
     """Yields steps that no planned step exceeds.
 
-    One has the whole token budget over all rows with every sampling option, the other the whole
-    budget at the end of the longest context.
+    One has the whole token budget over all rows with every sampling option, one the whole budget at
+    the end of the longest context. Where tokens are drafted, one draws as many as a step may.
     """
     budget, num_rows, longest = sizes.max_num_batched_tokens, sizes.max_rows, sizes.max_model_len
     share, rest = divmod(budget, num_rows)
     counts = [min(share + (row < rest), longest) for row in range(num_rows)]
     yield make_step([Chunk(0, count) for count in counts], pool, SamplingKind.EVERYTHING)
     yield release_step(num_rows)
+    if sizes.num_drafts and longest > 1 + sizes.num_drafts:
+        prompts = make_step([Chunk(0, 1)] * num_rows, pool, SamplingKind.EVERYTHING)
+        yield prompts
+        yield drafted_step(prompts, min(sizes.num_drafts, budget // num_rows - 1))
+        yield release_step(num_rows)
     count = min(budget, longest)
     yield make_step([Chunk(longest - count, count)], pool, SamplingKind.RANDOM)
     yield release_step(1)

@@ -38,6 +38,9 @@ class WorkerSizes:
     long_graphs: tuple[int, ...]
     # Which of several pipeline stages the worker is of.
     stage: Stage = WHOLE
+    # Who drafts tokens, and most tokens that a step settles for a row: one more than are drafted.
+    speculate: Literal["off", "ngram"] = "off"
+    tokens_per_row: int = 1
 
     @classmethod
     def of(cls, config: EngineConfig, max_model_len: int, stage: Stage = WHOLE) -> Self:
@@ -61,6 +64,8 @@ class WorkerSizes:
             mixed_graphs=config.captured_mixed_sizes(),
             long_graphs=config.long_graph_sizes(),
             stage=stage,
+            speculate=config.speculate,
+            tokens_per_row=config.tokens_per_row,
         )
 
     def with_steps(self, max_num_batched_tokens: int, max_num_seqs: int) -> Self:
@@ -79,3 +84,13 @@ class WorkerSizes:
     def max_rows(self) -> int:
         """Most rows of one step: each has a token at least."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def num_drafts(self) -> int:
+        """Most drafted tokens of a row."""
+        return self.tokens_per_row - 1
+
+    @property
+    def max_draws(self) -> int:
+        """Most tokens that one step draws."""
+        return self.max_num_seqs * self.tokens_per_row

@@ -175,6 +175,7 @@ class WorkerStart:
             rates.matmul_flops_per_s,
             quantization_report(causal_lm),
             causal_lm.num_layers if self._device.type == "cpu" else 1,
+            self._sizes.tokens_per_row,
         )
 
 

@@ -132,6 +132,18 @@ def next_step(before: StepPlan, pool: BlockPool) -> StepPlan:
     return StepPlan(0, _NOTHING, [], forward, _draws(rows, ones, output_position=1))
 
 
+def drafted_step(before: StepPlan, num_drafts: int) -> StepPlan:
+    """Each row of a step computes the token that it drew there, and drafts behind it.
+
+    They may lie beyond the blocks of its table: what stands there is a block all the same.
+    """
+    rows, starts = before.sample.rows, before.forward.starts + before.forward.counts
+    counts = np.full_like(rows, 1 + num_drafts)
+    forward = ForwardPlan(rows=rows, starts=starts, counts=counts, known_counts=np.zeros_like(rows))
+    firsts = np.cumsum(counts, dtype=np.int32) - counts
+    return StepPlan(0, _NOTHING, [], forward, SamplePlan(rows, firsts, np.ones_like(rows)))
+
+
 def copying_step() -> StepPlan:
     """Copies block 0 to block 1."""
     return StepPlan(0, _NOTHING, [], ForwardPlan(copy_sources=_column([0]), copy_targets=_column([1])), SamplePlan())

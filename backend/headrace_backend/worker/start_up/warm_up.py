@@ -23,6 +23,7 @@ from headrace_backend.worker.start_up.synthetic_steps import (
     Chunk,
     SamplingKind,
     copying_step,
+    drafted_step,
     make_step,
     next_step,
     prompts,
@@ -91,6 +92,18 @@ def short_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
     if sizes.max_model_len > 1:
         yield next_step(prompt, pool)
     yield release_step(1)
+    yield from drafted_steps(sizes, pool, 1, SamplingKind.EVERYTHING)
+
+
+def drafted_steps(sizes: WorkerSizes, pool: BlockPool, rows: int, sampling: SamplingKind) -> Iterator[StepPlan]:
+    """Rows of a short prompt with as many drafts behind it as there may be; none without drafts."""
+    num_drafts = min(sizes.num_drafts, sizes.max_num_batched_tokens // rows - 1)
+    if num_drafts < 1 or sizes.max_model_len < 2 + num_drafts:
+        return
+    prompt = make_step([Chunk(0, 1)] * rows, pool, sampling)
+    yield prompt
+    yield drafted_step(prompt, num_drafts)
+    yield release_step(rows)
 
 
 def probe_steps(sizes: WorkerSizes, num_blocks: int) -> list[StepPlan]:
@@ -143,6 +156,7 @@ def gpu_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
     for rows in (1, most_rows):
         for sampling in SamplingKind:
             yield from _taken([Chunk(0, 1)] * rows, pool, sampling)
+            yield from drafted_steps(sizes, pool, rows, sampling)
     if pool.num_blocks > 1:
         yield copying_step()
 
@@ -162,6 +176,7 @@ def whole_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
     )
     beside = min(count, sizes.max_num_batched_tokens - (most_rows - 1))
     yield from _taken([Chunk(0, beside), *_decodes(most_rows - 1, sizes.max_model_len)], pool, SamplingKind.GREEDY)
+    yield from drafted_steps(sizes, pool, most_rows, SamplingKind.GREEDY)
 
 
 def _decodes(rows: int, max_model_len: int) -> list[Chunk]:

@@ -22,6 +22,8 @@ from headrace_backend.pp_rules import WHOLE, Stage
 from headrace_backend.step.plan import ForwardPlan, StepPlan
 from headrace_backend.worker.device_copies import copy_to_device, staging_memory
 from headrace_backend.worker.plan_columns import table_places
+from headrace_backend.worker.speculation.draws import Draws
+from headrace_backend.worker.speculation.speculation import RowDrafts
 from headrace_backend.worker.step.columns import (
     AttentionColumns,
     StepColumns,
@@ -30,7 +32,7 @@ from headrace_backend.worker.step.columns import (
     fill_padding,
     split_columns,
 )
-from headrace_backend.worker.step.shape import DECODE_QUERY_LEN, AttentionSizes, StepShape
+from headrace_backend.worker.step.shape import AttentionSizes, StepShape
 from headrace_kernels.attention.plan import GatherColumns
 from headrace_kernels.attention.step import (
     DecodeScratch,
@@ -40,6 +42,7 @@ from headrace_kernels.attention.step import (
     PagedAttentionStep,
     PrefillWork,
 )
+from headrace_kernels.speculation.draft_inputs import PlannedEntries, lower_bounds, resolve_tokens
 from headrace_kernels.step_inputs import build_step_inputs, scatter_int32
 
 
@@ -74,11 +77,18 @@ class StepLimits:
     max_model_len: int
     # Tokens that a token sees in every layer; None: all before it.
     attention_window: int | None = None
+    # Most tokens that a step draws for a row.
+    tokens_per_row: int = 1
+
+    @property
+    def max_num_draws(self) -> int:
+        """Most tokens that a step draws."""
+        return self.max_num_seqs * self.tokens_per_row
 
     @property
     def max_num_wanted(self) -> int:
-        """Most hidden states that a step samples from and checks: of each row, of each window."""
-        return self.max_num_seqs + self.max_num_batched_tokens // (
+        """Most hidden states that a step samples from and checks: of each draw, of each window."""
+        return self.max_num_draws + self.max_num_batched_tokens // (
             self.attention_window or self.max_num_batched_tokens + 1
         )
 
@@ -132,7 +142,7 @@ class StepBuffers:
             3, largest.num_tokens, dtype=torch.int64, device=device
         )
         self._decode_scratch = DecodeScratch.allocate(
-            sizes.num_heads, num_kv_heads, head_dim, DECODE_QUERY_LEN, device, sizes.programs
+            sizes.num_heads, num_kv_heads, head_dim, sizes.drafted_query_len, device, sizes.programs
         )
         self._gather_scratch = GatherScratch.allocate(num_kv_heads, head_dim, dtype, device, gather_bytes)
         # [num_samples, hidden_size] what the forward pass leaves for the draw and for checks.
@@ -140,10 +150,10 @@ class StepBuffers:
         part_size, vocab_size = logit_sizes
         # fp32 [num_samples, part_size] the logits that this rank computes, and [num_samples,
         # vocab_size] those that are drawn from: of one rank the same.
-        self.logits_part = torch.zeros(limits.max_num_seqs, part_size, dtype=torch.float32, device=device)
+        self.logits_part = torch.zeros(limits.max_num_draws, part_size, dtype=torch.float32, device=device)
         self.logits = self.logits_part
         if part_size < vocab_size:
-            self.logits = torch.zeros(limits.max_num_seqs, vocab_size, dtype=torch.float32, device=device)
+            self.logits = torch.zeros(limits.max_num_draws, vocab_size, dtype=torch.float32, device=device)
 
         # [num_tokens, hidden_size] the residual stream that comes from the stage before, and the
         # one that goes to the next; no tokens where there is no such stage.
@@ -157,8 +167,12 @@ class StepBuffers:
         """Tokens of context that a step outside of graphs can gather."""
         return 0 if self._gather_scratch is None else self._gather_scratch.capacity
 
-    def upload(self, plan: StepPlan, shape: StepShape, scratch_row: int, is_captured: bool) -> Gathers:
+    def upload(
+        self, plan: StepPlan, shape: StepShape, scratch_row: int, is_captured: bool, draws: Draws | None = None
+    ) -> Gathers:
         """Fills the columns of a shape that holds the plan, and sends them after earlier work.
+
+        In workers that draft the plan has a sample for each draw, and `draws` of them.
 
         Returns:
             Contexts that are to be gathered by each part, for `inputs`.
@@ -166,7 +180,7 @@ class StepBuffers:
         host = self._host_piece(shape)
         capacity = 0 if is_captured else self.gather_capacity
         columns = split_columns(host.numpy(), shape)
-        gathers = fill_columns(columns, plan, shape, self._sizes, scratch_row, capacity)
+        gathers = fill_columns(columns, plan, shape, self._sizes, scratch_row, capacity, draws)
         self._send(host)
         return gathers
 
@@ -180,15 +194,22 @@ class StepBuffers:
         """The columns on the card, as they were uploaded last with this shape."""
         return split_columns(self._piece, shape)
 
-    def inputs(self, shape: StepShape, rows: DeviceRows, gathers: Gathers) -> StepInputs:
+    def tokens(self, shape: StepShape) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and positions of the step's tokens, int64 [num_tokens], as `inputs` has made them."""
+        return self._token_ids[: shape.num_tokens], self._positions[: shape.num_tokens]
+
+    def inputs(
+        self, shape: StepShape, rows: DeviceRows, gathers: Gathers, drafts: RowDrafts | None = None
+    ) -> StepInputs:
         """Launches the making of the model's inputs from the columns and the rows' state.
 
-        No gathers: as in graphs.
+        No gathers: as in graphs. With `drafts` rows go on where they stand.
         """
         columns = self.columns(shape)
-        token_ids, positions, slots = (
-            column[: shape.num_tokens] for column in (self._token_ids, self._positions, self._slots)
-        )
+        if drafts is not None:
+            _resolve(columns, drafts)
+        token_ids, positions = self.tokens(shape)
+        slots = self._slots[: shape.num_tokens]
         build_step_inputs(
             columns.token_ids,
             columns.token_entries,
@@ -229,12 +250,12 @@ class StepBuffers:
             block_tables=rows.block_tables,
             slot_mapping=slots,
             block_size=self._block_size,
-            decode=self._decode_work(columns) if part.num_splits else None,
+            decode=self._decode_work(columns, part.query_len) if part.num_splits else None,
             prefill=PrefillWork(columns.tiles.view(-1, 2), self._gathered(gather)) if part.num_tiles else None,
         )
 
-    def _decode_work(self, columns: AttentionColumns[torch.Tensor]) -> DecodeWork:
-        return DecodeWork(columns.splits.view(-1, 4), DECODE_QUERY_LEN, self._decode_scratch)
+    def _decode_work(self, columns: AttentionColumns[torch.Tensor], query_len: int) -> DecodeWork:
+        return DecodeWork(columns.splits.view(-1, 4), query_len, self._decode_scratch)
 
     def _gathered(self, gather: GatherColumns | None) -> GatheredContext | None:
         if gather is None:
@@ -248,3 +269,13 @@ class StepBuffers:
 
     def _send(self, host: torch.Tensor) -> None:
         self._piece[: host.numel()].copy_(host, non_blocking=True)
+
+
+def _resolve(columns: StepColumns[torch.Tensor], drafts: RowDrafts) -> None:
+    """Makes columns exact that are upper bounds, and looks up the rows' last tokens and drafts."""
+    entries = PlannedEntries(columns.rows, columns.bounds, drafts.next_positions)
+    tokens = (columns.token_ids, columns.token_entries, columns.positions)
+    resolve_tokens(*tokens, entries, drafts.last_tokens, drafts.drafts)
+    lower_bounds(columns.output_positions, entries, columns.sample_tokens, columns.token_entries)
+    for attention in columns.attention:
+        lower_bounds(attention.seq_lens, PlannedEntries(attention.rows, attention.bounds, drafts.next_positions))

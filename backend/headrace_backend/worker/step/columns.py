@@ -17,8 +17,9 @@ import numpy.typing as npt
 import torch
 
 from headrace_backend.step.plan import ForwardPlan, Int32Column, StepPlan
-from headrace_backend.worker.plan_columns import Entries, flat_token_ids, ranges
-from headrace_backend.worker.step.shape import DECODE_QUERY_LEN, AttentionSizes, StepShape
+from headrace_backend.worker.plan_columns import Entries, flat_token_ids, last_sampled_bounds, ranges
+from headrace_backend.worker.speculation.draws import Draws
+from headrace_backend.worker.step.shape import AttentionSizes, StepShape
 from headrace_kernels.attention.plan import GatherColumns, plan_decode, plan_prefill
 
 # Columns start at multiples of this many entries (16 bytes), so that kernels may read them in wide
@@ -42,6 +43,8 @@ class AttentionColumns(Generic[Column]):
     splits: Column
     # See `attention.plan.PrefillColumns`: [num_tiles * 2].
     tiles: Column
+    # In workers that draft: [num_entries] see `StepColumns.bounds`; else nothing.
+    bounds: Column
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,6 +67,13 @@ class StepColumns(Generic[Column]):
     sample_rows: Column
     sample_tokens: Column
     output_positions: Column
+    # In workers that draft; else nothing: [num_entries] planned position of the last sampled token
+    # that an entry computes, -1: it computes none. Where rows are behind their plan, these lengths
+    # and positions are too large by as much (`headrace_kernels.speculation.draft_inputs`).
+    bounds: Column
+    # Likewise: [num_samples] the first draw of each sample of the plan, and its number of draws.
+    first_draws: Column
+    draw_counts: Column
     # Of the whole step, or of its two pieces.
     attention: tuple[AttentionColumns[Column], ...]
 
@@ -71,9 +81,11 @@ class StepColumns(Generic[Column]):
 def _lengths(shape: StepShape) -> list[int]:
     tokens, entries, samples = shape.num_tokens, shape.num_entries, shape.num_samples
     lengths = [tokens, tokens, tokens, entries, samples, samples, samples]
+    lengths += (entries, samples, samples) if shape.drafts else (0, 0, 0)
     for part in shape.parts:
         entries = part.num_entries
         lengths += (entries, entries, entries + 1, 4 * part.num_splits, 2 * part.num_tiles)
+        lengths.append(entries if shape.drafts else 0)
     return lengths
 
 
@@ -105,6 +117,7 @@ def fill_columns(
     sizes: AttentionSizes,
     scratch_row: int,
     gather_capacity: int,
+    draws: Draws | None = None,
 ) -> tuple[GatherColumns | None, ...]:
     """Writes a plan into the columns of a shape that holds it.
 
@@ -115,6 +128,7 @@ def fill_columns(
         sizes: What attention's work is divided by.
         scratch_row: The row that padding uses.
         gather_capacity: Tokens of context that may be gathered, 0 for none.
+        draws: Which of the plan's samples are draws of one row, in workers that draft.
 
     Returns:
         For each of the shape's parts contexts that are to be copied side by side before attention,
@@ -126,13 +140,30 @@ def fill_columns(
     _fill(columns.sample_rows, plan.sample.rows, scratch_row)
     _fill(columns.sample_tokens, plan.wanted_indices, 0)
     _fill(columns.output_positions, plan.sample.output_positions, 0)
+    if draws is not None:
+        _fill(columns.bounds, last_sampled_bounds(forward), -1)
+        _fill(columns.first_draws, draws.firsts, 0)
+        _fill(columns.draw_counts, draws.counts, 0)
     whole = Entries.of(forward)
     # A step that is padded may end within the first piece.
     parts = whole.cut(shape.pieces[0].num_tokens) if shape.pieces else (whole,)
-    return tuple(
+    gathers = tuple(
         _fill_attention(each, entries, part, sizes, scratch_row, gather_capacity)
         for each, entries, part in zip(columns.attention, parts, shape.parts, strict=True)
     )
+    if draws is not None:
+        _fill_bounds(columns, forward, parts, scratch_row)
+    return gathers
+
+
+def _fill_bounds(
+    columns: StepColumns[Int32Column], plan: ForwardPlan, parts: tuple[Entries, ...], scratch_row: int
+) -> None:
+    """Bounds of the entries of each part: those of their rows."""
+    of_rows = np.full(scratch_row + 1, -1, np.int32)
+    of_rows[plan.rows] = last_sampled_bounds(plan)
+    for each, entries in zip(columns.attention, parts, strict=True):
+        _fill(each.bounds, of_rows[entries.rows], -1)
 
 
 def fill_padding(columns: StepColumns[Int32Column], scratch_row: int) -> None:
@@ -140,6 +171,9 @@ def fill_padding(columns: StepColumns[Int32Column], scratch_row: int) -> None:
     for column in (columns.token_ids, columns.positions, columns.sample_tokens, columns.output_positions):
         column[:] = 0
     columns.token_entries[:] = -1
+    columns.bounds[:] = -1
+    columns.first_draws[:] = 0
+    columns.draw_counts[:] = 0
     for column in (columns.rows, columns.sample_rows):
         column[:] = scratch_row
     for attention in columns.attention:
@@ -148,6 +182,7 @@ def fill_padding(columns: StepColumns[Int32Column], scratch_row: int) -> None:
         for column in (attention.splits, attention.tiles):
             column[:] = -1
         attention.rows[:] = scratch_row
+        attention.bounds[:] = -1
 
 
 def _fill(column: Int32Column, values: npt.NDArray[np.integer], padding: int) -> None:
@@ -182,7 +217,7 @@ def _fill_attention(
             seq_lens,
             sizes.num_kv_heads,
             shape.num_entries,
-            max_query_len=DECODE_QUERY_LEN,
+            max_query_len=shape.query_len,
             programs=sizes.programs,
         )
         columns.splits[:] = decode.splits.reshape(-1)
@@ -194,7 +229,7 @@ def _fill_attention(
         sizes.num_heads,
         sizes.num_kv_heads,
         sizes.tile_tokens,
-        max_query_len=DECODE_QUERY_LEN,
+        max_query_len=shape.query_len,
         num_tiles_padded=shape.num_tiles,
         gather_capacity=gather_capacity,
     )

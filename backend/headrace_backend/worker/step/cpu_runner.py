@@ -28,12 +28,17 @@ from headrace_backend.worker.plan_columns import (
     ranges,
     table_places,
 )
+from headrace_backend.worker.sampling.drafted_draws import DraftedDraws
 from headrace_backend.worker.sampling.prompt_logprobs import hidden_indices, prompt_logprobs
 from headrace_backend.worker.sampling.sampler import SampledTokens, Sampler
+from headrace_backend.worker.speculation.draws import Draws
+from headrace_backend.worker.speculation.resolved import resolved
+from headrace_backend.worker.speculation.speculation import Speculation
 from headrace_backend.worker.step.kv_caches import copy_planned_blocks
 from headrace_backend.worker.step.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden, zero_tokens
 from headrace_kernels.attention.paged import AttentionMetadata
 from headrace_kernels.finite_rows import finite_rows
+from headrace_kernels.speculation.acceptance import Accepted, Drawn, accept_drafts
 
 
 @dataclasses.dataclass(slots=True)
@@ -115,7 +120,14 @@ class CpuBatch:
 class CpuRunner:
     """Computes steps, strictly in the order in which they are given."""
 
-    def __init__(self, model: CausalModel, batch: CpuBatch, sampler: Sampler, kv_caches: list[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        batch: CpuBatch,
+        sampler: Sampler,
+        kv_caches: list[torch.Tensor],
+        speculation: Speculation | None = None,
+    ) -> None:
         """Takes its parts.
 
         Args:
@@ -123,11 +135,15 @@ class CpuRunner:
             batch: Block tables and last tokens.
             sampler: Sampling parameters and the draw.
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+            speculation: Drafts tokens for steps after this one; None: nobody does.
         """
         self._model = model
         self._batch = batch
         self._sampler = sampler
         self._kv_caches = kv_caches
+        self._speculation = speculation
+        # Of the step computed last: its inputs, its plan as rows stand, and its draws.
+        self._drafted: tuple[ModelInput, StepPlan, Draws] | None = None
         self.launched = NOTHING_LAUNCHED
 
     @torch.inference_mode()
@@ -142,8 +158,26 @@ class CpuRunner:
             assert not plan.sample.rows.size, "samples without a forward pass"
             self.launched = NOTHING_LAUNCHED
             return torch.empty(0, 0)
+        if self._speculation is not None:
+            self._speculation.admit(plan)
+            return self._forward_drafted(plan, self._speculation)
+        return self._forward(plan, self._inputs(plan), stream)
+
+    def _forward_drafted(self, plan: StepPlan, speculation: Speculation) -> torch.Tensor:
+        """Computes a plan in which rows go on where they stand, and drafts behind their tokens."""
+        exact, draws = resolved(plan, speculation.rows)
+        inputs = self._inputs(exact)
+        self._drafted = inputs, exact, draws
+        hidden = self._forward(exact, inputs)
+        speculation.follow(plan, inputs.token_ids, inputs.positions, inputs.metadata)
+        return hidden
+
+    def _inputs(self, plan: StepPlan) -> ModelInput:
         first_piece = self._model.first_piece(plan.num_tokens, is_captured=False)
-        inputs = self._batch.build(plan.forward, first_piece)
+        return self._batch.build(plan.forward, first_piece)
+
+    def _forward(self, plan: StepPlan, inputs: ModelInput, stream: torch.Tensor | None = None) -> torch.Tensor:
+        """What `forward` says, of a plan with rows."""
         self.launched = Launched(plan.num_tokens, captured=False)
         entering = inputs.token_ids if self._model.stage.is_first else self._stream(stream, plan)
         hidden = self._model(entering, inputs.positions, self._kv_caches, inputs.metadata)
@@ -160,6 +194,8 @@ class CpuRunner:
         if not self._model.stage.is_last:
             self.remember(plan.sample.rows, zero_tokens(plan, hidden.device))
             return None
+        if self._speculation is not None and plan.forward.rows.size:
+            return self._sample_drafted(hidden, self._speculation)
         sampled_from, checked, telling = split_hidden(plan, hidden)
         prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
         finite = finite_rows(checked) if len(checked) else None
@@ -169,6 +205,51 @@ class CpuRunner:
         self.remember(plan.sample.rows, sampled.tokens)
         sampled.prompts, sampled.checked = prompts, finite
         return sampled
+
+    def _sample_drafted(self, hidden: torch.Tensor, speculation: Speculation) -> SampledTokens | None:
+        """Draws each token of rows that may settle several, and has the next ones drafted."""
+        assert self._drafted is not None, "forward comes before sample"
+        inputs, plan, draws = self._drafted
+        sampled_from, checked, telling = split_hidden(plan, hidden)
+        prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
+        finite = finite_rows(checked) if len(checked) else None
+        if not len(sampled_from):
+            return SampledTokens.none(prompts, finite, hidden.device)
+        indices, output_positions = (
+            torch.from_numpy(column.copy()) for column in (plan.sample.token_indices, plan.sample.output_positions)
+        )
+        drafted = DraftedDraws(
+            draws.counts, draws.firsts, speculation.tokens_per_row, inputs.token_ids, indices, output_positions
+        )
+        if self._sampler.is_greedy(plan.sample):
+            # Rows that want only their most likely token need no logits beyond this rank's own.
+            sampled = self._sampler.greedy(*self._model.most_likely(sampled_from))
+            accepted = self._accept(plan, inputs, draws, sampled.tokens, sampled.finite, speculation)
+        else:
+            logits = self._model.logits(sampled_from).float()
+            traits = self._sampler.change(plan.sample, logits, drafted)
+            tokens, is_finite = self._sampler.draw(plan.sample, logits, traits)
+            accepted = self._accept(plan, inputs, draws, tokens, is_finite, speculation)
+            sampled = self._sampler.finish(plan.sample, traits, logits, tokens, is_finite, drafted, accepted.counts)
+        sampled.prompts, sampled.checked = prompts, finite
+        speculation.settle(sampled, accepted, draws, plan.sample.rows[draws.firsts], sampled_from)
+        return sampled
+
+    @staticmethod
+    def _accept(
+        plan: StepPlan,
+        inputs: ModelInput,
+        draws: Draws,
+        tokens: torch.Tensor,
+        finite: torch.Tensor,
+        speculation: Speculation,
+    ) -> Accepted:
+        sample = plan.sample
+        columns = (sample.token_indices, sample.rows, sample.output_positions)
+        hidden_indices, rows, positions = (torch.from_numpy(column.copy()) for column in columns)
+        drawn = Drawn(tokens, finite, hidden_indices, rows, positions, inputs.token_ids, inputs.positions)
+        firsts, counts = torch.from_numpy(draws.firsts), torch.from_numpy(draws.counts)
+        return accept_drafts(drawn, firsts, counts, speculation.rows.state, speculation.tokens_per_row)
 
     def remember(self, rows: Int32Column, tokens: torch.Tensor) -> None:
         """Implements `Runner.remember`."""
@@ -180,6 +261,8 @@ class CpuRunner:
         Block tables and last tokens are written anew when a row is taken.
         """
         self._sampler.release_all()
+        if self._speculation is not None:
+            self._speculation.reset()
 
     def _stream(self, stream: torch.Tensor | None, plan: StepPlan) -> torch.Tensor:
         if stream is not None:

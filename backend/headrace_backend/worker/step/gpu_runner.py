@@ -20,21 +20,25 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from headrace_backend.step.plan import Int32Column, SamplePlan, StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
+from headrace_backend.worker.sampling.drafted_draws import DraftedDraws
 from headrace_backend.worker.sampling.prompt_logprobs import hidden_indices, prompt_logprobs
 from headrace_backend.worker.sampling.sampler import SampledTokens, Sampler
-from headrace_backend.worker.step.buffers import DeviceRows, Gathers, StepBuffers, StepLimits
+from headrace_backend.worker.speculation.draws import Draws, widened
+from headrace_backend.worker.speculation.speculation import Speculation
+from headrace_backend.worker.step.buffers import DeviceRows, Gathers, StepBuffers, StepInputs, StepLimits
 from headrace_backend.worker.step.graphs import StepGraphs
 from headrace_backend.worker.step.kv_caches import copy_planned_blocks
 from headrace_backend.worker.step.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden, zero_tokens
 from headrace_backend.worker.step.shape import AttentionSizes, StepShape, smallest_holding, undominated
 from headrace_kernels.finite_rows import finite_rows
+from headrace_kernels.speculation.acceptance import Accepted, Drawn, accept_drafts
 from headrace_kernels.step_inputs import store_last_tokens
 
 # Shapes of up to this many tokens are kept untimed: theirs is the reading of the weights, whatever
@@ -55,6 +59,10 @@ class _Piece(enum.Enum):
     DRAW = enum.auto()
 
 
+# Of a draw: tokens, whether each is finite, and in workers that draft what is settled.
+_Draw: TypeAlias = tuple[torch.Tensor, torch.Tensor, Accepted | None]
+
+
 class GpuRunner:
     """Computes steps, strictly in the order in which they are given."""
 
@@ -67,6 +75,7 @@ class GpuRunner:
         sizes: AttentionSizes,
         shapes: Sequence[StepShape] = (),
         agreed_times: Callable[[list[float]], list[float]] = list,
+        speculation: Speculation | None = None,
     ) -> None:
         """Allocates what is shared by all steps.
 
@@ -80,6 +89,7 @@ class GpuRunner:
                 useless.
             agreed_times: Makes of this rank's times those by which all ranks decide, so that all
                 keep the same shapes.
+            speculation: Drafts tokens for steps after this one; None: nobody does.
         """
         self._model = model
         self._sampler = sampler
@@ -99,6 +109,12 @@ class GpuRunner:
         self._shape: StepShape | None = None
         self._is_padded = False
         self._gathers: Gathers = ()
+        self._speculation = speculation
+        # In a worker that drafts, of the step launched last: its plan with a sample for each draw,
+        # and which of them belong together; and the inputs of steps, by captured shape.
+        self._drawn: tuple[StepPlan, Draws] | None = None
+        self._inputs: StepInputs | None = None
+        self._captured_inputs: dict[StepShape, StepInputs] = {}
         self.launched = NOTHING_LAUNCHED
 
     @property
@@ -130,13 +146,17 @@ class GpuRunner:
             assert not plan.sample.rows.size, "samples without a forward pass"
             self.launched = NOTHING_LAUNCHED
             return self._buffers.hidden[:0]
+        draws = None
+        if self._speculation is not None:
+            self._speculation.admit(plan)
+            plan, draws = self._drawn = widened(plan)
         needed = StepShape.of(plan, self._sizes, self._buffers.gather_capacity)
         has_prompt_logprobs = plan.prompt_logprobs.counts.size > 0
         held = None if has_prompt_logprobs else smallest_holding(self._shapes, needed)
         self._shape = shape = held or self._cut(needed, plan)
         self._is_padded = is_padded = held is not None
         self.launched = Launched(shape.num_tokens, is_padded and self._is_captured(_Piece.FORWARD, shape))
-        self._gathers = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=is_padded)
+        self._gathers = self._buffers.upload(plan, shape, self._rows.scratch_row, is_padded, draws)
         if stream is not None:
             self._buffers.entering[: len(stream)].copy_(stream)
         if not self._model.stage.is_last:
@@ -145,9 +165,11 @@ class GpuRunner:
             return self._buffers.leaving[: plan.num_tokens].clone()
         if is_padded:
             self._launch(_Piece.FORWARD, shape)
+            self._follow(plan, shape)
             return self._buffers.hidden[: needed.num_samples]
         # No graph keeps the hidden states that are not sampled.
         hidden = self._forward(shape, wants_all=has_prompt_logprobs)
+        self._follow(plan, shape)
         if not has_prompt_logprobs:
             return self._buffers.hidden[: shape.num_samples]
         indices = indices_on_device(hidden_indices(plan.prompt_logprobs), self._device)
@@ -159,16 +181,19 @@ class GpuRunner:
         if not self._model.stage.is_last:
             self.remember(plan.sample.rows, zero_tokens(plan, self._device))
             return None
+        draws = None
+        if self._drawn is not None and plan.forward.rows.size:
+            plan, draws = self._drawn
         sampled_from, checked, telling = split_hidden(plan, hidden)
         prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
         finite = finite_rows(checked) if len(checked) else None
         if not len(sampled_from):
             return SampledTokens.none(prompts, finite, self._device)
-        sampled = self._sample(plan.sample)
+        sampled = self._sample(plan.sample, draws)
         sampled.prompts, sampled.checked = prompts, finite
         return sampled
 
-    def _sample(self, plan: SamplePlan) -> SampledTokens:
+    def _sample(self, plan: SamplePlan, draws: Draws | None) -> SampledTokens:
         """Draws from the hidden states that the forward pass has left."""
         shape, num_samples = self._shape, plan.rows.size
         assert shape is not None, "forward comes before sample"
@@ -176,10 +201,41 @@ class GpuRunner:
             self._write_logits(num_samples)
         logits = self._buffers.logits[:num_samples]
         self._model.gather_logits(self._buffers.logits_part[:num_samples], logits)
-        traits = self._sampler.change(plan, logits)
-        drawn = self._launch(_Piece.DRAW, shape) if self._is_padded else self._draw(shape, num_samples)
-        tokens, finite = (column[:num_samples] for column in drawn)
-        return self._sampler.finish(plan, traits, logits, tokens, finite)
+        drafted = None if draws is None else self._drafted(shape, draws)
+        traits = self._sampler.change(plan, logits, drafted)
+        drawn: _Draw = self._launch(_Piece.DRAW, shape) if self._is_padded else self._draw(shape, num_samples)
+        tokens, finite, settled = drawn
+        tokens, finite = tokens[:num_samples], finite[:num_samples]
+        if self._speculation is None or draws is None or settled is None:
+            return self._sampler.finish(plan, traits, logits, tokens, finite)
+        accepted = Accepted(*(column[: draws.counts.size] for column in settled))
+        sampled = self._sampler.finish(plan, traits, logits, tokens, finite, drafted, accepted.counts)
+        hidden = self._buffers.hidden[:num_samples]
+        self._speculation.settle(sampled, accepted, draws, plan.rows[draws.firsts], hidden)
+        return sampled
+
+    def _drafted(self, shape: StepShape, draws: Draws) -> DraftedDraws:
+        """What draws of a worker that drafts depend on."""
+        num_draws = int(draws.counts.sum())
+        columns, (token_ids, _) = self._buffers.columns(shape), self._buffers.tokens(shape)
+        return DraftedDraws(
+            draws.counts,
+            draws.firsts,
+            self._sizes.tokens_per_row,
+            token_ids,
+            columns.sample_tokens[:num_draws],
+            columns.output_positions[:num_draws],
+        )
+
+    def _follow(self, plan: StepPlan, shape: StepShape) -> None:
+        """Shows the drafter what was computed, if there is one."""
+        if self._speculation is None:
+            return
+        inputs = self._inputs
+        if self._is_padded and self._is_captured(_Piece.FORWARD, shape):
+            inputs = self._captured_inputs[shape]
+        assert inputs is not None, "a forward pass has inputs"
+        self._speculation.follow(plan, inputs.token_ids, inputs.positions, inputs.attention)
 
     @torch.inference_mode()
     def remember(self, rows: Int32Column, tokens: torch.Tensor) -> None:
@@ -193,6 +249,8 @@ class GpuRunner:
         Block tables and last tokens are written anew when a row is taken.
         """
         self._sampler.release_all()
+        if self._speculation is not None:
+            self._speculation.reset()
 
     @torch.inference_mode()
     def capture(self, progress: Progress) -> None:
@@ -211,6 +269,8 @@ class GpuRunner:
             self._gathers = ()
             for piece in self._pieces:
                 self._graphs.capture((piece, shape), functools.partial(self._run, piece, shape))
+            if self._speculation is not None and self._inputs is not None:
+                self._captured_inputs[shape] = self._inputs
         progress("graphs", len(self._shapes), len(self._shapes), "shapes")
         self._keep_undominated(self._graphs)
 
@@ -246,7 +306,7 @@ class GpuRunner:
             return self._graphs.replay((piece, shape))
         return self._run(piece, shape)
 
-    def _run(self, piece: _Piece, shape: StepShape) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _run(self, piece: _Piece, shape: StepShape) -> _Draw | None:
         if piece is _Piece.DRAW:
             return self._draw(shape, shape.num_samples)
         self._forward(shape)
@@ -260,7 +320,10 @@ class GpuRunner:
         Gives those of all tokens, [num_tokens, hidden_size], if they are wanted. Before the last
         stage, the stream that leaves.
         """
-        inputs, stage = self._buffers.inputs(shape, self._rows, self._gathers), self._model.stage
+        drafts = None if self._speculation is None else self._speculation.rows
+        inputs, stage = self._buffers.inputs(shape, self._rows, self._gathers, drafts), self._model.stage
+        if drafts is not None:
+            self._inputs = inputs
         entering = inputs.token_ids if stage.is_first else self._buffers.entering[: shape.num_tokens].clone()
         if not stage.is_last:
             stream = self._model(entering, inputs.positions, self.kv_caches, inputs.attention)
@@ -290,10 +353,16 @@ class GpuRunner:
         """This rank's part of the logits, from the hidden states that are sampled."""
         self._model.write_logits(self._buffers.hidden[:num_samples], self._buffers.logits_part[:num_samples])
 
-    def _draw(self, shape: StepShape, num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens int64 [num_samples] and whether the logits of each are finite."""
+    def _draw(self, shape: StepShape, num_samples: int) -> _Draw:
+        """Tokens int64 [num_samples], whether the logits of each are finite, what is settled."""
         columns = self._buffers.columns(shape)
         rows, positions = columns.sample_rows[:num_samples], columns.output_positions[:num_samples]
         tokens, finite = self._sampler.draw_all(self._buffers.logits[:num_samples], rows, positions)
-        store_last_tokens(self._rows.last_tokens, rows, tokens)
-        return tokens, finite
+        if self._speculation is None:
+            store_last_tokens(self._rows.last_tokens, rows, tokens)
+            return tokens, finite, None
+        where = (columns.sample_tokens[:num_samples], rows, positions)
+        drawn = Drawn(tokens, finite, *where, *self._buffers.tokens(shape))
+        samples = (columns.first_draws[:num_samples], columns.draw_counts[:num_samples])
+        accepted = accept_drafts(drawn, *samples, self._speculation.rows.state, self._sizes.tokens_per_row)
+        return tokens, finite, accepted

@@ -44,6 +44,9 @@ class HostCopy:
                 logprobs=None if logprobs is None else _logprobs_to_host(logprobs),
                 prompts=None if sampled.prompts is None else _logprobs_to_host(sampled.prompts),
                 checked=None if sampled.checked is None else _to_host(sampled.checked),
+                counts=None if sampled.counts is None else _to_host(sampled.counts),
+                draw_counts=sampled.draw_counts,
+                num_lost_drafts=None if sampled.num_lost_drafts is None else _to_host(sampled.num_lost_drafts),
             )
         # Blocking: who waits sleeps instead of spinning.
         self._arrived = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from headrace_backend.step.messages import RecordKind, StepRaised
+from headrace_backend.step.messages import Notice, RecordKind, StepRaised
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StepFailed, one_line
@@ -29,6 +29,7 @@ from headrace_backend.worker.step.runner import Launched, StepRunner
 # While the device works the loop looks this often for the next plan and the next result. Sleeping
 # on the ring's event would be no better: poll() counts in milliseconds.
 _LOOK_INTERVAL_S = 50e-6
+_DRAFTS_LOST = "speculate: drafts were lost, because their drafter failed or proposed what is no token; steps go on"
 
 
 @dataclasses.dataclass(slots=True)
@@ -84,6 +85,7 @@ class StepLoop:
         self._warm_count = count_late_work()
         self._finish_times = FinishTimes()
         self._launched: deque[_LaunchedStep] = deque()
+        self._has_noticed_lost_drafts = False
 
     def run(self) -> None:
         """Returns after SHUTDOWN, when all that was planned before is answered.
@@ -160,3 +162,6 @@ class StepLoop:
             result.late_work = self._count_late_work() - self._warm_count
             self._launched.popleft()
             self._channel.send_result(result)
+            if result.lost_drafts and not self._has_noticed_lost_drafts:
+                self._has_noticed_lost_drafts = True
+                self._channel.send_message(Notice(_DRAFTS_LOST))

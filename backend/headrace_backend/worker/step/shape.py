@@ -16,7 +16,9 @@ import torch
 
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.plan_columns import Entries
+from headrace_backend.worker.speculation.draws import num_drafts
 from headrace_kernels.attention.plan import (
+    QUERY_LEN_CLASSES,
     TARGET_PROGRAMS,
     decode_programs,
     decode_sizes,
@@ -27,9 +29,6 @@ from headrace_kernels.attention.plan import (
 )
 from headrace_kernels.attention.quantized_kv import is_quantized
 
-# Query tokens of an entry that the decode kernel takes. With more it computes two to four times as
-# much per key, which pays for drafts only.
-DECODE_QUERY_LEN = 1
 # Keys that a prompt's token sees on average from which gathering them is worth leaving the graphs,
 # where nothing is gathered: at 8,192, 512 tokens win 3.3 of about 20 ms in 32 layers. Derived, not
 # measured.
@@ -50,9 +49,25 @@ class AttentionSizes:
     tile_tokens: int
     # Of the decode kernel, that fill a card.
     programs: int = TARGET_PROGRAMS
+    # Most tokens that a row computes which decodes: its last one, and drafts behind it.
+    tokens_per_row: int = 1
+
+    @property
+    def drafted_query_len(self) -> int:
+        """Query tokens of an entry that the decode kernel takes in steps with drafts.
+
+        Entries with more are the prefill kernel's.
+        """
+        return max(size for size in QUERY_LEN_CLASSES if size == 1 or size < 2 * self.tokens_per_row)
 
     @classmethod
-    def of(cls, num_heads: int, kv_cache: torch.Tensor, dtype: torch.dtype | None = None) -> Self:
+    def of(
+        cls,
+        num_heads: int,
+        kv_cache: torch.Tensor,
+        dtype: torch.dtype | None = None,
+        tokens_per_row: int = 1,
+    ) -> Self:
         """Makes the sizes of a layer with `num_heads` query heads of a type over its cache.
 
         The cache is [num_blocks, 2, num_kv_heads, block_size, head_dim].
@@ -63,8 +78,9 @@ class AttentionSizes:
         item_bytes = (dtype or kv_cache.dtype).itemsize
         assert item_bytes > 1, "a quantized cache does not tell the type of queries"
         tile_tokens = prefill_tile_tokens(num_heads, num_kv_heads, head_dim, item_bytes)
-        programs = decode_programs(is_quantized(kv_cache), DECODE_QUERY_LEN * num_heads // num_kv_heads)
-        return cls(num_heads, num_kv_heads, tile_tokens, programs)
+        # Those of steps without drafts, where more may be needed than there are with them.
+        programs = decode_programs(is_quantized(kv_cache), num_heads // num_kv_heads)
+        return cls(num_heads, num_kv_heads, tile_tokens, programs, tokens_per_row)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,8 +92,8 @@ class StepShape:
     num_entries: int
     # Hidden states that are sampled from, and those that are only checked to be finite.
     num_samples: int
-    # Work of the decode kernel, which takes entries with one query token; 0 if there are no such
-    # entries.
+    # Work of the decode kernel, which takes entries of up to `query_len` query tokens; 0 if there
+    # are no such entries.
     num_splits: int
     # Work of the prefill kernel.
     num_tiles: int
@@ -85,6 +101,11 @@ class StepShape:
     gathers: bool = False
     # Of a step that is computed in two pieces of its tokens, what attention needs of each.
     pieces: tuple[StepShape, ...] = ()
+    # Query tokens of an entry that the decode kernel takes. With more than one it computes two to
+    # four times as much per key, which pays for drafts only.
+    query_len: int = 1
+    # Whether rows may be behind their plan, and draws be several of a row: in workers that draft.
+    drafts: bool = False
 
     @property
     def parts(self) -> tuple[StepShape, ...]:
@@ -95,8 +116,9 @@ class StepShape:
     def of(cls, plan: StepPlan, sizes: AttentionSizes, gather_capacity: int = 0) -> Self:
         """The sizes that a plan needs; `gather_capacity`: context tokens that may be gathered."""
         entries = Entries.of(plan.forward)
-        needed = cls._of_entries(entries, plan.wanted_indices.size, sizes)
-        is_chunk = entries.counts > DECODE_QUERY_LEN
+        query_len = sizes.drafted_query_len if num_drafts(plan.forward).any() else 1
+        needed = cls._of_entries(entries, plan.wanted_indices.size, query_len, sizes)
+        is_chunk = entries.counts > query_len
         chunks, seq_lens = entries.counts[is_chunk], entries.seq_lens[is_chunk]
         group = sizes.num_heads // sizes.num_kv_heads
         fits = 0 < gathered_tokens(seq_lens) <= gather_capacity
@@ -107,7 +129,13 @@ class StepShape:
     @classmethod
     def decode(cls, num_rows: int, sizes: AttentionSizes) -> Self:
         """A step in which up to `num_rows` rows compute one token each."""
-        return cls._sized(num_rows, num_rows, num_rows, True, 0, sizes)
+        return cls._sized(num_rows, num_rows, num_rows, True, 0, 1, sizes)
+
+    @classmethod
+    def drafted(cls, num_tokens: int, max_rows: int, sizes: AttentionSizes) -> Self:
+        """A step of up to `num_tokens` last tokens and drafts of rows that decode."""
+        rows = min(num_tokens, max_rows)
+        return cls._sized(num_tokens, rows, num_tokens, True, 0, sizes.drafted_query_len, sizes)
 
     @classmethod
     def mixed(cls, num_tokens: int, max_rows: int, sizes: AttentionSizes, first_piece: int | None = None) -> Self:
@@ -117,7 +145,8 @@ class StepShape:
         """
         rows = min(num_tokens, max_rows)
         num_tiles = max_prefill_tiles(num_tokens, rows, sizes.tile_tokens)
-        whole = cls._sized(num_tokens, rows, rows, True, num_tiles, sizes)
+        num_samples = min(num_tokens, max_rows * sizes.tokens_per_row)
+        whole = cls._sized(num_tokens, rows, num_samples, True, num_tiles, sizes.drafted_query_len, sizes)
         if first_piece is None:
             return whole
         pieces = tuple(cls.mixed(count, max_rows, sizes) for count in (first_piece, num_tokens - first_piece))
@@ -126,14 +155,16 @@ class StepShape:
     def cut(self, plan: StepPlan, first_piece: int, sizes: AttentionSizes) -> Self:
         """The shape that a plan needs in two pieces, the first of so many tokens."""
         pieces = Entries.of(plan.forward).cut(first_piece)
-        return dataclasses.replace(self, pieces=tuple(self._of_entries(piece, 0, sizes) for piece in pieces))
+        return dataclasses.replace(
+            self, pieces=tuple(self._of_entries(piece, 0, self.query_len, sizes) for piece in pieces)
+        )
 
     @classmethod
-    def _of_entries(cls, entries: Entries, num_samples: int, sizes: AttentionSizes) -> Self:
-        chunks = entries.counts[entries.counts > DECODE_QUERY_LEN]
+    def _of_entries(cls, entries: Entries, num_samples: int, query_len: int, sizes: AttentionSizes) -> Self:
+        chunks = entries.counts[entries.counts > query_len]
         num_tiles = int((-(-chunks // sizes.tile_tokens)).sum())
         decodes = chunks.size < entries.counts.size
-        return cls._sized(entries.num_tokens, entries.counts.size, num_samples, decodes, num_tiles, sizes)
+        return cls._sized(entries.num_tokens, entries.counts.size, num_samples, decodes, num_tiles, query_len, sizes)
 
     @classmethod
     def _sized(
@@ -143,15 +174,26 @@ class StepShape:
         num_samples: int,
         decodes: bool,
         num_tiles: int,
+        query_len: int,
         sizes: AttentionSizes,
     ) -> Self:
         num_splits = decode_sizes(num_entries, sizes.num_kv_heads, sizes.programs).num_splits if decodes else 0
-        return cls(num_tokens, num_entries, num_samples, num_splits, num_tiles)
+        return cls(
+            num_tokens,
+            num_entries,
+            num_samples,
+            num_splits,
+            num_tiles,
+            query_len=query_len,
+            drafts=sizes.tokens_per_row > 1,
+        )
 
     def holds(self, other: StepShape) -> bool:
         """Whether a step of the other shape can be padded to this one."""
         return (
             self.gathers >= other.gathers
+            # A step of decodes alone keeps the kernel that is made for one token an entry.
+            and (self.query_len == other.query_len or self.query_len > other.query_len and other.num_tiles > 0)
             and self.num_tokens >= other.num_tokens
             and self.num_entries >= other.num_entries
             and self.num_samples >= other.num_samples
@@ -174,7 +216,9 @@ def captured_shapes(
 ) -> list[StepShape]:
     """Shapes of the graphs to capture, smallest first: decode steps and short mixed steps.
 
-    The mixed steps are those too short to hide the launches of their kernels.
+    A worker that drafts has decode steps with drafts besides, of as many tokens, and of as many
+    rows whose drafts are all there. The mixed steps are those too short to hide the launches of
+    their kernels.
 
     Args:
         batch_sizes: Rows of decode steps.
@@ -184,9 +228,14 @@ def captured_shapes(
         first_piece: Tokens of the first of two pieces of a mixed step of so many; None: it is
             whole.
     """
+    batch_sizes = list(batch_sizes)
     decode = [StepShape.decode(size, sizes) for size in batch_sizes]
+    # Entries with more tokens than the decode kernel takes are in steps like those with prompts.
+    if 1 < sizes.tokens_per_row <= sizes.drafted_query_len:
+        totals = {size * count for size in batch_sizes for count in (1, sizes.tokens_per_row)}
+        decode += [StepShape.drafted(total, max_num_seqs, sizes) for total in sorted(totals - {1})]
     mixed = [StepShape.mixed(size, max_num_seqs, sizes, first_piece(size)) for size in mixed_sizes]
-    return sorted(decode + mixed, key=lambda shape: (shape.num_tokens, shape.num_tiles))
+    return sorted(decode + mixed, key=lambda shape: (shape.num_tokens, shape.query_len, shape.num_tiles))
 
 
 def undominated(shapes: Sequence[StepShape], times_ms: Mapping[StepShape, float]) -> list[StepShape]:
@@ -198,8 +247,8 @@ def undominated(shapes: Sequence[StepShape], times_ms: Mapping[StepShape, float]
     8B model on an H200, and 9.7 for 512), so a step may be done sooner if it is padded further.
 
     Args:
-        shapes: With or without tiles, which are the two kinds: their attention takes different
-            kernels.
+        shapes: With or without tiles, and with or without drafts, which are the kinds: their
+            attention takes different kernels.
         times_ms: Times of some shapes, full of padding, in milliseconds. The other shapes are kept.
     """
 
@@ -207,7 +256,8 @@ def undominated(shapes: Sequence[StepShape], times_ms: Mapping[StepShape, float]
         larger = (
             other
             for other in times_ms
-            if other.num_tokens > shape.num_tokens and bool(other.num_tiles) == bool(shape.num_tiles)
+            if other.num_tokens > shape.num_tokens
+            and (other.query_len, bool(other.num_tiles)) == (shape.query_len, bool(shape.num_tiles))
         )
         return all(times_ms[other] > times_ms[shape] for other in larger if other.holds(shape))
 

@@ -1,0 +1,93 @@
+"""What proposes the next tokens of rows, as the runners ask it.
+
+Owns the interface and the record that is handed over. A drafter is asked behind the draw of each
+step for the drafts of the step after it, on the device, before any host has read what was drawn.
+Whether a draft was right is none of its business: the next step draws at each drafted position what
+it would have drawn without drafts, and keeps what is equal (`acceptance`). So a drafter can't
+change an answer, only how many steps it takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+import torch
+
+from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
+from headrace_backend.step.plan import Int32Column, RowAdmission, StepPlan
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SettledTokens:
+    """What one step settled, on the device: an entry for each sample of the plan, without padding.
+
+    A sample is a row that draws: one that decodes, one whose prompt has just ended, or another
+    output of the same request (a fork), which draws from a prompt that a leader's row computed.
+    """
+
+    # int32 [num_samples] the rows, and the same numbers on the host.
+    rows: torch.Tensor
+    rows_on_host: Int32Column
+    # int64 [num_samples] places of the first settled token in the rows' sequences, prompt included.
+    # The row's cache holds all tokens before it, and behind it what the step drafted.
+    positions: torch.Tensor
+    # int64 [num_samples, tokens_per_row] settled tokens of each row; behind `counts` of them stands
+    # any valid id. The last settled one is the row's last token, and is not computed yet.
+    tokens: torch.Tensor
+    # int32 [num_samples] from 1 to tokens_per_row.
+    counts: torch.Tensor
+    # int32 [num_samples] positions, within their outputs, of the tokens that the next step draws
+    # first: with the row's seed and output they key the noise of the draw.
+    output_positions: torch.Tensor
+    # [num_samples, tokens_per_row, hidden_size] final hidden states that the tokens were drawn
+    # from; None where the drafter does not want them.
+    hidden: torch.Tensor | None = None
+
+
+class Drafter(Protocol):
+    """Proposes tokens. Of several ranks each has one, and all propose the same."""
+
+    # Tokens that it proposes for each row.
+    num_drafts: int
+    # Whether `SettledTokens.hidden` is needed.
+    wants_hidden: bool
+
+    def admit(self, admissions: list[RowAdmission]) -> None:
+        """Takes new rows, before the step that computes their first tokens.
+
+        Rows that were given back are forgotten by being taken again.
+        """
+
+    def follow(
+        self,
+        plan: StepPlan,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: StepMetadata | StepPieces,
+    ) -> None:
+        """Sees what a step's forward pass computed, behind it and before the draw.
+
+        Args:
+            plan: The step's plan, whose blocks were copied already. Its positions of rows that
+                decode are upper bounds.
+            token_ids: int64 [num_tokens] as computed, drafts included; on a GPU behind those of the
+                plan is the padding of the step's shape.
+            positions: int64 [num_tokens], exact.
+            metadata: What attention read: slots and block tables too.
+        """
+
+    def propose(self, settled: SettledTokens) -> torch.Tensor:
+        """Proposes what follows the settled tokens. Launches work, and waits for nothing.
+
+        Returns:
+            int32 or int64 [num_samples, num_drafts]: valid ids of the vocabulary everywhere. Where
+            it has nothing to propose any id will do: one that is drawn all the same is right.
+
+        Raises:
+            Exception: Whatever it is, the rows have no drafts in the next step, or wrong ones, and
+                nothing else is lost.
+        """
+
+    def reset(self) -> None:
+        """Forgets all rows."""

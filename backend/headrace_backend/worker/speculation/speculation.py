@@ -1,0 +1,152 @@
+"""A worker's part in speculation: the drafts of all rows, and who proposes them.
+
+Owns the order around a step in both runners, and what lies on the device for it from one step to
+the next (`RowDrafts`). Verification is drawing: each draw behind a draft is what the row would have
+drawn there without drafts, so what is settled never depends on who proposed what. A drafter that
+fails loses its drafts; that is counted, and its first failure is printed.
+
+    head of a step      row admissions go to the drafter
+    behind the model    the drafter sees what was computed
+    behind the draw     accepted drafts -> the drafter's proposals -> drafts of the next step
+"""
+
+from __future__ import annotations
+
+import traceback
+
+import numpy as np
+import torch
+
+from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
+from headrace_backend.step.plan import Int32Column, StepPlan
+from headrace_backend.worker.device_copies import indices_on_device
+from headrace_backend.worker.sampling.sampler import SampledTokens
+from headrace_backend.worker.speculation.drafter import Drafter, SettledTokens
+from headrace_backend.worker.speculation.draws import Draws
+from headrace_kernels.speculation.acceptance import Accepted, RowState
+from headrace_kernels.speculation.draft_inputs import store_drafts
+
+
+class RowDrafts:
+    """What rows leave on the device for the next step. The last row is scratch, for padding."""
+
+    def __init__(self, num_rows: int, tokens_per_row: int, device: torch.device) -> None:
+        """Allocates for `num_rows` rows and one more."""
+        self.tokens_per_row = tokens_per_row
+        # int32 [num_rows + 1] last tokens and their positions.
+        self.last_tokens, self.next_positions = torch.zeros(2, num_rows + 1, dtype=torch.int32, device=device)
+        # int32 [num_rows + 1, tokens_per_row - 1] what is drafted behind the last tokens.
+        self.drafts = torch.zeros(num_rows + 1, tokens_per_row - 1, dtype=torch.int32, device=device)
+        # int32 [1] drafts lost so far.
+        self.num_lost = torch.zeros(1, dtype=torch.int32, device=device)
+
+    @property
+    def state(self) -> RowState:
+        """What acceptance writes."""
+        return RowState(self.last_tokens, self.next_positions)
+
+
+class Speculation:
+    """One worker's drafter, and the rows' drafts."""
+
+    def __init__(self, drafter: Drafter, rows: RowDrafts, vocab_size: int, has_peers: bool = False) -> None:
+        """Joins its parts.
+
+        Args:
+            drafter: Proposes `rows.tokens_per_row - 1` tokens for each row.
+            rows: What lies on the device.
+            vocab_size: Ids from here on are none.
+            has_peers: Whether other ranks draft the same. A failure of this rank alone would have
+                the ranks compute different tokens, so it is raised.
+        """
+        assert drafter.num_drafts == rows.tokens_per_row - 1, "a draft for each token but one"
+        self._drafter = drafter
+        self.rows = rows
+        self._vocab_size = vocab_size
+        self._has_peers = has_peers
+        self._has_failed = False
+
+    @property
+    def tokens_per_row(self) -> int:
+        """Most tokens that a step settles for a row."""
+        return self.rows.tokens_per_row
+
+    def admit(self, plan: StepPlan) -> None:
+        """Shows the drafter the rows that a plan admits."""
+        if plan.admissions:
+            try:
+                self._drafter.admit(plan.admissions)
+            except Exception as error:
+                self._bear(error)
+
+    def follow(
+        self,
+        plan: StepPlan,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: StepMetadata | StepPieces,
+    ) -> None:
+        """Shows the drafter what the forward pass computed; arguments as those of the drafter."""
+        try:
+            self._drafter.follow(plan, token_ids, positions, metadata)
+        except Exception as error:
+            self._bear(error)
+
+    def settle(
+        self, sampled: SampledTokens, accepted: Accepted, draws: Draws, rows: Int32Column, hidden: torch.Tensor
+    ) -> None:
+        """Notes in a step's result what was settled, and has what follows it drafted.
+
+        Args:
+            sampled: The step's draws; completed here.
+            accepted: What of them is settled, without padding.
+            draws: Which of them belong together.
+            rows: [num_samples] the row of each sample.
+            hidden: [num_draws, hidden_size] what was drawn from.
+        """
+        if draws.are_several:
+            sampled.counts, sampled.draw_counts = accepted.counts, draws.counts
+        self._propose(accepted, rows, self._by_sample(draws, hidden) if self._drafter.wants_hidden else None)
+        sampled.num_lost_drafts = self.rows.num_lost.clone()
+
+    def _by_sample(self, draws: Draws, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [num_samples, tokens_per_row, hidden_size], the last ones repeated."""
+        order = np.minimum(np.arange(self.tokens_per_row), draws.counts[:, None] - 1)
+        return hidden[indices_on_device(draws.firsts[:, None] + order, hidden.device)]
+
+    def _propose(self, accepted: Accepted, rows: Int32Column, hidden: torch.Tensor | None) -> None:
+        settled = SettledTokens(
+            rows=accepted.rows,
+            rows_on_host=rows,
+            positions=accepted.positions,
+            tokens=accepted.tokens,
+            counts=accepted.counts,
+            output_positions=accepted.output_positions,
+            hidden=hidden,
+        )
+        shape = (rows.size, self.rows.tokens_per_row - 1)
+        try:
+            drafts = self._drafter.propose(settled)
+            if tuple(drafts.shape) != shape or drafts.is_floating_point():
+                raise ValueError(f"drafts are {drafts.dtype} of {tuple(drafts.shape)}, not integers of {shape}")
+        except Exception as error:
+            self._bear(error)
+            # None of these is an id: all are lost.
+            drafts = torch.full(shape, -1, dtype=torch.int32, device=accepted.rows.device)
+        store_drafts(self.rows.drafts, accepted.rows, drafts, self._vocab_size, self.rows.num_lost)
+
+    def reset(self) -> None:
+        """Forgets all rows."""
+        self._drafter.reset()
+
+    def _bear(self, error: Exception) -> None:
+        """Goes on without the drafts of a drafter that failed; its first failure is printed.
+
+        Raises:
+            Exception: The error, of several ranks.
+        """
+        if self._has_peers:
+            raise error
+        if not self._has_failed:
+            self._has_failed = True
+            traceback.print_exception(error)

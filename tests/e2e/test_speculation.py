@@ -1,0 +1,177 @@
+"""A server that drafts answers as one that does not, whatever is asked and whatever happens to it.
+
+Both compute in fp32, where no two logits of these answers are so near that a batch of another shape
+turns them round.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.processes import wait_until
+from tests.support.rpc import Transcript, generate, greedy, idle_load
+from tests.support.running_server import RunningServer, refused, running_server
+
+from headrace.v1 import generation_pb2
+
+FP32 = ("--dtype", "fp32", "--device", "cpu")
+NGRAM = ("--speculate", "ngram", "--speculate-tokens", "4")
+# Blocks for a part of what is asked at once, so that some are preempted.
+CRAMPED = ("--num-blocks", "28", "--max-model-len", "256", "--max-num-seqs", "8")
+REPETITIVE = "one two three four one two three four one two three four one two"
+STORY = "Once upon a time there was a little"
+TOKENS = 48
+
+
+def spec(prompt: str, sampling: dict[str, Any] | None = None, **fields: Any) -> generation_pb2.GenerationSpec:
+    stop = fields.pop("stop", {})
+    made: generation_pb2.GenerationSpec = greedy(prompt, TOKENS, **fields)
+    for name, value in (sampling or {}).items():
+        setattr(made.sampling, name, value)
+    for name, value in stop.items():
+        field = getattr(made.stop, name)
+        if isinstance(value, list):
+            field.extend(value)
+        else:
+            setattr(made.stop, name, value)
+    return made
+
+
+def biased(**sampling: Any) -> generation_pb2.GenerationSpec:
+    """Two tokens are so likely that an answer is made of them, and repeats itself."""
+    made = spec(REPETITIVE, sampling)
+    made.sampling.logit_bias.update({300: 40.0, 301: 39.0})
+    return made
+
+
+SPECS = {
+    "greedy": spec(REPETITIVE),
+    "temperature": spec(REPETITIVE, {"temperature": 0.8, "seed": 3}),
+    "biased": biased(),
+    "biased_temperature": biased(temperature=1.5, seed=11),
+    "biased_penalties": biased(temperature=1.0, seed=12, frequency_penalty=0.5),
+    "top_k": spec(STORY, {"temperature": 1.2, "top_k": 5, "seed": 4}),
+    "top_p": spec(STORY, {"temperature": 1.0, "top_p": 0.7, "seed": 5}),
+    "min_p": spec(STORY, {"temperature": 1.3, "min_p": 0.1, "seed": 6}),
+    "top_n_sigma": spec(STORY, {"temperature": 1.5, "top_n_sigma": 1.0, "seed": 7}),
+    "penalties": spec(REPETITIVE, {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2}),
+    "bad_words": spec(REPETITIVE, stop={"bad_words": [" two three", " four"]}),
+    "min_tokens": spec(STORY, stop={"min_tokens": 20, "ignore_eos": False}),
+    "stop_string": spec(REPETITIVE, stop={"strings": ["four one two three"]}),
+    "logprobs": spec(REPETITIVE, {"temperature": 0.5, "seed": 8}, logprobs=3),
+    "prompt_logprobs": spec(REPETITIVE, prompt_logprobs=2, logprobs=1),
+    "several": spec(REPETITIVE, {"temperature": 0.9, "seed": 9}, n=3),
+}
+
+
+def seen(transcript: Transcript) -> object:
+    ends = {index: (end.reason, end.matched_stop) for index, end in transcript.finished.items()}
+    return transcript.tokens, transcript.texts, ends
+
+
+def logprobs(transcript: Transcript) -> list[float]:
+    """Log probabilities of tokens and of the prompt's, in order."""
+    found: list[float] = []
+    for event in transcript.events:
+        if event.HasField("prompt_logprobs"):
+            found.extend(event.prompt_logprobs.logprobs.sampled)
+        if event.HasField("delta"):
+            found.extend(event.delta.logprobs.sampled)
+    return found
+
+
+def all_at_once(server: RunningServer, specs: list[generation_pb2.GenerationSpec]) -> list[Transcript]:
+    with concurrent.futures.ThreadPoolExecutor(len(specs)) as pool:
+        return list(pool.map(lambda each: generate(server.address, each), specs))
+
+
+@pytest.fixture(scope="module")
+def golden(shared_server: RunningServer) -> dict[str, Transcript]:
+    """What a server without drafts answers."""
+    return {name: generate(shared_server.address, each) for name, each in SPECS.items()}
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[RunningServer]:
+    with running_server(*FP32, *NGRAM, *CRAMPED) as server:
+        yield server
+        wait_until(lambda: idle_load(server.address), 60, "no request and no block left")
+
+
+def assert_same(found: Transcript, expected: Transcript, name: str) -> None:
+    assert seen(found) == seen(expected), name
+    np.testing.assert_allclose(logprobs(found), logprobs(expected), atol=1e-4, err_msg=name)
+
+
+def test_each_option_answers_as_without_drafts(drafting: RunningServer, golden: dict[str, Transcript]) -> None:
+    """Twice: the second time prompts are found in the prefix cache."""
+    for _ in range(2):
+        for name, each in SPECS.items():
+            assert_same(generate(drafting.address, each), golden[name], name)
+
+
+def test_drafts_save_steps_and_are_counted(drafting: RunningServer) -> None:
+    done = generate(drafting.address, SPECS["biased"]).done
+    assert done is not None
+    ledger = done.ledger
+    assert TOKENS // 2 < ledger.accepted_tokens <= ledger.draft_tokens
+    # Each other token took a step, and one that was planned ahead may have come to nothing.
+    assert ledger.step_count <= TOKENS - ledger.accepted_tokens + 1
+
+
+def test_preempted_rows_answer_as_without_drafts(drafting: RunningServer, golden: dict[str, Transcript]) -> None:
+    names = [name for name in SPECS if name not in ("prompt_logprobs", "several")]
+    for _ in range(10):
+        answers = all_at_once(drafting, [SPECS[name] for name in names])
+        for name, answer in zip(names, answers, strict=True):
+            assert_same(answer, golden[name], name)
+        if any(answer.done is not None and answer.done.ledger.preemptions for answer in answers):
+            return
+    raise AssertionError("nobody was preempted")
+
+
+def test_a_worker_that_is_killed_within_answers_loses_and_doubles_nothing(
+    drafting: RunningServer, golden: dict[str, Transcript]
+) -> None:
+    names = ["biased", "temperature", "penalties", "bad_words"]
+    worker = drafting.worker()
+    with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
+        answers = [pool.submit(generate, drafting.address, SPECS[name]) for name in names]
+        wait_until(lambda: not idle_load(drafting.address), 60, "requests are under way")
+        worker.kill()
+        for name, answer in zip(names, answers, strict=True):
+            assert_same(answer.result(), golden[name], name)
+    assert drafting.worker().pid != worker.pid
+
+
+@pytest.mark.slow  # test_each_option_answers_as_without_drafts has the same of one rank.
+def test_two_ranks_accept_the_same(golden: dict[str, Transcript]) -> None:
+    with running_server(*FP32, *NGRAM, *CRAMPED, "--tp", "2") as server:
+        for name, each in SPECS.items():
+            assert_same(generate(server.address, each), golden[name], name)
+
+
+@pytest.mark.slow  # Of raw weights and cache, above.
+@pytest.mark.parametrize("bits", [("--quantize", "int8", "--kv-dtype", "fp8"), ("--quantize", "nf4")])
+def test_quantized_weights_and_cache_answer_as_without_drafts(bits: tuple[str, ...]) -> None:
+    names = ["greedy", "temperature", "penalties", "logprobs"]
+    with running_server(*FP32, *CRAMPED, *bits) as plain, running_server(*FP32, *NGRAM, *CRAMPED, *bits) as server:
+        for name in names:
+            assert_same(generate(server.address, SPECS[name]), generate(plain.address, SPECS[name]), name)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--speculate", "ngram", "--pp", "2"), "speculate is ngram and pp is 2"),
+        (("--speculate", "magic"), "speculate"),
+        (("--speculate", "ngram", "--speculate-tokens", "9"), "speculate"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(options: tuple[str, ...], reason: str) -> None:
+    ended, _ = refused(*FP32, *options)
+    assert ended.returncode != 0 and reason in ended.stderr + ended.stdout, ended.stderr
