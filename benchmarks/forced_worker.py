@@ -16,8 +16,6 @@ import sys
 
 import numpy as np
 import torch
-from headrace_backend.worker.speculation.drafter import SettledTokens
-from headrace_backend.worker.speculation.speculation import RowDrafts, Speculation
 
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.models.causal_lm import CausalLM
@@ -25,6 +23,8 @@ from headrace_backend.step.plan import RowAdmission, StepPlan
 from headrace_backend.worker.device_copies import copy_to_device
 from headrace_backend.worker.lifetime import end_process
 from headrace_backend.worker.main import main as worker
+from headrace_backend.worker.speculation.drafter import SettledTokens
+from headrace_backend.worker.speculation.speculation import RowDrafts, Speculation
 from headrace_backend.worker.start_up import fitted_runner
 from headrace_backend.worker.start_up.sizes import WorkerSizes
 

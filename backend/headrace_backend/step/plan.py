@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from headrace_request import limits
 from headrace_request.sampling import Sampling
 
 Int32Column = npt.NDArray[np.int32]
@@ -240,8 +241,8 @@ class StepPlan:
     sample: SamplePlan
     prompt_logprobs: PromptLogprobPlan = NO_PROMPT_LOGPROBS
     # Most drafts of a row that the next step verifies: a drafter need propose no more, and none at
-    # all where it is 0.
-    num_proposed: int = 0
+    # all where it is 0. A plan that nobody chose drafts for wants as many as there are.
+    num_proposed: int = limits.MAX_DRAFTS
 
     @property
     def wanted_indices(self) -> Int32Column:

@@ -65,6 +65,8 @@ class Speculation:
         self._vocab_size = vocab_size
         self._has_peers = has_peers
         self._has_failed = False
+        # Most drafts of a row that the step after the one at hand verifies.
+        self._num_wanted = 0
 
     @property
     def tokens_per_row(self) -> int:
@@ -72,7 +74,8 @@ class Speculation:
         return self.rows.tokens_per_row
 
     def admit(self, plan: StepPlan) -> None:
-        """Shows the drafter the rows that a plan admits."""
+        """Notes what a step is to draft, and shows the drafter the rows that its plan admits."""
+        self._num_wanted = plan.num_proposed
         if plan.admissions:
             try:
                 self._drafter.admit(plan.admissions)
@@ -122,6 +125,7 @@ class Speculation:
             tokens=accepted.tokens,
             counts=accepted.counts,
             output_positions=accepted.output_positions,
+            num_wanted=self._num_wanted,
             hidden=hidden,
         )
         shape = (rows.size, self.rows.tokens_per_row - 1)
