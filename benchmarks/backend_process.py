@@ -45,7 +45,7 @@ class BackendProcess:
         Args:
             engine: Fields of EngineConfig.
             folder: Takes its socket, configuration and log.
-            telemetry_socket: Where it reports; "": nowhere.
+            telemetry_socket: Socket that it reports to; "": none.
             program: Module to run and its first arguments.
         """
         self.address = f"unix:{folder / 'engine.sock'}"

@@ -1,4 +1,4 @@
-"""The real backend with a worker whose drafts are right as often as it is told (`forced_worker`).
+"""The real backend with a worker whose drafts are right with a set probability (`forced_worker`).
 
 python -m benchmarks.forced_backend ACCEPTANCE ANSWERS.json --config-json FILE
 """

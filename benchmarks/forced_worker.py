@@ -1,4 +1,4 @@
-"""A worker whose drafts are right as often as it is told: what speculation is worth, by itself.
+"""A worker whose drafts are right with a set probability: what speculation is worth, by itself.
 
 It drafts what the model answered before, which was recorded, and spoils each token with a set
 probability. Everything else is the real worker: verification, settlement, planning. The drafter
@@ -51,7 +51,7 @@ class ForcedDrafter:
             acceptance: Share of its tokens that are the answer's.
             answers: Token ids of each answer, by seed.
             vocab_size: A token beside the right one is still below it.
-            device: Where drafts are wanted.
+            device: Device that drafts are proposed on.
         """
         self.num_drafts = num_drafts
         self._device = device

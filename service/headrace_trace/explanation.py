@@ -125,7 +125,7 @@ class Explanation:
         computed_ms: Until the first token had been computed and read from the device; None if that
             is not reported.
         draft_tokens: Drafted tokens that its steps verified.
-        accepted_tokens: Those of them that it settled: each is a step that its output did not need.
+        accepted_tokens: Drafted tokens that it settled, each a step that its output did not need.
         left_out_tokens: What the request generated beyond `tokens`, too many for the trace.
         itl_p50_ms: Largest of the waits between two tokens that did not come in one message.
         ledger_ms: How the request's time was spent.

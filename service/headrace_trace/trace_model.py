@@ -140,7 +140,7 @@ class Trace:
         failed: Whether its span says that it failed.
         left_out_tokens: Tokens that it generated besides, too many for the trace.
         draft_tokens: Drafted tokens that its steps verified.
-        accepted_tokens: Those of them that it settled.
+        accepted_tokens: Drafted tokens that it settled.
         ledger: How its time was spent, in ns by part, as the server's ledger has it; without
             end_to_end.
         steps: By id; those of the request's engine that the trace holds, not only the request's
