@@ -6,6 +6,8 @@ memory they take.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,7 @@ from headrace_backend.weights.placement import Shard
 from headrace_backend.worker.errors import DoesNotFit, StartRefused
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.start_up import fitted_runner
-from headrace_backend.worker.start_up.fitted_runner import Phases, make_runner
+from headrace_backend.worker.start_up.fitted_runner import Phases, make_runner, make_speculation
 from headrace_backend.worker.start_up.memory_plan import ModelMemory, Room
 from headrace_backend.worker.start_up.profile_step import largest_steps, measure_steps
 from headrace_backend.worker.start_up.ranks import RankPlace
@@ -383,24 +385,36 @@ def test_a_cache_that_no_longer_fits_after_measuring_is_refused_with_what_does(
 
 @pytest.mark.skipif(not triton_runtime.INTERPRETED, reason="needs Triton's interpreter")
 @pytest.mark.parametrize(
-    "kv_dtype", ["int8", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("auto", "fp8"))]
+    ("kv_dtype", "speculate"),
+    [
+        ("int8", "ngram"),
+        pytest.param("int8", "off", marks=pytest.mark.slow),
+        *(pytest.param(kind, "off", marks=pytest.mark.slow) for kind in ("auto", "fp8")),
+    ],
 )
-def test_the_gpus_runner_takes_them_all(shallow_llama: CausalLM, kv_dtype: str) -> None:
-    config = config_of(max_num_seqs=3, max_num_batched_tokens=17, kv_dtype=kv_dtype)
+def test_the_gpus_runner_takes_them_all(
+    shallow_llama: CausalLM, kv_dtype: str, speculate: Literal["off", "ngram"]
+) -> None:
+    config = config_of(
+        max_num_seqs=3, max_num_batched_tokens=17, kv_dtype=kv_dtype, speculate=speculate, speculate_tokens="3"
+    )
+    worker_sizes = WorkerSizes.of(config, 40)
+    tokens_per_row = worker_sizes.tokens_per_row
     pool = BlockPool(6, config.block_size)
     shape = (6, 2, shallow_llama.num_kv_heads, config.block_size, shallow_llama.head_dim)
     dtype = kv_type(kv_dtype, torch.float32)
     kv_caches = allocate_kv_caches(shallow_llama.num_layers, shape, dtype, torch.device("cpu"))
     with triton_runtime.forced():
         limits, sizes = (
-            StepLimits(3, 17, 40),
-            AttentionSizes.of(shallow_llama.num_heads, kv_caches[0], shallow_llama.dtype),
+            StepLimits(3, 17, 40, tokens_per_row=tokens_per_row),
+            AttentionSizes.of(shallow_llama.num_heads, kv_caches[0], shallow_llama.dtype, tokens_per_row),
         )
         sampler = Sampler(3, shallow_llama.vocab_size, torch.device("cpu"))
-        runner = GpuRunner(shallow_llama, sampler, kv_caches, limits, sizes, captured_shapes((1, 2), (16,), 3, sizes))
-        plans = (
-            list(largest_steps(WorkerSizes.of(config, 40), pool))
-            + list(gpu_steps(WorkerSizes.of(config, 40), pool))[-20:]
-        )
+        speculation = make_speculation(shallow_llama, worker_sizes, torch.device("cpu"))
+        shapes = captured_shapes((1, 2), (16,), 3, sizes)
+        runner = GpuRunner(shallow_llama, sampler, kv_caches, limits, sizes, shapes, speculation=speculation)
+        plans = list(largest_steps(worker_sizes, pool)) + list(gpu_steps(worker_sizes, pool))[-20:]
+        drafted = [plan for plan in plans if (plan.forward.known_counts < plan.forward.counts - 1).any()]
+        assert bool(drafted) == (speculate != "off")
         run_steps(runner, plans, lambda done: None)
     assert all(dequantized_blocks(cache, torch.arange(6)).isfinite().all() for cache in kv_caches)

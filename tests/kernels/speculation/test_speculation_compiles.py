@@ -1,0 +1,30 @@
+"""The kernels of speculation compile for the oldest and the newest GPU that we know.
+
+Neither a batch's size nor a column's address compiles anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.support.compiling import compiled
+
+
+@pytest.mark.parametrize("arch", [pytest.param(80, marks=pytest.mark.slow), 90])
+def test_every_kernel_is_compiled_once(arch: int) -> None:
+    kernels = compiled("compiled_speculation", arch)
+    assert Counter(kernel["name"] for kernel in kernels) == {
+        "resolve_tokens_kernel": 1,
+        # For lengths of entries, and for places in outputs.
+        "lower_bounds_kernel": 2,
+        "accept_drafts_kernel": 1,
+        "append_tokens_kernel": 1,
+        "find_runs_kernel": 1,
+        "copy_runs_kernel": 1,
+        "store_drafts_kernel": 1,
+        "penalize_rows_kernel": 1,
+    }
+    for kernel in kernels:
+        assert kernel["shared_bytes"] <= kernel["shared_limit"]
+        assert kernel["stack_bytes"] == 0, kernel["name"]

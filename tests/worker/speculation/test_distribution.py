@@ -1,0 +1,126 @@
+"""What is drawn with drafts has the distribution that it has without: a G-test of each option.
+
+The answers are equal token by token (`test_cpu_verification`), of which this is a consequence. It
+is tested all the same, on its own terms: against probabilities that are computed from logits, over
+a small vocabulary, with drafts that are right about as often as chance has it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from headrace_kernels.sampling import parameters as columns
+from headrace_kernels.sampling.choice import sample_rows
+from headrace_kernels.sampling.penalties import penalize_rows_reference
+from headrace_kernels.speculation.acceptance import Drawn, RowState, accept_drafts
+
+VOCAB, DRAWS, LEAST_P = 8, 1_000_000, 0.001
+# Rows of a batch, each with a seed of its own.
+BATCH = 50_000
+OPTIONS: dict[str, dict[str, float]] = {
+    "temperature": {"temperature": 0.7},
+    "top_k": {"temperature": 1.0, "top_k": 3},
+    "top_p": {"temperature": 1.0, "top_p": 0.8},
+    "min_p": {"temperature": 1.0, "min_p": 0.2},
+    "penalty": {"temperature": 1.0, "frequency_penalty": 0.7, "repetition_penalty": 1.3},
+    "bias": {"temperature": 1.0, "bias": 1.5},
+}
+
+
+def survival(statistic: float, degrees: int) -> float:
+    """Probability that a chi-squared variable exceeds the statistic."""
+    half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def changed(logits: torch.Tensor, option: dict[str, float], drafts: torch.Tensor) -> torch.Tensor:
+    """Logits [n, VOCAB] behind drafts [n, depth], as the sampler changes them."""
+    logits = logits.clone()
+    logits[:, 2] += option.get("bias", 0.0)
+    if "frequency_penalty" in option:
+        matrix = torch.zeros(1, columns.NUM_COLUMNS)
+        matrix[0, columns.REPETITION], matrix[0, columns.FREQUENCY] = 1.3, option["frequency_penalty"]
+        rows = torch.arange(len(logits))
+        empty = torch.zeros(1, VOCAB, dtype=torch.bool), torch.zeros(1, VOCAB, dtype=torch.int32)
+        none = torch.zeros(len(logits), dtype=torch.int64)
+        penalize_rows_reference(logits, rows, none, none, *empty, matrix.view(torch.int32), drafts)
+    return logits
+
+
+def probabilities(logits: torch.Tensor, option: dict[str, float]) -> torch.Tensor:
+    """What one draw from one row's logits should give, float64 [VOCAB]."""
+    scaled = logits.double() / option["temperature"]
+    order = scaled.argsort(descending=True)
+    kept = torch.ones(VOCAB, dtype=torch.bool)
+    if "top_k" in option:
+        kept[order[int(option["top_k"]) :]] = False
+    found = scaled.softmax(0)
+    if "min_p" in option:
+        kept &= found >= option["min_p"] * found.max()
+    if "top_p" in option:
+        before = found[order].cumsum(0) - found[order]
+        kept[order[before >= option["top_p"]]] = False
+    return scaled.masked_fill(~kept, -math.inf).softmax(0)
+
+
+def parameter_rows(option: dict[str, float], first_seed: int) -> torch.Tensor:
+    matrix = np.zeros((BATCH, columns.NUM_COLUMNS), np.int32)
+    floats = matrix.view(np.float32)
+    floats[:, columns.TOP_P] = option.get("top_p", 1.0)
+    floats[:, columns.MIN_P] = option.get("min_p", 0.0)
+    floats[:, columns.TEMPERATURE] = option["temperature"]
+    matrix[:, columns.TOP_K] = int(option.get("top_k", 0))
+    matrix[:, columns.SEED_LOW] = np.arange(first_seed, first_seed + BATCH)
+    return torch.from_numpy(matrix)
+
+
+@pytest.mark.slow  # test_cpu_verification.py has equal answers for each option.
+@pytest.mark.parametrize("option", OPTIONS)
+def test_settled_tokens_have_the_targets_distribution(option: str) -> None:
+    """A model whose logits are a function of the token before; pairs of tokens are counted.
+
+    The first token follows token 0, the draft is a random token, and the second token is the one
+    that is drawn behind the draft where it was right, or by a step of its own where it was not.
+    """
+    asked = OPTIONS[option]
+    generator = torch.Generator().manual_seed(5)
+    table = torch.randn(VOCAB, VOCAB, generator=generator) * 1.5
+    counts = torch.zeros(VOCAB, VOCAB, dtype=torch.int64)
+    num_accepted = 0
+    for batch in range(DRAWS // BATCH):
+        parameters = parameter_rows(asked, batch * BATCH)
+        rows = torch.arange(BATCH, dtype=torch.int32)
+        drafts = torch.randint(0, VOCAB, (BATCH,), generator=generator)
+        none = torch.full((BATCH, 1), -1)
+        # Two draws a row: behind token 0, and behind the draft.
+        logits = torch.stack(
+            (changed(table[:1].repeat(BATCH, 1), asked, none), changed(table[drafts], asked, drafts[:, None])), dim=1
+        ).flatten(0, 1)
+        twice, places = rows.repeat_interleave(2), torch.tensor([0, 1], dtype=torch.int32).repeat(BATCH)
+        tokens, finite = sample_rows(logits, twice, places, parameters)
+        inputs = torch.stack((torch.zeros_like(drafts), drafts), dim=1).flatten()
+        drawn = Drawn(tokens, finite, torch.arange(2 * BATCH, dtype=torch.int32), twice, places, inputs, places.long())
+        state = RowState(*torch.zeros(2, BATCH, dtype=torch.int32))
+        accepted = accept_drafts(drawn, 2 * rows, torch.full_like(rows, 2), state, 2)
+        first, second = accepted.tokens.unbind(1)
+        missing = (accepted.counts == 1).nonzero()[:, 0]
+        num_accepted += BATCH - len(missing)
+        again = changed(table[first[missing]], asked, first[missing][:, None])
+        second[missing], _ = sample_rows(again, rows[missing], torch.ones_like(rows[missing]), parameters)
+        counts += torch.bincount(first * VOCAB + second, minlength=VOCAB * VOCAB).view(VOCAB, VOCAB)
+    assert 0 < num_accepted < DRAWS
+    none = torch.full((1, 1), -1)
+    head = probabilities(changed(table[:1], asked, none)[0], asked)
+    tails = [
+        probabilities(changed(table[token][None], asked, torch.tensor([[token]]))[0], asked) for token in range(VOCAB)
+    ]
+    expected = head[:, None] * torch.stack(tails) * DRAWS
+    assert not counts[expected == 0].any(), "a token was drawn that is left out"
+    seen = expected > 0
+    ratio = counts[seen].double() / expected[seen]
+    statistic = 2 * float(torch.xlogy(counts[seen].double(), ratio).sum())
+    assert survival(statistic, int(seen.sum()) - 1) >= LEAST_P / len(OPTIONS)
