@@ -321,8 +321,8 @@ class StepResult:
     # Kernels that the worker compiled and graphs that it captured since it was ready: a warm worker
     # has none.
     late_work: int = 0
-    # Drafts that were lost since the worker was ready, because their drafter failed or proposed
-    # what is no token.
+    # Drafts that the worker has lost so far, because their drafter failed or proposed what is no
+    # token; 0 in steps that draw nothing.
     lost_drafts: int = 0
     # Tokens that the device computed, padding included; and whether it replayed a captured graph.
     padded_tokens: int = 0

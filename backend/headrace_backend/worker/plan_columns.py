@@ -81,14 +81,16 @@ def flat_token_ids(plan: ForwardPlan, ends: Int64Column) -> Int32Column:
         ends: Ends of the rows' tokens: the running sum of `plan.counts`.
     """
     unknown = plan.counts - plan.known_counts
-    rows = np.flatnonzero(unknown)
     is_known = np.ones(int(ends[-1]), bool)
-    ids = np.empty(is_known.size, np.int32)
-    if rows.size:
-        counts = unknown[rows]
-        places = ranges(ends[rows] - counts, counts)
+    ids = np.full(is_known.size, LAST_SAMPLED, np.int32)
+    if unknown.max() > 1:
+        drafted = np.flatnonzero(unknown)
+        counts = unknown[drafted]
+        places = ranges(ends[drafted] - counts, counts)
         is_known[places] = False
-        ids[places] = LAST_SAMPLED - ranges(np.zeros_like(counts), counts)
+        ids[places] -= ranges(np.zeros_like(counts), counts).astype(np.int32)
+    else:
+        is_known[ends[unknown > 0] - 1] = False
     ids[is_known] = plan.token_ids
     return ids
 

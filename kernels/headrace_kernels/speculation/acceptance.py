@@ -91,7 +91,10 @@ def accept_drafts_reference(
     return Accepted(counts, tokens, positions, rows, output_positions)
 
 
+# Columns of several steps lie in one buffer, and outputs side by side, so their addresses have any
+# alignment: nothing may be compiled for it.
 _COLUMNS = ["hidden_indices", "rows", "output_positions", "first_draws", "draw_counts"]
+_COLUMNS += ["counts", "settled_rows", "next_outputs"]
 
 
 @triton.jit(do_not_specialize=_COLUMNS, do_not_specialize_on_alignment=_COLUMNS)

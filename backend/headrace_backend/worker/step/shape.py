@@ -116,7 +116,8 @@ class StepShape:
     def of(cls, plan: StepPlan, sizes: AttentionSizes, gather_capacity: int = 0) -> Self:
         """The sizes that a plan needs; `gather_capacity`: context tokens that may be gathered."""
         entries = Entries.of(plan.forward)
-        query_len = sizes.drafted_query_len if num_drafts(plan.forward).any() else 1
+        is_drafted = sizes.tokens_per_row > 1 and num_drafts(plan.forward).any()
+        query_len = sizes.drafted_query_len if is_drafted else 1
         needed = cls._of_entries(entries, plan.wanted_indices.size, query_len, sizes)
         is_chunk = entries.counts > query_len
         chunks, seq_lens = entries.counts[is_chunk], entries.seq_lens[is_chunk]
