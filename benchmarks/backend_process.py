@@ -16,13 +16,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psutil
 
 from benchmarks import figures
 
+# The server's own backend.
+PROGRAM = ("headrace_backend",)
 _GIB = 1 << 30
 _SAMPLE_S = 0.2
 _NVML_NAMES = ("libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1")
@@ -31,8 +33,21 @@ _NVML_NAMES = ("libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1")
 class BackendProcess:
     """One running backend."""
 
-    def __init__(self, engine: dict[str, Any], folder: pathlib.Path, telemetry_socket: str = "") -> None:
-        """Starts it. `folder` takes its socket, configuration and log."""
+    def __init__(
+        self,
+        engine: dict[str, Any],
+        folder: pathlib.Path,
+        telemetry_socket: str = "",
+        program: Sequence[str] = PROGRAM,
+    ) -> None:
+        """Starts it.
+
+        Args:
+            engine: Fields of EngineConfig.
+            folder: Takes its socket, configuration and log.
+            telemetry_socket: Socket that it reports to; "": none.
+            program: Module to run and its first arguments.
+        """
         self.address = f"unix:{folder / 'engine.sock'}"
         self._log = folder / "backend.log"
         config = folder / "backend.json"
@@ -46,7 +61,7 @@ class BackendProcess:
         self.started_s = time.perf_counter()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "headrace_backend", "--config-json", str(config)],
+                [sys.executable, "-m", *program, "--config-json", str(config)],
                 stderr=log,
                 env=figures.environment(),
             )
@@ -123,10 +138,12 @@ class BackendProcess:
 
 
 @contextlib.contextmanager
-def backend_process(engine: dict[str, Any], telemetry_socket: str = "") -> Iterator[BackendProcess]:
+def backend_process(
+    engine: dict[str, Any], telemetry_socket: str = "", program: Sequence[str] = PROGRAM
+) -> Iterator[BackendProcess]:
     """Starts a backend with the given EngineConfig fields, and stops it."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
-        process = BackendProcess(engine, pathlib.Path(name), telemetry_socket)
+        process = BackendProcess(engine, pathlib.Path(name), telemetry_socket, program)
         try:
             yield process
         finally:

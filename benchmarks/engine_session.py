@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from benchmarks.backend_process import BackendProcess, backend_process
+from benchmarks.backend_process import PROGRAM, BackendProcess, backend_process
 from benchmarks.token_log import Logprobs, Seconds, TokenLog, Tokens
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from headrace_request.request import LAYOUT, Request
@@ -268,10 +268,13 @@ async def _while_it_lives(process: BackendProcess, step: Any, deadline_s: float)
 
 @asynccontextmanager
 async def engine_session(
-    engine: dict[str, Any], timeout_s: float = 120.0, telemetry_socket: str = ""
+    engine: dict[str, Any],
+    timeout_s: float = 120.0,
+    telemetry_socket: str = "",
+    program: Sequence[str] = PROGRAM,
 ) -> AsyncIterator[EngineSession]:
     """Starts a backend with these EngineConfig fields, yields a session, and stops the backend."""
-    with backend_process(engine, telemetry_socket) as process:
+    with backend_process(engine, telemetry_socket, program) as process:
         deadline_s = time.monotonic() + timeout_s
         options = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
         async with grpc.aio.insecure_channel(process.address, options=options) as channel:

@@ -48,7 +48,7 @@ _DEFAULT = "poisson15,burst256,mix1000,longprompt_poisson15"
 _LINEAR_MS = ((1, 4.20), (32, 4.40), (128, 5.07), (256, 6.81), (8192, 171.9))
 _LINEAR_TOKENS = [tokens for tokens, _ in _LINEAR_MS]
 # 131,072 bytes of KV a token at 4.0 TB/s.
-_CONTEXT_MS = 131_072 / 4.0e12 * 1e3
+CONTEXT_MS = 131_072 / 4.0e12 * 1e3
 # Attention of prompts. Floating-point operations per pair of query token and key: 4 a head and
 # dimension, 32 layers.
 _PAIR_FLOP = 4 * 32 * 128 * 32
@@ -152,9 +152,9 @@ class Device:
     def _cost_ms(self, plan: StepPlan) -> float:
         forward = plan.forward
         decodes = forward.known_counts == 0
-        context_ms = float(forward.starts[decodes].sum() + decodes.sum()) * _CONTEXT_MS
+        context_ms = float(forward.starts[decodes].sum() + decodes.sum()) * CONTEXT_MS
         if decodes.all():
-            cost_ms = _linear_ms(plan.num_tokens) + context_ms
+            cost_ms = linear_ms(plan.num_tokens) + context_ms
         else:
             cost_ms = self._mixed_ms(
                 plan,
@@ -169,9 +169,9 @@ class Device:
         padded = next((size for size in self._captured if size >= plan.num_tokens), 0)
         gathers = gathering_pays(counts, starts + counts, _GROUP, _GATHER_FROM_KEYS if padded else _GATHER_EAGER_KEYS)
         if padded and not gathers:
-            return _linear_ms(padded) + context_ms + _attention_ms(chunks, gathered=False)
+            return linear_ms(padded) + context_ms + _attention_ms(chunks, gathered=False)
         launched_ms = _LAUNCH_MS if self._captured else 0.0
-        return max(launched_ms, _linear_ms(plan.num_tokens) + context_ms + _attention_ms(chunks, gathers))
+        return max(launched_ms, linear_ms(plan.num_tokens) + context_ms + _attention_ms(chunks, gathers))
 
 
 def _attention_ms(chunks: list[tuple[int, int]], gathered: bool) -> float:
@@ -192,8 +192,11 @@ def _attention_ms(chunks: list[tuple[int, int]], gathered: bool) -> float:
     return 1e3 * max(flop / flops, longest_flop / _PAGED_PROGRAM_FLOPS)
 
 
-def _linear_ms(num_tokens: int) -> float:
-    """Between the measured points in a straight line, beyond them on the last one."""
+def linear_ms(num_tokens: int) -> float:
+    """Milliseconds of all but attention in a step of so many tokens.
+
+    Between the measured points in a straight line, beyond them on the last one.
+    """
     index = min(max(bisect.bisect_left(_LINEAR_TOKENS, num_tokens), 1), len(_LINEAR_MS) - 1)
     (left, left_ms), (right, right_ms) = _LINEAR_MS[index - 1], _LINEAR_MS[index]
     return left_ms + (right_ms - left_ms) * (num_tokens - left) / (right - left)
@@ -210,12 +213,19 @@ class Answer:
 class Simulation:
     """One workload, from its first request to its last token."""
 
-    def __init__(self, workload: workloads.Workload, config: EngineConfig, device: Device) -> None:
-        """An engine that has computed nothing yet."""
+    def __init__(
+        self, workload: workloads.Workload, config: EngineConfig, device: Device, tokens_per_row: int = 1
+    ) -> None:
+        """An engine that has computed nothing; a step settles at most `tokens_per_row` tokens."""
         self.now_ms = 1000.0
         limits = ModelLimits(_VOCAB_SIZE, _MAX_LEN, (2,))
         self.engine = Engine(config, limits, None, lambda: int(self.now_ms * 1e6), lambda: 0)
-        self.engine.worker_ready(_NUM_BLOCKS, on_gpu=True, captured_mixed_sizes=config.captured_mixed_sizes())
+        self.engine.worker_ready(
+            _NUM_BLOCKS,
+            on_gpu=True,
+            captured_mixed_sizes=config.captured_mixed_sizes(),
+            tokens_per_row=tokens_per_row,
+        )
         self._device = device
         self._workload = workload
         arrivals_s = workload.arrivals_s or (0.0,) * len(workload.trace)
@@ -230,7 +240,7 @@ class Simulation:
             self._send()
             while (plan := self.engine.plan()) is not None:
                 result = self._device.run(StepPlan.decode(plan.encode()), self.now_ms)
-                self._results.append((self._device.free_at_ms + _RESULT_MS, result))
+                self._results.append((result.finished_at_ns / 1e6 + _RESULT_MS, result))
             self._read()
             self._wait()
         while self._results:

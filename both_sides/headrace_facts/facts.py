@@ -80,6 +80,8 @@ class EngineFacts(msgspec.Struct, tag="engine", frozen=True):
     # Measured at start on this device; 0: not measured.
     copy_bytes_per_s: float = 0.0
     matmul_flops_per_s: float = 0.0
+    # Who drafts tokens that its steps verify, as --speculate names it.
+    drafter: str = "off"
 
 
 class RequestBegan(msgspec.Struct, tag="request_began", frozen=True):

@@ -33,6 +33,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     priority: int = 0
     # Salt of the prefix cache; tenants are salted apart besides. At most 256 bytes.
     cache_salt: bytes = b""
+    # Most drafted tokens that a step verifies for an output, 0 (no speculation) to 8; -1: as many
+    # as the server has. More than 0 wants a server that drafts.
+    max_drafts: int = -1
 
     def encode(self) -> bytes:
         """Returns the bytes that `decode` reads."""

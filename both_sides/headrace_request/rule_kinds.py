@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from headrace_request import limits
 from headrace_request.sampling import Sampling
 from headrace_request.stop import Stop
 
@@ -40,12 +41,14 @@ class Bounds(NamedTuple):
         max_context_tokens: Most tokens of prompt and output together.
         max_outputs: Largest n.
         end_of_text_token_ids: Stop tokens that do not count as the request's own.
+        max_drafts: Most drafted tokens that a step verifies for an output; 0: nothing is drafted.
     """
 
     vocabulary_size: int
     max_context_tokens: int
     max_outputs: int
     end_of_text_token_ids: frozenset[int] = frozenset()
+    max_drafts: int = 0
 
 
 Found = Sequence[Violation]
@@ -133,6 +136,22 @@ class Whole:
         if self._low <= value <= high:
             return ()
         return (Violation(field, f"must be {'' if self._unsigned else f'at least {self._low} and '}at most {high}"),)
+
+
+class MaxDrafts:
+    """A number of drafts that a step may verify; -1: as many as the server has; 0: none.
+
+    A number above the server's own is no more than a limit that does not apply. Where nothing is
+    drafted any number is refused: whoever asks for speculation is to know that there is none.
+    """
+
+    def broken(self, field: str, value: int, bounds: Bounds) -> Found:
+        """Returns how the number breaks the rule; nothing if it keeps it."""
+        if not -1 <= value <= limits.MAX_DRAFTS:
+            return (Violation(field, f"must be at least 1 and at most {limits.MAX_DRAFTS}"),)
+        if value > 0 and not bounds.max_drafts:
+            return (Violation(field, f"is {value}, and this server drafts nothing: it was started without speculate"),)
+        return ()
 
 
 class ByteLength:

@@ -19,6 +19,7 @@ from headrace_request.rule_kinds import (
     Bounds,
     ByteLength,
     LogitBias,
+    MaxDrafts,
     MinTokens,
     Range,
     Rule,
@@ -71,6 +72,7 @@ TABLE: Final = (
     Row("spec.logprobs", _REPORTED, "num_logprobs"),
     Row("spec.prompt_logprobs", _REPORTED, "num_prompt_logprobs"),
     Row("spec.priority", Whole(-limits.MAX_PRIORITY, limits.MAX_PRIORITY)),
+    Row("spec.speculation.max_drafts", MaxDrafts(), "max_drafts"),
     Row("spec.cache_salt", ByteLength(limits.MAX_CACHE_SALT_BYTES)),
 )
 

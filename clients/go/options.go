@@ -240,6 +240,16 @@ func WithTraceDetail(detail TraceDetail) GenerationOption {
 	return func(spec *headracev1.GenerationSpec) { spec.TraceDetail = detail }
 }
 
+// WithMaxDrafts lets a step verify at most so many drafted tokens for an output, 1 to 8, where the
+// server drafts; 0: none. Answers are the same. Default: the server's setting.
+func WithMaxDrafts(most uint32) GenerationOption {
+	speculation := &headracev1.Speculation{Mode: &headracev1.Speculation_MaxDrafts{MaxDrafts: most}}
+	if most == 0 {
+		speculation.Mode = &headracev1.Speculation_Off{Off: true}
+	}
+	return func(spec *headracev1.GenerationSpec) { spec.Speculation = speculation }
+}
+
 // WithJSONSchema asks for outputs that a JSON Schema (as JSON text) allows. [ErrUnimplemented]
 // where the server does not have it.
 func WithJSONSchema(schema string) GenerationOption {

@@ -176,6 +176,7 @@ def _check_extras(spec: generation_pb2.GenerationSpec) -> list[Violation]:
     if spec.trace_detail not in generation_pb2.TraceDetail.values():
         rule = "must be a TraceDetail of this API: off, array, span, or unset"
         broken.append(Violation("spec.trace_detail", rule))
+    broken += _check_speculation(spec)
     limit = spec.time_limit
     well_formed = abs(limit.nanos) < 10**9 and limit.seconds * limit.nanos >= 0
     within = 0 < limit.seconds * 10**9 + limit.nanos <= limits.MAX_TIME_LIMIT_S * 10**9
@@ -183,6 +184,19 @@ def _check_extras(spec: generation_pb2.GenerationSpec) -> list[Violation]:
         rule = f"must be above 0 and at most {limits.MAX_TIME_LIMIT_S // 3600} hours"
         broken.append(Violation("spec.time_limit", rule))
     return broken
+
+
+def _check_speculation(spec: generation_pb2.GenerationSpec) -> Found:
+    """Returns the rules of the message's form that its speculation breaks."""
+    mode = spec.speculation.WhichOneof("mode") if spec.HasField("speculation") else "off"
+    if mode is None:
+        return (Violation("spec.speculation", "one of off and max_drafts must be set"),)
+    if mode == "max_drafts" and spec.speculation.max_drafts == 0:
+        rule = f"must be at least 1 and at most {limits.MAX_DRAFTS}; off asks for none"
+        return (Violation("spec.speculation.max_drafts", rule),)
+    if spec.HasField("speculation") and mode == "off" and not spec.speculation.off:
+        return (Violation("spec.speculation.off", "must be true, or speculation unset"),)
+    return ()
 
 
 def _request_of(spec: generation_pb2.GenerationSpec, model: ModelFacts) -> Request:
@@ -199,7 +213,15 @@ def _request_of(spec: generation_pb2.GenerationSpec, model: ModelFacts) -> Reque
         num_prompt_logprobs=spec.prompt_logprobs if spec.HasField("prompt_logprobs") else -1,
         priority=spec.priority,
         cache_salt=spec.cache_salt.encode(),
+        max_drafts=_max_drafts_of(spec.speculation),
     )
+
+
+def _max_drafts_of(given: generation_pb2.Speculation) -> int:
+    """Returns how many drafts a step may verify; -1: as many as the server has."""
+    if given.WhichOneof("mode") == "max_drafts":
+        return given.max_drafts
+    return 0 if given.off else -1
 
 
 def _sampling_of(given: generation_pb2.SamplingParameters, defaults: Sampling) -> Sampling:

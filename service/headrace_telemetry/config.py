@@ -126,7 +126,7 @@ class TelemetryConfig(pydantic.BaseModel):
         bool,
         Field(
             description="serve waiting and running requests and KV usage by vLLM's names as well, which endpoint "
-            "pickers of gateways read"
+            "pickers of gateways read, and drafted and accepted tokens"
         ),
     ] = False
     export_interval_s: Annotated[

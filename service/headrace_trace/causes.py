@@ -77,6 +77,8 @@ def explain(trace: Trace) -> Explanation:
         usual_steps=usual.steps,
         tokens=len(trace.tokens),
         left_out_tokens=trace.left_out_tokens,
+        draft_tokens=trace.draft_tokens,
+        accepted_tokens=trace.accepted_tokens,
         ledger_ms={part: ns / _MS for part, ns in trace.ledger.items()} or _ledger_of_phases(trace),
         gaps=tuple(judge.gap(wait) for wait in waits),
     )

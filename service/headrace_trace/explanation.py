@@ -124,6 +124,8 @@ class Explanation:
             shows it; None if none did, or the answer was one message.
         computed_ms: Until the first token had been computed and read from the device; None if that
             is not reported.
+        draft_tokens: Drafted tokens that its steps verified.
+        accepted_tokens: Drafted tokens that it settled, each a step that its output did not need.
         left_out_tokens: What the request generated beyond `tokens`, too many for the trace.
         itl_p50_ms: Largest of the waits between two tokens that did not come in one message.
         ledger_ms: How the request's time was spent.
@@ -146,6 +148,8 @@ class Explanation:
     left_out_tokens: int
     ledger_ms: dict[str, float]
     gaps: tuple[Gap, ...]
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
     def slowest(self, count: int = SLOWEST) -> tuple[Gap, ...]:
         """Returns the longest waits, the longest first.

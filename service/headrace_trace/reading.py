@@ -136,6 +136,8 @@ def _trace(root: Span, spans: Sequence[Span], requests: Sequence[Span]) -> Trace
         kept=str(attributes.get("headrace.trace.kept", "")),
         preemptions=_integer(attributes, "headrace.preemptions") or 0,
         step_count=_integer(attributes, "headrace.step_count") or 0,
+        draft_tokens=_integer(attributes, "headrace.draft_tokens") or 0,
+        accepted_tokens=_integer(attributes, "headrace.accepted_tokens") or 0,
         left_out_tokens=_integer(attributes, "headrace.trace.truncated_tokens") or 0,
         ledger={part: ns for part, ns in ledger.items() if part != _WHOLE},
         phases=_phases(family),

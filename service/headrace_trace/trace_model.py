@@ -139,6 +139,8 @@ class Trace:
             or the call carried many requests.
         failed: Whether its span says that it failed.
         left_out_tokens: Tokens that it generated besides, too many for the trace.
+        draft_tokens: Drafted tokens that its steps verified.
+        accepted_tokens: Drafted tokens that it settled.
         ledger: How its time was spent, in ns by part, as the server's ledger has it; without
             end_to_end.
         steps: By id; those of the request's engine that the trace holds, not only the request's
@@ -173,6 +175,8 @@ class Trace:
     chunks: tuple[Chunk, ...]
     tokens: tuple[Token, ...]
     steps: dict[int, Step]
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     requests_by_span: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @cached_property

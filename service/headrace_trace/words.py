@@ -97,6 +97,8 @@ def _header(explanation: Explanation) -> Iterator[str]:
         figures.append(f"a step of decodes only takes {milliseconds(e.usual_step_ms)} (median of {e.usual_steps:,})")
     yield "; ".join(figures)
     yield plain(f"ended   {ending_words(e)}")
+    if e.draft_tokens:
+        yield f"drafts  {_draft_words(e)}"
     if e.left_out_tokens:
         yield (
             f"{e.left_out_tokens:,} more tokens are not in the trace: they were more than it may hold "
@@ -110,6 +112,13 @@ def _header(explanation: Explanation) -> Iterator[str]:
     ]
     if parts:
         yield plain("time    " + ", ".join(parts))
+
+
+def _draft_words(e: Explanation) -> str:
+    """Returns in words what speculation brought."""
+    share = e.accepted_tokens / e.draft_tokens
+    saved = f"saved its outputs {e.accepted_tokens:,} steps of one token" if e.accepted_tokens else "saved no step"
+    return f"{e.accepted_tokens:,} of {e.draft_tokens:,} drafted tokens accepted ({share:.0%}): speculation {saved}"
 
 
 def _slowest(explanation: Explanation) -> Iterator[str]:

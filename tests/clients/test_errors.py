@@ -220,6 +220,7 @@ def test_options_reach_their_fields_and_absent_ones_stay_absent() -> None:
             "n": None,
             "skip_special_tokens": False,
             "cache_salt": "tenant",
+            "max_drafts": 0,
         },
         "hello",
     )
@@ -228,6 +229,7 @@ def test_options_reach_their_fields_and_absent_ones_stay_absent() -> None:
     assert (list(spec.stop.strings), list(spec.stop.token_ids), list(spec.stop.bad_words)) == (["end"], [1, 2], ["x"])
     assert spec.stop.HasField("ignore_eos") and spec.HasField("skip_special_tokens")
     assert spec.time_limit.ToMilliseconds() == 1500 and spec.priority == -3 and spec.cache_salt == "tenant"
+    assert spec.speculation.off and chat_spec({"max_drafts": 3}).speculation.max_drafts == 3
     assert not spec.HasField("n") and not spec.sampling.HasField("top_p") and not spec.stop.HasField("max_tokens")
 
 

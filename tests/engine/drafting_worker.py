@@ -44,10 +44,14 @@ class DraftingWorker(FakeWorker):
         self.num_empty = 0
         # Tokens of each row's output so far: what the plan knows an upper bound of.
         self._num_output: dict[int, int] = {}
+        # Drafts of a row for the step at hand, as the plan before it asked for.
+        self._num_proposed = 0
 
     def _forward(self, plan: StepPlan) -> list[tuple[Row, int]]:
         """Computes a plan's entries; a decode computes its row's last token and drawn drafts."""
         forward = plan.forward
+        assert max(forward.counts[forward.known_counts == 0], default=0) <= 1 + self._num_proposed, "nobody drafted it"
+        self._num_proposed = plan.num_proposed
         assert 1 <= plan.num_tokens <= self.token_budget, "the token budget is passed"
         self.num_tokens += plan.num_tokens
         known = forward.token_ids.tolist()

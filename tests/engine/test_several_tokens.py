@@ -23,8 +23,9 @@ from headrace_facts import facts, step_records, token_steps
 TOKENS_PER_ROW = 4
 
 
-def drafting(tokens_per_row: int = TOKENS_PER_ROW, **changes: int | bool) -> Harness:
-    return Harness(tokens_per_row=tokens_per_row, **changes)
+def drafting(tokens_per_row: int = TOKENS_PER_ROW, speculate_tokens: str = "8", **changes: int | bool) -> Harness:
+    """An engine whose steps have as many drafts as its worker drafts, or as many as pay."""
+    return Harness(tokens_per_row=tokens_per_row, speculate_tokens=speculate_tokens, **changes)
 
 
 def worker_of(harness: Harness) -> DraftingWorker:
@@ -101,6 +102,7 @@ def seen(reader: Reader) -> object:
     num_blocks=st.integers(7, 14),
     tokens_per_row=st.integers(1, 5),
     budget=st.sampled_from([16, 17, 40, 200]),
+    speculate_tokens=st.sampled_from(["auto", "2", "8"]),
     seed=st.integers(0, 1 << 16),
 )
 def test_outputs_are_those_of_one_token_a_step(
@@ -109,11 +111,12 @@ def test_outputs_are_those_of_one_token_a_step(
     num_blocks: int,
     tokens_per_row: int,
     budget: int,
+    speculate_tokens: str,
     seed: int,
 ) -> None:
     sizes = {"model_len": 112, "max_num_seqs": 4, "max_num_batched_tokens": budget, "max_waiting_requests": 100}
     draws = random.Random(seed)
-    harness = drafting(tokens_per_row, num_blocks=num_blocks, **sizes)
+    harness = drafting(tokens_per_row, speculate_tokens, num_blocks=num_blocks, **sizes)
     harness.choose_count = lambda most: draws.randint(0, most)
     plain = Harness(num_blocks, **sizes)
     for (spec, reader), (_, other) in zip(harness.serve(arrivals, deaths), plain.serve(arrivals), strict=True):
@@ -134,6 +137,21 @@ def test_a_step_settles_as_many_tokens_as_the_worker_drafts_and_the_output_needs
     # The prompt's step settles one, ten more settle four each.
     assert reader.done.step_count == 11
     assert (reader.done.draft_tokens, reader.done.accepted_tokens) == (30, 30)
+
+
+@pytest.mark.parametrize("speculate_tokens", ["auto", "8"])
+def test_a_request_has_as_many_drafts_as_it_allows_beside_others_that_have_all(speculate_tokens: str) -> None:
+    harness = drafting(speculate_tokens=speculate_tokens)
+    specs = [request(10 + limit, max_tokens=24, max_drafts=limit) for limit in (0, 1, -1)]
+    readers = [harness.add(spec) for spec in specs]
+    harness.run()
+    for spec, reader in zip(specs, readers, strict=True):
+        assert reader.tokens[0] == expected_tokens(spec, 0)
+    none, one, all_of_them = (reader.done for reader in readers)
+    assert none is not None and one is not None and all_of_them is not None
+    assert none.draft_tokens == 0 and none.step_count == 24
+    assert 0 < one.draft_tokens <= one.step_count
+    assert all_of_them.draft_tokens > one.draft_tokens and all_of_them.step_count < one.step_count < 24
 
 
 @pytest.mark.parametrize("index", [4, 5, 6, 7])
@@ -210,12 +228,13 @@ def test_rows_that_settle_nothing_stay_as_they_were() -> None:
 
 
 def test_drafts_stay_within_budget_and_free_blocks_and_preempt_nobody() -> None:
-    # Seven rows share a budget of 16 tokens: two each. Eight blocks hold what four sequences need.
+    # Four rows share a budget of 16 tokens, and the last one has it alone (the worker asserts that
+    # no step passes it). Eight blocks hold what four sequences need.
     harness = drafting(8, num_blocks=8, max_num_seqs=7, max_num_batched_tokens=16)
     specs = [request(10 + index, max_tokens=18) for index in range(4)]
     readers = [harness.add(spec) for spec in specs]
     harness.run()
-    assert worker_of(harness).largest_count == 2
+    assert worker_of(harness).largest_count == 8
     for spec, reader in zip(specs, readers, strict=True):
         assert reader.tokens[0] == expected_tokens(spec, 0)
         assert reader.done is not None and reader.done.preemptions == 0

@@ -33,7 +33,8 @@ from headrace_service.resolved_spec import ModelFacts
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VOCABULARY = 4096
 CONTEXT = 8192
-FACTS = ModelFacts("model", Bounds(VOCABULARY, CONTEXT, limits.MAX_OUTPUTS), 1 << 20, Sampling())
+BOUNDS = Bounds(VOCABULARY, CONTEXT, limits.MAX_OUTPUTS, max_drafts=limits.MAX_DRAFTS)
+FACTS = ModelFacts("model", BOUNDS, 1 << 20, Sampling())
 ENGINE = RequestValidator(ModelLimits(VOCABULARY, CONTEXT, (0,)), limits.MAX_OUTPUTS, has_text=True)
 
 
@@ -87,6 +88,7 @@ BOUNDED: dict[str, Bounded] = {
     ),
     "priority": counted(PRIORITY, lambda p: {"priority": p}, lambda p: {"priority": p}),
     "low priority": Bounded(-PRIORITY, -PRIORITY - 1, lambda p: {"priority": p}, lambda p: {"priority": p}),
+    "drafts": counted(limits.MAX_DRAFTS, lambda k: {"speculation": {"max_drafts": k}}, lambda k: {"max_drafts": k}),
     "cache salt": counted(
         limits.MAX_CACHE_SALT_BYTES, lambda size: {"cache_salt": "s" * size}, lambda size: {"cache_salt": b"s" * size}
     ),
@@ -182,6 +184,7 @@ BETWEEN = {
     "logprobs": f"0 to {limits.MAX_LOGPROBS}",
     "prompt_logprobs": f"0 to {limits.MAX_LOGPROBS}",
     "priority": f"-{PRIORITY} to {PRIORITY}",
+    "max_drafts": f"1 to {limits.MAX_DRAFTS}",
     "temperature": f"0, or {limits.MIN_TEMPERATURE:g} to {limits.MAX_TEMPERATURE:g}",
     "top_n_sigma": f"0 to {limits.MAX_TOP_N_SIGMA:g}",
     "repetition_penalty": f"{limits.MIN_REPETITION_PENALTY:g} to {limits.MAX_REPETITION_PENALTY:g}",

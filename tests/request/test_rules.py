@@ -53,6 +53,14 @@ BROKEN: list[tuple[str, object, str, str]] = [
     ("num_logprobs", 21, "logprobs", "must be at most 20"),
     ("num_prompt_logprobs", 21, "prompt_logprobs", "must be at most 20"),
     ("priority", -101, "priority", "must be at least -100 and at most 100"),
+    ("max_drafts", 9, "speculation.max_drafts", "must be at least 1 and at most 8"),
+    ("max_drafts", -2, "speculation.max_drafts", "must be at least 1 and at most 8"),
+    (
+        "max_drafts",
+        3,
+        "speculation.max_drafts",
+        "is 3, and this server drafts nothing: it was started without speculate",
+    ),
     ("cache_salt", b"s" * 257, "cache_salt", "must have at most 256 bytes"),
 ]
 

@@ -119,6 +119,23 @@ def test_stages_share_the_rows_and_read_all_weights() -> None:
 
 
 @pytest.mark.usefixtures("answered_here")
+def test_drafting_takes_memory_from_the_cache_and_needs_all_layers_on_one_stage() -> None:
+    def row(*flags: str) -> dict[str, Any]:
+        ended = run("--shape", "llama-3.1-8b", "--max-model-len", "8192", "--json", *flags)
+        [row] = json.loads(ended.output)
+        return row
+
+    off, ngram = row(), row("--speculate", "ngram")
+    # A token history of 4 bytes for each of 512 rows and 8,192 positions, and what drafts are
+    # drawn with.
+    assert ngram["kv_tokens"] <= off["kv_tokens"] - 512 * 8192 * 4 / off["kv_token_bytes"]
+    staged = run("--shape", "llama-3.1-8b", "--speculate", "ngram", "--gpus", "2", "--pp", "2")
+    assert staged.exit_code == 2
+    refusal = "--speculate ngram needs --pp 1: drafts are verified where one stage has all layers"
+    assert staged.stderr == f"headrace: {refusal}\n"
+
+
+@pytest.mark.usefixtures("answered_here")
 def test_a_quantized_cache_holds_more() -> None:
     def row(kv_dtype: str) -> dict[str, int]:
         ended = run("--shape", "llama-3.1-8b", "--kv-dtype", kv_dtype, "--max-model-len", "8192", "--json")

@@ -166,6 +166,27 @@ async def test_both_formats_say_the_same_and_only_openmetrics_has_exemplars() ->
     assert names(parse_plain(plain)) == names(parse_openmetrics(openmetrics))
 
 
+async def test_drafts_are_counted_by_who_drafts_and_by_vllms_names() -> None:
+    async with _serving(metrics_vllm_names=True) as (metrics, port):
+        for engine, drafter in (("a", "ngram"), ("b", "draft")):
+            metrics.sink.take(reported.BACKEND, reported.engine_facts(engine=engine, drafter=drafter))
+            made = reported.records(1, 10, draft_tokens=4, accepted_tokens=3)
+            metrics.sink.take(reported.BACKEND, reported.steps(made, engine))
+        _, plain = await _get(port)
+    samples = [sample for family in parse_plain(plain) for sample in family.samples]
+    accepted = {
+        sample.labels["headrace_drafter"]: sample.value
+        for sample in samples
+        if sample.name == "headrace_drafts_accepted_total"
+    }
+    assert accepted == {"ngram": 30, "draft": 30}
+    vllm = {sample.name: sample.value for sample in samples if sample.name.startswith("vllm:")}
+    assert vllm == {
+        "vllm:spec_decode_num_draft_tokens_total": 80,
+        "vllm:spec_decode_num_accepted_tokens_total": 60,
+    }
+
+
 async def test_endpoint_pickers_find_the_names_they_know() -> None:
     for settings in ({}, {"metrics_vllm_names": True}):
         async with _serving(**settings) as (metrics, port):

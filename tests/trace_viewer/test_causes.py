@@ -53,6 +53,22 @@ def test_a_long_prefill_is_named_for_each_token_that_it_delayed(detail: str) -> 
         assert {gap.cause.kind for gap in others} == {Kind.USUAL}
 
 
+@pytest.mark.parametrize(
+    ("accepted", "words"),
+    [
+        (30, "drafts  30 of 40 drafted tokens accepted (75%): speculation saved its outputs 30 steps of one token"),
+        (0, "drafts  0 of 40 drafted tokens accepted (0%): speculation saved no step"),
+    ],
+)
+def test_what_speculation_saved_is_said_where_something_was_drafted(accepted: int, words: str) -> None:
+    spans = parse(World(beside_a_long_prefill()).traces("array", only=[ONE]).SerializeToString())
+    plain = explain(read_trace(spans))
+    assert not any(line.startswith("drafts") for line in lines_of(plain))
+    drafted = {"headrace.draft_tokens": 40, "headrace.accepted_tokens": accepted}
+    spans = [dataclasses.replace(span, attributes={**span.attributes, **drafted}) for span in spans]
+    assert words in lines_of(explain(read_trace(spans)))
+
+
 def test_it_is_said_in_the_words_of_the_ten_longest_waits() -> None:
     lines = lines_of(explained(beside_a_long_prefill()))
     assert sum(f"prefill of request {LONG}" in line for line in lines) == 5

@@ -62,6 +62,7 @@ from headrace_backend.engine.requests.outbox import Outbox, Outboxes
 from headrace_backend.engine.requests.request_table import RequestTable
 from headrace_backend.engine.requests.sequence import LiveRequest
 from headrace_backend.engine.requests.subscriptions import Subscriptions
+from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
 from headrace_backend.engine.scheduling.isolation import GUILTY, Isolation
 from headrace_backend.engine.scheduling.plan_builder import InFlightStep, PlanBuilder
 from headrace_backend.engine.scheduling.plan_timing import PlanTiming
@@ -113,7 +114,8 @@ class Engine:
         self._meter = LoadMeter(self._step_times, rates, self._timing, config.max_waiting_requests)
         self._budget = TokenBudget(config.max_num_batched_tokens, self._step_times)
         self._step_limits = StepLimits(config.step_time_target_ms, config.watchdog_s)
-        self._scheduler = Scheduler(config, self._budget)
+        self._draft_lengths = DraftLengths(self._step_times, config.fixed_drafts())
+        self._scheduler = Scheduler(config, self._budget, self._draft_lengths)
         self._table = RequestTable(config)
         self._admission = Admission(config, rates, model.max_model_len)
         self._quotas = Quotas(config.block_size, self.steps.engine)
@@ -130,7 +132,13 @@ class Engine:
         )
         self._readers = Readers(self._table, self._subscriptions, self._quotas, self._endings)
         self._settlement = Settlement(
-            self._scheduler, self._endings, self._table, config.block_size, model.vocab_size, token_bytes
+            self._scheduler,
+            self._endings,
+            self._table,
+            self._draft_lengths,
+            config.block_size,
+            model.vocab_size,
+            token_bytes,
         )
         validator = RequestValidator(
             model, min(config.max_outputs, config.max_num_seqs, config.max_num_batched_tokens), token_bytes is not None

@@ -24,6 +24,7 @@ from headrace_backend.engine.requests.endings import Endings
 from headrace_backend.engine.requests.request_table import RequestTable
 from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
 from headrace_backend.engine.requests.token_log import TokenLogprobs
+from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
 from headrace_backend.engine.scheduling.plan_builder import InFlightStep
 from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.step.plan import StepResult
@@ -39,6 +40,7 @@ class Settlement:
         scheduler: Scheduler,
         endings: Endings,
         table: RequestTable,
+        draft_lengths: DraftLengths,
         block_size: int,
         vocab_size: int,
         token_bytes: AbstractSequence[bytes] | None,
@@ -53,6 +55,7 @@ class Settlement:
         self._vocab_size = vocab_size
         self._token_bytes = token_bytes if token_bytes is not None else ()
         self._table = table
+        self._draft_lengths = draft_lengths
         # Sequences that were passed over while they decoded, until they go on.
         self._stalled: set[Sequence] = set()
 
@@ -123,6 +126,7 @@ class Settlement:
             ledger.draft_tokens += most - 1
             ledger.accepted_tokens += max(count - 1, 0)
             sequence.forget_unsettled(most - count)
+            self._draft_lengths.note(sequence.acceptance, most - 1, count)
         return owners
 
     def _note_ways(self, step: InFlightStep, counts: list[int] | None, settled_id: int) -> None:

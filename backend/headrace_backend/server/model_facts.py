@@ -83,7 +83,14 @@ class ModelFacts:
             quantization=_quantization(ready.quantization, self._measured) if ready and ready.quantization else None,
             kv_dtype=self._kv_dtype(),
             kv_bytes_per_token=ready.memory.kv_block_bytes // config.block_size if ready and ready.memory else 0,
+            drafter=config.speculate,
+            max_drafts=config.tokens_per_row - 1,
         )
+
+    @property
+    def drafter(self) -> str:
+        """Who drafts tokens that steps verify; "off": nobody."""
+        return self._config.speculate
 
     def cost(self, ready: WorkerReady) -> ModelCost:
         """What the model's steps compute and read, all ranks together."""

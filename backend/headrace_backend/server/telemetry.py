@@ -119,6 +119,7 @@ class Teller:
                 kv_bytes_per_token=cost.kv_bytes_per_token,
                 copy_bytes_per_s=ready.copy_bytes_per_s,
                 matmul_flops_per_s=ready.matmul_flops_per_s,
+                drafter=self._model.drafter,
             )
         )
 

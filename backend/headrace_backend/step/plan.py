@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from headrace_request import limits
 from headrace_request.sampling import Sampling
 
 Int32Column = npt.NDArray[np.int32]
@@ -221,8 +222,8 @@ NO_PROMPT_LOGPROBS = PromptLogprobPlan()
 _FORWARD_COLUMNS = tuple(f.name for f in dataclasses.fields(ForwardPlan))
 _SAMPLE_COLUMNS = tuple(f.name for f in dataclasses.fields(SamplePlan))
 _FIRST_SAMPLE = 1 + len(_FORWARD_COLUMNS)
-# Lengths of the columns, those of prompts joined; runs of prompts; bytes of admissions.
-_HEADER = struct.Struct(f"<Q{_FIRST_SAMPLE + len(_SAMPLE_COLUMNS) + 3}I")
+# Lengths of the columns, those of prompts joined; runs of prompts; bytes of admissions; drafts.
+_HEADER = struct.Struct(f"<Q{_FIRST_SAMPLE + len(_SAMPLE_COLUMNS) + 4}I")
 # Bytes of a plan beside its columns and the admissions themselves: the header, and how many
 # admissions there are.
 FRAME_BYTES = _HEADER.size + 5
@@ -242,6 +243,9 @@ class StepPlan:
     forward: ForwardPlan
     sample: SamplePlan
     prompt_logprobs: PromptLogprobPlan = NO_PROMPT_LOGPROBS
+    # Most drafts of a row that the next step verifies: a drafter need propose no more, and none at
+    # all where it is 0. A plan that nobody chose drafts for wants as many as there are.
+    num_proposed: int = limits.MAX_DRAFTS
 
     @property
     def wanted_indices(self) -> Int32Column:
@@ -269,7 +273,8 @@ class StepPlan:
         columns.append(self.prompt_logprobs.joined())
         admissions = _encode_admissions(self.admissions)
         num_runs = self.prompt_logprobs.counts.size
-        header = _HEADER.pack(self.step_id, *(c.size for c in columns), num_runs, len(admissions))
+        lengths = (*(c.size for c in columns), num_runs, len(admissions), self.num_proposed)
+        header = _HEADER.pack(self.step_id, *lengths)
         return b"".join([header, *(c.tobytes() for c in columns), admissions])
 
     @staticmethod
@@ -281,7 +286,7 @@ class StepPlan:
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
         """Reads what `encode` wrote. The columns are views of `data`, which must outlive them."""
-        step_id, *lengths, num_runs, num_admission_bytes = _HEADER.unpack_from(data)
+        step_id, *lengths, num_runs, num_admission_bytes, num_proposed = _HEADER.unpack_from(data)
         columns: list[Int32Column] = []
         offset = _HEADER.size
         for length in lengths:
@@ -291,7 +296,7 @@ class StepPlan:
         forward = ForwardPlan(*columns[1:_FIRST_SAMPLE])
         sample = SamplePlan(*columns[_FIRST_SAMPLE:-1])
         prompt_logprobs = PromptLogprobPlan.split(columns[-1], num_runs)
-        return cls(step_id, columns[0], admissions, forward, sample, prompt_logprobs)
+        return cls(step_id, columns[0], admissions, forward, sample, prompt_logprobs, num_proposed)
 
 
 _RESULT_HEADER = struct.Struct("<QQQQ11I")

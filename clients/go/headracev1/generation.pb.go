@@ -202,7 +202,10 @@ type GenerationSpec struct {
 	BeamSearch *BeamSearch `protobuf:"bytes,15,opt,name=beam_search,json=beamSearch,proto3" json:"beam_search,omitempty"`
 	// How much of the way of its tokens is traced, if the request is traced at all. Default: the
 	// server's setting (see AdminService.SetTraceDetail).
-	TraceDetail   TraceDetail `protobuf:"varint,16,opt,name=trace_detail,json=traceDetail,proto3,enum=headrace.v1.TraceDetail" json:"trace_detail,omitempty"`
+	TraceDetail TraceDetail `protobuf:"varint,16,opt,name=trace_detail,json=traceDetail,proto3,enum=headrace.v1.TraceDetail" json:"trace_detail,omitempty"`
+	// How many drafted tokens a step may verify for an output. Answers are the same with and without;
+	// only the number of steps differs. Default: the server's setting (see --speculate).
+	Speculation   *Speculation `protobuf:"bytes,17,opt,name=speculation,proto3" json:"speculation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -360,6 +363,13 @@ func (x *GenerationSpec) GetTraceDetail() TraceDetail {
 	return TraceDetail_TRACE_DETAIL_UNSPECIFIED
 }
 
+func (x *GenerationSpec) GetSpeculation() *Speculation {
+	if x != nil {
+		return x.Speculation
+	}
+	return nil
+}
+
 type isGenerationSpec_Prompt interface {
 	isGenerationSpec_Prompt()
 }
@@ -379,6 +389,92 @@ func (*GenerationSpec_Text) isGenerationSpec_Prompt() {}
 
 func (*GenerationSpec_TokenIds) isGenerationSpec_Prompt() {}
 
+// How far a server that drafts tokens does so for one request.
+type Speculation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Mode:
+	//
+	//	*Speculation_Off
+	//	*Speculation_MaxDrafts
+	Mode          isSpeculation_Mode `protobuf_oneof:"mode"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Speculation) Reset() {
+	*x = Speculation{}
+	mi := &file_headrace_v1_generation_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Speculation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Speculation) ProtoMessage() {}
+
+func (x *Speculation) ProtoReflect() protoreflect.Message {
+	mi := &file_headrace_v1_generation_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Speculation.ProtoReflect.Descriptor instead.
+func (*Speculation) Descriptor() ([]byte, []int) {
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Speculation) GetMode() isSpeculation_Mode {
+	if x != nil {
+		return x.Mode
+	}
+	return nil
+}
+
+func (x *Speculation) GetOff() bool {
+	if x != nil {
+		if x, ok := x.Mode.(*Speculation_Off); ok {
+			return x.Off
+		}
+	}
+	return false
+}
+
+func (x *Speculation) GetMaxDrafts() uint32 {
+	if x != nil {
+		if x, ok := x.Mode.(*Speculation_MaxDrafts); ok {
+			return x.MaxDrafts
+		}
+	}
+	return 0
+}
+
+type isSpeculation_Mode interface {
+	isSpeculation_Mode()
+}
+
+type Speculation_Off struct {
+	// None are drafted. Every server can do that. Must be true if it is set.
+	Off bool `protobuf:"varint,1,opt,name=off,proto3,oneof"`
+}
+
+type Speculation_MaxDrafts struct {
+	// At most so many in a step, if the server drafts that many. Range 1 to 8. A server that drafts
+	// none refuses it as INVALID_ARGUMENT.
+	MaxDrafts uint32 `protobuf:"varint,2,opt,name=max_drafts,json=maxDrafts,proto3,oneof"`
+}
+
+func (*Speculation_Off) isSpeculation_Mode() {}
+
+func (*Speculation_MaxDrafts) isSpeculation_Mode() {}
+
 // The form that an output must have. Not built yet: refused as UNIMPLEMENTED.
 type StructuredOutput struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -394,7 +490,7 @@ type StructuredOutput struct {
 
 func (x *StructuredOutput) Reset() {
 	*x = StructuredOutput{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[1]
+	mi := &file_headrace_v1_generation_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -406,7 +502,7 @@ func (x *StructuredOutput) String() string {
 func (*StructuredOutput) ProtoMessage() {}
 
 func (x *StructuredOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[1]
+	mi := &file_headrace_v1_generation_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -419,7 +515,7 @@ func (x *StructuredOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StructuredOutput.ProtoReflect.Descriptor instead.
 func (*StructuredOutput) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{1}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *StructuredOutput) GetForm() isStructuredOutput_Form {
@@ -494,7 +590,7 @@ type BeamSearch struct {
 
 func (x *BeamSearch) Reset() {
 	*x = BeamSearch{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[2]
+	mi := &file_headrace_v1_generation_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -506,7 +602,7 @@ func (x *BeamSearch) String() string {
 func (*BeamSearch) ProtoMessage() {}
 
 func (x *BeamSearch) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[2]
+	mi := &file_headrace_v1_generation_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -519,7 +615,7 @@ func (x *BeamSearch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeamSearch.ProtoReflect.Descriptor instead.
 func (*BeamSearch) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{2}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *BeamSearch) GetWidth() uint32 {
@@ -547,7 +643,7 @@ type TokenIds struct {
 
 func (x *TokenIds) Reset() {
 	*x = TokenIds{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[3]
+	mi := &file_headrace_v1_generation_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -559,7 +655,7 @@ func (x *TokenIds) String() string {
 func (*TokenIds) ProtoMessage() {}
 
 func (x *TokenIds) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[3]
+	mi := &file_headrace_v1_generation_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -572,7 +668,7 @@ func (x *TokenIds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenIds.ProtoReflect.Descriptor instead.
 func (*TokenIds) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{3}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *TokenIds) GetIds() []uint32 {
@@ -626,7 +722,7 @@ type SamplingParameters struct {
 
 func (x *SamplingParameters) Reset() {
 	*x = SamplingParameters{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[4]
+	mi := &file_headrace_v1_generation_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -638,7 +734,7 @@ func (x *SamplingParameters) String() string {
 func (*SamplingParameters) ProtoMessage() {}
 
 func (x *SamplingParameters) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[4]
+	mi := &file_headrace_v1_generation_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -651,7 +747,7 @@ func (x *SamplingParameters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SamplingParameters.ProtoReflect.Descriptor instead.
 func (*SamplingParameters) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{4}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *SamplingParameters) GetTemperature() float32 {
@@ -753,7 +849,7 @@ type StopConditions struct {
 
 func (x *StopConditions) Reset() {
 	*x = StopConditions{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[5]
+	mi := &file_headrace_v1_generation_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -765,7 +861,7 @@ func (x *StopConditions) String() string {
 func (*StopConditions) ProtoMessage() {}
 
 func (x *StopConditions) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[5]
+	mi := &file_headrace_v1_generation_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -778,7 +874,7 @@ func (x *StopConditions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopConditions.ProtoReflect.Descriptor instead.
 func (*StopConditions) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{5}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *StopConditions) GetStrings() []string {
@@ -850,7 +946,7 @@ type GenerationEvent struct {
 
 func (x *GenerationEvent) Reset() {
 	*x = GenerationEvent{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[6]
+	mi := &file_headrace_v1_generation_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -862,7 +958,7 @@ func (x *GenerationEvent) String() string {
 func (*GenerationEvent) ProtoMessage() {}
 
 func (x *GenerationEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[6]
+	mi := &file_headrace_v1_generation_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -875,7 +971,7 @@ func (x *GenerationEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerationEvent.ProtoReflect.Descriptor instead.
 func (*GenerationEvent) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{6}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GenerationEvent) GetEvent() isGenerationEvent_Event {
@@ -1017,7 +1113,7 @@ type Accepted struct {
 
 func (x *Accepted) Reset() {
 	*x = Accepted{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[7]
+	mi := &file_headrace_v1_generation_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1029,7 +1125,7 @@ func (x *Accepted) String() string {
 func (*Accepted) ProtoMessage() {}
 
 func (x *Accepted) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[7]
+	mi := &file_headrace_v1_generation_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1042,7 +1138,7 @@ func (x *Accepted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accepted.ProtoReflect.Descriptor instead.
 func (*Accepted) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{7}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Accepted) GetRequestId() string {
@@ -1077,7 +1173,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[8]
+	mi := &file_headrace_v1_generation_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1185,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[8]
+	mi := &file_headrace_v1_generation_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1198,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{8}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Started) GetCachedTokens() uint32 {
@@ -1132,7 +1228,7 @@ type Delta struct {
 
 func (x *Delta) Reset() {
 	*x = Delta{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[9]
+	mi := &file_headrace_v1_generation_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1144,7 +1240,7 @@ func (x *Delta) String() string {
 func (*Delta) ProtoMessage() {}
 
 func (x *Delta) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[9]
+	mi := &file_headrace_v1_generation_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1157,7 +1253,7 @@ func (x *Delta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delta.ProtoReflect.Descriptor instead.
 func (*Delta) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{9}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Delta) GetOutputIndex() uint32 {
@@ -1208,7 +1304,7 @@ type Content struct {
 
 func (x *Content) Reset() {
 	*x = Content{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[10]
+	mi := &file_headrace_v1_generation_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1220,7 +1316,7 @@ func (x *Content) String() string {
 func (*Content) ProtoMessage() {}
 
 func (x *Content) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[10]
+	mi := &file_headrace_v1_generation_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1233,7 +1329,7 @@ func (x *Content) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Content.ProtoReflect.Descriptor instead.
 func (*Content) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{10}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Content) GetKind() isContent_Kind {
@@ -1283,7 +1379,7 @@ type Logprobs struct {
 
 func (x *Logprobs) Reset() {
 	*x = Logprobs{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[11]
+	mi := &file_headrace_v1_generation_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1295,7 +1391,7 @@ func (x *Logprobs) String() string {
 func (*Logprobs) ProtoMessage() {}
 
 func (x *Logprobs) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[11]
+	mi := &file_headrace_v1_generation_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1308,7 +1404,7 @@ func (x *Logprobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logprobs.ProtoReflect.Descriptor instead.
 func (*Logprobs) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{11}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Logprobs) GetSampled() []float32 {
@@ -1362,7 +1458,7 @@ type PromptLogprobs struct {
 
 func (x *PromptLogprobs) Reset() {
 	*x = PromptLogprobs{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[12]
+	mi := &file_headrace_v1_generation_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1374,7 +1470,7 @@ func (x *PromptLogprobs) String() string {
 func (*PromptLogprobs) ProtoMessage() {}
 
 func (x *PromptLogprobs) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[12]
+	mi := &file_headrace_v1_generation_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1387,7 +1483,7 @@ func (x *PromptLogprobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptLogprobs.ProtoReflect.Descriptor instead.
 func (*PromptLogprobs) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{12}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PromptLogprobs) GetFirstTokenIndex() uint32 {
@@ -1421,7 +1517,7 @@ type OutputFinished struct {
 
 func (x *OutputFinished) Reset() {
 	*x = OutputFinished{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[13]
+	mi := &file_headrace_v1_generation_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1433,7 +1529,7 @@ func (x *OutputFinished) String() string {
 func (*OutputFinished) ProtoMessage() {}
 
 func (x *OutputFinished) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[13]
+	mi := &file_headrace_v1_generation_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1446,7 +1542,7 @@ func (x *OutputFinished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputFinished.ProtoReflect.Descriptor instead.
 func (*OutputFinished) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{13}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *OutputFinished) GetOutputIndex() uint32 {
@@ -1491,7 +1587,7 @@ type MatchedStop struct {
 
 func (x *MatchedStop) Reset() {
 	*x = MatchedStop{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[14]
+	mi := &file_headrace_v1_generation_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1503,7 +1599,7 @@ func (x *MatchedStop) String() string {
 func (*MatchedStop) ProtoMessage() {}
 
 func (x *MatchedStop) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[14]
+	mi := &file_headrace_v1_generation_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1516,7 +1612,7 @@ func (x *MatchedStop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchedStop.ProtoReflect.Descriptor instead.
 func (*MatchedStop) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{14}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MatchedStop) GetKind() isMatchedStop_Kind {
@@ -1573,7 +1669,7 @@ type Resumed struct {
 
 func (x *Resumed) Reset() {
 	*x = Resumed{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[15]
+	mi := &file_headrace_v1_generation_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1681,7 @@ func (x *Resumed) String() string {
 func (*Resumed) ProtoMessage() {}
 
 func (x *Resumed) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[15]
+	mi := &file_headrace_v1_generation_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1694,7 @@ func (x *Resumed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resumed.ProtoReflect.Descriptor instead.
 func (*Resumed) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{15}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Resumed) GetPauseNs() uint64 {
@@ -1621,7 +1717,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[16]
+	mi := &file_headrace_v1_generation_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +1729,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[16]
+	mi := &file_headrace_v1_generation_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +1742,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{16}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Done) GetUsage() *Usage {
@@ -1678,7 +1774,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[17]
+	mi := &file_headrace_v1_generation_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1690,7 +1786,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[17]
+	mi := &file_headrace_v1_generation_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1703,7 +1799,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{17}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Usage) GetPromptTokens() uint32 {
@@ -1768,7 +1864,7 @@ type Ledger struct {
 
 func (x *Ledger) Reset() {
 	*x = Ledger{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[18]
+	mi := &file_headrace_v1_generation_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1780,7 +1876,7 @@ func (x *Ledger) String() string {
 func (*Ledger) ProtoMessage() {}
 
 func (x *Ledger) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[18]
+	mi := &file_headrace_v1_generation_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1793,7 +1889,7 @@ func (x *Ledger) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ledger.ProtoReflect.Descriptor instead.
 func (*Ledger) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{18}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Ledger) GetQueuedNs() uint64 {
@@ -1898,7 +1994,7 @@ var File_headrace_v1_generation_proto protoreflect.FileDescriptor
 
 const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\n" +
-	"\x1cheadrace/v1/generation.proto\x12\vheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\xc8\x06\n" +
+	"\x1cheadrace/v1/generation.proto\x12\vheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\x84\a\n" +
 	"\x0eGenerationSpec\x12\x14\n" +
 	"\x04text\x18\x01 \x01(\tH\x00R\x04text\x124\n" +
 	"\ttoken_ids\x18\x02 \x01(\v2\x15.headrace.v1.TokenIdsH\x00R\btokenIds\x12\x14\n" +
@@ -1919,14 +2015,20 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\x11structured_output\x18\x0e \x01(\v2\x1d.headrace.v1.StructuredOutputR\x10structuredOutput\x128\n" +
 	"\vbeam_search\x18\x0f \x01(\v2\x17.headrace.v1.BeamSearchR\n" +
 	"beamSearch\x12;\n" +
-	"\ftrace_detail\x18\x10 \x01(\x0e2\x18.headrace.v1.TraceDetailR\vtraceDetailB\b\n" +
+	"\ftrace_detail\x18\x10 \x01(\x0e2\x18.headrace.v1.TraceDetailR\vtraceDetail\x12:\n" +
+	"\vspeculation\x18\x11 \x01(\v2\x18.headrace.v1.SpeculationR\vspeculationB\b\n" +
 	"\x06promptB\x04\n" +
 	"\x02_nB\v\n" +
 	"\t_logprobsB\v\n" +
 	"\t_priorityB\x16\n" +
 	"\x14_skip_special_tokensB\x11\n" +
 	"\x0f_token_ids_onlyB\x12\n" +
-	"\x10_prompt_logprobs\"q\n" +
+	"\x10_prompt_logprobs\"J\n" +
+	"\vSpeculation\x12\x12\n" +
+	"\x03off\x18\x01 \x01(\bH\x00R\x03off\x12\x1f\n" +
+	"\n" +
+	"max_drafts\x18\x02 \x01(\rH\x00R\tmaxDraftsB\x06\n" +
+	"\x04mode\"q\n" +
 	"\x10StructuredOutput\x12!\n" +
 	"\vjson_schema\x18\x01 \x01(\tH\x00R\n" +
 	"jsonSchema\x12\x16\n" +
@@ -2079,62 +2181,64 @@ func file_headrace_v1_generation_proto_rawDescGZIP() []byte {
 }
 
 var file_headrace_v1_generation_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_headrace_v1_generation_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_headrace_v1_generation_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_headrace_v1_generation_proto_goTypes = []any{
 	(TraceDetail)(0),            // 0: headrace.v1.TraceDetail
 	(FinishReason)(0),           // 1: headrace.v1.FinishReason
 	(*GenerationSpec)(nil),      // 2: headrace.v1.GenerationSpec
-	(*StructuredOutput)(nil),    // 3: headrace.v1.StructuredOutput
-	(*BeamSearch)(nil),          // 4: headrace.v1.BeamSearch
-	(*TokenIds)(nil),            // 5: headrace.v1.TokenIds
-	(*SamplingParameters)(nil),  // 6: headrace.v1.SamplingParameters
-	(*StopConditions)(nil),      // 7: headrace.v1.StopConditions
-	(*GenerationEvent)(nil),     // 8: headrace.v1.GenerationEvent
-	(*Accepted)(nil),            // 9: headrace.v1.Accepted
-	(*Started)(nil),             // 10: headrace.v1.Started
-	(*Delta)(nil),               // 11: headrace.v1.Delta
-	(*Content)(nil),             // 12: headrace.v1.Content
-	(*Logprobs)(nil),            // 13: headrace.v1.Logprobs
-	(*PromptLogprobs)(nil),      // 14: headrace.v1.PromptLogprobs
-	(*OutputFinished)(nil),      // 15: headrace.v1.OutputFinished
-	(*MatchedStop)(nil),         // 16: headrace.v1.MatchedStop
-	(*Resumed)(nil),             // 17: headrace.v1.Resumed
-	(*Done)(nil),                // 18: headrace.v1.Done
-	(*Usage)(nil),               // 19: headrace.v1.Usage
-	(*Ledger)(nil),              // 20: headrace.v1.Ledger
-	nil,                         // 21: headrace.v1.SamplingParameters.LogitBiasEntry
-	(*durationpb.Duration)(nil), // 22: google.protobuf.Duration
-	(*status.Status)(nil),       // 23: google.rpc.Status
+	(*Speculation)(nil),         // 3: headrace.v1.Speculation
+	(*StructuredOutput)(nil),    // 4: headrace.v1.StructuredOutput
+	(*BeamSearch)(nil),          // 5: headrace.v1.BeamSearch
+	(*TokenIds)(nil),            // 6: headrace.v1.TokenIds
+	(*SamplingParameters)(nil),  // 7: headrace.v1.SamplingParameters
+	(*StopConditions)(nil),      // 8: headrace.v1.StopConditions
+	(*GenerationEvent)(nil),     // 9: headrace.v1.GenerationEvent
+	(*Accepted)(nil),            // 10: headrace.v1.Accepted
+	(*Started)(nil),             // 11: headrace.v1.Started
+	(*Delta)(nil),               // 12: headrace.v1.Delta
+	(*Content)(nil),             // 13: headrace.v1.Content
+	(*Logprobs)(nil),            // 14: headrace.v1.Logprobs
+	(*PromptLogprobs)(nil),      // 15: headrace.v1.PromptLogprobs
+	(*OutputFinished)(nil),      // 16: headrace.v1.OutputFinished
+	(*MatchedStop)(nil),         // 17: headrace.v1.MatchedStop
+	(*Resumed)(nil),             // 18: headrace.v1.Resumed
+	(*Done)(nil),                // 19: headrace.v1.Done
+	(*Usage)(nil),               // 20: headrace.v1.Usage
+	(*Ledger)(nil),              // 21: headrace.v1.Ledger
+	nil,                         // 22: headrace.v1.SamplingParameters.LogitBiasEntry
+	(*durationpb.Duration)(nil), // 23: google.protobuf.Duration
+	(*status.Status)(nil),       // 24: google.rpc.Status
 }
 var file_headrace_v1_generation_proto_depIdxs = []int32{
-	5,  // 0: headrace.v1.GenerationSpec.token_ids:type_name -> headrace.v1.TokenIds
-	6,  // 1: headrace.v1.GenerationSpec.sampling:type_name -> headrace.v1.SamplingParameters
-	7,  // 2: headrace.v1.GenerationSpec.stop:type_name -> headrace.v1.StopConditions
-	22, // 3: headrace.v1.GenerationSpec.time_limit:type_name -> google.protobuf.Duration
-	3,  // 4: headrace.v1.GenerationSpec.structured_output:type_name -> headrace.v1.StructuredOutput
-	4,  // 5: headrace.v1.GenerationSpec.beam_search:type_name -> headrace.v1.BeamSearch
+	6,  // 0: headrace.v1.GenerationSpec.token_ids:type_name -> headrace.v1.TokenIds
+	7,  // 1: headrace.v1.GenerationSpec.sampling:type_name -> headrace.v1.SamplingParameters
+	8,  // 2: headrace.v1.GenerationSpec.stop:type_name -> headrace.v1.StopConditions
+	23, // 3: headrace.v1.GenerationSpec.time_limit:type_name -> google.protobuf.Duration
+	4,  // 4: headrace.v1.GenerationSpec.structured_output:type_name -> headrace.v1.StructuredOutput
+	5,  // 5: headrace.v1.GenerationSpec.beam_search:type_name -> headrace.v1.BeamSearch
 	0,  // 6: headrace.v1.GenerationSpec.trace_detail:type_name -> headrace.v1.TraceDetail
-	21, // 7: headrace.v1.SamplingParameters.logit_bias:type_name -> headrace.v1.SamplingParameters.LogitBiasEntry
-	9,  // 8: headrace.v1.GenerationEvent.accepted:type_name -> headrace.v1.Accepted
-	10, // 9: headrace.v1.GenerationEvent.started:type_name -> headrace.v1.Started
-	11, // 10: headrace.v1.GenerationEvent.delta:type_name -> headrace.v1.Delta
-	15, // 11: headrace.v1.GenerationEvent.output_finished:type_name -> headrace.v1.OutputFinished
-	17, // 12: headrace.v1.GenerationEvent.resumed:type_name -> headrace.v1.Resumed
-	18, // 13: headrace.v1.GenerationEvent.done:type_name -> headrace.v1.Done
-	14, // 14: headrace.v1.GenerationEvent.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
-	12, // 15: headrace.v1.Delta.content:type_name -> headrace.v1.Content
-	13, // 16: headrace.v1.Delta.logprobs:type_name -> headrace.v1.Logprobs
-	13, // 17: headrace.v1.PromptLogprobs.logprobs:type_name -> headrace.v1.Logprobs
-	1,  // 18: headrace.v1.OutputFinished.reason:type_name -> headrace.v1.FinishReason
-	16, // 19: headrace.v1.OutputFinished.matched_stop:type_name -> headrace.v1.MatchedStop
-	23, // 20: headrace.v1.OutputFinished.error:type_name -> google.rpc.Status
-	19, // 21: headrace.v1.Done.usage:type_name -> headrace.v1.Usage
-	20, // 22: headrace.v1.Done.ledger:type_name -> headrace.v1.Ledger
-	23, // [23:23] is the sub-list for method output_type
-	23, // [23:23] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	3,  // 7: headrace.v1.GenerationSpec.speculation:type_name -> headrace.v1.Speculation
+	22, // 8: headrace.v1.SamplingParameters.logit_bias:type_name -> headrace.v1.SamplingParameters.LogitBiasEntry
+	10, // 9: headrace.v1.GenerationEvent.accepted:type_name -> headrace.v1.Accepted
+	11, // 10: headrace.v1.GenerationEvent.started:type_name -> headrace.v1.Started
+	12, // 11: headrace.v1.GenerationEvent.delta:type_name -> headrace.v1.Delta
+	16, // 12: headrace.v1.GenerationEvent.output_finished:type_name -> headrace.v1.OutputFinished
+	18, // 13: headrace.v1.GenerationEvent.resumed:type_name -> headrace.v1.Resumed
+	19, // 14: headrace.v1.GenerationEvent.done:type_name -> headrace.v1.Done
+	15, // 15: headrace.v1.GenerationEvent.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
+	13, // 16: headrace.v1.Delta.content:type_name -> headrace.v1.Content
+	14, // 17: headrace.v1.Delta.logprobs:type_name -> headrace.v1.Logprobs
+	14, // 18: headrace.v1.PromptLogprobs.logprobs:type_name -> headrace.v1.Logprobs
+	1,  // 19: headrace.v1.OutputFinished.reason:type_name -> headrace.v1.FinishReason
+	17, // 20: headrace.v1.OutputFinished.matched_stop:type_name -> headrace.v1.MatchedStop
+	24, // 21: headrace.v1.OutputFinished.error:type_name -> google.rpc.Status
+	20, // 22: headrace.v1.Done.usage:type_name -> headrace.v1.Usage
+	21, // 23: headrace.v1.Done.ledger:type_name -> headrace.v1.Ledger
+	24, // [24:24] is the sub-list for method output_type
+	24, // [24:24] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_headrace_v1_generation_proto_init() }
@@ -2147,14 +2251,18 @@ func file_headrace_v1_generation_proto_init() {
 		(*GenerationSpec_TokenIds)(nil),
 	}
 	file_headrace_v1_generation_proto_msgTypes[1].OneofWrappers = []any{
+		(*Speculation_Off)(nil),
+		(*Speculation_MaxDrafts)(nil),
+	}
+	file_headrace_v1_generation_proto_msgTypes[2].OneofWrappers = []any{
 		(*StructuredOutput_JsonSchema)(nil),
 		(*StructuredOutput_Regex)(nil),
 		(*StructuredOutput_Grammar)(nil),
 	}
-	file_headrace_v1_generation_proto_msgTypes[2].OneofWrappers = []any{}
-	file_headrace_v1_generation_proto_msgTypes[4].OneofWrappers = []any{}
+	file_headrace_v1_generation_proto_msgTypes[3].OneofWrappers = []any{}
 	file_headrace_v1_generation_proto_msgTypes[5].OneofWrappers = []any{}
-	file_headrace_v1_generation_proto_msgTypes[6].OneofWrappers = []any{
+	file_headrace_v1_generation_proto_msgTypes[6].OneofWrappers = []any{}
+	file_headrace_v1_generation_proto_msgTypes[7].OneofWrappers = []any{
 		(*GenerationEvent_Accepted)(nil),
 		(*GenerationEvent_Started)(nil),
 		(*GenerationEvent_Delta)(nil),
@@ -2163,10 +2271,10 @@ func file_headrace_v1_generation_proto_init() {
 		(*GenerationEvent_Done)(nil),
 		(*GenerationEvent_PromptLogprobs)(nil),
 	}
-	file_headrace_v1_generation_proto_msgTypes[10].OneofWrappers = []any{
+	file_headrace_v1_generation_proto_msgTypes[11].OneofWrappers = []any{
 		(*Content_Text)(nil),
 	}
-	file_headrace_v1_generation_proto_msgTypes[14].OneofWrappers = []any{
+	file_headrace_v1_generation_proto_msgTypes[15].OneofWrappers = []any{
 		(*MatchedStop_TokenId)(nil),
 		(*MatchedStop_Text)(nil),
 	}
@@ -2176,7 +2284,7 @@ func file_headrace_v1_generation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headrace_v1_generation_proto_rawDesc), len(file_headrace_v1_generation_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   20,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -2301,6 +2301,10 @@ type Model struct {
 	// Bytes that a token takes in the KV cache on each rank's device, all layers and scales included.
 	// A block takes kv_block_tokens times as many. 0 until the model is loaded.
 	KvBytesPerToken uint32 `protobuf:"varint,21,opt,name=kv_bytes_per_token,json=kvBytesPerToken,proto3" json:"kv_bytes_per_token,omitempty"`
+	// Who drafts tokens that steps then verify, as --speculate names it; "off": nobody.
+	Drafter string `protobuf:"bytes,17,opt,name=drafter,proto3" json:"drafter,omitempty"`
+	// Most drafted tokens that a step verifies for an output; 0: nothing is drafted.
+	MaxDrafts uint32 `protobuf:"varint,18,opt,name=max_drafts,json=maxDrafts,proto3" json:"max_drafts,omitempty"`
 	// Recommendations of the folder's generation_config.json that requests do not get, or get in
 	// another way: a line each, such as "temperature 0.001 is served as 0.01: requests take 0, or
 	// 0.01 to 100".
@@ -2465,6 +2469,20 @@ func (x *Model) GetKvDtype() string {
 func (x *Model) GetKvBytesPerToken() uint32 {
 	if x != nil {
 		return x.KvBytesPerToken
+	}
+	return 0
+}
+
+func (x *Model) GetDrafter() string {
+	if x != nil {
+		return x.Drafter
+	}
+	return ""
+}
+
+func (x *Model) GetMaxDrafts() uint32 {
+	if x != nil {
+		return x.MaxDrafts
 	}
 	return 0
 }
@@ -3219,7 +3237,7 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\v2\x12.headrace.v1.ModelR\x05model\"\x13\n" +
 	"\x11ListModelsRequest\"@\n" +
 	"\x12ListModelsResponse\x12*\n" +
-	"\x06models\x18\x01 \x03(\v2\x12.headrace.v1.ModelR\x06models\"\xa7\x06\n" +
+	"\x06models\x18\x01 \x03(\v2\x12.headrace.v1.ModelR\x06models\"\xe0\x06\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\tR\brevision\x12\"\n" +
@@ -3241,7 +3259,10 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"memoryPlan\x12=\n" +
 	"\fquantization\x18\x10 \x01(\v2\x19.headrace.v1.QuantizationR\fquantization\x12\x19\n" +
 	"\bkv_dtype\x18\x14 \x01(\tR\akvDtype\x12+\n" +
-	"\x12kv_bytes_per_token\x18\x15 \x01(\rR\x0fkvBytesPerToken\x12!\n" +
+	"\x12kv_bytes_per_token\x18\x15 \x01(\rR\x0fkvBytesPerToken\x12\x18\n" +
+	"\adrafter\x18\x11 \x01(\tR\adrafter\x12\x1d\n" +
+	"\n" +
+	"max_drafts\x18\x12 \x01(\rR\tmaxDrafts\x12!\n" +
 	"\fnot_followed\x18\x16 \x03(\tR\vnotFollowed\x12(\n" +
 	"\x10engines_left_out\x18\x17 \x03(\tR\x0eenginesLeftOut\"\xcd\x03\n" +
 	"\fQuantization\x12\x16\n" +

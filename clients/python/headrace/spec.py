@@ -65,6 +65,8 @@ class GenerationOptions(TypedDict, total=False):
             prompt; 0 reports the prompt's own. 0 to 20.
         trace_detail: How much of its tokens' way is traced, if it is traced at all: "off", "array"
             or "span". Default: the server's setting.
+        max_drafts: Most drafted tokens that a step verifies for an output, 1 to 8, where the server
+            drafts; 0: none. Answers are the same. Default: the server's setting.
     """
 
     model: str | None
@@ -94,6 +96,7 @@ class GenerationOptions(TypedDict, total=False):
     token_ids_only: bool | None
     prompt_logprobs: int | None
     trace_detail: TraceDetailName | None
+    max_drafts: int | None
 
 
 # Option -> (sub-message of GenerationSpec or "", field in it).
@@ -131,6 +134,7 @@ _FIELDS: dict[str, tuple[str, str]] = {
             "trace_detail",
         )
     },
+    "max_drafts": ("speculation", "max_drafts"),
 }
 _ROLES: dict[str, inference_pb2.Role] = {
     "system": inference_pb2.ROLE_SYSTEM,
@@ -252,6 +256,9 @@ def _set_option(spec: generation_pb2.GenerationSpec, name: str, value: Any) -> N
         return
     if name == "trace_detail":
         spec.trace_detail = trace_detail_of(value, "spec.trace_detail")
+        return
+    if name == "max_drafts" and value == 0:
+        spec.speculation.off = True
         return
     if name == "stop" and isinstance(value, str):
         value = [value]

@@ -90,7 +90,7 @@ class TextModel:
 
         None if it is not about this model.
         """
-        of_text = ("name", "revision", "folder", "vocabulary_size", "max_context_tokens", "max_outputs")
+        of_text = ("name", "revision", "folder", "vocabulary_size", "max_context_tokens", "max_outputs", "max_drafts")
         if any(getattr(self.engine, field) != getattr(engine, field) for field in of_text):
             return None
         return dataclasses.replace(self, engine=engine)
@@ -125,6 +125,8 @@ class TextModel:
             quantization=_quantization(engine.quantization) if engine.HasField("quantization") else None,
             kv_dtype=engine.kv_dtype,
             kv_bytes_per_token=engine.kv_bytes_per_token,
+            drafter=engine.drafter,
+            max_drafts=engine.max_drafts,
             not_followed=self.not_followed,
         )
 
@@ -187,7 +189,9 @@ def _facts(
 ) -> ModelFacts:
     return ModelFacts(
         name=engine.name,
-        bounds=Bounds(engine.vocabulary_size, engine.max_context_tokens, engine.max_outputs),
+        bounds=Bounds(
+            engine.vocabulary_size, engine.max_context_tokens, engine.max_outputs, max_drafts=engine.max_drafts
+        ),
         max_text_bytes=min(max_text_bytes, engine.max_context_tokens * pieces.max_piece_bytes * _NORMALIZER_SLACK),
         defaults=default_sampling(folder_defaults),
     )

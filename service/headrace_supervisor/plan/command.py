@@ -130,6 +130,13 @@ class _Lengths(NamedTuple):
     show_default=True,
     help="numbers of the KV cache; any: each",
 )
+@click.option(
+    "--speculate",
+    type=click.Choice(["off", "ngram"]),
+    default="off",
+    show_default=True,
+    help="who drafts tokens: counts the memory that it takes, not the steps that it saves",
+)
 @click.option("--max-model-len", type=click.IntRange(0), default=0, help="tokens of prompt and output; 0: the model's")
 @click.option(
     "--draft-model",
@@ -183,6 +190,8 @@ def plan(named_model: str | None, shape: str | None, model: str | None, as_json:
         options["draft"] = _draft_config(config, options)
     if options["pp"] > options["gpus"]:
         _refuse(f"--pp is {options['pp']}, and each stage needs a GPU of the {options['gpus']} of --gpus")
+    if options["pp"] > 1 and options["speculate"] != "off":
+        _refuse(f"--speculate {options['speculate']} needs --pp 1: drafts are verified where one stage has all layers")
     if options["fleet"] is not None:
         _plan_fleets(config, options, as_json)
     if given := [_flag(name) for name in _OF_FLEETS if _is_given(name)]:
@@ -311,7 +320,7 @@ def _engines(options: dict[str, Any]) -> list[dict[str, Any]]:
     """The engines to ask about: of each kind of weights, each kind of cache."""
     weights = _QUANTIZE if options["quantize"] == _ANY else (options["quantize"],)
     caches = _KV_DTYPES if options["kv_dtype"] == _ANY else (options["kv_dtype"],)
-    shared = {name: options[name] for name in ("quantize_head", "max_model_len", "pp")} | {"load": "dummy"}
+    shared = {name: options[name] for name in ("quantize_head", "speculate", "max_model_len", "pp")} | {"load": "dummy"}
     return [
         shared | {"quantize": quantize, "kv_dtype": kv_dtype}
         for quantize, kv_dtype in itertools.product(weights, caches)

@@ -35,6 +35,7 @@ REFUSAL_REASON: Final = "headrace.refusal.reason"
 PROCESS_KIND: Final = "headrace.process.kind"
 PROCESS_NAME: Final = "headrace.process.name"
 SIGNAL: Final = "headrace.telemetry.signal"
+DRAFTER: Final = "headrace.drafter"
 CURRENCY: Final = "headrace.cost.currency"
 
 # Of requests and calls, when they end.

@@ -35,6 +35,8 @@ _MOST_ENGINES: Final = 64
 _TOKEN_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SHARE_BOUNDS: Final = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _UNKNOWN_MODEL: Final = "unknown"
+# Of an engine that did not say yet who drafts for it.
+_UNKNOWN_DRAFTER: Final = "unknown"
 
 
 class StepMetrics:
@@ -123,8 +125,16 @@ class StepMetrics:
             self._observe_shares(model, engine.facts, records)
         captured = np.count_nonzero(records["flags"] & step_records.StepFlag.CAPTURED)
         self._add(catalogue.STEPS_CAPTURED, model, int(captured))
-        self._add(catalogue.DRAFTS_PROPOSED, model, int(records["draft_tokens"].sum(dtype=np.int64)))
-        self._add(catalogue.DRAFTS_ACCEPTED, model, int(records["accepted_tokens"].sum(dtype=np.int64)))
+        self._count_drafts(engine, records)
+
+    def _count_drafts(self, engine: _Engine, records: step_records.Records) -> None:
+        drafter = engine.facts.drafter if engine.facts is not None else ""
+        for metric, column in (
+            (catalogue.DRAFTS_PROPOSED, "draft_tokens"),
+            (catalogue.DRAFTS_ACCEPTED, "accepted_tokens"),
+        ):
+            count = int(records[column].sum(dtype=np.int64))
+            self._add(metric, engine.model, count, catalogue.DRAFTER, drafter or _UNKNOWN_DRAFTER)
 
     def _observe_durations(self, model: str, records: step_records.Records) -> None:
         seconds = step_work.seconds(records)
@@ -151,8 +161,9 @@ class StepMetrics:
             attributes = {catalogue.MODEL: model, attribute: value} if attribute else {catalogue.MODEL: model}
             self._aggregates.histogram(metric, attributes).observe_all(values)
 
-    def _add(self, metric: catalogue.Metric, model: str, count: int) -> None:
-        self._aggregates.counter(metric, {catalogue.MODEL: model}).add(count)
+    def _add(self, metric: catalogue.Metric, model: str, count: int, attribute: str = "", value: str = "") -> None:
+        attributes = {catalogue.MODEL: model, attribute: value} if attribute else {catalogue.MODEL: model}
+        self._aggregates.counter(metric, attributes).add(count)
 
 
 class _Engine:

@@ -11,7 +11,7 @@ from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, request
 from tests.support.examples import examples
 
-from headrace_backend.engine.scheduling import token_budget, waiting_queue
+from headrace_backend.engine.scheduling import step_time, token_budget, waiting_queue
 from headrace_backend.engine.scheduling.step_time import StepLoad, StepTimeModel
 from headrace_backend.engine.scheduling.token_budget import StepLimits, TokenBudget
 
@@ -134,7 +134,7 @@ def test_padding_costs_what_tokens_cost() -> None:
     padded, full = decodes(16), decodes(16)
     padded.add_chunk(0, 130)
     full.add_chunk(0, 240)
-    pairs_us = model.coefficients_us[-1] * (full.attention_pairs - padded.attention_pairs)
+    pairs_us = model.coefficients_us[step_time._PAIRS] * (full.attention_pairs - padded.attention_pairs)
     assert model.predict_us(full) - model.predict_us(padded) == pytest.approx(pairs_us)
 
 

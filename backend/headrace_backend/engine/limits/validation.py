@@ -30,7 +30,11 @@ class RequestValidator:
 
         `has_text` says that the bytes of its tokens are known, so that stop strings can be matched.
         """
-        self._bounds = Bounds(model.vocab_size, model.max_model_len, max_outputs, frozenset(model.eos_token_ids))
+        # Whether drafts may be asked for is for services to say: what another engine took goes on
+        # here, where the number is only a limit.
+        self._bounds = Bounds(
+            model.vocab_size, model.max_model_len, max_outputs, frozenset(model.eos_token_ids), limits.MAX_DRAFTS
+        )
         self._has_text = has_text
 
     def check(self, request: EngineRequest) -> None:

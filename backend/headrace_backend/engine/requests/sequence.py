@@ -26,12 +26,14 @@ import dataclasses
 from headrace_backend.engine.events import Event, RequestDone
 from headrace_backend.engine.limits.tenant_account import Claim, TenantAccount, TokenCharge
 from headrace_backend.engine.request import EngineRequest, RequestState
+from headrace_backend.engine.requests.acceptance import Acceptance
 from headrace_backend.engine.requests.ledger import Ledger
 from headrace_backend.engine.requests.outbox import Stream
 from headrace_backend.engine.requests.prompt_log import PromptLog
 from headrace_backend.engine.requests.request_trace import RequestTrace
 from headrace_backend.engine.requests.stops import StopWatch
 from headrace_backend.engine.requests.token_log import OutputLog
+from headrace_request import limits
 
 NO_ROW = -1
 
@@ -40,6 +42,7 @@ class Sequence:
     """One output of a request: its tokens, its row and its blocks."""
 
     __slots__ = (
+        "acceptance",
         "block_keys",
         "capacity",
         "decodes",
@@ -48,6 +51,7 @@ class Sequence:
         "held",
         "leader",
         "log",
+        "max_drafts",
         "max_output_tokens",
         "max_tokens_total",
         "min_tokens",
@@ -96,6 +100,9 @@ class Sequence:
         self.prompt_log = request.prompt_log if log.output_index == 0 else None
         self.num_prompt_tokens = len(spec.prompt_ids)
         self.max_output_tokens = spec.asked.stop.max_tokens
+        # Drafts that its steps may verify, as its caller and the server allow.
+        self.max_drafts = spec.asked.max_drafts if spec.asked.max_drafts >= 0 else limits.MAX_DRAFTS
+        self.acceptance = Acceptance()
         # Never scheduled beyond: the last token's KV is not needed.
         self.max_tokens_total = self.num_prompt_tokens + spec.asked.stop.max_tokens
         self.num_tokens = self.num_prompt_tokens + len(self.tokens)

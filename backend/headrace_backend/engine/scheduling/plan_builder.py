@@ -110,6 +110,7 @@ class PlanBuilder:
         "_with_history",
         "load",
         "num_prompt_logprobs",
+        "num_proposed",
         "num_tokens",
         "step_id",
     )
@@ -137,6 +138,8 @@ class PlanBuilder:
         self._attention_window = attention_window
         self.num_tokens = 0
         self.load = StepLoad()
+        # Most drafts of a row in the next step.
+        self.num_proposed = 0
         # Prompt tokens reported by the step.
         self.num_prompt_logprobs = 0
         self._decodes: list[Sequence] = []
@@ -301,7 +304,13 @@ class PlanBuilder:
         if self._draft_counts:
             self._widen_decodes(forward, sample)
         plan = StepPlan(
-            self.step_id, _column(released_rows), self._admissions, forward, sample, self._prompt_logprobs()
+            self.step_id,
+            _column(released_rows),
+            self._admissions,
+            forward,
+            sample,
+            self._prompt_logprobs(),
+            self.num_proposed,
         )
         return plan, self._record(samples, planned_at_ns)
 

@@ -9,8 +9,8 @@ the rows and the available blocks.
 
 1. Sequences whose row holds the token to compute (one token each; people call it decoding), most
    urgent first. Of several pipeline stages each step has a part of them (`micro_batches`).
-   Where the worker drafts tokens, each of them may settle several, as far as the budget of its row
-   and free blocks go; nobody is preempted for drafts.
+   Where the worker drafts tokens, each of them may settle several, as far as that pays
+   (`draft_lengths`) and free blocks go; nobody is preempted for drafts.
 2. Sequences that catch up with a prompt, or with tokens computed before a preemption, most urgent
    first, in chunks of what the budget leaves (`token_budget`, which may also set the long ones back
    behind 3, with a share kept for them).
@@ -42,6 +42,7 @@ from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.cache.prefix_keys import PrefixKeys
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
+from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
 from headrace_backend.engine.scheduling.micro_batches import MicroBatches
 from headrace_backend.engine.scheduling.plan_builder import InFlightStep, PlanBuilder
 from headrace_backend.engine.scheduling.prefix_followers import PrefixFollowers
@@ -58,9 +59,10 @@ _RUNNING_PER_SPARE_BLOCK = 4
 class Scheduler:
     """Decides steps over the sequences that it is given."""
 
-    def __init__(self, config: EngineConfig, budget: TokenBudget) -> None:
+    def __init__(self, config: EngineConfig, budget: TokenBudget, draft_lengths: DraftLengths) -> None:
         """Nothing runs, nothing waits, and there is no cache yet."""
         self._budget = budget
+        self._draft_lengths = draft_lengths
         self._micro_batches = MicroBatches(config.pp)
         self.waiting = WaitingQueue()
         # Those that are not to be computed while a few are on trial (`isolation`); None: nobody is
@@ -80,9 +82,6 @@ class Scheduler:
         # Every row can decode in every step, so that no row starves behind the budget.
         self.num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._tables = RowTables(config.max_num_seqs)
-        # Most drafted tokens that a step computes for a row that decodes: all rows together stay
-        # within the budget.
-        self._most_drafts = 0
         self._free_rows: list[int] = []
         # Given back, but the worker does not know it yet.
         self._leaving_rows: list[int] = []
@@ -104,7 +103,7 @@ class Scheduler:
         assert not self.running, "sequences of the worker before were evicted"
         config = self._config
         self.kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_cache, self._prefix_keys)
-        self._most_drafts = min(tokens_per_row, config.max_num_batched_tokens // self.num_rows) - 1
+        self._draft_lengths.worker_ready(tokens_per_row - 1)
         self._free_rows = list(range(self.num_rows - 1, -1, -1))
         self._leaving_rows = []
 
@@ -206,8 +205,8 @@ class Scheduler:
         self._blocks_short = False
         catching_up = self._schedule_decodes(builder, self._micro_batches.passed_over(self.running, in_flight), now_ns)
         builder.close_decodes()
-        if self._most_drafts:
-            builder.add_drafts([self._make_room_for_drafts(sequence, builder) for sequence in builder.decodes])
+        if self._draft_lengths.drafts:
+            self._schedule_drafts(builder, len(catching_up) + len(self.waiting) > 0)
         self._budget.note_decodes(builder.load.num_decodes)
         if catching_up or self.waiting:
             self._budget.begin(builder.load, self._num_backlog_tokens(catching_up))
@@ -276,15 +275,25 @@ class Scheduler:
                 builder.add_decode(sequence)
         return catching_up
 
-    def _make_room_for_drafts(self, sequence: Sequence, builder: PlanBuilder) -> int:
-        """Number of drafted tokens that the step computes for a sequence that decodes.
+    def _schedule_drafts(self, builder: PlanBuilder, others_wait: bool) -> None:
+        """Gives drafts to the step's decodes: half of the budget if somebody waits for a prompt."""
+        rows, lengths = builder.decodes, self._draft_lengths
+        num_free = self._config.max_num_batched_tokens - len(rows)
+        wanted = lengths.choose(
+            [sequence.acceptance for sequence in rows],
+            [min(sequence.max_drafts, sequence.max_tokens_total - sequence.num_tokens) for sequence in rows],
+            builder.load,
+            num_free // 2 if others_wait else num_free,
+        )
+        builder.num_proposed = builder.load.num_draft_passes = lengths.num_proposed
+        builder.add_drafts([self._make_room_for_drafts(*chosen, builder) for chosen in zip(rows, wanted, strict=True)])
 
-        Drafts are those that the sequence's length allows and for which there is room without
-        taking anybody's blocks.
-        """
+    def _make_room_for_drafts(self, sequence: Sequence, count: int, builder: PlanBuilder) -> int:
+        """How many of `count` drafted tokens find room without taking anybody's blocks."""
         kv, account = self.kv, sequence.request.account
         assert kv is not None, "there is a worker"
-        count = min(self._most_drafts, sequence.max_tokens_total - sequence.num_tokens)
+        if not count:
+            return 0
         missing = kv.num_missing(sequence, sequence.num_computed + count)
         if missing > min(kv.pool.num_available, account.num_blocks_left):
             return min(count, sequence.capacity - sequence.num_computed)

@@ -19,6 +19,9 @@ negative:
     context tokens        read by decodes
     attention pairs       query times key of the prompts: count * (start + count / 2), summed over
                           chunks
+    draft passes          most drafts of a row that the step makes for the next one: a draft model
+                          runs once for each, for all rows
+    drafted tokens        beside what they cost as tokens: drafting them, choosing among them
 
 The fit is least squares of the relative error, so that a step of 5 ms weighs as much as one of 200
 ms. Old steps fade; those with and those without prompts fade separately, so that an hour of
@@ -34,6 +37,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
+from collections.abc import Sequence as AbstractSequence
 from typing import Final
 
 import numpy as np
@@ -49,10 +53,13 @@ _JUMPS: Final = (256, 768)
 _FIRST_SEGMENT = 3
 _FIRST_JUMP = _FIRST_SEGMENT + len(_SEGMENTS)
 _PAIRS = _FIRST_JUMP + len(_JUMPS) + 1
-_NUM_FEATURES = _PAIRS + 1
+_DRAFT_PASSES = _PAIRS + 1
+_NUM_FEATURES = _PAIRS + 3
 # In microseconds: a model of 8e9 parameters in bf16 on an H200 by its arithmetic. Another device is
-# this times a factor until it has shown itself.
-_PRIOR_US = (4400.0, 300.0, 1.0, 3.0, 12.0, 20.0, 20.0, 20.0, 20.0, 20.0, 600.0, 600.0, 0.033, 0.0012)
+# this times a factor until it has shown itself. What drafts cost is guessed high: a coefficient
+# that is a tenth of a step is learned within some dozens of steps, one that is a thousandth hardly
+# moves from its prior.
+_PRIOR_US = (4400.0, 300.0, 1.0, 3.0, 12.0, 20.0, 20.0, 20.0, 20.0, 20.0, 600.0, 600.0, 0.033, 0.0012, 400.0, 40.0)
 # Weight of the prior of one coefficient, in steps that consist of nothing but its feature.
 _PRIOR_WEIGHT = 0.02
 # A step with (without) prompts counts half as much after so many more of its kind.
@@ -81,6 +88,9 @@ _MIXED_STEP_WORTH = 4
 _FITTED_EACH_TIME = 16
 
 _Matrix = npt.NDArray[np.float64]
+_Counts = int | npt.NDArray[np.int64]
+_Times = npt.NDArray[np.float64]
+_BORDERS: Final = np.array([*_SEGMENTS, 1 << 30], np.float64)
 
 
 @dataclasses.dataclass(slots=True)
@@ -95,6 +105,8 @@ class StepLoad:
     attention_pairs: float = 0.0
     # Drafted tokens that the decodes compute beside one token each.
     num_draft_tokens: int = 0
+    # Most drafts of a row that are made at the step's end.
+    num_draft_passes: int = 0
 
     def add_chunk(self, start: int, count: int) -> None:
         """Adds tokens [start, start + count) of a prompt."""
@@ -121,8 +133,34 @@ class StepLoad:
             features.append(tokens - begin if begin < tokens < end else end - begin if tokens >= end else 0.0)
         for jump in _JUMPS:
             features.append(mixed if tokens > jump else 0.0)
-        features += (self.context_tokens, self.attention_pairs)
+        features += (self.context_tokens, self.attention_pairs, self.num_draft_passes, self.num_draft_tokens)
         return features
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class DraftCosts:
+    """What a step takes with drafts, in microseconds."""
+
+    # Without any, and how many tokens it then has.
+    bare_us: float
+    num_tokens: int
+    # A pass of the drafter; what a draft takes beside being a token; a token, by segments.
+    pass_us: float
+    drafted_us: float
+    slopes_us: AbstractSequence[float]
+
+    def step_us(self, num_drafts: _Counts, num_passes: _Counts) -> _Times:
+        """How long the step takes with so many drafts, when one row has `num_passes` of them.
+
+        Both may be arrays, of shapes that broadcast.
+        """
+        costs_us = np.cumsum([0.0, *np.diff(_BORDERS) * self.slopes_us])
+        tokens_us = np.interp(np.add(self.num_tokens, num_drafts), _BORDERS, costs_us)
+        tokens_us = tokens_us - np.interp(self.num_tokens, _BORDERS, costs_us)
+        times: _Times = (
+            self.bare_us + tokens_us + np.multiply(num_drafts, self.drafted_us) + np.multiply(num_passes, self.pass_us)
+        )
+        return times
 
 
 class _Moments:
@@ -197,6 +235,12 @@ class StepTimeModel:
         """Predicts how long such a step will take, in microseconds."""
         return _dot(self._coefficients, self._features(load))
 
+    def draft_costs_us(self, load: StepLoad) -> DraftCosts:
+        """What drafts add to a step that has none, by what is known now."""
+        pass_us, drafted_us = self._coefficients[_DRAFT_PASSES:]
+        slopes_us = self._coefficients[_FIRST_SEGMENT:_FIRST_JUMP]
+        return DraftCosts(self.predict_us(load), load.num_tokens, pass_us, drafted_us, slopes_us)
+
     def replays(self, load: StepLoad) -> bool:
         """Whether such a step is short enough to be replayed from a graph.
 
@@ -234,7 +278,7 @@ class StepTimeModel:
         until the time is used up.
         """
         coefficients = self._coefficients
-        first = load.num_decodes + load.num_prefill_tokens
+        first = load.num_tokens
         left_us = limit_us - _dot(coefficients, load.features(has_prompts=True))
         pairs_us = coefficients[_PAIRS]
         count = 0

@@ -43,6 +43,9 @@ class SettledTokens:
     # int32 [num_samples] positions, within their outputs, of the tokens that the next step draws
     # first: with the row's seed and output they key the noise of the draw.
     output_positions: torch.Tensor
+    # Most drafts of a row that the next step verifies: nobody looks at any behind them, or at any
+    # if it is 0.
+    num_wanted: int
     # [num_samples, tokens_per_row, hidden_size] final hidden states that the tokens were drawn
     # from; None where the drafter does not want them.
     hidden: torch.Tensor | None = None

@@ -47,6 +47,8 @@ class NgramDrafter:
     def propose(self, settled: SettledTokens) -> torch.Tensor:
         """Implements `Drafter.propose`."""
         append_tokens(self._history, settled.rows, settled.positions, settled.tokens)
+        if not settled.num_wanted:
+            return torch.zeros(len(settled.rows), self.num_drafts, dtype=torch.int32, device=self._device)
         lengths = settled.positions + settled.counts
         return propose_ngram(self._history, settled.rows, lengths, self.num_drafts)
 

@@ -72,6 +72,8 @@ class Speculation:
         self._vocab_size = vocab_size
         self._has_peers = has_peers
         self._has_failed = False
+        # Most drafts of a row that the step after the one at hand verifies.
+        self._num_wanted = 0
 
     @property
     def tokens_per_row(self) -> int:
@@ -93,6 +95,7 @@ class Speculation:
 
         Block tables are up to date, and the plan's blocks were copied in the model's own caches.
         """
+        self._num_wanted = plan.num_proposed
         try:
             if isinstance(self._drafter, HeadDrafter):
                 self._drafter.begin(plan)
@@ -134,7 +137,8 @@ class Speculation:
             sampled.counts, sampled.draw_counts = accepted.counts, draws.counts
         if not isinstance(self._drafter, HeadDrafter):
             wanted = self._by_sample(draws, hidden) if self._drafter.wants_hidden else None
-            self._store(accepted.rows, functools.partial(self._drafter.propose, _settled(accepted, rows, wanted)))
+            settled = _settled(accepted, rows, self._num_wanted, wanted)
+            self._store(accepted.rows, functools.partial(self._drafter.propose, settled))
         sampled.num_lost_drafts = self.rows.num_lost.clone()
 
     def _by_sample(self, draws: Draws, hidden: torch.Tensor) -> torch.Tensor:
@@ -178,7 +182,7 @@ class Speculation:
             traceback.print_exception(error)
 
 
-def _settled(accepted: Accepted, rows: Int32Column, hidden: torch.Tensor | None) -> SettledTokens:
+def _settled(accepted: Accepted, rows: Int32Column, num_wanted: int, hidden: torch.Tensor | None) -> SettledTokens:
     return SettledTokens(
         rows=accepted.rows,
         rows_on_host=rows,
@@ -186,5 +190,6 @@ def _settled(accepted: Accepted, rows: Int32Column, hidden: torch.Tensor | None)
         tokens=accepted.tokens,
         counts=accepted.counts,
         output_positions=accepted.output_positions,
+        num_wanted=num_wanted,
         hidden=hidden,
     )

@@ -56,7 +56,7 @@ def cpu_speculation(
         return None
     rows = RowDrafts(sizes.max_num_seqs, sizes.tokens_per_row, torch.device("cpu"))
     if draft is None:
-        return _joined(_lookup(sizes, rows), rows, model)
+        return _joined(lookup_drafter(sizes, rows), rows, model)
     return _joined(
         CpuDraftModel(draft.causal_lm, draft.kv_caches, sampler, rows, tables, model.shard.collectives), rows, model
     )
@@ -70,15 +70,15 @@ def gpu_speculation(
         return None
     rows = RowDrafts(sizes.max_num_seqs, sizes.tokens_per_row, tables.block_tables.device)
     if draft is None:
-        return _joined(_lookup(sizes, rows), rows, model)
+        return _joined(lookup_drafter(sizes, rows), rows, model)
     small, caches = draft.causal_lm, draft.kv_caches
     attention = AttentionSizes.of(small.num_heads, caches[0], small.dtype)
     passes = (sizes.batch_graphs, model.shard.collectives)
     return _joined(GpuDraftModel(small, caches, sampler, rows, tables, attention, *passes), rows, model)
 
 
-def _lookup(sizes: WorkerSizes, rows: RowDrafts) -> Drafter:
-    """A drafter that needs no model."""
+def lookup_drafter(sizes: WorkerSizes, rows: RowDrafts) -> Drafter:
+    """A drafter that needs no model, as configured."""
     assert sizes.speculate != "draft", "a draft model is loaded"
     kind = SuffixDrafter if sizes.speculate == "suffix" else NgramDrafter
     return kind(rows.tokens_per_row - 1, sizes.max_num_seqs, sizes.max_model_len, rows.drafts.device)

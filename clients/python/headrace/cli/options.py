@@ -147,6 +147,9 @@ GENERATION_OPTIONS: dict[str, click.Option] = {
             click.Choice(["off", "array", "span"]),
             "What is traced of each token. Default: the server's.",
         ),
+        _option(
+            "max_drafts", int, "Drafted tokens that a step may verify, 1 to 8; 0: none. Default: the server's setting."
+        ),
     )
 }
 

@@ -38,7 +38,7 @@ FINISH_REASON_DEADLINE: FinishReason
 FINISH_REASON_ERROR: FinishReason
 
 class GenerationSpec(_message.Message):
-    __slots__ = ("text", "token_ids", "model", "sampling", "stop", "n", "logprobs", "priority", "time_limit", "cache_salt", "skip_special_tokens", "token_ids_only", "prompt_logprobs", "structured_output", "beam_search", "trace_detail")
+    __slots__ = ("text", "token_ids", "model", "sampling", "stop", "n", "logprobs", "priority", "time_limit", "cache_salt", "skip_special_tokens", "token_ids_only", "prompt_logprobs", "structured_output", "beam_search", "trace_detail", "speculation")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class GenerationSpec(_message.Message):
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
     TRACE_DETAIL_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     model: str
@@ -71,7 +72,16 @@ class GenerationSpec(_message.Message):
     structured_output: StructuredOutput
     beam_search: BeamSearch
     trace_detail: TraceDetail
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., skip_special_tokens: bool = ..., token_ids_only: bool = ..., prompt_logprobs: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., trace_detail: _Optional[_Union[TraceDetail, str]] = ...) -> None: ...
+    speculation: Speculation
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., skip_special_tokens: bool = ..., token_ids_only: bool = ..., prompt_logprobs: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., trace_detail: _Optional[_Union[TraceDetail, str]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
+
+class Speculation(_message.Message):
+    __slots__ = ("off", "max_drafts")
+    OFF_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    off: bool
+    max_drafts: int
+    def __init__(self, off: bool = ..., max_drafts: _Optional[int] = ...) -> None: ...
 
 class StructuredOutput(_message.Message):
     __slots__ = ("json_schema", "regex", "grammar")

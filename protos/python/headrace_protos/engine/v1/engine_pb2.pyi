@@ -115,7 +115,7 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[_Union[EngineModel, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ..., engine: _Optional[str] = ..., unix_offset_ns: _Optional[int] = ..., log_ttl_ns: _Optional[int] = ..., shares_quotas: bool = ...) -> None: ...
 
 class EngineModel(_message.Message):
-    __slots__ = ("name", "revision", "architecture", "parameter_count", "dtype", "vocabulary_size", "max_context_tokens", "max_outputs", "end_of_text_token_ids", "kv_block_tokens", "kv_blocks", "device", "folder", "max_waiting_requests", "memory", "quantization", "kv_dtype", "kv_bytes_per_token")
+    __slots__ = ("name", "revision", "architecture", "parameter_count", "dtype", "vocabulary_size", "max_context_tokens", "max_outputs", "end_of_text_token_ids", "kv_block_tokens", "kv_blocks", "device", "folder", "max_waiting_requests", "memory", "quantization", "kv_dtype", "kv_bytes_per_token", "drafter", "max_drafts")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,8 @@ class EngineModel(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     architecture: str
@@ -152,7 +154,9 @@ class EngineModel(_message.Message):
     quantization: EngineQuantization
     kv_dtype: str
     kv_bytes_per_token: int
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_outputs: _Optional[int] = ..., end_of_text_token_ids: _Optional[_Iterable[int]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., device: _Optional[str] = ..., folder: _Optional[str] = ..., max_waiting_requests: _Optional[int] = ..., memory: _Optional[_Union[EngineMemory, _Mapping]] = ..., quantization: _Optional[_Union[EngineQuantization, _Mapping]] = ..., kv_dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ...) -> None: ...
+    drafter: str
+    max_drafts: int
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_outputs: _Optional[int] = ..., end_of_text_token_ids: _Optional[_Iterable[int]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., device: _Optional[str] = ..., folder: _Optional[str] = ..., max_waiting_requests: _Optional[int] = ..., memory: _Optional[_Union[EngineMemory, _Mapping]] = ..., quantization: _Optional[_Union[EngineQuantization, _Mapping]] = ..., kv_dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., drafter: _Optional[str] = ..., max_drafts: _Optional[int] = ...) -> None: ...
 
 class EngineQuantization(_message.Message):
     __slots__ = ("scheme", "group_size", "bits_per_weight", "mean_relative_error", "worst_relative_error", "worst_tensor", "head_scheme", "head_bits_per_weight", "head_relative_error", "measured", "activations")

@@ -293,6 +293,23 @@ public final class GenerationOptions {
         }
 
         /**
+         * Most drafted tokens that a step verifies for an output, where the server drafts. Answers
+         * are the same. Default: the server's setting.
+         *
+         * @param maxDrafts 1 to 8, or 0 for none
+         * @return this builder
+         */
+        public Builder maxDrafts(int maxDrafts) {
+            if (maxDrafts == 0) {
+                spec.getSpeculationBuilder().setOff(true);
+            } else {
+                spec.getSpeculationBuilder()
+                        .setMaxDrafts(Wire.unsigned("spec.speculation.max_drafts", maxDrafts));
+            }
+            return this;
+        }
+
+        /**
          * Shares cached prefixes only with requests of the same salt. Default: the empty salt.
          *
          * @param cacheSalt at most 256 bytes

@@ -30,7 +30,7 @@ class OfflineTest {
                 .stop("a", "b").stopTokenIds(List.of(1)).maxTokens(9).minTokens(1).ignoreEos(true)
                 .badWords(List.of("x")).includeStopString(true).n(2)
                 .logprobs(0).promptLogprobs(0).priority(-3).timeLimit(Duration.ofMillis(1500)).cacheSalt("s")
-                .skipSpecialTokens(false).tokenIdsOnly(true).traceDetail(TraceDetail.SPAN).jsonSchema("{}")
+                .skipSpecialTokens(false).tokenIdsOnly(true).traceDetail(TraceDetail.SPAN).jsonSchema("{}").maxDrafts(4)
                 .beamSearch(2, 1.0).build();
         assertEquals(Set.of("text", "token_ids"), unset(all.spec()));
         assertEquals(2, all.spec().getStop().getStringsCount());

@@ -1,0 +1,238 @@
+"""How many drafts each row has verified in a step.
+
+Owns the choice, by what drafts bring (each row's `Acceptance`) and what they cost (`step_time`).
+Does not own room for them, in blocks or in the request (`scheduler`), nor what is drafted (the
+worker). Pure: no clock, no sequence.
+
+A row whose drafts are accepted with probability p settles 1 + p + p^2 + ... + p^K tokens of a step
+with K drafts. So the k-th draft of a row brings p^k tokens, and costs what one token more costs in
+this step; drafts of all rows are taken in the order of what they bring, as far as they raise the
+step's tokens per second. A step that reads the weights for few rows has room for drafts; where
+products are bound by arithmetic they cost what they bring, and none are taken.
+
+- **A row that misses** gets no more drafts, but a probe now and then, of one draft, before which
+  half of what is known of it is forgotten. Probes of all rows together take 1% of the time. What is
+  known of a new row is what is usual for all.
+- **Costs are learned from contrast**: one in 64 steps has no drafts, and nobody drafts in the one
+  before it, or nobody would see what either costs.
+- **A step ahead.** The worker drafts at the end of the step before the one that verifies, so the
+  plan of each step says how many drafts of a row the next one may have (`num_proposed`): a drafter
+  whose drafts nobody wants need not run. What drafting takes counts in the step that drafts.
+
+With a fixed number every row has as many, or as many as the token budget holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence as AbstractSequence
+from typing import Final
+
+import numpy as np
+
+from headrace_backend.engine.requests.acceptance import Acceptance
+from headrace_backend.engine.scheduling.step_time import DraftCosts, StepLoad, StepTimeModel
+
+# Drafts of its own that what is usual counts for in a new row.
+_USUAL_WEIGHT: Final = 4.0
+_USUAL_HALF_LIFE: Final = 256
+# What counts as usual before anything was drafted: enough to try.
+_FIRST_ACCEPTED: Final = 4.8
+_FIRST_TRIED: Final = 8.0
+# Shares are rounded to this, so that rows fall into few groups.
+_GRAIN: Final = 0.04
+# Time that probes may take.
+_PROBE_SHARE: Final = 0.01
+_STEPS_PER_CONTRAST: Final = 64
+# Passes of a drafter that together take so little of a step are not weighed one by one.
+_CHEAP_PASSES: Final = 0.01
+# Share of accepted drafts, in grains, and most drafts of a row.
+_Kind = tuple[int, int]
+
+
+class DraftLengths:
+    """Chooses the number of drafts of each row, step by step."""
+
+    __slots__ = (
+        "_fixed",
+        "_model",
+        "_most",
+        "_num_choices",
+        "_num_since_contrast",
+        "_purse_us",
+        "_usual",
+        "num_proposed",
+    )
+
+    def __init__(self, model: StepTimeModel, fixed: int | None = None) -> None:
+        """No worker drafts yet.
+
+        Args:
+            model: Knows what steps take.
+            fixed: Drafts of each row in each step; None: as many as pay.
+        """
+        self._model = model
+        self._fixed = fixed
+        self._usual = Acceptance(_USUAL_HALF_LIFE, _FIRST_ACCEPTED, _FIRST_TRIED)
+        self._num_choices = 0
+        self.worker_ready(0)
+
+    def worker_ready(self, most: int) -> None:
+        """A worker that drafts at most so many tokens of a row in a step (0: none) takes over."""
+        self._most = most
+        self._num_since_contrast = 0
+        # Time that probes may take, in microseconds: a step's, to begin with.
+        self._purse_us = math.inf
+        # Most drafts of a row in the step after the one chosen last.
+        self.num_proposed = 0
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the worker drafts at all."""
+        return self._most > 0
+
+    def note(self, row: Acceptance, num_drafts: int, num_settled: int) -> None:
+        """Notes that a step settled `num_settled` tokens of a row that had so many drafts."""
+        if num_drafts and num_settled:
+            row.note(num_drafts, num_settled)
+            self._usual.note(num_drafts, num_settled)
+
+    def choose(
+        self, rows: AbstractSequence[Acceptance], limits: AbstractSequence[int], load: StepLoad, num_free: int
+    ) -> list[int]:
+        """Number of drafts of each row that decodes.
+
+        Args:
+            rows: What is known of the rows' drafts.
+            limits: Most drafts that each row may have.
+            load: The step without drafts.
+            num_free: Tokens that the step has room for beyond `load`.
+        """
+        num_proposed = self.num_proposed
+        limits = [min(limit, self._most) for limit in limits]
+        if self._fixed is not None:
+            lengths = self._fixed_lengths(limits, num_free)
+            self.num_proposed = min(self._fixed, self._most)
+        else:
+            lengths = self._auto_lengths(rows, limits, load, num_free)
+        return [min(length, num_proposed) for length in lengths]
+
+    def _fixed_lengths(self, limits: list[int], num_free: int) -> list[int]:
+        assert self._fixed is not None, "the number is given"
+        length = min(self._fixed, num_free // max(len(limits), 1))
+        return [min(length, limit) for limit in limits]
+
+    def _auto_lengths(
+        self, rows: AbstractSequence[Acceptance], limits: list[int], load: StepLoad, num_free: int
+    ) -> list[int]:
+        self._num_choices += 1
+        if not rows:
+            # Whoever joins in this step decodes in the next one.
+            self.num_proposed = self._paying([Acceptance()], [self._most], StepLoad(1, 1), num_free)[0]
+            return []
+        were_drafted = self.num_proposed > 0
+        lengths = self._paying(rows, limits, load, num_free)
+        self.num_proposed = 0 if self._is_contrast(max(lengths)) else max(lengths)
+        probed = self._choose_probes(rows, limits, lengths, load, num_free, were_drafted)
+        if were_drafted:
+            for index in probed:
+                lengths[index] = 1
+                rows[index].doubt()
+            for row, length in zip(rows, lengths, strict=True):
+                row.drafted_in = self._num_choices if length else row.drafted_in
+        elif probed:
+            # The next step probes.
+            self.num_proposed = max(self.num_proposed, 1)
+        return lengths
+
+    def _paying(
+        self, rows: AbstractSequence[Acceptance], limits: AbstractSequence[int], load: StepLoad, num_free: int
+    ) -> list[int]:
+        """The lengths with which the step settles most tokens per second."""
+        for row in rows:
+            if not row.tried:
+                row.expect(self._usual.share, _USUAL_WEIGHT)
+        kinds = [(round(row.share / _GRAIN), limit) for row, limit in zip(rows, limits, strict=True)]
+        counts = Counter(kinds)
+        lengths = _best_lengths(counts, self._model.draft_costs_us(load), len(rows), num_free)
+        return [lengths[kind] for kind in kinds]
+
+    def _is_contrast(self, num_wanted: int) -> bool:
+        """Whether the next step has no drafts although some would pay."""
+        self._num_since_contrast = self._num_since_contrast + 1 if num_wanted else 0
+        if self._num_since_contrast < _STEPS_PER_CONTRAST:
+            return False
+        self._num_since_contrast = 0
+        return True
+
+    def _choose_probes(
+        self,
+        rows: AbstractSequence[Acceptance],
+        limits: list[int],
+        lengths: list[int],
+        load: StepLoad,
+        num_free: int,
+        spends: bool,
+    ) -> list[int]:
+        """Rows without drafts that get one, those first that had none for longest.
+
+        They are as many as the time saved up for probes pays, which goes if `spends`.
+        """
+        idle = [index for index, limit in enumerate(limits) if limit and not lengths[index]]
+        costs = self._model.draft_costs_us(load)
+        num_drafts, num_passes = sum(lengths), max(lengths)
+        step_us = float(costs.step_us(num_drafts, num_passes))
+        self._purse_us = min(self._purse_us + _PROBE_SHARE * step_us, step_us)
+        num_room = min(len(idle), num_free - num_drafts)
+        if num_room <= 0:
+            return []
+        first_us = float(costs.step_us(num_drafts + 1, max(num_passes, 1))) - step_us
+        all_us = float(costs.step_us(num_drafts + num_room, max(num_passes, 1))) - step_us
+        # Enough of them that a pass made for them alone is half of their cost at most.
+        if self._purse_us < min(all_us, 2 * first_us):
+            return []
+        each_us = max((all_us - first_us) / max(num_room - 1, 1), 1e-9)
+        num_probes = min(num_room, 1 + int((self._purse_us - first_us) / each_us))
+        if spends:
+            self._purse_us -= first_us + (num_probes - 1) * each_us
+        return sorted(idle, key=lambda index: rows[index].drafted_in)[:num_probes]
+
+
+def _best_lengths(counts: Counter[_Kind], costs: DraftCosts, num_rows: int, num_free: int) -> dict[_Kind, int]:
+    """The drafts of a row of each kind with which a step settles most tokens per second.
+
+    Args:
+        counts: Rows of each kind.
+        costs: What the step takes.
+        num_rows: Rows that settle a token without drafts.
+        num_free: Most drafts of all rows.
+    """
+    lengths = dict.fromkeys(counts, 0)
+    drafts = sorted(
+        [
+            (-((share * _GRAIN) ** position), position, share, limit)
+            for share, limit in counts
+            if share
+            for position in range(1, limit + 1)
+        ]
+    )
+    if not drafts:
+        return lengths
+    kinds = [(share, limit) for _, _, share, limit in drafts]
+    brings, positions = -np.array([draft[0] for draft in drafts]), np.array([draft[1] for draft in drafts])
+    most = int(positions.max())
+    # Where passes cost hardly anything, no row's drafts are in the way of another's. Elsewhere each
+    # number of passes is a choice of its own: [num_depths, num_drafts].
+    weighed = most * costs.pass_us > _CHEAP_PASSES * costs.bare_us
+    depths = np.arange(1, most + 1)[:, None] if weighed else np.array([[most]])
+    taken = (positions <= depths) * np.array([counts[kind] for kind in kinds])
+    num_drafts = taken.cumsum(axis=1)
+    tokens = num_rows + (taken * brings).cumsum(axis=1)
+    num_passes = np.maximum.accumulate(np.where(taken, positions, 0), axis=1)
+    rates = np.where(num_drafts <= num_free, tokens / costs.step_us(num_drafts, num_passes), 0.0)
+    depth, last = np.unravel_index(int(rates.argmax()), rates.shape)
+    if rates[depth, last] > num_rows / costs.bare_us:
+        for index in np.flatnonzero(taken[depth, : last + 1]).tolist():
+            lengths[kinds[index]] = drafts[index][1]
+    return lengths

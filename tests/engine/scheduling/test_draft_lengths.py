@@ -1,0 +1,179 @@
+"""The number of drafts follows what they bring and what they cost."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import hypothesis
+import pytest
+from benchmarks import simulate_speculation
+from hypothesis import strategies as st
+from tests.engine.harness import Harness, request
+from tests.support.examples import examples
+
+from headrace_backend.engine.requests.acceptance import Acceptance
+from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
+from headrace_backend.engine.scheduling.step_time import StepLoad, StepTimeModel
+
+MOST = 8
+MANY = 1 << 20
+PASS_MS = simulate_speculation.PASS_MS
+
+
+def known(share: float) -> Acceptance:
+    """A row of which so many drafts in a hundred are known to be accepted."""
+    return Acceptance(accepted=1e4 * share, tried=1e4)
+
+
+def lengths_of(
+    rows: list[Acceptance], model: StepTimeModel | None = None, limits: list[int] | None = None, num_free: int = MANY
+) -> list[int]:
+    """The drafts of a step behind one that announced as many as there may be; without probes."""
+    lengths = DraftLengths(model or StepTimeModel())
+    lengths.worker_ready(MOST)
+    lengths._purse_us = -math.inf
+    lengths.num_proposed = MOST
+    load = StepLoad(len(rows), 500 * len(rows))
+    return lengths.choose(rows, limits or [MOST] * len(rows), load, num_free)
+
+
+def rate(lengths: list[int], shares: list[float], model: StepTimeModel) -> float:
+    """Tokens per microsecond of a step."""
+    tokens = sum(
+        sum(share**position for position in range(length + 1)) for length, share in zip(lengths, shares, strict=True)
+    )
+    load = StepLoad(len(shares), 500 * len(shares))
+    return tokens / model.draft_costs_us(load).step_us(sum(lengths), max(lengths, default=0))
+
+
+@hypothesis.settings(max_examples=examples(150), deadline=None)
+@hypothesis.given(
+    share=st.floats(0, 1), num_rows=st.integers(1, 300), pass_us=st.floats(0, 2000), drafted_us=st.floats(0, 200)
+)
+def test_no_fixed_number_is_better_where_rows_are_alike(
+    share: float, num_rows: int, pass_us: float, drafted_us: float
+) -> None:
+    model = StepTimeModel()
+    model._coefficients[-2:] = [pass_us, drafted_us]
+    shares = [share] * num_rows
+    chosen = rate(lengths_of([known(share)] * num_rows, model), shares, model)
+    best = max(rate([length] * num_rows, shares, model) for length in range(MOST + 1))
+    # Shares are rounded to 0.04.
+    assert chosen >= 0.98 * best
+
+
+@hypothesis.settings(max_examples=examples(150), deadline=None)
+@hypothesis.given(
+    shares=st.lists(st.floats(0, 1), min_size=1, max_size=40),
+    limit=st.integers(0, MOST),
+    num_free=st.integers(0, 200),
+    seed=st.integers(0, 1 << 16),
+)
+def test_limits_hold_and_drafts_never_lower_the_rate(shares: list[float], limit: int, num_free: int, seed: int) -> None:
+    draws = random.Random(seed)
+    limits = [draws.randint(0, limit) for _ in shares]
+    rounded = [round(share / 0.04) * 0.04 for share in shares]
+    lengths = lengths_of([known(share) for share in rounded], None, limits, num_free)
+    assert all(0 <= length <= most for length, most in zip(lengths, limits, strict=True))
+    assert sum(lengths) <= num_free
+    model = StepTimeModel()
+    assert rate(lengths, rounded, model) >= (1 - 1e-3) * rate([0] * len(shares), rounded, model)
+
+
+def test_a_row_that_misses_has_none_beside_one_that_does_not() -> None:
+    assert lengths_of([known(0.0), known(0.9), known(0.0)])[0::2] == [0, 0]
+    assert lengths_of([known(0.0), known(0.9), known(0.0)])[1] > 2
+
+
+def test_none_pay_where_arithmetic_is_the_bound() -> None:
+    assert lengths_of([known(0.5)] * 1200) == [0] * 1200
+    assert lengths_of([known(0.5)])[0] > 0
+
+
+def test_nothing_is_drafted_that_the_step_before_did_not_announce() -> None:
+    lengths = DraftLengths(StepTimeModel())
+    lengths.worker_ready(MOST)
+    row, load = known(0.9), StepLoad(1, 500)
+    assert lengths.choose([row], [MOST], load, MANY) == [0]
+    announced = lengths.num_proposed
+    assert lengths.choose([row], [MOST], load, MANY) == [announced] and announced > 0
+
+
+def test_a_row_that_begins_to_hit_is_found_by_probes() -> None:
+    model = StepTimeModel()
+    # Looking up what was written before costs nothing.
+    model._coefficients[-2] = 0.0
+    lengths = DraftLengths(model)
+    lengths.worker_ready(MOST)
+    rows, load = [known(0.0) for _ in range(8)], StepLoad(8, 4000)
+    for row in rows:
+        row.accepted, row.tried = 0.0, 20.0
+    for _ in range(40):
+        lengths.note(known(0.0), 8, 1)
+    num_drafts = 0
+    for _ in range(600):
+        chosen = lengths.choose(rows, [MOST] * 8, load, MANY)
+        for index, (row, length) in enumerate(zip(rows, chosen, strict=True)):
+            # The last row repeats itself from now on.
+            lengths.note(row, length, length + 1 if index == 7 else 1)
+        num_drafts += sum(chosen[:7])
+    assert chosen[7] == MOST
+    # One in a hundred of the time, at 1% of a step each, and what the first probes took.
+    assert num_drafts < 900
+
+
+def test_a_fixed_number_is_shared_fairly_where_the_budget_is_short() -> None:
+    lengths = DraftLengths(StepTimeModel(), fixed=4)
+    lengths.worker_ready(MOST)
+    lengths.choose([], [], StepLoad(), 64)
+    rows = [known(0.0)] * 6
+    assert lengths.choose(rows, [MOST] * 5 + [1], StepLoad(6, 6), 64) == [4] * 5 + [1]
+    assert lengths.choose(rows, [MOST] * 6, StepLoad(6, 6), 13) == [2] * 6
+
+
+def test_acceptance_of_a_row_follows_what_happens() -> None:
+    row = Acceptance()
+    row.expect(0.6, 4.0)
+    assert row.share == pytest.approx(0.6)
+    for _ in range(30):
+        row.note(4, 5)
+    assert row.share > 0.98
+    for _ in range(60):
+        row.note(4, 1)
+    assert row.share < 0.1
+
+
+def test_more_prompts_than_fit_leave_drafts_half_of_the_budget() -> None:
+    harness = Harness(
+        tokens_per_row=9, speculate_tokens="8", max_num_seqs=4, max_num_batched_tokens=20, enable_prefix_cache=False
+    )
+    harness.add(request(4, max_tokens=60))
+    while not harness.engine.load().running_sequences or harness.worker.num_tokens < 12:
+        harness.step()
+    long = harness.add(request(200, max_tokens=2))
+    for _ in range(30):
+        harness.step()
+    assert long.done is not None, "drafts leave a prompt room in each step"
+
+
+# Simulated: the clock is the simulation's, figures are the same on every machine.
+@pytest.mark.parametrize(
+    ("batch", "acceptance", "drafter"),
+    [
+        (4, 0.0, "draft"),
+        (4, 0.8, "draft"),
+        *[
+            pytest.param(batch, acceptance, drafter, marks=pytest.mark.slow)
+            for drafter in PASS_MS
+            for batch in (1, 32, 256)
+            for acceptance in (0.0, 0.7, 0.9)
+        ],
+    ],
+)
+def test_auto_costs_nothing_and_is_near_the_best_number(batch: int, acceptance: float, drafter: str) -> None:
+    fixed = ["4"] if batch == 4 else ["1", "2", "4", "8"]
+    ratios = simulate_speculation.compare(batch, acceptance, PASS_MS[drafter], [*fixed, "auto"], 1.0)
+    auto = ratios.pop("auto")
+    assert auto >= 0.98
+    assert auto >= 0.95 * max(ratios.values())
