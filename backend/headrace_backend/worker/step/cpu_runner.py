@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from headrace_backend.layers.step_metadata import StepPieces
+from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import ForwardPlan, Int32Column, SamplePlan, StepPlan
 from headrace_backend.worker.plan_columns import (
     LAST_SAMPLED,
@@ -130,6 +131,11 @@ class CpuRunner:
         self._kv_caches = kv_caches
         self.launched = NOTHING_LAUNCHED
 
+    @property
+    def draws(self) -> bool:
+        """Implements `StepRunner.draws`."""
+        return self._model.stage.is_last
+
     @torch.inference_mode()
     def forward(self, plan: StepPlan, stream: torch.Tensor | None = None) -> torch.Tensor:
         """Implements `Runner.forward`."""
@@ -155,7 +161,7 @@ class CpuRunner:
         return hidden.index_select(0, torch.from_numpy(indices))
 
     @torch.inference_mode()
-    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+    def sample(self, plan: StepPlan, hidden: torch.Tensor, masks: StepMasks | None = None) -> SampledTokens | None:
         """Implements `Runner.sample`."""
         if not self._model.stage.is_last:
             self.remember(plan.sample.rows, zero_tokens(plan, hidden.device))
@@ -165,7 +171,7 @@ class CpuRunner:
         finite = finite_rows(checked) if len(checked) else None
         if not len(sampled_from):
             return SampledTokens.none(prompts, finite, hidden.device)
-        sampled = self._draw(plan.sample, sampled_from)
+        sampled = self._draw(plan.sample, sampled_from, masks)
         self.remember(plan.sample.rows, sampled.tokens)
         sampled.prompts, sampled.checked = prompts, finite
         return sampled
@@ -186,8 +192,8 @@ class CpuRunner:
             return stream
         return torch.zeros(plan.num_tokens, self._model.hidden_size, dtype=self._model.dtype)
 
-    def _draw(self, plan: SamplePlan, hidden: torch.Tensor) -> SampledTokens:
+    def _draw(self, plan: SamplePlan, hidden: torch.Tensor, masks: StepMasks | None) -> SampledTokens:
         """Rows that want only their most likely token need no logits beyond this rank's own."""
         if self._sampler.is_greedy(plan):
             return self._sampler.greedy(*self._model.most_likely(hidden))
-        return self._sampler.sample(plan, self._model.logits(hidden))
+        return self._sampler.sample(plan, self._model.logits(hidden), masks)

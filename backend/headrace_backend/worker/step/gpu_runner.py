@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import Int32Column, SamplePlan, StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
@@ -114,6 +115,11 @@ class GpuRunner:
         """Tokens of the shapes that steps with prompts are padded to, ascending."""
         return tuple(shape.num_tokens for shape in self._shapes if shape.num_tiles)
 
+    @property
+    def draws(self) -> bool:
+        """Implements `StepRunner.draws`."""
+        return self._model.stage.is_last
+
     @torch.inference_mode()
     def forward(self, plan: StepPlan, stream: torch.Tensor | None = None) -> torch.Tensor:
         """Takes and gives back rows, then launches the pass over the plan's tokens.
@@ -154,7 +160,7 @@ class GpuRunner:
         return torch.cat((self._buffers.hidden[: shape.num_samples], hidden[indices]))
 
     @torch.inference_mode()
-    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+    def sample(self, plan: StepPlan, hidden: torch.Tensor, masks: StepMasks | None = None) -> SampledTokens | None:
         """Implements `Runner.sample`."""
         if not self._model.stage.is_last:
             self.remember(plan.sample.rows, zero_tokens(plan, self._device))
@@ -164,11 +170,11 @@ class GpuRunner:
         finite = finite_rows(checked) if len(checked) else None
         if not len(sampled_from):
             return SampledTokens.none(prompts, finite, self._device)
-        sampled = self._sample(plan.sample)
+        sampled = self._sample(plan.sample, masks)
         sampled.prompts, sampled.checked = prompts, finite
         return sampled
 
-    def _sample(self, plan: SamplePlan) -> SampledTokens:
+    def _sample(self, plan: SamplePlan, masks: StepMasks | None) -> SampledTokens:
         """Draws from the hidden states that the forward pass has left."""
         shape, num_samples = self._shape, plan.rows.size
         assert shape is not None, "forward comes before sample"
@@ -176,7 +182,7 @@ class GpuRunner:
             self._write_logits(num_samples)
         logits = self._buffers.logits[:num_samples]
         self._model.gather_logits(self._buffers.logits_part[:num_samples], logits)
-        traits = self._sampler.change(plan, logits)
+        traits = self._sampler.change(plan, logits, masks)
         drawn = self._launch(_Piece.DRAW, shape) if self._is_padded else self._draw(shape, num_samples)
         tokens, finite = (column[:num_samples] for column in drawn)
         return self._sampler.finish(plan, traits, logits, tokens, finite)
