@@ -14,6 +14,7 @@ import msgspec
 
 from headrace_request.sampling import Sampling
 from headrace_request.stop import Stop
+from headrace_request.structured_output import StructuredOutput
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -33,6 +34,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     priority: int = 0
     # Salt of the prefix cache; tenants are salted apart besides. At most 256 bytes.
     cache_salt: bytes = b""
+    # The form that each output must have; None: any text.
+    structured_output: StructuredOutput | None = None
 
     def encode(self) -> bytes:
         """Returns the bytes that `decode` reads."""
@@ -61,7 +64,7 @@ def _layout(*structs: type[msgspec.Struct]) -> str:
     return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
 
 
-LAYOUT: Final = _layout(Request, Stop, Sampling)
+LAYOUT: Final = _layout(Request, Stop, Sampling, StructuredOutput)
 """Names the byte form. Two processes with different ones would misread each other's requests: they
 compare it when they connect.
 """

@@ -28,6 +28,7 @@ from headrace_request.rule_kinds import (
     Violation,
     Whole,
 )
+from headrace_request.structured_rules import StructuredText
 
 _PENALTY = Range(-limits.MAX_PENALTY, limits.MAX_PENALTY)
 _REPORTED = Whole(-1, limits.MAX_LOGPROBS, unsigned=True)
@@ -72,6 +73,7 @@ TABLE: Final = (
     Row("spec.prompt_logprobs", _REPORTED, "num_prompt_logprobs"),
     Row("spec.priority", Whole(-limits.MAX_PRIORITY, limits.MAX_PRIORITY)),
     Row("spec.cache_salt", ByteLength(limits.MAX_CACHE_SALT_BYTES)),
+    Row("spec.structured_output", StructuredText(limits.MAX_STRUCTURED_BYTES, limits.MAX_STRUCTURED_DEPTH)),
 )
 
 _CHECKS: Final = tuple(
