@@ -25,6 +25,7 @@ import dataclasses
 
 from headrace_backend.engine.events import Event, RequestDone
 from headrace_backend.engine.limits.tenant_account import Claim, TenantAccount, TokenCharge
+from headrace_backend.engine.output_grammar import OutputGrammar
 from headrace_backend.engine.request import EngineRequest, RequestState
 from headrace_backend.engine.requests.ledger import Ledger
 from headrace_backend.engine.requests.outbox import Stream
@@ -45,6 +46,7 @@ class Sequence:
         "decodes",
         "ended",
         "epoch",
+        "grammar",
         "held",
         "leader",
         "log",
@@ -53,6 +55,7 @@ class Sequence:
         "min_tokens",
         "num_computed",
         "num_counted_tokens",
+        "num_given",
         "num_prompt_tokens",
         "num_settled",
         "num_tokens",
@@ -89,6 +92,9 @@ class Sequence:
         self.runs = request.trace.runs[log.output_index] if request.trace is not None else None
         self.urgency = (urgency_ns, request.sequence_number, log.output_index)
         self.stop_token_ids = spec.stop_token_ids
+        # Says which tokens the output may draw; None: any. And how many of its tokens that knows.
+        self.grammar: OutputGrammar | None = spec.grammar.new_output() if spec.grammar is not None else None
+        self.num_given = 0
         self.min_tokens = spec.asked.stop.min_tokens
         self.wants_logprobs = log.logprobs is not None
         # Set where this output's steps report the log probabilities of the prompt: those of a
