@@ -130,6 +130,8 @@ var every = []headrace.GenerationOption{
 	headrace.WithTokenIDsOnly(true),
 	headrace.WithTraceDetail(headrace.TraceSpan),
 	headrace.WithJSONSchema("{}"), headrace.WithRegex("a"), headrace.WithGrammar("a"), headrace.WithBeamSearch(2, 1),
+	headrace.WithJSONObject(), headrace.WithChoice("a"),
+	headrace.WithStructuralTags(&headrace.StructuralTag{Trigger: "a", Begin: "a", JsonSchema: "{}", End: "a"}),
 }
 
 func TestEveryFieldOfASpecHasAnOption(t *testing.T) {
