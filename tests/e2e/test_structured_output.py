@@ -144,12 +144,13 @@ def test_what_takes_too_much_to_compile_is_refused_while_others_are_served(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # 70,000 tokens: minutes on quiet cores
 def test_no_output_of_a_thousand_schemas_breaks_its_own(server: RunningServer) -> None:
-    """Two outputs each at temperature 1; those that max_tokens cuts are counted, and are few."""
+    """One output each at temperature 1; those that max_tokens cuts are counted, and are few."""
 
     def num_cut(seed: int, client: Client) -> int:
         schema, cut = make_schema(seed), 0
-        completion = client.complete(PROMPT, n=2, json_schema=schema, temperature=1.0, max_tokens=150, seed=seed)
+        completion = client.complete(PROMPT, json_schema=schema, temperature=1.0, max_tokens=150, seed=seed)
         for output in completion.outputs:
             if output.finish_reason is FinishReason.LENGTH:
                 cut += 1
@@ -158,4 +159,4 @@ def test_no_output_of_a_thousand_schemas_breaks_its_own(server: RunningServer) -
         return cut
 
     with Client(server.address) as client, ThreadPoolExecutor(24) as pool:
-        assert sum(pool.map(functools.partial(num_cut, client=client), range(1000))) < 400
+        assert sum(pool.map(functools.partial(num_cut, client=client), range(1000))) < 200
