@@ -104,3 +104,11 @@ MAX_BAD_WORD_TOKENS: Final = MAX_BAD_WORD_BYTES + 6
 Some tokenizers add these and write them as 3 bytes each. Only a tokenizer that lengthens text
 makes more of a word.
 """
+
+# Structured output.
+
+MAX_STRUCTURED_BYTES: Final = 256 << 10
+"""UTF-8 bytes of a structured output's schema, expression, grammar, choices or tags."""
+
+MAX_STRUCTURED_DEPTH: Final = 64
+"""Levels of objects and arrays of JSON that a structured output is written in."""

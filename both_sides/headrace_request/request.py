@@ -14,6 +14,7 @@ import msgspec
 
 from headrace_request.sampling import Sampling
 from headrace_request.stop import Stop
+from headrace_request.structured_output import StructuredOutput
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -36,6 +37,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     # Most drafted tokens that a step verifies for an output, 0 (no speculation) to 8; -1: as many
     # as the server has. More than 0 wants a server that drafts.
     max_drafts: int = -1
+    # The form that each output must have; None: any text.
+    structured_output: StructuredOutput | None = None
 
     def encode(self) -> bytes:
         """Returns the bytes that `decode` reads."""
@@ -64,7 +67,7 @@ def _layout(*structs: type[msgspec.Struct]) -> str:
     return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
 
 
-LAYOUT: Final = _layout(Request, Stop, Sampling)
+LAYOUT: Final = _layout(Request, Stop, Sampling, StructuredOutput)
 """Names the byte form. Two processes with different ones would misread each other's requests: they
 compare it when they connect.
 """

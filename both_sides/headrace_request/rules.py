@@ -29,6 +29,7 @@ from headrace_request.rule_kinds import (
     Violation,
     Whole,
 )
+from headrace_request.structured_rules import StructuredText
 
 _PENALTY = Range(-limits.MAX_PENALTY, limits.MAX_PENALTY)
 _REPORTED = Whole(-1, limits.MAX_LOGPROBS, unsigned=True)
@@ -74,6 +75,7 @@ TABLE: Final = (
     Row("spec.priority", Whole(-limits.MAX_PRIORITY, limits.MAX_PRIORITY)),
     Row("spec.speculation.max_drafts", MaxDrafts(), "max_drafts"),
     Row("spec.cache_salt", ByteLength(limits.MAX_CACHE_SALT_BYTES)),
+    Row("spec.structured_output", StructuredText(limits.MAX_STRUCTURED_BYTES, limits.MAX_STRUCTURED_DEPTH)),
 )
 
 _CHECKS: Final = tuple(

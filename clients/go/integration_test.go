@@ -113,9 +113,22 @@ func TestServerNamesTheRuleThatARequestBreaks(t *testing.T) {
 		!errors.Is(prompt, headrace.ErrInvalid) {
 		t.Error(unknown, expired, prompt)
 	}
-	_, err = client.Complete(background, story, headrace.WithRegex("a+"))
+	_, err = client.Complete(background, story, headrace.WithBeamSearch(2, 1))
 	if !errors.Is(err, headrace.ErrUnimplemented) {
 		t.Error(err)
+	}
+	_, err = client.Complete(background, story, headrace.WithRegex("["))
+	if !errors.As(err, &failure) || failure.Violations[0].Field != "spec.structured_output.regex" {
+		t.Error(err)
+	}
+	chosen, err := client.Complete(background, story, headrace.WithChoice("left", "right"), headrace.WithOutputs(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, output := range chosen.Outputs {
+		if output.Text != "left" && output.Text != "right" {
+			t.Error(output.Text)
+		}
 	}
 }
 

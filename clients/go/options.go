@@ -250,20 +250,39 @@ func WithMaxDrafts(most uint32) GenerationOption {
 	return func(spec *headracev1.GenerationSpec) { spec.Speculation = speculation }
 }
 
-// WithJSONSchema asks for outputs that a JSON Schema (as JSON text) allows. [ErrUnimplemented]
-// where the server does not have it.
+// WithJSONSchema asks for outputs that a JSON Schema (as JSON text) allows. Of this and the forms
+// after it the last one that is given counts.
 func WithJSONSchema(schema string) GenerationOption {
 	return form(&headracev1.StructuredOutput{Form: &headracev1.StructuredOutput_JsonSchema{JsonSchema: schema}})
 }
 
-// WithRegex asks for outputs that a regular expression matches. [ErrUnimplemented] where the server
-// does not have it.
+// WithJSONObject asks for outputs that are JSON objects.
+func WithJSONObject() GenerationOption {
+	object := &headracev1.StructuredOutput_JsonObject{JsonObject: &headracev1.JsonObject{}}
+	return form(&headracev1.StructuredOutput{Form: object})
+}
+
+// WithRegex asks for outputs that a regular expression matches as a whole.
 func WithRegex(expression string) GenerationOption {
 	return form(&headracev1.StructuredOutput{Form: &headracev1.StructuredOutput_Regex{Regex: expression}})
 }
 
-// WithGrammar asks for outputs of a grammar in Lark's notation. [ErrUnimplemented] where the server
-// does not have it.
+// WithChoice asks for outputs that are one of some texts.
+func WithChoice(texts ...string) GenerationOption {
+	choice := &headracev1.StructuredOutput_Choice{Choice: &headracev1.Choice{Texts: texts}}
+	return form(&headracev1.StructuredOutput{Form: choice})
+}
+
+// StructuralTag is a part of an output that has a form, as soon as the text has come to its trigger.
+type StructuralTag = headracev1.StructuralTag
+
+// WithStructuralTags asks for free text in which parts have a form.
+func WithStructuralTags(tags ...*StructuralTag) GenerationOption {
+	all := &headracev1.StructuredOutput_StructuralTags{StructuralTags: &headracev1.StructuralTags{Tags: tags}}
+	return form(&headracev1.StructuredOutput{Form: all})
+}
+
+// WithGrammar asks for outputs of a context-free grammar in Lark's notation.
 func WithGrammar(grammar string) GenerationOption {
 	return form(&headracev1.StructuredOutput{Form: &headracev1.StructuredOutput_Grammar{Grammar: grammar}})
 }

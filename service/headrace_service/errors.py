@@ -152,8 +152,14 @@ def from_status(status: status_pb2.Status) -> ServiceError:
     """Returns the engine's refusal as it is meant for the caller."""
     code = _CODES.get(status.code, grpc.StatusCode.INTERNAL)
     error = ServiceError(code, status.message)
-    error.details = tuple(status.details)
+    error.details = tuple(map(_unpacked, status.details))
     return error
+
+
+def _unpacked(detail: any_pb2.Any) -> message.Message:
+    """Returns the broken rules of a refusal as such, for who names them in the caller's words."""
+    bad_request = error_details_pb2.BadRequest()
+    return bad_request if detail.Unpack(bad_request) else detail
 
 
 def renamed(error: ServiceError, names: Mapping[str, str]) -> ServiceError:

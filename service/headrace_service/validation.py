@@ -17,11 +17,12 @@ from typing import Any
 import msgspec
 
 from headrace.v1 import generation_pb2, inference_pb2
-from headrace_request import limits, rule_kinds, rules
+from headrace_request import limits, rule_kinds, rules, structured_output
 from headrace_request.request import Request
 from headrace_request.rule_kinds import Found, Violation
 from headrace_request.sampling import Sampling
 from headrace_request.stop import Stop
+from headrace_request.structured_output import StructuredOutput, Tag
 from headrace_service import errors
 from headrace_service.resolved_spec import ModelFacts, ResolvedSpec
 
@@ -130,9 +131,8 @@ def check_subscription(request_id: str, output_index: int | None) -> None:
 
 
 def _refuse_unbuilt(spec: generation_pb2.GenerationSpec) -> None:
-    for field, what in (("structured_output", "structured output"), ("beam_search", "beam search")):
-        if spec.HasField(field):
-            raise errors.unimplemented(f"spec.{field}: {what} is not built yet")
+    if spec.HasField("beam_search"):
+        raise errors.unimplemented("spec.beam_search: beam search is not built yet")
 
 
 def _check_prompt(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: bool) -> Found:
@@ -173,6 +173,8 @@ def _check_ids(token_ids: Iterable[int], vocabulary_size: int, field: str, first
 def _check_extras(spec: generation_pb2.GenerationSpec) -> list[Violation]:
     """Returns the rules that a spec breaks in the fields that only services know."""
     broken = []
+    if spec.HasField("structured_output") and spec.structured_output.WhichOneof("form") is None:
+        broken.append(Violation("spec.structured_output.form", "one form must be set"))
     if spec.trace_detail not in generation_pb2.TraceDetail.values():
         rule = "must be a TraceDetail of this API: off, array, span, or unset"
         broken.append(Violation("spec.trace_detail", rule))
@@ -214,6 +216,7 @@ def _request_of(spec: generation_pb2.GenerationSpec, model: ModelFacts) -> Reque
         priority=spec.priority,
         cache_salt=spec.cache_salt.encode(),
         max_drafts=_max_drafts_of(spec.speculation),
+        structured_output=_structured_output_of(spec.structured_output),
     )
 
 
@@ -248,6 +251,21 @@ def _stop_of(given: generation_pb2.StopConditions, model: ModelFacts) -> Stop:
         token_ids=array("I", given.token_ids[: limits.MAX_STOP_TOKEN_IDS + 1]).tobytes(),
         include_stop_string=given.include_stop_string,
     )
+
+
+def _structured_output_of(given: generation_pb2.StructuredOutput) -> StructuredOutput | None:
+    """Returns the form that a caller asks for; None: any text."""
+    match given.WhichOneof("form"):
+        case "choice":
+            return structured_output.choice(list(given.choice.texts))
+        case "structural_tags":
+            tags = [Tag(tag.trigger, tag.begin, tag.json_schema, tag.end) for tag in given.structural_tags.tags]
+            return structured_output.structural_tags(tags)
+        case "json_object":
+            return StructuredOutput("json_object")
+        case "json_schema" | "regex" | "grammar" as form:
+            return StructuredOutput(form, getattr(given, form))
+    return None
 
 
 def _given_parameters(spec: generation_pb2.GenerationSpec) -> dict[str, int | float]:

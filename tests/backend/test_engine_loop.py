@@ -24,6 +24,7 @@ from headrace_backend.engine.request import EngineRequest, ModelLimits, Subscrib
 from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.precise_timer import PreciseTimer
+from headrace_backend.step.messages import RecordKind
 from headrace_backend.step.plan import StepPlan, StepResult
 
 MS = 1_000_000
@@ -71,7 +72,7 @@ class Device:
         self.loop.engine.add(spec, Subscriber(1, len(name)))
         self.loop.changed()
 
-    def send_plan(self, encoded: bytes) -> bool:
+    def send_plan(self, kind: RecordKind, encoded: bytes) -> bool:
         plan, now_ns = StepPlan.decode(encoded), time.monotonic_ns()
         if plan.admissions:
             self.admitted_ns.append(now_ns)

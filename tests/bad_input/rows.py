@@ -20,6 +20,7 @@ from tests.support import engine_requests
 
 from headrace.v1 import generation_pb2
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request.structured_output import StructuredOutput
 
 Spec = generation_pb2.GenerationSpec
 Sampling = generation_pb2.SamplingParameters
@@ -115,6 +116,9 @@ def _unbuilt(number: str, words: str, field: str, spec: Spec | None, wire: dict[
     )
 
 
+_DEEP = '{"items": ' * 65 + "{}" + "}" * 65
+_LONG = json.dumps({"title": "x" * (256 << 10)})
+
 ROWS: list[Row] = [
     Row("45 empty prompt", "t", lambda facts: Spec(text=""), prompt=b"", engine=_set("", "prompt_token_ids", b"")),
     Row("47 prompt that is not UTF-8", "text_input", prompt=b"\xff\xfe"),
@@ -204,10 +208,18 @@ ROWS: list[Row] = [
     Row("salt of 257 bytes", "cache_salt", lambda facts: Spec(text="hi", cache_salt="s" * 257),
         engine=_set("", "cache_salt", b"s" * 257)),
     _unbuilt("82 beams", "10^6", "beam", Spec(text="hi", beam_search={"width": 10**6}), {"use_beam_search": True}),
-    _unbuilt("87 guided", "regex [", "guided", None, {"guided_regex": "["}),
-    _unbuilt("88 guided", "regex (a+)+b", "structured_output", Spec(text="hi", structured_output={"regex": "(a+)+b"}),
-        {"structured_outputs": {"regex": "(a+)+b"}}),
-    _unbuilt("90 guided", "schema", "guided", None, {"guided_json": {"$ref": "#"}}),
+    Row("87 no regex", "regex", lambda facts: Spec(text="hi", structured_output={"regex": ""}),
+        lambda facts: '{"guided_regex": ""}', engine=_set("", "structured_output", StructuredOutput("regex"))),
+    Row("88 two forms", "guided_choice", sampling=lambda facts: '{"guided_regex": "a", "guided_choice": ["a"]}'),
+    Row("89 a form of nothing", "structured_output", lambda facts: Spec(text="hi", structured_output={})),
+    Row("89 no choice", "choice", lambda facts: Spec(text="hi", structured_output={"choice": {}}),
+        lambda facts: '{"guided_choice": []}',
+        engine=_set("", "structured_output", StructuredOutput("choice", "[]"))),
+    Row("90 schema 65 deep", "structured", lambda facts: Spec(text="hi", structured_output={"json_schema": _DEEP}),
+        lambda facts: json.dumps({"structured_outputs": {"json": _DEEP}}),
+        engine=_set("", "structured_output", StructuredOutput("json_schema", _DEEP))),
+    Row("90 schema of 256 KiB", "structured", lambda facts: Spec(text="hi", structured_output={"json_schema": _LONG}),
+        engine=_set("", "structured_output", StructuredOutput("json_schema", _LONG))),
     Row("55 JSON cut off", "sampling_parameters", sampling=lambda facts: '{"max_tokens": '),
     Row("55 JSON with a key twice", "sampling_parameters", sampling=lambda facts: '{"top_p": 1, "top_p": 0.5}'),
     Row("55 JSON 100,000 deep", "sampling_parameters",

@@ -1,4 +1,4 @@
-"""Compiles sampling, penalties and log probabilities for a card that is not here.
+"""Compiles sampling, penalties, masks and log probabilities for a card that is not here.
 
 The kernels are compiled as their launchers would.
 
@@ -21,12 +21,14 @@ from headrace_kernels.sampling import parameters as sampling_parameters
 from headrace_kernels.sampling.choice_triton import sample_rows_triton
 from headrace_kernels.sampling.logprobs_triton import token_logprobs_triton
 from headrace_kernels.sampling.penalties_triton import penalize_rows_triton
+from headrace_kernels.sampling.token_masks import num_words
+from headrace_kernels.sampling.token_masks_triton import mask_rows_triton
 
 VOCAB = 128_256
 
 
 def launch_all(dtype: torch.dtype) -> None:
-    """Launches plain draws, log probabilities and penalties of some batches.
+    """Launches plain draws, log probabilities, penalties and masks of some batches.
 
     Columns start anywhere in a larger one.
     """
@@ -43,6 +45,9 @@ def launch_all(dtype: torch.dtype) -> None:
             indices = (wide[start : start + num_rows] for start in (first, first + 500, first + 1000))
             slots = torch.zeros(20, VOCAB, dtype=torch.bool), torch.zeros(20, VOCAB, dtype=torch.int32)
             penalize_rows_triton(logits, *indices, *slots, matrix)
+            words = num_words(VOCAB)
+            masks = torch.zeros(20 * words + 4, dtype=torch.int32)[first : first + num_rows * words]
+            mask_rows_triton(logits, wide[first : first + num_rows], masks.view(num_rows, words))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.load import load_model
 from headrace_backend.parallel.stage_links import Receipt, StageLinks
 from headrace_backend.pp_rules import stages
+from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Schemes
@@ -77,7 +78,11 @@ class StagedRunners:
             self._sampled = stage.sample(plan, hidden)
         return hidden
 
-    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+    @property
+    def draws(self) -> bool:
+        return True
+
+    def sample(self, plan: StepPlan, hidden: torch.Tensor, masks: StepMasks | None = None) -> SampledTokens | None:
         return self._sampled
 
     def reset(self) -> None:

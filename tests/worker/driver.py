@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
+from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import ForwardPlan, PromptLogprobPlan, RowAdmission, SamplePlan, StepPlan, StepResult
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.speculation import Speculation
@@ -69,6 +70,7 @@ def step(
     released: tuple[int, ...] = (),
     copies: tuple[tuple[int, int], ...] = (),
     step_id: int = 1,
+    num_masked: int = 0,
 ) -> StepPlan:
     """A plan, through its byte form, in which entries that draw nothing are checked.
 
@@ -106,7 +108,7 @@ def step(
         num_tops=column(*(entry.num_top for entry, _ in reporting)),
         token_ids=column(*(token for entry, _ in reporting for token in entry.reported)),
     )
-    plan = StepPlan(step_id, column(*released), admissions, forward, SamplePlan(*columns), prompt_logprobs)
+    plan = StepPlan(step_id, column(*released), admissions, forward, SamplePlan(*columns), prompt_logprobs, num_masked)
     return StepPlan.decode(plan.encode())
 
 
@@ -128,9 +130,9 @@ def make_runner(
     )
 
 
-def execute(runner: Runner, plan: StepPlan) -> StepResult:
+def execute(runner: Runner, plan: StepPlan, masks: StepMasks | None = None) -> StepResult:
     result = StepResult(plan.step_id, 0, 0, np.empty(0, np.int32), np.empty(0, np.uint8))
-    sampled = runner.sample(plan, runner.forward(plan))
+    sampled = runner.sample(plan, runner.forward(plan), masks)
     if sampled is not None:
         sampled.fill(result)
     return StepResult.decode(result.encode())

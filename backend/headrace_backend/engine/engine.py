@@ -9,6 +9,7 @@ happens. One thread drives it:
                             (validation, admission, request_table, readers)
     plan() -> StepPlan      what the workers compute next
                             (scheduler, kv_cache_manager, plan_builder)
+    take_mask_calls()       which tokens rows with grammars may draw: what to compute (masks)
     settle(StepResult)      tokens -> stops -> token log -> outboxes (settlement, endings)
     take_outboxes()         what the services are sent (outbox)
 
@@ -45,6 +46,7 @@ from headrace_backend.engine.limits.sharing.shared_quotas import Dispute
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.limits.validation import RequestValidator
 from headrace_backend.engine.load_meter import LoadMeter
+from headrace_backend.engine.output_grammar import MaskOutcome
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.readers import Readers
 from headrace_backend.engine.request import (
@@ -64,6 +66,7 @@ from headrace_backend.engine.requests.sequence import LiveRequest
 from headrace_backend.engine.requests.subscriptions import Subscriptions
 from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
 from headrace_backend.engine.scheduling.isolation import GUILTY, Isolation
+from headrace_backend.engine.scheduling.masks import MaskCall, Masks
 from headrace_backend.engine.scheduling.plan_builder import InFlightStep, PlanBuilder
 from headrace_backend.engine.scheduling.plan_timing import PlanTiming
 from headrace_backend.engine.scheduling.scheduler import Scheduler
@@ -145,6 +148,7 @@ class Engine:
         )
         self._intake = Intake(config, validator, model.vocab_size, token_bytes, wall_clock)
         self._isolation = Isolation(self._scheduler)
+        self._masks = Masks(self._endings)
         self._in_flight: deque[InFlightStep] = deque()
         self._next_step_id = 1
 
@@ -210,6 +214,7 @@ class Engine:
             failed = True
             guilty = self._isolation.step_failed(self._in_flight, failed_step_id, self._meter.num_settled_steps)
         self._in_flight.clear()
+        self._masks.worker_lost()
         self._next_step_id = 1
         self._scheduler.drop_cache(now_ns)
         for request in self._table.active():
@@ -256,6 +261,14 @@ class Engine:
         live.token_charge = token_charge
         self._enter(live, subscriber)
         return AddOutcome(request.request_id, False, len(request.prompt_ids), live.sequence_number)
+
+    def check(self, request: EngineRequest) -> None:
+        """Refuses what `add` would refuse whatever the engine's state is.
+
+        Raises:
+            RequestRefused: INVALID_ARGUMENT, by a rule of the request.
+        """
+        self._intake.validate(request)
 
     def find_key(self, tenant: str, idempotency_key: str, spec_digest: bytes) -> AddOutcome | None:
         """The request that `add` would find by an idempotency key; None: the key is new.
@@ -417,7 +430,9 @@ class Engine:
             return None
         for request in self._scheduler.entered:
             self._announce(request, now_ns)
-        plan, step = builder.build(self._scheduler.take_leaving_rows(), now_ns)
+        leaving, has_grammars = self._scheduler.take_leaving_rows(), self._scheduler.num_masked_rows > 0
+        plan, step = builder.build(leaving, now_ns, has_grammars)
+        self._masks.planned(step)
         self.steps.note_plan(step, self._scheduler, self._admission.num_waiting, self._isolation.active)
         self._in_flight.append(step)
         load, times = step.load, self._step_times
@@ -451,6 +466,23 @@ class Engine:
         self._outboxes.stamp(
             self._meter.num_settled_steps, step.planned_at_ns, now_ns, step.num_sequences, step.num_tokens
         )
+
+    # Masks of rows with grammars.
+
+    def take_mask_calls(self) -> list[MaskCall]:
+        """Masks that planned steps wait for and that can be computed now, each once.
+
+        The workers must get what comes of a call while it `is_current`, `masks_done` in any case.
+        """
+        return self._masks.take_ready()
+
+    def is_current(self, call: MaskCall) -> bool:
+        """Whether the workers that a call was made for still wait for it."""
+        return self._masks.is_current(call)
+
+    def masks_done(self, call: MaskCall, outcomes: list[MaskOutcome]) -> None:
+        """Takes what came of a call: outputs end that are whole, or whose grammar failed."""
+        self._masks.done(call, outcomes, self._clock())
 
     # Time.
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace_backend.engine.events import LogprobColumns, OutputEnd, PromptLogprobs, RequestDone
+from headrace_backend.engine.output_grammar import Grammar
 from headrace_facts import facts
 from headrace_request.request import Request
 
@@ -131,6 +132,8 @@ class EngineRequest:
     limits: TenantLimits = NO_LIMITS
     # That service's stream, for a request without a subscription.
     source: int = 0
+    # What `asked.structured_output` was compiled to; None where that is None.
+    grammar: Grammar | None = None
     # [num_prompt_tokens] int32, a view of the request's column.
     prompt_ids: TokenIds = dataclasses.field(init=False)
     # Tokens that end an output, the model's own among them.
@@ -142,9 +145,11 @@ class EngineRequest:
         self.stop_token_ids = frozenset(_column(self.asked.stop.token_ids).tolist())
 
     def without_tokens(self) -> EngineRequest:
-        """The request without its prompt and earlier tokens, as it is kept after its end."""
-        asked = msgspec.structs.replace(self.asked, prompt_token_ids=b"")
-        return dataclasses.replace(self, asked=asked, emitted=(), emitted_logprobs=(), prompt_logprobs=(), ends=())
+        """The request without prompt, earlier tokens and grammar, as it is kept after its end."""
+        asked = msgspec.structs.replace(self.asked, prompt_token_ids=b"", structured_output=None)
+        return dataclasses.replace(
+            self, asked=asked, emitted=(), emitted_logprobs=(), prompt_logprobs=(), ends=(), grammar=None
+        )
 
     @property
     def has_ended(self) -> bool:

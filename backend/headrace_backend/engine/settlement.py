@@ -30,6 +30,9 @@ from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.step.plan import StepResult
 
 _NOT_FINITE = "the model's output was not a number"
+_NOTHING_LEFT = (
+    "no token that the structured output allows can be drawn: bad_words ban all, or the logits are no numbers"
+)
 
 
 class Settlement:
@@ -313,7 +316,8 @@ def _check_prompt_logprobs(step: InFlightStep, result: StepResult) -> None:
 
 
 def _error(sequence: Sequence) -> OutputEnd:
-    return OutputEnd(sequence.log.output_index, EndReason.ERROR, error=_NOT_FINITE)
+    error = _NOT_FINITE if sequence.grammar is None else _NOTHING_LEFT
+    return OutputEnd(sequence.log.output_index, EndReason.ERROR, error=error)
 
 
 def _logprobs_by_token(result: StepResult) -> dict[int, TokenLogprobs]:

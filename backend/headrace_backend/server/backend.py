@@ -137,6 +137,7 @@ class Backend:
             heartbeat.cancel()
             certificates.cancel()
             self._engine_loop.stop()
+            self._service.close()
             if self._teller is not None:
                 await self._teller.stop()
             if probe is not None:

@@ -7,7 +7,8 @@ becomes on the wire (`engine_service`).
 
 A result's way: settle -> plan -> push (two steps ahead) -> take outboxes -> deliver. The workers
 get their next plan before any stream gets its tokens, unless the engine holds it back: then the
-timer asks for it.
+timer asks for it. Masks of rows with grammars are begun in threads before the next plan is made,
+and sent behind the plan of their step when they are there.
 
 An exception out of the engine's own steps means that its state can't be trusted: it is logged once,
 `failed` is set, and the process ends so that its supervisor starts another. An exception while one
@@ -18,14 +19,20 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import deque
 from collections.abc import Callable
 
 from headrace_backend.engine.answers import LossOutcome
 from headrace_backend.engine.engine import Engine
+from headrace_backend.engine.output_grammar import MaskOutcome
 from headrace_backend.engine.requests.outbox import Outbox
+from headrace_backend.engine.scheduling.masks import MaskCall
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.precise_timer import PreciseTimer
+from headrace_backend.step.masks import StepMasks
+from headrace_backend.step.messages import RecordKind
 from headrace_backend.step.plan import StepResult
+from headrace_backend.structured_output.mask_pool import MaskPool
 
 # Deadlines and the life of logs are looked at this often while there is work, and this often
 # otherwise.
@@ -36,6 +43,8 @@ _MIN_TICK_S = 0.001
 
 # Takes what is to be sent, by stream id.
 Deliver = Callable[[dict[int, Outbox]], None]
+# Takes a record for the workers, and returns whether there was space for it.
+SendRecord = Callable[[RecordKind, bytes], bool]
 
 
 class EngineLoop:
@@ -44,17 +53,24 @@ class EngineLoop:
     Call `changed` after every call to `engine` that may have given it work or output.
     """
 
-    def __init__(self, engine: Engine, clock: Callable[[], int]) -> None:
-        """`clock` is the one that the engine was given: CLOCK_MONOTONIC in ns."""
+    def __init__(self, engine: Engine, clock: Callable[[], int], masks: MaskPool | None = None) -> None:
+        """Joins its parts.
+
+        Args:
+            engine: The engine.
+            clock: The one that the engine was given: CLOCK_MONOTONIC in ns.
+            masks: Computes which tokens rows with grammars may draw; None: no request has one.
+        """
         self.engine = engine
+        self._masks = masks
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._log = get_logger()
         self._deliver: Deliver | None = None
         self._notice: Callable[[], None] | None = None
-        self._send_plan: Callable[[bytes], bool] | None = None
-        # A plan for which the ring had no space yet.
-        self._unsent: bytes | None = None
+        self._send: SendRecord | None = None
+        # Plans and masks for which the ring had no space yet, in order.
+        self._unsent: deque[tuple[RecordKind, bytes]] = deque()
         self._pump_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._plan_timer = PreciseTimer(self._loop, self._plan_is_due)
@@ -78,6 +94,8 @@ class EngineLoop:
         if self._timer is not None:
             self._timer.cancel()
         self._plan_timer.close()
+        if self._masks is not None:
+            self._masks.close()
         if not self.failed.done():
             self.failed.cancel()
 
@@ -95,7 +113,7 @@ class EngineLoop:
 
     def workers_ready(
         self,
-        send_plan: Callable[[bytes], bool],
+        send: SendRecord,
         num_blocks: int,
         on_gpu: bool,
         captured_mixed_sizes: tuple[int, ...],
@@ -104,10 +122,10 @@ class EngineLoop:
     ) -> None:
         """Starts sending plans of at most `plan_bytes` bytes to new workers.
 
-        `send_plan` returns whether there was space. A step settles at most `tokens_per_row` tokens
+        `send` returns whether there was space. A step settles at most `tokens_per_row` tokens
         for a row that decodes.
         """
-        self._send_plan = send_plan
+        self._send = send
         about_worker = (num_blocks, on_gpu, captured_mixed_sizes, plan_bytes, tokens_per_row)
         self._guarded(lambda: self.engine.worker_ready(*about_worker))
 
@@ -132,9 +150,9 @@ class EngineLoop:
             nonlocal outcome
             outcome = self.engine.worker_lost(failed_step_id)
 
-        if self._send_plan is not None:
-            self._send_plan = None
-            self._unsent = None
+        if self._send is not None:
+            self._send = None
+            self._unsent.clear()
             self._guarded(lose)
         return outcome
 
@@ -156,7 +174,7 @@ class EngineLoop:
                     bad = error
                     return
 
-        if self._send_plan is not None:
+        if self._send is not None:
             self._guarded(settle)
         if bad is not None:
             raise bad
@@ -187,6 +205,7 @@ class EngineLoop:
             return
         try:
             act()
+            self._start_masks()
             self._push_plans()
             self.flush()
             if self._notice is not None:
@@ -196,18 +215,47 @@ class EngineLoop:
             self.failed.set_exception(error)
 
     def _push_plans(self) -> None:
-        while self._send_plan is not None:
-            if self._unsent is None:
-                plan = self.engine.plan()
-                if plan is None:
-                    self._await_plan()
-                    return
-                self._unsent = plan.encode()
-            if not self._send_plan(self._unsent):
-                # The workers are behind; their next result brings us back here.
+        # What is unsent waits for the workers, who are behind; their next result brings us back.
+        while self._send is not None and self._sent_all(self._send):
+            plan = self.engine.plan()
+            if plan is None:
+                self._await_plan()
                 return
-            self._unsent = None
-            self.num_plans += 1
+            self._unsent.append((RecordKind.STEP_PLAN, plan.encode()))
+            if plan.num_masked:
+                self._start_masks()
+
+    def _sent_all(self, send: SendRecord) -> bool:
+        """Sends what could not be sent before; False if there was no space for all of it."""
+        while self._unsent:
+            kind, record = self._unsent[0]
+            if not send(kind, record):
+                return False
+            self._unsent.popleft()
+            self.num_plans += kind == RecordKind.STEP_PLAN
+        return True
+
+    def _start_masks(self) -> None:
+        """Begins to compute the masks whose tokens are known."""
+        for call in self.engine.take_mask_calls():
+            assert self._masks is not None, "requests with a grammar are taken where masks are computed"
+            self._masks.start(call, self._on_masks)
+
+    def _on_masks(self, call: MaskCall, masks: StepMasks, outcomes: list[MaskOutcome]) -> None:
+        """Takes masks from one of the threads that compute them."""
+        try:
+            self._loop.call_soon_threadsafe(self._take_masks, call, masks, outcomes)
+        except RuntimeError:
+            # The loop is closed: the process ends.
+            return
+
+    def _take_masks(self, call: MaskCall, masks: StepMasks, outcomes: list[MaskOutcome]) -> None:
+        def take() -> None:
+            if self._send is not None and self.engine.is_current(call):
+                self._unsent.append((RecordKind.MASKS, masks.encode()))
+            self.engine.masks_done(call, outcomes)
+
+        self._guarded(take)
 
     def _await_plan(self) -> None:
         due_ns = self.engine.plan_due_ns

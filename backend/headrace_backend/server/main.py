@@ -45,6 +45,8 @@ from headrace_backend.server.workers.worker_group import WorkerLaunch
 from headrace_backend.server.workers.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_backend.server.workers.worker_supervision import ModelRefused
 from headrace_backend.start_rules import too_long, unsuitable_device
+from headrace_backend.structured_output.compiler import grammar_compiler
+from headrace_backend.structured_output.mask_pool import MaskPool
 from headrace_backend.tp_rules import unsuitable_tp
 from headrace_credentials.server_tls import ServerTls
 from headrace_facts import pulse
@@ -169,7 +171,7 @@ async def _run(
     limits = model_limits(config.engine, folder)
     clock = time.monotonic_ns
     engine = Engine(config.engine, limits, text_bytes(folder), clock, steps=new_step_log(clock))
-    engine_loop = EngineLoop(engine, clock)
+    engine_loop = EngineLoop(engine, clock, MaskPool(limits.vocab_size))
     health = Health()
     facts = ModelFacts(config.engine, folder, limits, _measured_loss(config.engine, folder))
     teller = None
@@ -185,8 +187,11 @@ async def _run(
         max_message_bytes=config.max_message_bytes,
         log_ttl_s=config.engine.log_ttl_s,
         teller=teller,
+        grammars=grammar_compiler(folder),
     )
     backend = Backend(config, address, tls, engine_loop, health, facts, service, teller)
     shows_bars = config.log_format == "console" and sys.stderr.isatty()
-    launch = WorkerLaunch(config.engine, limits.max_model_len, worker_command, shows_bars=shows_bars)
+    launch = WorkerLaunch(
+        config.engine, limits.max_model_len, worker_command, shows_bars=shows_bars, vocab_size=limits.vocab_size
+    )
     return await backend.run(launch)

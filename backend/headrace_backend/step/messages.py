@@ -18,6 +18,7 @@ class RecordKind(enum.IntEnum):
 
     STEP_PLAN = 1  # engine -> worker, StepPlan bytes
     SHUTDOWN = 2  # engine -> worker, empty: finish what was planned, then exit 0
+    MASKS = 6  # engine -> worker, StepMasks bytes: behind the plan of the same step
     RESET = 5  # engine -> worker, empty: after StepRaised, begin anew with an empty batch
     STEP_RESULT = 3  # worker -> engine, StepResult bytes
     MESSAGE = 4  # worker -> engine, a WorkerMessage

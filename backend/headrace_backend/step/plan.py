@@ -56,8 +56,11 @@ class RowAdmission(msgspec.Struct, array_like=True, frozen=True, tag=0):
     # Number of most likely tokens to report; -1: no logprobs at all.
     num_logprobs: int = -1
     # Tokens that must not be sampled while the output is shorter than `min_tokens`.
+    # Rows with a mask have 0: theirs says when stop tokens may be drawn.
     min_tokens: int = 0
     stop_token_ids: bytes = b""
+    # Whether each draw of the row has a mask, which follows the plan (`masks`).
+    is_masked: bool = False
     prompt_ids: bytes = b""
     output_ids: bytes = b""
     # Stands for whom the sequence belongs to, where workers draft from earlier answers: rows with
@@ -222,8 +225,9 @@ NO_PROMPT_LOGPROBS = PromptLogprobPlan()
 _FORWARD_COLUMNS = tuple(f.name for f in dataclasses.fields(ForwardPlan))
 _SAMPLE_COLUMNS = tuple(f.name for f in dataclasses.fields(SamplePlan))
 _FIRST_SAMPLE = 1 + len(_FORWARD_COLUMNS)
-# Lengths of the columns, those of prompts joined; runs of prompts; bytes of admissions; drafts.
-_HEADER = struct.Struct(f"<Q{_FIRST_SAMPLE + len(_SAMPLE_COLUMNS) + 4}I")
+# Lengths of the columns, those of prompts joined; runs of prompts; bytes of admissions; drafts of
+# the next step; draws with a mask.
+_HEADER = struct.Struct(f"<Q{_FIRST_SAMPLE + len(_SAMPLE_COLUMNS) + 5}I")
 # Bytes of a plan beside its columns and the admissions themselves: the header, and how many
 # admissions there are.
 FRAME_BYTES = _HEADER.size + 5
@@ -246,6 +250,9 @@ class StepPlan:
     # Most drafts of a row that the next step verifies: a drafter need propose no more, and none at
     # all where it is 0. A plan that nobody chose drafts for wants as many as there are.
     num_proposed: int = limits.MAX_DRAFTS
+    # Draws of rows with a mask. If there are any, the step's masks follow the plan on the ring
+    # (`masks`), and the draw waits for them.
+    num_masked: int = 0
 
     @property
     def wanted_indices(self) -> Int32Column:
@@ -273,7 +280,7 @@ class StepPlan:
         columns.append(self.prompt_logprobs.joined())
         admissions = _encode_admissions(self.admissions)
         num_runs = self.prompt_logprobs.counts.size
-        lengths = (*(c.size for c in columns), num_runs, len(admissions), self.num_proposed)
+        lengths = (*(c.size for c in columns), num_runs, len(admissions), self.num_proposed, self.num_masked)
         header = _HEADER.pack(self.step_id, *lengths)
         return b"".join([header, *(c.tobytes() for c in columns), admissions])
 
@@ -286,7 +293,7 @@ class StepPlan:
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
         """Reads what `encode` wrote. The columns are views of `data`, which must outlive them."""
-        step_id, *lengths, num_runs, num_admission_bytes, num_proposed = _HEADER.unpack_from(data)
+        step_id, *lengths, num_runs, num_admission_bytes, num_proposed, num_masked = _HEADER.unpack_from(data)
         columns: list[Int32Column] = []
         offset = _HEADER.size
         for length in lengths:
@@ -296,7 +303,7 @@ class StepPlan:
         forward = ForwardPlan(*columns[1:_FIRST_SAMPLE])
         sample = SamplePlan(*columns[_FIRST_SAMPLE:-1])
         prompt_logprobs = PromptLogprobPlan.split(columns[-1], num_runs)
-        return cls(step_id, columns[0], admissions, forward, sample, prompt_logprobs, num_proposed)
+        return cls(step_id, columns[0], admissions, forward, sample, prompt_logprobs, num_proposed, num_masked)
 
 
 _RESULT_HEADER = struct.Struct("<QQQQ11I")

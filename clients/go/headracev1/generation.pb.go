@@ -196,7 +196,9 @@ type GenerationSpec struct {
 	// the first delta. Range 0 to 20. Default: none. The prompt is then computed whole (cached_tokens
 	// is 0).
 	PromptLogprobs *uint32 `protobuf:"varint,13,opt,name=prompt_logprobs,json=promptLogprobs,proto3,oneof" json:"prompt_logprobs,omitempty"`
-	// Only outputs of this form. Not built yet: refused as UNIMPLEMENTED.
+	// Only outputs of this form, each by itself. The form's end allows the model's end-of-text tokens
+	// and stop.token_ids. Refused, with the field and what is wrong, where no text can have the form.
+	// Default: any text.
 	StructuredOutput *StructuredOutput `protobuf:"bytes,14,opt,name=structured_output,json=structuredOutput,proto3" json:"structured_output,omitempty"`
 	// Beam search instead of sampling. Not built yet: refused as UNIMPLEMENTED.
 	BeamSearch *BeamSearch `protobuf:"bytes,15,opt,name=beam_search,json=beamSearch,proto3" json:"beam_search,omitempty"`
@@ -475,14 +477,20 @@ func (*Speculation_Off) isSpeculation_Mode() {}
 
 func (*Speculation_MaxDrafts) isSpeculation_Mode() {}
 
-// The form that an output must have. Not built yet: refused as UNIMPLEMENTED.
+// The form that an output must have. What it is written in has at most 262,144 UTF-8 bytes in all;
+// JSON in it nests at most 64 deep. It is compiled within 2 seconds of computing and 256 MiB.
 type StructuredOutput struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exactly one must be set.
+	//
 	// Types that are valid to be assigned to Form:
 	//
 	//	*StructuredOutput_JsonSchema
 	//	*StructuredOutput_Regex
 	//	*StructuredOutput_Grammar
+	//	*StructuredOutput_JsonObject
+	//	*StructuredOutput_Choice
+	//	*StructuredOutput_StructuralTags
 	Form          isStructuredOutput_Form `protobuf_oneof:"form"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -552,23 +560,66 @@ func (x *StructuredOutput) GetGrammar() string {
 	return ""
 }
 
+func (x *StructuredOutput) GetJsonObject() *JsonObject {
+	if x != nil {
+		if x, ok := x.Form.(*StructuredOutput_JsonObject); ok {
+			return x.JsonObject
+		}
+	}
+	return nil
+}
+
+func (x *StructuredOutput) GetChoice() *Choice {
+	if x != nil {
+		if x, ok := x.Form.(*StructuredOutput_Choice); ok {
+			return x.Choice
+		}
+	}
+	return nil
+}
+
+func (x *StructuredOutput) GetStructuralTags() *StructuralTags {
+	if x != nil {
+		if x, ok := x.Form.(*StructuredOutput_StructuralTags); ok {
+			return x.StructuralTags
+		}
+	}
+	return nil
+}
+
 type isStructuredOutput_Form interface {
 	isStructuredOutput_Form()
 }
 
 type StructuredOutput_JsonSchema struct {
-	// A JSON Schema, as JSON text.
+	// A JSON Schema, as JSON text: outputs are JSON that the schema allows. Keywords that are not
+	// supported are refused by name.
 	JsonSchema string `protobuf:"bytes,1,opt,name=json_schema,json=jsonSchema,proto3,oneof"`
 }
 
 type StructuredOutput_Regex struct {
-	// A regular expression that the whole output matches.
+	// A regular expression, in the syntax of Rust's regex crate, that the whole output matches.
 	Regex string `protobuf:"bytes,2,opt,name=regex,proto3,oneof"`
 }
 
 type StructuredOutput_Grammar struct {
-	// A context-free grammar in Lark's notation.
+	// A context-free grammar in Lark's notation, as llguidance reads it. Its start rule is `start`.
 	Grammar string `protobuf:"bytes,3,opt,name=grammar,proto3,oneof"`
+}
+
+type StructuredOutput_JsonObject struct {
+	// Any JSON object.
+	JsonObject *JsonObject `protobuf:"bytes,4,opt,name=json_object,json=jsonObject,proto3,oneof"`
+}
+
+type StructuredOutput_Choice struct {
+	// One of some texts.
+	Choice *Choice `protobuf:"bytes,5,opt,name=choice,proto3,oneof"`
+}
+
+type StructuredOutput_StructuralTags struct {
+	// Free text in which parts have a form.
+	StructuralTags *StructuralTags `protobuf:"bytes,6,opt,name=structural_tags,json=structuralTags,proto3,oneof"`
 }
 
 func (*StructuredOutput_JsonSchema) isStructuredOutput_Form() {}
@@ -576,6 +627,214 @@ func (*StructuredOutput_JsonSchema) isStructuredOutput_Form() {}
 func (*StructuredOutput_Regex) isStructuredOutput_Form() {}
 
 func (*StructuredOutput_Grammar) isStructuredOutput_Form() {}
+
+func (*StructuredOutput_JsonObject) isStructuredOutput_Form() {}
+
+func (*StructuredOutput_Choice) isStructuredOutput_Form() {}
+
+func (*StructuredOutput_StructuralTags) isStructuredOutput_Form() {}
+
+// Any JSON object; there is nothing to be said about it.
+type JsonObject struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JsonObject) Reset() {
+	*x = JsonObject{}
+	mi := &file_headrace_v1_generation_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JsonObject) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JsonObject) ProtoMessage() {}
+
+func (x *JsonObject) ProtoReflect() protoreflect.Message {
+	mi := &file_headrace_v1_generation_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JsonObject.ProtoReflect.Descriptor instead.
+func (*JsonObject) Descriptor() ([]byte, []int) {
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{3}
+}
+
+// Texts of which the output is one.
+type Choice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At least one, none of them empty.
+	Texts         []string `protobuf:"bytes,1,rep,name=texts,proto3" json:"texts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Choice) Reset() {
+	*x = Choice{}
+	mi := &file_headrace_v1_generation_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Choice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Choice) ProtoMessage() {}
+
+func (x *Choice) ProtoReflect() protoreflect.Message {
+	mi := &file_headrace_v1_generation_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Choice.ProtoReflect.Descriptor instead.
+func (*Choice) Descriptor() ([]byte, []int) {
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Choice) GetTexts() []string {
+	if x != nil {
+		return x.Texts
+	}
+	return nil
+}
+
+// Free text in which a trigger begins a part of a given form, any number of times.
+type StructuralTags struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At least one.
+	Tags          []*StructuralTag `protobuf:"bytes,1,rep,name=tags,proto3" json:"tags,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StructuralTags) Reset() {
+	*x = StructuralTags{}
+	mi := &file_headrace_v1_generation_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StructuralTags) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StructuralTags) ProtoMessage() {}
+
+func (x *StructuralTags) ProtoReflect() protoreflect.Message {
+	mi := &file_headrace_v1_generation_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StructuralTags.ProtoReflect.Descriptor instead.
+func (*StructuralTags) Descriptor() ([]byte, []int) {
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *StructuralTags) GetTags() []*StructuralTag {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+// A part of an output that has a form, as soon as the text has come to its trigger.
+type StructuralTag struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The text from which on the output has the form. At least one character.
+	Trigger string `protobuf:"bytes,1,opt,name=trigger,proto3" json:"trigger,omitempty"`
+	// How the part begins; it begins with the trigger itself.
+	Begin string `protobuf:"bytes,2,opt,name=begin,proto3" json:"begin,omitempty"`
+	// A JSON Schema, as JSON text, of what follows the beginning.
+	JsonSchema string `protobuf:"bytes,3,opt,name=json_schema,json=jsonSchema,proto3" json:"json_schema,omitempty"`
+	// How the part ends. Free text follows.
+	End           string `protobuf:"bytes,4,opt,name=end,proto3" json:"end,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StructuralTag) Reset() {
+	*x = StructuralTag{}
+	mi := &file_headrace_v1_generation_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StructuralTag) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StructuralTag) ProtoMessage() {}
+
+func (x *StructuralTag) ProtoReflect() protoreflect.Message {
+	mi := &file_headrace_v1_generation_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StructuralTag.ProtoReflect.Descriptor instead.
+func (*StructuralTag) Descriptor() ([]byte, []int) {
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *StructuralTag) GetTrigger() string {
+	if x != nil {
+		return x.Trigger
+	}
+	return ""
+}
+
+func (x *StructuralTag) GetBegin() string {
+	if x != nil {
+		return x.Begin
+	}
+	return ""
+}
+
+func (x *StructuralTag) GetJsonSchema() string {
+	if x != nil {
+		return x.JsonSchema
+	}
+	return ""
+}
+
+func (x *StructuralTag) GetEnd() string {
+	if x != nil {
+		return x.End
+	}
+	return ""
+}
 
 // Search for the most likely outputs. Not built yet: refused as UNIMPLEMENTED.
 type BeamSearch struct {
@@ -590,7 +849,7 @@ type BeamSearch struct {
 
 func (x *BeamSearch) Reset() {
 	*x = BeamSearch{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[3]
+	mi := &file_headrace_v1_generation_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -602,7 +861,7 @@ func (x *BeamSearch) String() string {
 func (*BeamSearch) ProtoMessage() {}
 
 func (x *BeamSearch) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[3]
+	mi := &file_headrace_v1_generation_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -615,7 +874,7 @@ func (x *BeamSearch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeamSearch.ProtoReflect.Descriptor instead.
 func (*BeamSearch) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{3}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *BeamSearch) GetWidth() uint32 {
@@ -643,7 +902,7 @@ type TokenIds struct {
 
 func (x *TokenIds) Reset() {
 	*x = TokenIds{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[4]
+	mi := &file_headrace_v1_generation_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -655,7 +914,7 @@ func (x *TokenIds) String() string {
 func (*TokenIds) ProtoMessage() {}
 
 func (x *TokenIds) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[4]
+	mi := &file_headrace_v1_generation_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -668,7 +927,7 @@ func (x *TokenIds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenIds.ProtoReflect.Descriptor instead.
 func (*TokenIds) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{4}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TokenIds) GetIds() []uint32 {
@@ -722,7 +981,7 @@ type SamplingParameters struct {
 
 func (x *SamplingParameters) Reset() {
 	*x = SamplingParameters{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[5]
+	mi := &file_headrace_v1_generation_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -734,7 +993,7 @@ func (x *SamplingParameters) String() string {
 func (*SamplingParameters) ProtoMessage() {}
 
 func (x *SamplingParameters) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[5]
+	mi := &file_headrace_v1_generation_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -747,7 +1006,7 @@ func (x *SamplingParameters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SamplingParameters.ProtoReflect.Descriptor instead.
 func (*SamplingParameters) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{5}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SamplingParameters) GetTemperature() float32 {
@@ -849,7 +1108,7 @@ type StopConditions struct {
 
 func (x *StopConditions) Reset() {
 	*x = StopConditions{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[6]
+	mi := &file_headrace_v1_generation_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -861,7 +1120,7 @@ func (x *StopConditions) String() string {
 func (*StopConditions) ProtoMessage() {}
 
 func (x *StopConditions) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[6]
+	mi := &file_headrace_v1_generation_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -874,7 +1133,7 @@ func (x *StopConditions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopConditions.ProtoReflect.Descriptor instead.
 func (*StopConditions) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{6}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *StopConditions) GetStrings() []string {
@@ -946,7 +1205,7 @@ type GenerationEvent struct {
 
 func (x *GenerationEvent) Reset() {
 	*x = GenerationEvent{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[7]
+	mi := &file_headrace_v1_generation_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -958,7 +1217,7 @@ func (x *GenerationEvent) String() string {
 func (*GenerationEvent) ProtoMessage() {}
 
 func (x *GenerationEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[7]
+	mi := &file_headrace_v1_generation_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -971,7 +1230,7 @@ func (x *GenerationEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerationEvent.ProtoReflect.Descriptor instead.
 func (*GenerationEvent) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{7}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GenerationEvent) GetEvent() isGenerationEvent_Event {
@@ -1113,7 +1372,7 @@ type Accepted struct {
 
 func (x *Accepted) Reset() {
 	*x = Accepted{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[8]
+	mi := &file_headrace_v1_generation_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1125,7 +1384,7 @@ func (x *Accepted) String() string {
 func (*Accepted) ProtoMessage() {}
 
 func (x *Accepted) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[8]
+	mi := &file_headrace_v1_generation_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1138,7 +1397,7 @@ func (x *Accepted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accepted.ProtoReflect.Descriptor instead.
 func (*Accepted) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{8}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Accepted) GetRequestId() string {
@@ -1173,7 +1432,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[9]
+	mi := &file_headrace_v1_generation_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1444,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[9]
+	mi := &file_headrace_v1_generation_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,7 +1457,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{9}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Started) GetCachedTokens() uint32 {
@@ -1228,7 +1487,7 @@ type Delta struct {
 
 func (x *Delta) Reset() {
 	*x = Delta{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[10]
+	mi := &file_headrace_v1_generation_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1240,7 +1499,7 @@ func (x *Delta) String() string {
 func (*Delta) ProtoMessage() {}
 
 func (x *Delta) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[10]
+	mi := &file_headrace_v1_generation_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1253,7 +1512,7 @@ func (x *Delta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delta.ProtoReflect.Descriptor instead.
 func (*Delta) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{10}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Delta) GetOutputIndex() uint32 {
@@ -1304,7 +1563,7 @@ type Content struct {
 
 func (x *Content) Reset() {
 	*x = Content{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[11]
+	mi := &file_headrace_v1_generation_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1575,7 @@ func (x *Content) String() string {
 func (*Content) ProtoMessage() {}
 
 func (x *Content) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[11]
+	mi := &file_headrace_v1_generation_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1588,7 @@ func (x *Content) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Content.ProtoReflect.Descriptor instead.
 func (*Content) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{11}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Content) GetKind() isContent_Kind {
@@ -1360,7 +1619,8 @@ type Content_Text struct {
 func (*Content_Text) isContent_Kind() {}
 
 // Log probabilities (natural logarithm) of a run of tokens, as flat columns. They are those of the
-// model's distribution after logit_bias, bans and penalties, before temperature and truncation.
+// model's distribution after logit_bias, bans, penalties and the tokens that a structured output
+// excludes, before temperature and truncation.
 type Logprobs struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One per token: its own log probability.
@@ -1379,7 +1639,7 @@ type Logprobs struct {
 
 func (x *Logprobs) Reset() {
 	*x = Logprobs{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[12]
+	mi := &file_headrace_v1_generation_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1391,7 +1651,7 @@ func (x *Logprobs) String() string {
 func (*Logprobs) ProtoMessage() {}
 
 func (x *Logprobs) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[12]
+	mi := &file_headrace_v1_generation_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1404,7 +1664,7 @@ func (x *Logprobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logprobs.ProtoReflect.Descriptor instead.
 func (*Logprobs) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{12}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Logprobs) GetSampled() []float32 {
@@ -1458,7 +1718,7 @@ type PromptLogprobs struct {
 
 func (x *PromptLogprobs) Reset() {
 	*x = PromptLogprobs{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[13]
+	mi := &file_headrace_v1_generation_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1470,7 +1730,7 @@ func (x *PromptLogprobs) String() string {
 func (*PromptLogprobs) ProtoMessage() {}
 
 func (x *PromptLogprobs) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[13]
+	mi := &file_headrace_v1_generation_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1483,7 +1743,7 @@ func (x *PromptLogprobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptLogprobs.ProtoReflect.Descriptor instead.
 func (*PromptLogprobs) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{13}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PromptLogprobs) GetFirstTokenIndex() uint32 {
@@ -1517,7 +1777,7 @@ type OutputFinished struct {
 
 func (x *OutputFinished) Reset() {
 	*x = OutputFinished{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[14]
+	mi := &file_headrace_v1_generation_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1789,7 @@ func (x *OutputFinished) String() string {
 func (*OutputFinished) ProtoMessage() {}
 
 func (x *OutputFinished) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[14]
+	mi := &file_headrace_v1_generation_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1802,7 @@ func (x *OutputFinished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputFinished.ProtoReflect.Descriptor instead.
 func (*OutputFinished) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{14}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *OutputFinished) GetOutputIndex() uint32 {
@@ -1587,7 +1847,7 @@ type MatchedStop struct {
 
 func (x *MatchedStop) Reset() {
 	*x = MatchedStop{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[15]
+	mi := &file_headrace_v1_generation_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1599,7 +1859,7 @@ func (x *MatchedStop) String() string {
 func (*MatchedStop) ProtoMessage() {}
 
 func (x *MatchedStop) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[15]
+	mi := &file_headrace_v1_generation_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1612,7 +1872,7 @@ func (x *MatchedStop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchedStop.ProtoReflect.Descriptor instead.
 func (*MatchedStop) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{15}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MatchedStop) GetKind() isMatchedStop_Kind {
@@ -1669,7 +1929,7 @@ type Resumed struct {
 
 func (x *Resumed) Reset() {
 	*x = Resumed{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[16]
+	mi := &file_headrace_v1_generation_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +1941,7 @@ func (x *Resumed) String() string {
 func (*Resumed) ProtoMessage() {}
 
 func (x *Resumed) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[16]
+	mi := &file_headrace_v1_generation_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +1954,7 @@ func (x *Resumed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resumed.ProtoReflect.Descriptor instead.
 func (*Resumed) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{16}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Resumed) GetPauseNs() uint64 {
@@ -1717,7 +1977,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[17]
+	mi := &file_headrace_v1_generation_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1729,7 +1989,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[17]
+	mi := &file_headrace_v1_generation_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1742,7 +2002,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{17}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Done) GetUsage() *Usage {
@@ -1774,7 +2034,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[18]
+	mi := &file_headrace_v1_generation_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1786,7 +2046,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[18]
+	mi := &file_headrace_v1_generation_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1799,7 +2059,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{18}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Usage) GetPromptTokens() uint32 {
@@ -1864,7 +2124,7 @@ type Ledger struct {
 
 func (x *Ledger) Reset() {
 	*x = Ledger{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[19]
+	mi := &file_headrace_v1_generation_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1876,7 +2136,7 @@ func (x *Ledger) String() string {
 func (*Ledger) ProtoMessage() {}
 
 func (x *Ledger) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[19]
+	mi := &file_headrace_v1_generation_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1889,7 +2149,7 @@ func (x *Ledger) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ledger.ProtoReflect.Descriptor instead.
 func (*Ledger) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{19}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Ledger) GetQueuedNs() uint64 {
@@ -2028,13 +2288,29 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\x03off\x18\x01 \x01(\bH\x00R\x03off\x12\x1f\n" +
 	"\n" +
 	"max_drafts\x18\x02 \x01(\rH\x00R\tmaxDraftsB\x06\n" +
-	"\x04mode\"q\n" +
+	"\x04mode\"\xa4\x02\n" +
 	"\x10StructuredOutput\x12!\n" +
 	"\vjson_schema\x18\x01 \x01(\tH\x00R\n" +
 	"jsonSchema\x12\x16\n" +
 	"\x05regex\x18\x02 \x01(\tH\x00R\x05regex\x12\x1a\n" +
-	"\agrammar\x18\x03 \x01(\tH\x00R\agrammarB\x06\n" +
-	"\x04form\"a\n" +
+	"\agrammar\x18\x03 \x01(\tH\x00R\agrammar\x12:\n" +
+	"\vjson_object\x18\x04 \x01(\v2\x17.headrace.v1.JsonObjectH\x00R\n" +
+	"jsonObject\x12-\n" +
+	"\x06choice\x18\x05 \x01(\v2\x13.headrace.v1.ChoiceH\x00R\x06choice\x12F\n" +
+	"\x0fstructural_tags\x18\x06 \x01(\v2\x1b.headrace.v1.StructuralTagsH\x00R\x0estructuralTagsB\x06\n" +
+	"\x04form\"\f\n" +
+	"\n" +
+	"JsonObject\"\x1e\n" +
+	"\x06Choice\x12\x14\n" +
+	"\x05texts\x18\x01 \x03(\tR\x05texts\"@\n" +
+	"\x0eStructuralTags\x12.\n" +
+	"\x04tags\x18\x01 \x03(\v2\x1a.headrace.v1.StructuralTagR\x04tags\"r\n" +
+	"\rStructuralTag\x12\x18\n" +
+	"\atrigger\x18\x01 \x01(\tR\atrigger\x12\x14\n" +
+	"\x05begin\x18\x02 \x01(\tR\x05begin\x12\x1f\n" +
+	"\vjson_schema\x18\x03 \x01(\tR\n" +
+	"jsonSchema\x12\x10\n" +
+	"\x03end\x18\x04 \x01(\tR\x03end\"a\n" +
 	"\n" +
 	"BeamSearch\x12\x14\n" +
 	"\x05width\x18\x01 \x01(\rR\x05width\x12*\n" +
@@ -2181,64 +2457,72 @@ func file_headrace_v1_generation_proto_rawDescGZIP() []byte {
 }
 
 var file_headrace_v1_generation_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_headrace_v1_generation_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_headrace_v1_generation_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_headrace_v1_generation_proto_goTypes = []any{
 	(TraceDetail)(0),            // 0: headrace.v1.TraceDetail
 	(FinishReason)(0),           // 1: headrace.v1.FinishReason
 	(*GenerationSpec)(nil),      // 2: headrace.v1.GenerationSpec
 	(*Speculation)(nil),         // 3: headrace.v1.Speculation
 	(*StructuredOutput)(nil),    // 4: headrace.v1.StructuredOutput
-	(*BeamSearch)(nil),          // 5: headrace.v1.BeamSearch
-	(*TokenIds)(nil),            // 6: headrace.v1.TokenIds
-	(*SamplingParameters)(nil),  // 7: headrace.v1.SamplingParameters
-	(*StopConditions)(nil),      // 8: headrace.v1.StopConditions
-	(*GenerationEvent)(nil),     // 9: headrace.v1.GenerationEvent
-	(*Accepted)(nil),            // 10: headrace.v1.Accepted
-	(*Started)(nil),             // 11: headrace.v1.Started
-	(*Delta)(nil),               // 12: headrace.v1.Delta
-	(*Content)(nil),             // 13: headrace.v1.Content
-	(*Logprobs)(nil),            // 14: headrace.v1.Logprobs
-	(*PromptLogprobs)(nil),      // 15: headrace.v1.PromptLogprobs
-	(*OutputFinished)(nil),      // 16: headrace.v1.OutputFinished
-	(*MatchedStop)(nil),         // 17: headrace.v1.MatchedStop
-	(*Resumed)(nil),             // 18: headrace.v1.Resumed
-	(*Done)(nil),                // 19: headrace.v1.Done
-	(*Usage)(nil),               // 20: headrace.v1.Usage
-	(*Ledger)(nil),              // 21: headrace.v1.Ledger
-	nil,                         // 22: headrace.v1.SamplingParameters.LogitBiasEntry
-	(*durationpb.Duration)(nil), // 23: google.protobuf.Duration
-	(*status.Status)(nil),       // 24: google.rpc.Status
+	(*JsonObject)(nil),          // 5: headrace.v1.JsonObject
+	(*Choice)(nil),              // 6: headrace.v1.Choice
+	(*StructuralTags)(nil),      // 7: headrace.v1.StructuralTags
+	(*StructuralTag)(nil),       // 8: headrace.v1.StructuralTag
+	(*BeamSearch)(nil),          // 9: headrace.v1.BeamSearch
+	(*TokenIds)(nil),            // 10: headrace.v1.TokenIds
+	(*SamplingParameters)(nil),  // 11: headrace.v1.SamplingParameters
+	(*StopConditions)(nil),      // 12: headrace.v1.StopConditions
+	(*GenerationEvent)(nil),     // 13: headrace.v1.GenerationEvent
+	(*Accepted)(nil),            // 14: headrace.v1.Accepted
+	(*Started)(nil),             // 15: headrace.v1.Started
+	(*Delta)(nil),               // 16: headrace.v1.Delta
+	(*Content)(nil),             // 17: headrace.v1.Content
+	(*Logprobs)(nil),            // 18: headrace.v1.Logprobs
+	(*PromptLogprobs)(nil),      // 19: headrace.v1.PromptLogprobs
+	(*OutputFinished)(nil),      // 20: headrace.v1.OutputFinished
+	(*MatchedStop)(nil),         // 21: headrace.v1.MatchedStop
+	(*Resumed)(nil),             // 22: headrace.v1.Resumed
+	(*Done)(nil),                // 23: headrace.v1.Done
+	(*Usage)(nil),               // 24: headrace.v1.Usage
+	(*Ledger)(nil),              // 25: headrace.v1.Ledger
+	nil,                         // 26: headrace.v1.SamplingParameters.LogitBiasEntry
+	(*durationpb.Duration)(nil), // 27: google.protobuf.Duration
+	(*status.Status)(nil),       // 28: google.rpc.Status
 }
 var file_headrace_v1_generation_proto_depIdxs = []int32{
-	6,  // 0: headrace.v1.GenerationSpec.token_ids:type_name -> headrace.v1.TokenIds
-	7,  // 1: headrace.v1.GenerationSpec.sampling:type_name -> headrace.v1.SamplingParameters
-	8,  // 2: headrace.v1.GenerationSpec.stop:type_name -> headrace.v1.StopConditions
-	23, // 3: headrace.v1.GenerationSpec.time_limit:type_name -> google.protobuf.Duration
+	10, // 0: headrace.v1.GenerationSpec.token_ids:type_name -> headrace.v1.TokenIds
+	11, // 1: headrace.v1.GenerationSpec.sampling:type_name -> headrace.v1.SamplingParameters
+	12, // 2: headrace.v1.GenerationSpec.stop:type_name -> headrace.v1.StopConditions
+	27, // 3: headrace.v1.GenerationSpec.time_limit:type_name -> google.protobuf.Duration
 	4,  // 4: headrace.v1.GenerationSpec.structured_output:type_name -> headrace.v1.StructuredOutput
-	5,  // 5: headrace.v1.GenerationSpec.beam_search:type_name -> headrace.v1.BeamSearch
+	9,  // 5: headrace.v1.GenerationSpec.beam_search:type_name -> headrace.v1.BeamSearch
 	0,  // 6: headrace.v1.GenerationSpec.trace_detail:type_name -> headrace.v1.TraceDetail
 	3,  // 7: headrace.v1.GenerationSpec.speculation:type_name -> headrace.v1.Speculation
-	22, // 8: headrace.v1.SamplingParameters.logit_bias:type_name -> headrace.v1.SamplingParameters.LogitBiasEntry
-	10, // 9: headrace.v1.GenerationEvent.accepted:type_name -> headrace.v1.Accepted
-	11, // 10: headrace.v1.GenerationEvent.started:type_name -> headrace.v1.Started
-	12, // 11: headrace.v1.GenerationEvent.delta:type_name -> headrace.v1.Delta
-	16, // 12: headrace.v1.GenerationEvent.output_finished:type_name -> headrace.v1.OutputFinished
-	18, // 13: headrace.v1.GenerationEvent.resumed:type_name -> headrace.v1.Resumed
-	19, // 14: headrace.v1.GenerationEvent.done:type_name -> headrace.v1.Done
-	15, // 15: headrace.v1.GenerationEvent.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
-	13, // 16: headrace.v1.Delta.content:type_name -> headrace.v1.Content
-	14, // 17: headrace.v1.Delta.logprobs:type_name -> headrace.v1.Logprobs
-	14, // 18: headrace.v1.PromptLogprobs.logprobs:type_name -> headrace.v1.Logprobs
-	1,  // 19: headrace.v1.OutputFinished.reason:type_name -> headrace.v1.FinishReason
-	17, // 20: headrace.v1.OutputFinished.matched_stop:type_name -> headrace.v1.MatchedStop
-	24, // 21: headrace.v1.OutputFinished.error:type_name -> google.rpc.Status
-	20, // 22: headrace.v1.Done.usage:type_name -> headrace.v1.Usage
-	21, // 23: headrace.v1.Done.ledger:type_name -> headrace.v1.Ledger
-	24, // [24:24] is the sub-list for method output_type
-	24, // [24:24] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	5,  // 8: headrace.v1.StructuredOutput.json_object:type_name -> headrace.v1.JsonObject
+	6,  // 9: headrace.v1.StructuredOutput.choice:type_name -> headrace.v1.Choice
+	7,  // 10: headrace.v1.StructuredOutput.structural_tags:type_name -> headrace.v1.StructuralTags
+	8,  // 11: headrace.v1.StructuralTags.tags:type_name -> headrace.v1.StructuralTag
+	26, // 12: headrace.v1.SamplingParameters.logit_bias:type_name -> headrace.v1.SamplingParameters.LogitBiasEntry
+	14, // 13: headrace.v1.GenerationEvent.accepted:type_name -> headrace.v1.Accepted
+	15, // 14: headrace.v1.GenerationEvent.started:type_name -> headrace.v1.Started
+	16, // 15: headrace.v1.GenerationEvent.delta:type_name -> headrace.v1.Delta
+	20, // 16: headrace.v1.GenerationEvent.output_finished:type_name -> headrace.v1.OutputFinished
+	22, // 17: headrace.v1.GenerationEvent.resumed:type_name -> headrace.v1.Resumed
+	23, // 18: headrace.v1.GenerationEvent.done:type_name -> headrace.v1.Done
+	19, // 19: headrace.v1.GenerationEvent.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
+	17, // 20: headrace.v1.Delta.content:type_name -> headrace.v1.Content
+	18, // 21: headrace.v1.Delta.logprobs:type_name -> headrace.v1.Logprobs
+	18, // 22: headrace.v1.PromptLogprobs.logprobs:type_name -> headrace.v1.Logprobs
+	1,  // 23: headrace.v1.OutputFinished.reason:type_name -> headrace.v1.FinishReason
+	21, // 24: headrace.v1.OutputFinished.matched_stop:type_name -> headrace.v1.MatchedStop
+	28, // 25: headrace.v1.OutputFinished.error:type_name -> google.rpc.Status
+	24, // 26: headrace.v1.Done.usage:type_name -> headrace.v1.Usage
+	25, // 27: headrace.v1.Done.ledger:type_name -> headrace.v1.Ledger
+	28, // [28:28] is the sub-list for method output_type
+	28, // [28:28] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_headrace_v1_generation_proto_init() }
@@ -2258,11 +2542,14 @@ func file_headrace_v1_generation_proto_init() {
 		(*StructuredOutput_JsonSchema)(nil),
 		(*StructuredOutput_Regex)(nil),
 		(*StructuredOutput_Grammar)(nil),
+		(*StructuredOutput_JsonObject)(nil),
+		(*StructuredOutput_Choice)(nil),
+		(*StructuredOutput_StructuralTags)(nil),
 	}
-	file_headrace_v1_generation_proto_msgTypes[3].OneofWrappers = []any{}
-	file_headrace_v1_generation_proto_msgTypes[5].OneofWrappers = []any{}
-	file_headrace_v1_generation_proto_msgTypes[6].OneofWrappers = []any{}
-	file_headrace_v1_generation_proto_msgTypes[7].OneofWrappers = []any{
+	file_headrace_v1_generation_proto_msgTypes[7].OneofWrappers = []any{}
+	file_headrace_v1_generation_proto_msgTypes[9].OneofWrappers = []any{}
+	file_headrace_v1_generation_proto_msgTypes[10].OneofWrappers = []any{}
+	file_headrace_v1_generation_proto_msgTypes[11].OneofWrappers = []any{
 		(*GenerationEvent_Accepted)(nil),
 		(*GenerationEvent_Started)(nil),
 		(*GenerationEvent_Delta)(nil),
@@ -2271,10 +2558,10 @@ func file_headrace_v1_generation_proto_init() {
 		(*GenerationEvent_Done)(nil),
 		(*GenerationEvent_PromptLogprobs)(nil),
 	}
-	file_headrace_v1_generation_proto_msgTypes[11].OneofWrappers = []any{
+	file_headrace_v1_generation_proto_msgTypes[15].OneofWrappers = []any{
 		(*Content_Text)(nil),
 	}
-	file_headrace_v1_generation_proto_msgTypes[15].OneofWrappers = []any{
+	file_headrace_v1_generation_proto_msgTypes[19].OneofWrappers = []any{
 		(*MatchedStop_TokenId)(nil),
 		(*MatchedStop_Text)(nil),
 	}
@@ -2284,7 +2571,7 @@ func file_headrace_v1_generation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headrace_v1_generation_proto_rawDesc), len(file_headrace_v1_generation_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   21,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -67,7 +67,7 @@ from headrace.security import Tls
 from headrace.sessions.aio_session import AsyncSession, AsyncSessionGeneration
 from headrace.sessions.session import Session, SessionGeneration
 from headrace.sessions.session_state import SessionEvent, SessionStep
-from headrace.spec import GenerationOptions, Message
+from headrace.spec import GenerationOptions, Message, StructuralTag
 from headrace.streams.aio_stream import AsyncStream
 from headrace.streams.stream import Stream
 
@@ -128,6 +128,7 @@ __all__ = [
     "SessionStep",
     "Started",
     "Stream",
+    "StructuralTag",
     "Submitted",
     "Tls",
     "Unauthenticated",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
@@ -24,6 +25,23 @@ from headrace.v1 import generation_pb2, inference_pb2
 
 RoleName = Literal["system", "user", "assistant"]
 TraceDetailName = Literal["off", "array", "span"]
+
+
+@dataclass(frozen=True, slots=True)
+class StructuralTag:
+    """A part of an output that has a form, as soon as the text has come to its trigger.
+
+    Attributes:
+        trigger: The text from which on the output has the form.
+        begin: How the part begins, the trigger included.
+        json_schema: A JSON Schema of what follows: its JSON text, or the object.
+        end: How the part ends. Free text follows.
+    """
+
+    trigger: str
+    begin: str
+    json_schema: str | Mapping[str, Any] | bool
+    end: str = ""
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -67,6 +85,13 @@ class GenerationOptions(TypedDict, total=False):
             or "span". Default: the server's setting.
         max_drafts: Most drafted tokens that a step verifies for an output, 1 to 8, where the server
             drafts; 0: none. Answers are the same. Default: the server's setting.
+        json_schema: A JSON Schema that each output must keep: its JSON text, or the object. Of this
+            and the five after it at most one may be given.
+        json_object: True: each output is a JSON object.
+        regex: A regular expression that each output matches as a whole.
+        choice: Texts of which each output is one.
+        grammar: A context-free grammar in Lark's notation that each output follows.
+        structural_tags: Parts of free text that have a form, as soon as their trigger has come.
     """
 
     model: str | None
@@ -97,6 +122,12 @@ class GenerationOptions(TypedDict, total=False):
     prompt_logprobs: int | None
     trace_detail: TraceDetailName | None
     max_drafts: int | None
+    json_schema: str | Mapping[str, Any] | bool | None
+    json_object: bool | None
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | None
+    structural_tags: Sequence[StructuralTag] | None
 
 
 # Option -> (sub-message of GenerationSpec or "", field in it).
@@ -115,6 +146,10 @@ _FIELDS: dict[str, tuple[str, str]] = {
             "seed",
             "logit_bias",
         )
+    },
+    **{
+        name: ("structured_output", name)
+        for name in ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tags")
     },
     "stop": ("stop", "strings"),
     "stop_token_ids": ("stop", "token_ids"),
@@ -260,9 +295,58 @@ def _set_option(spec: generation_pb2.GenerationSpec, name: str, value: Any) -> N
     if name == "max_drafts" and value == 0:
         spec.speculation.off = True
         return
+    if group == "structured_output":
+        _set_form(spec, name, value)
+        return
     if name == "stop" and isinstance(value, str):
         value = [value]
     assign(getattr(spec, group) if group else spec, field, value, path_of(name))
+
+
+def _set_form(spec: generation_pb2.GenerationSpec, name: str, value: Any) -> None:
+    """Sets the form that outputs must have; there is at most one."""
+    if name == "json_object" and value is False:
+        return
+    output, path = spec.structured_output, path_of(name)
+    earlier = output.WhichOneof("form")
+    if earlier is not None:
+        raise invalid(path, f"can't be given beside {earlier}: an output has one form")
+    match name:
+        case "json_schema":
+            assign(output, name, _json_text(value, path), path)
+        case "json_object":
+            output.json_object.SetInParent()
+        case "choice":
+            output.choice.SetInParent()
+            assign(output.choice, "texts", _texts(value, path), f"{path}.texts")
+        case "structural_tags":
+            output.structural_tags.SetInParent()
+            for index, tag in enumerate(value):
+                _add_tag(output.structural_tags, tag, f"{path}.tags[{index}]")
+        case _:
+            assign(output, name, value, path)
+
+
+def _add_tag(tags: generation_pb2.StructuralTags, tag: StructuralTag, path: str) -> None:
+    added = tags.tags.add()
+    assign(added, "json_schema", _json_text(tag.json_schema, f"{path}.json_schema"), f"{path}.json_schema")
+    for field in ("trigger", "begin", "end"):
+        assign(added, field, getattr(tag, field), f"{path}.{field}")
+
+
+def _json_text(schema: str | Mapping[str, Any] | bool, path: str) -> str:
+    if isinstance(schema, str):
+        return schema
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise invalid(path, f"must be JSON text or what JSON can hold: {error}") from error
+
+
+def _texts(value: Sequence[str], path: str) -> Sequence[str]:
+    if isinstance(value, str):
+        raise invalid(path, f"must be several texts (given: {value!r:.80})")
+    return value
 
 
 def _chat_message(index: int, message: Message | tuple[RoleName, str]) -> inference_pb2.ChatMessage:

@@ -26,6 +26,7 @@ def test_every_kernel_is_compiled_once_per_type_of_logits(arch: int, types: tupl
         "summarize_rows_kernel": len(types),
         "report_rows_kernel": len(types),
         "penalize_rows_kernel": 1,
+        "mask_rows_kernel": 1,
     }
     for kernel in kernels:
         assert kernel["shared_bytes"] <= kernel["shared_limit"]

@@ -115,7 +115,7 @@ async def test_a_failing_request_ends_alone(running: Running) -> None:
     call, collected = running.stub.Session(), Collected()
     await call.write(submit(1, spec=Spec(text="hello", sampling={"top_p": 2})))
     await call.write(submit(2, spec=Spec(text="hello", model="other")))
-    await call.write(submit(3, spec=Spec(text="hello", structured_output={"regex": "a+"})))
+    await call.write(submit(3, spec=Spec(text="hello", beam_search={"width": 2})))
     await call.write(Request(stream_id=4, attach=Attach(request_id="nobody")))
     await call.write(submit(5, idempotency_key="k"))
     await call.write(Request(stream_id=6))

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_backend import device_defaults
+from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.start_up import launch_bound
 from headrace_backend.worker.start_up.launch_bound import host_share, launch_bound_sizes, tried_sizes
@@ -88,7 +89,7 @@ class SlowHost:
             self.steps.append(plan)
         return torch.empty(0)
 
-    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> None:
+    def sample(self, plan: StepPlan, hidden: torch.Tensor, masks: StepMasks | None = None) -> None:
         return None
 
     def wait(self) -> None:

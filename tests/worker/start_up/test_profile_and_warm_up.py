@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import Collectives
+from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.messages import LoadProgress, MemoryPlan
 from headrace_backend.step.plan import MAX_PROMPT_LOGPROBS, StepPlan
 from headrace_backend.weights.placement import Shard
@@ -205,7 +206,7 @@ class SizedRunner:
         self._memory.use(self._step)
         return torch.empty(0)
 
-    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> None:
+    def sample(self, plan: StepPlan, hidden: torch.Tensor, masks: StepMasks | None = None) -> None:
         return None
 
     def capture(self, progress: object) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import threading
 
+import numpy as np
 import pytest
 import torch
+from tests.support.processes import wait_until
 from tests.worker.driver import MAX_MODEL_LEN, NUM_BLOCKS, Entry, admission, execute, id_bytes, make_runner, step
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.step.masks import StepMasks, mask_words
 from headrace_backend.step.messages import RecordKind, StepRaised, WorkerMessage, decode_message
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.step.rank_board import RankBoard, create_board
@@ -90,7 +94,9 @@ class SpyRunner:
         self.launched = Launched(8 * plan.step_id, captured=plan.step_id == 2)
         return torch.empty(0)
 
-    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+    draws = True
+
+    def sample(self, plan: StepPlan, hidden: torch.Tensor, masks: StepMasks | None = None) -> SampledTokens | None:
         return SampledTokens(torch.full((1,), plan.step_id), torch.ones(1, dtype=torch.bool), None)
 
     def reset(self) -> None:
@@ -241,3 +247,44 @@ def test_each_layer_of_a_step_is_marked_on_the_board(llama: CausalLM) -> None:
     assert {step_id for step_id, _, _ in seen} == {1}
     assert [parts for _, _, parts in seen][0] == 0 and seen[-1][2] >= 2
     assert len({parts for _, _, parts in seen}) >= 3
+
+
+def masked_plans(count: int) -> list[StepPlan]:
+    """Plans of one row whose every draw has a mask."""
+    first = step([Entry(0, 0, [3, 4, 5], (0,))], [admission(0, is_masked=True)], {0: [1, 2]}, step_id=1, num_masked=1)
+    later = [step([Entry(0, 2 + i, None, (0,), i)], step_id=1 + i, num_masked=1) for i in range(1, count)]
+    return [first, *later]
+
+
+def masks_of(step_id: int, token: int) -> bytes:
+    """A mask that leaves one token."""
+    words = np.zeros((1, mask_words(97)), np.int32)
+    words.view(np.uint32)[0, token // 32] = 1 << token % 32
+    return StepMasks(step_id, np.zeros(1, np.int32), words).encode()
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_draw_waits_for_its_masks_and_answers_meanwhile(llama: CausalLM, runs_ahead: bool) -> None:
+    """Plans run ahead of masks; each draw takes its own, whichever comes first."""
+    rings, plans = Rings(), masked_plans(3)
+    rings.push(*plans[:2])
+    loop = StepLoop(make_runner(llama, 2, 2, 8), rings.channel, runs_ahead)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    rings.plans.write(RecordKind.MASKS, masks_of(1, 70), 0)
+    first: list[StepResult] = []
+    wait_until(lambda: first.extend(rings.answers()) or first, 60, "an answer while the second step waits")
+    assert [answer.tokens.tolist() for answer in first] == [[70]]
+    rings.push(plans[2])
+    rings.plans.write(RecordKind.MASKS, masks_of(3, 31), 0)
+    rings.plans.write(RecordKind.MASKS, masks_of(2, 96), 0)
+    rings.plans.write(RecordKind.SHUTDOWN, b"", 0)
+    thread.join(60)
+    assert [answer.tokens.tolist() for answer in rings.answers()] == [[96], [31]]
+
+
+def test_a_shutdown_ends_the_wait_for_masks(llama: CausalLM) -> None:
+    rings = Rings()
+    rings.send(*masked_plans(1))
+    StepLoop(make_runner(llama, 2, 2, 8), rings.channel, runs_ahead=True).run()
+    assert rings.answers() == []

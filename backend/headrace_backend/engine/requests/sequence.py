@@ -25,6 +25,7 @@ import dataclasses
 
 from headrace_backend.engine.events import Event, RequestDone
 from headrace_backend.engine.limits.tenant_account import Claim, TenantAccount, TokenCharge
+from headrace_backend.engine.output_grammar import OutputGrammar
 from headrace_backend.engine.request import EngineRequest, RequestState
 from headrace_backend.engine.requests.acceptance import Acceptance
 from headrace_backend.engine.requests.ledger import Ledger
@@ -48,6 +49,7 @@ class Sequence:
         "decodes",
         "ended",
         "epoch",
+        "grammar",
         "held",
         "leader",
         "log",
@@ -57,6 +59,7 @@ class Sequence:
         "min_tokens",
         "num_computed",
         "num_counted_tokens",
+        "num_given",
         "num_prompt_tokens",
         "num_settled",
         "num_tokens",
@@ -93,6 +96,9 @@ class Sequence:
         self.runs = request.trace.runs[log.output_index] if request.trace is not None else None
         self.urgency = (urgency_ns, request.sequence_number, log.output_index)
         self.stop_token_ids = spec.stop_token_ids
+        # Says which tokens the output may draw; None: any. And how many of its tokens that knows.
+        self.grammar: OutputGrammar | None = spec.grammar.new_output() if spec.grammar is not None else None
+        self.num_given = 0
         self.min_tokens = spec.asked.stop.min_tokens
         self.wants_logprobs = log.logprobs is not None
         # Set where this output's steps report the log probabilities of the prompt: those of a
@@ -100,8 +106,11 @@ class Sequence:
         self.prompt_log = request.prompt_log if log.output_index == 0 else None
         self.num_prompt_tokens = len(spec.prompt_ids)
         self.max_output_tokens = spec.asked.stop.max_tokens
-        # Drafts that its steps may verify, as its caller and the server allow.
+        # Drafts that its steps may verify, as its caller and the server allow. A mask is that of
+        # one draw, so what has a grammar has none.
         self.max_drafts = spec.asked.max_drafts if spec.asked.max_drafts >= 0 else limits.MAX_DRAFTS
+        if self.grammar is not None:
+            self.max_drafts = 0
         self.acceptance = Acceptance()
         # Never scheduled beyond: the last token's KV is not needed.
         self.max_tokens_total = self.num_prompt_tokens + spec.asked.stop.max_tokens

@@ -12,6 +12,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as AbstractSequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,16 @@ from headrace_backend.step.plan import (
     admission_bytes,
 )
 from headrace_backend.step.plan_bytes import table_bytes
+
+
+class MaskedDraw(NamedTuple):
+    """A draw whose tokens a grammar restricts."""
+
+    # Which of the step's samples it is.
+    sample: int
+    sequence: Sequence
+    # Position of the drawn token in its output: as many tokens come before it.
+    position: int
 
 
 @dataclasses.dataclass(slots=True)
@@ -72,6 +83,8 @@ class InFlightStep:
     draft_counts: list[int] = dataclasses.field(default_factory=list)
     preempted: list[int] = dataclasses.field(default_factory=list)
     stalled: list[Sequence] = dataclasses.field(default_factory=list)
+    # Draws that wait for masks.
+    masked: list[MaskedDraw] = dataclasses.field(default_factory=list)
 
 
 def _column(values: Iterable[int]) -> Int32Column:
@@ -274,8 +287,13 @@ class PlanBuilder:
         """Copies a block before the pass."""
         self._copies.append(copy)
 
-    def build(self, released_rows: AbstractSequence[int], planned_at_ns: int) -> tuple[StepPlan, InFlightStep]:
-        """The plan, and the record by which its result is read."""
+    def build(
+        self, released_rows: AbstractSequence[int], planned_at_ns: int, has_grammars: bool = False
+    ) -> tuple[StepPlan, InFlightStep]:
+        """The plan, and the record by which its result is read.
+
+        `has_grammars` says that some of the rows may have grammars.
+        """
         decodes, samples = self._decodes, self._decodes + self._samples
         num_decodes = len(decodes)
         counts = _column([1] * num_decodes + self._counts)
@@ -303,6 +321,15 @@ class PlanBuilder:
         )
         if self._draft_counts:
             self._widen_decodes(forward, sample)
+        step = self._record(samples, planned_at_ns)
+        if has_grammars:
+            step.masked = [
+                MaskedDraw(index, sequence, position)
+                for index, (sequence, position) in enumerate(
+                    zip(samples, sample.output_positions.tolist(), strict=True)
+                )
+                if sequence.grammar is not None
+            ]
         plan = StepPlan(
             self.step_id,
             _column(released_rows),
@@ -311,8 +338,9 @@ class PlanBuilder:
             sample,
             self._prompt_logprobs(),
             self.num_proposed,
+            len(step.masked),
         )
-        return plan, self._record(samples, planned_at_ns)
+        return plan, step
 
     def _widen_decodes(self, forward: ForwardPlan, sample: SamplePlan) -> None:
         """Writes into columns that count one token for each decode how many drafts it has."""
@@ -389,13 +417,14 @@ class PlanBuilder:
 
     def _admission(self, sequence: Sequence, row: int) -> RowAdmission:
         """Everything that the worker needs for as long as the sequence stays in its row."""
-        asked = sequence.request.spec.asked
+        asked, is_masked = sequence.request.spec.asked, sequence.grammar is not None
         return RowAdmission(
             row=row,
             sampling=asked.sampling,
             output_index=sequence.log.output_index,
             num_logprobs=asked.num_logprobs,
-            min_tokens=asked.stop.min_tokens,
+            min_tokens=0 if is_masked else asked.stop.min_tokens,
+            is_masked=is_masked,
             stop_token_ids=asked.stop.token_ids,
             prompt_ids=asked.prompt_token_ids if self._needs_history(sequence) else b"",
             output_ids=self._history(sequence),

@@ -78,6 +78,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
+        # Rows whose draws a grammar restricts.
+        self.num_masked_rows = 0
         self._config = config
         # Every row can decode in every step, so that no row starves behind the budget.
         self.num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
@@ -114,6 +116,7 @@ class Scheduler:
         forgotten.
         """
         evicted, self.running = self.running, []
+        self.num_masked_rows = 0
         for sequence in evicted:
             sequence.leave_row()
             account = sequence.request.account
@@ -254,6 +257,8 @@ class Scheduler:
         assert all(not s.held for s in self.waiting), "what is held may not be admitted"
         self._followers.check_integrity()
         keys = [sequence.urgency for sequence in self.running]
+        num_masked = sum(sequence.grammar is not None for sequence in self.running)
+        assert num_masked == self.num_masked_rows, "rows with a grammar are counted"
         assert keys == sorted(keys), "running sequences are ordered by urgency"
 
     def _schedule_decodes(
@@ -467,6 +472,7 @@ class Scheduler:
 
     def _occupy(self, sequence: Sequence, now_ns: int) -> None:
         sequence.row = self._free_rows.pop()
+        self.num_masked_rows += sequence.grammar is not None
         bisect.insort(self.running, sequence, key=_urgency)
         sequence.request.account.num_running += 1
         if sequence.request.num_rows == 0:
@@ -477,6 +483,7 @@ class Scheduler:
         assert self.kv is not None, "there is a worker"
         del self.running[bisect.bisect_left(self.running, sequence.urgency, key=_urgency)]
         self._free_rows.append(sequence.row)
+        self.num_masked_rows -= sequence.grammar is not None
         self._leaving_rows.append(sequence.row)
         self.kv.release(sequence)
         self._followers.retire(sequence)

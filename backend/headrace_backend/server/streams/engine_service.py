@@ -12,6 +12,7 @@ the answer that finds nothing) and never leaves that message; a mistake in the c
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import itertools
 from collections.abc import Callable
@@ -20,13 +21,15 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from headrace_backend.engine.answers import AbortOutcome
 from headrace_backend.engine.errors import RefusalCode, RequestRefused, Violation
-from headrace_backend.engine.request import Subscriber
+from headrace_backend.engine.request import EngineRequest, Subscriber
 from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.health import Health
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.streams import incoming, log_replay, outgoing
+from headrace_backend.server.streams.compiling_adds import CompilingAdds
 from headrace_backend.server.streams.quota_exchange import QuotaExchange
 from headrace_backend.server.streams.service_stream import ServiceStream
 from headrace_backend.server.streams.statuses import (
@@ -38,6 +41,7 @@ from headrace_backend.server.streams.statuses import (
     status_code,
 )
 from headrace_backend.server.telemetry import Teller
+from headrace_backend.structured_output.compiler import Compiled, GrammarCompiler
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request.request import LAYOUT
 
@@ -78,6 +82,7 @@ class EngineService:
         max_message_bytes: int,
         log_ttl_s: float,
         teller: Teller | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         """A service without streams.
 
@@ -90,6 +95,7 @@ class EngineService:
             max_message_bytes: Largest message.
             log_ttl_s: How long the log of an ended request is kept, in seconds.
             teller: Hears of requests and refusals; None: no telemetry.
+            grammars: Compiles structured output; None: the model can't have any.
         """
         self._teller = teller
         self._engine_loop = engine_loop
@@ -103,6 +109,7 @@ class EngineService:
         self._max_message_bytes = max_message_bytes
         self._log_ttl_ns = int(log_ttl_s * 1e9)
         self._log = get_logger()
+        self._compiling = CompilingAdds(engine_loop.engine, grammars)
         self._streams: dict[int, ServiceStream] = {}
         self._stream_ids = itertools.count(1)
         self._handlers: dict[str, Callable[[ServiceStream, Any], None]] = {
@@ -151,6 +158,10 @@ class EngineService:
         """Ends every stream, after what is queued for it."""
         for stream in self._streams.values():
             stream.end(reason)
+
+    def close(self) -> None:
+        """Ends what computes beside the event loop."""
+        self._compiling.close()
 
     @property
     def num_streams(self) -> int:
@@ -208,6 +219,7 @@ class EngineService:
             await self._run_stream(stream, context)
         finally:
             del self._streams[stream.stream_id]
+            self._compiling.stream_lost(stream.stream_id)
             self._engine.stream_lost(stream.stream_id)
             self.quotas.stream_lost(stream.stream_id)
             self._engine_loop.changed()
@@ -297,8 +309,16 @@ class EngineService:
         question = getattr(received, kind)
         # What the engine released before this question comes before its answer.
         self._engine_loop.flush()
+        self._answer(stream, kind or "", question, lambda: handler(stream, question))
+
+    def _answer(self, stream: ServiceStream, kind: str, question: Any, act: Callable[[], None]) -> bool:
+        """Does what was asked and says whether that was done.
+
+        A refusal, or a mistake of ours, is answered.
+        """
         try:
-            handler(stream, question)
+            act()
+            return True
         except RequestRefused as refused:
             if self._teller is not None and kind == "add" and not refused.asks_others:
                 self._teller.refused(refused.reason)
@@ -311,6 +331,7 @@ class EngineService:
             request_id = getattr(question, "request_id", None)
             self._log.exception("question failed", error_id=error_id, question=kind, request_id=request_id)
             self._refuse(stream, question, internal_status(error_id))
+        return False
 
     def _refuse(self, stream: ServiceStream, question: Any, status: Any, ask_again_ns: int = 0) -> None:
         handle, query_id = getattr(question, "handle", 0), getattr(question, "query_id", 0)
@@ -320,13 +341,39 @@ class EngineService:
     # --- questions
 
     def _claim_handle(self, stream: ServiceStream, handle: int) -> Subscriber:
-        if handle in stream.handles:
+        if handle in stream.handles or self._compiling.claims(stream.stream_id, handle):
             raise RequestRefused.invalid([Violation("handle", f"{handle} is in use on this stream")])
         return Subscriber(stream.stream_id, handle)
 
     def _add(self, stream: ServiceStream, add: engine_pb2.AddRequest) -> None:
         request = incoming.read_add(add, self._clock())
         request.source = stream.stream_id
+        if request.asked.structured_output is None or request.has_ended:
+            self._enter(stream, add, request)
+            return
+        if add.handle:
+            self._claim_handle(stream, add.handle)
+        enter = functools.partial(self._enter_compiled, stream, add, request)
+        self._compiling.start(stream.stream_id, add.handle, request, enter)
+
+    def _enter_compiled(
+        self, stream: ServiceStream, add: engine_pb2.AddRequest, request: EngineRequest, compiled: Compiled
+    ) -> bool:
+        """Enters a request whose form was compiled, or refuses it.
+
+        Returns whether the engine has it.
+        """
+
+        def enter() -> None:
+            request.grammar = compiled.result()
+            self._enter(stream, add, request)
+
+        self._engine_loop.flush()
+        entered = self._answer(stream, "add", add, enter)
+        self._engine_loop.changed()
+        return entered
+
+    def _enter(self, stream: ServiceStream, add: engine_pb2.AddRequest, request: EngineRequest) -> None:
         subscriber = self._claim_handle(stream, add.handle) if add.handle else None
         outcome = self._engine.add(request, subscriber)
         if self._teller is not None and not outcome.existing:
@@ -348,7 +395,12 @@ class EngineService:
 
     def _abort(self, stream: ServiceStream, abort: engine_pb2.AbortRequest) -> None:
         cause = incoming.read_abort_cause(abort)
-        found, was_active = self._engine.abort(abort.request_id, abort.tenant, cause)
+
+        def end() -> AbortOutcome:
+            return self._engine.abort(abort.request_id, abort.tenant, cause)
+
+        is_compiling = self._compiling.delay_abort(abort.request_id, abort.tenant, end)
+        found, was_active = (True, True) if is_compiling else end()
         aborted = engine_pb2.Aborted(query_id=abort.query_id, found=found, was_active=was_active)
         stream.send(engine_pb2.FromEngine(aborted=aborted))
         self._log.debug("request aborted", request_id=abort.request_id, cause=cause.name, was_active=was_active)
@@ -373,10 +425,15 @@ class EngineService:
     def _detach(self, stream: ServiceStream, detach: engine_pb2.DetachRequest) -> None:
         if incoming.unknown_field(detach) is not None:
             raise ended(grpc.StatusCode.INVALID_ARGUMENT, "detach has fields that protocol version 3 does not know")
+        leave = functools.partial(self._leave, stream, detach.handle)
+        if not self._compiling.delay_detach(stream.stream_id, detach.handle, leave):
+            leave()
+
+    def _leave(self, stream: ServiceStream, handle: int) -> None:
         # A subscription may have ended while its detach was on the way.
-        if detach.handle in stream.handles:
-            stream.handles.discard(detach.handle)
-            self._engine.detach(Subscriber(stream.stream_id, detach.handle))
+        if handle in stream.handles:
+            stream.handles.discard(handle)
+            self._engine.detach(Subscriber(stream.stream_id, handle))
 
     def _list(self, stream: ServiceStream, query: engine_pb2.ListQuery) -> None:
         state = incoming.read_list_state(query)

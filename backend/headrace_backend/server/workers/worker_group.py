@@ -30,6 +30,7 @@ from headrace_backend.server.workers.worker_process import (
     Record,
     WorkerProcess,
 )
+from headrace_backend.step.masks import max_masks_bytes
 from headrace_backend.step.messages import (
     LoadProgress,
     MemoryPlan,
@@ -102,6 +103,8 @@ class WorkerLaunch:
     command: tuple[str, ...] = DEFAULT_WORKER_COMMAND
     # Whether start-up is shown as bars on stderr, which then must be a terminal.
     shows_bars: bool = False
+    # Tokens of the vocabulary: bounds the masks of rows with grammars. 0: there are none.
+    vocab_size: int = 0
 
     @property
     def world_size(self) -> int:
@@ -110,11 +113,12 @@ class WorkerLaunch:
 
 
 def plan_ring_bytes(launch: WorkerLaunch) -> int:
-    """Space for two of the largest plans (`plan_bytes`).
+    """Space for two of the largest plans (`plan_bytes`) and for two steps' masks.
 
     A ring that was read whole thus takes any plan at once.
     """
-    return 2 * (max_plan_bytes(launch.config, launch.max_model_len) + _RECORD_BYTES)
+    masks_bytes = max_masks_bytes(launch.config.max_num_seqs, launch.vocab_size)
+    return 2 * (max_plan_bytes(launch.config, launch.max_model_len) + masks_bytes + 2 * _RECORD_BYTES)
 
 
 def result_ring_bytes(config: EngineConfig) -> int:
@@ -371,17 +375,22 @@ class WorkerGroup:
         return any(worker.is_stopped for worker in self._workers)
 
     def send_plan(self, plan: bytes) -> bool:
-        """Appends a plan; False if the workers left no space for it yet, or never can.
+        """Appends a plan, as `send` does."""
+        return self.send(RecordKind.STEP_PLAN, plan)
 
-        A plan that is larger than the ring, which the engine does not make, is a step that failed:
-        the group is lost with it, and the engine finds the request that is to blame.
+    def send(self, kind: RecordKind, record: bytes) -> bool:
+        """Appends a plan or masks; False if the workers left no space for it yet, or never can.
+
+        A record that is larger than the ring, which the engine does not make, is a step that
+        failed: the group is lost with it, and the engine finds the request that is to blame.
         """
         try:
-            self._plans.write(RecordKind.STEP_PLAN, plan, timeout_s=0)
+            self._plans.write(kind, record, timeout_s=0)
         except RingFull:
             return False
         except ValueError as error:
-            self._lose(WorkersLost(f"a step plan: {error}", failed_step_id=StepPlan.step_id_of(plan)))
+            # Both begin with the step's number.
+            self._lose(WorkersLost(f"a step's {kind.name}: {error}", failed_step_id=StepPlan.step_id_of(record)))
             return False
         return True
 

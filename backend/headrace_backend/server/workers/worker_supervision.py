@@ -207,7 +207,7 @@ class WorkerSupervision:
         on_gpu = ready.device.startswith("cuda")
         captured = ready.captured_mixed_sizes
         self._engine_loop.workers_ready(
-            group.send_plan, ready.num_blocks, on_gpu, captured, group.max_plan_bytes, ready.tokens_per_row
+            group.send, ready.num_blocks, on_gpu, captured, group.max_plan_bytes, ready.tokens_per_row
         )
 
     async def _watch(self, group: WorkerGroup) -> None:

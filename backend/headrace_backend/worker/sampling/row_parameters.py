@@ -29,6 +29,8 @@ class Trait(enum.IntFlag):
     CHANGED_LOGITS = 2
     PENALIZED = 4
     LOGPROBS = 8
+    # A grammar says which tokens it may draw.
+    MASKED = 16
 
 
 def traits_of(admission: RowAdmission) -> Trait:
@@ -43,6 +45,8 @@ def traits_of(admission: RowAdmission) -> Trait:
         traits |= Trait.PENALIZED
     if admission.num_logprobs >= 0:
         traits |= Trait.LOGPROBS
+    if admission.is_masked:
+        traits |= Trait.MASKED
     return traits
 
 

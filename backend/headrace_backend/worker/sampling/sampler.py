@@ -1,6 +1,6 @@
 """From logits to tokens: who gets which treatment.
 
-Owns the order: changes to single logits, penalties, then the choice
+Owns the order: changes to single logits, penalties, masks, then the choice
 (`headrace_kernels.sampling.choice`), log probabilities of the changed logits, and the notes that
 later steps of the row need. Rows that need none of it cost an argmax. Does not own logits (the
 runners) nor any decision about when an output ends.
@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import Int32Column, RowAdmission, SamplePlan, StepResult, UInt8Column
 from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
 from headrace_backend.worker.sampling.drafted_draws import DraftedDraws
@@ -31,6 +32,7 @@ from headrace_backend.worker.sampling.prompt_logprobs import PromptLogprobs
 from headrace_backend.worker.sampling.row_parameters import RowParameters, Trait
 from headrace_kernels.sampling.choice import choose_greedy, sample_rows
 from headrace_kernels.sampling.logprobs import TokenLogprobs, token_logprobs
+from headrace_kernels.sampling.token_masks import mask_rows
 from headrace_kernels.triton_runtime import uses_triton
 
 Indices = npt.NDArray[np.int64]
@@ -192,27 +194,35 @@ class Sampler:
         tokens, finite = choose_greedy(logits)
         return tokens.masked_fill_(~finite, 0), finite
 
-    def sample(self, plan: SamplePlan, logits: torch.Tensor) -> SampledTokens:
+    def sample(self, plan: SamplePlan, logits: torch.Tensor, masks: StepMasks | None = None) -> SampledTokens:
         """Draws one token per sample, whatever its row needs.
 
         Args:
             plan: Rows and positions, num_samples of each.
             logits: [num_samples, vocab_size]. May be changed in place.
+            masks: The step's masks; None: no row of the plan has one.
         """
         logits = logits.float()
-        traits = self.change(plan, logits)
+        traits = self.change(plan, logits, masks=masks)
         return self.finish(plan, traits, logits, *self.draw(plan, logits, traits))
 
-    def change(self, plan: SamplePlan, logits: torch.Tensor, drafted: DraftedDraws | None = None) -> UInt8Column:
-        """Launches what changes the logits of rows that ask for it: bias, bans, penalties.
+    def change(
+        self,
+        plan: SamplePlan,
+        logits: torch.Tensor,
+        drafted: DraftedDraws | None = None,
+        masks: StepMasks | None = None,
+    ) -> UInt8Column:
+        """Launches what changes the logits of rows that ask for it: bias, bans, penalties, masks.
 
-        Of plans without such rows it launches nothing. Whatever else decides which tokens a row may
-        draw belongs here too, and may come to the worker after the forward pass was launched.
+        Of plans without such rows it launches nothing. Masks come to the worker after the forward
+        pass was launched, and whatever else decides which tokens a row may draw belongs here too.
 
         Args:
             plan: Rows and positions, num_samples of each; with drafts a sample for each draw.
             logits: float32 [num_samples, vocab_size], changed in place.
             drafted: What draws of a worker that drafts depend on.
+            masks: The step's masks; None: no row of the plan has one.
 
         Returns:
             The traits of each sample's row, for `finish`.
@@ -220,6 +230,8 @@ class Sampler:
         traits: UInt8Column = self._parameters.traits[plan.rows]
         if np.bitwise_or.reduce(traits, initial=0) & _CHANGED:
             self._change(plan, traits, logits, drafted)
+        if masks is not None and masks.samples.size:
+            mask_rows(logits, self._to_device(masks.samples), copy_to_device(masks.masks, self._device))
         return traits
 
     def finish(

@@ -14,6 +14,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.rendezvous import Greeting, MixedRanks, Seat, StageSeat, join, join_stages
+from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.step.rank_board import RankBoard, RankLine
 from headrace_backend.weights.placement import ALONE, Shard
@@ -122,6 +123,11 @@ class MarkedRunner:
         """Implements `Runner.launched`."""
         return self._runner.launched
 
+    @property
+    def draws(self) -> bool:
+        """Implements `StepRunner.draws`."""
+        return self._runner.draws
+
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Implements `Runner.forward`."""
         self._line.begin_step(plan.step_id)
@@ -129,9 +135,9 @@ class MarkedRunner:
         self._line.make_progress()
         return hidden
 
-    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+    def sample(self, plan: StepPlan, hidden: torch.Tensor, masks: StepMasks | None = None) -> SampledTokens | None:
         """Implements `Runner.sample`."""
-        return self._runner.sample(plan, hidden)
+        return self._runner.sample(plan, hidden, masks)
 
     def reset(self) -> None:
         """Implements `Runner.reset`."""

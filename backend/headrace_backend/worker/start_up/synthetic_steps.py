@@ -37,8 +37,8 @@ class SamplingKind(enum.Enum):
     GREEDY = enum.auto()
     RANDOM = enum.auto()
     TRUNCATED = enum.auto()
-    # The longest way: truncation, penalties, changed logits and log probabilities, those of as much
-    # of the prompts as a step can report too.
+    # The longest way: truncation, penalties, changed logits, masks and log probabilities, those of
+    # as much of the prompts as a step can report too.
     EVERYTHING = enum.auto()
 
 
@@ -72,6 +72,7 @@ _EVERYTHING = RowAdmission(
         bad_words=(_TOKEN + _TOKEN,),
     ),
     num_logprobs=_MOST_LOGPROBS,
+    is_masked=True,
     min_tokens=1,
     stop_token_ids=_TOKEN,
 )
@@ -112,7 +113,8 @@ def make_step(chunks: Sequence[Chunk], pool: BlockPool, sampling: SamplingKind, 
     if not draws:
         forward.checked_indices = np.cumsum(counts, dtype=np.int32) - 1
     prompt_logprobs = _prompt_logprobs(counts) if sampling is SamplingKind.EVERYTHING else NO_PROMPT_LOGPROBS
-    return StepPlan(0, _NOTHING, admissions, forward, sample, prompt_logprobs)
+    num_masked = len(rows) if draws and sampling is SamplingKind.EVERYTHING else 0
+    return StepPlan(0, _NOTHING, admissions, forward, sample, prompt_logprobs, num_masked)
 
 
 def prompts(num_tokens: int, max_model_len: int) -> list[Chunk]:

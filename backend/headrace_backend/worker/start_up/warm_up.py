@@ -79,8 +79,8 @@ def warm_up(
 
     if shallow:
         with model.representative_layers():
-            run_steps(runner, shallow, on_step)
-    run_steps(runner, whole, lambda done: on_step(len(shallow) + done))
+            run_steps(runner, shallow, on_step, model.vocab_size)
+    run_steps(runner, whole, lambda done: on_step(len(shallow) + done), model.vocab_size)
     clear_blocks(kv_caches, pool.num_blocks)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from headrace_backend.layers.step_metadata import StepPieces
+from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import ForwardPlan, Int32Column, SamplePlan, StepPlan
 from headrace_backend.worker.plan_columns import (
     LAST_SAMPLED,
@@ -147,6 +148,11 @@ class CpuRunner:
         self._drafted: tuple[ModelInput, StepPlan, Draws] | None = None
         self.launched = NOTHING_LAUNCHED
 
+    @property
+    def draws(self) -> bool:
+        """Implements `StepRunner.draws`."""
+        return self._model.stage.is_last
+
     @torch.inference_mode()
     def forward(self, plan: StepPlan, stream: torch.Tensor | None = None) -> torch.Tensor:
         """Implements `Runner.forward`."""
@@ -191,24 +197,26 @@ class CpuRunner:
         return hidden.index_select(0, torch.from_numpy(indices))
 
     @torch.inference_mode()
-    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+    def sample(self, plan: StepPlan, hidden: torch.Tensor, masks: StepMasks | None = None) -> SampledTokens | None:
         """Implements `Runner.sample`."""
         if not self._model.stage.is_last:
             self.remember(plan.sample.rows, zero_tokens(plan, hidden.device))
             return None
         if self._speculation is not None and plan.forward.rows.size:
-            return self._sample_drafted(hidden, self._speculation)
+            return self._sample_drafted(hidden, self._speculation, masks)
         sampled_from, checked, telling = split_hidden(plan, hidden)
         prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
         finite = finite_rows(checked) if len(checked) else None
         if not len(sampled_from):
             return SampledTokens.none(prompts, finite, hidden.device)
-        sampled = self._draw(plan.sample, sampled_from)
+        sampled = self._draw(plan.sample, sampled_from, masks)
         self.remember(plan.sample.rows, sampled.tokens)
         sampled.prompts, sampled.checked = prompts, finite
         return sampled
 
-    def _sample_drafted(self, hidden: torch.Tensor, speculation: Speculation) -> SampledTokens | None:
+    def _sample_drafted(
+        self, hidden: torch.Tensor, speculation: Speculation, masks: StepMasks | None
+    ) -> SampledTokens | None:
         """Draws each token of rows that may settle several, and has the next ones drafted."""
         assert self._drafted is not None, "forward comes before sample"
         inputs, plan, draws = self._drafted
@@ -229,7 +237,8 @@ class CpuRunner:
             accepted = self._accept(plan, inputs, draws, sampled.tokens, sampled.finite, speculation)
         else:
             logits = self._model.logits(sampled_from).float()
-            traits = self._sampler.change(plan.sample, logits, drafted)
+            moved = None if masks is None else masks.at(draws.firsts)
+            traits = self._sampler.change(plan.sample, logits, drafted, moved)
             tokens, is_finite = self._sampler.draw(plan.sample, logits, traits)
             accepted = self._accept(plan, inputs, draws, tokens, is_finite, speculation)
             sampled = self._sampler.finish(plan.sample, traits, logits, tokens, is_finite, drafted, accepted.counts)
@@ -271,8 +280,8 @@ class CpuRunner:
             return stream
         return torch.zeros(plan.num_tokens, self._model.hidden_size, dtype=self._model.dtype)
 
-    def _draw(self, plan: SamplePlan, hidden: torch.Tensor) -> SampledTokens:
+    def _draw(self, plan: SamplePlan, hidden: torch.Tensor, masks: StepMasks | None) -> SampledTokens:
         """Rows that want only their most likely token need no logits beyond this rank's own."""
         if self._sampler.is_greedy(plan):
             return self._sampler.greedy(*self._model.most_likely(hidden))
-        return self._sampler.sample(plan, self._model.logits(hidden))
+        return self._sampler.sample(plan, self._model.logits(hidden), masks)

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import Int32Column, SamplePlan, StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
@@ -134,6 +135,11 @@ class GpuRunner:
         """Tokens of the shapes that steps with prompts are padded to, ascending."""
         return tuple(shape.num_tokens for shape in self._shapes if shape.num_tiles)
 
+    @property
+    def draws(self) -> bool:
+        """Implements `StepRunner.draws`."""
+        return self._model.stage.is_last
+
     @torch.inference_mode()
     def forward(self, plan: StepPlan, stream: torch.Tensor | None = None) -> torch.Tensor:
         """Takes and gives back rows, then launches the pass over the plan's tokens.
@@ -181,7 +187,7 @@ class GpuRunner:
         return torch.cat((self._buffers.hidden[: shape.num_samples], hidden[indices]))
 
     @torch.inference_mode()
-    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+    def sample(self, plan: StepPlan, hidden: torch.Tensor, masks: StepMasks | None = None) -> SampledTokens | None:
         """Implements `Runner.sample`."""
         if not self._model.stage.is_last:
             self.remember(plan.sample.rows, zero_tokens(plan, self._device))
@@ -194,11 +200,11 @@ class GpuRunner:
         finite = finite_rows(checked) if len(checked) else None
         if not len(sampled_from):
             return SampledTokens.none(prompts, finite, self._device)
-        sampled = self._sample(plan.sample, draws)
+        sampled = self._sample(plan.sample, draws, masks)
         sampled.prompts, sampled.checked = prompts, finite
         return sampled
 
-    def _sample(self, plan: SamplePlan, draws: Draws | None) -> SampledTokens:
+    def _sample(self, plan: SamplePlan, draws: Draws | None, masks: StepMasks | None) -> SampledTokens:
         """Draws from the hidden states that the forward pass has left."""
         shape, num_samples = self._shape, plan.rows.size
         assert shape is not None, "forward comes before sample"
@@ -207,7 +213,9 @@ class GpuRunner:
         logits = self._buffers.logits[:num_samples]
         self._model.gather_logits(self._buffers.logits_part[:num_samples], logits)
         drafted = None if draws is None else self._drafted(shape, draws)
-        traits = self._sampler.change(plan, logits, drafted)
+        if masks is not None and draws is not None:
+            masks = masks.at(draws.firsts)
+        traits = self._sampler.change(plan, logits, drafted, masks)
         drawn: _Draw = self._launch(_Piece.DRAW, shape) if self._is_padded else self._draw(shape, num_samples)
         tokens, finite, settled = drawn
         tokens, finite = tokens[:num_samples], finite[:num_samples]

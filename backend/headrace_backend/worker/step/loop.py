@@ -3,6 +3,8 @@
 Owns the order: plans are executed as they come, results are written in the same order, one per
 plan. On a GPU a plan is launched as soon as it is there, whether or not the steps before it are
 done, so that the device never waits for the host; a result is sent as soon as its step is done.
+Where rows have grammars the draw waits for the step's masks, which need the result of the step
+before: meanwhile results are sent, and plans that come are kept.
 
 After a step that raised the loop goes on where it can (`recovery`): it says so, passes over what
 was planned meanwhile, and begins anew at RESET.
@@ -10,14 +12,16 @@ was planned meanwhile, and begins anew at RESET.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.messages import Notice, RecordKind, StepRaised
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.worker.channel import Channel
@@ -56,6 +60,10 @@ class _LaunchedStep:
         return result
 
 
+class _ShutDown(Exception):  # what happened, not a mistake of ours
+    """SHUTDOWN came while a step waited for masks, which will not come any more."""
+
+
 class StepLoop:
     """Executes plans until SHUTDOWN."""
 
@@ -86,6 +94,10 @@ class StepLoop:
         self._finish_times = FinishTimes()
         self._launched: deque[_LaunchedStep] = deque()
         self._has_noticed_lost_drafts = False
+        # Plans that came while a step before them waited for its masks.
+        self._kept: deque[bytes] = deque()
+        # Masks of later steps, whose rows are others, by step.
+        self._early_masks: dict[int, StepMasks] = {}
 
     def run(self) -> None:
         """Returns after SHUTDOWN, when all that was planned before is answered.
@@ -96,6 +108,9 @@ class StepLoop:
         while True:
             try:
                 self._run()
+                return
+            except _ShutDown:
+                self._answer_done(wait=True)
                 return
             except StepFailed as failed:
                 if self._recovery is None or not self._recovery.succeeds_after(failed.__cause__):
@@ -108,6 +123,8 @@ class StepLoop:
     def _report(self, failed: StepFailed) -> None:
         traceback.print_exception(failed)
         self._launched.clear()
+        self._kept.clear()
+        self._early_masks.clear()
         self._channel.send_message(StepRaised(one_line(failed.__cause__), failed.step_id))
 
     def _await_reset(self) -> bool:
@@ -123,29 +140,61 @@ class StepLoop:
     def _run(self) -> None:
         """Returns after SHUTDOWN. Raises StepFailed."""
         while True:
-            record = self._channel.poll() if self._launched else self._channel.wait()
-            kind, payload = record if record is not None else (None, b"")
+            kind, payload = self._next_record()
             if kind == RecordKind.STEP_PLAN:
                 self._launch(StepPlan.decode(payload))
+            elif kind == RecordKind.MASKS and self._runner.draws:
+                masks = StepMasks.decode(payload)
+                self._early_masks[masks.step_id] = masks
             self._answer_done(wait=kind == RecordKind.SHUTDOWN or not self._runs_ahead)
             if kind == RecordKind.SHUTDOWN:
                 return
             if kind is None:
                 time.sleep(_LOOK_INTERVAL_S)
 
+    def _next_record(self) -> tuple[int | None, bytes]:
+        """The next plan or whatever else comes; without waiting where the device works."""
+        if self._kept:
+            return RecordKind.STEP_PLAN, self._kept.popleft()
+        record = self._channel.poll() if self._launched else self._channel.wait()
+        return record if record is not None else (None, b"")
+
     def _launch(self, plan: StepPlan) -> None:
         started_at_ns = time.monotonic_ns()
-        try:
+        with self._failing(plan.step_id):
             hidden = self._runner.forward(plan)
-            launched_at_ns = time.monotonic_ns()
-            samples = HostCopy(self._runner.sample(plan, hidden), hidden.device)
-        except Exception as error:
-            # The steps before it are whole.
-            self._answer_done(wait=True)
-            raise StepFailed(plan.step_id) from error
+        launched_at_ns = time.monotonic_ns()
+        masks = self._await_masks(plan.step_id) if plan.num_masked and self._runner.draws else None
+        with self._failing(plan.step_id):
+            samples = HostCopy(self._runner.sample(plan, hidden, masks), hidden.device)
         self._launched.append(
             _LaunchedStep(plan.step_id, started_at_ns, launched_at_ns, samples, self._runner.launched)
         )
+
+    @contextlib.contextmanager
+    def _failing(self, step_id: int) -> Iterator[None]:
+        """Raises StepFailed for an exception inside, after the steps before it, which are whole."""
+        try:
+            yield
+        except Exception as error:
+            self._answer_done(wait=True)
+            raise StepFailed(step_id) from error
+
+    def _await_masks(self, step_id: int) -> StepMasks:
+        """Waits for the masks of a step; raises _ShutDown if they will not come."""
+        while step_id not in self._early_masks:
+            kind, payload = (self._channel.poll() if self._launched else self._channel.wait()) or (None, b"")
+            if kind == RecordKind.MASKS:
+                masks = StepMasks.decode(payload)
+                self._early_masks[masks.step_id] = masks
+            elif kind == RecordKind.STEP_PLAN:
+                self._kept.append(payload)
+            elif kind == RecordKind.SHUTDOWN:
+                raise _ShutDown
+            self._answer_done(wait=False)
+            if kind is None:
+                time.sleep(_LOOK_INTERVAL_S)
+        return self._early_masks.pop(step_id)
 
     def _answer_done(self, wait: bool) -> None:
         """Sends the results that are there, or all of them."""

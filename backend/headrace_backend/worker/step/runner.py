@@ -13,6 +13,7 @@ import torch
 
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.pp_rules import Stage
+from headrace_backend.step.masks import StepMasks, open_masks
 from headrace_backend.step.plan import Int32Column, StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.sampling.sampler import SampledTokens
@@ -95,8 +96,12 @@ class StepRunner(Protocol):
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Takes and gives back rows, then computes the plan's tokens: `Runner.forward`."""
 
-    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+    def sample(self, plan: StepPlan, hidden: torch.Tensor, masks: StepMasks | None = None) -> SampledTokens | None:
         """Draws the plan's tokens from what `forward` returned: `Runner.sample`."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether this rank draws tokens: those of the last pipeline stage do."""
 
     def reset(self) -> None:
         """Gives back all rows, whatever a step that raised has left of them.
@@ -123,8 +128,13 @@ class Runner(StepRunner, Protocol):
             hidden_size], which nobody else changes.
         """
 
-    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+    def sample(self, plan: StepPlan, hidden: torch.Tensor, masks: StepMasks | None = None) -> SampledTokens | None:
         """Draws the plan's tokens from what `forward` returned, checks it, and reports prompts.
+
+        Args:
+            plan: The step, as `forward` was given it.
+            hidden: What `forward` returned.
+            masks: The step's masks, where the plan says that some follow it.
 
         Returns:
             None if there is nothing of these to do. Before the last stage there never is: rows
@@ -162,18 +172,22 @@ def zero_tokens(plan: StepPlan, device: torch.device) -> torch.Tensor:
     return torch.zeros(plan.sample.rows.size, dtype=torch.int64, device=device)
 
 
-def run_steps(runner: StepRunner, plans: Sequence[StepPlan], on_step: Callable[[int], None]) -> None:
+def run_steps(
+    runner: StepRunner, plans: Sequence[StepPlan], on_step: Callable[[int], None], vocab_size: int = 0
+) -> None:
     """Runs plans one after the other and waits for what the last one drew.
 
     Args:
         runner: Takes the plans.
         plans: At least one.
         on_step: Called with the number of plans launched, before each and after the last.
+        vocab_size: Gives rows with a mask one that allows every token; 0: they draw without.
     """
     sampled = None
     for done, plan in enumerate(plans):
         on_step(done)
-        drawn = runner.sample(plan, runner.forward(plan))
+        masks = open_masks(plan, vocab_size) if plan.num_masked and vocab_size else None
+        drawn = runner.sample(plan, runner.forward(plan), masks)
         sampled = sampled if drawn is None else drawn
     if sampled is not None:
         sampled.tokens.cpu()

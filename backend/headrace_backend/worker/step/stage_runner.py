@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from headrace_backend.parallel.stage_links import Receipt, StageLinks
+from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import ForwardPlan, Int32Column, StepPlan
 from headrace_backend.worker.sampling.sampler import SampledTokens
 from headrace_backend.worker.step.runner import Launched, Runner, zero_tokens
@@ -52,6 +53,11 @@ class StageRunner:
         """Implements `Runner.launched`."""
         return self._runner.launched
 
+    @property
+    def draws(self) -> bool:
+        """Implements `StepRunner.draws`."""
+        return self._links.is_last
+
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Implements `Runner.forward`, with what the stage before sends."""
@@ -71,11 +77,11 @@ class StageRunner:
         return hidden
 
     @torch.inference_mode()
-    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+    def sample(self, plan: StepPlan, hidden: torch.Tensor, masks: StepMasks | None = None) -> SampledTokens | None:
         """Implements `Runner.sample` in the last stage, and sends what is drawn to the first."""
         if not self._links.is_last:
             return None
-        sampled = self._runner.sample(plan, hidden)
+        sampled = self._runner.sample(plan, hidden, masks)
         if plan.sample.rows.size:
             assert sampled is not None, "the plan has draws"
             self._links.send_tokens(sampled.tokens)

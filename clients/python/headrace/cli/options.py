@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import pathlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +64,21 @@ class LogitBias(click.ParamType):  # type: ignore[type-arg]
             return int(token), float(bias)
         except ValueError:
             self.fail(f"{value!r} is not of the form TOKEN_ID=BIAS", param, ctx)
+
+
+class TextOrFile(click.ParamType):  # type: ignore[type-arg]
+    """A text, or the file that holds it."""
+
+    name = "text|@file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text, or what the file behind "@" holds."""
+        if not value.startswith("@"):
+            return str(value)
+        try:
+            return pathlib.Path(value[1:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            self.fail(f"{value[1:]!r} can't be read: {getattr(error, 'strerror', None) or error}", param, ctx)
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]
@@ -142,6 +158,11 @@ GENERATION_OPTIONS: dict[str, click.Option] = {
         _option(
             "prompt_logprobs", int, "Report this many likely tokens at each prompt position (0 to 20; see --json)."
         ),
+        _option("json_schema", TextOrFile(), "JSON Schema that outputs keep. Of this and the next four, one."),
+        _option("json_object", bool, "Outputs are JSON objects.", flags=("--json-object/--any-text",)),
+        _option("regex", str, "Regular expression that outputs match as a whole."),
+        _option("choice", str, "A text that outputs may be, and nothing else. May be repeated.", many=True),
+        _option("grammar", TextOrFile(), "Grammar in Lark's notation that outputs follow."),
         _option(
             "trace_detail",
             click.Choice(["off", "array", "span"]),

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadrace/v1/generation.proto\x12\x0bheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\xc7\x05\n\x0eGenerationSpec\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.headrace.v1.TokenIdsH\x00\x12\r\n\x05model\x18\x03 \x01(\t\x12\x31\n\x08sampling\x18\x04 \x01(\x0b\x32\x1f.headrace.v1.SamplingParameters\x12)\n\x04stop\x18\x05 \x01(\x0b\x32\x1b.headrace.v1.StopConditions\x12\x0e\n\x01n\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x02\x88\x01\x01\x12\x15\n\x08priority\x18\x08 \x01(\x05H\x03\x88\x01\x01\x12-\n\ntime_limit\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\ncache_salt\x18\n \x01(\t\x12 \n\x13skip_special_tokens\x18\x0b \x01(\x08H\x04\x88\x01\x01\x12\x1b\n\x0etoken_ids_only\x18\x0c \x01(\x08H\x05\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\r \x01(\rH\x06\x88\x01\x01\x12\x38\n\x11structured_output\x18\x0e \x01(\x0b\x32\x1d.headrace.v1.StructuredOutput\x12,\n\x0b\x62\x65\x61m_search\x18\x0f \x01(\x0b\x32\x17.headrace.v1.BeamSearch\x12.\n\x0ctrace_detail\x18\x10 \x01(\x0e\x32\x18.headrace.v1.TraceDetail\x12-\n\x0bspeculation\x18\x11 \x01(\x0b\x32\x18.headrace.v1.SpeculationB\x08\n\x06promptB\x04\n\x02_nB\x0b\n\t_logprobsB\x0b\n\t_priorityB\x16\n\x14_skip_special_tokensB\x11\n\x0f_token_ids_onlyB\x12\n\x10_prompt_logprobs\":\n\x0bSpeculation\x12\r\n\x03off\x18\x01 \x01(\x08H\x00\x12\x14\n\nmax_drafts\x18\x02 \x01(\rH\x00\x42\x06\n\x04mode\"U\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x42\x06\n\x04\x66orm\"K\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x11\n\x0f_length_penalty\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xf6\x03\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x12\x42\n\nlogit_bias\x18\t \x03(\x0b\x32..headrace.v1.SamplingParameters.LogitBiasEntry\x12\x18\n\x0btop_n_sigma\x18\n \x01(\x02H\x08\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\x0e\n\x0c_top_n_sigma\"\xf9\x01\n\x0eStopConditions\x12\x0f\n\x07strings\x18\x01 \x03(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x17\n\nignore_eos\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12\x11\n\tbad_words\x18\x06 \x03(\t\x12 \n\x13include_stop_string\x18\x07 \x01(\x08H\x03\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x16\n\x14_include_stop_string\"\xcf\x02\n\x0fGenerationEvent\x12)\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x15.headrace.v1.AcceptedH\x00\x12\'\n\x07started\x18\x02 \x01(\x0b\x32\x14.headrace.v1.StartedH\x00\x12#\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x12.headrace.v1.DeltaH\x00\x12\x36\n\x0foutput_finished\x18\x04 \x01(\x0b\x32\x1b.headrace.v1.OutputFinishedH\x00\x12\'\n\x07resumed\x18\x05 \x01(\x0b\x32\x14.headrace.v1.ResumedH\x00\x12!\n\x04\x64one\x18\x06 \x01(\x0b\x32\x11.headrace.v1.DoneH\x00\x12\x36\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x1b.headrace.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"M\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\" \n\x07Started\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\"\x9b\x01\n\x05\x44\x65lta\x12\x14\n\x0coutput_index\x18\x01 \x01(\r\x12\x19\n\x11\x66irst_token_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12%\n\x07\x63ontent\x18\x04 \x03(\x0b\x32\x14.headrace.v1.Content\x12\'\n\x08logprobs\x18\x05 \x01(\x0b\x32\x15.headrace.v1.Logprobs\"!\n\x07\x43ontent\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x42\x06\n\x04kind\"k\n\x08Logprobs\x12\x0f\n\x07sampled\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x12\n\ntop_counts\x18\x03 \x03(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"T\n\x0ePromptLogprobs\x12\x19\n\x11\x66irst_token_index\x18\x01 \x01(\r\x12\'\n\x08logprobs\x18\x02 \x01(\x0b\x32\x15.headrace.v1.Logprobs\"\xa4\x01\n\x0eOutputFinished\x12\x14\n\x0coutput_index\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.headrace.v1.FinishReason\x12.\n\x0cmatched_stop\x18\x03 \x01(\x0b\x32\x18.headrace.v1.MatchedStop\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.google.rpc.Status\"9\n\x0bMatchedStop\x12\x12\n\x08token_id\x18\x01 \x01(\rH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x42\x06\n\x04kind\"\x1b\n\x07Resumed\x12\x10\n\x08pause_ns\x18\x01 \x01(\x04\"N\n\x04\x44one\x12!\n\x05usage\x18\x01 \x01(\x0b\x32\x12.headrace.v1.Usage\x12#\n\x06ledger\x18\x02 \x01(\x0b\x32\x13.headrace.v1.Ledger\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xc8\x02\n\x06Ledger\x12\x11\n\tqueued_ns\x18\x01 \x01(\x04\x12\x12\n\nprefill_ns\x18\x02 \x01(\x04\x12\x11\n\tdecode_ns\x18\x03 \x01(\x04\x12\x14\n\x0cpreempted_ns\x18\x04 \x01(\x04\x12\x19\n\x11\x65ngine_restart_ns\x18\x05 \x01(\x04\x12\x1e\n\x16\x64\x65tokenize_and_send_ns\x18\x06 \x01(\x04\x12\x1c\n\x14\x62locked_on_reader_ns\x18\x07 \x01(\x04\x12\x15\n\rend_to_end_ns\x18\x08 \x01(\x04\x12\x0f\n\x07ttft_ns\x18\t \x01(\x04\x12\x12\n\nstep_count\x18\n \x01(\r\x12\x13\n\x0bpreemptions\x18\x0b \x01(\r\x12\x15\n\rcached_tokens\x18\x0c \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\r \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x0e \x01(\r*p\n\x0bTraceDetail\x12\x1c\n\x18TRACE_DETAIL_UNSPECIFIED\x10\x00\x12\x14\n\x10TRACE_DETAIL_OFF\x10\x01\x12\x16\n\x12TRACE_DETAIL_ARRAY\x10\x02\x12\x15\n\x11TRACE_DETAIL_SPAN\x10\x03*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05\x42i\n\x15io.github.headrace.v1B\x0fGenerationProtoP\x01Z=github.com/headrace/headrace/clients/go/headracev1;headracev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadrace/v1/generation.proto\x12\x0bheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\xc7\x05\n\x0eGenerationSpec\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.headrace.v1.TokenIdsH\x00\x12\r\n\x05model\x18\x03 \x01(\t\x12\x31\n\x08sampling\x18\x04 \x01(\x0b\x32\x1f.headrace.v1.SamplingParameters\x12)\n\x04stop\x18\x05 \x01(\x0b\x32\x1b.headrace.v1.StopConditions\x12\x0e\n\x01n\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x02\x88\x01\x01\x12\x15\n\x08priority\x18\x08 \x01(\x05H\x03\x88\x01\x01\x12-\n\ntime_limit\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\ncache_salt\x18\n \x01(\t\x12 \n\x13skip_special_tokens\x18\x0b \x01(\x08H\x04\x88\x01\x01\x12\x1b\n\x0etoken_ids_only\x18\x0c \x01(\x08H\x05\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\r \x01(\rH\x06\x88\x01\x01\x12\x38\n\x11structured_output\x18\x0e \x01(\x0b\x32\x1d.headrace.v1.StructuredOutput\x12,\n\x0b\x62\x65\x61m_search\x18\x0f \x01(\x0b\x32\x17.headrace.v1.BeamSearch\x12.\n\x0ctrace_detail\x18\x10 \x01(\x0e\x32\x18.headrace.v1.TraceDetail\x12-\n\x0bspeculation\x18\x11 \x01(\x0b\x32\x18.headrace.v1.SpeculationB\x08\n\x06promptB\x04\n\x02_nB\x0b\n\t_logprobsB\x0b\n\t_priorityB\x16\n\x14_skip_special_tokensB\x11\n\x0f_token_ids_onlyB\x12\n\x10_prompt_logprobs\":\n\x0bSpeculation\x12\r\n\x03off\x18\x01 \x01(\x08H\x00\x12\x14\n\nmax_drafts\x18\x02 \x01(\rH\x00\x42\x06\n\x04mode\"\xe4\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x12.\n\x0bjson_object\x18\x04 \x01(\x0b\x32\x17.headrace.v1.JsonObjectH\x00\x12%\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x13.headrace.v1.ChoiceH\x00\x12\x36\n\x0fstructural_tags\x18\x06 \x01(\x0b\x32\x1b.headrace.v1.StructuralTagsH\x00\x42\x06\n\x04\x66orm\"\x0c\n\nJsonObject\"\x17\n\x06\x43hoice\x12\r\n\x05texts\x18\x01 \x03(\t\":\n\x0eStructuralTags\x12(\n\x04tags\x18\x01 \x03(\x0b\x32\x1a.headrace.v1.StructuralTag\"Q\n\rStructuralTag\x12\x0f\n\x07trigger\x18\x01 \x01(\t\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\t\x12\x13\n\x0bjson_schema\x18\x03 \x01(\t\x12\x0b\n\x03\x65nd\x18\x04 \x01(\t\"K\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x11\n\x0f_length_penalty\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xf6\x03\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x12\x42\n\nlogit_bias\x18\t \x03(\x0b\x32..headrace.v1.SamplingParameters.LogitBiasEntry\x12\x18\n\x0btop_n_sigma\x18\n \x01(\x02H\x08\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\x0e\n\x0c_top_n_sigma\"\xf9\x01\n\x0eStopConditions\x12\x0f\n\x07strings\x18\x01 \x03(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x17\n\nignore_eos\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12\x11\n\tbad_words\x18\x06 \x03(\t\x12 \n\x13include_stop_string\x18\x07 \x01(\x08H\x03\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x16\n\x14_include_stop_string\"\xcf\x02\n\x0fGenerationEvent\x12)\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x15.headrace.v1.AcceptedH\x00\x12\'\n\x07started\x18\x02 \x01(\x0b\x32\x14.headrace.v1.StartedH\x00\x12#\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x12.headrace.v1.DeltaH\x00\x12\x36\n\x0foutput_finished\x18\x04 \x01(\x0b\x32\x1b.headrace.v1.OutputFinishedH\x00\x12\'\n\x07resumed\x18\x05 \x01(\x0b\x32\x14.headrace.v1.ResumedH\x00\x12!\n\x04\x64one\x18\x06 \x01(\x0b\x32\x11.headrace.v1.DoneH\x00\x12\x36\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x1b.headrace.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"M\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\" \n\x07Started\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\"\x9b\x01\n\x05\x44\x65lta\x12\x14\n\x0coutput_index\x18\x01 \x01(\r\x12\x19\n\x11\x66irst_token_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12%\n\x07\x63ontent\x18\x04 \x03(\x0b\x32\x14.headrace.v1.Content\x12\'\n\x08logprobs\x18\x05 \x01(\x0b\x32\x15.headrace.v1.Logprobs\"!\n\x07\x43ontent\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x42\x06\n\x04kind\"k\n\x08Logprobs\x12\x0f\n\x07sampled\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x12\n\ntop_counts\x18\x03 \x03(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"T\n\x0ePromptLogprobs\x12\x19\n\x11\x66irst_token_index\x18\x01 \x01(\r\x12\'\n\x08logprobs\x18\x02 \x01(\x0b\x32\x15.headrace.v1.Logprobs\"\xa4\x01\n\x0eOutputFinished\x12\x14\n\x0coutput_index\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.headrace.v1.FinishReason\x12.\n\x0cmatched_stop\x18\x03 \x01(\x0b\x32\x18.headrace.v1.MatchedStop\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.google.rpc.Status\"9\n\x0bMatchedStop\x12\x12\n\x08token_id\x18\x01 \x01(\rH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x42\x06\n\x04kind\"\x1b\n\x07Resumed\x12\x10\n\x08pause_ns\x18\x01 \x01(\x04\"N\n\x04\x44one\x12!\n\x05usage\x18\x01 \x01(\x0b\x32\x12.headrace.v1.Usage\x12#\n\x06ledger\x18\x02 \x01(\x0b\x32\x13.headrace.v1.Ledger\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xc8\x02\n\x06Ledger\x12\x11\n\tqueued_ns\x18\x01 \x01(\x04\x12\x12\n\nprefill_ns\x18\x02 \x01(\x04\x12\x11\n\tdecode_ns\x18\x03 \x01(\x04\x12\x14\n\x0cpreempted_ns\x18\x04 \x01(\x04\x12\x19\n\x11\x65ngine_restart_ns\x18\x05 \x01(\x04\x12\x1e\n\x16\x64\x65tokenize_and_send_ns\x18\x06 \x01(\x04\x12\x1c\n\x14\x62locked_on_reader_ns\x18\x07 \x01(\x04\x12\x15\n\rend_to_end_ns\x18\x08 \x01(\x04\x12\x0f\n\x07ttft_ns\x18\t \x01(\x04\x12\x12\n\nstep_count\x18\n \x01(\r\x12\x13\n\x0bpreemptions\x18\x0b \x01(\r\x12\x15\n\rcached_tokens\x18\x0c \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\r \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x0e \x01(\r*p\n\x0bTraceDetail\x12\x1c\n\x18TRACE_DETAIL_UNSPECIFIED\x10\x00\x12\x14\n\x10TRACE_DETAIL_OFF\x10\x01\x12\x16\n\x12TRACE_DETAIL_ARRAY\x10\x02\x12\x15\n\x11TRACE_DETAIL_SPAN\x10\x03*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05\x42i\n\x15io.github.headrace.v1B\x0fGenerationProtoP\x01Z=github.com/headrace/headrace/clients/go/headracev1;headracev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,50 +36,58 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\025io.github.headrace.v1B\017GenerationProtoP\001Z=github.com/headrace/headrace/clients/go/headracev1;headracev1'
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_TRACEDETAIL']._serialized_start=3405
-  _globals['_TRACEDETAIL']._serialized_end=3517
-  _globals['_FINISHREASON']._serialized_start=3520
-  _globals['_FINISHREASON']._serialized_end=3697
+  _globals['_TRACEDETAIL']._serialized_start=3731
+  _globals['_TRACEDETAIL']._serialized_end=3843
+  _globals['_FINISHREASON']._serialized_start=3846
+  _globals['_FINISHREASON']._serialized_end=4023
   _globals['_GENERATIONSPEC']._serialized_start=103
   _globals['_GENERATIONSPEC']._serialized_end=814
   _globals['_SPECULATION']._serialized_start=816
   _globals['_SPECULATION']._serialized_end=874
-  _globals['_STRUCTUREDOUTPUT']._serialized_start=876
-  _globals['_STRUCTUREDOUTPUT']._serialized_end=961
-  _globals['_BEAMSEARCH']._serialized_start=963
-  _globals['_BEAMSEARCH']._serialized_end=1038
-  _globals['_TOKENIDS']._serialized_start=1040
-  _globals['_TOKENIDS']._serialized_end=1063
-  _globals['_SAMPLINGPARAMETERS']._serialized_start=1066
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=1568
-  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_start=1383
-  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_end=1431
-  _globals['_STOPCONDITIONS']._serialized_start=1571
-  _globals['_STOPCONDITIONS']._serialized_end=1820
-  _globals['_GENERATIONEVENT']._serialized_start=1823
-  _globals['_GENERATIONEVENT']._serialized_end=2158
-  _globals['_ACCEPTED']._serialized_start=2160
-  _globals['_ACCEPTED']._serialized_end=2237
-  _globals['_STARTED']._serialized_start=2239
-  _globals['_STARTED']._serialized_end=2271
-  _globals['_DELTA']._serialized_start=2274
-  _globals['_DELTA']._serialized_end=2429
-  _globals['_CONTENT']._serialized_start=2431
-  _globals['_CONTENT']._serialized_end=2464
-  _globals['_LOGPROBS']._serialized_start=2466
-  _globals['_LOGPROBS']._serialized_end=2573
-  _globals['_PROMPTLOGPROBS']._serialized_start=2575
-  _globals['_PROMPTLOGPROBS']._serialized_end=2659
-  _globals['_OUTPUTFINISHED']._serialized_start=2662
-  _globals['_OUTPUTFINISHED']._serialized_end=2826
-  _globals['_MATCHEDSTOP']._serialized_start=2828
-  _globals['_MATCHEDSTOP']._serialized_end=2885
-  _globals['_RESUMED']._serialized_start=2887
-  _globals['_RESUMED']._serialized_end=2914
-  _globals['_DONE']._serialized_start=2916
-  _globals['_DONE']._serialized_end=2994
-  _globals['_USAGE']._serialized_start=2996
-  _globals['_USAGE']._serialized_end=3072
-  _globals['_LEDGER']._serialized_start=3075
-  _globals['_LEDGER']._serialized_end=3403
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=877
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=1105
+  _globals['_JSONOBJECT']._serialized_start=1107
+  _globals['_JSONOBJECT']._serialized_end=1119
+  _globals['_CHOICE']._serialized_start=1121
+  _globals['_CHOICE']._serialized_end=1144
+  _globals['_STRUCTURALTAGS']._serialized_start=1146
+  _globals['_STRUCTURALTAGS']._serialized_end=1204
+  _globals['_STRUCTURALTAG']._serialized_start=1206
+  _globals['_STRUCTURALTAG']._serialized_end=1287
+  _globals['_BEAMSEARCH']._serialized_start=1289
+  _globals['_BEAMSEARCH']._serialized_end=1364
+  _globals['_TOKENIDS']._serialized_start=1366
+  _globals['_TOKENIDS']._serialized_end=1389
+  _globals['_SAMPLINGPARAMETERS']._serialized_start=1392
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=1894
+  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_start=1709
+  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_end=1757
+  _globals['_STOPCONDITIONS']._serialized_start=1897
+  _globals['_STOPCONDITIONS']._serialized_end=2146
+  _globals['_GENERATIONEVENT']._serialized_start=2149
+  _globals['_GENERATIONEVENT']._serialized_end=2484
+  _globals['_ACCEPTED']._serialized_start=2486
+  _globals['_ACCEPTED']._serialized_end=2563
+  _globals['_STARTED']._serialized_start=2565
+  _globals['_STARTED']._serialized_end=2597
+  _globals['_DELTA']._serialized_start=2600
+  _globals['_DELTA']._serialized_end=2755
+  _globals['_CONTENT']._serialized_start=2757
+  _globals['_CONTENT']._serialized_end=2790
+  _globals['_LOGPROBS']._serialized_start=2792
+  _globals['_LOGPROBS']._serialized_end=2899
+  _globals['_PROMPTLOGPROBS']._serialized_start=2901
+  _globals['_PROMPTLOGPROBS']._serialized_end=2985
+  _globals['_OUTPUTFINISHED']._serialized_start=2988
+  _globals['_OUTPUTFINISHED']._serialized_end=3152
+  _globals['_MATCHEDSTOP']._serialized_start=3154
+  _globals['_MATCHEDSTOP']._serialized_end=3211
+  _globals['_RESUMED']._serialized_start=3213
+  _globals['_RESUMED']._serialized_end=3240
+  _globals['_DONE']._serialized_start=3242
+  _globals['_DONE']._serialized_end=3320
+  _globals['_USAGE']._serialized_start=3322
+  _globals['_USAGE']._serialized_end=3398
+  _globals['_LEDGER']._serialized_start=3401
+  _globals['_LEDGER']._serialized_end=3729
 # @@protoc_insertion_point(module_scope)

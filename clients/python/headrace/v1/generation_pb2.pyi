@@ -84,14 +84,48 @@ class Speculation(_message.Message):
     def __init__(self, off: bool = ..., max_drafts: _Optional[int] = ...) -> None: ...
 
 class StructuredOutput(_message.Message):
-    __slots__ = ("json_schema", "regex", "grammar")
+    __slots__ = ("json_schema", "regex", "grammar", "json_object", "choice", "structural_tags")
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURAL_TAGS_FIELD_NUMBER: _ClassVar[int]
     json_schema: str
     regex: str
     grammar: str
-    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ...) -> None: ...
+    json_object: JsonObject
+    choice: Choice
+    structural_tags: StructuralTags
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., json_object: _Optional[_Union[JsonObject, _Mapping]] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ..., structural_tags: _Optional[_Union[StructuralTags, _Mapping]] = ...) -> None: ...
+
+class JsonObject(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Choice(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StructuralTags(_message.Message):
+    __slots__ = ("tags",)
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    tags: _containers.RepeatedCompositeFieldContainer[StructuralTag]
+    def __init__(self, tags: _Optional[_Iterable[_Union[StructuralTag, _Mapping]]] = ...) -> None: ...
+
+class StructuralTag(_message.Message):
+    __slots__ = ("trigger", "begin", "json_schema", "end")
+    TRIGGER_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    trigger: str
+    begin: str
+    json_schema: str
+    end: str
+    def __init__(self, trigger: _Optional[str] = ..., begin: _Optional[str] = ..., json_schema: _Optional[str] = ..., end: _Optional[str] = ...) -> None: ...
 
 class BeamSearch(_message.Message):
     __slots__ = ("width", "length_penalty")

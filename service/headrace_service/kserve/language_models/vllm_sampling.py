@@ -16,7 +16,7 @@ import msgspec
 
 from headrace.v1 import generation_pb2
 from headrace_request.sampling import Sampling
-from headrace_service import errors
+from headrace_service import errors, foreign_forms
 from headrace_service.kserve.language_models import asked
 
 Spec = generation_pb2.GenerationSpec
@@ -37,6 +37,7 @@ NAMES = {
     "spec.stop.strings": f"{_WHERE}.stop",
     "spec.stop.token_ids": f"{_WHERE}.stop_token_ids",
     "spec.stop.include_stop_string": f"{_WHERE}.include_stop_str_in_output",
+    "spec.structured_output": _WHERE,
     "spec.priority": "parameters[priority]",
     "spec.time_limit": "parameters[timeout]",
 }
@@ -138,6 +139,30 @@ def _logit_bias(spec: Spec, field: str, value: Any) -> None:
         spec.sampling.logit_bias[asked.unsigned(_key(at, token), at)] = _number(at, bias)
 
 
+def _form(spec: Spec, field: str, value: Any) -> None:
+    """Sets the form of outputs from an object of vLLM's, or from its JSON text."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            raise errors.invalid_field(field, "must be an object, or its JSON text") from None
+    if not isinstance(value, dict):
+        raise errors.invalid_field(field, "must be an object, or its JSON text")
+    _set_form(spec, field, foreign_forms.read_vllm(value, field))
+
+
+def _form_setter(name: str) -> Callable[[Spec, str, Any], None]:
+    return lambda spec, field, value: _set_form(spec, field, foreign_forms.VLLM_FORMS[name](value, field))
+
+
+def _set_form(spec: Spec, field: str, form: foreign_forms.Output | None) -> None:
+    if form is None:
+        return
+    if spec.HasField("structured_output"):
+        raise errors.invalid_field(field, "must not be given beside another form: an output has one")
+    spec.structured_output.CopyFrom(form)
+
+
 _SETTERS: dict[str, Callable[[Spec, str, Any], None]] = {
     # vLLM calls them as we do.
     **{field.name: _float_setter(field.name) for field in msgspec.structs.fields(Sampling) if field.type is float},
@@ -160,6 +185,10 @@ _SETTERS: dict[str, Callable[[Spec, str, Any], None]] = {
         spec.stop, "include_stop_string", _truth(field, value)
     ),
     "skip_special_tokens": lambda spec, field, value: setattr(spec, "skip_special_tokens", _truth(field, value)),
+    # Its older name, and its newer one; then the oldest, one for each form.
+    "guided_decoding": _form,
+    "structured_outputs": _form,
+    **{f"guided_{name}": _form_setter(name) for name in ("json", "regex", "choice", "grammar")},
     # Judged once `n` is known.
     "best_of": lambda spec, field, value: None,
 }
@@ -172,8 +201,7 @@ _WITHOUT_EFFECT: dict[str, Any] = {
     "spaces_between_special_tokens": True,
 }
 _UNBUILT = frozenset(
-    "prompt_logprobs truncate_prompt_tokens guided_decoding structured_outputs guided_json guided_regex guided_choice "
-    "guided_grammar "
+    "prompt_logprobs truncate_prompt_tokens "
     "logits_processors allowed_token_ids extra_args lora_name output_kind thinking_token_budget".split()
 )
 

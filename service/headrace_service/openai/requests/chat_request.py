@@ -62,6 +62,7 @@ class ChatRequest(SharedFields, frozen=True, kw_only=True):
         """What fields of GenerationSpec are called in this request."""
         return {
             **generation_spec.NAMES,
+            **generation_spec.names_of_form(self),
             "spec.logprobs": "top_logprobs",
             "spec.stop.max_tokens": self.max_tokens_field,
         }

@@ -50,7 +50,7 @@ class CompletionRequest(SharedFields, frozen=True, kw_only=True):
     @property
     def names(self) -> dict[str, str]:
         """What fields of GenerationSpec are called in this request."""
-        return dict(generation_spec.NAMES)
+        return {**generation_spec.NAMES, **generation_spec.names_of_form(self)}
 
     def prompts(self) -> list[Prompt]:
         """Returns the prompts: texts, or token ids.

@@ -7,14 +7,14 @@ Owns the translation, and what fields of GenerationSpec are called here. Ranges 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import msgspec
 
 from headrace.v1 import generation_pb2
 from headrace_request.sampling import Sampling
-from headrace_service import errors
+from headrace_service import errors, foreign_forms
 from headrace_service.openai.requests.shared_fields import SharedFields
 
 _MAX_U64 = (1 << 64) - 1
@@ -67,9 +67,44 @@ def spec_of(asked: SharedFields, max_tokens: int | None, max_tokens_field: str) 
         spec.cache_salt = asked.cache_salt
     if asked.skip_special_tokens is not None:
         spec.skip_special_tokens = asked.skip_special_tokens
+    form = _form_of(asked)
+    if form is not None:
+        spec.structured_output.CopyFrom(form[1])
     _fill_sampling(spec.sampling, asked)
     _fill_stop(spec.stop, asked)
     return spec
+
+
+def names_of_form(asked: SharedFields) -> dict[str, str]:
+    """What the form of outputs is called in this request."""
+    form = _form_of(asked)
+    return foreign_forms.names("response_format" if form is None else form[0])
+
+
+def _form_of(asked: SharedFields) -> tuple[str, foreign_forms.Output] | None:
+    """Returns the form of outputs with the field that asks for it; None: any text.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, two fields ask for one, or a form is none; UNIMPLEMENTED.
+    """
+    forms = {
+        "response_format": _read(asked.response_format, "response_format", foreign_forms.read_response_format),
+        "structured_outputs": _read(asked.structured_outputs, "structured_outputs", foreign_forms.read_vllm),
+        "structural_tag": _read(asked.structural_tag, "structural_tag", foreign_forms.VLLM_FORMS["structural_tag"]),
+    }
+    for name in ("json", "regex", "choice", "grammar"):
+        field = f"guided_{name}"
+        forms[field] = _read(getattr(asked, field), field, foreign_forms.VLLM_FORMS[name])
+    given = [(field, form) for field, form in forms.items() if form is not None]
+    if len(given) > 1:
+        raise errors.invalid_field(given[1][0], f"must not be given beside {given[0][0]}: an output has one form")
+    return given[0] if given else None
+
+
+def _read(
+    value: Any, field: str, read: Callable[[Any, str], foreign_forms.Output | None]
+) -> foreign_forms.Output | None:
+    return None if value is None else read(value, field)
 
 
 def _fill_sampling(sampling: generation_pb2.SamplingParameters, asked: SharedFields) -> None:

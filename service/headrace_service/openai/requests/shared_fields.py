@@ -52,6 +52,14 @@ class SharedFields(msgspec.Struct, frozen=True, kw_only=True):
     priority: I32 | None = None
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
+    # The form of outputs: OpenAI's name, then vLLM's newer and older ones.
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    structural_tag: Any = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     @property
     def wants_stream(self) -> bool:

@@ -1,7 +1,10 @@
 package io.github.headrace;
 
 import io.github.headrace.v1.BeamSearch;
+import io.github.headrace.v1.Choice;
 import io.github.headrace.v1.GenerationSpec;
+import io.github.headrace.v1.JsonObject;
+import io.github.headrace.v1.StructuralTag;
 import io.github.headrace.v1.StructuredOutput;
 import java.time.Duration;
 import java.util.Collection;
@@ -418,8 +421,8 @@ public final class GenerationOptions {
         }
 
         /**
-         * Only outputs that match a JSON Schema. Servers that have not built it yet refuse it as
-         * UNIMPLEMENTED.
+         * Only outputs that a JSON Schema allows. Of this and the forms after it the last one that
+         * is given counts.
          *
          * @param schema JSON text
          * @return this builder
@@ -431,8 +434,7 @@ public final class GenerationOptions {
         }
 
         /**
-         * Only outputs that match a regular expression as a whole. Servers that have not built it
-         * yet refuse it as UNIMPLEMENTED.
+         * Only outputs that match a regular expression as a whole.
          *
          * @param expression the expression
          * @return this builder
@@ -444,8 +446,7 @@ public final class GenerationOptions {
         }
 
         /**
-         * Only outputs of a context-free grammar. Servers that have not built it yet refuse it as
-         * UNIMPLEMENTED.
+         * Only outputs of a context-free grammar.
          *
          * @param grammar in Lark's notation
          * @return this builder
@@ -453,6 +454,52 @@ public final class GenerationOptions {
         public Builder grammar(String grammar) {
             String field = "spec.structured_output.grammar";
             spec.setStructuredOutput(StructuredOutput.newBuilder().setGrammar(Wire.utf8(field, grammar)));
+            return this;
+        }
+
+        /**
+         * Only outputs that are JSON objects.
+         *
+         * @return this builder
+         */
+        public Builder jsonObject() {
+            spec.setStructuredOutput(
+                    StructuredOutput.newBuilder().setJsonObject(JsonObject.getDefaultInstance()));
+            return this;
+        }
+
+        /**
+         * Only outputs that are one of some texts.
+         *
+         * @param texts at least one, none of them empty
+         * @return this builder
+         */
+        public Builder choice(Collection<String> texts) {
+            Choice.Builder choice = Choice.newBuilder();
+            texts.forEach(text -> choice.addTexts(Wire.utf8("spec.structured_output.choice.texts", text)));
+            spec.setStructuredOutput(StructuredOutput.newBuilder().setChoice(choice));
+            return this;
+        }
+
+        /**
+         * A part of outputs that has a form, as soon as free text has come to its trigger. May be
+         * called for several.
+         *
+         * @param trigger the text from which on the output has the form
+         * @param begin how the part begins, the trigger included
+         * @param schema JSON text of a JSON Schema, of what follows
+         * @param end how the part ends
+         * @return this builder
+         */
+        public Builder structuralTag(String trigger, String begin, String schema, String end) {
+            String field = "spec.structured_output.structural_tags.tags";
+            spec.getStructuredOutputBuilder()
+                    .getStructuralTagsBuilder()
+                    .addTags(StructuralTag.newBuilder()
+                            .setTrigger(Wire.utf8(field, trigger))
+                            .setBegin(Wire.utf8(field, begin))
+                            .setJsonSchema(Wire.utf8(field, schema))
+                            .setEnd(Wire.utf8(field, end)));
             return this;
         }
 

@@ -221,8 +221,10 @@ class BlockingClientTest {
         try (GenerationStream stream = client.generate("x", options)) {
             assertThrows(InvalidRequestException.class, stream::hasNext);
         }
-        GenerationOptions regex = GenerationOptions.builder().regex("a+").build();
-        assertThrows(UnimplementedException.class, () -> client.complete("x", regex));
+        GenerationOptions beams = GenerationOptions.builder().beamSearch(2, 1.0).build();
+        assertThrows(UnimplementedException.class, () -> client.complete("x", beams));
+        GenerationOptions regex = GenerationOptions.builder().regex("[").build();
+        assertThrows(InvalidRequestException.class, () -> client.complete("x", regex));
         assertThrows(NotFoundException.class, () -> client.getModel("no-such-model"));
         assertThrows(NotFoundException.class, () -> client.cancel("no-such-request"));
     }

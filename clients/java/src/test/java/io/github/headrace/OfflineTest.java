@@ -33,6 +33,12 @@ class OfflineTest {
                 .skipSpecialTokens(false).tokenIdsOnly(true).traceDetail(TraceDetail.SPAN).jsonSchema("{}").maxDrafts(4)
                 .beamSearch(2, 1.0).build();
         assertEquals(Set.of("text", "token_ids"), unset(all.spec()));
+        for (GenerationOptions form : List.of(
+                GenerationOptions.builder().jsonObject().build(),
+                GenerationOptions.builder().choice(List.of("a", "b")).build(),
+                GenerationOptions.builder().structuralTag("a", "ab", "{}", "c").build())) {
+            assertEquals(Set.of(), unset(form.spec().getStructuredOutput()));
+        }
         assertEquals(2, all.spec().getStop().getStringsCount());
         assertEquals(500_000_000, all.spec().getTimeLimit().getNanos());
         assertEquals(all, all.toBuilder().build());

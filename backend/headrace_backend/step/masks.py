@@ -1,0 +1,76 @@
+"""The late column of a step: which tokens rows with a grammar may draw.
+
+The forward pass of a step needs the tokens before it, but a mask needs the last of them read. So
+masks cross behind the plan, in a record of their own on the same ring, while the device computes
+the pass: a worker waits for them between forward and draw. A plan says whether they come
+(`StepPlan.num_masked`); one record brings all of a step.
+
+Owns the columns and their byte form. Does not own what the masks mean (`headrace_kernels.sampling.
+token_masks`) nor who computes them (the backend's `structured_output`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace_backend.step.plan import Int32Column, StepPlan
+
+# Step id, masked samples, words of a mask.
+_HEADER = struct.Struct("<QII")
+_INT = 4
+_BITS = 32
+
+
+def mask_words(vocab_size: int) -> int:
+    """Words of 32 bits of one row's mask."""
+    return -(-vocab_size // _BITS)
+
+
+def max_masks_bytes(num_rows: int, vocab_size: int) -> int:
+    """Bytes of the largest record: every row has a mask."""
+    return _HEADER.size + _INT * num_rows * (1 + mask_words(vocab_size))
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class StepMasks:
+    """Masks of the samples of one step that have some."""
+
+    step_id: int
+    # [num_masked] which samples of the plan, each at most once. Samples of rows with a grammar that
+    # are missing are drawn without a mask: their outputs have ended, and the token is dropped.
+    samples: Int32Column
+    # [num_masked, words] bit t % 32 of word t // 32 says whether token t may be drawn.
+    masks: npt.NDArray[np.int32]
+
+    def encode(self) -> bytes:
+        """Encodes the masks as bytes: a header, then the columns."""
+        header = _HEADER.pack(self.step_id, *self.masks.shape)
+        return b"".join([header, self.samples.tobytes(), self.masks.tobytes()])
+
+    def at(self, places: Int32Column) -> StepMasks:
+        """The same masks where sample i of the plan is draw `places[i]` of a worker that drafts."""
+        return dataclasses.replace(self, samples=places[self.samples])
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> StepMasks:
+        """Reads what `encode` wrote. The columns are views of `data`, which must outlive them."""
+        step_id, num_masked, words = _HEADER.unpack_from(data)
+        samples = np.frombuffer(data, np.int32, num_masked, _HEADER.size)
+        masks = np.frombuffer(data, np.int32, num_masked * words, _HEADER.size + _INT * num_masked)
+        return cls(step_id, samples, masks.reshape(num_masked, words))
+
+
+def open_masks(plan: StepPlan, vocab_size: int) -> StepMasks:
+    """Masks that allow every token to every draw of a plan."""
+    num_samples = plan.sample.rows.size
+    masks = np.full((num_samples, mask_words(vocab_size)), -1, np.int32)
+    return StepMasks(plan.step_id, np.arange(num_samples, dtype=np.int32), masks)
+
+
+def no_masks(step_id: int, vocab_size: int) -> StepMasks:
+    """Masks of a step in which nobody needs one any more."""
+    return StepMasks(step_id, np.empty(0, np.int32), np.empty((0, mask_words(vocab_size)), np.int32))

@@ -1,0 +1,193 @@
+"""Grammars compiled with the demo model's vocabulary: cache, refusals, places, masks."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import numpy as np
+import psutil
+import pytest
+from benchmarks.made_schemas import make_schema
+from tests.support.processes import wait_until
+from tests.support.running_server import DEMO
+
+from headrace_backend.engine.errors import RequestRefused
+from headrace_backend.engine.output_grammar import COMPLETE, MASKED, MaskState
+from headrace_backend.engine.scheduling.masks import MaskCall, MaskJob
+from headrace_backend.step.masks import StepMasks
+from headrace_backend.structured_output import compiler as compiler_module
+from headrace_backend.structured_output.compiler import GrammarCompiler, grammar_compiler
+from headrace_backend.structured_output.mask_pool import MaskPool
+from headrace_backend.structured_output.output_place import OutputPlace
+from headrace_model_folder import ModelFolder
+from headrace_request.structured_output import StructuredOutput, choice
+
+FOLDER = ModelFolder.open(DEMO)
+VOCAB = FOLDER.config.vocab_size
+END = frozenset(FOLDER.generation_defaults.eos_token_ids)
+TOKEN_BYTES = FOLDER.token_table.token_bytes if FOLDER.token_table is not None else ()
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    made = grammar_compiler(FOLDER)
+    assert made is not None
+    yield made
+    made.close()
+
+
+def schema_of(schema: Any) -> StructuredOutput:
+    return StructuredOutput("json_schema", json.dumps(schema))
+
+
+def place_of(compiler: GrammarCompiler, asked: StructuredOutput) -> OutputPlace:
+    return compiler.compile(asked).result().new_output()
+
+
+def allowed(words: np.ndarray) -> list[int]:
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    return np.flatnonzero(bits[:VOCAB]).tolist()
+
+
+def generated(place: OutputPlace, draw: random.Random, most: int = 400) -> str | None:
+    """A text that random draws from masks make; None: it came to no end."""
+    tokens, words = array("i"), np.empty(-(-VOCAB // 32), np.int32)
+    for _ in range(most):
+        outcome = place.fill_mask(words, max(len(tokens) - 1, 0), tokens[max(len(tokens) - 1, 0) :], END, True)
+        assert outcome is MASKED, outcome.error
+        # What ends the text is preferred, so that most do end.
+        ids = allowed(words)
+        ending = [token for token in ids if token in END]
+        if ending:
+            return b"".join(TOKEN_BYTES[token] or b"" for token in tokens).decode()
+        tokens.append(draw.choice(ids))
+    return None
+
+
+@pytest.mark.parametrize("num_schemas", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_texts_drawn_from_masks_keep_their_schemas(compiler: GrammarCompiler, num_schemas: int) -> None:
+    num_whole = 0
+    for seed in range(num_schemas):
+        schema = make_schema(seed)
+        text = generated(place_of(compiler, schema_of(schema)), random.Random(seed))
+        if text is not None:
+            jsonschema.validate(json.loads(text), schema)
+            num_whole += 1
+    assert num_whole >= 0.75 * num_schemas
+
+
+def test_a_compiled_form_is_kept_and_its_outputs_are_apart(compiler: GrammarCompiler) -> None:
+    asked = choice(["one", "two"])
+    assert compiler.compile(asked) is compiler.compile(choice(["one", "two"]))
+    one, other, words = place_of(compiler, asked), place_of(compiler, asked), np.empty(-(-VOCAB // 32), np.int32)
+    assert one.fill_mask(words, 0, array("i"), END, True) is MASKED
+    first = [token for token in allowed(words) if TOKEN_BYTES[token] == b"o"]
+    assert one.fill_mask(words, 0, array("i", first), END, True) is MASKED
+    assert {TOKEN_BYTES[token] for token in allowed(words)} <= {b"n", b"ne"}
+    assert other.fill_mask(words, 0, array("i"), END, True) is MASKED
+    assert {(TOKEN_BYTES[token] or b"")[:1] for token in allowed(words)} == {b"o", b"t"}
+
+
+def test_the_end_waits_for_the_shortest_length_unless_nothing_else_can_follow(compiler: GrammarCompiler) -> None:
+    words, digit = np.empty(-(-VOCAB // 32), np.int32), array("i", [TOKEN_BYTES.index(b"7")])
+    digits = StructuredOutput("regex", "[0-9]+")
+    place_of(compiler, digits).fill_mask(words, 0, digit, frozenset({50}), False)
+    assert 50 not in allowed(words) and not END & set(allowed(words))
+    place_of(compiler, digits).fill_mask(words, 0, digit, frozenset({50}), True)
+    assert 50 in allowed(words) and not END & set(allowed(words))
+    assert place_of(compiler, choice(["7"])).fill_mask(words, 0, digit, END, False) is COMPLETE
+    assert place_of(compiler, choice(["7"])).fill_mask(words, 0, digit, frozenset(), True) is COMPLETE
+
+
+def test_tokens_that_do_not_follow_the_form_fail_their_own_output(compiler: GrammarCompiler) -> None:
+    words = np.empty(-(-VOCAB // 32), np.int32)
+    place = place_of(compiler, choice(["one", "two"]))
+    outcome = place.fill_mask(words, 0, array("i", [TOKEN_BYTES.index(b"7")]), END, True)
+    assert outcome.state is MaskState.FAILED and "can't go on" in outcome.error
+    assert place.fill_mask(words, 0, array("i"), END, True).state is MaskState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        (schema_of({"properties": {"a/b": {"items": {"uniqueItems": True}}}}), "at /properties/a~1b/items: Unimpl"),
+        (schema_of({"type": "integer", "minimum": 2, "maximum": 1}), "Unsatisfiable"),
+        (schema_of(False), "Unsatisfiable"),
+        (schema_of({"$ref": "#"}), "no text has this form"),
+        (schema_of({"$ref": "http://example.com/other.json"}), "not present"),
+        (schema_of({"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}), "Unimplemented"),
+        (StructuredOutput("regex", "("), "regex parse error"),
+        (StructuredOutput("grammar", "start: nothing"), "nothing"),
+    ],
+)
+def test_what_can_not_be_compiled_is_refused_with_its_place(
+    compiler: GrammarCompiler, asked: StructuredOutput, named: str
+) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        compiler.compile(asked).result()
+    [violation] = refused.value.violations
+    assert violation.field == f"spec.structured_output.{asked.form}" and named in violation.description
+
+
+def test_a_trial_that_is_killed_is_refused_and_the_next_one_is_tried_anew(compiler: GrammarCompiler) -> None:
+    place_of(compiler, choice(["before"]))
+    module = "headrace_backend.structured_output.trial"
+    trials = [child for child in psutil.Process().children() if module in child.cmdline()]
+    assert trials
+    for trial in trials:
+        os.kill(trial.pid, signal.SIGSEGV)
+        wait_until(lambda trial=trial: trial.status() == psutil.STATUS_ZOMBIE, 60, "the trial's end")
+    refused = 0
+    for text in ("a", "b", "c", "d"):
+        try:
+            place_of(compiler, choice([text]))
+        except RequestRefused as refusal:
+            assert "256 MiB, or nests too deeply" in refusal.message
+            refused += 1
+    assert refused == len(trials)
+
+
+def test_grammars_that_nobody_asks_for_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_module, "_MAX_KEPT", 3)
+    made = grammar_compiler(FOLDER)
+    assert made is not None
+    forms = [choice([str(number)]) for number in range(5)]
+    compiled = [made.compile(form) for form in forms]
+    for each in compiled:
+        each.result()
+    again = made.compile(forms[4])
+    assert again is compiled[4]
+    made.compile(choice(["6"])).result()
+    assert made.compile(forms[0]) is not compiled[0]
+    made.close()
+
+
+def test_a_pool_computes_the_masks_of_many_rows_as_one_thread_does(compiler: GrammarCompiler) -> None:
+    forms = [choice(["one", "two"]), StructuredOutput("regex", "[0-9]+"), choice(["7"])]
+    seven = array("i", [TOKEN_BYTES.index(b"7")])
+
+    def job(sample: int) -> MaskJob:
+        place = place_of(compiler, forms[sample % 3])
+        return MaskJob(sample, place, 0, seven[: sample % 3 > 0], frozenset(), True)
+
+    jobs, pool, done = [job(sample) for sample in range(40)], MaskPool(VOCAB), []
+    pool.start(MaskCall(9, 0, jobs, []), lambda call, masks, outcomes: done.append((masks, outcomes)))
+    wait_until(lambda: bool(done), 60, "masks of all rows")
+    masks, outcomes = done[0]
+    assert isinstance(masks, StepMasks) and masks.step_id == 9
+    assert [outcome.state for outcome in outcomes] == [
+        MaskState.COMPLETE if sample % 3 == 2 else MaskState.MASKED for sample in range(40)
+    ]
+    assert masks.samples.tolist() == [sample for sample in range(40) if sample % 3 != 2]
+    for sample, row in zip(masks.samples.tolist(), masks.masks, strict=True):
+        alone = np.empty_like(row)
+        job(sample).grammar.fill_mask(alone, 0, seven[: sample % 3 > 0], frozenset(), True)  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(row, alone)
+    pool.close()

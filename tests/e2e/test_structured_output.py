@@ -1,0 +1,162 @@
+"""Outputs of a given form, from the caller to the last token, with the demo model."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jsonschema
+import pytest
+from benchmarks.made_schemas import make_schema
+from tests.support.running_server import RunningServer
+
+from headrace import Client, FinishReason, InvalidRequest, StructuralTag
+
+PROMPT = "Once upon a time"
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+DIGITS = {"regex": "[0-9]{30,60}"}
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Any:
+    with Client(server.address) as client:
+        yield client
+
+
+def whole(client: Client, n: int = 4, **options: Any) -> list[str]:
+    """Outputs at temperature 1, each of which has come to its form's end."""
+    outputs = client.complete(PROMPT, n=n, **{"temperature": 1.0, "max_tokens": 200, "seed": 5} | options).outputs
+    assert [output.finish_reason for output in outputs] == [FinishReason.STOP] * n
+    return [output.text for output in outputs]
+
+
+def test_every_output_keeps_its_schema(client: Client) -> None:
+    for schema in (PERSON, json.dumps(PERSON)):
+        for text in whole(client, json_schema=schema):
+            jsonschema.validate(json.loads(text), PERSON)
+
+
+def test_every_form_holds(client: Client) -> None:
+    assert all(re.fullmatch("(ab|c){2,5}[0-9]", text) for text in whole(client, regex="(ab|c){2,5}[0-9]"))
+    choices = ["yes", "no", 'a "quoted" \\ one', "größer\nals"]
+    assert set(whole(client, choice=choices)) <= set(choices)
+    assert all(re.fullmatch("[ab]+!", text) for text in whole(client, grammar='start: ("a" | "b")~1..9 "!"'))
+    outputs = client.complete(PROMPT, json_object=True, n=8, max_tokens=200, seed=1).outputs
+    ended = [json.loads(output.text) for output in outputs if output.finish_reason is FinishReason.STOP]
+    assert ended and all(isinstance(value, dict) for value in ended)
+
+
+def test_tags_have_their_form_within_free_text(client: Client) -> None:
+    tag = StructuralTag("e", "e[", {"type": "integer", "minimum": 0, "maximum": 99}, "]")
+    found = 0
+    for output in client.complete(PROMPT, structural_tags=[tag], temperature=1.0, max_tokens=60, seed=3, n=8).outputs:
+        *parts, last = output.text.split("e")[1:] or [""]
+        found += output.text.count("e[")
+        assert all(re.match(r"\[(0|[1-9][0-9]?)\]", part) for part in parts)
+        assert re.match(r"(\[([0-9]{0,2}\]?)?)?", last)
+    assert found >= 5
+
+
+def test_what_sampling_asks_for_holds_beside_a_form(client: Client) -> None:
+    """The form's end waits for min_tokens, unless nothing else can follow; stops cut it."""
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 9, "max_tokens": 100}
+    few = client.complete(PROMPT, regex="[0-9]+", **options)
+    many = client.complete(PROMPT, regex="[0-9]+", min_tokens=40, **options)
+    assert len(few.outputs[0].token_ids) < 40 <= len(many.outputs[0].token_ids)
+    assert many.outputs[0].text.isdigit()
+    complete = client.complete(PROMPT, choice=["seven"], min_tokens=50, **options).outputs[0]
+    assert (complete.text, complete.finish_reason) == ("seven", FinishReason.STOP)
+    no_end = client.complete(PROMPT, choice=["seven"], ignore_eos=True, **options).outputs[0]
+    assert (no_end.text, no_end.finish_reason) == ("seven", FinishReason.STOP)
+    stopped = client.complete(PROMPT, **DIGITS, stop=["7"], **options).outputs[0]
+    assert re.fullmatch("[0-9]*", stopped.text) and "7" not in stopped.text
+    assert stopped.finish_reason is FinishReason.STOP
+    reported = client.complete(PROMPT, regex="[ab]{9}", logprobs=20, presence_penalty=0.5, **options).outputs[0]
+    assert re.fullmatch("[ab]{9}", reported.text) and reported.logprobs is not None
+    # What the form excludes has no probability, so few tokens are left to report.
+    assert all(1 <= count < 20 for count in reported.logprobs.top_counts)
+
+
+def test_a_seed_gives_the_same_form_again_and_others_are_not_touched(client: Client) -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 11, "max_tokens": 80}
+    alone = client.complete(PROMPT, **options).outputs[0].token_ids
+    formed = client.complete(PROMPT, json_schema=PERSON, **options).outputs[0].token_ids
+    with client.generate(PROMPT, regex="[0-9]*", ignore_eos=True, max_tokens=400, seed=1):
+        assert client.complete(PROMPT, **options).outputs[0].token_ids == alone
+        assert client.complete(PROMPT, json_schema=PERSON, **options).outputs[0].token_ids == formed
+
+
+@pytest.mark.parametrize(
+    ("form", "named"),
+    [
+        ({"json_schema": {"properties": {"a": {"items": {"uniqueItems": True}}}}}, "at /properties/a/items: "),
+        ({"json_schema": "{"}, "json_schema: is no JSON"),
+        ({"json_schema": "[" * 100_000}, "json_schema: "),
+        ({"json_schema": {"type": "string", "pattern": "x" * (256 << 10)}}, "must have at most 262144"),
+        ({"json_schema": {"$ref": "#"}}, "no text has this form"),
+        ({"json_schema": {"type": "integer", "minimum": 2, "maximum": 1}}, "minimum (2) is greater"),
+        ({"regex": "["}, "regex parse error"),
+        ({"regex": "a{1000000}"}, "spec.structured_output.regex: "),
+        ({"grammar": "start: ("}, "spec.structured_output.grammar: "),
+        ({"choice": []}, "choice.texts: must have at least 1 entry"),
+        ({"choice": ["a", ""]}, "choice.texts[1]: must not be empty"),
+        ({"structural_tags": [StructuralTag("a", "b", True)]}, "tags[0].begin: must begin with the trigger"),
+        ({"structural_tags": [StructuralTag("a", "ab", "[")]}, "tags[0].json_schema: is no JSON"),
+    ],
+)
+def test_a_form_that_can_not_be_had_is_refused(client: Client, form: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        client.complete(PROMPT, max_tokens=5, **form)
+    assert named in str(refused.value)
+
+
+@pytest.mark.slow  # the first two compile for 2 s of CPU each
+@pytest.mark.parametrize(
+    ("form", "limit"),
+    [
+        ({"json_schema": {"properties": {f"property{i}": {} for i in range(9000)}}}, "2 s"),
+        ({"json_schema": {"patternProperties": {f"^x{i}[a-z]{{1,50}}$": True for i in range(3000)}}}, "2 s"),
+        ({"grammar": "start: r0\n" + "".join(f'r{i}: r{i + 1} r{i + 1} | "a"\n' for i in range(9000)) + 'r9000: "x"'},
+            "256 MiB, or nests too deeply"),
+    ],
+)  # fmt: skip
+def test_what_takes_too_much_to_compile_is_refused_while_others_are_served(
+    client: Client, form: dict[str, Any], limit: str
+) -> None:
+    with client.generate(PROMPT, max_tokens=1000, ignore_eos=True, time_limit=60) as others:
+        with pytest.raises(InvalidRequest) as refused:
+            client.complete(PROMPT, max_tokens=5, **form)
+        assert limit in str(refused.value)
+        assert next(iter(others)) is not None
+    assert whole(client, choice=["still here"]) == ["still here"] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)  # 70,000 tokens: minutes on quiet cores
+def test_no_output_of_a_thousand_schemas_breaks_its_own(server: RunningServer) -> None:
+    """One output each at temperature 1; those that max_tokens cuts are counted, and are few."""
+
+    def num_cut(seed: int, client: Client) -> int:
+        schema, cut = make_schema(seed), 0
+        completion = client.complete(PROMPT, json_schema=schema, temperature=1.0, max_tokens=150, seed=seed)
+        for output in completion.outputs:
+            if output.finish_reason is FinishReason.LENGTH:
+                cut += 1
+            else:
+                jsonschema.validate(json.loads(output.text), schema)
+        return cut
+
+    with Client(server.address) as client, ThreadPoolExecutor(24) as pool:
+        assert sum(pool.map(functools.partial(num_cut, client=client), range(1000))) < 200
