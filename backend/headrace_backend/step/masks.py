@@ -52,7 +52,7 @@ class StepMasks:
         return b"".join([header, self.samples.tobytes(), self.masks.tobytes()])
 
     def at(self, places: Int32Column) -> StepMasks:
-        """The same masks where sample i of the plan is draw `places[i]` of a worker that drafts."""
+        """Masks of a worker that drafts, where sample i of the plan is draw `places[i]`."""
         return dataclasses.replace(self, samples=places[self.samples])
 
     @classmethod
