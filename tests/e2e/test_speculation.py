@@ -64,6 +64,8 @@ SPECS = {
     "stop_string": spec(REPETITIVE, stop={"strings": ["four one two three"]}),
     "logprobs": spec(REPETITIVE, {"temperature": 0.5, "seed": 8}, logprobs=3),
     "prompt_logprobs": spec(REPETITIVE, prompt_logprobs=2, logprobs=1),
+    # A row with a form has no drafts, and stands beside rows that have some.
+    "form": spec(STORY, {"temperature": 1.0, "seed": 10}, structured_output={"regex": "( [a-z]{1,9}){6,20}[.]"}),
     "several": spec(REPETITIVE, {"temperature": 0.9, "seed": 9}, n=3),
 }
 

@@ -149,7 +149,7 @@ def test_a_models_own_file_beats_the_servers_settings_and_a_loads_budget_both(re
         ("listen = 'unix:x'", "unknown setting listen"),
         ("block_size = 17", "headrace.toml: block_size"),
         ("max_num_batched_tokens = 3", "max_num_batched_tokens should be 16 or more"),
-        ("x =", "headrace.toml: Invalid"),
+        ("x =", "headrace.toml: is not TOML: Invalid"),
     ],
 )
 def test_a_models_file_with_a_mistake_is_refused_by_name(repository: pathlib.Path, text: str, named: str) -> None:

@@ -108,7 +108,9 @@ def step(
         num_tops=column(*(entry.num_top for entry, _ in reporting)),
         token_ids=column(*(token for entry, _ in reporting for token in entry.reported)),
     )
-    plan = StepPlan(step_id, column(*released), admissions, forward, SamplePlan(*columns), prompt_logprobs, num_masked)
+    plan = StepPlan(
+        step_id, column(*released), admissions, forward, SamplePlan(*columns), prompt_logprobs, num_masked=num_masked
+    )
     return StepPlan.decode(plan.encode())
 
 

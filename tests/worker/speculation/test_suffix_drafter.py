@@ -34,6 +34,7 @@ def settle(drafter: SuffixDrafter, row: int, position: int, *tokens: int) -> lis
         tokens=torch.tensor([tokens]),
         counts=torch.tensor([len(tokens)], dtype=torch.int32),
         output_positions=torch.tensor([0], dtype=torch.int32),
+        num_wanted=drafter.num_drafts,
     )
     [drafts] = drafter.propose(settled).tolist()
     found: list[int] = drafts

@@ -24,14 +24,15 @@ from headrace_backend.weights.placement import Shard
 from headrace_backend.worker.errors import DoesNotFit, StartRefused
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.start_up import fitted_runner
-from headrace_backend.worker.start_up.fitted_runner import Phases, make_runner, make_speculation
+from headrace_backend.worker.start_up.drafters import gpu_speculation
+from headrace_backend.worker.start_up.fitted_runner import Phases, make_runner
 from headrace_backend.worker.start_up.memory_plan import ModelMemory, Room
 from headrace_backend.worker.start_up.profile_step import largest_steps, measure_steps
 from headrace_backend.worker.start_up.ranks import RankPlace
 from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, SamplingKind, make_step, next_step
 from headrace_backend.worker.start_up.warm_up import gpu_steps, short_steps, warm_up
-from headrace_backend.worker.step.buffers import StepLimits
+from headrace_backend.worker.step.buffers import DeviceRows, StepLimits
 from headrace_backend.worker.step.gpu_runner import GpuRunner
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, cache_bytes, kv_type
 from headrace_backend.worker.step.runner import Runner, run_steps
@@ -269,7 +270,9 @@ def start(
     memory = FakeMemory(80 * GIB, weights=15 * GIB, other=GIB)
     taken = iter([0, *graphs])
 
-    def sized_runner(model: object, sizes: WorkerSizes, kv_caches: object, long: tuple[int, ...] = ()) -> SizedRunner:
+    def sized_runner(
+        model: object, sizes: WorkerSizes, kv_caches: object, long: tuple[int, ...] = (), draft: object = None
+    ) -> SizedRunner:
         if long_sizes is not None:
             long_sizes.append(long)
         return SizedRunner(memory, GIB, step=4 * GIB, graphs=next(taken))
@@ -411,9 +414,10 @@ def test_the_gpus_runner_takes_them_all(
             AttentionSizes.of(shallow_llama.num_heads, kv_caches[0], shallow_llama.dtype, tokens_per_row),
         )
         sampler = Sampler(3, shallow_llama.vocab_size, torch.device("cpu"))
-        speculation = make_speculation(shallow_llama, worker_sizes, torch.device("cpu"))
+        rows = DeviceRows(limits.max_num_seqs, -(-limits.max_model_len // config.block_size), 6, torch.device("cpu"))
+        speculation = gpu_speculation(shallow_llama, worker_sizes, sampler, rows, None)
         shapes = captured_shapes((1, 2), (16,), 3, sizes)
-        runner = GpuRunner(shallow_llama, sampler, kv_caches, limits, sizes, shapes, speculation=speculation)
+        runner = GpuRunner(shallow_llama, sampler, kv_caches, limits, sizes, shapes, rows=rows, speculation=speculation)
         plans = list(largest_steps(worker_sizes, pool)) + list(gpu_steps(worker_sizes, pool))[-20:]
         drafted = [plan for plan in plans if (plan.forward.known_counts < plan.forward.counts - 1).any()]
         assert bool(drafted) == (speculate != "off")

@@ -337,8 +337,8 @@ class PlanBuilder:
             forward,
             sample,
             self._prompt_logprobs(),
-            self.num_proposed,
-            len(step.masked),
+            num_proposed=self.num_proposed,
+            num_masked=len(step.masked),
         )
         return plan, step
 

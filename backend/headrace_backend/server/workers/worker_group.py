@@ -390,7 +390,8 @@ class WorkerGroup:
             return False
         except ValueError as error:
             # Both begin with the step's number.
-            self._lose(WorkersLost(f"a step's {kind.name}: {error}", failed_step_id=StepPlan.step_id_of(record)))
+            what = "a step plan" if kind == RecordKind.STEP_PLAN else "a step's masks"
+            self._lose(WorkersLost(f"{what}: {error}", failed_step_id=StepPlan.step_id_of(record)))
             return False
         return True
 

@@ -134,6 +134,8 @@ class SuffixDrafter:
         append_tokens(self._history, settled.rows, settled.positions, settled.tokens)
         lengths = settled.positions + settled.counts
         self._lengths[settled.rows.long()] = lengths
+        if not settled.num_wanted:
+            return torch.zeros(len(settled.rows), self.num_drafts, dtype=torch.int32, device=self._device)
         slots = copy_to_device(self._slots[settled.rows_on_host], self._device)
         return propose_suffix(self._history, settled.rows, lengths, self._memory, slots, self.num_drafts)
 

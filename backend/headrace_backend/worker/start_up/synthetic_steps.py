@@ -114,7 +114,7 @@ def make_step(chunks: Sequence[Chunk], pool: BlockPool, sampling: SamplingKind, 
         forward.checked_indices = np.cumsum(counts, dtype=np.int32) - 1
     prompt_logprobs = _prompt_logprobs(counts) if sampling is SamplingKind.EVERYTHING else NO_PROMPT_LOGPROBS
     num_masked = len(rows) if draws and sampling is SamplingKind.EVERYTHING else 0
-    return StepPlan(0, _NOTHING, admissions, forward, sample, prompt_logprobs, num_masked)
+    return StepPlan(0, _NOTHING, admissions, forward, sample, prompt_logprobs, num_masked=num_masked)
 
 
 def prompts(num_tokens: int, max_model_len: int) -> list[Chunk]:
