@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from tests.backend.backend_harness import BackendProcess, start_backend, write_model_folder
 from tests.service.auth.credentials_case import bearer, entry, write_keys
 from tests.service.harness import quick_start
@@ -121,8 +122,12 @@ async def test_a_key_has_its_quota_once_over_two_services_and_two_engines_and_wh
         assert len(one.calls) + len(other.calls) == STREAMS
         assert len(await one.open(3)) == 3
         # A lost engine's generations go on at the other one, and are not counted twice.
-        engines[0].process.kill()
-        await until(lambda: [max(one.num_open()), max(other.num_open())] == [len(one.calls), len(other.calls)])
+        lost = one.num_open()[0] + other.num_open()[1]
+        with structlog.testing.capture_logs() as logged:
+            engines[0].process.kill()
+            # What the other engine has not heard of yet, it can't count.
+            await until(lambda: [line["event"] for line in logged].count("generation.continued") == lost)
+        assert [max(one.num_open()), max(other.num_open())] == [len(one.calls), len(other.calls)]
         assert len(await one.open(3)) == len(await other.open(3)) == 3
         await end(other, len(other.calls))
         await until_admitted(one, STREAMS - len(one.calls))
