@@ -132,10 +132,11 @@ class _Lengths(NamedTuple):
 )
 @click.option(
     "--speculate",
-    type=click.Choice(["off", "ngram"]),
+    type=click.Choice(["off", "ngram", "suffix", "draft"]),
     default="off",
     show_default=True,
-    help="who drafts tokens: counts the memory that it takes, not the steps that it saves",
+    help="who drafts tokens (draft: the model of --draft-model): counts the memory that it takes, not the steps that "
+    "it saves",
 )
 @click.option("--max-model-len", type=click.IntRange(0), default=0, help="tokens of prompt and output; 0: the model's")
 @click.option(
@@ -188,6 +189,9 @@ def plan(named_model: str | None, shape: str | None, model: str | None, as_json:
     _check_lengths(config, options)
     if options["draft_model"] is not None:
         options["draft"] = _draft_config(config, options)
+        options["speculate"] = "draft"
+    elif options["speculate"] == "draft":
+        _refuse("--speculate draft needs --draft-model, the model that drafts")
     if options["pp"] > options["gpus"]:
         _refuse(f"--pp is {options['pp']}, and each stage needs a GPU of the {options['gpus']} of --gpus")
     if options["pp"] > 1 and options["speculate"] != "off":
@@ -285,6 +289,8 @@ def _model_config(shape: str | None, model: str | None) -> dict[str, Any]:
 
 def _draft_config(config: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """The config.json of the draft model, if it suits the model."""
+    if _is_given("speculate") and options["speculate"] != "draft":
+        _refuse(f"--draft-model is for --speculate draft, and --speculate is {options['speculate']}")
     draft = _model_config(None, options["draft_model"])
     drafted, model = parse_config(draft), parse_config(config)
     if drafted.vocab_size != model.vocab_size:
@@ -320,7 +326,8 @@ def _engines(options: dict[str, Any]) -> list[dict[str, Any]]:
     """The engines to ask about: of each kind of weights, each kind of cache."""
     weights = _QUANTIZE if options["quantize"] == _ANY else (options["quantize"],)
     caches = _KV_DTYPES if options["kv_dtype"] == _ANY else (options["kv_dtype"],)
-    shared = {name: options[name] for name in ("quantize_head", "speculate", "max_model_len", "pp")} | {"load": "dummy"}
+    names = ("quantize_head", "speculate", "draft_model", "max_model_len", "pp")
+    shared = {name: options[name] for name in names} | {"load": "dummy"}
     return [
         shared | {"quantize": quantize, "kv_dtype": kv_dtype}
         for quantize, kv_dtype in itertools.product(weights, caches)
