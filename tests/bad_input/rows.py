@@ -215,7 +215,7 @@ ROWS: list[Row] = [
     Row("89 no choice", "choice", lambda facts: Spec(text="hi", structured_output={"choice": {}}),
         lambda facts: '{"guided_choice": []}',
         engine=_set("", "structured_output", StructuredOutput("choice", "[]"))),
-    Row("90 schema 65 deep", "json_schema", lambda facts: Spec(text="hi", structured_output={"json_schema": _DEEP}),
+    Row("90 schema 65 deep", "structured", lambda facts: Spec(text="hi", structured_output={"json_schema": _DEEP}),
         lambda facts: json.dumps({"structured_outputs": {"json": _DEEP}}),
         engine=_set("", "structured_output", StructuredOutput("json_schema", _DEEP))),
     Row("90 schema of 256 KiB", "structured", lambda facts: Spec(text="hi", structured_output={"json_schema": _LONG}),

@@ -37,7 +37,7 @@ NAMES = {
     "spec.stop.strings": f"{_WHERE}.stop",
     "spec.stop.token_ids": f"{_WHERE}.stop_token_ids",
     "spec.stop.include_stop_string": f"{_WHERE}.include_stop_str_in_output",
-    "spec.structured_output": _WHERE,
+    "spec.structured_output": f"{_WHERE}.structured_outputs",
     "spec.priority": "parameters[priority]",
     "spec.time_limit": "parameters[timeout]",
 }
