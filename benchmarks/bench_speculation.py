@@ -2,15 +2,17 @@
 
     python -m benchmarks.bench_speculation --batches 1,8 --ks 4,auto --acceptances 0,0.8
 
-`--drafters forced` drafts recorded answers of the same model, of which each token is spoiled with
-probability 1 - `--acceptances`: what verification and planning make of a given acceptance, **with a
-drafter that costs nothing** (`forced_worker`). `ngram` is the server's own, on prompts that repeat
-themselves (`repetitive`) and on others (`plain`). Each pair has two engines that are alive at once
-and serve the same requests in turns, greedily; wall time is from the last first token to the first
+All engines are alive at once and serve the same requests in turns, greedily: one without
+speculation, and one for each number of drafts. Wall time is from the last first token to the first
 end. `ratio_to_off` is of wall times; `cpu_ratio_to_off`, of the CPU time that workers took for a
-token, says the same of a busy machine. Answers must be equal: `equal_answers` is the share of
-requests with the same tokens (logits that nearly tie may round otherwise in a batch of another
-shape).
+token, says the same of a busy machine.
+
+With `--acceptances` each draft is right with that probability, whatever was drafted
+(`forced_worker`): what verification, planning and the drafter's own cost make of it. `--drafter
+free` costs nothing then. Without, drafts are as right as they are, on prompts that repeat
+themselves (`repetitive`) and on others (`plain`), and `equal_answers` is the share of requests
+whose tokens equal those without speculation (logits that nearly tie may round otherwise in a batch
+of another shape).
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-import json
 import pathlib
 import random
 import statistics
@@ -29,37 +30,30 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.backend_process import PROGRAM
 from benchmarks.engine_session import Answer, EngineSession, Prompt, engine_session
 from benchmarks.figures import report
+from benchmarks.forced_worker import acceptance_seed
+from benchmarks.shapes import SHAPES, write_model_folder
 from headrace_request.sampling import Sampling
 
 _PROMPT_TOKENS = 64
 _PATTERN_TOKENS = 8
 _FIRST_ID = 10
-_OFF = {"speculate": "off"}
+# Tokens that a step may settle beyond an answer's end.
+_SPARE_TOKENS = 16
+_START_S = 300.0
+_DRAFTERS = ("free", "ngram", "suffix", "draft")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """One engine that is compared with one without speculation."""
+    """What all engines are asked in turns."""
 
-    drafter: str
-    k: str
     batch: int
-    # Of forced drafts; None: whatever the drafter achieves.
+    # Probability of each draft; None: whatever the drafter achieves.
     acceptance: float | None
     workload: str
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Fields of EngineConfig."""
-        return {"speculate": "ngram", "speculate_tokens": self.k}
-
-    def program(self, answers: pathlib.Path) -> tuple[str, ...]:
-        """Module and first arguments of its backend."""
-        if self.acceptance is None:
-            return ("headrace_backend",)
-        return ("benchmarks.forced_backend", str(self.acceptance), str(answers))
 
 
 @dataclasses.dataclass(slots=True)
@@ -74,17 +68,18 @@ class Turn:
     accepted: int
 
 
-def prompts(workload: str, batch: int, vocab_size: int, num_tokens: int) -> list[Prompt]:
-    """Requests of a workload; each has a seed of its own, by which its answer is recorded."""
+def prompts(case: Case, vocab_size: int, num_tokens: int) -> list[Prompt]:
+    """The requests of a case; where drafts are forced, their seeds say how often."""
     rng = random.Random(0)
     made = []
-    for seed in range(1, batch + 1):
-        if workload == "repetitive":
+    for number in range(1, case.batch + 1):
+        if case.workload == "repetitive":
             pattern = [rng.randrange(_FIRST_ID, vocab_size) for _ in range(_PATTERN_TOKENS)]
             ids = pattern * (_PROMPT_TOKENS // _PATTERN_TOKENS)
         else:
             ids = [rng.randrange(_FIRST_ID, vocab_size) for _ in range(_PROMPT_TOKENS)]
         prompt = Prompt.of(ids, num_tokens)
+        seed = number if case.acceptance is None else acceptance_seed(number, case.acceptance)
         sampling = Sampling(temperature=0.0, seed=seed)
         made.append(dataclasses.replace(prompt, sampling=sampling, min_tokens=num_tokens))
     return made
@@ -120,74 +115,92 @@ def _cpu_s(session: EngineSession) -> float:
     return float(sum(spent.user + spent.system for spent in times))
 
 
-async def compare(case: Case, engine: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """One case in turns with the same engine without speculation."""
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
-        file = pathlib.Path(name) / "answers.json"
-        async with contextlib.AsyncExitStack() as stack:
-            off = await stack.enter_async_context(engine_session(engine | _OFF))
-            asked = prompts(case.workload, case.batch, off.model.vocabulary_size, options.tokens)
-            recorded = (await turn(off, asked)).answers
-            file.write_text(json.dumps(dict(enumerate(recorded, 1))))
-            started = engine_session(engine | case.settings, program=case.program(file))
-            on = await stack.enter_async_context(started)
-            await turn(on, asked)
-            pairs = [(await turn(off, asked), await turn(on, asked)) for _ in range(options.repeats)]
-            return _row(case, pairs, recorded) | {"device": off.model.device}
+async def compare(case: Case, sessions: dict[str, EngineSession], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One case: a row for each engine that speculates, in turns with the one that does not."""
+    asked = prompts(case, sessions["off"].model.vocabulary_size, options.tokens)
+    turns: dict[str, list[Turn]] = {name: [] for name in sessions}
+    for _ in range(options.repeats):
+        for name, session in sessions.items():
+            turns[name].append(await turn(session, asked))
+    device = sessions["off"].model.device
+    return [
+        {"drafter": options.drafter, "k": k if k == "auto" else int(k), **_row(case, turns["off"], turns[k])}
+        | {"device": device}
+        for k in options.ks
+    ]
 
 
-def _row(case: Case, pairs: list[tuple[Turn, Turn]], recorded: list[list[int]]) -> dict[str, Any]:
-    ratios = [on.tokens_per_s / off.tokens_per_s for off, on in pairs]
-    cpu_ratios = [off.cpu_s_per_token / on.cpu_s_per_token for off, on in pairs]
-    last = pairs[-1][1]
-    equal = statistics.mean([ids == answer for ids, answer in zip(recorded, last.answers, strict=True)])
+def _row(case: Case, off: list[Turn], on: list[Turn]) -> dict[str, Any]:
+    pairs = list(zip(off, on, strict=True))
+    last = on[-1]
+    equal = statistics.mean([ids == answer for ids, answer in zip(off[-1].answers, last.answers, strict=True)])
     return {
-        "drafter": case.drafter,
-        "k": case.k if case.k == "auto" else int(case.k),
         "batch": case.batch,
         "workload": case.workload,
         "acceptance": case.acceptance if case.acceptance is not None else "measured",
-        "ratio_to_off": round(statistics.median(ratios), 3),
-        "cpu_ratio_to_off": round(statistics.median(cpu_ratios), 3),
-        "off_tok_s": round(statistics.median([off.tokens_per_s for off, _ in pairs]), 1),
-        "tokens_per_step": round(len(recorded[0]) / last.steps, 3),
+        "ratio_to_off": round(statistics.median([b.tokens_per_s / a.tokens_per_s for a, b in pairs]), 3),
+        "cpu_ratio_to_off": round(statistics.median([a.cpu_s_per_token / b.cpu_s_per_token for a, b in pairs]), 3),
+        "off_tok_s": round(statistics.median([each.tokens_per_s for each in off]), 1),
+        "tokens_per_step": round(len(last.answers[0]) / last.steps, 3),
         "draft_tokens": last.drafted,
         "accepted_tokens": last.accepted,
-        "equal_answers": round(equal, 3),
+        "equal_answers": round(equal, 3) if case.acceptance is None else "forced",
     }
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
     """All cases that the options name."""
-    found = []
-    for drafter in options.drafters:
-        forced = drafter == "forced"
-        kinds = (
-            [(share, "plain") for share in options.acceptances] if forced else [(None, "plain"), (None, "repetitive")]
-        )
-        for batch in options.batches:
-            for acceptance, workload in kinds:
-                found += [Case(drafter, k, batch, acceptance, workload) for k in options.ks]
-    return found
+    kinds: list[tuple[float | None, str]] = [(share, "plain") for share in options.acceptances]
+    kinds = kinds or [(None, "plain"), (None, "repetitive")]
+    return [Case(batch, acceptance, workload) for batch in options.batches for acceptance, workload in kinds]
 
 
-async def run(options: argparse.Namespace) -> list[dict[str, Any]]:
+async def run(options: argparse.Namespace, model: pathlib.Path, draft: pathlib.Path | None) -> list[dict[str, Any]]:
     """All rows, each printed as soon as it is measured."""
-    engine = {
-        "model": str(options.model),
+    engine: dict[str, Any] = {
+        "model": str(model),
         "device": options.device,
         "enable_prefix_cache": False,
         "worker_threads": options.threads,
         "max_num_seqs": max(options.batches),
+        "max_model_len": _PROMPT_TOKENS + options.tokens + _SPARE_TOKENS,
+        "quantize": options.quant,
+        "tp": options.tp,
     }
+    if options.shape:
+        engine["load"] = "dummy"
     if options.kv_memory:
         engine["kv_memory"] = options.kv_memory
+    drafts = {"speculate": "ngram" if options.drafter == "free" else options.drafter}
+    if draft is not None:
+        drafts["draft_model"] = str(draft)
+    program = _forced_program(options) if options.acceptances else PROGRAM
+    async with contextlib.AsyncExitStack() as stack:
+        started = [stack.enter_async_context(engine_session(engine, _START_S))]
+        for k in options.ks:
+            settings = engine | drafts | {"speculate_tokens": k}
+            started.append(stack.enter_async_context(engine_session(settings, _START_S, program=program)))
+        # One after the other: each looks at the memory that is free.
+        sessions = {name: await start for name, start in zip(["off", *options.ks], started, strict=True)}
+        warm = prompts(Case(min(options.batches), 0.5, "plain"), sessions["off"].model.vocabulary_size, 32)
+        for session in sessions.values():
+            await serve(session, warm)
+        return await _compare_all(sessions, options)
+
+
+async def _compare_all(sessions: dict[str, EngineSession], options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for case in cases(options):
         began = time.monotonic()
-        rows.append(await compare(case, engine, options))
-        print(f"{rows[-1]} ({time.monotonic() - began:.0f} s)", flush=True)
+        found = await compare(case, sessions, options)
+        rows += found
+        for row in found:
+            print(f"{row} ({time.monotonic() - began:.0f} s)", flush=True)
     return rows
+
+
+def _forced_program(options: argparse.Namespace) -> tuple[str, str]:
+    return "benchmarks.forced_backend", "free" if options.drafter == "free" else "own"
 
 
 def _list(text: str) -> list[str]:
@@ -198,23 +211,31 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=pathlib.Path, default=pathlib.Path("models/demo"))
+    parser.add_argument("--shape", choices=SHAPES, help="instead of --model, with made-up weights")
+    parser.add_argument("--quant", default="off", help="bits of the layers' weights")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs that share the model")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--drafters", type=_list, default=["forced", "ngram"], help="of forced and ngram")
+    parser.add_argument("--drafter", choices=_DRAFTERS, default="free", help="free: proposes anything, for nothing")
+    parser.add_argument("--draft-model", type=pathlib.Path)
     parser.add_argument("--ks", type=_list, default=["4", "auto"], help="numbers of drafts, and auto")
     parser.add_argument("--batches", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8])
     parser.add_argument(
-        "--acceptances", type=lambda text: [float(part) for part in text.split(",")], default=[0.0, 0.8]
+        "--acceptances",
+        type=lambda text: [float(part) for part in text.split(",") if part],
+        default=[],
+        help="probabilities of each draft; none: as the drafter's are",
     )
     parser.add_argument("--tokens", type=int, default=160, help="tokens of each answer")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each engine")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of a worker")
-    parser.add_argument("--kv-memory", default="", help="of each of the two engines: a GPU has room for both")
+    parser.add_argument("--kv-memory", default="", help="of each of the engines: a GPU has room for all")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
-    unknown = set(options.drafters) - {"forced", "ngram"}
-    if unknown:
-        parser.error(f"--drafters: there is no {', '.join(sorted(unknown))}")
-    report("speculation", {"rows": asyncio.run(run(options))}, options.json)
+    if options.drafter == "free" and not options.acceptances:
+        parser.error("--drafter free proposes nothing worth having: name --acceptances")
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
+        model = write_model_folder(options.shape, pathlib.Path(name)) if options.shape else options.model
+        report("speculation", {"rows": asyncio.run(run(options, model, options.draft_model))}, options.json)
 
 
 if __name__ == "__main__":

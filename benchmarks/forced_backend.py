@@ -1,6 +1,6 @@
 """The real backend with a worker whose drafts are right with a set probability (`forced_worker`).
 
-python -m benchmarks.forced_backend ACCEPTANCE ANSWERS.json --config-json FILE
+python -m benchmarks.forced_backend free|own --config-json FILE
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ from headrace_backend.server.lifetime import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent()
-    command = (sys.executable, "-m", "benchmarks.forced_worker", *sys.argv[1:3])
-    sys.exit(backend.main(sys.argv[3:], worker_command=command))
+    command = (sys.executable, "-m", "benchmarks.forced_worker", sys.argv[1])
+    sys.exit(backend.main(sys.argv[2:], worker_command=command))

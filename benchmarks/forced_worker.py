@@ -1,96 +1,132 @@
 """A worker whose drafts are right with a set probability: what speculation is worth, by itself.
 
-It drafts what the model answered before, which was recorded, and spoils each token with a set
-probability. Everything else is the real worker: verification, settlement, planning. The drafter
-looks its tokens up and costs next to nothing, as n-gram drafts do.
+Whether a draft is right is thrown behind the draw, per draft, with the probability that the
+request's seed names (`acceptance_seed`); what was drafted and what the model thinks of it do not
+matter. So answers mean nothing, and everything else is the real worker: drafting, verification,
+settlement, planning. The throw adds a few launches of microseconds to a step.
 
-    python -m benchmarks.forced_worker ACCEPTANCE ANSWERS.json <the worker's own arguments>
+    python -m benchmarks.forced_worker DRAFTER <the worker's own arguments>
+
+`DRAFTER` is `free`, which takes the place of a lookup and proposes the same token always, or
+`own`, whichever the worker's configuration names, with its true cost.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-import pathlib
 import sys
+from typing import Any
 
-import numpy as np
 import torch
 
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.step.plan import RowAdmission, StepPlan
-from headrace_backend.worker.device_copies import copy_to_device
 from headrace_backend.worker.lifetime import end_process
 from headrace_backend.worker.main import main as worker
 from headrace_backend.worker.speculation.drafter import SettledTokens
-from headrace_backend.worker.speculation.speculation import RowDrafts
+from headrace_backend.worker.speculation.speculation import RowDrafts, Speculation
 from headrace_backend.worker.start_up import drafters
 from headrace_backend.worker.start_up.sizes import WorkerSizes
+from headrace_backend.worker.step import cpu_runner, gpu_runner
+from headrace_kernels.speculation.acceptance import Accepted, Drawn, RowState, accept_drafts
+
+_THROWS = 1 << 16
 
 
-class ForcedDrafter:
-    """Drafts recorded answers, which it finds by the seeds of their requests."""
+def acceptance_seed(number: int, acceptance: float) -> int:
+    """Seed of a request whose drafts are right with this probability, in thousandths."""
+    return number * 1000 + min(round(acceptance * 1000), 999) + 1
+
+
+class FreeDrafter:
+    """Proposes one token for all places, for nothing."""
 
     wants_hidden = False
 
-    def __init__(
-        self,
-        num_drafts: int,
-        num_rows: int,
-        acceptance: float,
-        answers: dict[int, np.ndarray],
-        device: torch.device,
-    ) -> None:
-        """Takes the answers.
-
-        Args:
-            num_drafts: Tokens that it proposes for each row.
-            num_rows: Rows of the batch.
-            acceptance: Share of its tokens that are the answer's.
-            answers: Token ids of each answer, by seed.
-            device: Device that drafts are proposed on.
-        """
+    def __init__(self, num_drafts: int, num_rows: int, device: torch.device) -> None:
+        """Makes the drafts of all rows, once."""
         self.num_drafts = num_drafts
-        self._device = device
-        longest = max((answer.size for answer in answers.values()), default=0)
-        self._lines = torch.zeros(num_rows, longest + num_drafts + 1, dtype=torch.int32, device=device)
-        self._spoiled = {seed: _spoiled(answer, seed, acceptance) for seed, answer in answers.items()}
-        self._ahead = torch.arange(num_drafts, device=device)
+        self._drafts = torch.ones(num_rows, num_drafts, dtype=torch.int32, device=device)
 
     def admit(self, admissions: list[RowAdmission]) -> None:
         """Implements `Drafter.admit`."""
-        for admission in admissions:
-            line = self._spoiled.get(admission.sampling.seed)
-            if line is not None:
-                self._lines[admission.row, : line.size].copy_(copy_to_device(line, self._device))
 
     def follow(
         self, plan: StepPlan, token_ids: torch.Tensor, positions: torch.Tensor, metadata: StepMetadata | StepPieces
     ) -> None:
-        """Implements `Drafter.follow`: the answers are known."""
+        """Implements `Drafter.follow`."""
 
     def propose(self, settled: SettledTokens) -> torch.Tensor:
         """Implements `Drafter.propose`."""
-        places = settled.output_positions[:, None].long() + self._ahead
-        return self._lines[settled.rows.long()[:, None], places.clamp(max=self._lines.shape[1] - 1)]
+        return self._drafts[: len(settled.rows)]
 
     def reset(self) -> None:
-        """Implements `Drafter.reset`: a line is written anew when its row is taken."""
+        """Implements `Drafter.reset`."""
 
 
-def _spoiled(answer: np.ndarray, seed: int, acceptance: float) -> np.ndarray:
-    """The answer with another token wherever a draft is to be wrong."""
-    right = np.random.default_rng(seed).random(answer.size) < acceptance
-    return np.where(right, answer, np.where(answer > 0, answer - 1, 1)).astype(np.int32)
+class Throws:
+    """Which drafts are right, instead of the comparison with what was drawn."""
+
+    def __init__(self) -> None:
+        """Knows no row yet: the device is known with the first worker's rows."""
+        self._shares = torch.empty(0)
+
+    def over(self, num_rows: int, device: torch.device) -> None:
+        """Takes rows, none of which has an acceptance yet."""
+        self._shares = torch.zeros(num_rows, dtype=torch.int64, device=device)
+
+    def admit(self, admissions: list[RowAdmission]) -> None:
+        """Notes the acceptance that each row's seed names."""
+        for admission in admissions:
+            thousandths = (admission.sampling.seed - 1) % 1000
+            thousandths = 1000 if thousandths == 999 else thousandths
+            self._shares[admission.row].fill_(thousandths * _THROWS // 1000)
+
+    def accept(
+        self, drawn: Drawn, first_draws: torch.Tensor, draw_counts: torch.Tensor, state: RowState, tokens_per_row: int
+    ) -> Accepted:
+        """Takes the place of `accept_drafts`: a right draft is what was drawn, another no token."""
+        positions = drawn.step_positions[drawn.hidden_indices.long()]
+        rows = drawn.rows.long()
+        right = _scattered(positions * 0x9E3779B1 + rows * 0x85EBCA6B) % _THROWS < self._shares[rows]
+        drafts = torch.nn.functional.pad(torch.where(right, drawn.tokens, -1), (1, 0))
+        places = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
+        thrown = drawn._replace(hidden_indices=places, step_token_ids=drafts, step_positions=positions)
+        return accept_drafts(thrown, first_draws, draw_counts, state, tokens_per_row)
 
 
-def forced_drafter(acceptance: float, file: pathlib.Path, sizes: WorkerSizes, rows: RowDrafts) -> ForcedDrafter:
-    """Takes the place of the worker's own choice of a drafter."""
-    recorded = json.loads(file.read_text())
-    answers = {int(seed): np.array(token_ids, np.int32) for seed, token_ids in recorded.items()}
-    return ForcedDrafter(rows.tokens_per_row - 1, sizes.max_num_seqs, acceptance, answers, rows.drafts.device)
+def _scattered(values: torch.Tensor) -> torch.Tensor:
+    """Numbers below 2^32 that look like chance, of int64 ones."""
+    for _ in range(2):
+        values = values & 0xFFFFFFFF
+        values = (values ^ (values >> 16)) * 0x45D9F3B
+    values = values & 0xFFFFFFFF
+    return values ^ (values >> 16)
+
+
+def install(drafter: str) -> None:
+    """Replaces what the worker compares drafts with, and the drafter if it is to be free."""
+    throws = Throws()
+    cpu_runner.accept_drafts = throws.accept  # type: ignore[attr-defined]
+    gpu_runner.accept_drafts = throws.accept  # type: ignore[attr-defined]
+    join, begin = Speculation.__init__, Speculation.begin
+
+    def joined(self: Speculation, *args: Any, **kwargs: Any) -> None:
+        join(self, *args, **kwargs)
+        throws.over(*self.rows.last_tokens.shape, self.rows.last_tokens.device)
+
+    def begun(self: Speculation, plan: StepPlan) -> None:
+        throws.admit(plan.admissions)
+        begin(self, plan)
+
+    Speculation.__init__, Speculation.begin = joined, begun  # type: ignore[method-assign]
+    if drafter == "free":
+        drafters.lookup_drafter = _free_drafter
+
+
+def _free_drafter(sizes: WorkerSizes, rows: RowDrafts) -> FreeDrafter:
+    return FreeDrafter(rows.tokens_per_row - 1, sizes.max_num_seqs, rows.drafts.device)
 
 
 if __name__ == "__main__":
-    drafters.lookup_drafter = functools.partial(forced_drafter, float(sys.argv[1]), pathlib.Path(sys.argv[2]))
-    end_process(worker(sys.argv[3:]))
+    install(sys.argv[1])
+    end_process(worker(sys.argv[2:]))

@@ -24,9 +24,10 @@ from packaging.utils import canonicalize_name
 from setup_environment import ROOT, TORCH_PACKAGES, lock_entries
 
 TARGET = ROOT / "wheelhouse"
-ROOTS = ("headrace-server", "safetensors", "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
+ROOTS = ("headrace-server", "safetensors", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
 OURS = ("headrace", "headrace-server")
 PLATFORMS = (
+    "manylinux_2_31_x86_64",
     "manylinux_2_28_x86_64",
     "manylinux_2_27_x86_64",
     "manylinux_2_17_x86_64",

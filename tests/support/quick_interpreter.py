@@ -157,10 +157,11 @@ def _broadcast_where_shapes_differ(core: Any, semantic: Any) -> Callable[[Any, A
 
     def broadcast(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
         left, right = lhs.type, rhs.type
+        # Blocks of other types are Gluon's, whose layouts are compared too.
         if type(left) is block:
             same = type(right) is block and left.shape is right.shape
         else:
-            same = type(right) is not block
+            same = not left.is_block() and not right.is_block()
         return (lhs, rhs) if same else plain(self, lhs, rhs)
 
     return broadcast
