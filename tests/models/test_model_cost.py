@@ -43,7 +43,7 @@ def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
 
 def test_bytes_follow_the_type() -> None:
     config = parse_config({**json.loads(CONFIGS["llama"]().to_json_string()), "architectures": ["LlamaForCausalLM"]})
-    half, single = model_cost(config, "float16"), model_cost(config, "fp32")
+    half, single = model_cost(config, "fp16"), model_cost(config, "fp32")
     assert (2 * half.weight_bytes, 2 * half.kv_bytes_per_token) == (single.weight_bytes, single.kv_bytes_per_token)
     assert half.flops_per_token == single.flops_per_token
 

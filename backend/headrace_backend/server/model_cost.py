@@ -14,7 +14,7 @@ from headrace_backend.kv_bytes import kv_token_bytes
 from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.expected_tensors import parameter_count
 
-_DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 class ModelCost(NamedTuple):
@@ -44,8 +44,7 @@ def model_cost(
 
     Args:
         config: Describes it.
-        dtype: Dtype of weights and, unless quantized, of the cache: fp32, bf16, fp16, or torch's
-            spelling.
+        dtype: Dtype of weights and, unless quantized, of the cache: fp32, bf16 or fp16.
         layer_bits: Bits per weight of the layers' products, scales included, where they are
             quantized.
         kv_dtype: The cache's, as EngineConfig has it.

@@ -15,6 +15,9 @@ from headrace_backend.step.messages import MemoryPlan, QuantizationReport, Worke
 from headrace_model_folder import MeasuredLoss, ModelFolder
 from headrace_protos.engine.v1 import engine_pb2
 
+# Names of types as services and callers know them, by those of config.json.
+_SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
 
 def model_limits(config: EngineConfig, folder: ModelFolder) -> ModelLimits:
     """What the engine must know of the model."""
@@ -116,7 +119,7 @@ class ModelFacts:
         if self._config.dtype != "auto":
             return self._config.dtype
         on_cpu = self.ready is not None and self.ready.device.startswith("cpu")
-        return "fp32" if on_cpu else self._folder.config.torch_dtype
+        return "fp32" if on_cpu else _SHORT_DTYPES[self._folder.config.torch_dtype]
 
 
 def _quantization(report: QuantizationReport, measured: MeasuredLoss | None) -> engine_pb2.EngineQuantization:
