@@ -6,10 +6,10 @@ each draft with a set probability.
     python -m benchmarks.simulate_speculation --batches 1,32,256 --acceptances 0,0.6,0.9
 
 **Every figure is simulated.** Without drafts the device takes for a step what `simulate_budget`
-says; each draft costs what one token more costs, and a pass of the drafter what `--drafters` says:
-ngram nothing, eagle and draft what one layer, and 16 layers of a quarter of the size, take to read
-their weights. Meant for choosing a policy, not for reporting a speed. A row's figure is the ratio
-to the same engine without drafts.
+says; each draft costs what one token more costs, any drafts `JUMP_MS`, and a pass of the drafter
+what `--drafters` says: ngram nothing, eagle and draft what one layer, and 16 layers of a quarter of
+the size, take to read their weights. Meant for choosing a policy, not for reporting a speed. A
+row's figure is the ratio to the same engine without drafts.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from headrace_backend.step.plan import StepPlan, StepResult
 # Milliseconds of one pass. A layer of the model reads a 32nd of its weights (4.2 ms); a model of
 # 1e9 parameters an eighth.
 PASS_MS = {"ngram": 0.0, "eagle": 0.15, "draft": 0.55}
+# What verifying any drafts costs beside their tokens: another kernel of attention, a larger graph
+# (4.0 ms became 4.4 with four drafts of one row, H200, 2026-11-23).
+JUMP_MS = 0.3
 MOST_DRAFTS = 8
 _TOKEN = 5
 _PROMPT_TOKENS = 64
@@ -65,6 +68,7 @@ class DraftingDevice(Device):
         drafts = forward.counts[forward.known_counts == 0] - 1
         assert max(drafts, default=0) <= self._num_proposed, "drafts are announced with the step before"
         if drafts.any():
+            self.free_at_ms += JUMP_MS
             self.num_drafts += int(drafts.sum())
             counts = np.ones(plan.sample.rows.size, np.int32)
             counts[: drafts.size] += [self._num_accepted(count) for count in drafts.tolist()]

@@ -195,7 +195,7 @@ def compile_attention(arch: int) -> list[Any]:
                 attention.paged_attention(case.query, case.kv_cache, case.step, shape.scale, shape.window)
         for shape in _HEADS:
             _decode_raw(shape, normed=shape.window is not None)
-        for query_len in (2, 4, 8):
+        for query_len in (2, 4, 8, 16):
             case = Case(llama, [(700, 1)], "cpu", max_query_len=query_len)
             attention.paged_attention(case.query, case.kv_cache, case.step, llama.scale)
         for shape in _QUANTIZED:

@@ -19,9 +19,13 @@ import numpy.typing as npt
 Int32Column = npt.NDArray[np.int32]
 _Int64Array = npt.NDArray[np.int64]
 
-# Query tokens of a row that the decode kernel takes at most, and the sizes that it is compiled for.
-QUERY_LEN_CLASSES = (1, 2, 4, 8)
-MAX_DECODE_QUERY_LEN = QUERY_LEN_CLASSES[-1]
+# Sizes of entries, in query tokens, that the decode kernel is compiled for, and the largest that it
+# takes of prompts; only drafts are more.
+QUERY_LEN_CLASSES = (1, 2, 4, 8, 16)
+MAX_DECODE_QUERY_LEN = 8
+# Query rows (tokens times heads of a group) of a longer entry, at most: their sums are held in
+# registers.
+_MOST_QUERY_ROWS = 128
 # Splits are multiples of this many tokens of context.
 SPLIT_MULTIPLE = 64
 # Programs (splits times key/value heads) that fill a GPU: near one full wave on 132
@@ -51,6 +55,23 @@ def query_len_class(query_lens: Int32Column) -> int:
     decodes = query_lens[query_lens <= MAX_DECODE_QUERY_LEN]
     longest = int(decodes.max(initial=1))
     return next(size for size in QUERY_LEN_CLASSES if size >= longest)
+
+
+def drafted_query_len(tokens_per_row: int, group: int) -> int:
+    """The size of decode kernel for entries of a row's last token and its drafts.
+
+    With a large group it may be less than `tokens_per_row`; longer entries are left to
+    `plan_prefill`.
+
+    Args:
+        tokens_per_row: Tokens of the longest entry.
+        group: Query heads of a key/value head.
+    """
+    return max(
+        size
+        for size in QUERY_LEN_CLASSES
+        if size == 1 or size < 2 * tokens_per_row and (size <= MAX_DECODE_QUERY_LEN or size * group <= _MOST_QUERY_ROWS)
+    )
 
 
 @dataclasses.dataclass(slots=True, frozen=True)
@@ -89,7 +110,7 @@ class DecodeColumns:
     # the partial result (-1 where the entry has one split, which writes the output itself). A split
     # sees its share of whatever context the row has when the kernel runs. Longest first.
     splits: Int32Column
-    # Query tokens the kernel must take: 1, 2, 4 or 8.
+    # Query tokens the kernel must take, one of `QUERY_LEN_CLASSES`.
     max_query_len: int
 
 
@@ -113,8 +134,8 @@ def plan_decode(
             knows better (drafts that were refused), an upper bound.
         num_kv_heads: Key/value heads of one card's cache.
         num_entries_padded: Entries that the columns have room for, see `decode_sizes`.
-        max_query_len: 1, 2, 4 or 8; entries with more are left to `plan_prefill`. None:
-            `query_len_class` of the step.
+        max_query_len: One of `QUERY_LEN_CLASSES`; entries with more are left to `plan_prefill`.
+            None: `query_len_class` of the step.
         sliding_window: The widest of the model's layers; None if any layer sees all.
         programs: `decode_programs` of the cache; the work's sizes and scratch are made for as many.
 

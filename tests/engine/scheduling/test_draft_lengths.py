@@ -49,13 +49,17 @@ def rate(lengths: list[int], shares: list[float], model: StepTimeModel) -> float
 
 @hypothesis.settings(max_examples=examples(150), deadline=None)
 @hypothesis.given(
-    share=st.floats(0, 1), num_rows=st.integers(1, 300), pass_us=st.floats(0, 2000), drafted_us=st.floats(0, 200)
+    share=st.floats(0, 1),
+    num_rows=st.integers(1, 300),
+    pass_us=st.floats(0, 2000),
+    drafted_us=st.floats(0, 200),
+    any_us=st.floats(0, 2000),
 )
 def test_no_fixed_number_is_better_where_rows_are_alike(
-    share: float, num_rows: int, pass_us: float, drafted_us: float
+    share: float, num_rows: int, pass_us: float, drafted_us: float, any_us: float
 ) -> None:
     model = StepTimeModel()
-    model._coefficients[-2:] = [pass_us, drafted_us]
+    model._coefficients[-3:] = [pass_us, drafted_us, any_us]
     shares = [share] * num_rows
     chosen = rate(lengths_of([known(share)] * num_rows, model), shares, model)
     best = max(rate([length] * num_rows, shares, model) for length in range(MOST + 1))
@@ -103,7 +107,7 @@ def test_nothing_is_drafted_that_the_step_before_did_not_announce() -> None:
 def test_a_row_that_begins_to_hit_is_found_by_probes() -> None:
     model = StepTimeModel()
     # Looking up what was written before costs nothing.
-    model._coefficients[-2] = 0.0
+    model._coefficients[-3] = 0.0
     lengths = DraftLengths(model)
     lengths.worker_ready(MOST)
     rows, load = [known(0.0) for _ in range(8)], StepLoad(8, 4000)

@@ -17,6 +17,7 @@ from headrace_kernels.attention.plan import (
     WARP_PROGRAMS,
     DecodeColumns,
     decode_sizes,
+    drafted_query_len,
     max_prefill_tiles,
     plan_decode,
     plan_prefill,
@@ -114,6 +115,11 @@ def test_the_class_holds_all_rows_that_decode() -> None:
     assert query_len_class(column(1, 3)) == 4
     assert query_len_class(column(5)) == 8
     assert query_len_class(column(20)) == 1
+
+
+def test_entries_with_drafts_have_a_class_of_their_own_as_far_as_registers_go() -> None:
+    assert [drafted_query_len(tokens, 4) for tokens in (1, 2, 3, 5, 9)] == [1, 2, 4, 8, 16]
+    assert [drafted_query_len(9, group) for group in (8, 9)] == [16, 8]
 
 
 def test_a_class_given_by_the_caller_leaves_longer_rows_to_prefill() -> None:

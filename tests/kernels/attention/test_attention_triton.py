@@ -82,7 +82,7 @@ def test_any_mixed_step_equals_fp64(shape: Shape) -> None:
     ("max_query_len", "window", "kv"),
     [
         (1, None, ""), (2, 70, ""), (4, None, ""), (8, 70, ""),
-        (1, 70, "fp8"), (2, None, "int8"), (4, 70, "fp8"), (8, None, "int8"),
+        (1, 70, "fp8"), (2, None, "int8"), (4, 70, "fp8"), (8, None, "int8"), (16, None, ""),
     ],
 )  # fmt: skip
 def test_rows_of_drafts_equal_fp64_when_their_context_is_split(max_query_len: int, window: int | None, kv: str) -> None:
@@ -212,7 +212,7 @@ def test_real_sizes_equal_fp64(shape: Shape) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
-@pytest.mark.parametrize("max_query_len", [2, 4, 8])
+@pytest.mark.parametrize("max_query_len", [2, 4, 8, 16])
 @pytest.mark.parametrize("kv", ["", "int8", "fp8"])
 def test_drafts_of_real_sizes_equal_fp64(max_query_len: int, kv: str) -> None:
     rows = [(3000 + 111 * i, 1 + i % max_query_len) for i in range(9)]

@@ -22,6 +22,7 @@ negative:
     draft passes          most drafts of a row that the step makes for the next one: a draft model
                           runs once for each, for all rows
     drafted tokens        beside what they cost as tokens: drafting them, choosing among them
+    1 if it has drafts    its rows compute several tokens: other kernels, a larger graph
 
 The fit is least squares of the relative error, so that a step of 5 ms weighs as much as one of 200
 ms. Old steps fade; those with and those without prompts fade separately, so that an hour of
@@ -54,12 +55,15 @@ _FIRST_SEGMENT = 3
 _FIRST_JUMP = _FIRST_SEGMENT + len(_SEGMENTS)
 _PAIRS = _FIRST_JUMP + len(_JUMPS) + 1
 _DRAFT_PASSES = _PAIRS + 1
-_NUM_FEATURES = _PAIRS + 3
+_NUM_FEATURES = _PAIRS + 4
 # In microseconds: a model of 8e9 parameters in bf16 on an H200 by its arithmetic. Another device is
 # this times a factor until it has shown itself. What drafts cost is guessed high: a coefficient
 # that is a tenth of a step is learned within some dozens of steps, one that is a thousandth hardly
 # moves from its prior.
-_PRIOR_US = (4400.0, 300.0, 1.0, 3.0, 12.0, 20.0, 20.0, 20.0, 20.0, 20.0, 600.0, 600.0, 0.033, 0.0012, 400.0, 40.0)
+_PRIOR_US = (
+    *(4400.0, 300.0, 1.0, 3.0, 12.0, 20.0, 20.0, 20.0, 20.0, 20.0, 600.0, 600.0, 0.033, 0.0012),
+    *(400.0, 40.0, 300.0),
+)
 # Weight of the prior of one coefficient, in steps that consist of nothing but its feature.
 _PRIOR_WEIGHT = 0.02
 # A step with (without) prompts counts half as much after so many more of its kind.
@@ -134,6 +138,7 @@ class StepLoad:
         for jump in _JUMPS:
             features.append(mixed if tokens > jump else 0.0)
         features += (self.context_tokens, self.attention_pairs, self.num_draft_passes, self.num_draft_tokens)
+        features.append(1.0 if self.num_draft_tokens else 0.0)
         return features
 
 
@@ -144,9 +149,11 @@ class DraftCosts:
     # Without any, and how many tokens it then has.
     bare_us: float
     num_tokens: int
-    # A pass of the drafter; what a draft takes beside being a token; a token, by segments.
+    # A pass of the drafter; what a draft takes beside being a token; having any; a token, by
+    # segments.
     pass_us: float
     drafted_us: float
+    any_us: float
     slopes_us: AbstractSequence[float]
 
     def step_us(self, num_drafts: _Counts, num_passes: _Counts) -> _Times:
@@ -160,6 +167,7 @@ class DraftCosts:
         times: _Times = (
             self.bare_us + tokens_us + np.multiply(num_drafts, self.drafted_us) + np.multiply(num_passes, self.pass_us)
         )
+        times += np.where(np.greater(num_drafts, 0), self.any_us, 0.0)
         return times
 
 
@@ -237,9 +245,9 @@ class StepTimeModel:
 
     def draft_costs_us(self, load: StepLoad) -> DraftCosts:
         """What drafts add to a step that has none, by what is known now."""
-        pass_us, drafted_us = self._coefficients[_DRAFT_PASSES:]
+        pass_us, drafted_us, any_us = self._coefficients[_DRAFT_PASSES:]
         slopes_us = self._coefficients[_FIRST_SEGMENT:_FIRST_JUMP]
-        return DraftCosts(self.predict_us(load), load.num_tokens, pass_us, drafted_us, slopes_us)
+        return DraftCosts(self.predict_us(load), load.num_tokens, pass_us, drafted_us, any_us, slopes_us)
 
     def replays(self, load: StepLoad) -> bool:
         """Whether such a step is short enough to be replayed from a graph.

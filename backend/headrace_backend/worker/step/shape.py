@@ -18,10 +18,10 @@ from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.plan_columns import Entries
 from headrace_backend.worker.speculation.draws import num_drafts
 from headrace_kernels.attention.plan import (
-    QUERY_LEN_CLASSES,
     TARGET_PROGRAMS,
     decode_programs,
     decode_sizes,
+    drafted_query_len,
     gathered_tokens,
     gathering_pays,
     max_prefill_tiles,
@@ -58,7 +58,7 @@ class AttentionSizes:
 
         Entries with more are the prefill kernel's.
         """
-        return max(size for size in QUERY_LEN_CLASSES if size == 1 or size < 2 * self.tokens_per_row)
+        return drafted_query_len(self.tokens_per_row, self.num_heads // self.num_kv_heads)
 
     @classmethod
     def of(
