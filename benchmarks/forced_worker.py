@@ -3,7 +3,7 @@
 Whether a draft is right is thrown behind the draw, per draft, with the probability that the
 request's seed names (`acceptance_seed`); what was drafted and what the model thinks of it do not
 matter. So answers mean nothing, and everything else is the real worker: drafting, verification,
-settlement, planning. The throw adds a few launches of microseconds to a step.
+settlement, planning. The throw adds a launch of microseconds to a step.
 
     python -m benchmarks.forced_worker DRAFTER <the worker's own arguments>
 
@@ -11,12 +11,17 @@ settlement, planning. The throw adds a few launches of microseconds to a step.
 `own`, whichever the worker's configuration names, with its true cost.
 """
 
+# Triton's decorator has no types.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
 from __future__ import annotations
 
 import sys
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.step.plan import RowAdmission, StepPlan
@@ -30,6 +35,8 @@ from headrace_backend.worker.step import cpu_runner, gpu_runner
 from headrace_kernels.speculation.acceptance import Accepted, Drawn, RowState, accept_drafts
 
 _THROWS = 1 << 16
+_POSITION_FACTOR, _ROW_FACTOR = 0x9E3779B1, 0x85EBCA6B
+_BLOCK = 256
 
 
 def acceptance_seed(number: int, acceptance: float) -> int:
@@ -85,13 +92,47 @@ class Throws:
         self, drawn: Drawn, first_draws: torch.Tensor, draw_counts: torch.Tensor, state: RowState, tokens_per_row: int
     ) -> Accepted:
         """Takes the place of `accept_drafts`: a right draft is what was drawn, another no token."""
+        thrown = self._on_cpu(drawn) if drawn.tokens.device.type == "cpu" else self._on_gpu(drawn)
+        return accept_drafts(thrown, first_draws, draw_counts, state, tokens_per_row)
+
+    def _on_cpu(self, drawn: Drawn) -> Drawn:
         positions = drawn.step_positions[drawn.hidden_indices.long()]
         rows = drawn.rows.long()
-        right = _scattered(positions * 0x9E3779B1 + rows * 0x85EBCA6B) % _THROWS < self._shares[rows]
+        right = _scattered(positions * _POSITION_FACTOR + rows * _ROW_FACTOR) % _THROWS < self._shares[rows]
         drafts = torch.nn.functional.pad(torch.where(right, drawn.tokens, -1), (1, 0))
         places = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
-        thrown = drawn._replace(hidden_indices=places, step_token_ids=drafts, step_positions=positions)
-        return accept_drafts(thrown, first_draws, draw_counts, state, tokens_per_row)
+        return drawn._replace(hidden_indices=places, step_token_ids=drafts, step_positions=positions)
+
+    def _on_gpu(self, drawn: Drawn) -> Drawn:
+        """One launch, which a step hardly notices."""
+        count = len(drawn.tokens)
+        places, drafts = torch.empty_like(drawn.hidden_indices), drawn.tokens.new_empty(count + 1)
+        positions = torch.empty_like(drawn.tokens)
+        given = (drawn.tokens, drawn.hidden_indices, drawn.step_positions, drawn.rows, self._shares)
+        throw_kernel[(triton.cdiv(count, _BLOCK),)](*given, places, drafts, positions, count, _THROWS, _BLOCK)
+        return drawn._replace(hidden_indices=places, step_token_ids=drafts, step_positions=positions)
+
+
+@triton.jit(do_not_specialize=["count"])
+def throw_kernel(
+    tokens, hidden_indices, step_positions, rows, shares, places, drafts, positions, count, THROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (block of draws): what `Throws._on_cpu` says."""
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < count
+    position = tl.load(step_positions + tl.load(hidden_indices + offs, mask=mask, other=0), mask=mask, other=0)
+    row = tl.load(rows + offs, mask=mask, other=0).to(tl.int64)
+    value = position.to(tl.int64) * 0x9E3779B1 + row * 0x85EBCA6B
+    for _ in tl.static_range(2):
+        value = value & 0xFFFFFFFF
+        value = (value ^ (value >> 16)) * 0x45D9F3B
+    value = value & 0xFFFFFFFF
+    value = value ^ (value >> 16)
+    right = value % THROWS < tl.load(shares + row, mask=mask, other=0)
+    tl.store(drafts + 1 + offs, tl.where(right, tl.load(tokens + offs, mask=mask, other=0), -1), mask=mask)
+    tl.store(places + offs, offs, mask=mask)
+    tl.store(positions + offs, position, mask=mask)
 
 
 def _scattered(values: torch.Tensor) -> torch.Tensor:
@@ -112,7 +153,7 @@ def install(drafter: str) -> None:
 
     def joined(self: Speculation, *args: Any, **kwargs: Any) -> None:
         join(self, *args, **kwargs)
-        throws.over(*self.rows.last_tokens.shape, self.rows.last_tokens.device)
+        throws.over(self.rows.last_tokens.shape[0], self.rows.last_tokens.device)
 
     def begun(self: Speculation, plan: StepPlan) -> None:
         throws.admit(plan.admissions)
