@@ -133,7 +133,7 @@ def page(records: list[dict[str, Any]]) -> str:
             "number of ranks shared among these. Products in FP8 are held against the rate of bf16, which they",
             "can beat. Exposed communication is what a step takes longer than the same kernels do without",
             "communication between ranks (`python -m benchmarks.bench_communication`); steps are named",
-            "ROWSxCONTEXT. Pipeline stages (`--pp`) were not run on GPUs.",
+            "ROWSxCONTEXT.",
         ]
     )
     return "\n".join([words, "", *table(subjects, exposed(records)), ""])

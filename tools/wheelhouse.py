@@ -34,7 +34,7 @@ PLATFORMS = (
     "manylinux2014_x86_64",
     "manylinux_2_5_x86_64",
 )
-# 64 MiB, of which 12 are the demo model.
+# 68 MiB, of which 12 are the demo model.
 MAX_MIB = 96
 
 

@@ -108,6 +108,7 @@ def join_stages(seat: Seat, num_stages: int, device: torch.device, greeting: Gre
         stages = _own_group([list(range(first, first + num_ranks)) for first in range(0, seat.world_size, num_ranks)])
     assert streams is not None and stages is not None, "every rank is in a column and in a stage"
     links = StageLinks(streams, tokens, everyone.named_losses, greeting.on_enter)
+    links.connect(device)
     stage = _quickest(everyone.within(stages), device, greeting) if num_ranks > 1 else None
     return StageSeat(everyone, stage, links)
 
