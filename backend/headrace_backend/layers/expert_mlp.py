@@ -34,7 +34,7 @@ class ExpertLinear(ShardedModule):
         """Allocates the weight.
 
         Args:
-            projections: Those of the first expert, then of the next; of one size.
+            projections: The projections of the first expert, then of the next; all of one size.
             rows: Outputs of each projection that this rank keeps.
             columns: Inputs of each projection that this rank keeps.
             num_experts: Number of experts.

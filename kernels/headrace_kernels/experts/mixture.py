@@ -49,7 +49,7 @@ def vector_rule(weights: ExpertWeights) -> VectorTile:
     """The tile of a product of few tokens: some KB of weights are under way in a program."""
     kind = weights.layout().kind
     if kind == "int4":
-        return VectorTile(block_n=8, block_words=128, num_warps=4)
+        return VectorTile(block_n=8, block_words=128, num_warps=8)
     if kind == "plain":
         return VectorTile(block_n=2, block_words=2048, num_warps=8)
     return VectorTile(block_n=4, block_words=1024, num_warps=8)

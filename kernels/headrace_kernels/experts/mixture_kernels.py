@@ -35,8 +35,8 @@ from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.conversions import dequantized_nibbles, numbers_of, wide_bytes
 from headrace_kernels.weight_formats.kernel_layout import WeightLayout
 
-# Words that a warp loads at once, 16 bytes a thread in 16 bits.
-_WARP_WORDS = 256
+# Words that a warp loads at once, at least 8 bytes a thread in 16 bits.
+_WARP_WORDS = 128
 # Outputs of a token that one program adds up.
 _COMBINED = 1024
 
@@ -65,14 +65,16 @@ class PairTile(NamedTuple):
 
 
 @triton.jit
-def _wide_numbers(words, scale_ptr, zero_ptr, rows, group, num_rows, PART: tl.constexpr, LAYOUT: tl.constexpr):
+def _wide_numbers(
+    words, scale_ptr, zero_ptr, rows, group, NUM_ROWS: tl.constexpr, PART: tl.constexpr, LAYOUT: tl.constexpr
+):
     """Numbers of words in fp32: INT4's times their scales, others' without them."""
     KIND: tl.constexpr = LAYOUT.kind
     PLAIN: tl.constexpr = LAYOUT.is_plain
     if KIND == "plain":
         numbers = words.to(tl.float32)
     elif KIND == "int4":
-        places = group * num_rows + rows
+        places = group * NUM_ROWS + rows
         zeros, scales = tl.load(zero_ptr + places).to(tl.float32), tl.load(scale_ptr + places).to(tl.float32)
         numbers = numbers_of(words, PART, KIND, tl.float32, PLAIN).to(tl.float32)
         numbers = (numbers - zeros) * scales
@@ -84,8 +86,8 @@ def _wide_numbers(words, scale_ptr, zero_ptr, rows, group, num_rows, PART: tl.co
 @triton.jit
 def _vector_gate_up_kernel(
     x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, experts_ptr, out_ptr,
-    N, eps,
-    LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
+    eps,
+    N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
 ):  # fmt: skip
     """Program (pair, n): silu(gate) * up for BLOCK_N inner elements n of one pair.
@@ -101,7 +103,7 @@ def _vector_gate_up_kernel(
     j = tl.arange(0, BLOCK_WORDS)[None, :]
     x_row = x_ptr + (pair // PER_TOKEN).to(tl.int64) * K
     expert = tl.load(experts_ptr + pair).to(tl.int64)
-    num_rows = N.to(tl.int64) * (2 * NUM_EXPERTS)
+    NUM_ROWS: tl.constexpr = N * 2 * NUM_EXPERTS
     # Elements beyond the end repeat the last one, and are not stored.
     gates = (expert * (2 * N) + tl.minimum(n, N - 1))[:, None]
     ups = gates + N
@@ -121,8 +123,8 @@ def _vector_gate_up_kernel(
                 squares += x * x
                 x = x * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
             group = tl.minimum(piece, K - 1) // LAYOUT.group
-            gate_sums += x * _wide_numbers(gate_words, scale_ptr, zero_ptr, gates, group, num_rows, part, LAYOUT)
-            up_sums += x * _wide_numbers(up_words, scale_ptr, zero_ptr, ups, group, num_rows, part, LAYOUT)
+            gate_sums += x * _wide_numbers(gate_words, scale_ptr, zero_ptr, gates, group, NUM_ROWS, part, LAYOUT)
+            up_sums += x * _wide_numbers(up_words, scale_ptr, zero_ptr, ups, group, NUM_ROWS, part, LAYOUT)
     gate, up = tl.sum(gate_sums, 1)[:, None], tl.sum(up_sums, 1)[:, None]
     if scale_ptr is not None:
         if not LAYOUT.is_grouped:
@@ -138,9 +140,8 @@ def _vector_gate_up_kernel(
 @triton.jit
 def _vector_down_kernel(
     x_ptr, word_ptr, scale_ptr, zero_ptr, experts_ptr, weights_ptr, out_ptr,
-    N,
-    LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, ADD: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
+    N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
+    ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
 ):  # fmt: skip
     """Program (token, n): the weighted sum over the token's experts for BLOCK_N outputs n."""
     K: tl.constexpr = LAYOUT.num_inputs
@@ -150,7 +151,7 @@ def _vector_down_kernel(
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     j = tl.arange(0, BLOCK_WORDS)[None, :]
-    num_rows = N.to(tl.int64) * NUM_EXPERTS
+    NUM_ROWS: tl.constexpr = N * NUM_EXPERTS
     total = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
     for slot in tl.static_range(PER_TOKEN):
         pair = token * PER_TOKEN + slot
@@ -168,7 +169,7 @@ def _vector_down_kernel(
                 k = piece + first // BLOCK_WORDS % BLOCKS * BLOCK_WORDS + j
                 x = tl.load(x_ptr + pair * K + k, mask=k < K, other=0.0).to(tl.float32)
                 group = tl.minimum(piece, K - 1) // LAYOUT.group
-                sums += x * _wide_numbers(words, scale_ptr, zero_ptr, rows, group, num_rows, part, LAYOUT)
+                sums += x * _wide_numbers(words, scale_ptr, zero_ptr, rows, group, NUM_ROWS, part, LAYOUT)
         total += sums * factor
     y = tl.sum(total, 1)
     places = out_ptr + token * N + n
@@ -179,7 +180,15 @@ def _vector_down_kernel(
 
 @triton.jit
 def _tile_numbers(
-    words, scale_ptr, zero_ptr, rows, group, num_rows, PART: tl.constexpr, LAYOUT: tl.constexpr, DTYPE: tl.constexpr
+    words,
+    scale_ptr,
+    zero_ptr,
+    rows,
+    group,
+    NUM_ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):
     """Numbers of words in DTYPE: INT4's dequantized, others' without their scales."""
     KIND: tl.constexpr = LAYOUT.kind
@@ -187,7 +196,7 @@ def _tile_numbers(
     if KIND == "plain":
         numbers = words.to(tl.float32) if PLAIN else words
     elif KIND == "int4":
-        places = group * num_rows + rows
+        places = group * NUM_ROWS + rows
         zeros, scales = tl.load(zero_ptr + places), tl.load(scale_ptr + places)
         numbers = dequantized_nibbles(words, zeros, scales, PART, DTYPE, PLAIN)
     else:
@@ -219,8 +228,8 @@ def _expert_of_tile(starts_ptr, tile, NUM_EXPERTS: tl.constexpr, BLOCK_EXPERTS: 
 @triton.jit
 def _tile_kernel(
     x_ptr, word_ptr, scale_ptr, zero_ptr, order_ptr, starts_ptr, weights_ptr, out_ptr,
-    N,
-    LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK_EXPERTS: tl.constexpr,
+    N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_WORDS: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, n): Y^T = W X^T for BLOCK_N outputs and BLOCK_M pairs of one expert.
@@ -246,7 +255,7 @@ def _tile_kernel(
     m_read = tl.minimum(m, end - 1)
     pairs = tl.load(order_ptr + m_read)
     HALVES: tl.constexpr = 2 if GATED else 1
-    num_rows = N.to(tl.int64) * (HALVES * NUM_EXPERTS)
+    NUM_ROWS: tl.constexpr = N * HALVES * NUM_EXPERTS
     rows = (expert.to(tl.int64) * (HALVES * N) + tl.minimum(n, N - 1))[:, None]
     x_rows = x_ptr + (pairs // PER_TOKEN if GATED else m_read).to(tl.int64)[None, :] * K
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -261,10 +270,10 @@ def _tile_kernel(
             k = piece + step % BLOCKS * BLOCK_WORDS + j[:, None]
             x = tl.load(x_rows + k, mask=k < K, other=0.0)
             group = tl.minimum(piece, K - 1) // LAYOUT.group
-            w = _tile_numbers(words, scale_ptr, zero_ptr, rows, group, num_rows, part, LAYOUT, DTYPE)
+            w = _tile_numbers(words, scale_ptr, zero_ptr, rows, group, NUM_ROWS, part, LAYOUT, DTYPE)
             total = _dot(w, x, total, PLAIN)
             if GATED:
-                w_up = _tile_numbers(up_words, scale_ptr, zero_ptr, rows + N, group, num_rows, part, LAYOUT, DTYPE)
+                w_up = _tile_numbers(up_words, scale_ptr, zero_ptr, rows + N, group, NUM_ROWS, part, LAYOUT, DTYPE)
                 up_total = _dot(w_up, x, up_total, PLAIN)
     if scale_ptr is not None:
         if not LAYOUT.is_grouped:
@@ -320,12 +329,12 @@ def multiply_vectors(
     norm_weight, eps = norm or (None, 0.0)
     grid = (len(inner), triton.cdiv(down.num_inputs, tiles[0].block_n))
     _vector_gate_up_kernel[grid](
-        x, norm_weight, *gate_up.bits(), choice.experts, inner, down.num_inputs, eps,
+        x, norm_weight, *gate_up.bits(), choice.experts, inner, eps, N=down.num_inputs,
         **shared, **_vector_options(gate_up, tiles[0]),
     )  # fmt: skip
     grid = (num_tokens, triton.cdiv(down.num_outputs, tiles[1].block_n))
     _vector_down_kernel[grid](
-        inner, *down.bits(), choice.experts, choice.weights, out, down.num_outputs,
+        inner, *down.bits(), choice.experts, choice.weights, out, N=down.num_outputs,
         **shared, ADD=add, **_vector_options(down, tiles[1]),
     )  # fmt: skip
 
@@ -383,8 +392,8 @@ def _launch_tiles(
     block_words = max(16, _block_words(tile.block_words, layout))
     num_tiles = most_tiles(len(pairs.order), num_experts, tile.block_m)
     _tile_kernel[(num_tiles, triton.cdiv(out.shape[1], tile.block_n))](
-        x, *weights.bits(), *pairs, choice.weights, out, out.shape[1],
-        LAYOUT=layout, NUM_EXPERTS=num_experts, PER_TOKEN=choice.experts.shape[1],
+        x, *weights.bits(), *pairs, choice.weights, out,
+        N=out.shape[1], LAYOUT=layout, NUM_EXPERTS=num_experts, PER_TOKEN=choice.experts.shape[1],
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts), BLOCK_N=tile.block_n, BLOCK_M=tile.block_m,
         BLOCK_WORDS=block_words, GATED=gated,
         num_warps=tile.num_warps, num_stages=_stages(tile, weights, layout, block_words, gated, x),
