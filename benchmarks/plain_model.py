@@ -65,6 +65,7 @@ class PlainModel:
         self.shape, self.dtype, self.device = shape, dtype, device
         self._generator = torch.Generator(device=device).manual_seed(seed)
         heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+        assert not shape.num_experts, "the plain model has no experts"
         hidden, wide = shape.hidden_size, shape.intermediate_size
         self._embedding = self._noise(shape.vocab_size, hidden)
         self._head = self._embedding if shape.tied else self._noise(shape.vocab_size, hidden)

@@ -35,12 +35,35 @@ class Shape:
     rms_norm_eps: float = 1e-5
     tied: bool = False
     rope_scaling: Mapping[str, Any] | None = None
+    # Of every layer, in place of an MLP; 0: none. `intermediate_size` is then one expert's.
+    num_experts: int = 0
+    experts_per_token: int = 0
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of all layers' matrices: what every step reads, whatever the batch."""
+        """Parameters of all layers' matrices that every step reads, whatever the batch."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+        mlp = self.num_experts if self.num_experts else 3 * self.intermediate_size
+        return self.num_layers * (attention + self.hidden_size * mlp)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts of all layers."""
+        return self.num_layers * self.num_experts * 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def expert_share(self) -> float:
+        """Share of a layer's experts that compute one token."""
+        return self.experts_per_token / self.num_experts if self.num_experts else 0.0
+
+    def read_parameters(self, tokens: int) -> float:
+        """Parameters that a step of so many tokens reads, each of which may choose any expert."""
+        return self.layer_parameters + self.expert_parameters * (1.0 - (1.0 - self.expert_share) ** tokens)
+
+    @property
+    def multiplied_parameters(self) -> float:
+        """Parameters of all layers that a token is multiplied by."""
+        return self.layer_parameters + self.expert_share * self.expert_parameters
 
     @property
     def head_parameters(self) -> int:
@@ -54,7 +77,13 @@ class Shape:
 
     def config(self) -> dict[str, Any]:
         """config.json."""
-        return {
+        experts = {
+            "num_experts": self.num_experts,
+            "num_experts_per_tok": self.experts_per_token,
+            "moe_intermediate_size": self.intermediate_size,
+            "norm_topk_prob": True,
+        }
+        return (experts if self.num_experts else {}) | {
             "architectures": [self.architecture],
             "model_type": self.architecture.removesuffix("ForCausalLM").lower(),
             "hidden_size": self.hidden_size,
@@ -96,6 +125,21 @@ SHAPES: Mapping[str, Shape] = {
         "Qwen3ForCausalLM", 2560, 36, 32, 8, 128, 9728, 151_936, 40_960, 1e6, rms_norm_eps=1e-6, tied=True
     ),
     "qwen3-8b": Shape("Qwen3ForCausalLM", 4096, 36, 32, 8, 128, 12288, 151_936, 40_960, 1e6, rms_norm_eps=1e-6),
+    "qwen3-30b-a3b": Shape(
+        "Qwen3MoeForCausalLM",
+        2048,
+        48,
+        32,
+        4,
+        128,
+        768,
+        151_936,
+        40_960,
+        1e6,
+        rms_norm_eps=1e-6,
+        num_experts=128,
+        experts_per_token=8,
+    ),
     # models/demo's own numbers.
     "demo": Shape("LlamaForCausalLM", 256, 8, 8, 4, 32, 704, 4096, 2048, 10_000.0, tied=True),
 }
@@ -125,10 +169,12 @@ def write_model_folder(name: str, parent: pathlib.Path, *, tokenizer: bool = Fal
 def shape_of(folder: pathlib.Path) -> Shape:
     """The shape of a model folder's config.json.
 
-    Raises InvalidModelFolder for one that is no model.
+    Raises InvalidModelFolder for one that is no model. Experts are in every layer, or in none.
     """
     config = ModelFolder.open(folder, require_weights=False).config
     model, attention = config.description, config.description.attention
+    experts = model.expert_layers
+    assert len(experts) in (0, len(model.layers)), "a benchmark's shape has experts in every layer or in none"
     return Shape(
         config.architecture,
         model.hidden_size,
@@ -142,4 +188,6 @@ def shape_of(folder: pathlib.Path) -> Shape:
         model.rope.theta,
         model.norm.eps,
         model.head.tied,
+        num_experts=len(experts[0].experts) if experts else 0,
+        experts_per_token=experts[0].per_token if experts else 0,
     )

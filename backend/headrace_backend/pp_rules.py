@@ -100,7 +100,8 @@ def _layer_bits(layer: Layer, config: EngineConfig, model: ModelConfig) -> int:
     formats = model.quantization.layers if model.quantization else {}
     plain = _BITS.get(config.quantize, _PLAIN_BITS)
     return sum(
-        linear.outputs * linear.inputs * (formats[linear.name].bits if linear.name in formats else plain)
+        linear.size
+        * (formats[linear.name].bits if linear.name in formats else _PLAIN_BITS if linear.keeps_dtype else plain)
         for linear in layer.linears
     )
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from headrace_backend.config import MAX_TP, QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.quantize_rules import NF4_INPUTS
 from headrace_model_folder import ModelConfig
-from headrace_model_folder.description import Layer, Mlp, ModelDescription
+from headrace_model_folder.description import Experts, Layer, Mlp, ModelDescription
 
 
 def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
@@ -51,7 +51,7 @@ def rank_part(model: ModelDescription, world_size: int) -> ModelDescription:
 
 
 def _layer_part(layer: Layer, world_size: int) -> Layer:
-    attention, mlp = layer.attention, layer.mlp
+    attention = layer.attention
     heads, kv_heads = attention.num_heads // world_size, max(attention.num_kv_heads // world_size, 1)
     attention = dataclasses.replace(
         attention,
@@ -62,13 +62,23 @@ def _layer_part(layer: Layer, world_size: int) -> Layer:
         value=dataclasses.replace(attention.value, outputs=kv_heads * attention.head_dim),
         output=dataclasses.replace(attention.output, inputs=heads * attention.head_dim),
     )
+    return dataclasses.replace(layer, attention=attention, mlp=_mlp_part(layer.mlp, world_size))
+
+
+def _mlp_part(mlp: Mlp | Experts, world_size: int) -> Mlp | Experts:
+    """Every rank has a part of each expert, and the whole router."""
+    if isinstance(mlp, Experts):
+        return dataclasses.replace(mlp, experts=tuple(_dense_part(expert, world_size) for expert in mlp.experts))
+    return _dense_part(mlp, world_size)
+
+
+def _dense_part(mlp: Mlp, world_size: int) -> Mlp:
     inner = mlp.inner // world_size
-    mlp = Mlp(
+    return Mlp(
         gate=dataclasses.replace(mlp.gate, outputs=inner),
         up=dataclasses.replace(mlp.up, outputs=inner),
         down=dataclasses.replace(mlp.down, inputs=inner),
     )
-    return dataclasses.replace(layer, attention=attention, mlp=mlp)
 
 
 class _Group(NamedTuple):
@@ -102,7 +112,8 @@ def _dealt_out(model: ModelDescription) -> Iterator[tuple[str, int]]:
     """Sizes that are split evenly over the ranks, by config.json's names."""
     for layer in model.layers:
         yield "num_attention_heads", layer.attention.num_heads
-        yield "intermediate_size", layer.mlp.inner
+        is_dense = isinstance(layer.mlp, Mlp)
+        yield "intermediate_size" if is_dense else "the inner size of experts", layer.mlp.inner
     yield "vocab_size", model.vocab_size
 
 

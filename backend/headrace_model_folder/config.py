@@ -86,6 +86,7 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
     fields = Fields(CONFIG_FILE, {**family.defaults, **values})
     description = family.describe(fields)
     max_position = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
+    _refuse_quantized_experts(fields, description)
     bos = fields.token_ids("bos_token_id", description.vocab_size)
     is_bitsandbytes = _is_bitsandbytes(fields)
     return ModelConfig(
@@ -100,6 +101,14 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
         shared_blocks=(GROUP, GROUP) if is_bitsandbytes else (1, 1),
         names_own_code=_names_own_code(values),
     )
+
+
+def _refuse_quantized_experts(fields: Fields, model: ModelDescription) -> None:
+    if model.expert_layers and fields.get("quantization_config") is not None:
+        raise fields.error(
+            "quantization_config",
+            "is not supported for a mixture of experts: quantize int8, fp8 and int4 of a plain folder work",
+        )
 
 
 def _quantization(fields: Fields, model: ModelDescription) -> FolderQuantization | None:

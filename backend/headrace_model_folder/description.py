@@ -42,12 +42,19 @@ class Linear:
     bias: bool = False
     # The tensors of the checkpoint that hold it among others; None: it has tensors of its own.
     fused: Fused | None = None
+    # Whether `--quantize` leaves it in the model's dtype, as it does routers.
+    keeps_dtype: bool = False
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of each of its tensors."""
         yield f"{self.name}.weight", (self.outputs, self.inputs)
         if self.bias:
             yield f"{self.name}.bias", (self.outputs,)
+
+    @property
+    def size(self) -> int:
+        """Number of its weights."""
+        return self.outputs * self.inputs
 
     @property
     def stored(self) -> Linear:
@@ -119,10 +126,82 @@ class Mlp:
         """The projections in the order of a forward pass."""
         return self.gate, self.up, self.down
 
+    @property
+    def size(self) -> int:
+        """Number of weights of the projections."""
+        return sum(linear.size for linear in self.linears)
+
+    @property
+    def multiplied(self) -> int:
+        """Number of weights that one token is multiplied by: all of them."""
+        return self.size
+
+    @property
+    def token_elements(self) -> int:
+        """Elements that a step holds for each token: gate, up, and their product."""
+        return 3 * self.inner
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts: MLPs of one size, a few of which compute each token.
+
+    The router's logits become probabilities by a softmax over all experts. The likeliest
+    `per_token` of them compute the token, and their outputs are added up with those weights.
+    """
+
+    # Hidden state -> one logit for each expert.
+    router: Linear
+    # All alike but for their names.
+    experts: tuple[Mlp, ...]
+    # Experts that compute a token.
+    per_token: int
+    # Whether a token's weights are divided by their sum, so that they add up to 1.
+    renormalized: bool
+
+    @property
+    def inner(self) -> int:
+        """Elements between the projections of one expert."""
+        return self.experts[0].inner
+
+    @property
+    def share(self) -> float:
+        """Share of the experts that compute one token."""
+        return self.per_token / len(self.experts)
+
+    @property
+    def down(self) -> Linear:
+        """The down projection of the first expert, whose size all have."""
+        return self.experts[0].down
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The router, then the projections of each expert."""
+        return self.router, *itertools.chain.from_iterable(expert.linears for expert in self.experts)
+
+    @property
+    def size(self) -> int:
+        """Number of weights of all experts, without the router's."""
+        return len(self.experts) * self.experts[0].size
+
+    @property
+    def multiplied(self) -> int:
+        """Number of weights that one token is multiplied by: the router's and its experts'."""
+        return self.router.size + self.per_token * self.experts[0].size
+
+    @property
+    def token_elements(self) -> int:
+        """Elements that a step holds for each token.
+
+        These are the inner elements and the output of each of its experts, and the logits, which
+        are in fp32.
+        """
+        return self.per_token * (self.inner + self.down.outputs) + 2 * len(self.experts)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layer:
-    """A decoder layer: norm, attention, norm, MLP.
+    """A decoder layer: norm, attention, norm, MLP or experts.
 
     Outputs of attention and MLP are added to the residual stream.
     """
@@ -132,7 +211,7 @@ class Layer:
     attention_norm: Norm
     attention: Attention
     mlp_norm: Norm
-    mlp: Mlp
+    mlp: Mlp | Experts
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -212,6 +291,18 @@ class ModelDescription:
     def linears(self) -> Iterator[Linear]:
         """The projections of all layers in the order of a forward pass."""
         return itertools.chain.from_iterable(layer.linears for layer in self.layers)
+
+    @property
+    def multiplied(self) -> int:
+        """Number of weights of all layers that one token is multiplied by."""
+        return sum(
+            sum(linear.size for linear in layer.attention.linears) + layer.mlp.multiplied for layer in self.layers
+        )
+
+    @property
+    def expert_layers(self) -> tuple[Experts, ...]:
+        """The experts of each layer that has some; all layers of a model have as many."""
+        return tuple(layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts))
 
     def stored_linears(self) -> dict[str, Linear]:
         """The projections of all layers as the checkpoint has them, by name, in forward order."""

@@ -92,6 +92,11 @@ def _open(config: QuantizeConfig) -> ModelFolder:
             f"MODEL_FOLDER {folder} keeps several projections in one tensor ({fused}), which is not supported yet: "
             "--quantize of a server rounds such a model as it loads"
         )
+    if model.config.description.expert_layers:
+        raise QuantizeRefused(
+            f"MODEL_FOLDER {folder} is a mixture of experts, which is not supported yet: --quantize of a server rounds "
+            "such a model as it loads"
+        )
     if model.gguf_file is not None:
         raise QuantizeRefused(
             f"MODEL_FOLDER {folder} is a GGUF file, whose weights have their own bits: a folder is needed"

@@ -82,6 +82,10 @@ class EngineFacts(msgspec.Struct, tag="engine", frozen=True):
     matmul_flops_per_s: float = 0.0
     # Who drafts tokens that its steps verify, as --speculate names it.
     drafter: str = "off"
+    # Of all experts of all layers, which are not in `weight_bytes`; and the share of a layer's
+    # experts that compute one token.
+    expert_bytes: int = 0
+    expert_share: float = 0.0
 
 
 class RequestBegan(msgspec.Struct, tag="request_began", frozen=True):

@@ -9,13 +9,14 @@ or where it is long in a file beside it.
 
     attention         what lies between a layer's projections: rotation, cache, attention
     linear            products with weights, plain or quantized
+    experts           products of tokens with the weights of their experts alone
     weight_formats    what the bytes of a quantized weight mean
     sampling          from logits to tokens
     collectives       all-reduce over GPUs
     here              operations of one file: `rms_norm`, `swiglu`, `embedding`, `step_inputs`,
                       `finite_rows`, `rounded_tokens` (tokens in 8 bits)
 
-Rooms do not know each other, but for `weight_formats`, from which attention and linear take how
-bits are read. Launch rules ask `card` what the GPU has. Functions take tensors and give tensors;
-nothing here knows models, requests or configuration. Sums are fp32 whatever the storage.
+Rooms do not know each other, but for `weight_formats`, from which attention, linear and experts
+take how bits are read. Launch rules ask `card` what the GPU has. Functions take tensors and give
+tensors; nothing here knows models, requests or configuration. Sums are fp32 whatever the storage.
 """

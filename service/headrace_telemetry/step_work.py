@@ -4,6 +4,7 @@ Owns the arithmetic, for step spans and metrics alike; knows neither. Counted is
 needed, not what padding added, so that a share says how much of the device was put to use:
 
     bytes  weights once + keys and values of all context that decodes read + those that were written
+           (of a mixture, experts that so many tokens hit, if each chose any with equal odds)
     flops  linear layers per token + attention per pair of query and key + output layer per sampled
     token
 """
@@ -32,7 +33,13 @@ def seconds(records: Records) -> Floats:
 def moved_bytes(engine: facts.EngineFacts, records: Records) -> Floats:
     """Bytes of device memory that each step needed [num_steps]."""
     cached = records["context_tokens"].astype(np.float64) + records["num_prefill_tokens"] + records["num_decodes"]
-    return np.asarray(engine.weight_bytes + engine.kv_bytes_per_token * cached)
+    return np.asarray(engine.weight_bytes + _hit_bytes(engine, records) + engine.kv_bytes_per_token * cached)
+
+
+def _hit_bytes(engine: facts.EngineFacts, records: Records) -> Floats:
+    """Bytes of the experts that each step's tokens are expected to choose [num_steps]."""
+    tokens = records["num_prefill_tokens"].astype(np.float64) + records["num_decodes"]
+    return np.asarray(engine.expert_bytes * (1.0 - (1.0 - engine.expert_share) ** tokens))
 
 
 def flops(engine: facts.EngineFacts, records: Records) -> Floats:

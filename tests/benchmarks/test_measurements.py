@@ -6,6 +6,7 @@ The roofline's engine is a floor with the arithmetic that it states.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 
 import numpy as np
 import pytest
@@ -13,13 +14,25 @@ from benchmarks.ceilings import Ceilings
 from benchmarks.measurements import Request, itl_over_time, medians, summary
 from benchmarks.results_table import share_of_floor
 from benchmarks.roofline import PerfectEngine, StepTime
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import SHAPES, shape_of, write_model_folder
 from benchmarks.token_log import TokenLog
 from benchmarks.workloads import WORKLOADS, build
 
 # The assumptions behind the published table of floors.
 TABLE = Ceilings("cuda", "as in the table", 4.3e12, {2048: 7.9e14})
 LLAMA_8B = StepTime(SHAPES["llama-3.1-8b"], TABLE, 2)
+
+
+def test_the_floor_of_a_mixture_reads_what_its_tokens_hit(tmp_path: pathlib.Path) -> None:
+    shape = SHAPES["qwen3-30b-a3b"]
+    assert shape_of(write_model_folder("qwen3-30b-a3b", tmp_path)) == dataclasses.replace(shape, rope_scaling=None)
+    floor = StepTime(shape, TABLE, 2)
+    head = 2 * 151_936 * 2048
+    active = 2 * 48 * (2048 * 128 * 72 + 2048 * 128 + 8 * 3 * 2048 * 768)
+    assert floor.seconds(1, 1, 0, 0.0) == pytest.approx((active + head) / 4.3e12)
+    # 256 tokens miss next to nothing of 128 experts; of one of them logits are wanted.
+    every = active + 2 * 48 * 120 * 3 * 2048 * 768
+    assert floor.seconds(256, 1, 0, 0.0) == pytest.approx((every + head) / 4.3e12, rel=1e-3)
 
 
 def column(*values: int) -> bytes:

@@ -89,8 +89,27 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
             long_factor=[1.0, 1.5, 2.5, 4.0, 7.0, 31.5],
         ),
     ),
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
+        **_BASE, head_dim=24, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=40, norm_topk_prob=True
+    ),
+    # Dense layers between sparse ones, by both fields that say so.
+    "qwen3-moe-dense-layers": lambda: transformers.Qwen3MoeConfig(
+        **_BASE | {"num_hidden_layers": 5},
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        decoder_sparse_step=2,
+        mlp_only_layers=[1],
+        tie_word_embeddings=True,
+        attention_bias=True,
+    ),
+    "mixtral": lambda: transformers.MixtralConfig(**_BASE, num_local_experts=5),
+    "mixtral-window-tied": lambda: transformers.MixtralConfig(
+        **_BASE, num_local_experts=4, num_experts_per_tok=1, sliding_window=21, tie_word_embeddings=True
+    ),
     # Sizes that groups of 32 divide, also on two ranks.
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
+    "mixtral-wide": lambda: transformers.MixtralConfig(**_BASE | {"intermediate_size": 64}, num_local_experts=4),
     # Inputs that blocks of 128 divide, also on two ranks; outputs of keys and values that they do
     # not.
     "llama-blocks": lambda: _llama(head_dim=32, intermediate_size=256),

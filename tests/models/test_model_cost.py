@@ -27,12 +27,21 @@ def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
     config = parse_config({**json.loads(theirs.to_json_string()), "architectures": [architecture]})
     cost = model_cost(config, "bf16")
     matrices = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 2]
-    assert cost.flops_per_token == 2 * sum(matrix.numel() for matrix in matrices)
+    # All of a layer's experts are one parameter, and some of them compute a token.
+    experts = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 3]
+    share = theirs.num_experts_per_tok / theirs.num_local_experts if experts else 0.0
+    num_expert_weights = sum(matrix.numel() for matrix in experts)
+    assert cost.flops_per_token == pytest.approx(
+        2 * (sum(matrix.numel() for matrix in matrices) + share * num_expert_weights), rel=1e-12
+    )
+    assert (cost.expert_bytes, cost.expert_share) == (2 * num_expert_weights, share)
     head = model.get_output_embeddings().weight
     assert cost.flops_per_sample == 2 * head.numel()
     # Tied embeddings are one parameter, and the output layer reads it.
     unread = 0 if theirs.tie_word_embeddings else model.get_input_embeddings().weight.numel()
-    assert cost.weight_bytes == 2 * (sum(parameter.numel() for parameter in model.parameters()) - unread)
+    assert cost.weight_bytes + cost.expert_bytes == 2 * (
+        sum(parameter.numel() for parameter in model.parameters()) - unread
+    )
     attention = model.model.layers[0].self_attn
     key_and_value = 2 * theirs.num_key_value_heads * attention.head_dim
     assert cost.kv_bytes_per_token == 2 * len(model.model.layers) * key_and_value
@@ -57,7 +66,7 @@ def test_a_quantized_cache_takes_a_byte_a_number_and_a_scale_for_each_head() -> 
         heads * attention.head_dim * 2,
         heads * (attention.head_dim + 4),
     )
-    assert plain[:-1] == quantized[:-1]
+    assert plain._replace(kv_bytes_per_token=0) == quantized._replace(kv_bytes_per_token=0)
 
 
 def test_quantized_layers_are_read_with_their_bits_and_the_rest_as_it_is() -> None:

@@ -347,3 +347,26 @@ def test_rows_beyond_a_step_wait_though_the_cache_would_hold_them() -> None:
     assert not predict(ONE_8B._replace(max_num_seqs=1024), GPUS["h200"], demand).is_overloaded
     crowd = predict(ONE_8B, GPUS["h200"], demand)
     assert crowd.rows_held == 512 and crowd.is_overloaded
+
+
+# 128 experts of 768 inner elements, of which 8 compute a token, in every layer.
+QWEN3_30B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "intermediate_size": 6144, "head_dim": 128,
+    "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 151_936,
+    "max_position_embeddings": 40_960, "torch_dtype": "bfloat16", "norm_topk_prob": True,
+}  # fmt: skip
+
+
+def test_a_mixture_reads_the_experts_that_a_step_hits() -> None:
+    expert_weights = 48 * 128 * 3 * 2048 * 768
+    for engine, bytes_each in ({}, 2), ({"quantize": "int4"}, 0.5), ({"tp": 4}, 0.5):
+        question = Question(QWEN3_30B_A3B, [{**engine, "load": "dummy"}], 140 << 30, [int(engine.get("tp", 1))])
+        (sizes,) = answers(question)
+        assert not sizes.refused and sizes.expert_bytes == int(expert_weights * bytes_each)
+        assert sizes.expert_share == 1 / 16
+        # What computes a token is a tenth of 30.5 billion weights.
+        assert 3.0e9 < sizes.multiplied * sizes.tp < 3.1e9
+    ranks = RankSizes(1, 48, 4096, 60_000, 1, 1, 1, 1, expert_bytes=58_000, expert_share=1 / 16)
+    assert ranks.read_by(1) == pytest.approx(2_000 + 58_000 / 16)
+    assert ranks.read_by(256) == pytest.approx(60_000, rel=1e-4)
+    assert step_s(ranks, GPUS["h200"], 1, 0) < step_s(ranks, GPUS["h200"], 8, 0)

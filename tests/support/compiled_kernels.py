@@ -35,6 +35,8 @@ from triton.runtime.jit import JITFunction
 from headrace_kernels import card, finite_rows, rms_norm, rounded_tokens, swiglu
 from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention import rope_kv
+from headrace_kernels.experts import mixture, routing
+from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.linear import block_quantized_kernels as block_linear_kernels
 from headrace_kernels.linear import (
     dense_small_batch,
@@ -530,6 +532,48 @@ def compile_blocks(arch: int, every: bool = False) -> list[Any]:
     return compiled
 
 
+# Qwen3-30B-A3B, and a rank's quarter of Mixtral 8x7B: experts, of which so many compute a token,
+# hidden and inner elements.
+_MIXTURES = ((128, 8, 2048, 768), (8, 2, 4096, 3584))
+
+
+def compile_experts(arch: int) -> list[Any]:
+    """Compiles mixtures of experts: routing, one token, and tiles of every size.
+
+    Weights are plain and of each kind of few bits.
+    """
+    cpu = torch.device("cpu")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
+        stack.enter_context(mock.patch.object(card, "has_warpgroup_products", lambda device: arch >= 90))
+        for room in (mixture, routing):
+            stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
+        compiled = stack.enter_context(compiling_for(arch))
+        for sizes, kind in itertools.product(_MIXTURES, (None, *QuantKind)):
+            num_experts, per_token, hidden, inner = sizes
+            weights = []
+            for outputs, inputs in ((2 * inner, hidden), (hidden, inner)):
+                stored: torch.Tensor | QuantizedWeight = torch.empty(
+                    num_experts * outputs, inputs, dtype=torch.bfloat16
+                )
+                if kind is not None:
+                    group = 128 if kind is QuantKind.INT4 else inputs
+                    stored = allocate(kind, num_experts * outputs, inputs, group, torch.bfloat16, cpu)
+                weights.append(ExpertWeights(stored, num_experts))
+            gate_up, down = weights
+            average = num_experts // per_token
+            # Every class of tiles of plain weights, of others the largest.
+            classes = (8, 16, 32, 64) if kind is None else (64,)
+            for num_tokens in (1, *(average * pairs for pairs in classes)):
+                x = torch.empty(num_tokens, hidden, dtype=torch.bfloat16)
+                choice = routing.choose_experts(torch.empty(num_tokens, num_experts, dtype=x.dtype), per_token, True)
+                mixture.mixture(x, choice, gate_up, down)
+            if kind is None:
+                norm = torch.empty(hidden, dtype=x.dtype)
+                mixture.add_mixture(x[:1], norm, 1e-5, routing.Choice(*(part[:1] for part in choice)), gate_up, down)
+    return list({id(kernel): kernel for kernel in compiled}.values())
+
+
 _ROOMS = {
     "attention": compile_attention,
     "small_linear": compile_small_linear,
@@ -544,6 +588,7 @@ _ROOMS = {
     "arranged_all": functools.partial(compile_arranged, every=True),
     "rounded": compile_rounded,
     "finite": compile_finite,
+    "experts": compile_experts,
     "blocks": compile_blocks,
     "blocks_all": functools.partial(compile_blocks, every=True),
 }

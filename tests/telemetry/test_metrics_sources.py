@@ -251,6 +251,17 @@ def test_shares_are_bytes_and_operations_over_the_devices_rates() -> None:
     assert flops.sum == pytest.approx((132 * 1e9 + 21_000 * 1e4 + 32 * 1e8) / 4e11)
 
 
+def test_a_step_of_a_mixture_moves_the_experts_that_its_tokens_hit() -> None:
+    figures = _Figures()
+    figures.sink.take(reported.BACKEND, reported.engine_facts(expert_bytes=2_000_000_000, expert_share=1 / 64))
+    figures.sink.take(reported.BACKEND, reported.steps(reported.records(1, 1)))
+    (bandwidth,) = figures.points("headrace.step.bandwidth_share")
+    assert isinstance(bandwidth, HistogramDataPoint)
+    # 32 tokens of 1 of 64 experts each miss one by (63/64)^32, 60%.
+    hit = 2e9 * (1 - (63 / 64) ** 32)
+    assert bandwidth.sum == pytest.approx((1e9 + hit + (16_000 + 32) * 1000) / 4e9)
+
+
 def test_shares_are_left_out_where_nothing_was_measured() -> None:
     figures = _Figures()
     figures.sink.take(reported.BACKEND, reported.engine_facts(copy_bytes_per_s=0.0, matmul_flops_per_s=0.0))

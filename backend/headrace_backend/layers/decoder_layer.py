@@ -10,13 +10,14 @@ from collections.abc import Hashable, Iterator
 from torch import Tensor, nn
 
 from headrace_backend.layers.attention import Attention
+from headrace_backend.layers.expert_mlp import ExpertMlp
 from headrace_backend.layers.mlp import GatedMlp
 from headrace_backend.layers.norm import residual_norm
 from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.launch_kind import launch_kind
-from headrace_model_folder.description import Layer
+from headrace_model_folder.description import Experts, Layer
 
 
 class DecoderLayer(nn.Module):
@@ -31,7 +32,9 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = residual_norm(layer.attention_norm, placement)
         self.self_attn = Attention(layer.attention, placement)
         self.post_attention_layernorm = residual_norm(layer.mlp_norm, placement)
-        self.mlp = GatedMlp(layer.mlp, placement)
+        self.mlp: GatedMlp | ExpertMlp = (
+            ExpertMlp(layer.mlp, placement) if isinstance(layer.mlp, Experts) else GatedMlp(layer.mlp, placement)
+        )
         # Partial outputs of several ranks are all-reduced before they reach the residual stream.
         self._is_whole = placement.shard.world_size == 1
 
@@ -81,10 +84,14 @@ class DecoderLayer(nn.Module):
 
         Decided by sizes and types of weights alone.
         """
-        return self._is_whole and all(weight.fuses(num_tokens) for weight in self._weights())
+        return (
+            self._is_whole
+            and all(weight.fuses(num_tokens) for weight in self._attention_weights())
+            and self.mlp.fuses(num_tokens)
+        )
 
     def forward_fused(self, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> None:
-        """Computes what `forward` does with nothing pending before or after, in four products.
+        """Computes what `forward` does with nothing pending before or after.
 
         Norms, SwiGLU and additions are part of the products.
 
@@ -104,10 +111,9 @@ class DecoderLayer(nn.Module):
         """
         # Norms and biases, by their names, are among them.
         parameters = tuple((name, launch_kind(parameter)) for name, parameter in self.named_parameters())
-        weights = tuple(weight.launch_kind() for weight in self._weights())
-        return self._is_whole, self.self_attn.launch_kind(), weights, parameters
+        weights = tuple(weight.launch_kind() for weight in self._attention_weights())
+        return self._is_whole, self.self_attn.launch_kind(), weights, self.mlp.launch_kind(), parameters
 
-    def _weights(self) -> Iterator[LinearWeight]:
-        attention, mlp = self.self_attn, self.mlp
-        for linear in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj):
+    def _attention_weights(self) -> Iterator[LinearWeight]:
+        for linear in (self.self_attn.qkv_proj, self.self_attn.o_proj):
             yield linear.weight

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +37,14 @@ class GatedMlp(nn.Module):
         The model's type alone.
         """
         return self.gate_up_proj.rounds_to(num_tokens)
+
+    def fuses(self, num_tokens: int) -> bool:
+        """Whether products of so many tokens take norm, SwiGLU and addition inside."""
+        return self.gate_up_proj.weight.fuses(num_tokens) and self.down_proj.weight.fuses(num_tokens)
+
+    def launch_kind(self) -> Hashable:
+        """What decides, beside tokens and biases, which kernels the products launch."""
+        return self.gate_up_proj.weight.launch_kind(), self.down_proj.weight.launch_kind()
 
     def add_to(self, residual: Tensor, norm: RmsNorm) -> None:
         """`residual += forward(norm(residual))` in two operations, for steps that fuse."""

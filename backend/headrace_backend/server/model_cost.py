@@ -2,8 +2,9 @@
 
 `step_records` judges steps against the device by these numbers.
 
-Owns the arithmetic, for dense decoders with grouped-query attention, as all families here are.
-Products count; norms, rotations and activations do not: together they are below 1%. No torch.
+Owns the arithmetic, for decoders with grouped-query attention, as all families here are. Of a
+mixture of experts a step reads those that one of its tokens chose. Products count; norms, rotations
+and activations do not: together they are below 1%. No torch.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 class ModelCost(NamedTuple):
     """Floating-point operations (a multiplication and an addition are two) and bytes."""
 
-    # Weights that a step reads: all but an embedding table whose numbers are not the output layer's
-    # too.
+    # Weights that every step reads: all but experts, and an embedding table whose numbers are not
+    # the output layer's too.
     weight_bytes: int
-    # Of the linear layers, per token.
+    # Of the linear layers, per token; of experts those that compute it.
     flops_per_token: float
     # Of attention in all layers, per query and key that it sees.
     flops_per_pair: float
@@ -31,6 +32,10 @@ class ModelCost(NamedTuple):
     flops_per_sample: float
     # Of the cache, all layers, each head once.
     kv_bytes_per_token: int
+    # Of all experts of all layers.
+    expert_bytes: int = 0
+    # Of a layer's experts, those that compute one token.
+    expert_share: float = 0.0
 
 
 def model_cost(
@@ -52,7 +57,7 @@ def model_cost(
     """
     item_bytes = _DTYPE_BYTES[dtype]
     model = config.description
-    layers = sum(linear.outputs * linear.inputs for linear in model.linears)
+    layers = sum(linear.size for linear in model.linears if not linear.keeps_dtype)
     head = model.hidden_size * model.vocab_size
     num_read = parameter_count(config) - (0 if model.head.tied else head)
     weight_bytes = num_read * item_bytes
@@ -60,11 +65,16 @@ def model_cost(
         weight_bytes -= int(layers * (item_bytes - layer_bits / 8))
     if head_bits is not None:
         weight_bytes -= int(head * (item_bytes - head_bits / 8))
+    experts = model.expert_layers
+    expert_weights = sum(mixture.size for mixture in experts)
+    expert_bytes = int(expert_weights * (item_bytes if layer_bits is None else layer_bits / 8))
     return ModelCost(
-        weight_bytes=weight_bytes,
-        flops_per_token=2.0 * layers,
+        weight_bytes=weight_bytes - expert_bytes,
+        flops_per_token=2.0 * model.multiplied,
         # One product of query and key, one of probability and value.
         flops_per_pair=4.0 * sum(layer.attention.output.inputs for layer in model.layers),
         flops_per_sample=2.0 * head,
         kv_bytes_per_token=kv_token_bytes(model, item_bytes, kv_dtype),
+        expert_bytes=expert_bytes,
+        expert_share=experts[0].share if experts else 0.0,
     )

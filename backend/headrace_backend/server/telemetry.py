@@ -120,6 +120,8 @@ class Teller:
                 copy_bytes_per_s=ready.copy_bytes_per_s,
                 matmul_flops_per_s=ready.matmul_flops_per_s,
                 drafter=self._model.drafter,
+                expert_bytes=cost.expert_bytes,
+                expert_share=cost.expert_share,
             )
         )
 

@@ -112,6 +112,19 @@ class RankSizes(NamedTuple):
     products: Products = _PLAIN
     # Pipeline stages.
     pp: int = 1
+    # Of `read_bytes`, all experts' of all layers, and the share of a layer's experts that compute
+    # one token.
+    expert_bytes: int = 0
+    expert_share: float = 0.0
+
+    def read_by(self, tokens: float) -> float:
+        """Returns the bytes of weights that a step of so many tokens reads.
+
+        Of the experts it reads those that it is expected to hit, if each token chose any with equal
+        odds.
+        """
+        missed: float = (1.0 - self.expert_share) ** tokens
+        return self.read_bytes - self.expert_bytes * missed
 
 
 class Demand(NamedTuple):
@@ -156,7 +169,7 @@ def step_s(sizes: RankSizes, gpu: Gpu, rows: float, context: float) -> float:
     Several pipeline stages compute a part of the rows each at a time.
     """
     rows /= sizes.pp
-    reading_s = sizes.read_bytes / (gpu.copy_bytes_per_s * sizes.products.read)
+    reading_s = sizes.read_by(rows) / (gpu.copy_bytes_per_s * sizes.products.read)
     products_s = 2 * sizes.multiplied * rows / (gpu.flops_per_s * sizes.products.decode)
     caches_s = rows * context * sizes.kv_token_bytes / (gpu.copy_bytes_per_s * _CACHE_SHARE)
     layer_s = _LAYER_S + 2 * exchange_s(sizes, rows)

@@ -138,10 +138,10 @@ def model_memory(
     size = dtype.itemsize
     # The largest of any layer: layers follow each other in the same memory.
     heads = max(sum(part.outputs for part in layer.attention.linears[:3]) for layer in model.layers)
-    inner = max(layer.mlp.inner for layer in model.layers)
-    # Residual and normed stream, queries, keys and values with their rotated copies, gate-up and
-    # its product.
-    per_token = size * (4 * model.hidden_size + 3 * heads + 3 * inner)
+    inner = max(layer.mlp.token_elements for layer in model.layers)
+    # Residual and normed stream, queries, keys and values with their rotated copies, and what lies
+    # between the projections of an MLP.
+    per_token = size * (4 * model.hidden_size + 3 * heads + inner)
     if sizes.num_ranks > 1 and not on_gpu:
         per_token += model.hidden_size * _gathered_bytes(sizes.num_ranks, size)
     # Log probabilities of prompts take pieces of the CPU's size with half as many copies at most.

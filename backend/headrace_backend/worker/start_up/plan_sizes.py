@@ -73,10 +73,14 @@ class Sizes(msgspec.Struct):
     kv_token_bytes: int = 0
     # Of a token's hidden state, which ranks add up.
     token_bytes: int = 0
-    # Of the weights of all stages: what every step reads, and how many numbers a token is
-    # multiplied by.
+    # Of the weights of all stages: what a step of many tokens reads, and how many numbers a token
+    # is multiplied by.
     read_bytes: int = 0
     multiplied: int = 0
+    # Of `read_bytes`, all experts' of all layers, and the share of a layer's experts that compute
+    # one token.
+    expert_bytes: int = 0
+    expert_share: float = 0.0
     # Most rows of a step.
     max_num_seqs: int = 0
     # Pipeline stages.
@@ -112,6 +116,7 @@ def _sizes(config: EngineConfig, model: ModelConfig, draft: ModelConfig | None, 
         least,
         kv_token_bytes=sum(sizes.kv_token_bytes for sizes in found),
         read_bytes=sum(sizes.read_bytes for sizes in found),
+        expert_bytes=sum(sizes.expert_bytes for sizes in found),
     )
 
 
@@ -144,6 +149,8 @@ def _of_stage(
         token_bytes=described.hidden_size * dtype.itemsize,
         read_bytes=memory.weights - embedding * dtype.itemsize,
         multiplied=_matrix_numbers(model.description) // tp,
+        expert_bytes=int(_expert_weights(described) // tp * _bits_of_experts(config, dtype) / 8),
+        expert_share=experts[0].share if (experts := model.description.expert_layers) else 0.0,
         max_num_seqs=config.max_num_seqs,
         pp=config.pp,
     )
@@ -155,11 +162,21 @@ def _draft_model(draft: ModelConfig, dtype: torch.dtype) -> DraftSizes:
 
 
 def _matrix_numbers(model: ModelDescription) -> int:
-    """Number of weights of all matrices but the embedding.
+    """Number of weights that a token is multiplied by; of experts, those that compute it.
 
     The output layer's count even where it is tied.
     """
-    return sum(linear.outputs * linear.inputs for linear in model.linears) + model.vocab_size * model.hidden_size
+    return model.multiplied + model.vocab_size * model.hidden_size
+
+
+def _expert_weights(model: ModelDescription) -> int:
+    """Number of weights of all experts."""
+    return sum(mixture.size for mixture in model.expert_layers)
+
+
+def _bits_of_experts(config: EngineConfig, dtype: torch.dtype) -> float:
+    """Bits of one weight of an expert, without scales."""
+    return {"int8": 8, "fp8": 8, "int4": 4}.get(config.quantize, 8 * dtype.itemsize)
 
 
 def main() -> None:

@@ -1,0 +1,101 @@
+"""The mixture of experts of a decoder layer: a router, and experts that each compute few tokens.
+
+Several ranks have a part of every expert's inner elements each, and the whole router, so all choose
+alike and their outputs add up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from headrace_backend.layers.linear import ColumnLinear
+from headrace_backend.layers.norm import RmsNorm
+from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
+from headrace_backend.quantization.expert_weight import make_expert_weight
+from headrace_backend.weights.placement import Placement, WeightTarget
+from headrace_kernels.experts import mixture
+from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.routing import Choice, choose_experts
+from headrace_kernels.rounded_tokens import Activations
+from headrace_model_folder.description import Experts, Linear
+
+
+class ExpertLinear(ShardedModule):
+    """A projection of every expert, or gate and up of every expert, in one weight."""
+
+    def __init__(
+        self, projections: Sequence[Linear], rows: range, columns: range, num_experts: int, placement: Placement
+    ) -> None:
+        """Allocates the weight.
+
+        Args:
+            projections: The projections of the first expert, then of the next; all of one size.
+            rows: Outputs of each projection that this rank keeps.
+            columns: Inputs of each projection that this rank keeps.
+            num_experts: Number of experts.
+            placement: Type and device.
+        """
+        super().__init__()
+        self._names = tuple(part.name for part in projections)
+        self._rows, self._columns = rows, columns
+        self.weight = make_expert_weight(len(rows) * len(projections), len(columns), num_experts, placement)
+
+    def checkpoint_parts(self) -> Iterator[CheckpointPart]:
+        """The projections in order."""
+        for number, name in enumerate(self._names):
+            kept = range(number * len(self._rows), (number + 1) * len(self._rows))
+            target = WeightTarget(self.weight.destination(kept), self._rows, self._columns)
+            yield CheckpointPart(f"{name}.weight", target)
+
+
+class ExpertMlp(nn.Module):
+    """The weighted sum of a token's experts, each down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, experts: Experts, placement: Placement) -> None:
+        super().__init__()
+        count, hidden = len(experts.experts), experts.router.inputs
+        inner = placement.shard.split(experts.inner)
+        # In the model's type whatever the experts have: its product decides what is computed.
+        self.router = ColumnLinear((experts.router,), (range(count),), dataclasses.replace(placement, scheme=None))
+        gates_and_ups = list(itertools.chain.from_iterable((expert.gate, expert.up) for expert in experts.experts))
+        downs = [expert.down for expert in experts.experts]
+        self.gate_up_proj = ExpertLinear(gates_and_ups, inner, range(hidden), count, placement)
+        self.down_proj = ExpertLinear(downs, range(experts.down.outputs), inner, count, placement)
+        self._per_token, self._renormalized = experts.per_token, experts.renormalized
+
+    def forward(self, x: Activations) -> Tensor:
+        """[num_tokens, hidden_size] -> the same shape, of several ranks this one's part of it."""
+        assert isinstance(x, Tensor), "experts take tokens in the model's type"
+        return mixture.mixture(x, self._choice(self.router(x)), *self._weights)
+
+    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
+        """The 8-bit type in which `forward` may be given tokens: none."""
+        return None
+
+    def fuses(self, num_tokens: int) -> bool:
+        """Whether products of so many tokens take norm, SwiGLU and addition inside."""
+        return self.router.weight.fuses(num_tokens) and all(
+            mixture.fuses(num_tokens, weights) for weights in self._weights
+        )
+
+    def launch_kind(self) -> Hashable:
+        """What decides, beside tokens, which kernels the products launch."""
+        linears = (self.router, self.gate_up_proj, self.down_proj)
+        return self._per_token, self._renormalized, *(linear.weight.launch_kind() for linear in linears)
+
+    def add_to(self, residual: Tensor, norm: RmsNorm) -> None:
+        """`residual += forward(norm(residual))`, for steps that fuse."""
+        choice = self._choice(self.router.after_norm(norm, residual))
+        mixture.add_mixture(residual, norm.weight, norm.eps, choice, *self._weights)
+
+    @property
+    def _weights(self) -> tuple[ExpertWeights, ExpertWeights]:
+        return self.gate_up_proj.weight.experts, self.down_proj.weight.experts
+
+    def _choice(self, logits: Tensor) -> Choice:
+        return choose_experts(logits, self._per_token, self._renormalized)

@@ -1,0 +1,95 @@
+"""The weights of all experts of a layer, side by side in one matrix.
+
+Expert e's outputs are rows e N to (e + 1) N - 1, in which a gated product has the gates first and
+as many ups behind them. So a mixture is stored, filled and rounded as any other weight, plain or a
+`QuantizedWeight` of INT8 or FP8 by outputs or INT4 by groups.
+
+Owns how kernels take it (`bits`, `layout`) and how one expert's numbers are read on a CPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from headrace_kernels.triton_runtime import INTERPRETED
+from headrace_kernels.weight_formats.kernel_layout import WeightLayout, bits_of, layout_of
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, dequantize_rows
+
+# Words that a kernel may load at a time where the layout leaves it open.
+_PLANE = 1 << 12
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class ExpertWeights:
+    """One projection, or gate and up, of every expert: [num_experts * num_outputs, num_inputs]."""
+
+    # A plain one has contiguous rows wherever a kernel reads it.
+    weight: Tensor | QuantizedWeight
+    num_experts: int
+
+    def __post_init__(self) -> None:
+        weight = self.weight
+        if isinstance(weight, QuantizedWeight):
+            assert takes(weight), "experts have 8 bits by outputs, or 4 by groups, and inputs in order"
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of one expert, of a gated product gates and ups together."""
+        weight = self.weight
+        rows = weight.num_outputs if isinstance(weight, QuantizedWeight) else weight.shape[0]
+        return rows // self.num_experts
+
+    @property
+    def num_inputs(self) -> int:
+        """Inputs of each expert."""
+        weight = self.weight
+        return weight.num_inputs if isinstance(weight, QuantizedWeight) else weight.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The activations' type."""
+        return self.weight.dtype
+
+    @property
+    def storage(self) -> Tensor:
+        """The tensor with the numbers or words of all experts."""
+        return self.weight.packed if isinstance(self.weight, QuantizedWeight) else self.weight
+
+    def expert(self, index: int) -> Tensor:
+        """One expert's numbers [num_outputs, num_inputs] in the activations' type."""
+        rows = slice(index * self.num_outputs, (index + 1) * self.num_outputs)
+        if not isinstance(self.weight, QuantizedWeight):
+            return self.weight[rows]
+        out = torch.empty(self.num_outputs, self.num_inputs, dtype=self.dtype, device=self.weight.device)
+        dequantize_rows(self.weight, rows, out)
+        return out
+
+    def bits(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Words, scales and zeros, as kernels read them."""
+        return bits_of(self.weight) if isinstance(self.weight, QuantizedWeight) else (self.weight, None, None)
+
+    def layout(self) -> WeightLayout:
+        """What kernels are compiled for; a plain weight's kind is "plain"."""
+        if isinstance(self.weight, QuantizedWeight):
+            layout = layout_of(self.weight, self.dtype)
+            return layout if layout.is_grouped else layout._replace(plane=_PLANE)
+        return WeightLayout(
+            num_inputs=self.num_inputs,
+            num_words=self.num_inputs,
+            group=self.num_inputs,
+            plane=_PLANE,
+            kind="plain",
+            offset=0,
+            is_grouped=False,
+            scale_outputs=1,
+            is_plain=INTERPRETED,
+        )
+
+
+def takes(weight: QuantizedWeight) -> bool:
+    """Whether experts may be stored so: one scale per output, or INT4; inputs in order."""
+    is_known = weight.kind is QuantKind.INT4 or not weight.is_grouped
+    return is_known and weight.order is None and weight.inputs is None and weight.scale_outputs == 1

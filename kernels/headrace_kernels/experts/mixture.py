@@ -1,0 +1,133 @@
+"""A mixture of experts: each token through its experts' gated MLPs, and the weighted sum of those.
+
+    y = sum over a token's experts e of weight_e down_e(silu(gate_e(x)) * up_e(x))
+
+Owns the operation and the rule of which kernels run (`mixture_kernels`). Where Triton does not run,
+each expert that a token chose multiplies its tokens by itself.
+
+Launch rules. Up to 4 tokens each pair reads its expert's weights for itself; more are sorted by
+expert, in tiles of about twice the pairs that an expert has on average, from 16 to 128, so that
+most experts are one tile while a step is bound by memory. Not measured.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional
+
+from headrace_kernels import card
+from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.mixture_kernels import PairTile, VectorTile, multiply_pairs, multiply_vectors
+from headrace_kernels.experts.routing import Choice, sort_pairs
+from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
+from headrace_kernels.swiglu import swiglu_reference
+from headrace_kernels.triton_runtime import INTERPRETED, uses_triton
+
+# Tokens up to which each reads the weights of its experts for itself. No server runs fp32 on a GPU;
+# there it serves tests that want exact sums.
+_MOST_VECTORS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 4 if INTERPRETED else 1 << 30}
+_LEAST_TILE, _LARGEST_TILE = 16, 128
+# Of INT4, whose registers spill in larger ones: with products from shared memory, and without.
+_LARGEST_INT4_TILES = (64, 16)
+
+
+def fuses(num_tokens: int, weights: ExpertWeights) -> bool:
+    """Whether norm and addition ride along in the products of so many tokens.
+
+    Decided on the host, by sizes alone.
+
+    Args:
+        num_tokens: Tokens of the step, padding included.
+        weights: The weight of one of the two products.
+    """
+    return uses_triton(weights.storage) and 1 <= num_tokens <= _MOST_VECTORS[weights.dtype]
+
+
+def vector_rule(weights: ExpertWeights) -> VectorTile:
+    """The tile of a product of few tokens: some KB of weights are under way in a program."""
+    kind = weights.layout().kind
+    if kind == "int4":
+        return VectorTile(block_n=8, block_words=128, num_warps=8)
+    if kind == "plain":
+        return VectorTile(block_n=2, block_words=2048, num_warps=8)
+    return VectorTile(block_n=4, block_words=1024, num_warps=8)
+
+
+def tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
+    """The tile of a product of many pairs."""
+    average, kind = triton.cdiv(num_pairs, weights.num_experts), weights.layout().kind
+    largest = _LARGEST_TILE
+    if kind == "int4":
+        largest = _LARGEST_INT4_TILES[not card.has_warpgroup_products(weights.storage.device)]
+    block_m = min(max(triton.next_power_of_2(2 * average), _LEAST_TILE), largest)
+    num_warps, num_stages = (8, 3) if block_m == _LARGEST_TILE else (4, 4)
+    return PairTile(64 if gated else 128, block_m, 128 if kind in ("int8", "fp8") else 64, num_warps, num_stages)
+
+
+def mixture_reference(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
+    """Specification of `mixture`, in plain PyTorch."""
+    total = torch.zeros(len(x), down.num_outputs, dtype=torch.float32, device=x.device)
+    for expert in torch.unique(choice.experts).tolist():
+        tokens, slots = (choice.experts == expert).nonzero(as_tuple=True)
+        inner = swiglu_reference(functional.linear(x[tokens], gate_up.expert(expert)))
+        outputs = functional.linear(inner, down.expert(expert)).float()
+        total.index_add_(0, tokens, outputs.mul_(choice.weights[tokens, slots, None]))
+    return total.to(x.dtype)
+
+
+def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
+    """Computes each token with its experts.
+
+    Args:
+        x: [num_tokens, hidden].
+        choice: Experts and weights of the tokens.
+        gate_up: Gates and ups of all experts, `2 * inner` outputs each.
+        down: Down projections of all experts, `inner` inputs each.
+
+    Returns:
+        [num_tokens, hidden] in the type of x; the sum over experts is rounded once, each expert's
+        output before only where tokens are many.
+    """
+    if not uses_triton(gate_up.storage):
+        return mixture_reference(x, choice, gate_up, down)
+    out = x.new_empty(len(x), down.num_outputs)
+    if len(x) == 0:
+        return out
+    if len(x) <= _MOST_VECTORS[x.dtype]:
+        multiply_vectors(
+            x.contiguous(), choice, gate_up, down, out, (vector_rule(gate_up), vector_rule(down)), None, False
+        )
+        return out
+    num_pairs = choice.experts.numel()
+    tiles = tile_rule(num_pairs, gate_up, gated=True), tile_rule(num_pairs, down, gated=False)
+    multiply_pairs(x.contiguous(), choice, sort_pairs(choice.experts, gate_up.num_experts), gate_up, down, out, tiles)
+    return out
+
+
+def add_mixture_reference(
+    residual: Tensor, norm_weight: Tensor, eps: float, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights
+) -> None:
+    """Specification of `add_mixture`, in plain PyTorch."""
+    residual.add_(mixture_reference(rms_norm_reference(residual, norm_weight, eps), choice, gate_up, down))
+
+
+def add_mixture(
+    residual: Tensor, norm_weight: Tensor, eps: float, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights
+) -> None:
+    """Adds a mixture of the residual stream's norm to the residual stream.
+
+    Args:
+        residual: [num_tokens, hidden], contiguous, changed in place.
+        norm_weight: [hidden].
+        eps: Added to the mean square.
+        choice: Experts and weights of the tokens.
+        gate_up: Gates and ups of all experts, `2 * inner` outputs each.
+        down: Down projections of all experts, `inner` inputs each.
+    """
+    if not fuses(len(residual), gate_up):
+        residual.add_(mixture(rms_norm(residual, norm_weight, eps), choice, gate_up, down))
+        return
+    tiles = vector_rule(gate_up), vector_rule(down)
+    multiply_vectors(residual, choice, gate_up, down, residual, tiles, (norm_weight, eps), True)

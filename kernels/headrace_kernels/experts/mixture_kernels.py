@@ -1,0 +1,410 @@
+"""The Triton kernels behind `mixture`: products of tokens with the weights of their experts alone.
+
+Owns the kernels and their launches; which run when is `mixture`'s. A pair is a token and one of its
+experts (`routing`). Weights are those of `expert_weights`: a word is a number, or four of INT4.
+
+Few tokens, on the ordinary cores, where the time is the weights' way from memory:
+`_vector_gate_up_kernel` computes some inner elements of one pair, with the norm before and SwiGLU
+behind. `_vector_down_kernel` computes some outputs of one token over all of its experts, whose
+weighted sum ends in registers, and may add it to the residual stream.
+
+Many tokens, on the tensor cores: `_tile_kernel` multiplies BLOCK_M pairs of one expert, which
+sorting made neighbours, by BLOCK_N of its outputs, as Y^T = W X^T. How many tiles there are is
+routing's, so the grid has room for the most there can be, and a program finds its expert from the
+starts of all. `_combine_kernel` adds up the outputs of a token's pairs in order.
+
+Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
+"""
+
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace_kernels import card
+from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.routing import Choice, SortedPairs
+from headrace_kernels.triton_runtime import INTERPRETED
+from headrace_kernels.weight_formats.conversions import dequantized_nibbles, numbers_of, wide_bytes
+from headrace_kernels.weight_formats.kernel_layout import WeightLayout
+
+# Words that a warp loads at once, at least 8 bytes a thread in 16 bits.
+_WARP_WORDS = 128
+# Outputs of a token that one program adds up.
+_COMBINED = 1024
+
+
+class VectorTile(NamedTuple):
+    """How a product of few tokens is cut."""
+
+    # Outputs of one program (of gate and up as many again).
+    block_n: int
+    # Words of a row that are loaded at a time, at most a piece of the layout.
+    block_words: int
+    num_warps: int
+
+
+class PairTile(NamedTuple):
+    """How a product of many pairs is cut."""
+
+    # Outputs of one program (of gate and up as many again).
+    block_n: int
+    # Pairs of one program.
+    block_m: int
+    # Words of a row that are loaded at a time, at most a piece of the layout.
+    block_words: int
+    num_warps: int
+    num_stages: int
+
+
+@triton.jit
+def _wide_numbers(
+    words, scale_ptr, zero_ptr, rows, group, NUM_ROWS: tl.constexpr, PART: tl.constexpr, LAYOUT: tl.constexpr
+):
+    """Numbers of words in fp32: INT4's times their scales, others' without them."""
+    KIND: tl.constexpr = LAYOUT.kind
+    PLAIN: tl.constexpr = LAYOUT.is_plain
+    if KIND == "plain":
+        numbers = words.to(tl.float32)
+    elif KIND == "int4":
+        places = group * NUM_ROWS + rows
+        zeros, scales = tl.load(zero_ptr + places).to(tl.float32), tl.load(scale_ptr + places).to(tl.float32)
+        numbers = numbers_of(words, PART, KIND, tl.float32, PLAIN).to(tl.float32)
+        numbers = (numbers - zeros) * scales
+    else:
+        numbers = wide_bytes(words, KIND, False, PLAIN)
+    return numbers
+
+
+@triton.jit
+def _vector_gate_up_kernel(
+    x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, experts_ptr, out_ptr,
+    eps,
+    N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
+):  # fmt: skip
+    """Program (pair, n): silu(gate) * up for BLOCK_N inner elements n of one pair.
+
+    With norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums.
+    """
+    K: tl.constexpr = LAYOUT.num_inputs
+    WORDS: tl.constexpr = LAYOUT.num_words
+    PARTS: tl.constexpr = 4 if LAYOUT.kind == "int4" else 1
+    BLOCKS: tl.constexpr = LAYOUT.plane // BLOCK_WORDS
+    pair = tl.program_id(0)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    j = tl.arange(0, BLOCK_WORDS)[None, :]
+    x_row = x_ptr + (pair // PER_TOKEN).to(tl.int64) * K
+    expert = tl.load(experts_ptr + pair).to(tl.int64)
+    NUM_ROWS: tl.constexpr = N * 2 * NUM_EXPERTS
+    # Elements beyond the end repeat the last one, and are not stored.
+    gates = (expert * (2 * N) + tl.minimum(n, N - 1))[:, None]
+    ups = gates + N
+    gate_sums = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
+    up_sums = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
+    squares = tl.zeros([1, BLOCK_WORDS], tl.float32)
+    # Unrolled, so that the loads of several blocks are under way at once.
+    for first in tl.static_range(0, WORDS, BLOCK_WORDS):
+        word = first + j
+        gate_words = tl.load(word_ptr + gates * WORDS + word, mask=word < WORDS, other=0)
+        up_words = tl.load(word_ptr + ups * WORDS + word, mask=word < WORDS, other=0)
+        for part in tl.static_range(PARTS):
+            piece = (first // BLOCK_WORDS // BLOCKS * PARTS + part) * LAYOUT.plane
+            k = piece + first // BLOCK_WORDS % BLOCKS * BLOCK_WORDS + j
+            x = tl.load(x_row + k, mask=k < K, other=0.0).to(tl.float32)
+            if norm_ptr is not None:
+                squares += x * x
+                x = x * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+            group = tl.minimum(piece, K - 1) // LAYOUT.group
+            gate_sums += x * _wide_numbers(gate_words, scale_ptr, zero_ptr, gates, group, NUM_ROWS, part, LAYOUT)
+            up_sums += x * _wide_numbers(up_words, scale_ptr, zero_ptr, ups, group, NUM_ROWS, part, LAYOUT)
+    gate, up = tl.sum(gate_sums, 1)[:, None], tl.sum(up_sums, 1)[:, None]
+    if scale_ptr is not None:
+        if not LAYOUT.is_grouped:
+            gate, up = gate * tl.load(scale_ptr + gates), up * tl.load(scale_ptr + ups)
+    if norm_ptr is not None:
+        rstd = tl.rsqrt(tl.sum(squares) / K + eps)
+        gate, up = gate * rstd, up * rstd
+    inner = gate * tl.sigmoid(gate) * up
+    places = out_ptr + pair.to(tl.int64) * N + n[:, None]
+    tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=n[:, None] < N)
+
+
+@triton.jit
+def _vector_down_kernel(
+    x_ptr, word_ptr, scale_ptr, zero_ptr, experts_ptr, weights_ptr, out_ptr,
+    N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
+    ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
+):  # fmt: skip
+    """Program (token, n): the weighted sum over the token's experts for BLOCK_N outputs n."""
+    K: tl.constexpr = LAYOUT.num_inputs
+    WORDS: tl.constexpr = LAYOUT.num_words
+    PARTS: tl.constexpr = 4 if LAYOUT.kind == "int4" else 1
+    BLOCKS: tl.constexpr = LAYOUT.plane // BLOCK_WORDS
+    token = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    j = tl.arange(0, BLOCK_WORDS)[None, :]
+    NUM_ROWS: tl.constexpr = N * NUM_EXPERTS
+    total = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
+    for slot in tl.static_range(PER_TOKEN):
+        pair = token * PER_TOKEN + slot
+        factor = tl.load(weights_ptr + pair)
+        rows = (tl.load(experts_ptr + pair).to(tl.int64) * N + tl.minimum(n, N - 1))[:, None]
+        if scale_ptr is not None:
+            if not LAYOUT.is_grouped:
+                factor = factor * tl.load(scale_ptr + rows)
+        sums = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
+        for first in tl.static_range(0, WORDS, BLOCK_WORDS):
+            word = first + j
+            words = tl.load(word_ptr + rows * WORDS + word, mask=word < WORDS, other=0)
+            for part in tl.static_range(PARTS):
+                piece = (first // BLOCK_WORDS // BLOCKS * PARTS + part) * LAYOUT.plane
+                k = piece + first // BLOCK_WORDS % BLOCKS * BLOCK_WORDS + j
+                x = tl.load(x_ptr + pair * K + k, mask=k < K, other=0.0).to(tl.float32)
+                group = tl.minimum(piece, K - 1) // LAYOUT.group
+                sums += x * _wide_numbers(words, scale_ptr, zero_ptr, rows, group, NUM_ROWS, part, LAYOUT)
+        total += sums * factor
+    y = tl.sum(total, 1)
+    places = out_ptr + token * N + n
+    if ADD:
+        y += tl.load(places, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(places, y.to(out_ptr.dtype.element_ty), mask=n < N)
+
+
+@triton.jit
+def _tile_numbers(
+    words,
+    scale_ptr,
+    zero_ptr,
+    rows,
+    group,
+    NUM_ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Numbers of words in DTYPE: INT4's dequantized, others' without their scales."""
+    KIND: tl.constexpr = LAYOUT.kind
+    PLAIN: tl.constexpr = LAYOUT.is_plain
+    if KIND == "plain":
+        numbers = words.to(tl.float32) if PLAIN else words
+    elif KIND == "int4":
+        places = group * NUM_ROWS + rows
+        zeros, scales = tl.load(zero_ptr + places), tl.load(scale_ptr + places)
+        numbers = dequantized_nibbles(words, zeros, scales, PART, DTYPE, PLAIN)
+    else:
+        numbers = numbers_of(words, 0, KIND, DTYPE, PLAIN)
+    return numbers
+
+
+@triton.jit
+def _dot(w, x, total, PLAIN: tl.constexpr):
+    if PLAIN:
+        return total + tl.dot(w, x.to(tl.float32))
+    return tl.dot(w, x, total)
+
+
+@triton.jit
+def _expert_of_tile(starts_ptr, tile, NUM_EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """A tile's expert (NUM_EXPERTS or more: there is no such tile), and its number among its tiles.
+
+    An expert has as many tiles as hold its pairs, in the order of experts.
+    """
+    e = tl.arange(0, BLOCK_EXPERTS)
+    begins = tl.load(starts_ptr + e, mask=e < NUM_EXPERTS, other=0)
+    ends = tl.load(starts_ptr + e + 1, mask=e < NUM_EXPERTS, other=0)
+    last = tl.cumsum((ends - begins + BLOCK_M - 1) // BLOCK_M, 0)
+    is_before = last <= tile
+    return tl.sum(is_before.to(tl.int32), 0), tile - tl.max(tl.where(is_before, last, 0), 0)
+
+
+@triton.jit
+def _tile_kernel(
+    x_ptr, word_ptr, scale_ptr, zero_ptr, order_ptr, starts_ptr, weights_ptr, out_ptr,
+    N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_WORDS: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Program (tile, n): Y^T = W X^T for BLOCK_N outputs and BLOCK_M pairs of one expert.
+
+    GATED: x has a row for each token, and silu(gate) * up of the pair at place m is row m of the
+    results. Otherwise x has a row for each place, and the product times the pair's weight is the
+    row of the pair.
+    """
+    K: tl.constexpr = LAYOUT.num_inputs
+    WORDS: tl.constexpr = LAYOUT.num_words
+    PARTS: tl.constexpr = 4 if LAYOUT.kind == "int4" else 1
+    BLOCKS: tl.constexpr = LAYOUT.plane // BLOCK_WORDS
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    PLAIN: tl.constexpr = LAYOUT.is_plain
+    expert, number = _expert_of_tile(starts_ptr, tl.program_id(0), NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M)
+    if expert >= NUM_EXPERTS:
+        return
+    end = tl.load(starts_ptr + expert + 1)
+    m = tl.load(starts_ptr + expert) + number * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    j = tl.arange(0, BLOCK_WORDS)
+    # Pairs and outputs beyond the end repeat the last one, and are not stored.
+    m_read = tl.minimum(m, end - 1)
+    pairs = tl.load(order_ptr + m_read)
+    HALVES: tl.constexpr = 2 if GATED else 1
+    NUM_ROWS: tl.constexpr = N * HALVES * NUM_EXPERTS
+    rows = (expert.to(tl.int64) * (HALVES * N) + tl.minimum(n, N - 1))[:, None]
+    x_rows = x_ptr + (pairs // PER_TOKEN if GATED else m_read).to(tl.int64)[None, :] * K
+    total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    up_total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for step in tl.range(0, (WORDS + BLOCK_WORDS - 1) // BLOCK_WORDS):
+        word = step * BLOCK_WORDS + j[None, :]
+        words = tl.load(word_ptr + rows * WORDS + word, mask=word < WORDS, other=0)
+        if GATED:
+            up_words = tl.load(word_ptr + (rows + N) * WORDS + word, mask=word < WORDS, other=0)
+        for part in tl.static_range(PARTS):
+            piece = (step // BLOCKS * PARTS + part) * LAYOUT.plane
+            k = piece + step % BLOCKS * BLOCK_WORDS + j[:, None]
+            x = tl.load(x_rows + k, mask=k < K, other=0.0)
+            group = tl.minimum(piece, K - 1) // LAYOUT.group
+            w = _tile_numbers(words, scale_ptr, zero_ptr, rows, group, NUM_ROWS, part, LAYOUT, DTYPE)
+            total = _dot(w, x, total, PLAIN)
+            if GATED:
+                w_up = _tile_numbers(up_words, scale_ptr, zero_ptr, rows + N, group, NUM_ROWS, part, LAYOUT, DTYPE)
+                up_total = _dot(w_up, x, up_total, PLAIN)
+    if scale_ptr is not None:
+        if not LAYOUT.is_grouped:
+            total *= tl.load(scale_ptr + rows)
+            if GATED:
+                up_total *= tl.load(scale_ptr + rows + N)
+    if GATED:
+        y = total * tl.sigmoid(total) * up_total
+        out_rows = m
+    else:
+        y = total * tl.load(weights_ptr + pairs)[None, :]
+        out_rows = pairs
+    places = out_ptr + out_rows.to(tl.int64)[None, :] * N + n[:, None]
+    tl.store(places, y.to(out_ptr.dtype.element_ty), mask=(m < end)[None, :] & (n < N)[:, None])
+
+
+@triton.jit
+def _combine_kernel(pairs_ptr, out_ptr, N: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (token, n): the sum of the token's pairs [PER_TOKEN, N] in order."""
+    token = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for slot in tl.static_range(PER_TOKEN):
+        total += tl.load(pairs_ptr + (token * PER_TOKEN + slot) * N + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * N + n, total.to(out_ptr.dtype.element_ty), mask=n < N)
+
+
+def multiply_vectors(
+    x: Tensor,
+    choice: Choice,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    out: Tensor,
+    tiles: tuple[VectorTile, VectorTile],
+    norm: tuple[Tensor, float] | None,
+    add: bool,
+) -> None:
+    """Computes few tokens.
+
+    Args:
+        x: [num_tokens, hidden], contiguous.
+        choice: Experts and weights of the tokens.
+        gate_up: Gates and ups of all experts, `2 * inner` outputs each.
+        down: Down projections of all experts, `inner` inputs each.
+        out: [num_tokens, hidden], written, or with `add` added to; may then be x itself.
+        tiles: Tile of the gate-up product, and of the down product.
+        norm: Weight and epsilon of an RMS norm of x; None: x is multiplied as it is.
+        add: The result is added to `out`.
+    """
+    num_tokens, per_token = choice.experts.shape
+    inner = x.new_empty(num_tokens * per_token, down.num_inputs)
+    shared = {"NUM_EXPERTS": gate_up.num_experts, "PER_TOKEN": per_token}
+    norm_weight, eps = norm or (None, 0.0)
+    grid = (len(inner), triton.cdiv(down.num_inputs, tiles[0].block_n))
+    _vector_gate_up_kernel[grid](
+        x, norm_weight, *gate_up.bits(), choice.experts, inner, eps, N=down.num_inputs,
+        **shared, **_vector_options(gate_up, tiles[0]),
+    )  # fmt: skip
+    grid = (num_tokens, triton.cdiv(down.num_outputs, tiles[1].block_n))
+    _vector_down_kernel[grid](
+        inner, *down.bits(), choice.experts, choice.weights, out, N=down.num_outputs,
+        **shared, ADD=add, **_vector_options(down, tiles[1]),
+    )  # fmt: skip
+
+
+def _vector_options(weights: ExpertWeights, tile: VectorTile) -> dict[str, object]:
+    layout = weights.layout()
+    block_words = _block_words(tile.block_words, layout)
+    num_warps = min(tile.num_warps, max(1, tile.block_n * block_words // _WARP_WORDS))
+    return {"LAYOUT": layout, "BLOCK_N": tile.block_n, "BLOCK_WORDS": block_words, "num_warps": num_warps}
+
+
+def _block_words(most: int, layout: WeightLayout) -> int:
+    """Words that are loaded at a time: no more than a row or a piece has."""
+    return min(most, layout.plane, int(triton.next_power_of_2(layout.num_words)))
+
+
+def multiply_pairs(
+    x: Tensor, choice: Choice, pairs: SortedPairs, gate_up: ExpertWeights, down: ExpertWeights, out: Tensor,
+    tiles: tuple[PairTile, PairTile],
+) -> None:  # fmt: skip
+    """Computes many tokens, whose pairs are sorted by expert.
+
+    Args:
+        x: [num_tokens, hidden], contiguous.
+        choice: Experts and weights of the tokens.
+        pairs: The choice's pairs, sorted.
+        gate_up: Gates and ups of all experts, `2 * inner` outputs each.
+        down: Down projections of all experts, `inner` inputs each.
+        out: [num_tokens, hidden], written.
+        tiles: Tile of the gate-up product, and of the down product.
+    """
+    num_pairs, num_outputs = len(pairs.order), down.num_outputs
+    inner, outputs = x.new_empty(num_pairs, down.num_inputs), x.new_empty(num_pairs, num_outputs)
+    _launch_tiles(x, choice, pairs, gate_up, inner, tiles[0], gated=True)
+    _launch_tiles(inner, choice, pairs, down, outputs, tiles[1], gated=False)
+    _combine_kernel[(len(x), triton.cdiv(num_outputs, _COMBINED))](
+        outputs, out, N=num_outputs, PER_TOKEN=choice.experts.shape[1], BLOCK=_COMBINED
+    )
+
+
+def most_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:
+    """Tiles of `block_m` pairs that there can be, however the pairs fall to the experts.
+
+    Each expert that has pairs has one tile that is not full at most.
+    """
+    used = min(num_pairs, num_experts)
+    return used + (num_pairs - used) // block_m
+
+
+def _launch_tiles(
+    x: Tensor, choice: Choice, pairs: SortedPairs, weights: ExpertWeights, out: Tensor, tile: PairTile, gated: bool
+) -> None:
+    assert INTERPRETED or x.dtype != torch.float32, "tensor cores would cut fp32 to tf32"
+    layout, num_experts = weights.layout(), weights.num_experts
+    block_words = max(16, _block_words(tile.block_words, layout))
+    num_tiles = most_tiles(len(pairs.order), num_experts, tile.block_m)
+    _tile_kernel[(num_tiles, triton.cdiv(out.shape[1], tile.block_n))](
+        x, *weights.bits(), *pairs, choice.weights, out,
+        N=out.shape[1], LAYOUT=layout, NUM_EXPERTS=num_experts, PER_TOKEN=choice.experts.shape[1],
+        BLOCK_EXPERTS=triton.next_power_of_2(num_experts), BLOCK_N=tile.block_n, BLOCK_M=tile.block_m,
+        BLOCK_WORDS=block_words, GATED=gated,
+        num_warps=tile.num_warps, num_stages=_stages(tile, weights, layout, block_words, gated, x),
+    )  # fmt: skip
+
+
+def _stages(
+    tile: PairTile, weights: ExpertWeights, layout: WeightLayout, block_words: int, gated: bool, x: Tensor
+) -> int:
+    """Stages of the tile that fit the shared memory."""
+    parts = 4 if layout.kind == "int4" else 1
+    words = tile.block_n * (2 if gated else 1) * weights.storage.element_size()
+    stage_bytes = block_words * (words + parts * tile.block_m * x.element_size())
+    return max(1, min(tile.num_stages, card.shared_bytes(x.device) // stage_bytes))

@@ -1,0 +1,165 @@
+"""Which experts compute a token, and in which order pairs of token and expert are computed.
+
+    logits [num_tokens, num_experts] -choose_experts-> Choice -sort_pairs-> SortedPairs
+
+Pair `token * per_token + slot` is a token's slot-th choice. Sorted by expert, the pairs of one
+expert are neighbours, so that a tile of rows meets one expert's weights.
+
+Launch rules. A program chooses for one token, and one sorts for one expert, reading the choices of
+all tokens: no atomics, one launch, the same order every time. Not measured.
+"""
+
+# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace_kernels.triton_runtime import uses_triton
+
+# Choices that a sorting program reads at a time.
+_SORT_BLOCK = 2048
+
+
+class Choice(NamedTuple):
+    """The experts of each token, the likeliest first."""
+
+    # [num_tokens, per_token] int32, no expert twice in a row.
+    experts: Tensor
+    # [num_tokens, per_token] fp32, what each expert's output is multiplied by. NaN for a token
+    # whose logits are not finite, whose output is then NaN.
+    weights: Tensor
+
+
+class SortedPairs(NamedTuple):
+    """Pairs of token and expert, those of an expert together."""
+
+    # [num_pairs] int32, the pair at each place.
+    order: Tensor
+    # [num_experts + 1] int32, the place of each expert's first pair, and the number of pairs.
+    starts: Tensor
+
+
+def choose_experts_reference(logits: Tensor, per_token: int, renormalized: bool) -> Choice:
+    """Specification of `choose_experts`, in plain PyTorch."""
+    probabilities, experts = logits.float().softmax(-1).sort(dim=-1, descending=True, stable=True)
+    weights = probabilities[:, :per_token]
+    if renormalized:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return Choice(experts[:, :per_token].to(torch.int32), weights.contiguous())
+
+
+@triton.jit
+def _choose_kernel(
+    logits_ptr, experts_ptr, weights_ptr,
+    NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, RENORMALIZED: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr, BLOCK_SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Takes the largest logit PER_TOKEN times; of equal ones the lowest expert is first."""
+    token = tl.program_id(0).to(tl.int64)
+    e, slots = tl.arange(0, BLOCK_EXPERTS), tl.arange(0, BLOCK_SLOTS)
+    logits = tl.load(logits_ptr + token * NUM_EXPERTS + e, mask=e < NUM_EXPERTS, other=float("-inf")).to(tl.float32)
+    peak = tl.max(logits, 0)
+    mass = tl.sum(tl.exp(logits - peak), 0)
+    # What is taken or no expert is below any logit, NaN and -infinity too: a choice is always
+    # PER_TOKEN different experts.
+    finite = tl.where(logits == logits, tl.maximum(logits, -1e38), -1e38)
+    left = tl.where(e < NUM_EXPERTS, finite, float("-inf"))
+    experts = tl.zeros([BLOCK_SLOTS], tl.int32)
+    weights = tl.zeros([BLOCK_SLOTS], tl.float32)
+    for slot in tl.static_range(PER_TOKEN):
+        best = tl.argmax(left, 0)
+        logit = tl.sum(tl.where(e == best, logits, 0.0), 0)
+        experts = tl.where(slots == slot, best, experts)
+        weights = tl.where(slots == slot, tl.exp(logit - peak) / mass, weights)
+        left = tl.where(e == best, float("-inf"), left)
+    if RENORMALIZED:
+        weights = weights / tl.sum(weights, 0)
+    places = token * PER_TOKEN + slots
+    tl.store(experts_ptr + places, experts, mask=slots < PER_TOKEN)
+    tl.store(weights_ptr + places, weights, mask=slots < PER_TOKEN)
+
+
+def _choose_experts_triton(logits: Tensor, per_token: int, renormalized: bool) -> Choice:
+    num_tokens, num_experts = logits.shape
+    experts = torch.empty(num_tokens, per_token, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(num_tokens, per_token, dtype=torch.float32, device=logits.device)
+    if num_tokens:
+        _choose_kernel[(num_tokens,)](
+            logits.contiguous(), experts, weights,
+            NUM_EXPERTS=num_experts, PER_TOKEN=per_token, RENORMALIZED=renormalized,
+            BLOCK_EXPERTS=triton.next_power_of_2(num_experts), BLOCK_SLOTS=triton.next_power_of_2(per_token),
+            num_warps=1,
+        )  # fmt: skip
+    return Choice(experts, weights)
+
+
+def choose_experts(logits: Tensor, per_token: int, renormalized: bool) -> Choice:
+    """Chooses the experts that compute each token.
+
+    Args:
+        logits: [num_tokens, num_experts] of the router.
+        per_token: Experts of a token, at most num_experts.
+        renormalized: Whether a token's weights are divided by their sum.
+
+    Returns:
+        The likeliest experts by a softmax over all; of equally likely ones the lowest.
+    """
+    choose = _choose_experts_triton if uses_triton(logits) else choose_experts_reference
+    return choose(logits, per_token, renormalized)
+
+
+def sort_pairs_reference(experts: Tensor, num_experts: int) -> SortedPairs:
+    """Specification of `sort_pairs`, in plain PyTorch."""
+    found, order = experts.flatten().sort(stable=True)
+    starts = torch.searchsorted(found, torch.arange(num_experts + 1, dtype=found.dtype, device=found.device))
+    return SortedPairs(order.to(torch.int32), starts.to(torch.int32))
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _sort_kernel(experts_ptr, order_ptr, starts_ptr, num_pairs, NUM_EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (expert): counts pairs of the experts before it, then places its own in order."""
+    expert = tl.program_id(0)
+    block = tl.arange(0, BLOCK)
+    # Begin as tensors, as the loops leave them.
+    place = tl.sum(tl.zeros([BLOCK], tl.int32), 0)
+    for first in tl.range(0, num_pairs, BLOCK):
+        pairs = first + block
+        chosen = tl.load(experts_ptr + pairs, mask=pairs < num_pairs, other=NUM_EXPERTS)
+        place += tl.sum((chosen < expert).to(tl.int32), 0)
+    tl.store(starts_ptr + expert, place)
+    for first in tl.range(0, num_pairs, BLOCK):
+        pairs = first + block
+        chosen = tl.load(experts_ptr + pairs, mask=pairs < num_pairs, other=NUM_EXPERTS)
+        # The program behind the last expert has no pairs.
+        is_own = (chosen == expert) & (pairs < num_pairs)
+        rank = tl.cumsum(is_own.to(tl.int32), 0)
+        tl.store(order_ptr + place + rank - 1, pairs, mask=is_own)
+        place += tl.sum(is_own.to(tl.int32), 0)
+
+
+def _sort_pairs_triton(experts: Tensor, num_experts: int) -> SortedPairs:
+    num_pairs, device = experts.numel(), experts.device
+    order = torch.empty(num_pairs, dtype=torch.int32, device=device)
+    starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
+    _sort_kernel[(num_experts + 1,)](
+        experts, order, starts, num_pairs, NUM_EXPERTS=num_experts, BLOCK=_SORT_BLOCK, num_warps=4
+    )
+    return SortedPairs(order, starts)
+
+
+def sort_pairs(experts: Tensor, num_experts: int) -> SortedPairs:
+    """Sorts pairs of token and expert by expert; those of one expert keep their order.
+
+    Args:
+        experts: [num_tokens, per_token] int32 from 0 to num_experts - 1.
+        num_experts: Number of experts.
+    """
+    sort = _sort_pairs_triton if uses_triton(experts) else sort_pairs_reference
+    return sort(experts, num_experts)

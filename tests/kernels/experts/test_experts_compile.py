@@ -1,0 +1,22 @@
+"""The kernels of mixtures of experts compile for other GPUs, within their limits."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.compiling import compiled
+
+
+# The interpreter computes all in test_mixture and test_routing.
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90])
+def test_all_kernels_fit_the_card(arch: int) -> None:
+    kernels = compiled("compiled_kernels", "experts", arch)
+    assert {kernel["name"] for kernel in kernels} == {
+        "_choose_kernel", "_sort_kernel", "_vector_gate_up_kernel", "_vector_down_kernel", "_tile_kernel",
+        "_combine_kernel",
+    }  # fmt: skip
+    assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
+    # Registers spilled inside a loop cost bandwidth.
+    assert not [kernel for kernel in kernels if kernel["stack_bytes"]]
+    if arch == 90:
+        assert all(kernel["warpgroup_products"] for kernel in kernels if kernel["name"] == "_tile_kernel")

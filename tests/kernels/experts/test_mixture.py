@@ -1,0 +1,196 @@
+"""Mixtures of experts in every kernel and kind of weight, against fp64 and their references.
+
+They run in the interpreter at awkward sizes, on a GPU at the sizes of models.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.kernel_case import DEVICES, ROUNDING, Numbers, kernels_on, poisoned_memory
+
+from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.mixture import (
+    add_mixture,
+    add_mixture_reference,
+    fuses,
+    mixture,
+    mixture_reference,
+    tile_rule,
+)
+from headrace_kernels.experts.mixture_kernels import PairTile, VectorTile, most_tiles, multiply_pairs, multiply_vectors
+from headrace_kernels.experts.routing import Choice, choose_experts_reference, sort_pairs_reference
+from headrace_kernels.weight_formats.quantized_weight import QuantKind, allocate, quantize_rows
+
+EPS = 1e-5
+KINDS = (None, QuantKind.INT8, QuantKind.FP8, QuantKind.INT4)
+Kernel = Literal["vector", "tile"]
+
+
+class Case:
+    """Fresh random operands, and what comes of them in fp64."""
+
+    def __init__(
+        self,
+        sizes: tuple[int, int, int, int, int],
+        kind: QuantKind | None,
+        dtype: torch.dtype,
+        device: str,
+        group: int = 32,
+    ) -> None:
+        num_tokens, self.num_experts, per_token, hidden, inner = sizes
+        self.numbers = Numbers(device, dtype, sum(sizes))
+        self.kind, self.group = kind, group
+        # Tokens of very different sizes: one that is taken for another would show.
+        scale = torch.logspace(-1, 1, num_tokens, device=device, dtype=torch.float32)[:, None].to(dtype)
+        self.x = self.numbers.randn(num_tokens, hidden) * scale
+        self.norm = (self.numbers.randn(hidden) * 0.3 + 1).contiguous()
+        self.gate_up, self.down = self._weights(2 * inner, hidden), self._weights(hidden, inner)
+        logits = self.numbers.randn(num_tokens, self.num_experts)
+        self.choice = choose_experts_reference(logits, per_token, renormalized=True)
+
+    def _weights(self, num_outputs: int, num_inputs: int) -> ExpertWeights:
+        rows = self.num_experts * num_outputs
+        plain = self.numbers.randn(rows, num_inputs) * num_inputs**-0.5
+        if self.kind is None:
+            return ExpertWeights(plain, self.num_experts)
+        group = self.group if self.kind is QuantKind.INT4 else num_inputs
+        packed = allocate(self.kind, rows, num_inputs, group, plain.dtype, plain.device)
+        quantize_rows(plain, packed, 0)
+        return ExpertWeights(packed, self.num_experts)
+
+    def expected(self, normed: bool = False) -> torch.Tensor:
+        x = self.x.double()
+        if normed:
+            x = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * self.norm.double()
+        total = torch.zeros_like(x)
+        for token, (experts, weights) in enumerate(zip(*self.choice, strict=True)):
+            for expert, weight in zip(experts.tolist(), weights.double(), strict=True):
+                gate, up = (self.gate_up.expert(expert).double() @ x[token]).chunk(2)
+                inner = gate / (1 + torch.exp(-gate)) * up
+                total[token] += weight * (self.down.expert(expert).double() @ inner)
+        return total
+
+    def multiplied(self, kernel: Kernel, vector: VectorTile, pair: PairTile) -> torch.Tensor:
+        out = torch.full_like(self.x, float("nan"))
+        if kernel == "vector":
+            multiply_vectors(self.x, self.choice, self.gate_up, self.down, out, (vector, vector), None, False)
+        else:
+            pairs = sort_pairs_reference(self.choice.experts, self.num_experts)
+            multiply_pairs(self.x, self.choice, pairs, self.gate_up, self.down, out, (pair, pair))
+        return out
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """Whether results are within some roundings of the values and of their row's size.
+
+    Inner elements are rounded, and of many tokens each expert's output; rows of K inner elements
+    with independent roundings are off by about one of the row's size. Weights dequantized to the
+    type differ from `expert`'s by none.
+    """
+    size = expected.square().mean(-1, keepdim=True).sqrt()
+    error, allowed = (found.double() - expected).abs(), 6 * ROUNDING[dtype] * (expected.abs() + size)
+    assert bool((error <= allowed).all()), f"off by up to {float((error / allowed).max()):.2f} times what is allowed"
+
+
+# Sizes that no tile divides: outputs, inputs and pairs.
+VECTOR, PAIR = VectorTile(4, 64, 2), PairTile(16, 16, 32, 2, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kernel", ["vector", "tile"])
+def test_kernels_agree_with_fp64(kernel: Kernel, kind: QuantKind | None) -> None:
+    for sizes in ((1, 3, 1, 32, 32), (3, 5, 2, 72 if kind is not QuantKind.INT4 else 96, 32)):
+        case = Case(sizes, kind, torch.float32, "cpu")
+        with kernels_on("cpu"), poisoned_memory("cpu"):
+            close(case.multiplied(kernel, VECTOR, PAIR), case.expected(), torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 16, 33, 200, 600, 3000])
+# Qwen3-30B-A3B, a rank's quarter of Mixtral 8x7B, and 60 experts of which 4 compute a token.
+@pytest.mark.parametrize("sizes", [(128, 8, 2048, 768), (8, 2, 4096, 3584), (60, 4, 2048, 1408)])
+def test_mixtures_of_models_agree_with_their_reference(
+    sizes: tuple[int, int, int, int], num_tokens: int, kind: QuantKind | None
+) -> None:
+    case = Case((num_tokens, *sizes), kind, torch.bfloat16, "cuda", group=128)
+    with kernels_on("cuda"), poisoned_memory("cuda"):
+        found = mixture(case.x, case.choice, case.gate_up, case.down)
+        residual = case.x.clone()
+        add_mixture(residual, case.norm, EPS, case.choice, case.gate_up, case.down)
+    expected = mixture_reference(case.x, case.choice, case.gate_up, case.down)
+    close(found, expected.double(), torch.bfloat16)
+    added = case.x.clone()
+    add_mixture_reference(added, case.norm, EPS, case.choice, case.gate_up, case.down)
+    close(residual, added.double(), torch.bfloat16)
+
+
+@pytest.mark.gpu
+def test_a_captured_mixture_follows_its_routing() -> None:
+    case = Case((64, 16, 2, 256, 128), None, torch.bfloat16, "cuda")
+    experts, weights = (column.clone() for column in case.choice)
+    mixture(case.x, Choice(experts, weights), case.gate_up, case.down)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = mixture(case.x, Choice(experts, weights), case.gate_up, case.down)
+    # As random weights route, all to two experts, and each to others than before.
+    for routing in (case.choice.experts, torch.tensor([3, 7]).expand(64, 2), 15 - case.choice.experts):
+        experts.copy_(routing)
+        graph.replay()
+        expected = mixture_reference(case.x, Choice(experts, weights), case.gate_up, case.down)
+        close(found, expected.double(), torch.bfloat16)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_operation_takes_the_kernels_and_equals_its_reference(device: str) -> None:
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    case = Case((2, 4, 2, 40, 24), None, dtype, device)
+    with kernels_on(device):
+        assert fuses(2, case.gate_up)
+        found, residual = mixture(case.x, case.choice, case.gate_up, case.down), case.x.clone()
+        add_mixture(residual, case.norm, EPS, case.choice, case.gate_up, case.down)
+        assert mixture(case.x[:0], Choice(*(part[:0] for part in case.choice)), case.gate_up, case.down).shape == (
+            0,
+            40,
+        )
+    close(found, case.expected(), dtype)
+    close(residual, case.x.double() + case.expected(normed=True), dtype)
+
+
+def test_the_reference_agrees_with_fp64() -> None:
+    for kind in KINDS:
+        case = Case((6, 5, 3, 96, 32), kind, torch.float32, "cpu")
+        close(mixture_reference(case.x, case.choice, case.gate_up, case.down), case.expected(), torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("kernel", ["vector", "tile"])
+def test_a_token_does_not_depend_on_its_neighbours(kernel: Kernel) -> None:
+    case = Case((5, 3, 2, 40, 24), None, torch.float32, "cpu")
+    with kernels_on("cpu"):
+        together = case.multiplied(kernel, VECTOR, PAIR)
+        case.x[:2], case.x[4] = float("nan"), float("inf")
+        case.choice.weights[0] = float("nan")
+        apart = case.multiplied(kernel, VECTOR, PAIR)
+    assert torch.equal(together[2:4], apart[2:4])
+    assert apart[0].isnan().all()
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=20), st.sampled_from([1, 2, 16, 64]))
+def test_no_routing_makes_more_tiles_than_the_grid_has(counts: list[int], block_m: int) -> None:
+    used = sum(-(-count // block_m) for count in counts)
+    assert used <= most_tiles(sum(counts), len(counts), block_m) <= sum(counts)
+
+
+def test_few_classes_of_tiles_serve_all_steps_and_sizes_that_warm_up_runs_meet_each() -> None:
+    """Warm-up computes every power of two, so every class has one before the next begins."""
+    for num_experts, per_token in ((128, 8), (8, 2), (60, 4), (512, 10)):
+        weights = ExpertWeights(torch.empty(num_experts * 2, 16), num_experts)
+        classes = {count: tile_rule(count * per_token, weights, gated=True) for count in range(1, 9000)}
+        met = {classes[count] for count in (*range(1, 10), *(2**power for power in range(4, 14)))}
+        assert met == set(classes.values()) and len(met) <= 4

@@ -1,0 +1,78 @@
+"""Mixtures of experts in few bits: the numbers of their own bits, slices of ranks, and memory."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import torch
+from tests.models.checkpoints import VOCAB_SIZE, load, write_checkpoint
+from tests.models.paged_driver import PagedDriver, Row
+from tests.models.test_quantized_loading import CPU, SCHEMES, quantized, scheme_names
+from tests.support.model_builds import weight_memory
+from tests.support.rank_threads import on_ranks
+
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.quantization.expert_weight import RoundedExpertWeight
+from headrace_backend.weights.placement import ALONE, Shard
+from headrace_kernels.weight_formats.quantized_weight import dequantize
+from headrace_model_folder import ModelFolder
+
+PROMPT = [17 * index % VOCAB_SIZE for index in range(40)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Sizes that groups of 32 divide, on two ranks too."""
+    made = tmp_path_factory.mktemp("experts")
+    write_checkpoint(made, "mixtral-wide")
+    return made
+
+
+def logits(model: CausalLM) -> torch.Tensor:
+    return torch.cat(PagedDriver(model).step([Row(PROMPT)], [len(PROMPT)]))
+
+
+@scheme_names
+def test_quantized_experts_multiply_by_the_numbers_of_their_bits(path: pathlib.Path, name: str) -> None:
+    found, restored = quantized(path, name), load(path)
+    experts = [weight for weight in found.low_bit_weights.values() if isinstance(weight, RoundedExpertWeight)]
+    assert len(experts) == 2 * 3 and len(found.low_bit_weights) == 4 * 3
+    for weight_path, weight in found.low_bit_weights.items():
+        restored.get_parameter(f"{weight_path}.tensor").copy_(dequantize(weight.quantized))
+    # The router has the model's type, so that both choose alike; fp32 sums in another order.
+    torch.testing.assert_close(logits(found), logits(restored), atol=2e-4, rtol=0)
+    # Far enough from the original that taking it by mistake would show.
+    assert float((logits(found) - logits(load(path))).abs().max()) > 0.05
+
+
+@scheme_names
+def test_ranks_have_slices_of_the_whole_s_numbers(path: pathlib.Path, name: str) -> None:
+    whole = quantized(path, name)
+    ranks = on_ranks(2, lambda shard: _numbers(quantized(path, name, shard)))
+    for weight_path, numbers in _numbers(whole).items():
+        if not weight_path.endswith("mlp.down_proj.weight"):
+            continue
+        parts = torch.cat([rank[weight_path] for rank in ranks], dim=1)
+        torch.testing.assert_close(parts, numbers, rtol=0, atol=0)
+
+
+def _numbers(model: CausalLM) -> dict[str, torch.Tensor]:
+    return {path: dequantize(weight.quantized) for path, weight in model.low_bit_weights.items()}
+
+
+@pytest.mark.parametrize("name", [None, *SCHEMES])
+@pytest.mark.parametrize("shard", [ALONE, Shard(1, 2)])
+def test_the_planned_memory_is_what_the_weights_take(path: pathlib.Path, name: str | None, shard: Shard) -> None:
+    config = ModelFolder.open(path).config
+    scheme = None if name is None else SCHEMES[name]
+    planned = weight_memory(config, torch.bfloat16, scheme, CPU, shard).weights
+    whole = weight_memory(config, torch.bfloat16, scheme, CPU).weights
+    if shard is ALONE:
+        model = load(path, torch.bfloat16) if name is None else None
+        assert model is None or model.weight_bytes == planned
+        # Four experts of 3 x 64 x 64 in three layers, at least in the scheme's bits.
+        bits = {None: 16, "int8": 8, "fp8": 8, "int4": 4}[name]
+        assert planned > 3 * 4 * 3 * 64 * 64 * bits // 8
+    else:
+        assert whole / 2 <= planned < whole
