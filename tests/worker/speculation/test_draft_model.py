@@ -37,6 +37,7 @@ from headrace_backend.worker.speculation.speculation import RowDrafts, Speculati
 from headrace_backend.worker.step.buffers import DeviceRows, StepLimits
 from headrace_backend.worker.step.cpu_draft_model import CpuDraftModel
 from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
+from headrace_backend.worker.step.drafting_model import SmallModel
 from headrace_backend.worker.step.gpu_draft_model import GpuDraftModel
 from headrace_backend.worker.step.gpu_runner import GpuRunner
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
@@ -57,7 +58,8 @@ def cpu_runner(model: CausalLM, draft: CausalLM, kv_dtype: str = "auto") -> CpuR
     sampler = Sampler(NUM_ROWS, model.vocab_size, CPU)
     batch = CpuBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
     rows = RowDrafts(NUM_ROWS, 1 + NUM_DRAFTS, CPU)
-    drafter = CpuDraftModel(draft, caches_of(draft, CPU, kv_dtype), sampler, rows, batch)
+    small = SmallModel(draft, caches_of(draft, CPU, kv_dtype), draft.num_heads)
+    drafter = CpuDraftModel(small, sampler, rows, batch)
     speculation = Speculation(drafter, rows, model.vocab_size)
     return CpuRunner(model, batch, sampler, caches_of(model, CPU, kv_dtype), speculation)
 
@@ -69,9 +71,9 @@ def gpu_runner(
     sampler = Sampler(NUM_ROWS, model.vocab_size, where)
     tables = DeviceRows(NUM_ROWS, MAX_MODEL_LEN // BLOCK_SIZE, NUM_BLOCKS, where)
     rows = RowDrafts(NUM_ROWS, 1 + NUM_DRAFTS, where)
-    small = caches_of(draft, where, kv_dtype)
-    own = AttentionSizes.of(draft.num_heads, small[0], torch.float32)
-    drafter = GpuDraftModel(draft, small, sampler, rows, tables, own, batch_sizes)
+    small = SmallModel(draft, caches_of(draft, where, kv_dtype), draft.num_heads)
+    own = AttentionSizes.of(draft.num_heads, small.kv_caches[0], torch.float32)
+    drafter = GpuDraftModel(small, sampler, rows, tables, own, batch_sizes)
     caches = caches_of(model, where, kv_dtype)
     sizes = AttentionSizes.of(model.num_heads, caches[0], model.dtype, 1 + NUM_DRAFTS)
     limits = StepLimits(NUM_ROWS, 128, MAX_MODEL_LEN, tokens_per_row=1 + NUM_DRAFTS)
