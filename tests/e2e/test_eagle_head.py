@@ -1,33 +1,22 @@
-"""A model with an EAGLE-3 head that drafts: the same answers, whatever the head knows."""
+"""A model with an EAGLE-3 head that drafts: the same answers, whatever is asked and happens."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import pathlib
 from collections.abc import Iterator
 
 import pytest
-from tests.e2e.test_draft_model import FP32, STORY, seen
+from tests.e2e.test_speculation import CRAMPED, FP32, SPECS, all_at_once, assert_same
 from tests.support.eagle_heads import head_config, random_head, write_head
-from tests.support.rpc import generate, greedy
+from tests.support.processes import wait_until
+from tests.support.rpc import Transcript, connected, generate, idle_load
 from tests.support.running_server import DEMO, RunningServer, refused, running_server
 
-from headrace.v1 import generation_pb2
+from headrace.v1 import inference_pb2
 
-TOKENS = 16
-
-
-def specs() -> list[generation_pb2.GenerationSpec]:
-    """Greedy, and two drawn outputs of one prompt, whose last block is copied."""
-    drawn = greedy(STORY, TOKENS, n=2)
-    drawn.sampling.temperature, drawn.sampling.seed = 0.8, 5
-    return [greedy(STORY, TOKENS), drawn]
-
-
-@pytest.fixture(scope="module")
-def golden(shared_server: RunningServer) -> list[object]:
-    """What a server without drafts answers."""
-    return [seen(generate(shared_server.address, each)) for each in specs()]
+SOME = ("greedy", "several")
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +27,73 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def flags(head: pathlib.Path) -> tuple[str, ...]:
-    return ("--speculate", "eagle", "--draft-model", str(head), "--speculate-tokens", "4")
+    return ("--speculate", "eagle", "--draft-model", str(head), "--speculate-tokens", "2")
 
 
 @pytest.fixture(scope="module", params=[(), pytest.param(("--tp", "2"), marks=pytest.mark.slow)], ids=["alone", "tp2"])
 def drafting(request: pytest.FixtureRequest, head: pathlib.Path) -> Iterator[RunningServer]:
-    with running_server(*FP32, *flags(head), *request.param) as server:
+    with running_server(*FP32, *flags(head), *CRAMPED, *request.param) as server:
         yield server
+        wait_until(lambda: idle_load(server.address), 60, "no request and no block left")
 
 
-def test_a_head_changes_no_answer(drafting: RunningServer, golden: list[object]) -> None:
+@pytest.fixture(scope="module")
+def golden(shared_server: RunningServer) -> dict[str, Transcript]:
+    """What a server without drafts answers; of others than these as they are asked for."""
+    return {name: generate(shared_server.address, SPECS[name]) for name in SOME}
+
+
+@pytest.fixture(scope="module")
+def all_golden(shared_server: RunningServer) -> dict[str, Transcript]:
+    return {name: generate(shared_server.address, each) for name, each in SPECS.items()}
+
+
+def test_a_head_changes_no_answer(drafting: RunningServer, golden: dict[str, Transcript]) -> None:
     """Twice: the second time prompts are found in the prefix cache, with keys and states."""
     for _ in range(2):
-        found = [generate(drafting.address, each) for each in specs()]
-        assert [seen(each) for each in found] == golden
-        done = found[0].done
-        assert done is not None and done.ledger.draft_tokens > TOKENS
+        for name in SOME:
+            found = generate(drafting.address, SPECS[name])
+            assert_same(found, golden[name], name)
+            assert found.done is not None and found.done.ledger.draft_tokens > 0
+
+
+@pytest.mark.slow  # test_eagle_drafts.py has each option with a worker alone.
+def test_each_option_answers_as_without_drafts(drafting: RunningServer, all_golden: dict[str, Transcript]) -> None:
+    for name, each in SPECS.items():
+        assert_same(generate(drafting.address, each), all_golden[name], name)
+
+
+@pytest.mark.slow  # test_speculation.py has another drafter's preempted rows.
+def test_preempted_rows_answer_as_without_drafts(drafting: RunningServer, all_golden: dict[str, Transcript]) -> None:
+    names = [name for name in SPECS if name not in ("prompt_logprobs", "several")]
+    for _ in range(10):
+        answers = all_at_once(drafting, [SPECS[name] for name in names])
+        for name, answer in zip(names, answers, strict=True):
+            assert_same(answer, all_golden[name], name)
+        if any(answer.done is not None and answer.done.ledger.preemptions for answer in answers):
+            return
+    raise AssertionError("nobody was preempted")
+
+
+@pytest.mark.slow  # test_speculation.py kills a worker that drafts otherwise.
+def test_a_worker_that_is_killed_or_left_within_answers_loses_and_doubles_nothing(
+    drafting: RunningServer, all_golden: dict[str, Transcript]
+) -> None:
+    names = ["biased", "temperature", "penalties", "bad_words"]
+    worker = drafting.worker()
+    with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
+        answers = [pool.submit(generate, drafting.address, SPECS[name]) for name in names]
+        wait_until(lambda: not idle_load(drafting.address), 60, "requests are under way")
+        worker.kill()
+        for name, answer in zip(names, answers, strict=True):
+            assert_same(answer.result(), all_golden[name], name)
+    assert drafting.worker().pid != worker.pid
+    # Who leaves in the middle keeps no block and changes nobody's answer.
+    with connected(drafting.address) as calls:
+        left = calls.Generate(inference_pb2.GenerateRequest(spec=SPECS["several"]))
+        next(iter(left))
+        left.cancel()
+    assert_same(generate(drafting.address, SPECS["several"]), all_golden["several"], "several")
 
 
 def test_settings_that_make_no_pair_are_refused(head: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -323,7 +323,7 @@ def test_a_gpus_passes_draft_what_a_cpus_draft(
     batch_sizes: tuple[int, ...],
     kv_dtype: str,
 ) -> None:
-    """The same answers, with as many tokens settled in each step."""
+    """Answers are equal, and as many tokens are settled in each step."""
     if device == "cpu" and not INTERPRETED:
         pytest.skip("needs Triton's interpreter")
     jobs = [job(0, 8), job(2, 6, **OPTIONS["temperature"])]
