@@ -211,7 +211,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=pathlib.Path, default=pathlib.Path("models/demo"))
-    parser.add_argument("--shape", choices=SHAPES, help="instead of --model, with made-up weights")
+    parser.add_argument("--shape", choices=SHAPES, help="instead of --model, with dummy weights")
     parser.add_argument("--quant", default="off", help="bits of the layers' weights")
     parser.add_argument("--tp", type=int, default=1, help="GPUs that share the model")
     parser.add_argument("--device", default="auto")

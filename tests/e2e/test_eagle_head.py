@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import pathlib
 from collections.abc import Iterator
 
 import pytest
-from tests.e2e.test_speculation import CRAMPED, FP32, SPECS, all_at_once, assert_same
+from tests.e2e import test_speculation
+from tests.e2e.test_speculation import CRAMPED, FP32, SPECS, assert_same
 from tests.support.eagle_heads import head_config, random_head, write_head
 from tests.support.processes import wait_until
 from tests.support.rpc import Transcript, connected, generate, idle_load
@@ -65,29 +65,14 @@ def test_each_option_answers_as_without_drafts(drafting: RunningServer, all_gold
 
 @pytest.mark.slow  # test_speculation.py has another drafter's preempted rows.
 def test_preempted_rows_answer_as_without_drafts(drafting: RunningServer, all_golden: dict[str, Transcript]) -> None:
-    names = [name for name in SPECS if name not in ("prompt_logprobs", "several")]
-    for _ in range(10):
-        answers = all_at_once(drafting, [SPECS[name] for name in names])
-        for name, answer in zip(names, answers, strict=True):
-            assert_same(answer, all_golden[name], name)
-        if any(answer.done is not None and answer.done.ledger.preemptions for answer in answers):
-            return
-    raise AssertionError("nobody was preempted")
+    test_speculation.test_preempted_rows_answer_as_without_drafts(drafting, all_golden)
 
 
 @pytest.mark.slow  # test_speculation.py kills a worker that drafts otherwise.
 def test_a_worker_that_is_killed_or_left_within_answers_loses_and_doubles_nothing(
     drafting: RunningServer, all_golden: dict[str, Transcript]
 ) -> None:
-    names = ["biased", "temperature", "penalties", "bad_words"]
-    worker = drafting.worker()
-    with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
-        answers = [pool.submit(generate, drafting.address, SPECS[name]) for name in names]
-        wait_until(lambda: not idle_load(drafting.address), 60, "requests are under way")
-        worker.kill()
-        for name, answer in zip(names, answers, strict=True):
-            assert_same(answer.result(), all_golden[name], name)
-    assert drafting.worker().pid != worker.pid
+    test_speculation.test_a_worker_that_is_killed_within_answers_loses_and_doubles_nothing(drafting, all_golden)
     # Who leaves in the middle keeps no block and changes nobody's answer.
     with connected(drafting.address) as calls:
         left = calls.Generate(inference_pb2.GenerateRequest(spec=SPECS["several"]))

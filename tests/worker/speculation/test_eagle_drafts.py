@@ -18,30 +18,27 @@ import torch
 from tests.support.eagle_heads import PlainHead, Tensors, head_config, random_head, write_head
 from tests.support.kernel_case import DEVICES
 from tests.worker.conftest import load
-from tests.worker.driver import BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS, NUM_ROWS, Entry, admission, execute, step
+from tests.worker.driver import MAX_MODEL_LEN, NUM_ROWS, Entry, admission, execute, step
 from tests.worker.speculation.drafted_rows import Job, plain_answers, run
 from tests.worker.speculation.test_cpu_verification import OPTIONS, PROMPTS, assert_same, job
 from tests.worker.speculation.test_cpu_verification import runner as plain_runner
+from tests.worker.speculation.test_draft_model import (
+    NUM_DRAFTS,
+    caches_of,
+    drafting_cpu_runner,
+    drafting_gpu_runner,
+)
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.eagle_head import EagleHead, HeadBuild
 from headrace_backend.step.plan import StepResult
-from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
-from headrace_backend.worker.speculation.speculation import RowDrafts, Speculation
-from headrace_backend.worker.step.buffers import DeviceRows, StepLimits
 from headrace_backend.worker.step.cpu_draft_model import CpuDraftModel
-from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
+from headrace_backend.worker.step.cpu_runner import CpuRunner
 from headrace_backend.worker.step.eagle_drafts import EagleDrafts
-from headrace_backend.worker.step.gpu_draft_model import GpuDraftModel
-from headrace_backend.worker.step.gpu_runner import GpuRunner
-from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
-from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 from headrace_model_folder import Eagle3Folder
 
-NUM_DRAFTS = 4
-CPU = torch.device("cpu")
 LAYERS = (0, 1, 1)
 DRAFT_VOCAB = 40
 
@@ -75,12 +72,6 @@ def head(
     return head_of(write_head(tmp_path_factory.mktemp("heads") / "random", config, tensors), target)
 
 
-def caches_of(model: CausalLM | EagleHead, num_layers: int, kv_dtype: str = "auto") -> list[torch.Tensor]:
-    """Caches on the model's device."""
-    shape = (NUM_BLOCKS, 2, model.num_kv_heads, BLOCK_SIZE, model.head_dim)
-    return allocate_kv_caches(num_layers, shape, kv_type(kv_dtype, torch.float32), next(model.parameters()).device)
-
-
 class Recording(CpuDraftModel):
     """Keeps what it drafted, with the place of each draft in its row's sequence."""
 
@@ -96,32 +87,11 @@ class Recording(CpuDraftModel):
 
 
 def cpu_runner(target: CausalLM, head: EagleHead, kv_dtype: str = "auto") -> tuple[CpuRunner, Recording]:
-    sampler = Sampler(NUM_ROWS, target.vocab_size, CPU)
-    batch = CpuBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
-    rows = RowDrafts(NUM_ROWS, 1 + NUM_DRAFTS, CPU)
-    drafter = Recording(EagleDrafts(head, caches_of(head, 1, kv_dtype)[0], NUM_ROWS), sampler, rows, batch)
-    drafter.drafted = []
-    speculation = Speculation(drafter, rows, target.vocab_size)
-    return CpuRunner(target, batch, sampler, caches_of(target, target.num_layers, kv_dtype), speculation), drafter
-
-
-def gpu_runner(target: CausalLM, head: EagleHead, batch_sizes: tuple[int, ...], kv_dtype: str = "auto") -> GpuRunner:
-    """The GPU's runner on the device of the target."""
-    where = next(target.parameters()).device
-    sampler = Sampler(NUM_ROWS, target.vocab_size, where)
-    tables = DeviceRows(NUM_ROWS, MAX_MODEL_LEN // BLOCK_SIZE, NUM_BLOCKS, where)
-    rows = RowDrafts(NUM_ROWS, 1 + NUM_DRAFTS, where)
     drafts = EagleDrafts(head, caches_of(head, 1, kv_dtype)[0], NUM_ROWS)
-    own = AttentionSizes.of(head.num_heads, drafts.kv_caches[0], torch.float32)
-    drafter = GpuDraftModel(drafts, sampler, rows, tables, own, batch_sizes)
-    caches = caches_of(target, target.num_layers, kv_dtype)
-    sizes = AttentionSizes.of(target.num_heads, caches[0], target.dtype, 1 + NUM_DRAFTS)
-    limits = StepLimits(NUM_ROWS, 128, MAX_MODEL_LEN, tokens_per_row=1 + NUM_DRAFTS)
-    shapes = captured_shapes(batch_sizes, (16, 64, 128) if batch_sizes else (), NUM_ROWS, sizes)
-    speculation = Speculation(drafter, rows, target.vocab_size)
-    made = GpuRunner(target, sampler, caches, limits, sizes, shapes, speculation=speculation, rows=tables)
-    made.capture(lambda *_: None)
-    return made
+    runner, drafter = drafting_cpu_runner(target, drafts, kv_dtype, Recording)
+    assert isinstance(drafter, Recording)
+    drafter.drafted = []
+    return runner, drafter
 
 
 class Oracle:
@@ -332,7 +302,9 @@ def test_a_gpus_passes_draft_what_a_cpus_draft(
     run(on_cpu, jobs, lambda: NUM_DRAFTS, on_result=lambda result: wanted.append(result.counts.tolist()))
     jobs = [dataclasses.replace(each, tokens=[], ok=[], num_planned=0) for each in jobs]
     with forced() if device == "cpu" else contextlib.nullcontext():
-        on_gpu = gpu_runner(*pair(llama_path, trained_folder, device), batch_sizes, kv_dtype)
+        model, head = pair(llama_path, trained_folder, device)
+        drafts = EagleDrafts(head, caches_of(head, 1, kv_dtype)[0], NUM_ROWS)
+        on_gpu = drafting_gpu_runner(model, drafts, batch_sizes, kv_dtype)
         found = run(on_gpu, jobs, lambda: NUM_DRAFTS, on_result=lambda result: results.append(result.counts.tolist()))
     assert_same(found, expected)
     assert results == wanted
