@@ -39,7 +39,7 @@ def streams(folder: ModelFolder, shard: Shard, fuses: bool = False) -> torch.Ten
 
 @pytest.fixture(scope="module")
 def expected(folder: ModelFolder) -> torch.Tensor:
-    """Those of transformers, whose first hidden state is the embedding."""
+    """What transformers computes; its first hidden state is the embedding."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder.path, dtype=torch.float32)
