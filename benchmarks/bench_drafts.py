@@ -76,7 +76,7 @@ def main() -> int:
     """Command line; 1 if an answer is another one than without drafts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(ROOT / "models" / "demo"))
-    parser.add_argument("--draft-model", default=str(ROOT / "models" / "demo" / "draft"))
+    parser.add_argument("--draft-model", default=str(ROOT / "models" / "demo" / "draft"), help="of draft or eagle")
     parser.add_argument("--drafters", default="draft,ngram,suffix", help="with commas, values of --speculate")
     parser.add_argument("--tokens", type=int, default=4, help="drafts for each row and step")
     parser.add_argument("--questions", type=int, default=100, help="first questions to ask, at most")
@@ -90,7 +90,7 @@ def main() -> int:
     rows = []
     for drafter in options.drafters.split(","):
         flags: dict[str, Any] = {"speculate": drafter, "speculate_tokens": options.tokens}
-        if drafter == "draft":
+        if drafter in ("draft", "eagle"):
             flags["draft_model"] = options.draft_model
         found = answered(flags, asked, sampling, options.model)
         for kind in asked:

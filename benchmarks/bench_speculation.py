@@ -9,10 +9,10 @@ token, says the same of a busy machine.
 
 With `--acceptances` each draft is right with that probability, whatever was drafted
 (`forced_worker`): what verification, planning and the drafter's own cost make of it. `--drafter
-free` costs nothing then. Without, drafts are as right as they are, on prompts that repeat
-themselves (`repetitive`) and on others (`plain`), and `equal_answers` is the share of requests
-whose tokens equal those without speculation (logits that nearly tie may round otherwise in a batch
-of another shape).
+free` costs nothing then, and `--drafter eagle` has a head made for a `--shape`. Without, drafts are
+as right as they are, on prompts that repeat themselves (`repetitive`) and on others (`plain`), and
+`equal_answers` is the share of requests whose tokens equal those without speculation (logits that
+nearly tie may round otherwise in a batch of another shape).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from benchmarks.backend_process import PROGRAM
 from benchmarks.engine_session import Answer, EngineSession, Prompt, engine_session
 from benchmarks.figures import report
 from benchmarks.forced_worker import acceptance_seed
-from benchmarks.shapes import SHAPES, write_model_folder
+from benchmarks.shapes import SHAPES, write_head_folder, write_model_folder
 from headrace_request.sampling import Sampling
 
 _PROMPT_TOKENS = 64
@@ -43,7 +43,7 @@ _FIRST_ID = 10
 # Tokens that a step may settle beyond an answer's end.
 _SPARE_TOKENS = 16
 _START_S = 300.0
-_DRAFTERS = ("free", "ngram", "suffix", "draft")
+_DRAFTERS = ("free", "ngram", "suffix", "draft", "eagle")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -235,7 +235,10 @@ def main() -> None:
         parser.error("--drafter free proposes nothing worth having: name --acceptances")
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
         model = write_model_folder(options.shape, pathlib.Path(name)) if options.shape else options.model
-        report("speculation", {"rows": asyncio.run(run(options, model, options.draft_model))}, options.json)
+        draft = options.draft_model
+        if draft is None and options.shape and options.drafter == "eagle":
+            draft = write_head_folder(model, pathlib.Path(name))
+        report("speculation", {"rows": asyncio.run(run(options, model, draft))}, options.json)
 
 
 if __name__ == "__main__":

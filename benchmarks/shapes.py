@@ -166,6 +166,26 @@ def write_model_folder(name: str, parent: pathlib.Path, *, tokenizer: bool = Fal
     return folder
 
 
+def write_head_folder(model: pathlib.Path, parent: pathlib.Path, draft_vocab_size: int = 32_000) -> pathlib.Path:
+    """Writes the folder of an EAGLE-3 head with a model's sizes, without weights.
+
+    Args:
+        model: The model's folder.
+        parent: Folder in which the head's own is made.
+        draft_vocab_size: Tokens that the head knows, or all where the model has fewer.
+
+    Returns:
+        The folder.
+    """
+    config = shape_of(model).config()
+    own = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "tie_word_embeddings": False}
+    own["draft_vocab_size"] = min(draft_vocab_size, config["vocab_size"])
+    folder = parent / "eagle-3"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config | own, indent=2))
+    return folder
+
+
 def shape_of(folder: pathlib.Path) -> Shape:
     """The shape of a model folder's config.json.
 

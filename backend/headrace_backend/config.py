@@ -183,12 +183,13 @@ class EngineConfig(_Frozen):
         Field(description="folder for compiled GPU kernels; default: headrace/kernels in XDG_CACHE_HOME or ~/.cache"),
     ] = None
     speculate: Annotated[
-        Literal["off", "ngram", "suffix", "draft"],
+        Literal["off", "ngram", "suffix", "draft", "eagle"],
         Field(
             description=(
                 "who drafts the next tokens of answers, which the model then verifies several at a time, without "
                 "another answer than off: ngram, what followed a row's last tokens where they stood before; suffix, "
-                "the same in earlier answers of the tenant too; draft, the model of draft_model"
+                "the same in earlier answers of the tenant too; draft, the model of draft_model; eagle, the EAGLE-3 "
+                "head of draft_model"
             )
         ),
     ] = "off"
@@ -207,7 +208,7 @@ class EngineConfig(_Frozen):
         Field(
             description=(
                 "folder of a smaller model with the same vocabulary, or GGUF file, whose proposals the model verifies "
-                "(speculate draft)"
+                "(speculate draft), or folder of an EAGLE-3 head that was trained for the model (speculate eagle)"
             )
         ),
     ] = None
@@ -306,13 +307,18 @@ class EngineConfig(_Frozen):
             )
         if self.speculate == "draft" and self.draft_model is None:
             raise ValueError("speculate is draft, and no draft_model is named: a folder with the model's vocabulary")
-        if self.draft_model is not None and self.speculate != "draft":
+        if self.speculate == "eagle" and self.draft_model is None:
+            raise ValueError("speculate is eagle, and no draft_model is named: the folder of the model's EAGLE-3 head")
+        if self.draft_model is not None and self.speculate not in ("draft", "eagle"):
             raise ValueError(
                 f"draft_model is {self.draft_model}, and speculate is {self.speculate}: a draft model is for speculate "
-                "draft"
+                "draft, and a head for speculate eagle"
             )
-        if self.draft_quantize != "off" and self.draft_model is None:
-            raise ValueError(f"draft_quantize is {self.draft_quantize}, and there is no draft_model")
+        if self.draft_quantize != "off" and self.speculate != "draft":
+            raise ValueError(
+                f"draft_quantize is {self.draft_quantize}, and speculate is {self.speculate}: it is for the draft "
+                "model of speculate draft"
+            )
         if self.quantize != "int4" and self.quantize_group != _QUANTIZE_GROUP:
             raise ValueError(
                 f"quantize_group is for int4, and quantize is {self.quantize}: {_QUANTIZE_GROUP} (the default) works, "

@@ -1,9 +1,10 @@
-"""Which models may draft for another: what of it can be refused before weights are read.
+"""Which models and heads may draft for a model: what can be refused before weights are read.
 
 Owns the rules and their words; supervisor, backend and worker all ask here. A draft model proposes
 tokens by their ids and follows its target's sequences to their ends, so both must have the same
-vocabulary, and the draft model at least the context of the longest sequence. How it proposes is
-`worker.speculation`'s. No torch.
+vocabulary, and the draft model at least the context of the longest sequence. A head reads its
+target's streams, so it must have the target's width and name layers that the target has. How they
+propose is `worker.speculation`'s. No torch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.quantize_rules import unsuitable_quantization
-from headrace_model_folder import InvalidModelFolder, ModelFolder
+from headrace_model_folder import Eagle3Folder, Eagle3Head, InvalidModelFolder, ModelConfig, ModelFolder
 
 # The setting by which a rule for the model's own weights says what is wrong.
 _QUANTIZE = re.compile(r"\bquantize\b")
@@ -21,7 +22,7 @@ _QUANTIZE = re.compile(r"\bquantize\b")
 def unsuitable_draft(config: EngineConfig, target: ModelFolder) -> str | None:
     """Explains why `config.draft_model` can't draft for a model; returns None if it can.
 
-    None too where no draft model is configured. The draft model's folder is opened, and its weights
+    None too where none is configured. The draft model's or head's folder is opened, and its weights
     are not read.
 
     Args:
@@ -30,12 +31,52 @@ def unsuitable_draft(config: EngineConfig, target: ModelFolder) -> str | None:
     """
     if config.draft_model is None:
         return None
+    if config.speculate == "eagle":
+        return _unsuitable_head(config, target)
     try:
         draft = ModelFolder.open(config.draft_model, require_weights=config.load == "folder")
     except InvalidModelFolder as error:
         return f"draft_model: {error}"
     reason = _other_vocabulary(draft, target) or _short_context(config, draft, target) or _bits(config, draft)
     return f"draft_model {draft.name}: {reason}" if reason else None
+
+
+def _unsuitable_head(config: EngineConfig, target: ModelFolder) -> str | None:
+    assert config.draft_model is not None
+    try:
+        opened = Eagle3Folder.open(config.draft_model, require_weights=config.load == "folder")
+    except InvalidModelFolder as error:
+        return f"draft_model: {error}"
+    reason = unsuitable_eagle3(opened.head, target.config) or _no_embedding(opened, target.config)
+    return f"draft_model {opened.name}: {reason}" if reason else None
+
+
+def unsuitable_eagle3(head: Eagle3Head, target: ModelConfig) -> str | None:
+    """Explains why a head can't draft for a model, by their sizes; returns None if it can."""
+    if head.vocab_size != target.vocab_size:
+        return (
+            f"is for a vocabulary of {head.vocab_size} tokens, and the model has one of {target.vocab_size}; they must "
+            "be the same"
+        )
+    size, num_layers = target.description.hidden_size, len(target.description.layers)
+    if head.target_hidden_size != size:
+        return f"is for a model of hidden_size {head.target_hidden_size}, and the model's is {size}"
+    layers = head.layers_of(num_layers)
+    outside = [layer for layer in layers if not 0 <= layer < num_layers]
+    if outside:
+        return (
+            f"reads the streams that enter layers {', '.join(map(str, layers))}, and the model has layers 0 to "
+            f"{num_layers - 1}; eagle_aux_hidden_state_layer_ids in the head's config.json names them"
+        )
+    return None
+
+
+def _no_embedding(opened: Eagle3Folder, target: ModelConfig) -> str | None:
+    """A head of another width than its target's can't take the target's embedding."""
+    own, other = opened.head.model.hidden_size, target.description.hidden_size
+    if own == other or opened.has_embedding:
+        return None
+    return f"has no embedding, and the model's has {other} elements a token where the head has {own}"
 
 
 def _other_vocabulary(draft: ModelFolder, target: ModelFolder) -> str | None:

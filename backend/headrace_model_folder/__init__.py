@@ -7,14 +7,16 @@ names, by `formats` where another tool made the weights), `fused_tensors` (proje
 tensor), `token_table` and `chat_template` (text). A GGUF file takes the way through `gguf` instead.
 Every file is read through `bounded_files`, which knows the size limits and keeps reads inside the
 folder. Whatever is wrong ends as one `InvalidModelFolder`. Beside that path: `measured_loss`, for
-who wants to know what quantizing cost.
+who wants to know what quantizing cost; and `eagle3_folder`, for heads that draft.
 """
 
 from headrace_model_folder.chat_template import ChatTemplate
 from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.description import ModelDescription
+from headrace_model_folder.eagle3_folder import Eagle3Folder
 from headrace_model_folder.errors import InvalidModelFolder
 from headrace_model_folder.expected_tensors import expected_tensors, needless_biases
+from headrace_model_folder.families.eagle3 import Eagle3Head
 from headrace_model_folder.folder import ModelFolder
 from headrace_model_folder.formats.layer_format import LayerFormat, Layout, Role, SourceTensor
 from headrace_model_folder.formats.quantization_config import FolderQuantization
@@ -26,6 +28,8 @@ from headrace_model_folder.token_table import TokenTable, read_token_table, toke
 
 __all__ = [
     "ChatTemplate",
+    "Eagle3Folder",
+    "Eagle3Head",
     "FolderQuantization",
     "GenerationDefaults",
     "InvalidModelFolder",

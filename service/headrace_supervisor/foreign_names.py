@@ -69,7 +69,8 @@ _INSTEAD: Mapping[str, str] = {
     "cpu-offload-gb": "weights stay on the GPU; --quantize makes them smaller, and --tp shares them among GPUs",
     "speculative-config": "--speculate says who drafts tokens, --speculate-tokens how many of them a step verifies,"
     " --draft-model which model does",
-    "speculative-model": "--draft-model names the folder of a model that drafts, with --speculate draft",
+    "speculative-model": "--draft-model names the folder of a model that drafts, with --speculate draft, or of an"
+    " EAGLE-3 head, with --speculate eagle",
     "enable-auto-tool-choice": "there are no tool calls yet",
     "tool-call-parser": "there are no tool calls yet",
     "enable-lora": "there are no LoRA adapters; a merged model's folder is served like any other",

@@ -16,6 +16,7 @@ import torch
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.eagle_heads import head_config
 from tests.support.model_builds import weight_memory
 from tests.support.running_server import DEMO, environment
 
@@ -165,6 +166,42 @@ def test_a_draft_model_takes_its_part_of_the_memory_on_every_rank() -> None:
         assert both["weight_bytes"] - alone["weight_bytes"] == weights
         assert both["kv_token_bytes"] - alone["kv_token_bytes"] == 2 * 2 * 2 * 32 * 2
         assert both["kv_tokens"] < alone["kv_tokens"]
+
+
+@pytest.mark.usefixtures("answered_here")
+def test_a_head_takes_its_part_of_the_memory_on_every_rank(tmp_path: pathlib.Path) -> None:
+    """For Llama-3.1-8B, a state of 8 KiB beside 4 KiB of keys and values."""
+
+    def row(*options: str) -> dict[str, int]:
+        ended = run("--shape", "llama-3.1-8b", "--max-model-len", "8192", "--json", *options)
+        assert ended.exit_code == 0
+        [found] = json.loads(ended.output)
+        return dict(found)
+
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(head_config(plan_command._SHAPES["llama-3.1-8b"], 32_000, (2, 16, 29))))
+    alone, both = row(), row("--draft-model", str(tmp_path))
+    layer = 2 * 4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14_336
+    assert both["weight_bytes"] - alone["weight_bytes"] == 2 * (layer + 3 * 4096 * 4096 + 32_000 * 4096 + 4 * 4096)
+    assert both["kv_token_bytes"] - alone["kv_token_bytes"] == 12 << 10
+    assert both == row("--draft-model", str(tmp_path), "--speculate", "eagle")
+
+
+@pytest.mark.usefixtures("answered_here")
+def test_a_head_that_does_not_suit_is_refused(tmp_path: pathlib.Path) -> None:
+    def said(config: object, *options: str) -> str:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        ended = run("--model", str(DEMO), "--draft-model", str(tmp_path), *options)
+        assert ended.exit_code == 2
+        return ended.stderr
+
+    config = head_config(plan_command._SHAPES["llama-3.1-8b"], 32_000, (2, 16, 29))
+    other = "is for a vocabulary of 128256 tokens, and the model has one of 4096; they must be the same"
+    assert said(config) == f"headrace: --draft-model {other}\n"
+    assert "--draft-model is for --speculate eagle, and --speculate is draft" in said(config, "--speculate", "draft")
+    assert f"{tmp_path}/config.json: must be an object" in said([config])
+    missing = run("--model", str(DEMO), "--speculate", "eagle")
+    assert missing.stderr == "headrace: --speculate eagle needs --draft-model, the head that drafts\n"
 
 
 @pytest.mark.usefixtures("answered_here")

@@ -30,6 +30,7 @@ from torch import Tensor
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
+from headrace_backend.layers.stream_taps import StreamTaps
 from headrace_backend.parallel.collectives import Collectives, PendingAllReduce
 from headrace_kernels.rounded_tokens import Activations
 
@@ -61,7 +62,14 @@ class _Piece:
 class CutStep:
     """The residual stream of such a step on its way through the layers."""
 
-    def __init__(self, residual: Tensor, rotations: Tensor, pieces: StepPieces, together: Collectives) -> None:
+    def __init__(
+        self,
+        residual: Tensor,
+        rotations: Tensor,
+        pieces: StepPieces,
+        together: Collectives,
+        taps: StreamTaps | None = None,
+    ) -> None:
         """Cuts the step.
 
         Args:
@@ -69,11 +77,12 @@ class CutStep:
             rotations: The step's rows of the rotary table.
             pieces: The two pieces of the step, neither of them empty.
             together: The collectives that all-reduce each piece's partial outputs.
+            taps: Copies the streams that enter some layers; None: nobody wants them.
         """
         sizes = [pieces.first, len(residual) - pieces.first]
         parts = zip(torch.split(residual, sizes), torch.split(rotations, sizes), pieces.metadata, strict=True)
         self._pieces = [_Piece(*part) for part in parts]
-        self._together = together
+        self._residual, self._together, self._taps = residual, together, taps
 
     def forward(self, layer: DecoderLayer, kv_cache: Tensor) -> None:
         """Computes a layer for this piece (`DecoderLayer.forward`).
@@ -82,6 +91,7 @@ class CutStep:
         """
         for piece in self._pieces:
             piece.pending = self._together.begin_all_reduce(layer.self_attn.o_proj(piece.heads(layer, kv_cache)))
+        self._note(layer)
         for piece in self._pieces:
             normed = piece.normed(layer.post_attention_layernorm, layer.mlp.rounds_to)
             piece.pending = self._together.begin_all_reduce(layer.mlp(normed))
@@ -91,4 +101,11 @@ class CutStep:
 
         No all-reduce is pending afterwards.
         """
-        return torch.cat([piece.heads(layer, kv_cache) for piece in self._pieces])
+        heads = torch.cat([piece.heads(layer, kv_cache) for piece in self._pieces])
+        self._note(layer)
+        return heads
+
+    def _note(self, layer: DecoderLayer) -> None:
+        """Copies the stream that enters a layer, which is whole once both pieces were normed."""
+        if self._taps is not None:
+            self._taps.note(layer, self._residual)

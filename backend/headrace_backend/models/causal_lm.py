@@ -8,8 +8,9 @@ last one norm and head. What goes from stage to stage is the residual stream.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from headrace_backend.layers.cut_step import CutStep
@@ -19,6 +20,7 @@ from headrace_backend.layers.norm import residual_norm
 from headrace_backend.layers.rotary import RotaryTable
 from headrace_backend.layers.sharded_module import weight_targets
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
+from headrace_backend.layers.stream_taps import StreamTaps
 from headrace_backend.models.representative_layers import representative_places
 from headrace_backend.pp_rules import WHOLE, Stage
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
@@ -51,6 +53,8 @@ class Decoder(nn.Module):
         # None in stages before the last, which give the residual stream away.
         self.norm = residual_norm(model.norm, placement) if stage.is_last else None
         self._together = placement.shard.collectives
+        # Copies the streams that enter some layers; None: nobody wants them.
+        self._taps: StreamTaps | None = None
         # Called with each layer that is computed; None: nobody wants to know.
         self.on_progress: Callable[[], None] | None = None
 
@@ -104,14 +108,37 @@ class Decoder(nn.Module):
         *layers, last = zip(self._layers, kv_caches, strict=True)
         if isinstance(metadata, StepPieces):
             assert self._together is not None, "a step of one rank is whole"
-            cut = CutStep(residual, rotations, metadata, self._together)
+            cut = CutStep(residual, rotations, metadata, self._together, self._taps)
             for layer, kv_cache in self._reported(layers):
                 cut.forward(layer, kv_cache)
             return cut.heads(*last)
         pending: Tensor | None = None
         for layer, kv_cache in self._reported(layers):
-            pending = layer(pending, residual, rotations, kv_cache, metadata)
-        return last[0].heads(pending, residual, rotations, last[1], metadata)
+            pending = layer.after_heads(self._heads(layer, pending, residual, rotations, kv_cache, metadata), residual)
+        return self._heads(last[0], pending, residual, rotations, last[1], metadata)
+
+    def _heads(
+        self,
+        layer: DecoderLayer,
+        pending: Tensor | None,
+        residual: Tensor,
+        rotations: Tensor,
+        kv_cache: Tensor,
+        metadata: StepMetadata,
+    ) -> Tensor:
+        """`DecoderLayer.heads`, behind which the stream that enters the layer is whole."""
+        heads = layer.heads(pending, residual, rotations, kv_cache, metadata)
+        if self._taps is not None:
+            self._taps.note(layer, residual)
+        return heads
+
+    def tap(self, places: Sequence[int], max_tokens: int, dtype: torch.dtype) -> Tensor:
+        """Has the streams that enter some layers copied: `CausalLM.tap_streams` says how."""
+        assert self.embed_tokens is not None and self.norm is not None, "stages tap nothing"
+        layers = [self._layers[place] for place in places]
+        device = self.rotary.table.device
+        self._taps = StreamTaps(layers, self.norm.weight.shape[0], max_tokens, dtype, device)
+        return self._taps.streams
 
     def fuses(self, num_tokens: int) -> bool:
         """Whether all layers fuse norms, SwiGLU and additions into the products of such a step."""
@@ -121,6 +148,8 @@ class Decoder(nn.Module):
         self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata
     ) -> None:
         for layer, kv_cache in self._reported(zip(self._layers, kv_caches, strict=True)):
+            if self._taps is not None:
+                self._taps.note(layer, residual)
             layer.forward_fused(residual, rotations, kv_cache, metadata)
 
     def _reported(self, layers: Iterable[tuple[DecoderLayer, Tensor]]) -> Iterable[tuple[DecoderLayer, Tensor]]:
@@ -251,6 +280,19 @@ class CausalLM(nn.Module):
         Of several ranks all enter together.
         """
         return self.model.representative_layers()
+
+    def tap_streams(self, places: Sequence[int], max_tokens: int) -> Tensor:
+        """Has every later step copy the residual stream as it enters some layers.
+
+        Args:
+            places: Numbers of the layers, from 0 on.
+            max_tokens: Tokens of the largest step.
+
+        Returns:
+            [max_tokens, len(places) * hidden_size] where each step leaves its copies, the layers'
+            side by side, in the order of its tokens.
+        """
+        return self.model.tap(places, max_tokens, self.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] hidden states of the rows that sample -> [n, vocab_size] fp32."""

@@ -8,7 +8,9 @@ validated headers. A tensor that holds a NaN or an infinity is refused.
 from __future__ import annotations
 
 import concurrent.futures
+import pathlib
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 
@@ -25,12 +27,24 @@ from headrace_backend.weights.checkpoint_files import (
 from headrace_backend.weights.pinned_loader import PINNED_BYTES, CudaTransfer, load_through_buffers
 from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.progress import Progress
-from headrace_model_folder import ModelFolder, TensorRecord
+from headrace_model_folder import TensorRecord
 
 # One read: large enough for full bandwidth, small enough that the copy out of it finds it in the
 # cache.
 _PIECE_BYTES = 16 << 20
 _NUM_READERS = 4
+
+
+class WeightsFolder(Protocol):
+    """A folder whose tensors are known."""
+
+    @property
+    def weights_folder(self) -> pathlib.Path:
+        """The folder that the tensors' files are in."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorRecord]:
+        """Name -> place in a file."""
 
 
 def pinned_bytes(device: torch.device) -> int:
@@ -39,7 +53,7 @@ def pinned_bytes(device: torch.device) -> int:
 
 
 def load_weights(
-    folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress, phase: str = "weights"
+    folder: WeightsFolder, targets: Mapping[str, WeightTarget], progress: Progress, phase: str = "weights"
 ) -> None:
     """Fills every target from the folder's tensor of the same name.
 

@@ -17,7 +17,7 @@ from headrace_model_folder.rope_config import RopeConfig, read_rope, read_rotary
 _MAX_LAYERS = 1024
 _MAX_HEADS = 1024
 _MAX_HEAD_DIM = 1024
-_MAX_WIDTH = 1 << 20
+MAX_WIDTH = 1 << 20
 _MAX_VOCAB = 1 << 22
 MAX_CONTEXT = 1 << 26
 
@@ -63,7 +63,7 @@ def read_sizes(fields: Fields, rotates_parts: bool = False) -> Sizes:
     Raises InvalidModelFolder naming the field, the rule and the value.
     """
     num_heads = fields.integer("num_attention_heads", 1, _MAX_HEADS)
-    hidden_size = fields.integer("hidden_size", 1, _MAX_WIDTH)
+    hidden_size = fields.integer("hidden_size", 1, MAX_WIDTH)
     max_position = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
     head_dim = _head_dim(fields, hidden_size, num_heads)
     if not rotates_parts:
@@ -75,7 +75,7 @@ def read_sizes(fields: Fields, rotates_parts: bool = False) -> Sizes:
         num_heads=num_heads,
         num_kv_heads=_kv_heads(fields, num_heads),
         head_dim=head_dim,
-        inner=fields.integer("intermediate_size", 1, _MAX_WIDTH),
+        inner=fields.integer("intermediate_size", 1, MAX_WIDTH),
         vocab_size=fields.integer("vocab_size", 1, _MAX_VOCAB),
         norm_eps=fields.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
         rope=read_rope(fields, max_position, rotary_dim),
@@ -89,19 +89,22 @@ def read_window(fields: Fields) -> int | None:
     return None if fields.get("sliding_window") is None else fields.integer("sliding_window", 1, MAX_CONTEXT)
 
 
-def decoder(sizes: Sizes, windows: Iterable[int | None], switches: Switches) -> ModelDescription:
+def decoder(
+    sizes: Sizes, windows: Iterable[int | None], switches: Switches, prefix: str = "model."
+) -> ModelDescription:
     """Returns a model of pre-norm layers under the names that most families give their tensors.
 
     Args:
         sizes: Sizes of the model.
         windows: The attention window of each layer; None: the layer sees all.
         switches: What the layers of the family have besides.
+        prefix: What all names but the output layer's begin with.
     """
-    layers = (_layer(f"model.layers.{index}", sizes, window, switches) for index, window in enumerate(windows))
+    layers = (_layer(f"{prefix}layers.{index}", sizes, window, switches) for index, window in enumerate(windows))
     return ModelDescription(
-        embedding=Embedding("model.embed_tokens", sizes.vocab_size, sizes.hidden_size),
+        embedding=Embedding(f"{prefix}embed_tokens", sizes.vocab_size, sizes.hidden_size),
         layers=tuple(layers),
-        norm=Norm("model.norm", sizes.hidden_size, sizes.norm_eps),
+        norm=Norm(f"{prefix}norm", sizes.hidden_size, sizes.norm_eps),
         head=Head("lm_head", sizes.is_tied),
     )
 

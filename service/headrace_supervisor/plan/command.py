@@ -14,6 +14,7 @@ import math
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 import click
@@ -24,10 +25,12 @@ from click.core import ParameterSource
 
 from headrace.local_server.installed import require_worker
 from headrace.local_server.process import LocalServerError
+from headrace_backend.draft_rules import unsuitable_eagle3
 from headrace_hub.errors import HubRefused
 from headrace_hub.resolve import Need, resolve
-from headrace_model_folder import InvalidModelFolder
+from headrace_model_folder import Eagle3Head, InvalidModelFolder, ModelConfig
 from headrace_model_folder.config import parse_config
+from headrace_model_folder.families.eagle3 import is_eagle3, parse_eagle3
 from headrace_supervisor.options import ServerCommand, files, model_argument, typed_model
 from headrace_supervisor.plan.capacity import GPUS, PRODUCTS, Demand, Gpu, Prediction, RankSizes, predict
 from headrace_supervisor.plan.fleet_table import Asked, fleet_rows, print_fleets
@@ -132,18 +135,19 @@ class _Lengths(NamedTuple):
 )
 @click.option(
     "--speculate",
-    type=click.Choice(["off", "ngram", "suffix", "draft"]),
+    type=click.Choice(["off", "ngram", "suffix", "draft", "eagle"]),
     default="off",
     show_default=True,
-    help="who drafts tokens (draft: the model of --draft-model): counts the memory that it takes, not the steps that "
-    "it saves",
+    help="who drafts tokens (draft, eagle: the model or head of --draft-model): counts the memory that it takes, not "
+    "the steps that it saves",
 )
 @click.option("--max-model-len", type=click.IntRange(0), default=0, help="tokens of prompt and output; 0: the model's")
 @click.option(
     "--draft-model",
     shell_complete=files,
     metavar="MODEL",
-    help="model that drafts for it on every rank: memory counts both; times are of steps that settle one token a row",
+    help="model or EAGLE-3 head that drafts for it on every rank: memory counts both; times are of steps that settle "
+    "one token a row",
 )
 @click.option("--fleet", metavar="COUNTS", help="numbers of engines, as 10,100,1000: simulates each behind services")
 @click.option(
@@ -189,9 +193,10 @@ def plan(named_model: str | None, shape: str | None, model: str | None, as_json:
     _check_lengths(config, options)
     if options["draft_model"] is not None:
         options["draft"] = _draft_config(config, options)
-        options["speculate"] = "draft"
-    elif options["speculate"] == "draft":
-        _refuse("--speculate draft needs --draft-model, the model that drafts")
+        options["speculate"] = "eagle" if is_eagle3(options["draft"]) else "draft"
+    elif options["speculate"] in ("draft", "eagle"):
+        what = "model" if options["speculate"] == "draft" else "head"
+        _refuse(f"--speculate {options['speculate']} needs --draft-model, the {what} that drafts")
     if options["pp"] > options["gpus"]:
         _refuse(f"--pp is {options['pp']}, and each stage needs a GPU of the {options['gpus']} of --gpus")
     if options["pp"] > 1 and options["speculate"] != "off":
@@ -272,10 +277,18 @@ def _model_config(shape: str | None, model: str | None) -> dict[str, Any]:
     if shape is not None:
         return _SHAPES[shape]
     assert model is not None
+    return _read_config(model, parse_config)
+
+
+def _read_config(model: str, parse: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """A model's or head's config.json, if `parse` takes it."""
+    config: dict[str, Any]
     try:
         with (resolve(model, Need.CONFIG).path / "config.json").open("rb") as file:
             config = json.loads(file.read(_MOST_CONFIG_BYTES))
-        parse_config(config)
+        if not isinstance(config, dict):
+            raise TypeError("must be an object")
+        parse(config)
     except HubRefused as error:
         _refuse(str(error))
     except OSError as error:
@@ -283,16 +296,26 @@ def _model_config(shape: str | None, model: str | None) -> dict[str, Any]:
         _refuse(f"{model}/config.json: {error.strerror}" if is_here else f"there is no folder {model} here")
     except (ValueError, TypeError, InvalidModelFolder) as error:
         _refuse(f"{model}/config.json: {error}")
-    assert isinstance(config, dict)
     return config
 
 
+def _parse_draft(config: dict[str, Any]) -> ModelConfig | Eagle3Head:
+    return parse_eagle3("config.json", config) if is_eagle3(config) else parse_config(config)
+
+
 def _draft_config(config: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The config.json of the draft model, if it suits the model."""
-    if _is_given("speculate") and options["speculate"] != "draft":
-        _refuse(f"--draft-model is for --speculate draft, and --speculate is {options['speculate']}")
-    draft = _model_config(None, options["draft_model"])
-    drafted, model = parse_config(draft), parse_config(config)
+    """The config.json of the draft model or head, if it suits the model."""
+    if options["pp"] > 1:
+        _refuse(f"--draft-model is for engines of one stage, and --pp is {options['pp']}")
+    draft = _read_config(options["draft_model"], _parse_draft)
+    kind = "eagle" if is_eagle3(draft) else "draft"
+    if _is_given("speculate") and options["speculate"] != kind:
+        _refuse(f"--draft-model is for --speculate {kind}, and --speculate is {options['speculate']}")
+    drafted, model = _parse_draft(draft), parse_config(config)
+    if isinstance(drafted, Eagle3Head):
+        if (reason := unsuitable_eagle3(drafted, model)) is not None:
+            _refuse(f"--draft-model {reason}")
+        return draft
     if drafted.vocab_size != model.vocab_size:
         _refuse(f"--draft-model has a vocabulary of {drafted.vocab_size} tokens, and the model of {model.vocab_size}")
     longest = options["max_model_len"] or model.max_position_embeddings
@@ -300,8 +323,6 @@ def _draft_config(config: dict[str, Any], options: dict[str, Any]) -> dict[str, 
         _refuse(
             f"--draft-model has a context of {drafted.max_position_embeddings} tokens, and sequences up to {longest}"
         )
-    if options["pp"] > 1:
-        _refuse(f"--draft-model is for engines of one stage, and --pp is {options['pp']}")
     return draft
 
 

@@ -30,6 +30,7 @@ from tests.worker.speculation.test_cpu_verification import OPTIONS, assert_same,
 from tests.worker.speculation.test_cpu_verification import runner as plain_runner
 
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.eagle_head import EagleHead
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
@@ -37,6 +38,7 @@ from headrace_backend.worker.speculation.speculation import RowDrafts, Speculati
 from headrace_backend.worker.step.buffers import DeviceRows, StepLimits
 from headrace_backend.worker.step.cpu_draft_model import CpuDraftModel
 from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
+from headrace_backend.worker.step.drafting_model import DraftingModel, SmallModel
 from headrace_backend.worker.step.gpu_draft_model import GpuDraftModel
 from headrace_backend.worker.step.gpu_runner import GpuRunner
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
@@ -48,31 +50,47 @@ NUM_DRAFTS = 4
 CPU = torch.device("cpu")
 
 
-def caches_of(model: CausalLM, device: torch.device, kv_dtype: str = "auto") -> list[torch.Tensor]:
+def caches_of(model: CausalLM | EagleHead, num_layers: int, kv_dtype: str = "auto") -> list[torch.Tensor]:
+    """Caches on the model's device."""
     shape = (NUM_BLOCKS, 2, model.num_kv_heads, BLOCK_SIZE, model.head_dim)
-    return allocate_kv_caches(model.num_layers, shape, kv_type(kv_dtype, torch.float32), device)
+    return allocate_kv_caches(num_layers, shape, kv_type(kv_dtype, torch.float32), next(model.parameters()).device)
+
+
+def small_model(draft: CausalLM, kv_dtype: str) -> SmallModel:
+    return SmallModel(draft, caches_of(draft, draft.num_layers, kv_dtype), draft.num_heads)
 
 
 def cpu_runner(model: CausalLM, draft: CausalLM, kv_dtype: str = "auto") -> CpuRunner:
+    return drafting_cpu_runner(model, small_model(draft, kv_dtype), kv_dtype)[0]
+
+
+def drafting_cpu_runner(
+    model: CausalLM, drafting: DraftingModel, kv_dtype: str, kind: type[CpuDraftModel] = CpuDraftModel
+) -> tuple[CpuRunner, CpuDraftModel]:
+    """A runner, and its drafter of some kind over a small model or a head."""
     sampler = Sampler(NUM_ROWS, model.vocab_size, CPU)
     batch = CpuBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
     rows = RowDrafts(NUM_ROWS, 1 + NUM_DRAFTS, CPU)
-    drafter = CpuDraftModel(draft, caches_of(draft, CPU, kv_dtype), sampler, rows, batch)
+    drafter = kind(drafting, sampler, rows, batch)
     speculation = Speculation(drafter, rows, model.vocab_size)
-    return CpuRunner(model, batch, sampler, caches_of(model, CPU, kv_dtype), speculation)
+    return CpuRunner(model, batch, sampler, caches_of(model, model.num_layers, kv_dtype), speculation), drafter
 
 
-def gpu_runner(
-    model: CausalLM, draft: CausalLM, device: str, batch_sizes: tuple[int, ...], kv_dtype: str = "auto"
+def gpu_runner(model: CausalLM, draft: CausalLM, batch_sizes: tuple[int, ...], kv_dtype: str = "auto") -> GpuRunner:
+    return drafting_gpu_runner(model, small_model(draft, kv_dtype), batch_sizes, kv_dtype)
+
+
+def drafting_gpu_runner(
+    model: CausalLM, drafting: DraftingModel, batch_sizes: tuple[int, ...], kv_dtype: str
 ) -> GpuRunner:
-    where = torch.device(device)
+    """The GPU's runner on the model's device, which may be a CPU."""
+    caches = caches_of(model, model.num_layers, kv_dtype)
+    where = caches[0].device
     sampler = Sampler(NUM_ROWS, model.vocab_size, where)
     tables = DeviceRows(NUM_ROWS, MAX_MODEL_LEN // BLOCK_SIZE, NUM_BLOCKS, where)
     rows = RowDrafts(NUM_ROWS, 1 + NUM_DRAFTS, where)
-    small = caches_of(draft, where, kv_dtype)
-    own = AttentionSizes.of(draft.num_heads, small[0], torch.float32)
-    drafter = GpuDraftModel(draft, small, sampler, rows, tables, own, batch_sizes)
-    caches = caches_of(model, where, kv_dtype)
+    own = AttentionSizes.of(drafting.num_heads, drafting.kv_caches[0], torch.float32)
+    drafter = GpuDraftModel(drafting, sampler, rows, tables, own, batch_sizes)
     sizes = AttentionSizes.of(model.num_heads, caches[0], model.dtype, 1 + NUM_DRAFTS)
     limits = StepLimits(NUM_ROWS, 128, MAX_MODEL_LEN, tokens_per_row=1 + NUM_DRAFTS)
     shapes = captured_shapes(batch_sizes, (16, 64, 128) if batch_sizes else (), NUM_ROWS, sizes)
@@ -201,7 +219,7 @@ def test_a_gpus_passes_draft_what_a_cpus_draft(
     expected = plain_answers(lambda: plain_runner(twin, None, kv_dtype), jobs)
 
     def check() -> None:
-        assert_all_is_settled(gpu_runner(model, model, device, batch_sizes, kv_dtype), jobs, expected)
+        assert_all_is_settled(gpu_runner(model, model, batch_sizes, kv_dtype), jobs, expected)
 
     on_device(check, device)
 

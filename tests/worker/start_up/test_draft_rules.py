@@ -8,10 +8,15 @@ import shutil
 from typing import Any
 
 import pytest
+import torch
+from tests.support.eagle_heads import head_config, random_head, write_head
 from tests.support.running_server import DEMO
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.draft_rules import unsuitable_draft
+from headrace_backend.worker.start_up.draft_model import drafting_build
+from headrace_backend.worker.start_up.memory_plan import model_memory
+from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_model_folder import ModelFolder
 
 DRAFT = DEMO / "draft"
@@ -98,3 +103,67 @@ def test_bits_that_do_not_suit_are_refused_by_the_name_of_the_setting(
     said = reason(target, packed, load="dummy", draft_quantize="int8")
     assert said is not None
     assert "draft_quantize is int8, and the folder is quantized already (gptq); draft_quantize off works" in said
+
+
+def head_folder(path: pathlib.Path, **changes: Any) -> pathlib.Path:
+    """A head for the demo, whose sizes are other ones by `changes` of its target's."""
+    target = json.loads((DEMO / "config.json").read_text()) | changes.pop("target", {})
+    config = head_config(target, 1024, changes.pop("layers", (2, 4, 5)))
+    return write_head(path, config, random_head(config | changes))
+
+
+def head_reason(target: ModelFolder, head: pathlib.Path) -> str | None:
+    return unsuitable_draft(EngineConfig(model=DEMO, draft_model=head, speculate="eagle"), target)
+
+
+def test_a_head_of_the_models_sizes_suits(target: ModelFolder, tmp_path: pathlib.Path) -> None:
+    assert head_reason(target, head_folder(tmp_path / "head")) is None
+
+
+def test_a_head_for_another_model_is_refused_with_both_sizes(target: ModelFolder, tmp_path: pathlib.Path) -> None:
+    wide = head_folder(tmp_path / "wide", target={"hidden_size": 512})
+    assert head_reason(target, wide) == ("draft_model wide: is for a model of hidden_size 512, and the model's is 256")
+    other = head_folder(tmp_path / "other", target={"vocab_size": 5000})
+    assert head_reason(target, other) == (
+        "draft_model other: is for a vocabulary of 5000 tokens, and the model has one of 4096; they must be the same"
+    )
+    deep = head_folder(tmp_path / "deep", layers=(2, 16, 29))
+    assert head_reason(target, deep) == (
+        "draft_model deep: reads the streams that enter layers 2, 16, 29, and the model has layers 0 to 7; "
+        "eagle_aux_hidden_state_layer_ids in the head's config.json names them"
+    )
+
+
+def test_a_head_of_another_width_needs_an_embedding(target: ModelFolder, tmp_path: pathlib.Path) -> None:
+    sizes = json.loads((DEMO / "config.json").read_text()) | {"hidden_size": 128}
+    config = head_config(sizes, 1024, (2, 4, 5), target_hidden_size=256)
+    tensors = random_head(config)
+    bare = write_head(tmp_path / "bare", config, tensors)
+    assert head_reason(target, bare) == (
+        "draft_model bare: has no embedding, and the model's has 256 elements a token where the head has 128"
+    )
+    own = write_head(tmp_path / "own", config, tensors | {"embed_tokens.weight": torch.zeros(4096, 128)})
+    assert head_reason(target, own) is None
+
+
+def test_a_heads_memory_is_its_weights_the_streams_and_a_state_beside_each_key(
+    target: ModelFolder, tmp_path: pathlib.Path
+) -> None:
+    head = head_folder(tmp_path / "head")
+    config = EngineConfig(model=DEMO, draft_model=head, speculate="eagle", max_num_batched_tokens=64, device="cpu")
+    sizes = WorkerSizes.of(config, 128)
+    build = drafting_build(config, target, sizes, torch.float32, torch.device("cpu"))
+    assert build is not None
+    draft = build.memory()
+    numbers = sum(
+        tensor.numel()
+        for name, tensor in random_head(json.loads((head / "config.json").read_text())).items()
+        if name.endswith("weight")
+    )
+    assert draft.weights == (4 * numbers, 64 * 3 * 256 * 4)
+    about = (target.config.description, sizes, draft.weights._replace(weights=0, scratch=0), torch.float32, False)
+    with_head, alone = model_memory(*about, draft), model_memory(*about)
+    # Keys and values of 4 heads of 32, and 256 numbers of a state.
+    assert with_head.kv_block - alone.kv_block == config.block_size * 4 * (2 * 4 * 32 + 256)
+    assert with_head.weights - alone.weights == 4 * numbers
+    assert with_head.activations - alone.activations >= draft.weights.scratch

@@ -1,16 +1,15 @@
 """Who drafts in a worker, as configured, and how it is joined to a runner.
 
-Owns the choice, and the caches of a draft model: their blocks have the numbers of the model's, so
-that prefix hits, copies and preemption hold for both.
+Owns the choice, and the caches of a draft model or head: their blocks have the numbers of the
+model's, so that prefix hits, copies and preemption hold for both.
 """
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.eagle_head import EagleHead
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.drafter import Drafter, HeadDrafter
 from headrace_backend.worker.speculation.ngram_drafter import NgramDrafter
@@ -20,28 +19,34 @@ from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.step.buffers import DeviceRows
 from headrace_backend.worker.step.cpu_draft_model import CpuDraftModel
 from headrace_backend.worker.step.cpu_runner import CpuBatch
+from headrace_backend.worker.step.drafting_model import DraftingModel, SmallModel
+from headrace_backend.worker.step.eagle_drafts import EagleDrafts
 from headrace_backend.worker.step.gpu_draft_model import GpuDraftModel
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
 from headrace_backend.worker.step.shape import AttentionSizes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DraftModel:
-    """A loaded draft model and its caches, one per layer."""
+def drafting_model(
+    draft: CausalLM | EagleHead, num_blocks: int, sizes: WorkerSizes, device: torch.device
+) -> DraftingModel:
+    """A loaded draft model, or a head that is joined to its target, over caches of its own.
 
-    causal_lm: CausalLM
-    kv_caches: list[torch.Tensor]
-
-    @classmethod
-    def over_blocks(cls, model: CausalLM, num_blocks: int, sizes: WorkerSizes, device: torch.device) -> DraftModel:
-        """Allocates its caches."""
-        shape = (num_blocks, 2, model.num_kv_heads, sizes.block_size, model.head_dim)
-        caches = allocate_kv_caches(model.num_layers, shape, kv_type(sizes.kv_dtype, model.dtype), device)
-        return cls(model, caches)
+    Args:
+        draft: Model or head.
+        num_blocks: Blocks of the target's cache.
+        sizes: Block size, type of the cache and rows of the batch.
+        device: Device of the caches.
+    """
+    shape = (num_blocks, 2, draft.num_kv_heads, sizes.block_size, draft.head_dim)
+    num_layers = 1 if isinstance(draft, EagleHead) else draft.num_layers
+    caches = allocate_kv_caches(num_layers, shape, kv_type(sizes.kv_dtype, draft.dtype), device)
+    if isinstance(draft, EagleHead):
+        return EagleDrafts(draft, caches[0], sizes.max_num_seqs)
+    return SmallModel(draft, caches, draft.num_heads)
 
 
 def cpu_speculation(
-    model: CausalLM, sizes: WorkerSizes, sampler: Sampler, tables: CpuBatch, draft: DraftModel | None
+    model: CausalLM, sizes: WorkerSizes, sampler: Sampler, tables: CpuBatch, draft: DraftingModel | None
 ) -> Speculation | None:
     """Who drafts on a CPU; None: nobody.
 
@@ -50,20 +55,18 @@ def cpu_speculation(
         sizes: Who drafts, and how much.
         sampler: The rows' parameters.
         tables: The rows' blocks.
-        draft: The draft model, where one drafts.
+        draft: The drafting model, where one drafts.
     """
     if sizes.speculate == "off":
         return None
     rows = RowDrafts(sizes.max_num_seqs, sizes.tokens_per_row, torch.device("cpu"))
     if draft is None:
         return _joined(lookup_drafter(sizes, rows), rows, model)
-    return _joined(
-        CpuDraftModel(draft.causal_lm, draft.kv_caches, sampler, rows, tables, model.shard.collectives), rows, model
-    )
+    return _joined(CpuDraftModel(draft, sampler, rows, tables, model.shard.collectives), rows, model)
 
 
 def gpu_speculation(
-    model: CausalLM, sizes: WorkerSizes, sampler: Sampler, tables: DeviceRows, draft: DraftModel | None
+    model: CausalLM, sizes: WorkerSizes, sampler: Sampler, tables: DeviceRows, draft: DraftingModel | None
 ) -> Speculation | None:
     """Who drafts on a GPU; None: nobody. Arguments as of `cpu_speculation`."""
     if sizes.speculate == "off":
@@ -71,15 +74,14 @@ def gpu_speculation(
     rows = RowDrafts(sizes.max_num_seqs, sizes.tokens_per_row, tables.block_tables.device)
     if draft is None:
         return _joined(lookup_drafter(sizes, rows), rows, model)
-    small, caches = draft.causal_lm, draft.kv_caches
-    attention = AttentionSizes.of(small.num_heads, caches[0], small.dtype)
+    attention = AttentionSizes.of(draft.num_heads, draft.kv_caches[0], draft.dtype)
     passes = (sizes.batch_graphs, model.shard.collectives)
-    return _joined(GpuDraftModel(small, caches, sampler, rows, tables, attention, *passes), rows, model)
+    return _joined(GpuDraftModel(draft, sampler, rows, tables, attention, *passes), rows, model)
 
 
 def lookup_drafter(sizes: WorkerSizes, rows: RowDrafts) -> Drafter:
     """A drafter that needs no model, as configured."""
-    assert sizes.speculate != "draft", "a draft model is loaded"
+    assert sizes.speculate not in ("draft", "eagle"), "a drafting model is loaded"
     kind = SuffixDrafter if sizes.speculate == "suffix" else NgramDrafter
     return kind(rows.tokens_per_row - 1, sizes.max_num_seqs, sizes.max_model_len, rows.drafts.device)
 

@@ -19,13 +19,14 @@ import msgspec
 import torch
 
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.eagle_head import EagleHead
 from headrace_backend.parallel.collectives import agreed_least, agreed_most, slowest_times
 from headrace_backend.step.messages import MemoryPlan
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.start_up.device_memory import DeviceMemory
-from headrace_backend.worker.start_up.drafters import DraftModel, cpu_speculation, gpu_speculation
+from headrace_backend.worker.start_up.drafters import cpu_speculation, drafting_model, gpu_speculation
 from headrace_backend.worker.start_up.launch_bound import host_share, launch_bound_sizes
 from headrace_backend.worker.start_up.memory_plan import (
     ModelMemory,
@@ -41,6 +42,7 @@ from headrace_backend.worker.start_up.synthetic_steps import BlockPool
 from headrace_backend.worker.start_up.warm_up import warm_up
 from headrace_backend.worker.step.buffers import DeviceRows, StepLimits
 from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
+from headrace_backend.worker.step.drafting_model import DraftingModel
 from headrace_backend.worker.step.gpu_runner import GpuRunner
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, cache_bytes, kv_type
 from headrace_backend.worker.step.runner import CapturesGraphs, Runner
@@ -75,8 +77,8 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     place: RankPlace = RankPlace()
-    # A small model that drafts; None: there is none.
-    draft: CausalLM | None = None
+    # A small model or a head that drafts; None: there is none.
+    draft: CausalLM | EagleHead | None = None
 
     def kv_caches(self, num_blocks: int) -> list[torch.Tensor]:
         """One cache per layer."""
@@ -85,11 +87,11 @@ class LoadedModel:
         dtype = kv_type(self.sizes.kv_dtype, self.dtype)
         return allocate_kv_caches(model.num_layers, shape, dtype, self.device)
 
-    def draft_model(self, num_blocks: int) -> DraftModel | None:
-        """The draft model over caches of as many blocks as the model's."""
+    def drafting_model(self, num_blocks: int) -> DraftingModel | None:
+        """What drafts, over caches of as many blocks as the model's."""
         if self.draft is None:
             return None
-        return DraftModel.over_blocks(self.draft, num_blocks, self.sizes, self.device)
+        return drafting_model(self.draft, num_blocks, self.sizes, self.device)
 
 
 def make_runner(
@@ -97,7 +99,7 @@ def make_runner(
     sizes: WorkerSizes,
     kv_caches: list[torch.Tensor],
     long_sizes: Sequence[int] = (),
-    draft: DraftModel | None = None,
+    draft: DraftingModel | None = None,
 ) -> Runner:
     """What computes steps over a cache.
 
@@ -108,7 +110,8 @@ def make_runner(
         sizes: Sizes of the model's steps.
         kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
         long_sizes: Tokens of steps with prompts to capture beside those that always are.
-        draft: A small model that drafts, over caches of as many blocks; None: there is none.
+        draft: A small model or a head that drafts, over caches of as many blocks; None: there is
+            none.
     """
     num_blocks, device = kv_caches[0].shape[0], kv_caches[0].device
     sampler = Sampler(sizes.max_num_seqs, model.vocab_size, device)
@@ -147,7 +150,7 @@ def ready_runner(
     with timer.timed("cache"):
         channel.send_progress("cache", 0, num_blocks, "blocks")
         kv_caches = model.kv_caches(num_blocks)
-        draft = model.draft_model(num_blocks)
+        draft = model.drafting_model(num_blocks)
         runner = make_runner(model.causal_lm, model.sizes, kv_caches, long_sizes, draft)
         channel.send_progress("cache", num_blocks, num_blocks, "blocks")
     with timer.timed("warm_up"):
@@ -214,9 +217,9 @@ def _profiled(model: LoadedModel, memory: DeviceMemory, channel: Channel) -> tup
 
     def small_runner() -> tuple[Runner, int]:
         kv_caches = model.kv_caches(PROFILE_BLOCKS)
-        draft = model.draft_model(PROFILE_BLOCKS)
+        draft = model.drafting_model(PROFILE_BLOCKS)
         runner = make_runner(model.causal_lm, model.sizes, kv_caches, draft=draft)
-        return runner, cache_bytes(kv_caches) + (cache_bytes(draft.kv_caches) if draft is not None else 0)
+        return runner, cache_bytes(kv_caches) + (draft.cache_bytes if draft is not None else 0)
 
     pool = BlockPool(PROFILE_BLOCKS, model.sizes.block_size)
     steps = list(largest_steps(model.sizes, pool))

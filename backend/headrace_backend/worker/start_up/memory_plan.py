@@ -48,10 +48,12 @@ _SHAPE_BYTES = 10 * _MIB
 
 
 class DraftSizes(NamedTuple):
-    """A small model beside the one that is served; whole on every rank."""
+    """A small model or a head beside the model that is served; whole on every rank."""
 
     description: ModelDescription
     weights: WeightMemory
+    # Bytes of each token in the cache, beside its keys and values.
+    state_bytes: int = 0
 
 
 class Room(NamedTuple):
@@ -131,10 +133,9 @@ def model_memory(
     """
     if draft is not None:
         alone = dataclasses.replace(sizes, num_ranks=1, stage=WHOLE)
-        return _both(
-            model_memory(model, sizes, weights, dtype, on_gpu),
-            model_memory(draft.description, alone, draft.weights, dtype, on_gpu),
-        )
+        beside = model_memory(draft.description, alone, draft.weights, dtype, on_gpu)
+        beside = dataclasses.replace(beside, kv_block=beside.kv_block + sizes.block_size * draft.state_bytes)
+        return _both(model_memory(model, sizes, weights, dtype, on_gpu), beside)
     size = dtype.itemsize
     # The largest of any layer: layers follow each other in the same memory.
     heads = max(sum(part.outputs for part in layer.attention.linears[:3]) for layer in model.layers)

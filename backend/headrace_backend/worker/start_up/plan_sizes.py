@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import pathlib
 import sys
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import torch
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.build import ModelBuild
+from headrace_backend.models.eagle_head import HeadBuild
 from headrace_backend.models.load import weight_memory
 from headrace_backend.pp_rules import Stage, stage_part, stages, unsuitable_pp
 from headrace_backend.quantize_rules import unsuitable_quantization
@@ -27,10 +28,12 @@ from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.start_up.device import choose_dtype
+from headrace_backend.worker.start_up.draft_model import DraftBuild, EagleBuild
 from headrace_backend.worker.start_up.memory_plan import DraftSizes, Room, plan_estimate
 from headrace_backend.worker.start_up.sizes import WorkerSizes
-from headrace_model_folder import ModelConfig, ModelDescription
+from headrace_model_folder import Eagle3Folder, Eagle3Head, ModelConfig, ModelDescription
 from headrace_model_folder.config import parse_config
+from headrace_model_folder.families.eagle3 import is_eagle3, parse_eagle3
 
 _CARD = torch.device("cuda", 0)
 # The driver's and libraries' own memory of a card, which a worker measures. A guess.
@@ -38,6 +41,7 @@ _OTHER_BYTES = 1 << 30
 # The same of a rank's part in a group: NCCL's channels, the memory that ranks read of each other. A
 # guess too.
 _GROUP_BYTES = 512 << 20
+_Draft: TypeAlias = ModelConfig | Eagle3Head
 
 
 class Question(msgspec.Struct):
@@ -50,7 +54,7 @@ class Question(msgspec.Struct):
     gpu_bytes: int
     # Numbers of ranks.
     ranks: list[int]
-    # config.json of a draft model that each rank has beside its part of the model.
+    # config.json of a draft model or head that each rank has beside its part of the model.
     draft: dict[str, Any] | None = None
 
 
@@ -90,7 +94,7 @@ class Sizes(msgspec.Struct):
 def answers(question: Question) -> list[Sizes]:
     """By engine, and of each by number of ranks."""
     model = parse_config(question.model)
-    draft = None if question.draft is None else parse_config(question.draft)
+    draft = None if question.draft is None else _parsed_draft(question.draft)
     engines = ({"model": pathlib.Path(), **engine, "device": str(_CARD)} for engine in question.engines)
     return [
         _sizes(EngineConfig(**{**engine, "tp": tp}), model, draft, question.gpu_bytes)
@@ -99,7 +103,7 @@ def answers(question: Question) -> list[Sizes]:
     ]
 
 
-def _sizes(config: EngineConfig, model: ModelConfig, draft: ModelConfig | None, gpu_bytes: int) -> Sizes:
+def _sizes(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gpu_bytes: int) -> Sizes:
     refusal = Sizes(config.tp, config.quantize, config.kv_dtype, pp=config.pp)
     for unsuitable in (unsuitable_quantization, unsuitable_tp, unsuitable_pp):
         if (reason := unsuitable(config, model)) is not None:
@@ -120,9 +124,7 @@ def _sizes(config: EngineConfig, model: ModelConfig, draft: ModelConfig | None, 
     )
 
 
-def _of_stage(
-    config: EngineConfig, model: ModelConfig, draft: ModelConfig | None, gpu_bytes: int, stage: Stage
-) -> Sizes:
+def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gpu_bytes: int, stage: Stage) -> Sizes:
     """What one rank of a stage would have. Raises DoesNotFit."""
     tp, described = config.tp, stage_part(model.description, stage)
     dtype = choose_dtype(config.dtype, model, _CARD)
@@ -131,7 +133,7 @@ def _of_stage(
     other = _OTHER_BYTES + (_GROUP_BYTES if config.num_ranks > 1 else 0)
     room = Room(_CARD, gpu_bytes - other, gpu_bytes, int(config.memory_budget))
     sizes = WorkerSizes.of(config, config.max_model_len or model.max_position_embeddings, stage)
-    beside = None if draft is None else _draft_model(draft, dtype)
+    beside = None if draft is None else _beside(draft, model, sizes, dtype)
     memory, plan = plan_estimate(sizes, rank_part(described, tp), weights, dtype, room, beside)
     is_read = described.head.tied and schemes.head is None
     has_table = stage.is_first and not is_read
@@ -156,9 +158,19 @@ def _of_stage(
     )
 
 
-def _draft_model(draft: ModelConfig, dtype: torch.dtype) -> DraftSizes:
-    """A draft model as each rank has it."""
-    return DraftSizes(draft.description, weight_memory(ModelBuild(draft, dtype, _CARD)))
+def _parsed_draft(values: dict[str, Any]) -> _Draft:
+    """What a draft's config.json says that it is."""
+    return parse_eagle3("config.json", values) if is_eagle3(values) else parse_config(values)
+
+
+def _beside(draft: _Draft, model: ModelConfig, sizes: WorkerSizes, dtype: torch.dtype) -> DraftSizes:
+    """A draft model or head as each rank has it; a head is taken to have no embedding."""
+    if isinstance(draft, ModelConfig):
+        return DraftBuild(ModelBuild(draft, dtype, _CARD), None).memory()
+    folder = Eagle3Folder(pathlib.Path(), draft, {}, tuple(range(draft.draft_vocab_size)))
+    num_layers = len(model.description.layers)
+    build = HeadBuild(folder, dtype, _CARD, sizes.max_model_len, num_layers, sizes.max_num_batched_tokens)
+    return EagleBuild(build, has_weights=False).memory()
 
 
 def _matrix_numbers(model: ModelDescription) -> int:

@@ -16,6 +16,7 @@ import torch
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.eagle_head import EagleHead
 from headrace_backend.models.load import load_model, weight_memory
 from headrace_backend.pp_rules import stages, unsuitable_pp
 from headrace_backend.start_rules import too_long
@@ -28,7 +29,7 @@ from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.start_up.ceilings import Rates, measured_rates
 from headrace_backend.worker.start_up.device import choose_dtype, choose_rank_device, prepare_torch
 from headrace_backend.worker.start_up.device_memory import CudaMemory
-from headrace_backend.worker.start_up.draft_model import DraftBuild
+from headrace_backend.worker.start_up.draft_model import drafting_build
 from headrace_backend.worker.start_up.fitted_runner import LoadedModel, Phases, agreed_plan, fitted_runner, ready_runner
 from headrace_backend.worker.start_up.kernel_cache import use_kernel_cache
 from headrace_backend.worker.start_up.memory_plan import ModelMemory, Room, free_memory_bytes, plan_estimate
@@ -94,8 +95,8 @@ class WorkerStart:
         device_bytes = self._memory.total() if self._memory else 0
         self._room = Room.of_rank(self._device, free_bytes, device_bytes, int(config.memory_budget), config.num_ranks)
         self._bits = checked_schemes(config, folder, self._device, channel)
-        # None: no other model drafts.
-        self._draft = DraftBuild.of(config, folder, self._sizes, self._dtype, self._device)
+        # None: no other model drafts, and no head.
+        self._draft = drafting_build(config, folder, self._sizes, self._dtype, self._device)
         # None: seeded weights instead of the folder's.
         self._source = folder if config.load == "folder" else None
         self._seed = config.seed
@@ -113,7 +114,7 @@ class WorkerStart:
             rates = measured_rates(self._device, self._dtype)
         with self._timer.timed("weights"):
             causal_lm = self._loaded(build)
-            draft = self._loaded_draft()
+            draft = self._loaded_draft(causal_lm)
         runner, plan = self._runner(causal_lm, draft, estimate, plan)
         # What start-up made lives as long as the process; no collection needs to look at it again.
         gc.collect()
@@ -153,19 +154,19 @@ class WorkerStart:
         except QuantizationRefused as refused:
             raise StartRefused(f"{self._source_of_bits}: {refused}") from refused
 
-    def _loaded_draft(self) -> CausalLM | None:
-        """The draft model with its weights; None where there is none.
+    def _loaded_draft(self, target: CausalLM) -> CausalLM | EagleHead | None:
+        """The draft model or head with its weights; None where there is none.
 
         Raises:
             StartRefused: Weights do not bear being quantized.
         """
         try:
-            return None if self._draft is None else self._draft.loaded(self._channel.send_progress, self._seed)
+            return None if self._draft is None else self._draft.loaded(target, self._channel.send_progress, self._seed)
         except QuantizationRefused as refused:
             raise StartRefused(f"draft model: {refused}") from refused
 
     def _runner(
-        self, causal_lm: CausalLM, draft: CausalLM | None, estimate: ModelMemory, plan: MemoryPlan
+        self, causal_lm: CausalLM, draft: CausalLM | EagleHead | None, estimate: ModelMemory, plan: MemoryPlan
     ) -> tuple[Runner, MemoryPlan]:
         """The runner over its cache, warm, and the plan that it follows."""
         model = LoadedModel(causal_lm, self._sizes, self._dtype, self._device, self._place, draft)

@@ -1,8 +1,7 @@
-"""A draft model on a CPU: it follows the model's steps, and drafts at the head of the next one.
+"""A drafting model on a CPU: it follows the model's steps, and drafts at the head of the next one.
 
-Owns the draft model's caches and the order of its passes. Its blocks have the numbers of the
-model's, and it computes every token that the model computes, so that prefix hits, copies of blocks
-and preemption hold for both.
+Owns the order of its passes. Its blocks have the numbers of the model's, and it computes every
+token that the model computes, so that prefix hits, copies of blocks and preemption hold for both.
 
     head of a step      the row's last token, then each draft behind it: a pass and a draw each
     behind the model    all tokens of the step, the last draft among them, for their keys and values
@@ -25,8 +24,7 @@ from headrace_backend.worker.plan_columns import Entries
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
 from headrace_backend.worker.speculation.speculation import RowDrafts
-from headrace_backend.worker.step.kv_caches import copy_planned_blocks
-from headrace_backend.worker.step.runner import CausalModel
+from headrace_backend.worker.step.drafting_model import DraftingModel
 from headrace_kernels.attention.paged import AttentionMetadata
 
 
@@ -38,12 +36,11 @@ class BlockTables(Protocol):
 
 
 class CpuDraftModel:
-    """Implements `HeadDrafter` with a small model beside the one that is served."""
+    """Implements `HeadDrafter` with a small model or a head beside the model that is served."""
 
     def __init__(
         self,
-        model: CausalModel,
-        kv_caches: list[torch.Tensor],
+        model: DraftingModel,
         sampler: Sampler,
         rows: RowDrafts,
         tables: BlockTables,
@@ -52,9 +49,7 @@ class CpuDraftModel:
         """Takes its parts.
 
         Args:
-            model: The draft model, whole on every rank.
-            kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], with the
-                numbers of blocks of the model's.
+            model: The drafting model over caches with the numbers of blocks of the model's.
             sampler: The rows' parameters, which the model's own draw reads too.
             rows: Last tokens of rows and their positions.
             tables: The rows' blocks.
@@ -62,7 +57,6 @@ class CpuDraftModel:
         """
         self.num_drafts = rows.tokens_per_row - 1
         self._model = model
-        self._kv_caches = kv_caches
         self._sampler = sampler
         self._rows = rows
         self._tables = tables
@@ -70,7 +64,7 @@ class CpuDraftModel:
 
     def begin(self, plan: StepPlan) -> None:
         """Implements `HeadDrafter.begin`: the plan's blocks are copied."""
-        copy_planned_blocks(plan.forward, self._kv_caches)
+        self._model.copy_blocks(plan.forward)
 
     def follow(
         self,
@@ -81,7 +75,7 @@ class CpuDraftModel:
     ) -> None:
         """Implements `HeadDrafter.follow`: computes keys and values of the same tokens."""
         assert isinstance(metadata, AttentionMetadata), "a CPU takes a step whole"
-        self._model(token_ids, positions, self._kv_caches, metadata)
+        self._model.follow(token_ids, positions, metadata, first=0)
 
     def draft(self, drafted: DraftedRows) -> torch.Tensor:
         """Implements `HeadDrafter.draft`."""
@@ -90,6 +84,7 @@ class CpuDraftModel:
         output_positions = drafted.output_positions - (drafted.bounds - positions)
         drafts = torch.zeros(drafted.rows.size, self.num_drafts, dtype=torch.int64)
         tokens = self._rows.last_tokens[rows].long()
+        self._model.begin(rows, torch.from_numpy(positions), self._step(drafted.rows, positions))
         for place in range(int(drafted.counts.max())):
             is_active = drafted.counts > place
             chosen = torch.from_numpy(is_active)
@@ -103,12 +98,15 @@ class CpuDraftModel:
         self, tokens: torch.Tensor, rows: Int32Column, positions: Int32Column, output_positions: Int32Column
     ) -> torch.Tensor:
         """One token of each row, and what the draft model draws behind it, int64 [num_rows]."""
-        entries = Entries(rows, positions, np.ones_like(rows))
         places = torch.from_numpy(positions.astype(np.int64))
-        hidden = self._model(tokens, places, self._kv_caches, self._tables.metadata(entries))
+        hidden = self._model.compute(tokens, places, torch.from_numpy(rows), self._step(rows, positions))
         if self._sampler.are_greedy(rows):
             drawn, _ = self._model.most_likely(hidden)
             return drawn
         columns = (torch.from_numpy(column.astype(np.int32)) for column in (rows, output_positions))
         drawn, _ = self._sampler.draw_all(self._model.logits(hidden).float(), *columns)
         return drawn
+
+    def _step(self, rows: Int32Column, positions: Int32Column) -> AttentionMetadata:
+        """A pass over one token of each row."""
+        return self._tables.metadata(Entries(rows, positions, np.ones_like(rows)))

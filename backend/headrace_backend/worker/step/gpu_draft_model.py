@@ -1,8 +1,7 @@
-"""A draft model on a GPU: it follows the model's steps, and drafts at the head of the next one.
+"""A drafting model on a GPU: it follows the model's steps, and drafts at the head of the next one.
 
-Owns the draft model's caches and its passes. Its blocks have the numbers of the model's, and it
-computes every token that the model computes, so that prefix hits, copies of blocks and preemption
-hold for both.
+Owns its passes. Its blocks have the numbers of the model's, and it computes every token that the
+model computes, so that prefix hits, copies of blocks and preemption hold for both.
 
     head of a step      rows as they stand -> (pass over one token a row -> draw) for each draft
     behind the model    all tokens of the step, the last draft among them, for their keys and values
@@ -32,9 +31,8 @@ from headrace_backend.worker.plan_columns import Entries
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
 from headrace_backend.worker.speculation.speculation import RowDrafts
+from headrace_backend.worker.step.drafting_model import DraftingModel
 from headrace_backend.worker.step.graphs import StepGraphs
-from headrace_backend.worker.step.kv_caches import copy_planned_blocks
-from headrace_backend.worker.step.runner import CausalModel
 from headrace_backend.worker.step.shape import AttentionSizes
 from headrace_kernels.attention.plan import (
     MAX_DECODE_QUERY_LEN,
@@ -76,8 +74,7 @@ class DraftPasses:
 
     def __init__(
         self,
-        model: CausalModel,
-        kv_caches: list[torch.Tensor],
+        model: DraftingModel,
         sampler: Sampler,
         rows: RowDrafts,
         tables: BlockTables,
@@ -87,19 +84,18 @@ class DraftPasses:
         """Allocates what passes share.
 
         Args:
-            model: The draft model.
-            kv_caches: Its caches.
+            model: The drafting model.
             sampler: The rows' parameters, which the model's own draw reads too.
             rows: Last tokens of rows and their positions.
             tables: The rows' blocks.
-            sizes: Sizes of a layer's attention, of the draft model.
+            sizes: Sizes of a layer's attention, of the drafting model.
             scratch: Attention's, of at least one query token.
         """
-        self._model, self._kv_caches, self._sampler = model, kv_caches, sampler
+        self._model, self._sampler = model, sampler
         self._rows, self._tables, self._sizes, self._scratch = rows, tables, sizes, scratch
         max_num_seqs = tables.scratch_row
-        self._device = device = kv_caches[0].device
-        self._block_size = kv_caches[0].shape[3]
+        self._device = device = model.kv_caches[0].device
+        self._block_size = model.kv_caches[0].shape[3]
         most_splits = self._num_splits(max_num_seqs)
         self._piece = torch.zeros(_NUM_ROW_COLUMNS * max_num_seqs + 4 * most_splits, dtype=torch.int32, device=device)
         self._numbers = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
@@ -141,10 +137,13 @@ class DraftPasses:
         self._piece[_NUM_ROW_COLUMNS * num_rows :] = -1
 
     def begin(self, num_rows: int) -> None:
-        """Launches what the first pass needs: the rows' last tokens."""
-        rows = self._columns(num_rows).rows.long()
+        """Launches what the first pass needs: last tokens, and what the model has of the rows."""
+        columns = self._columns(num_rows)
+        rows = columns.rows.long()
         self._tokens[:num_rows] = self._rows.last_tokens[rows]
         self._place.zero_()
+        first = self._rows.next_positions[rows]
+        self._model.begin(columns.rows, first, self._attention_step(columns, first + 1, self._slots[:num_rows]))
 
     def run(self, num_rows: int) -> None:
         """Launches one pass: computes a token of each row, and draws and notes the next."""
@@ -169,7 +168,7 @@ class DraftPasses:
             slots,
         )
         step = self._attention_step(columns, positions + 1, slots)
-        hidden = self._model(token_ids, places, self._kv_caches, step)
+        hidden = self._model.compute(token_ids, places, columns.rows, step)
         output_positions = columns.output_positions - (columns.bounds - first) + self._place.int()
         logits = self._model.logits(hidden).float()
         drawn, _ = self._sampler.draw_all(logits, columns.rows, output_positions)
@@ -197,12 +196,11 @@ class DraftPasses:
 
 
 class GpuDraftModel:
-    """Implements `HeadDrafter` with a small model beside the one that is served."""
+    """Implements `HeadDrafter` with a small model or a head beside the model that is served."""
 
     def __init__(
         self,
-        model: CausalModel,
-        kv_caches: list[torch.Tensor],
+        model: DraftingModel,
         sampler: Sampler,
         rows: RowDrafts,
         tables: BlockTables,
@@ -213,35 +211,34 @@ class GpuDraftModel:
         """Allocates what is shared by all steps.
 
         Args:
-            model: The draft model, whole on every rank.
-            kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], with the
-                numbers of blocks of the model's.
+            model: The drafting model over caches with the numbers of blocks of the model's.
             sampler: The rows' parameters, which the model's own draw reads too.
             rows: Last tokens of rows and their positions.
             tables: The rows' blocks.
-            sizes: Sizes of a layer's attention, of the draft model.
+            sizes: Sizes of a layer's attention, of the drafting model.
             batch_sizes: Numbers of rows that are drafted for by replaying graphs, ascending.
             together: The ranks' collectives, by which all take rank 0's drafts; None: one rank.
         """
         self.num_drafts = rows.tokens_per_row - 1
-        self._model, self._kv_caches, self._sizes = model, kv_caches, sizes
-        self._device = kv_caches[0].device
+        self._model, self._sizes = model, sizes
+        kv_cache = model.kv_caches[0]
+        self._device = kv_cache.device
         # Of the longest entries that the decode kernel takes: a row's last token and its drafts.
         self._query_len = next(
             size for size in QUERY_LEN_CLASSES if size >= min(rows.tokens_per_row, MAX_DECODE_QUERY_LEN)
         )
-        num_heads, num_kv_heads, head_dim = sizes.num_heads, sizes.num_kv_heads, kv_caches[0].shape[4]
+        num_heads, num_kv_heads, head_dim = sizes.num_heads, sizes.num_kv_heads, kv_cache.shape[4]
         scratch = DecodeScratch.allocate(
             num_heads, num_kv_heads, head_dim, self._query_len, self._device, sizes.programs
         )
         self._scratch = scratch
-        self._passes = DraftPasses(model, kv_caches, sampler, rows, tables, sizes, scratch)
+        self._passes = DraftPasses(model, sampler, rows, tables, sizes, scratch)
         self._batch_sizes, self._together = tuple(batch_sizes), together
         self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None
 
     def begin(self, plan: StepPlan) -> None:
         """Implements `HeadDrafter.begin`: the plan's blocks are copied."""
-        copy_planned_blocks(plan.forward, self._kv_caches)
+        self._model.copy_blocks(plan.forward)
 
     def draft(self, drafted: DraftedRows) -> torch.Tensor:
         """Implements `HeadDrafter.draft`."""
@@ -261,15 +258,15 @@ class GpuDraftModel:
         positions: torch.Tensor,
         metadata: StepMetadata | StepPieces,
     ) -> None:
-        """Implements `HeadDrafter.follow`: launches the pass over the same tokens."""
+        """Implements `HeadDrafter.follow`: launches keys and values of the same tokens."""
         whole = Entries.of(plan.forward)
         if not isinstance(metadata, StepPieces):
-            self._compute(whole, token_ids, positions, metadata)
+            self._compute(whole, token_ids, positions, metadata, 0)
             return
         first = metadata.first
         tokens = (token_ids[:first], positions[:first]), (token_ids[first:], positions[first:])
         for entries, columns, part in zip(whole.cut(first), tokens, metadata.metadata, strict=True):
-            self._compute(entries, *columns, part)
+            self._compute(entries, *columns, part, 0 if part is metadata.metadata[0] else first)
 
     @torch.inference_mode()
     def capture(self, progress: Progress) -> None:
@@ -293,13 +290,17 @@ class GpuDraftModel:
         """Graphs captured so far."""
         return 0 if self._graphs is None else self._graphs.num_captured
 
-    def _compute(self, entries: Entries, token_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata) -> None:
+    def _compute(
+        self, entries: Entries, token_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, first: int
+    ) -> None:
         """Computes keys and values of some entries, whose slots are those of the model's step."""
         assert isinstance(step, PagedAttentionStep), "a GPU's step"
         if not entries.rows.size:
             return
-        own = dataclasses.replace(step, decode=self._decode_work(entries, step), prefill=self._prefill_work(entries))
-        self._model(token_ids, positions, self._kv_caches, own)
+        if self._model.attends_in_follow:
+            decode, prefill = self._decode_work(entries, step), self._prefill_work(entries)
+            step = dataclasses.replace(step, decode=decode, prefill=prefill)
+        self._model.follow(token_ids, positions, step, first)
 
     def _decode_work(self, entries: Entries, step: PagedAttentionStep) -> DecodeWork | None:
         if (entries.counts > self._query_len).all():

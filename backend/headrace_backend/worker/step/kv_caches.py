@@ -36,6 +36,13 @@ def allocate_kv_caches(
     return [_zeros(shape, dtype, device) for _ in range(num_layers)]
 
 
+def allocate_states(
+    num_blocks: int, block_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Zeroed states of tokens, [num_blocks, block_size, hidden_size], beside their keys."""
+    return _zeros((num_blocks, block_size, hidden_size), dtype, device)
+
+
 def kv_type(kv_dtype: str, dtype: torch.dtype) -> torch.dtype:
     """The type of the cache of a model that is computed in `dtype`, with `kv_dtype` configured."""
     return dtype if kv_dtype == "auto" else KV_TYPES[kv_dtype]
