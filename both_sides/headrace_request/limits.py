@@ -21,7 +21,7 @@ MAX_LOGPROBS: Final = 20
 """Most likely tokens reported beside each token, of outputs and of prompts."""
 
 MAX_BEST_OF: Final = 20
-"""Outputs that are computed to report the best of them; a server's configuration may allow fewer."""
+"""Outputs computed to report the best of them; a server's configuration may allow fewer."""
 
 MAX_BEAM_WIDTH: Final = 16
 """Hypotheses that a beam search keeps; a server's configuration may allow fewer."""

@@ -74,7 +74,7 @@ class LogprobColumns:
         self.top_logprobs.extend(other.top_logprobs[first_top:])
 
     def copy(self) -> LogprobColumns:
-        """The same entries in columns of their own."""
+        """Returns other columns with the same entries."""
         copied = LogprobColumns()
         copied.extend_from(self)
         return copied

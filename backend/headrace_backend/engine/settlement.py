@@ -127,7 +127,7 @@ class Settlement:
             self._endings.end_output(sequence, _error(sequence), now_ns)
 
     def _advance_search(self, sequence: Sequence, search: BeamSearch, report: TokenLogprobs, now_ns: int) -> None:
-        """Takes the most likely tokens behind a hypothesis; the last of them has the search go on."""
+        """Takes the most likely tokens behind a hypothesis; the last has the search go on."""
         request = sequence.request
         sequence.num_settled = sequence.num_computed
         if sequence.num_settled >= sequence.publish_at:

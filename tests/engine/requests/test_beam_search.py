@@ -65,7 +65,9 @@ def generated(model: transformers.PreTrainedModel, n: int, **options: Any) -> tu
         prompt, attention_mask=torch.ones_like(prompt), do_sample=False, num_return_sequences=n,
         return_dict_in_generate=True, output_scores=True, pad_token_id=VOCABULARY + 1, **options,
     )  # fmt: skip
-    outputs = [[token for token in row if token != VOCABULARY + 1] for row in answer.sequences[:, len(PROMPT) :].tolist()]
+    outputs = [
+        [token for token in row if token != VOCABULARY + 1] for row in answer.sequences[:, len(PROMPT) :].tolist()
+    ]
     return outputs, answer.sequences_scores.tolist()
 
 

@@ -88,7 +88,7 @@ def test_beams_share_the_blocks_of_what_they_have_in_common() -> None:
 
 
 def test_a_search_does_not_hold_up_others() -> None:
-    """Nothing is planned ahead of a search; who only decodes is, and both are computed in one step."""
+    """Nothing is planned ahead of a search, but whoever decodes is, in the same steps."""
     harness = Harness()
     plain = request(5, 30)
     reader = harness.add(plain)

@@ -147,12 +147,11 @@ class Admission:
             raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, reason)
         asked, num_logprobs = request.asked, request.asked.num_logprobs
         bytes_per_token = 14 + 8 * max(num_logprobs, 0) if asked.selects or num_logprobs >= 0 else 4
-        num_bytes = request.asked.num_sequences * request.asked.stop.max_tokens * bytes_per_token
+        num_bytes = asked.num_sequences * asked.stop.max_tokens * bytes_per_token
         if num_bytes > self._config.max_log_bytes:
             message = (
-                f"spec.stop.max_tokens: {request.asked.num_sequences} outputs of {request.asked.stop.max_tokens} tokens could take "
-                f"{num_bytes} bytes of log;"
-                f" the limit is {self._config.max_log_bytes}"
+                f"spec.stop.max_tokens: {asked.num_sequences} outputs of {asked.stop.max_tokens} tokens could take "
+                f"{num_bytes} bytes of log; the limit is {self._config.max_log_bytes}"
             )
             raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message)
         num_bytes, limit = request.prompt_logprob_bytes, self._config.max_prompt_logprobs_bytes

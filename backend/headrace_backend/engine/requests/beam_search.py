@@ -2,8 +2,8 @@
 
 Owns the hypotheses: which tokens continue which of them, which are finished, and when the search is
 over. It ends as `generate(num_beams=...)` of transformers does. Knows no sequences, rows or blocks:
-each running hypothesis has a *slot*, by which its sequence is found, and what moves from slot to
-slot is told (`Fork`); who moves it is `scheduling.beams`.
+each running hypothesis has a *slot*, by which its sequence is found, and a `Fork` says what moves
+from slot to slot; who moves it is `scheduling.beams`.
 
     reports: the most likely tokens behind each running hypothesis
         -> candidates, by the sum of their log probabilities
@@ -106,7 +106,7 @@ class BeamSearch:
         self._finished: list[Chosen] = []
         self.num_tokens = 0
         self.is_over = False
-        # Each running hypothesis has a slot of its own; else slot 0 computes what all of them share.
+        # Each running hypothesis has its own slot; else slot 0 computes what all of them share.
         self._forked = False
         # What is known behind the running hypotheses so far, by slot.
         self._reports: dict[int, TokenLogprobs] = {}
@@ -120,7 +120,7 @@ class BeamSearch:
         return sum(1 for _ in columns)
 
     def number_slots(self) -> None:
-        """Gives the running hypotheses the slots from 0 on, because all slots lost what they had."""
+        """Gives the running hypotheses the slots from 0 on: all slots lost what they had."""
         for slot, hypothesis in enumerate(self.running):
             hypothesis.slot = slot
         self._forked = False
@@ -212,14 +212,10 @@ class BeamSearch:
         if watch is not None:
             match = watch.feed(finish.token_bytes[candidate.token], num_tokens >= finish.min_tokens)
             if match is not None:
-                return OutputEnd(
-                    0, EndReason.STOP, stop_string_index=match.string_index, trim_bytes=match.trim_bytes
-                )
+                return OutputEnd(0, EndReason.STOP, stop_string_index=match.string_index, trim_bytes=match.trim_bytes)
         return OutputEnd(0, EndReason.LENGTH) if num_tokens >= finish.max_tokens else None
 
-    def _note_finished(
-        self, candidate: _Candidate, end: OutputEnd, reports: Mapping[int, TokenLogprobs]
-    ) -> None:
+    def _note_finished(self, candidate: _Candidate, end: OutputEnd, reports: Mapping[int, TokenLogprobs]) -> None:
         tokens, logprobs = self._extended(candidate, reports)
         score = _score(candidate.logprob, len(tokens), self._options.length_penalty)
         self._finished.append(Chosen(tokens, logprobs, dataclasses.replace(end, score=score)))

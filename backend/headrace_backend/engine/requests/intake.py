@@ -151,7 +151,10 @@ class Intake:
 
 
 def _num_active(request: EngineRequest) -> int:
-    """Sequences of a new request that have not ended; those among which outputs are chosen begin anew."""
+    """Sequences of a new request that have not ended.
+
+    Those among which outputs are chosen begin anew.
+    """
     if request.asked.selects and not request.has_ended:
         return request.asked.num_sequences
     return request.asked.n - len(request.ends)
