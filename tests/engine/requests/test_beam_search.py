@@ -71,19 +71,52 @@ def generated(model: transformers.PreTrainedModel, n: int, **options: Any) -> tu
     return outputs, answer.sequences_scores.tolist()
 
 
+# Width, outputs, tokens that end them, fewest tokens before these.
+_SHAPES = ((2, 1, [7], 0), (4, 4, [7, 9, 11], 3), (3, 2, [], 0), (16, 5, [2, 3, 5, 7], 0))
+
+
 @pytest.mark.parametrize("early_stopping", EARLY_STOPPING)
-@pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.5, -1.5])
+@pytest.mark.parametrize(("length_penalty", "shapes"), [
+    (1.0, _SHAPES), (0.0, _SHAPES[:1]), (2.5, _SHAPES[1:2]), (-1.5, _SHAPES[:2])
+])  # fmt: skip
 def test_a_search_ends_as_in_transformers(
-    model: transformers.PreTrainedModel, early_stopping: EarlyStopping, length_penalty: float
+    model: transformers.PreTrainedModel,
+    early_stopping: EarlyStopping,
+    length_penalty: float,
+    shapes: tuple[tuple[int, int, list[int], int], ...],
 ) -> None:
-    for width, n, stops, min_tokens in ((2, 1, [7], 0), (4, 4, [7, 9, 11], 3), (3, 2, [], 0), (16, 5, [2, 3, 5, 7], 0)):
+    for width, n, stops, min_tokens in shapes:
         outputs, scores = generated(
             model, n, num_beams=width, length_penalty=length_penalty, early_stopping=EARLY_STOPPING[early_stopping],
-            eos_token_id=stops or None, max_new_tokens=12, min_new_tokens=min_tokens,
+            eos_token_id=stops or None, max_new_tokens=10, min_new_tokens=min_tokens,
         )  # fmt: skip
         options = BeamOptions(width, length_penalty, early_stopping)
-        chosen = searched(model, options, Finish(frozenset(stops), min_tokens, 12, ()), n)
+        chosen = searched(model, options, Finish(frozenset(stops), min_tokens, 10, ()), n)
         assert [output.tokens.tolist() for output in chosen] == outputs
         assert [output.end.score for output in chosen] == pytest.approx(scores, rel=TOLERANCE)
         ended = [output.end.stop_token_id for output in chosen if output.end.reason is EndReason.STOP]
         assert ended == [tokens[-1] for tokens in outputs if tokens[-1] in stops]
+
+
+def test_the_ways_to_end_differ(model: transformers.PreTrainedModel) -> None:
+    """Or the comparison above would show nothing."""
+    found = set()
+    for length_penalty in (1.0, 2.5):
+        for early_stopping in EARLY_STOPPING:
+            options = BeamOptions(4, length_penalty, early_stopping)
+            chosen = searched(model, options, Finish(frozenset({7, 9, 11}), 0, 10, ()), 4)
+            found.add(tuple(tuple(output.tokens) for output in chosen))
+    assert len(found) >= 3
+
+
+def test_fewer_continuations_than_beams_are_as_many_beams() -> None:
+    """A vocabulary of three tokens, of which one ends: the search is as wide as it can be."""
+    search = BeamSearch(BeamOptions(4), 4, Finish(frozenset({0}), 0, 3, ()))
+    report = TokenLogprobs(0.0, 1, [1, 2, 0], [-0.5, -1.0, -3.0])
+    widths = []
+    while not search.is_over:
+        widths.append(len(search.running))
+        search.advance({running.slot: report for running in search.running})
+    assert widths == [1, 2, 4]
+    outputs = [output.tokens.tolist() for output in search.choose(OutputEnd(0, EndReason.ERROR))]
+    assert len(outputs) == 4 and outputs[0] == [1, 1, 1]

@@ -71,7 +71,9 @@ def test_whole_outputs_come_before_those_that_were_ended() -> None:
     harness = Harness()
     plain = request(5, 40, n=3, seed=1)
     stop = expected_tokens(plain, 0)[3]
-    at = [expected_tokens(plain, index).index(stop) if stop in expected_tokens(plain, index) else 40 for index in (1, 2)]
+    at = [
+        expected_tokens(plain, index).index(stop) if stop in expected_tokens(plain, index) else 40 for index in (1, 2)
+    ]
     assert min(at) > 5, "only the first output has ended by then"
     spec = request(5, 40, n=2, best_of=3, seed=1, token_ids=frozenset({stop}))
     reader = harness.add(spec)
