@@ -16,7 +16,8 @@ the rows and the available blocks.
    behind 3, with a share kept for them).
 3. Waiting sequences, most urgent first, unless blocks were short in this step, until the plan has
    no room for the next one's admission (`plan_bytes`). Those whose prompt goes on as one that is
-   being computed wait for that (`prefix_followers`).
+   being computed wait for that (`prefix_followers`). All sequences of a search take their rows at
+   once, and lose them at once (`beams`).
 
 A tenant's sequences hold at most its share of the blocks. One that waits for more is passed over
 with its whole tenant, and those of others go on; one that runs and needs more preempts the least
