@@ -54,7 +54,7 @@ def test_a_search_is_no_wider_than_the_batch(max_outputs: int) -> None:
 
 
 def test_a_row_reports_as_many_tokens_as_a_search_can_need() -> None:
-    """As many as go on, and as many as may end; no row reports more than rings have room for."""
+    """Rings have room for those that go on and those that may end."""
     stops = limits.MAX_BEAM_STOP_TOKENS
     widest = asked(stops, beam_search=BeamSearch(limits.MAX_BEAM_WIDTH))
     assert broken(widest) == [] and widest.num_row_logprobs == limits.MAX_ROW_LOGPROBS
