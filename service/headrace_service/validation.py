@@ -182,6 +182,9 @@ def _check_extras(spec: generation_pb2.GenerationSpec) -> list[Violation]:
     if spec.beam_search.early_stopping not in generation_pb2.EarlyStopping.values():
         rule = "must be an EarlyStopping of this API: heuristic, full, never, or unset"
         broken.append(Violation("spec.beam_search.early_stopping", rule))
+    if spec.HasField("beam_search") and spec.stop.bad_words:
+        # They are no tokens yet, by which the request's own rule goes.
+        broken.append(Violation("spec.stop.bad_words", "must not be set with beam_search"))
     if spec.HasField("best_of") and spec.best_of == 0:
         broken.append(Violation("spec.best_of", "must be at least 1"))
     limit = spec.time_limit
