@@ -20,6 +20,21 @@ MAX_OUTPUTS: Final = 128
 MAX_LOGPROBS: Final = 20
 """Most likely tokens reported beside each token, of outputs and of prompts."""
 
+MAX_BEST_OF: Final = 20
+"""Outputs computed to report the best of them; a server's configuration may allow fewer."""
+
+MAX_BEAM_WIDTH: Final = 16
+"""Hypotheses that a beam search keeps; a server's configuration may allow fewer."""
+
+MAX_LENGTH_PENALTY: Final = 10.0
+"""Largest absolute value of a beam search's length penalty."""
+
+MAX_BEAM_STOP_TOKENS: Final = 16
+"""Tokens that end a hypothesis, the model's own end-of-text tokens among them."""
+
+MAX_ROW_LOGPROBS: Final = max(MAX_LOGPROBS, MAX_BEAM_WIDTH + MAX_BEAM_STOP_TOKENS)
+"""Most likely tokens that a worker reports at each token of a row."""
+
 MAX_DRAFTS: Final = 8
 """Drafted tokens that a step verifies for one output."""
 

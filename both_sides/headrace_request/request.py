@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from headrace_request.beam_search import BeamSearch
 from headrace_request.sampling import Sampling
 from headrace_request.stop import Stop
 from headrace_request.structured_output import StructuredOutput
@@ -39,6 +40,34 @@ class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     max_drafts: int = -1
     # The form that each output must have; None: any text.
     structured_output: StructuredOutput | None = None
+    # Outputs that are computed, of which the n with the largest mean log probability are reported
+    # at the end. n to 20; 0: as many as n, reported as they come.
+    best_of: int = 0
+    # Search for the n most likely outputs; None: outputs are sampled.
+    beam_search: BeamSearch | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are computed for the n outputs."""
+        if self.beam_search is not None:
+            return self.beam_search.width
+        return self.best_of or self.n
+
+    @property
+    def selects(self) -> bool:
+        """Whether the outputs are known at the end alone, because they are chosen then."""
+        return self.beam_search is not None or self.best_of > self.n
+
+    @property
+    def num_row_logprobs(self) -> int:
+        """Most likely tokens that a worker reports at each token of a row; -1: none at all.
+
+        Of a hypothesis as many as the search is wide and as many as may end it: so that many
+        continue each of them, whatever ends the others.
+        """
+        if self.beam_search is None:
+            return max(self.num_logprobs, 0) if self.selects else self.num_logprobs
+        return max(self.num_logprobs, self.beam_search.width + len(self.stop.token_ids) // 4)
 
     def encode(self) -> bytes:
         """Returns the bytes that `decode` reads."""
@@ -67,7 +96,7 @@ def _layout(*structs: type[msgspec.Struct]) -> str:
     return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
 
 
-LAYOUT: Final = _layout(Request, Stop, Sampling, StructuredOutput)
+LAYOUT: Final = _layout(Request, Stop, Sampling, StructuredOutput, BeamSearch)
 """Names the byte form. Two processes with different ones would misread each other's requests: they
 compare it when they connect.
 """

@@ -29,6 +29,7 @@ from headrace_request.rule_kinds import (
     Violation,
     Whole,
 )
+from headrace_request.selection_rules import check_selection
 from headrace_request.structured_rules import StructuredText
 
 _PENALTY = Range(-limits.MAX_PENALTY, limits.MAX_PENALTY)
@@ -91,7 +92,7 @@ def check(request: Request, bounds: Bounds) -> list[Violation]:
     found: list[Violation] = []
     for field, value_of, broken in _CHECKS:
         found += broken(field, value_of(request), bounds)
-    return found
+    return found + check_selection(request, bounds)
 
 
 def check_prompt(request: Request, bounds: Bounds, field: str) -> list[Violation]:

@@ -130,6 +130,7 @@ var every = []headrace.GenerationOption{
 	headrace.WithTokenIDsOnly(true),
 	headrace.WithTraceDetail(headrace.TraceSpan), headrace.WithMaxDrafts(0), headrace.WithMaxDrafts(4),
 	headrace.WithJSONSchema("{}"), headrace.WithRegex("a"), headrace.WithGrammar("a"), headrace.WithBeamSearch(2, 1),
+	headrace.WithEarlyStopping(headrace.StopNever), headrace.WithBestOf(2),
 	headrace.WithJSONObject(), headrace.WithChoice("a"),
 	headrace.WithStructuralTags(&headrace.StructuralTag{Trigger: "a", Begin: "a", JsonSchema: "{}", End: "a"}),
 }

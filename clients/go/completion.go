@@ -21,6 +21,9 @@ type Output struct {
 	Matched      MatchedStop
 	// Logprobs is nil unless [WithLogprobs] asked for them.
 	Logprobs *Logprobs
+	// Score is what the output was chosen by; nil unless [WithBestOf] or [WithBeamSearch] has outputs
+	// chosen.
+	Score *float32
 }
 
 // Completion is a whole answer. Its methods speak of the first output, which is the only one unless
@@ -150,6 +153,7 @@ func (t *transcript) completion() (*Completion, error) {
 			FinishReason: o.finished.Reason,
 			Matched:      o.finished.Matched,
 			Logprobs:     o.logprobs,
+			Score:        o.finished.Score,
 		})
 	}
 	slices.SortFunc(made.Outputs, func(a, b Output) int { return cmp.Compare(a.OutputIndex, b.OutputIndex) })
@@ -179,6 +183,7 @@ func completionFromProto(response *headracev1.CompleteResponse) (*Completion, er
 			FinishReason: finished.Reason,
 			Matched:      finished.Matched,
 			Logprobs:     logprobsFromProto(o.GetLogprobs()),
+			Score:        finished.Score,
 		})
 	}
 	made.PromptLogprobs = joinedPrompt(response.GetPromptLogprobs())

@@ -55,6 +55,9 @@ type OutputFinished struct {
 	Matched MatchedStop
 	// Err is what went wrong, for [FinishError].
 	Err *Error
+	// Score is what the output was chosen by; nil unless [WithBestOf] or [WithBeamSearch] has outputs
+	// chosen.
+	Score *float32
 }
 
 // MatchedStop is what ended an output: a stop string, or else a token where IsToken is set. The
@@ -181,6 +184,9 @@ func deltaFromProto(d *headracev1.Delta) Delta {
 
 func finishedFromProto(f *headracev1.OutputFinished) OutputFinished {
 	made := OutputFinished{OutputIndex: f.GetOutputIndex(), Reason: FinishUnspecified}
+	if f != nil {
+		made.Score = f.Score
+	}
 	if reason, known := finishReasons[f.GetReason()]; known {
 		made.Reason = reason
 	}

@@ -113,9 +113,14 @@ func TestServerNamesTheRuleThatARequestBreaks(t *testing.T) {
 		!errors.Is(prompt, headrace.ErrInvalid) {
 		t.Error(unknown, expired, prompt)
 	}
-	_, err = client.Complete(background, story, headrace.WithBeamSearch(2, 1))
-	if !errors.Is(err, headrace.ErrUnimplemented) {
+	_, err = client.Complete(background, story, headrace.WithBeamSearch(2, 1), headrace.WithTemperature(0.5))
+	if !errors.As(err, &failure) || failure.Violations[0].Field != "spec.sampling.temperature" {
 		t.Error(err)
+	}
+	found, err := client.Complete(background, story, headrace.WithBeamSearch(3, 1), headrace.WithOutputs(2),
+		headrace.WithMaxTokens(4))
+	if err != nil || *found.Outputs[0].Score < *found.Outputs[1].Score {
+		t.Error(found, err)
 	}
 	_, err = client.Complete(background, story, headrace.WithRegex("["))
 	if !errors.As(err, &failure) || failure.Violations[0].Field != "spec.structured_output.regex" {

@@ -287,12 +287,40 @@ func WithGrammar(grammar string) GenerationOption {
 	return form(&headracev1.StructuredOutput{Form: &headracev1.StructuredOutput_Grammar{Grammar: grammar}})
 }
 
-// WithBeamSearch searches for the most likely outputs instead of sampling. [ErrUnimplemented] where
-// the server does not have it.
+// WithBestOf samples so many outputs, n to 20, of which the n with the largest mean log probability
+// come whole, at the end.
+func WithBestOf(count uint32) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) { spec.BestOf = &count }
+}
+
+// WithBeamSearch searches for the n most likely outputs instead of sampling: they come whole, at the
+// end. The width is 1 to 16 and at least n; log probabilities are divided by the length to the power
+// of lengthPenalty, usually 1.
 func WithBeamSearch(width uint32, lengthPenalty float32) GenerationOption {
 	return func(spec *headracev1.GenerationSpec) {
-		spec.BeamSearch = &headracev1.BeamSearch{Width: width, LengthPenalty: &lengthPenalty}
+		search := beamSearchOf(spec)
+		search.Width, search.LengthPenalty = width, &lengthPenalty
 	}
+}
+
+// When a beam search ends that has found as many whole outputs as it is wide: when no other one would
+// be better if it ended at its length, at once, or when no other one can become better.
+const (
+	StopByHeuristic = headracev1.EarlyStopping_EARLY_STOPPING_HEURISTIC
+	StopWhenFull    = headracev1.EarlyStopping_EARLY_STOPPING_FULL
+	StopNever       = headracev1.EarlyStopping_EARLY_STOPPING_NEVER
+)
+
+// WithEarlyStopping says when the search of [WithBeamSearch] ends; [StopByHeuristic] is usual.
+func WithEarlyStopping(when headracev1.EarlyStopping) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) { beamSearchOf(spec).EarlyStopping = when }
+}
+
+func beamSearchOf(spec *headracev1.GenerationSpec) *headracev1.BeamSearch {
+	if spec.BeamSearch == nil {
+		spec.BeamSearch = &headracev1.BeamSearch{}
+	}
+	return spec.BeamSearch
 }
 
 // WithContinueLastMessage lets the model continue the last message, which must be the assistant's,

@@ -18,9 +18,11 @@ import msgspec
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_request import limits, rule_kinds, rules, structured_output
+from headrace_request.beam_search import BeamSearch, EarlyStopping
 from headrace_request.request import Request
 from headrace_request.rule_kinds import Found, Violation
 from headrace_request.sampling import Sampling
+from headrace_request.selection_rules import NO_SAMPLING
 from headrace_request.stop import Stop
 from headrace_request.structured_output import StructuredOutput, Tag
 from headrace_service import errors
@@ -31,6 +33,10 @@ _REQUEST_ID = re.compile(limits.REQUEST_ID_PATTERN)
 # numbers.
 _LEAST_LOGPROB_BYTES = 6
 _LEAST_TOP_LOGPROB_BYTES = 5
+_EARLY_STOPPING: dict[int, EarlyStopping] = {
+    generation_pb2.EARLY_STOPPING_FULL: "full",
+    generation_pb2.EARLY_STOPPING_NEVER: "never",
+}
 _TRACED_PARAMETERS = ("temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
 
 
@@ -43,9 +49,8 @@ def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: boo
         in_chat: whether messages are the prompt, so that the spec must have none.
 
     Raises:
-        ServiceError: UNIMPLEMENTED for what is not built yet; INVALID_ARGUMENT with all violations.
+        ServiceError: INVALID_ARGUMENT with all violations.
     """
-    _refuse_unbuilt(spec)
     broken_prompt, broken_extras = _check_prompt(spec, model, in_chat), _check_extras(spec)
     request, given = _request_of(spec, model), _given_parameters(spec)
     bad_words = tuple(spec.stop.bad_words[: limits.MAX_BAD_WORDS + 1])
@@ -61,7 +66,7 @@ def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: boo
     return ResolvedSpec(
         request=request,
         max_tokens=spec.stop.max_tokens if spec.stop.HasField("max_tokens") else None,
-        draws_seed=not spec.sampling.HasField("seed"),
+        draws_seed=not spec.sampling.HasField("seed") and request.beam_search is None,
         ignore_eos=spec.stop.ignore_eos,
         bad_words=bad_words,
         time_limit_ns=spec.time_limit.ToNanoseconds() if spec.HasField("time_limit") else None,
@@ -130,11 +135,6 @@ def check_subscription(request_id: str, output_index: int | None) -> None:
         raise errors.invalid_field("output_index", f"must be below {limits.MAX_OUTPUTS}")
 
 
-def _refuse_unbuilt(spec: generation_pb2.GenerationSpec) -> None:
-    if spec.HasField("beam_search"):
-        raise errors.unimplemented("spec.beam_search: beam search is not built yet")
-
-
 def _check_prompt(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: bool) -> Found:
     kind = spec.WhichOneof("prompt")
     if in_chat:
@@ -179,6 +179,14 @@ def _check_extras(spec: generation_pb2.GenerationSpec) -> list[Violation]:
         rule = "must be a TraceDetail of this API: off, array, span, or unset"
         broken.append(Violation("spec.trace_detail", rule))
     broken += _check_speculation(spec)
+    if spec.beam_search.early_stopping not in generation_pb2.EarlyStopping.values():
+        rule = "must be an EarlyStopping of this API: heuristic, full, never, or unset"
+        broken.append(Violation("spec.beam_search.early_stopping", rule))
+    if spec.HasField("beam_search") and spec.stop.bad_words:
+        # They are no tokens yet, by which the request's own rule goes.
+        broken.append(Violation("spec.stop.bad_words", "must not be set with beam_search"))
+    if spec.HasField("best_of") and spec.best_of == 0:
+        broken.append(Violation("spec.best_of", "must be at least 1"))
     limit = spec.time_limit
     well_formed = abs(limit.nanos) < 10**9 and limit.seconds * limit.nanos >= 0
     within = 0 < limit.seconds * 10**9 + limit.nanos <= limits.MAX_TIME_LIMIT_S * 10**9
@@ -209,7 +217,7 @@ def _request_of(spec: generation_pb2.GenerationSpec, model: ModelFacts) -> Reque
     return Request(
         prompt_token_ids=b"",
         stop=_stop_of(spec.stop, model),
-        sampling=_sampling_of(spec.sampling, model.defaults),
+        sampling=_sampling_of(spec.sampling, NO_SAMPLING if spec.HasField("beam_search") else model.defaults),
         n=spec.n if spec.HasField("n") else 1,
         num_logprobs=spec.logprobs if spec.HasField("logprobs") else -1,
         num_prompt_logprobs=spec.prompt_logprobs if spec.HasField("prompt_logprobs") else -1,
@@ -217,6 +225,17 @@ def _request_of(spec: generation_pb2.GenerationSpec, model: ModelFacts) -> Reque
         cache_salt=spec.cache_salt.encode(),
         max_drafts=_max_drafts_of(spec.speculation),
         structured_output=_structured_output_of(spec.structured_output),
+        best_of=spec.best_of,
+        beam_search=_beam_search_of(spec.beam_search) if spec.HasField("beam_search") else None,
+    )
+
+
+def _beam_search_of(given: generation_pb2.BeamSearch) -> BeamSearch:
+    """Returns the search that a caller asks for; an unknown way to end is refused elsewhere."""
+    return BeamSearch(
+        width=given.width,
+        length_penalty=given.length_penalty if given.HasField("length_penalty") else 1.0,
+        early_stopping=_EARLY_STOPPING.get(given.early_stopping, "heuristic"),
     )
 
 

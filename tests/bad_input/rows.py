@@ -20,6 +20,9 @@ from tests.support import engine_requests
 
 from headrace.v1 import generation_pb2
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request.beam_search import BeamSearch
+from headrace_request.sampling import Sampling as EngineSampling
+from headrace_request.selection_rules import NO_SAMPLING
 from headrace_request.structured_output import StructuredOutput
 
 Spec = generation_pb2.GenerationSpec
@@ -27,7 +30,6 @@ Sampling = generation_pb2.SamplingParameters
 Stop = generation_pb2.StopConditions
 Ids = generation_pb2.TokenIds
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
-UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,14 +108,17 @@ def _ids(*tokens: int) -> bytes:
     return b"".join(token.to_bytes(4, "little") for token in tokens)
 
 
-def _unbuilt(number: str, words: str, field: str, spec: Spec | None, wire: dict[str, Any]) -> Row:
-    return Row(
-        f"{number} {words}",
-        field,
-        (lambda facts: spec) if spec is not None else None,
-        lambda facts: json.dumps(wire),
-        code=UNIMPLEMENTED,
-    )
+def _searched(
+    width: int = 2, length_penalty: float = 1.0, sampling: EngineSampling = NO_SAMPLING, **fields: Any
+) -> Callable[[engine_pb2.AddRequest, Facts], None]:
+    """Has the engine be asked for a search, with other fields beside it."""
+
+    def change(add: engine_pb2.AddRequest, facts: Facts) -> None:
+        changed = {"beam_search": BeamSearch(width, length_penalty), "sampling": sampling, **fields}
+        for field, value in changed.items():
+            engine_requests.change(add, field, value)
+
+    return change
 
 
 _DEEP = '{"items": ' * 65 + "{}" + "}" * 65
@@ -207,7 +212,39 @@ ROWS: list[Row] = [
     Row("detail of a trace that there is not", "trace_detail", lambda facts: Spec(text="hi", trace_detail=99)),  # type: ignore[arg-type]
     Row("salt of 257 bytes", "cache_salt", lambda facts: Spec(text="hi", cache_salt="s" * 257),
         engine=_set("", "cache_salt", b"s" * 257)),
-    _unbuilt("82 beams", "10^6", "beam", Spec(text="hi", beam_search={"width": 10**6}), {"use_beam_search": True}),
+    Row("82 10^6 beams", "beam_search.width", lambda facts: Spec(text="hi", beam_search={"width": 10**6}),
+        engine=_searched(width=10**6)),
+    Row("82 no beam", "beam_search.width", lambda facts: Spec(text="hi", beam_search={}), engine=_searched(width=0)),
+    Row("82 10^6 beams of vLLM's", "best_of", sampling=lambda facts: '{"use_beam_search": true, "best_of": 1000000}'),
+    Row("82 fewer beams than outputs", "n", lambda facts: Spec(text="hi", n=3, beam_search={"width": 2}),
+        engine=_searched(n=3)),
+    Row("82 beams with a length penalty that is no number", "length_penalty",
+        lambda facts: Spec(text="hi", beam_search={"width": 2, "length_penalty": math.nan}),
+        lambda facts: '{"use_beam_search": true, "length_penalty": 11}', engine=_searched(length_penalty=math.nan)),
+    Row("82 beams with a temperature", "temperature",
+        lambda facts: Spec(text="hi", beam_search={"width": 2}, sampling=Sampling(temperature=0.5)),
+        lambda facts: '{"use_beam_search": true, "temperature": 0.5}',
+        engine=_searched(sampling=EngineSampling(temperature=0.5))),
+    Row("82 beams with a penalty", "repetition_penalty",
+        lambda facts: Spec(text="hi", beam_search={"width": 2}, sampling=Sampling(repetition_penalty=1.1)),
+        lambda facts: '{"use_beam_search": true, "repetition_penalty": 1.1}'),
+    Row("82 beams with a form", "structured_output",
+        lambda facts: Spec(text="hi", beam_search={"width": 2}, structured_output={"regex": "a"}),
+        engine=_searched(structured_output=StructuredOutput("regex", "a"))),
+    Row("82 beams with bad words", "bad_words",
+        lambda facts: Spec(text="hi", beam_search={"width": 2}, stop=Stop(bad_words=["a"])),
+        engine=_searched(sampling=EngineSampling(temperature=0.0, bad_words=(_ids(1),)))),
+    Row("82 beams with 17 stop tokens", "token_ids",
+        lambda facts: Spec(text="hi", beam_search={"width": 2}, stop=Stop(token_ids=range(1, 18)))),
+    Row("82 beams that end somehow", "early_stopping",
+        lambda facts: Spec(text="hi", beam_search={"width": 2, "early_stopping": 9}),
+        lambda facts: '{"use_beam_search": true, "early_stopping": "sometimes"}'),
+    Row("82 vLLM's length penalty without beams", "length_penalty", sampling=lambda facts: '{"length_penalty": 2}'),
+    Row("79 best_of 21", "best_of", lambda facts: Spec(text="hi", best_of=21), lambda facts: '{"best_of": 21}',
+        engine=_set("", "best_of", 21)),
+    Row("79 best_of 0", "best_of", lambda facts: Spec(text="hi", best_of=0), lambda facts: '{"best_of": 0}'),
+    Row("79 best_of and beams", "best_of", lambda facts: Spec(text="hi", best_of=2, beam_search={"width": 2}),
+        engine=_searched(best_of=2)),
     Row("87 no regex", "regex", lambda facts: Spec(text="hi", structured_output={"regex": ""}),
         lambda facts: '{"guided_regex": ""}', engine=_set("", "structured_output", StructuredOutput("regex"))),
     Row("88 two forms", "guided_choice", sampling=lambda facts: '{"guided_regex": "a", "guided_choice": ["a"]}'),

@@ -67,6 +67,9 @@ SPECS = {
     # A row with a form has no drafts, and stands beside rows that have some.
     "form": spec(STORY, {"temperature": 1.0, "seed": 10}, structured_output={"regex": "( [a-z]{1,9}){6,20}[.]"}),
     "several": spec(REPETITIVE, {"temperature": 0.9, "seed": 9}, n=3),
+    "best_of": spec(REPETITIVE, {"temperature": 0.9, "seed": 9}, n=2, best_of=3),
+    # Rows of a search have no drafts either.
+    "beams": spec(STORY, n=2, beam_search={"width": 3}),
 }
 
 

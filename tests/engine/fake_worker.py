@@ -22,6 +22,7 @@ import numpy as np
 from headrace_backend.engine.request import EngineRequest
 from headrace_backend.step.plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS, RowAdmission, StepPlan, StepResult
 from headrace_backend.step.plan_bytes import table_bytes
+from headrace_request.selection_rules import NO_SAMPLING
 
 VOCAB_SIZE = 24
 _EMPTY_SLOT = -1
@@ -44,6 +45,15 @@ def top_tokens(token: int, num_logprobs: int) -> list[int]:
     Beside some tokens there are fewer than were asked for.
     """
     return [(token + offset) % VOCAB_SIZE for offset in range(min(num_logprobs, 1 + token % 3))]
+
+
+def ranked_tokens(slots: list[int]) -> list[tuple[int, float]]:
+    """All tokens that may follow these slots in a search, the most likely first.
+
+    Their log probabilities, and sums of them, are exact in float32.
+    """
+    logprobs = {token: -(1 + hash((tuple(slots), token)) % 8191) / 1024 for token in range(VOCAB_SIZE)}
+    return sorted(logprobs.items(), key=lambda entry: -entry[1])
 
 
 def expected_tokens(request: EngineRequest, output_index: int) -> list[int]:
@@ -90,9 +100,9 @@ def column_bytes(plan: StepPlan) -> int:
     return FRAME_BYTES + sum(column.nbytes for column in columns)
 
 
-def admitted_table_bytes(plan: StepPlan) -> int:
-    """What block tables take that come with the plan's admissions."""
-    admitted, forward = {admission.row for admission in plan.admissions}, plan.forward
+def whole_table_bytes(plan: StepPlan, searching: set[int]) -> int:
+    """What block tables take that come with the plan's admissions, or of rows of a search."""
+    admitted, forward = {admission.row for admission in plan.admissions} | searching, plan.forward
     updates = zip(forward.table_rows.tolist(), forward.table_counts.tolist(), strict=True)
     return sum(table_bytes(count) for row, count in updates if row in admitted)
 
@@ -117,6 +127,8 @@ class FakeWorker:
         self.blocks = [[_EMPTY_SLOT] * block_size for _ in range(num_blocks)]
         self.rows: dict[int, Row] = {}
         self.plans: deque[bytes] = deque()
+        # Rows of searches, of plans that were pushed.
+        self.searching: set[int] = set()
         self.next_step_id = 1
         self.non_finite_rows: set[int] = set()
         # Its ring takes no plan of more bytes, of which so many are those of columns.
@@ -136,7 +148,9 @@ class FakeWorker:
 
     def push(self, plan: StepPlan) -> None:
         encoded = plan.encode()
-        columns = column_bytes(plan) - admitted_table_bytes(plan)
+        for admission in plan.admissions:
+            (self.searching.add if admission.sampling == NO_SAMPLING else self.searching.discard)(admission.row)
+        columns = column_bytes(plan) - whole_table_bytes(plan, self.searching)
         assert len(encoded) <= self.plan_bytes, "a plan outgrows its ring"
         assert columns <= self.column_bytes, "columns outgrow their part"
         assert len(encoded) - columns <= self.plan_bytes - self.column_bytes, "admissions outgrow their part"
@@ -202,7 +216,9 @@ class FakeWorker:
         ):
             row = self.rows[row_index]
             assert count >= 1 and count - known_count in (0, 1)
-            assert row.num_computed in (None, start), "a row's tokens are computed in order, once"
+            if row.admission.sampling != NO_SAMPLING:
+                # A row of a search goes on where another one was.
+                assert row.num_computed in (None, start), "a row's tokens are computed in order, once"
             tokens, known = known[:known_count], known[known_count:]
             if count > known_count:
                 assert row.last_token is not None, "the row has sampled nothing that could be computed"
@@ -224,7 +240,7 @@ class FakeWorker:
         sample = plan.sample
         tokens, ok = [], []
         logprobs: list[tuple[int, float, int, int]] = []
-        tops: list[int] = []
+        tops: list[tuple[int, float]] = []
         assert len(set(sample.rows.tolist())) == len(sample.rows)
         for index, (row_index, token_index, position) in enumerate(
             zip(sample.rows.tolist(), sample.token_indices.tolist(), sample.output_positions.tolist(), strict=True)
@@ -248,8 +264,11 @@ class FakeWorker:
             if admission.sampling.needs_history:
                 row.history.append(token)
             if admission.num_logprobs >= 0:
-                logprobs.append((index, -float(token), token + 1, len(top_tokens(token, admission.num_logprobs))))
-                tops.extend(top_tokens(token, admission.num_logprobs))
+                entries = [(top, -float(top)) for top in top_tokens(token, admission.num_logprobs)]
+                if admission.sampling == NO_SAMPLING:
+                    entries = ranked_tokens(slots)[: admission.num_logprobs]
+                logprobs.append((index, -float(token), token + 1, len(entries)))
+                tops.extend(entries)
         result = StepResult(plan.step_id, 0, 1000, np.array(tokens, np.int32), np.array(ok, np.uint8))
         result.checked_ok = np.array([self._is_finite(*hidden[i]) for i in plan.forward.checked_indices], np.uint8)
         if logprobs:
@@ -258,8 +277,8 @@ class FakeWorker:
             result.logprob_sampled = np.array(sampled, np.float32)
             result.logprob_ranks = np.array(ranks, np.int32)
             result.logprob_counts = np.array(counts, np.int32)
-            result.top_token_ids = np.array(tops, np.int32)
-            result.top_logprobs = -np.array(tops, np.float32)
+            result.top_token_ids = np.array([token for token, _ in tops], np.int32)
+            result.top_logprobs = np.array([logprob for _, logprob in tops], np.float32)
         return result
 
     def _report_prompts(self, plan: StepPlan, hidden: list[tuple[Row, int]], result: StepResult) -> None:

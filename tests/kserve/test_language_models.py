@@ -18,7 +18,9 @@ from tests.support import engine_requests
 
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_protos.inference import grpc_service_pb2 as pb
+from headrace_request.beam_search import BeamSearch
 from headrace_request.request import Request
+from headrace_request.selection_rules import NO_SAMPLING
 
 ONE = [1, 1]
 
@@ -105,7 +107,36 @@ async def test_sampling_parameters_may_all_be_strings(running: Running, wire: Wi
 
 async def test_best_of_as_many_as_are_returned_asks_for_nothing(running: Running, wire: Wire) -> None:
     response = await wire.ModelInfer(text(sampling='{"best_of": 2, "n": 2}'))
-    assert len(strings_of(response)) == 2 and asked(running).n == 2
+    assert len(strings_of(response)) == 2 and asked(running).n == 2 and not asked(running).selects
+
+
+@pytest.mark.parametrize(
+    ("sent", "n", "best_of", "search"),
+    [
+        (
+            {
+                "use_beam_search": True,
+                "best_of": 3,
+                "length_penalty": "0.5",
+                "early_stopping": "never",
+                "temperature": 0,
+            },
+            1,
+            0,
+            BeamSearch(3, 0.5, "never"),
+        ),
+        ({"use_beam_search": "true", "n": 2, "early_stopping": True, "top_k": -1}, 2, 0, BeamSearch(2, 1.0, "full")),
+        ({"best_of": 4, "n": 2, "length_penalty": 1}, 2, 4, None),
+    ],
+)
+async def test_a_search_goes_by_vllms_names(
+    running: Running, wire: Wire, sent: dict[str, object], n: int, best_of: int, search: BeamSearch | None
+) -> None:
+    """It is as wide as best_of, or else n."""
+    await wire.ModelInfer(text(sampling=json.dumps(sent)))
+    found = asked(running)
+    assert (found.n, found.best_of, found.beam_search) == (n, best_of, search)
+    assert search is None or found.sampling == NO_SAMPLING
 
 
 async def test_without_a_number_of_tokens_there_are_sixteen(running: Running, wire: Wire) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.v1 import generation_pb2
 from headrace_request import request as request_module
+from headrace_request.beam_search import BeamSearch
 from headrace_request.request import LAYOUT, Request
 from headrace_request.sampling import Sampling
 from headrace_request.stop import Stop
@@ -57,10 +58,10 @@ def test_a_number_that_is_not_finite_crosses_so_that_its_rule_refuses_it() -> No
     assert math.isnan(crossed.sampling.temperature)
 
 
-@pytest.mark.parametrize("struct", [Request, Stop, Sampling, StructuredOutput])
+@pytest.mark.parametrize("struct", [Request, Stop, Sampling, StructuredOutput, BeamSearch])
 def test_every_field_counts_for_the_layout(struct: type[msgspec.Struct]) -> None:
     layout = request_module._layout
-    parts = [Request, Stop, Sampling, StructuredOutput]
+    parts = [Request, Stop, Sampling, StructuredOutput, BeamSearch]
     assert layout(*parts) == LAYOUT
     fields = list(struct.__annotations__.items())
     for changed in (fields[:-1], [*fields, ("more", "int")], fields[::-1], [(fields[0][0], "str"), *fields[1:]]):

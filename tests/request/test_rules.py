@@ -93,6 +93,8 @@ ELSEWHERE = {
     "stop.min_tokens",
     "sampling.logit_bias_ids",
     "sampling.logit_bias_values",
+    "best_of",
+    "beam_search",
 }
 
 

@@ -64,6 +64,21 @@ class LogprobColumns:
         """Bytes of the columns."""
         return 10 * len(self.sampled) + 8 * len(self.top_token_ids)
 
+    def extend_from(self, other: LogprobColumns, first: int = 0) -> None:
+        """Appends the entries of another run's tokens from index `first` on."""
+        first_top = sum(other.top_counts[:first])
+        self.sampled.extend(other.sampled[first:])
+        self.ranks.extend(other.ranks[first:])
+        self.top_counts.extend(other.top_counts[first:])
+        self.top_token_ids.extend(other.top_token_ids[first_top:])
+        self.top_logprobs.extend(other.top_logprobs[first_top:])
+
+    def copy(self) -> LogprobColumns:
+        """Returns other columns with the same entries."""
+        copied = LogprobColumns()
+        copied.extend_from(self)
+        return copied
+
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class Started:
@@ -109,6 +124,8 @@ class OutputEnd:
     trim_bytes: int = 0
     # For ERROR: what to tell the client. Its code is INTERNAL.
     error: str = ""
+    # Of an output that was chosen from several sequences: what it was chosen by.
+    score: float | None = None
 
 
 @dataclasses.dataclass(slots=True, frozen=True)

@@ -151,6 +151,15 @@ class EngineRequest:
             self, asked=asked, emitted=(), emitted_logprobs=(), prompt_logprobs=(), ends=(), grammar=None
         )
 
+    def most_blocks(self, block_size: int) -> int:
+        """Most blocks of one cache group that an output needs, or all beams of a search together.
+
+        The last token's KV is never needed.
+        """
+        num_tokens = len(self.prompt_ids) + self.asked.stop.max_tokens - 1
+        width = self.asked.beam_search.width if self.asked.beam_search is not None else 1
+        return beam_blocks(width, len(self.prompt_ids), num_tokens, block_size)
+
     @property
     def has_ended(self) -> bool:
         """Whether the earlier attempt brought all outputs to their ends."""
@@ -168,6 +177,15 @@ class EngineRequest:
         if num_tops < 0:
             return 0
         return (len(self.prompt_ids) - 1) * (LOGPROB_BYTES + TOP_LOGPROB_BYTES * num_tops)
+
+
+def beam_blocks(width: int, num_shared: int, num_tokens: int, block_size: int) -> int:
+    """Most blocks of so many sequences of `num_tokens` tokens that share the first `num_shared`.
+
+    Full blocks are shared; the one that the shared tokens begin is copied by who goes on in it.
+    """
+    num_shared_blocks = num_shared // block_size
+    return num_shared_blocks + width * (-(-num_tokens // block_size) - num_shared_blocks)
 
 
 def _column(data: bytes) -> TokenIds:

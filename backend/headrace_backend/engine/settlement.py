@@ -20,6 +20,7 @@ from collections.abc import Sequence as AbstractSequence
 import numpy as np
 
 from headrace_backend.engine.events import EndReason, OutputEnd
+from headrace_backend.engine.requests.beam_search import BeamSearch
 from headrace_backend.engine.requests.endings import Endings
 from headrace_backend.engine.requests.request_table import RequestTable
 from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
@@ -97,7 +98,12 @@ class Settlement:
             if sequence.request.last_step_id != step_id:
                 self._count_step(sequence.request, step_id)
             if token < 0:
-                self._endings.end_output(sequence, _error(sequence), now_ns)
+                self._end_with_error(sequence, now_ns)
+                continue
+            if sequence.search is not None:
+                # A search that lost its rows meanwhile has it computed again.
+                if sequence.planned_in == step_id:
+                    self._advance_search(sequence, sequence.search, logprobs[index], now_ns)
                 continue
             if sequence.wants_logprobs:
                 sequence.log.append_logprobs(logprobs[index])
@@ -111,7 +117,28 @@ class Settlement:
         if sequence.request.unforked:
             self._endings.end_all(sequence.request, EndReason.ERROR, now_ns, error=_NOT_FINITE)
         elif not sequence.ended:
+            self._end_with_error(sequence, now_ns)
+
+    def _end_with_error(self, sequence: Sequence, now_ns: int) -> None:
+        """Ends an output whose logits are no numbers; a search ends as a whole."""
+        if sequence.search is not None:
+            self._endings.end_all(sequence.request, EndReason.ERROR, now_ns, error=_NOT_FINITE)
+        else:
             self._endings.end_output(sequence, _error(sequence), now_ns)
+
+    def _advance_search(self, sequence: Sequence, search: BeamSearch, report: TokenLogprobs, now_ns: int) -> None:
+        """Takes the most likely tokens behind a hypothesis; the last has the search go on."""
+        request = sequence.request
+        sequence.num_settled = sequence.num_computed
+        if sequence.num_settled >= sequence.publish_at:
+            self._scheduler.publish(sequence)
+        if not request.ledger.first_token_at_ns:
+            request.ledger.first_token(now_ns)
+        forks = search.note(sequence.log.output_index, report)
+        if search.is_over:
+            self._endings.end_all(request, EndReason.STOP, now_ns)
+        elif forks is not None:
+            self._scheduler.go_on(request, forks)
 
     def _settle_counts(self, step: InFlightStep, counts: list[int]) -> list[Sequence]:
         """Takes from the scheduled counters what was not settled.

@@ -27,6 +27,8 @@ _UPDATE_INTS = 3
 # end-of-text tokens.
 FIELD_BYTES = 256
 _END_TOKEN_BYTES = 4096
+# An admission without a history that differs from the one before it by row and output alone.
+SIBLING_BYTES = 32
 # Marks of a run of bytes.
 RUN_BYTES = 5
 # What is asked for on average, for which a plan has room in every row at once if that is not more

@@ -85,6 +85,63 @@ func (TraceDetail) EnumDescriptor() ([]byte, []int) {
 	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{0}
 }
 
+// When a beam search ends that has found as many whole outputs as it is wide.
+type EarlyStopping int32
+
+const (
+	EarlyStopping_EARLY_STOPPING_UNSPECIFIED EarlyStopping = 0
+	// When no unfinished output would be better than the whole ones if it ended at its length
+	// (transformers' early_stopping=False).
+	EarlyStopping_EARLY_STOPPING_HEURISTIC EarlyStopping = 1
+	// At once (early_stopping=True).
+	EarlyStopping_EARLY_STOPPING_FULL EarlyStopping = 2
+	// When no unfinished output can become better than the whole ones (early_stopping="never").
+	EarlyStopping_EARLY_STOPPING_NEVER EarlyStopping = 3
+)
+
+// Enum value maps for EarlyStopping.
+var (
+	EarlyStopping_name = map[int32]string{
+		0: "EARLY_STOPPING_UNSPECIFIED",
+		1: "EARLY_STOPPING_HEURISTIC",
+		2: "EARLY_STOPPING_FULL",
+		3: "EARLY_STOPPING_NEVER",
+	}
+	EarlyStopping_value = map[string]int32{
+		"EARLY_STOPPING_UNSPECIFIED": 0,
+		"EARLY_STOPPING_HEURISTIC":   1,
+		"EARLY_STOPPING_FULL":        2,
+		"EARLY_STOPPING_NEVER":       3,
+	}
+)
+
+func (x EarlyStopping) Enum() *EarlyStopping {
+	p := new(EarlyStopping)
+	*p = x
+	return p
+}
+
+func (x EarlyStopping) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (EarlyStopping) Descriptor() protoreflect.EnumDescriptor {
+	return file_headrace_v1_generation_proto_enumTypes[1].Descriptor()
+}
+
+func (EarlyStopping) Type() protoreflect.EnumType {
+	return &file_headrace_v1_generation_proto_enumTypes[1]
+}
+
+func (x EarlyStopping) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use EarlyStopping.Descriptor instead.
+func (EarlyStopping) EnumDescriptor() ([]byte, []int) {
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{1}
+}
+
 // Why an output ended.
 type FinishReason int32
 
@@ -133,11 +190,11 @@ func (x FinishReason) String() string {
 }
 
 func (FinishReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_headrace_v1_generation_proto_enumTypes[1].Descriptor()
+	return file_headrace_v1_generation_proto_enumTypes[2].Descriptor()
 }
 
 func (FinishReason) Type() protoreflect.EnumType {
-	return &file_headrace_v1_generation_proto_enumTypes[1]
+	return &file_headrace_v1_generation_proto_enumTypes[2]
 }
 
 func (x FinishReason) Number() protoreflect.EnumNumber {
@@ -146,7 +203,7 @@ func (x FinishReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FinishReason.Descriptor instead.
 func (FinishReason) EnumDescriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{1}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{2}
 }
 
 // One generation: a prompt, how to sample from the model, when to stop, and what to report.
@@ -200,14 +257,22 @@ type GenerationSpec struct {
 	// and stop.token_ids. Refused, with the field and what is wrong, where no text can have the form.
 	// Default: any text.
 	StructuredOutput *StructuredOutput `protobuf:"bytes,14,opt,name=structured_output,json=structuredOutput,proto3" json:"structured_output,omitempty"`
-	// Beam search instead of sampling. Not built yet: refused as UNIMPLEMENTED.
+	// Beam search instead of sampling: the n outputs are the n best that it finds, and come whole at
+	// the end. Beside it nothing may be set that draws tokens or changes how likely they are (of
+	// sampling a temperature of 0 alone, no stop.bad_words), and neither best_of nor
+	// structured_output; the model's own sampling defaults do not apply. At most 16 tokens may end an
+	// output, the model's own among them. Default: outputs are sampled.
 	BeamSearch *BeamSearch `protobuf:"bytes,15,opt,name=beam_search,json=beamSearch,proto3" json:"beam_search,omitempty"`
 	// How much of the way of its tokens is traced, if the request is traced at all. Default: the
 	// server's setting (see AdminService.SetTraceDetail).
 	TraceDetail TraceDetail `protobuf:"varint,16,opt,name=trace_detail,json=traceDetail,proto3,enum=headrace.v1.TraceDetail" json:"trace_detail,omitempty"`
 	// How many drafted tokens a step may verify for an output. Answers are the same with and without;
 	// only the number of steps differs. Default: the server's setting (see --speculate).
-	Speculation   *Speculation `protobuf:"bytes,17,opt,name=speculation,proto3" json:"speculation,omitempty"`
+	Speculation *Speculation `protobuf:"bytes,17,opt,name=speculation,proto3" json:"speculation,omitempty"`
+	// How many outputs to sample, of which the n with the largest mean log probability are returned,
+	// best first; they come whole at the end. Range n to 20 (and the server's limit of n). Default n:
+	// outputs come as they are sampled.
+	BestOf        *uint32 `protobuf:"varint,18,opt,name=best_of,json=bestOf,proto3,oneof" json:"best_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -370,6 +435,13 @@ func (x *GenerationSpec) GetSpeculation() *Speculation {
 		return x.Speculation
 	}
 	return nil
+}
+
+func (x *GenerationSpec) GetBestOf() uint32 {
+	if x != nil && x.BestOf != nil {
+		return *x.BestOf
+	}
+	return 0
 }
 
 type isGenerationSpec_Prompt interface {
@@ -836,13 +908,17 @@ func (x *StructuralTag) GetEnd() string {
 	return ""
 }
 
-// Search for the most likely outputs. Not built yet: refused as UNIMPLEMENTED.
+// Search for the most likely outputs. It ends as transformers' generate(num_beams=width) does.
 type BeamSearch struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Outputs kept at each step.
+	// Outputs kept at each step, at least n. Range 1 to 16 (and the server's limit of n).
 	Width uint32 `protobuf:"varint,1,opt,name=width,proto3" json:"width,omitempty"`
-	// Exponent of the length that log probabilities are divided by. Default 1.
+	// Exponent of the length in tokens that log probabilities are divided by. Range -10 to 10.
+	// Default 1.
 	LengthPenalty *float32 `protobuf:"fixed32,2,opt,name=length_penalty,json=lengthPenalty,proto3,oneof" json:"length_penalty,omitempty"`
+	// When the search ends although outputs could still become longer. Default:
+	// EARLY_STOPPING_HEURISTIC.
+	EarlyStopping EarlyStopping `protobuf:"varint,3,opt,name=early_stopping,json=earlyStopping,proto3,enum=headrace.v1.EarlyStopping" json:"early_stopping,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -889,6 +965,13 @@ func (x *BeamSearch) GetLengthPenalty() float32 {
 		return *x.LengthPenalty
 	}
 	return 0
+}
+
+func (x *BeamSearch) GetEarlyStopping() EarlyStopping {
+	if x != nil {
+		return x.EarlyStopping
+	}
+	return EarlyStopping_EARLY_STOPPING_UNSPECIFIED
 }
 
 // Token ids as a message of their own, so that they can stand in a oneof.
@@ -1770,7 +1853,11 @@ type OutputFinished struct {
 	// What matched, for FINISH_REASON_STOP.
 	MatchedStop *MatchedStop `protobuf:"bytes,3,opt,name=matched_stop,json=matchedStop,proto3" json:"matched_stop,omitempty"`
 	// What went wrong, for FINISH_REASON_ERROR.
-	Error         *status.Status `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	Error *status.Status `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	// What the output was chosen by, with best_of above n or beam_search: the mean of its tokens' log
+	// probabilities, or their sum divided by the length to the power of length_penalty. Absent for an
+	// output without tokens.
+	Score         *float32 `protobuf:"fixed32,5,opt,name=score,proto3,oneof" json:"score,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1831,6 +1918,13 @@ func (x *OutputFinished) GetError() *status.Status {
 		return x.Error
 	}
 	return nil
+}
+
+func (x *OutputFinished) GetScore() float32 {
+	if x != nil && x.Score != nil {
+		return *x.Score
+	}
+	return 0
 }
 
 // What ended an output.
@@ -2024,7 +2118,8 @@ type Usage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Tokens of the prompt, counted once whatever n is.
 	PromptTokens uint32 `protobuf:"varint,1,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
-	// Tokens of all outputs, end-of-text tokens included.
+	// Tokens of all outputs, end-of-text tokens included. With best_of or beam_search those that were
+	// computed for outputs that were not chosen count too.
 	OutputTokens uint32 `protobuf:"varint,2,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
 	// Prompt tokens found in the prefix cache.
 	CachedTokens  uint32 `protobuf:"varint,3,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
@@ -2254,7 +2349,7 @@ var File_headrace_v1_generation_proto protoreflect.FileDescriptor
 
 const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\n" +
-	"\x1cheadrace/v1/generation.proto\x12\vheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\x84\a\n" +
+	"\x1cheadrace/v1/generation.proto\x12\vheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\xae\a\n" +
 	"\x0eGenerationSpec\x12\x14\n" +
 	"\x04text\x18\x01 \x01(\tH\x00R\x04text\x124\n" +
 	"\ttoken_ids\x18\x02 \x01(\v2\x15.headrace.v1.TokenIdsH\x00R\btokenIds\x12\x14\n" +
@@ -2276,14 +2371,17 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\vbeam_search\x18\x0f \x01(\v2\x17.headrace.v1.BeamSearchR\n" +
 	"beamSearch\x12;\n" +
 	"\ftrace_detail\x18\x10 \x01(\x0e2\x18.headrace.v1.TraceDetailR\vtraceDetail\x12:\n" +
-	"\vspeculation\x18\x11 \x01(\v2\x18.headrace.v1.SpeculationR\vspeculationB\b\n" +
+	"\vspeculation\x18\x11 \x01(\v2\x18.headrace.v1.SpeculationR\vspeculation\x12\x1c\n" +
+	"\abest_of\x18\x12 \x01(\rH\aR\x06bestOf\x88\x01\x01B\b\n" +
 	"\x06promptB\x04\n" +
 	"\x02_nB\v\n" +
 	"\t_logprobsB\v\n" +
 	"\t_priorityB\x16\n" +
 	"\x14_skip_special_tokensB\x11\n" +
 	"\x0f_token_ids_onlyB\x12\n" +
-	"\x10_prompt_logprobs\"J\n" +
+	"\x10_prompt_logprobsB\n" +
+	"\n" +
+	"\b_best_of\"J\n" +
 	"\vSpeculation\x12\x12\n" +
 	"\x03off\x18\x01 \x01(\bH\x00R\x03off\x12\x1f\n" +
 	"\n" +
@@ -2310,11 +2408,12 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\x05begin\x18\x02 \x01(\tR\x05begin\x12\x1f\n" +
 	"\vjson_schema\x18\x03 \x01(\tR\n" +
 	"jsonSchema\x12\x10\n" +
-	"\x03end\x18\x04 \x01(\tR\x03end\"a\n" +
+	"\x03end\x18\x04 \x01(\tR\x03end\"\xa4\x01\n" +
 	"\n" +
 	"BeamSearch\x12\x14\n" +
 	"\x05width\x18\x01 \x01(\rR\x05width\x12*\n" +
-	"\x0elength_penalty\x18\x02 \x01(\x02H\x00R\rlengthPenalty\x88\x01\x01B\x11\n" +
+	"\x0elength_penalty\x18\x02 \x01(\x02H\x00R\rlengthPenalty\x88\x01\x01\x12A\n" +
+	"\x0eearly_stopping\x18\x03 \x01(\x0e2\x1a.headrace.v1.EarlyStoppingR\rearlyStoppingB\x11\n" +
 	"\x0f_length_penalty\"\x1c\n" +
 	"\bTokenIds\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xf3\x04\n" +
@@ -2392,12 +2491,14 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\ftop_logprobs\x18\x05 \x03(\x02R\vtopLogprobs\"o\n" +
 	"\x0ePromptLogprobs\x12*\n" +
 	"\x11first_token_index\x18\x01 \x01(\rR\x0ffirstTokenIndex\x121\n" +
-	"\blogprobs\x18\x02 \x01(\v2\x15.headrace.v1.LogprobsR\blogprobs\"\xcd\x01\n" +
+	"\blogprobs\x18\x02 \x01(\v2\x15.headrace.v1.LogprobsR\blogprobs\"\xf2\x01\n" +
 	"\x0eOutputFinished\x12!\n" +
 	"\foutput_index\x18\x01 \x01(\rR\voutputIndex\x121\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x19.headrace.v1.FinishReasonR\x06reason\x12;\n" +
 	"\fmatched_stop\x18\x03 \x01(\v2\x18.headrace.v1.MatchedStopR\vmatchedStop\x12(\n" +
-	"\x05error\x18\x04 \x01(\v2\x12.google.rpc.StatusR\x05error\"H\n" +
+	"\x05error\x18\x04 \x01(\v2\x12.google.rpc.StatusR\x05error\x12\x19\n" +
+	"\x05score\x18\x05 \x01(\x02H\x00R\x05score\x88\x01\x01B\b\n" +
+	"\x06_score\"H\n" +
 	"\vMatchedStop\x12\x1b\n" +
 	"\btoken_id\x18\x01 \x01(\rH\x00R\atokenId\x12\x14\n" +
 	"\x04text\x18\x02 \x01(\tH\x00R\x04textB\x06\n" +
@@ -2434,7 +2535,12 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\x18TRACE_DETAIL_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10TRACE_DETAIL_OFF\x10\x01\x12\x16\n" +
 	"\x12TRACE_DETAIL_ARRAY\x10\x02\x12\x15\n" +
-	"\x11TRACE_DETAIL_SPAN\x10\x03*\xb1\x01\n" +
+	"\x11TRACE_DETAIL_SPAN\x10\x03*\x80\x01\n" +
+	"\rEarlyStopping\x12\x1e\n" +
+	"\x1aEARLY_STOPPING_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18EARLY_STOPPING_HEURISTIC\x10\x01\x12\x17\n" +
+	"\x13EARLY_STOPPING_FULL\x10\x02\x12\x18\n" +
+	"\x14EARLY_STOPPING_NEVER\x10\x03*\xb1\x01\n" +
 	"\fFinishReason\x12\x1d\n" +
 	"\x19FINISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12FINISH_REASON_STOP\x10\x01\x12\x18\n" +
@@ -2456,73 +2562,75 @@ func file_headrace_v1_generation_proto_rawDescGZIP() []byte {
 	return file_headrace_v1_generation_proto_rawDescData
 }
 
-var file_headrace_v1_generation_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_headrace_v1_generation_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_headrace_v1_generation_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_headrace_v1_generation_proto_goTypes = []any{
 	(TraceDetail)(0),            // 0: headrace.v1.TraceDetail
-	(FinishReason)(0),           // 1: headrace.v1.FinishReason
-	(*GenerationSpec)(nil),      // 2: headrace.v1.GenerationSpec
-	(*Speculation)(nil),         // 3: headrace.v1.Speculation
-	(*StructuredOutput)(nil),    // 4: headrace.v1.StructuredOutput
-	(*JsonObject)(nil),          // 5: headrace.v1.JsonObject
-	(*Choice)(nil),              // 6: headrace.v1.Choice
-	(*StructuralTags)(nil),      // 7: headrace.v1.StructuralTags
-	(*StructuralTag)(nil),       // 8: headrace.v1.StructuralTag
-	(*BeamSearch)(nil),          // 9: headrace.v1.BeamSearch
-	(*TokenIds)(nil),            // 10: headrace.v1.TokenIds
-	(*SamplingParameters)(nil),  // 11: headrace.v1.SamplingParameters
-	(*StopConditions)(nil),      // 12: headrace.v1.StopConditions
-	(*GenerationEvent)(nil),     // 13: headrace.v1.GenerationEvent
-	(*Accepted)(nil),            // 14: headrace.v1.Accepted
-	(*Started)(nil),             // 15: headrace.v1.Started
-	(*Delta)(nil),               // 16: headrace.v1.Delta
-	(*Content)(nil),             // 17: headrace.v1.Content
-	(*Logprobs)(nil),            // 18: headrace.v1.Logprobs
-	(*PromptLogprobs)(nil),      // 19: headrace.v1.PromptLogprobs
-	(*OutputFinished)(nil),      // 20: headrace.v1.OutputFinished
-	(*MatchedStop)(nil),         // 21: headrace.v1.MatchedStop
-	(*Resumed)(nil),             // 22: headrace.v1.Resumed
-	(*Done)(nil),                // 23: headrace.v1.Done
-	(*Usage)(nil),               // 24: headrace.v1.Usage
-	(*Ledger)(nil),              // 25: headrace.v1.Ledger
-	nil,                         // 26: headrace.v1.SamplingParameters.LogitBiasEntry
-	(*durationpb.Duration)(nil), // 27: google.protobuf.Duration
-	(*status.Status)(nil),       // 28: google.rpc.Status
+	(EarlyStopping)(0),          // 1: headrace.v1.EarlyStopping
+	(FinishReason)(0),           // 2: headrace.v1.FinishReason
+	(*GenerationSpec)(nil),      // 3: headrace.v1.GenerationSpec
+	(*Speculation)(nil),         // 4: headrace.v1.Speculation
+	(*StructuredOutput)(nil),    // 5: headrace.v1.StructuredOutput
+	(*JsonObject)(nil),          // 6: headrace.v1.JsonObject
+	(*Choice)(nil),              // 7: headrace.v1.Choice
+	(*StructuralTags)(nil),      // 8: headrace.v1.StructuralTags
+	(*StructuralTag)(nil),       // 9: headrace.v1.StructuralTag
+	(*BeamSearch)(nil),          // 10: headrace.v1.BeamSearch
+	(*TokenIds)(nil),            // 11: headrace.v1.TokenIds
+	(*SamplingParameters)(nil),  // 12: headrace.v1.SamplingParameters
+	(*StopConditions)(nil),      // 13: headrace.v1.StopConditions
+	(*GenerationEvent)(nil),     // 14: headrace.v1.GenerationEvent
+	(*Accepted)(nil),            // 15: headrace.v1.Accepted
+	(*Started)(nil),             // 16: headrace.v1.Started
+	(*Delta)(nil),               // 17: headrace.v1.Delta
+	(*Content)(nil),             // 18: headrace.v1.Content
+	(*Logprobs)(nil),            // 19: headrace.v1.Logprobs
+	(*PromptLogprobs)(nil),      // 20: headrace.v1.PromptLogprobs
+	(*OutputFinished)(nil),      // 21: headrace.v1.OutputFinished
+	(*MatchedStop)(nil),         // 22: headrace.v1.MatchedStop
+	(*Resumed)(nil),             // 23: headrace.v1.Resumed
+	(*Done)(nil),                // 24: headrace.v1.Done
+	(*Usage)(nil),               // 25: headrace.v1.Usage
+	(*Ledger)(nil),              // 26: headrace.v1.Ledger
+	nil,                         // 27: headrace.v1.SamplingParameters.LogitBiasEntry
+	(*durationpb.Duration)(nil), // 28: google.protobuf.Duration
+	(*status.Status)(nil),       // 29: google.rpc.Status
 }
 var file_headrace_v1_generation_proto_depIdxs = []int32{
-	10, // 0: headrace.v1.GenerationSpec.token_ids:type_name -> headrace.v1.TokenIds
-	11, // 1: headrace.v1.GenerationSpec.sampling:type_name -> headrace.v1.SamplingParameters
-	12, // 2: headrace.v1.GenerationSpec.stop:type_name -> headrace.v1.StopConditions
-	27, // 3: headrace.v1.GenerationSpec.time_limit:type_name -> google.protobuf.Duration
-	4,  // 4: headrace.v1.GenerationSpec.structured_output:type_name -> headrace.v1.StructuredOutput
-	9,  // 5: headrace.v1.GenerationSpec.beam_search:type_name -> headrace.v1.BeamSearch
+	11, // 0: headrace.v1.GenerationSpec.token_ids:type_name -> headrace.v1.TokenIds
+	12, // 1: headrace.v1.GenerationSpec.sampling:type_name -> headrace.v1.SamplingParameters
+	13, // 2: headrace.v1.GenerationSpec.stop:type_name -> headrace.v1.StopConditions
+	28, // 3: headrace.v1.GenerationSpec.time_limit:type_name -> google.protobuf.Duration
+	5,  // 4: headrace.v1.GenerationSpec.structured_output:type_name -> headrace.v1.StructuredOutput
+	10, // 5: headrace.v1.GenerationSpec.beam_search:type_name -> headrace.v1.BeamSearch
 	0,  // 6: headrace.v1.GenerationSpec.trace_detail:type_name -> headrace.v1.TraceDetail
-	3,  // 7: headrace.v1.GenerationSpec.speculation:type_name -> headrace.v1.Speculation
-	5,  // 8: headrace.v1.StructuredOutput.json_object:type_name -> headrace.v1.JsonObject
-	6,  // 9: headrace.v1.StructuredOutput.choice:type_name -> headrace.v1.Choice
-	7,  // 10: headrace.v1.StructuredOutput.structural_tags:type_name -> headrace.v1.StructuralTags
-	8,  // 11: headrace.v1.StructuralTags.tags:type_name -> headrace.v1.StructuralTag
-	26, // 12: headrace.v1.SamplingParameters.logit_bias:type_name -> headrace.v1.SamplingParameters.LogitBiasEntry
-	14, // 13: headrace.v1.GenerationEvent.accepted:type_name -> headrace.v1.Accepted
-	15, // 14: headrace.v1.GenerationEvent.started:type_name -> headrace.v1.Started
-	16, // 15: headrace.v1.GenerationEvent.delta:type_name -> headrace.v1.Delta
-	20, // 16: headrace.v1.GenerationEvent.output_finished:type_name -> headrace.v1.OutputFinished
-	22, // 17: headrace.v1.GenerationEvent.resumed:type_name -> headrace.v1.Resumed
-	23, // 18: headrace.v1.GenerationEvent.done:type_name -> headrace.v1.Done
-	19, // 19: headrace.v1.GenerationEvent.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
-	17, // 20: headrace.v1.Delta.content:type_name -> headrace.v1.Content
-	18, // 21: headrace.v1.Delta.logprobs:type_name -> headrace.v1.Logprobs
-	18, // 22: headrace.v1.PromptLogprobs.logprobs:type_name -> headrace.v1.Logprobs
-	1,  // 23: headrace.v1.OutputFinished.reason:type_name -> headrace.v1.FinishReason
-	21, // 24: headrace.v1.OutputFinished.matched_stop:type_name -> headrace.v1.MatchedStop
-	28, // 25: headrace.v1.OutputFinished.error:type_name -> google.rpc.Status
-	24, // 26: headrace.v1.Done.usage:type_name -> headrace.v1.Usage
-	25, // 27: headrace.v1.Done.ledger:type_name -> headrace.v1.Ledger
-	28, // [28:28] is the sub-list for method output_type
-	28, // [28:28] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	4,  // 7: headrace.v1.GenerationSpec.speculation:type_name -> headrace.v1.Speculation
+	6,  // 8: headrace.v1.StructuredOutput.json_object:type_name -> headrace.v1.JsonObject
+	7,  // 9: headrace.v1.StructuredOutput.choice:type_name -> headrace.v1.Choice
+	8,  // 10: headrace.v1.StructuredOutput.structural_tags:type_name -> headrace.v1.StructuralTags
+	9,  // 11: headrace.v1.StructuralTags.tags:type_name -> headrace.v1.StructuralTag
+	1,  // 12: headrace.v1.BeamSearch.early_stopping:type_name -> headrace.v1.EarlyStopping
+	27, // 13: headrace.v1.SamplingParameters.logit_bias:type_name -> headrace.v1.SamplingParameters.LogitBiasEntry
+	15, // 14: headrace.v1.GenerationEvent.accepted:type_name -> headrace.v1.Accepted
+	16, // 15: headrace.v1.GenerationEvent.started:type_name -> headrace.v1.Started
+	17, // 16: headrace.v1.GenerationEvent.delta:type_name -> headrace.v1.Delta
+	21, // 17: headrace.v1.GenerationEvent.output_finished:type_name -> headrace.v1.OutputFinished
+	23, // 18: headrace.v1.GenerationEvent.resumed:type_name -> headrace.v1.Resumed
+	24, // 19: headrace.v1.GenerationEvent.done:type_name -> headrace.v1.Done
+	20, // 20: headrace.v1.GenerationEvent.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
+	18, // 21: headrace.v1.Delta.content:type_name -> headrace.v1.Content
+	19, // 22: headrace.v1.Delta.logprobs:type_name -> headrace.v1.Logprobs
+	19, // 23: headrace.v1.PromptLogprobs.logprobs:type_name -> headrace.v1.Logprobs
+	2,  // 24: headrace.v1.OutputFinished.reason:type_name -> headrace.v1.FinishReason
+	22, // 25: headrace.v1.OutputFinished.matched_stop:type_name -> headrace.v1.MatchedStop
+	29, // 26: headrace.v1.OutputFinished.error:type_name -> google.rpc.Status
+	25, // 27: headrace.v1.Done.usage:type_name -> headrace.v1.Usage
+	26, // 28: headrace.v1.Done.ledger:type_name -> headrace.v1.Ledger
+	29, // [29:29] is the sub-list for method output_type
+	29, // [29:29] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_headrace_v1_generation_proto_init() }
@@ -2561,6 +2669,7 @@ func file_headrace_v1_generation_proto_init() {
 	file_headrace_v1_generation_proto_msgTypes[15].OneofWrappers = []any{
 		(*Content_Text)(nil),
 	}
+	file_headrace_v1_generation_proto_msgTypes[18].OneofWrappers = []any{}
 	file_headrace_v1_generation_proto_msgTypes[19].OneofWrappers = []any{
 		(*MatchedStop_TokenId)(nil),
 		(*MatchedStop_Text)(nil),
@@ -2570,7 +2679,7 @@ func file_headrace_v1_generation_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headrace_v1_generation_proto_rawDesc), len(file_headrace_v1_generation_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -67,7 +67,7 @@ from headrace.security import Tls
 from headrace.sessions.aio_session import AsyncSession, AsyncSessionGeneration
 from headrace.sessions.session import Session, SessionGeneration
 from headrace.sessions.session_state import SessionEvent, SessionStep
-from headrace.spec import GenerationOptions, Message, StructuralTag
+from headrace.spec import BeamSearch, GenerationOptions, Message, StructuralTag
 from headrace.streams.aio_stream import AsyncStream
 from headrace.streams.stream import Stream
 
@@ -82,6 +82,7 @@ __all__ = [
     "AsyncSession",
     "AsyncSessionGeneration",
     "AsyncStream",
+    "BeamSearch",
     "Cancelled",
     "Client",
     "Completion",

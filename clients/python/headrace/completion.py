@@ -44,6 +44,9 @@ class Output:
     finish_reason: FinishReason
     matched_stop: int | str | None = None
     logprobs: Logprobs | None = None
+    # What it was chosen by: the mean log probability of its tokens (`best_of`), or the score of a
+    # search (`beam_search`); None where outputs are not chosen.
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +202,7 @@ def _output(index: int, transcript: OutputTranscript, request_id: str | None) ->
         finished.reason,
         finished.matched_stop,
         Logprobs.joined(transcript.logprobs) if transcript.logprobs else None,
+        finished.score,
     )
 
 
@@ -211,6 +215,7 @@ def _output_from_proto(output: inference_pb2.Output, request_id: str) -> Output:
         finished.reason,
         finished.matched_stop,
         logprobs_from_proto(output.logprobs) if _has_logprobs(output.logprobs) else None,
+        finished.score,
     )
 
 

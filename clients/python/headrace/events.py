@@ -186,13 +186,15 @@ class Delta:
 class OutputFinished:
     """One output ended.
 
-    `matched_stop` is the token id or the stop string that ended it, `error` what went wrong.
+    `matched_stop` is the token id or the stop string that ended it, `error` what went wrong,
+    `score` what it was chosen by (`best_of`, `beam_search`).
     """
 
     output_index: int
     reason: FinishReason
     matched_stop: int | str | None = None
     error: HeadraceError | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +281,7 @@ def finished_from_proto(finished: pb.OutputFinished) -> OutputFinished:
         FinishReason.from_proto(finished.reason),
         getattr(finished.matched_stop, kind) if kind else None,
         from_status(finished.error) if finished.HasField("error") else None,
+        finished.score if finished.HasField("score") else None,
     )
 
 

@@ -25,6 +25,7 @@ from headrace.v1 import generation_pb2, inference_pb2
 
 RoleName = Literal["system", "user", "assistant"]
 TraceDetailName = Literal["off", "array", "span"]
+EarlyStoppingName = Literal["heuristic", "full", "never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,24 @@ class StructuralTag:
     begin: str
     json_schema: str | Mapping[str, Any] | bool
     end: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """A search for the most likely outputs instead of sampling.
+
+    Attributes:
+        width: Outputs kept at each step. 1 to 16, at least n.
+        length_penalty: Exponent of the length in tokens that log probabilities are divided by. -10
+            to 10.
+        early_stopping: When it ends that has found `width` whole outputs: "heuristic" (no other one
+            would be better if it ended now), "full" (at once) or "never" (no other one can become
+            better).
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: EarlyStoppingName = "heuristic"
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -92,6 +111,10 @@ class GenerationOptions(TypedDict, total=False):
         choice: Texts of which each output is one.
         grammar: A context-free grammar in Lark's notation that each output follows.
         structural_tags: Parts of free text that have a form, as soon as their trigger has come.
+        best_of: Outputs to sample, of which the n with the largest mean log probability are
+            returned, whole, at the end. n to 20.
+        beam_search: A search for the n most likely outputs instead of sampling: its width (n to
+            16), or a BeamSearch. Outputs come whole, at the end.
     """
 
     model: str | None
@@ -128,6 +151,8 @@ class GenerationOptions(TypedDict, total=False):
     choice: Sequence[str] | None
     grammar: str | None
     structural_tags: Sequence[StructuralTag] | None
+    best_of: int | None
+    beam_search: int | BeamSearch | None
 
 
 # Option -> (sub-message of GenerationSpec or "", field in it).
@@ -167,6 +192,8 @@ _FIELDS: dict[str, tuple[str, str]] = {
             "token_ids_only",
             "prompt_logprobs",
             "trace_detail",
+            "best_of",
+            "beam_search",
         )
     },
     "max_drafts": ("speculation", "max_drafts"),
@@ -182,6 +209,13 @@ TRACE_DETAILS: dict[str, generation_pb2.TraceDetail] = {
     "off": generation_pb2.TRACE_DETAIL_OFF,
     "array": generation_pb2.TRACE_DETAIL_ARRAY,
     "span": generation_pb2.TRACE_DETAIL_SPAN,
+}
+
+
+EARLY_STOPPING: dict[str, generation_pb2.EarlyStopping] = {
+    "heuristic": generation_pb2.EARLY_STOPPING_HEURISTIC,
+    "full": generation_pb2.EARLY_STOPPING_FULL,
+    "never": generation_pb2.EARLY_STOPPING_NEVER,
 }
 
 
@@ -292,6 +326,9 @@ def _set_option(spec: generation_pb2.GenerationSpec, name: str, value: Any) -> N
     if name == "trace_detail":
         spec.trace_detail = trace_detail_of(value, "spec.trace_detail")
         return
+    if name == "beam_search":
+        _set_beam_search(spec.beam_search, value, path_of(name))
+        return
     if name == "max_drafts" and value == 0:
         spec.speculation.off = True
         return
@@ -301,6 +338,16 @@ def _set_option(spec: generation_pb2.GenerationSpec, name: str, value: Any) -> N
     if name == "stop" and isinstance(value, str):
         value = [value]
     assign(getattr(spec, group) if group else spec, field, value, path_of(name))
+
+
+def _set_beam_search(search: generation_pb2.BeamSearch, value: int | BeamSearch, path: str) -> None:
+    options = value if isinstance(value, BeamSearch) else BeamSearch(value)
+    assign(search, "width", options.width, f"{path}.width")
+    assign(search, "length_penalty", options.length_penalty, f"{path}.length_penalty")
+    if options.early_stopping not in EARLY_STOPPING:
+        rule = f"must be one of {', '.join(EARLY_STOPPING)} (given: {options.early_stopping!r:.80})"
+        raise invalid(f"{path}.early_stopping", rule)
+    search.early_stopping = EARLY_STOPPING[options.early_stopping]
 
 
 def _set_form(spec: generation_pb2.GenerationSpec, name: str, value: Any) -> None:

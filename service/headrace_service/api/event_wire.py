@@ -118,6 +118,8 @@ def output_finished(end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> b
         event.matched_stop.text = stop_strings[end.stop_string_index]
     if end.HasField("error"):
         event.error.CopyFrom(end.error)
+    if end.HasField("score"):
+        event.score = end.score
     return _response(generation_pb2.GenerationEvent(output_finished=event))
 
 

@@ -67,13 +67,14 @@ def test_generate_passes_every_option_on(server: CannedServer) -> None:
         " --stop-token-ids 1,2 --max-tokens 2 --min-tokens 1 --ignore-eos --bad-word x --include-stop-string -n 1"
         " --logprobs 2 --priority -1 --time-limit 2 --cache-salt s --keep-special-tokens --model canned"
         " --token-ids-only --prompt-logprobs 0 --trace-detail span --max-drafts 4 --regex a+"
+        " --best-of 3 --beam-search 4,0.5,never"
     )
     assert run(server, "generate", "hello", *arguments.split()).exit_code == 0
     spec = server.seen.requests[0].spec
-    # Every field of the proto has an option; token_ids is the other kind of prompt, and no server
-    # can do the other one yet.
+    # Every field of the proto has an option; token_ids is the other kind of prompt.
     for message, left_out in (
-        (spec, {"token_ids", "beam_search"}),
+        (spec, {"token_ids"}),
+        (spec.beam_search, set()),
         (spec.sampling, set()),
         (spec.stop, set()),
     ):

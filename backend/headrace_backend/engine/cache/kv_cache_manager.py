@@ -194,6 +194,27 @@ class KVCacheManager:
         sibling.num_computed = leader.num_computed
         leader.tail_shared = sibling.tail_shared = leader.num_computed % self.block_size != 0
 
+    def branch(self, parent: Sequence, child: Sequence) -> None:
+        """Gives `child` all blocks of `parent`, in place of those that it has."""
+        for table in parent.tables:
+            for block in table:
+                if block != NO_BLOCK:
+                    self.pool.hold(block)
+        child.table_from = min(map(_num_equal, child.tables, parent.tables))
+        self.release(child)
+        child.tables = [list(table) for table in parent.tables]
+        child.capacity = parent.capacity
+        child.block_keys = list(parent.block_keys)
+        child.publish_at = parent.publish_at
+        child.num_computed, child.num_settled = parent.num_computed, parent.num_settled
+        parent.tail_shared = child.tail_shared = parent.num_computed % self.block_size != 0
+
+    def hold_nothing(self, sequence: Sequence) -> None:
+        """Has a sequence that keeps its row without blocks be as one that computed nothing."""
+        sequence.tables = self.no_prefix()
+        sequence.table_from = sequence.capacity = sequence.num_computed = sequence.num_settled = 0
+        sequence.tail_shared = False
+
     def publish(self, sequence: Sequence) -> None:
         """Offers the full blocks of settled tokens to later prompts.
 
@@ -308,6 +329,12 @@ class KVCacheManager:
         index, ref_counts = sequence.num_computed // self.block_size, self.pool.ref_counts
         blocks = [table[index] for table in sequence.tables]
         return [group for group, block in enumerate(blocks) if ref_counts[block] - self._held_sources[block] > 1]
+
+
+def _num_equal(one: list[int], other: list[int]) -> int:
+    """Blocks with which both tables begin."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (first, second) in pairs if first != second), min(len(one), len(other)))
 
 
 def _group_key(key: bytes, group: int) -> bytes:

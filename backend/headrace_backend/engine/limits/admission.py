@@ -17,7 +17,14 @@ from headrace_backend.engine.errors import RefusalCode, RefusalReason, RequestRe
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.request import EngineRequest
-from headrace_backend.step.plan_bytes import FIELD_BYTES, RUN_BYTES, columns_bytes, max_plan_bytes, table_bytes
+from headrace_backend.step.plan_bytes import (
+    FIELD_BYTES,
+    RUN_BYTES,
+    SIBLING_BYTES,
+    columns_bytes,
+    max_plan_bytes,
+    table_bytes,
+)
 
 _NS_PER_S = 1_000_000_000
 _MIN_RETRY_NS = 100_000_000
@@ -122,24 +129,29 @@ class Admission:
             return f"spec: an output of it may take {num_bytes} bytes of a step plan; the limit is {limit}"
         if self.num_blocks is None:
             return None
-        # The last token's KV is never needed.
+        num_blocks, beams = request.most_blocks(self._config.block_size), request.asked.beam_search
+        if num_blocks <= self.num_blocks:
+            return None
+        if beams is not None and beams.width > 1:
+            return (
+                f"spec.beam_search.width: prompt and max_tokens of {beams.width} beams need {num_blocks} blocks of "
+                f"KV cache; there are {self.num_blocks}"
+            )
         num_tokens = len(request.prompt_ids) + request.asked.stop.max_tokens - 1
         capacity = self.num_blocks * self._config.block_size
-        if num_tokens <= capacity:
-            return None
         return f"spec.stop.max_tokens: prompt and max_tokens need {num_tokens} tokens of KV cache; there are {capacity}"
 
     def _check_sizes(self, request: EngineRequest) -> None:
         reason = self.check_fits(request)
         if reason is not None:
             raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, reason)
-        bytes_per_token = 4 if request.asked.num_logprobs < 0 else 14 + 8 * request.asked.num_logprobs
-        num_bytes = request.asked.n * request.asked.stop.max_tokens * bytes_per_token
+        asked, num_logprobs = request.asked, request.asked.num_logprobs
+        bytes_per_token = 14 + 8 * max(num_logprobs, 0) if asked.selects or num_logprobs >= 0 else 4
+        num_bytes = asked.num_sequences * asked.stop.max_tokens * bytes_per_token
         if num_bytes > self._config.max_log_bytes:
             message = (
-                f"spec.stop.max_tokens: {request.asked.n} outputs of {request.asked.stop.max_tokens} tokens could take "
-                f"{num_bytes} bytes of log;"
-                f" the limit is {self._config.max_log_bytes}"
+                f"spec.stop.max_tokens: {asked.num_sequences} outputs of {asked.stop.max_tokens} tokens could take "
+                f"{num_bytes} bytes of log; the limit is {self._config.max_log_bytes}"
             )
             raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message)
         num_bytes, limit = request.prompt_logprob_bytes, self._config.max_prompt_logprobs_bytes
@@ -181,7 +193,7 @@ class Admission:
         if request.deadline_ns is None:
             return
         left_ns = max(0, request.deadline_ns - now_ns)
-        wait_ns = self.expected_wait_ns(num_running, request.asked.n, passed)
+        wait_ns = self.expected_wait_ns(num_running, request.asked.num_sequences, passed)
         if wait_ns > left_ns:
             message = f"the expected wait, {wait_ns / 1e9:.3g} s, exceeds the time left, {left_ns / 1e9:.3g} s"
             raise RequestRefused(
@@ -194,9 +206,9 @@ class Admission:
     def _count(self, request: EngineRequest, account: TenantAccount, sign: int) -> None:
         self.num_waiting += sign
         self.num_waiting_tokens += sign * len(request.prompt_ids)
-        self._num_waiting_outputs += sign * request.asked.n
+        self._num_waiting_outputs += sign * request.asked.num_sequences
         account.num_waiting_tokens += sign * len(request.prompt_ids)
-        account.num_waiting_outputs += sign * request.asked.n
+        account.num_waiting_outputs += sign * request.asked.num_sequences
 
 
 def _bounded_retry(retry_ns: int) -> int:
@@ -207,11 +219,13 @@ def most_admission_bytes(request: EngineRequest, block_size: int, with_history: 
     """Most bytes that one output's admission can take in a plan, with its block table.
 
     The largest admission has the history of all tokens: the output comes back at its end. Every
-    admission has one with `with_history`.
+    admission has one with `with_history`, but for those of beams, of which all come together.
     """
     sampling, stop = request.asked.sampling, request.asked.stop
     num_tokens = len(request.prompt_ids) + stop.max_tokens
     words = sum(RUN_BYTES + len(word) for word in sampling.bad_words)
     lists = words + 2 * len(sampling.logit_bias_ids) + len(stop.token_ids)
-    history = 4 * num_tokens if with_history or sampling.needs_history else 0
-    return FIELD_BYTES + lists + history + table_bytes(-(-num_tokens // block_size))
+    num_bytes = FIELD_BYTES + lists + table_bytes(-(-num_tokens // block_size))
+    if request.asked.beam_search is not None:
+        return num_bytes + (request.asked.num_sequences - 1) * SIBLING_BYTES
+    return num_bytes + (4 * num_tokens if with_history or sampling.needs_history else 0)

@@ -8,7 +8,8 @@ no clock of its own.
 
     requests_per_minute   one for each accepted request. A minute's worth can come at once
                           (`RateBucket`)
-    tokens_per_minute     prompt + n * max_tokens when a request is accepted; at its end, whatever
+    tokens_per_minute     prompt + n * max_tokens when a request is accepted (n counts all
+                          sequences: the width of a search, best_of); at its end, whatever
                           the reason, what it did not use is given back. A prompt counts as used
                           from the first step that was planned of it
     concurrent_streams    requests that wait or run, whether or not somebody reads them, and readers
@@ -108,9 +109,8 @@ class Quotas:
 
         It returns None if the output fits when its tenant has nothing else in the cache.
         """
-        # The last token's KV is never needed.
         num_tokens = len(request.prompt_ids) + request.asked.stop.max_tokens - 1
-        num_blocks = -(-num_tokens // self._block_size)
+        num_blocks = request.most_blocks(self._block_size)
         if num_blocks <= account.max_blocks:
             return None
         return (
@@ -128,7 +128,7 @@ class Quotas:
             RequestRefused: RESOURCE_EXHAUSTED, with the moment at which the request passes unless
                 others come before it; without one if it never can.
         """
-        num_tokens = len(request.prompt_ids) + request.asked.n * request.asked.stop.max_tokens
+        num_tokens = len(request.prompt_ids) + request.asked.num_sequences * request.asked.stop.max_tokens
         if not request.admitted:
             self._check(account, request, num_tokens, now_ns)
         self._accounts[account.tenant] = account
@@ -298,7 +298,7 @@ def _never_reason(account: TenantAccount, request: EngineRequest, num_tokens: in
     if share is None or num_tokens <= share.pool.limit:
         return None
     return (
-        f"tokens_per_minute: prompt ({len(request.prompt_ids)}) and n * max_tokens ({request.asked.n} * "
+        f"tokens_per_minute: prompt ({len(request.prompt_ids)}) and n * max_tokens ({request.asked.num_sequences} * "
         f"{request.asked.stop.max_tokens}) are {num_tokens} tokens; the limit of this key is"
         f" {share.pool.limit}, so this request can never pass"
     )

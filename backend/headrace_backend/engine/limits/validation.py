@@ -114,8 +114,9 @@ class RequestValidator:
             "can't be continued without all log probabilities of the prompt, which come before all tokens",
         )
         most = request.asked.stop.max_tokens
+        # An output that was chosen is emitted whole before its end.
         require(
-            all(len(tokens) < most + (index in ended) for index, tokens in enumerate(emitted)),
+            all(len(tokens) < most + (index in ended or request.asked.selects) for index, tokens in enumerate(emitted)),
             "emitted",
             "must be shorter than max_tokens, or as long where the output ended",
         )

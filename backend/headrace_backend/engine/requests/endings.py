@@ -19,6 +19,7 @@ from headrace_backend.engine.limits.quotas import Quotas
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.requests.ledger import Phase
 from headrace_backend.engine.requests.request_table import RequestTable
+from headrace_backend.engine.requests.selection import publish
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
 from headrace_backend.engine.requests.subscriptions import Subscriptions
 from headrace_facts import facts
@@ -58,7 +59,8 @@ class Endings:
     def end_output(self, sequence: Sequence, end: OutputEnd, now_ns: int) -> None:
         """Ends one output; the request ends with its last output.
 
-        Tokens that were held back are released, and the row and the blocks are given back.
+        Tokens that were held back are released, and the row and the blocks are given back. Where a
+        request's outputs are chosen from its sequences, the last of these to end has it done.
         """
         assert not sequence.ended, "an output ends once"
         request = sequence.request
@@ -67,6 +69,8 @@ class Endings:
         sequence.log.finish(end)
         self.rows.remove(sequence, now_ns)
         if not request.active:
+            if request.selection is not None:
+                publish(request.logs, request.selection.choose(end))
             self._end_request(request, now_ns)
 
     def end_all(self, request: LiveRequest, reason: EndReason, now_ns: int, error: str = "") -> None:
@@ -127,6 +131,8 @@ class Endings:
         """Keeps what readers may still ask for; prompt and sequences would weigh more than it."""
         request.spec = request.spec.without_tokens()
         request.sequences, request.unforked = [], []
+        if request.selection is not None:
+            request.selection.forget()
         self.table.note_ended(request)
 
     def _tell_end(self, request: LiveRequest, done: RequestDone) -> None:

@@ -11,21 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 
-import numpy as np
-
 from headrace_backend.config import EngineConfig
-from headrace_backend.engine.events import LogprobColumns
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.limits.validation import RequestValidator
 from headrace_backend.engine.request import EngineRequest, Subscriber, TenantLimits
+from headrace_backend.engine.requests.beam_search import BeamSearch, Finish
 from headrace_backend.engine.requests.ledger import Ledger
 from headrace_backend.engine.requests.prompt_log import PromptLog
 from headrace_backend.engine.requests.request_trace import RequestTrace
+from headrace_backend.engine.requests.selection import BestOf
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
 from headrace_backend.engine.requests.stops import StopAutomaton, StopWatch
 from headrace_backend.engine.requests.token_log import OutputLog
-
-# Of a token that an earlier attempt emitted.
+from headrace_request.beam_search import BeamSearch as BeamOptions
 
 
 class Intake:
@@ -73,7 +71,7 @@ class Intake:
             num_prompt_tokens=len(request.prompt_ids),
             owner=owner,
             account=account,
-            num_active=request.asked.n - len(request.ends),
+            num_active=_num_active(request),
             prompt_log=self._prompt_log(request),
         )
         if request.earlier is not None and not request.has_ended:
@@ -83,14 +81,41 @@ class Intake:
         if request.recorded:
             live.trace = RequestTrace(live.ledger, request.asked.n)
         automaton = StopAutomaton(request.asked.stop.strings) if request.asked.stop.strings else None
+        if request.asked.selects and not request.has_ended:
+            self._add_candidates(live, automaton, now_ns)
+            return live
         for output_index in range(request.asked.n):
-            live.sequences.append(self._sequence(live, output_index, automaton, now_ns))
+            live.sequences.append(self._output(live, output_index, automaton, now_ns))
         for end in request.ends:
             ended = live.sequences[end.output_index]
             ended.ended, ended.log.end = True, end
         live.logs = [sequence.log for sequence in live.sequences]
         live.unforked = [] if request.emitted else live.sequences[1:]
         return live
+
+    def _add_candidates(self, live: LiveRequest, automaton: StopAutomaton | None, now_ns: int) -> None:
+        """Gives a request sequences among which its outputs are chosen, and logs for the outputs.
+
+        The sequences begin anew even where an earlier attempt emitted some of what was chosen.
+        """
+        spec, asked = live.spec, live.spec.asked
+        live.logs = [self._log(spec, output_index) for output_index in range(asked.n)]
+        for end in spec.ends:
+            live.logs[end.output_index].end = end
+        logs = [OutputLog(index, asked.beam_search is None) for index in range(asked.num_sequences)]
+        if asked.beam_search is None:
+            live.selection = BestOf(asked.n, logs)
+        else:
+            live.selection = live.search = self._search(spec, asked.beam_search, automaton)
+        for log in logs:
+            watch = self._watch(spec, automaton) if asked.beam_search is None else None
+            live.sequences.append(self._sequence(live, log, watch, now_ns))
+        live.unforked = live.sequences[1:]
+
+    def _search(self, spec: EngineRequest, options: BeamOptions, automaton: StopAutomaton | None) -> BeamSearch:
+        stop = spec.asked.stop
+        finish = Finish(spec.stop_token_ids, stop.min_tokens, stop.max_tokens, self._token_bytes)
+        return BeamSearch(options, spec.asked.n, finish, self._watch(spec, automaton), spec.asked.num_logprobs)
 
     def _prompt_log(self, request: EngineRequest) -> PromptLog | None:
         if request.asked.num_prompt_logprobs < 0:
@@ -99,24 +124,37 @@ class Intake:
         log.resume(request.prompt_logprobs)
         return log
 
-    def _sequence(self, live: LiveRequest, output_index: int, automaton: StopAutomaton | None, now_ns: int) -> Sequence:
-        spec = live.spec
-        log = OutputLog(output_index, spec.asked.num_logprobs >= 0)
-        watch = StopWatch(automaton, spec.asked.stop.include_stop_string) if automaton is not None else None
-        if spec.emitted:
-            logprobs = spec.emitted_logprobs[output_index] if spec.emitted_logprobs else None
-            self._resume(log, watch, spec.emitted[output_index], logprobs)
-        return Sequence(live, log, now_ns - spec.asked.priority * self._ageing_ns, watch)
-
-    def _resume(
-        self,
-        log: OutputLog,
-        watch: StopWatch | None,
-        emitted: np.typing.NDArray[np.int32],
-        logprobs: LogprobColumns | None,
-    ) -> None:
-        """An earlier attempt emitted these tokens: they count, and nobody is sent them again."""
-        log.resume(emitted.tobytes(), logprobs)
+    def _output(self, live: LiveRequest, output_index: int, automaton: StopAutomaton | None, now_ns: int) -> Sequence:
+        """A sequence that is an output."""
+        log, watch = self._log(live.spec, output_index), self._watch(live.spec, automaton)
         if watch is not None:
             for token in log.tokens:
                 watch.feed(self._token_bytes[token], may_stop=False)
+        return self._sequence(live, log, watch, now_ns)
+
+    def _sequence(self, live: LiveRequest, log: OutputLog, watch: StopWatch | None, now_ns: int) -> Sequence:
+        return Sequence(live, log, now_ns - live.spec.asked.priority * self._ageing_ns, watch)
+
+    def _watch(self, spec: EngineRequest, automaton: StopAutomaton | None) -> StopWatch | None:
+        return StopWatch(automaton, spec.asked.stop.include_stop_string) if automaton is not None else None
+
+    def _log(self, spec: EngineRequest, output_index: int) -> OutputLog:
+        """An output's log.
+
+        Tokens that an earlier attempt emitted count, and nobody is sent them again.
+        """
+        log = OutputLog(output_index, spec.asked.num_logprobs >= 0)
+        if spec.emitted:
+            logprobs = spec.emitted_logprobs[output_index] if spec.emitted_logprobs else None
+            log.resume(spec.emitted[output_index].tobytes(), logprobs)
+        return log
+
+
+def _num_active(request: EngineRequest) -> int:
+    """Sequences of a new request that have not ended.
+
+    Those among which outputs are chosen begin anew.
+    """
+    if request.asked.selects and not request.has_ended:
+        return request.asked.num_sequences
+    return request.asked.n - len(request.ends)

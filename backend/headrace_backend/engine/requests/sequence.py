@@ -28,10 +28,12 @@ from headrace_backend.engine.limits.tenant_account import Claim, TenantAccount, 
 from headrace_backend.engine.output_grammar import OutputGrammar
 from headrace_backend.engine.request import EngineRequest, RequestState
 from headrace_backend.engine.requests.acceptance import Acceptance
+from headrace_backend.engine.requests.beam_search import BeamSearch
 from headrace_backend.engine.requests.ledger import Ledger
 from headrace_backend.engine.requests.outbox import Stream
 from headrace_backend.engine.requests.prompt_log import PromptLog
 from headrace_backend.engine.requests.request_trace import RequestTrace
+from headrace_backend.engine.requests.selection import Selection
 from headrace_backend.engine.requests.stops import StopWatch
 from headrace_backend.engine.requests.token_log import OutputLog
 from headrace_request import limits
@@ -64,13 +66,16 @@ class Sequence:
         "num_settled",
         "num_tokens",
         "number",
+        "paused",
         "planned_in",
         "prompt_log",
         "publish_at",
         "request",
         "row",
         "runs",
+        "search",
         "stop_token_ids",
+        "table_from",
         "tables",
         "tail_shared",
         "tokens",
@@ -92,24 +97,28 @@ class Sequence:
         # The same array as the log's.
         self.tokens = log.tokens
         self.watch = watch
-        # Of a recorded request.
-        self.runs = request.trace.runs[log.output_index] if request.trace is not None else None
+        # The search whose hypotheses it computes; None: it is an output.
+        self.search = request.search
+        # Of a recorded request whose sequences are its outputs.
+        self.runs = None
+        if request.trace is not None and request.selection is None:
+            self.runs = request.trace.runs[log.output_index]
         self.urgency = (urgency_ns, request.sequence_number, log.output_index)
         self.stop_token_ids = spec.stop_token_ids
         # Says which tokens the output may draw; None: any. And how many of its tokens that knows.
         self.grammar: OutputGrammar | None = spec.grammar.new_output() if spec.grammar is not None else None
         self.num_given = 0
         self.min_tokens = spec.asked.stop.min_tokens
-        self.wants_logprobs = log.logprobs is not None
+        self.wants_logprobs = spec.asked.num_row_logprobs >= 0
         # Set where this output's steps report the log probabilities of the prompt: those of a
         # request's first output.
         self.prompt_log = request.prompt_log if log.output_index == 0 else None
         self.num_prompt_tokens = len(spec.prompt_ids)
         self.max_output_tokens = spec.asked.stop.max_tokens
         # Drafts that its steps may verify, as its caller and the server allow. A mask is that of
-        # one draw, so what has a grammar has none.
+        # one draw, so what has a grammar has none, and the next token of a beam is not drawn.
         self.max_drafts = spec.asked.max_drafts if spec.asked.max_drafts >= 0 else limits.MAX_DRAFTS
-        if self.grammar is not None:
+        if self.grammar is not None or self.search is not None:
             self.max_drafts = 0
         self.acceptance = Acceptance()
         # Never scheduled beyond: the last token's KV is not needed.
@@ -125,6 +134,8 @@ class Sequence:
         # Counts the times it lost its row, so that what an earlier stay planned is recognized.
         self.epoch = 0
         self.block_keys: list[bytes] = []
+        # Not to be computed before its search says what: its hypothesis was read, or it has none.
+        self.paused = False
         self._leave_row()
 
     def _leave_row(self) -> None:
@@ -142,6 +153,9 @@ class Sequence:
         self.publish_at = 0
         # The last block is partly filled and may be held by other outputs too.
         self.tail_shared = False
+        # Index from which on the worker does not know its tables, since it forked from another
+        # sequence while it had a row; None: it knows all.
+        self.table_from: int | None = None
         # The step that it was planned in last.
         self.planned_in = 0
 
@@ -206,7 +220,8 @@ class LiveRequest:
     logs: list[OutputLog] = dataclasses.field(default_factory=list)
     # Log probabilities of the prompt, if they were asked for.
     prompt_log: PromptLog | None = None
-    # Outputs that wait for the first one to compute the prompt that they share.
+    # Outputs that wait for the first one to compute the prompt that they share. Of a search that
+    # has no rows all sequences but the first, which take their rows with it.
     unforked: list[Sequence] = dataclasses.field(default_factory=list)
     # Subscriptions: (stream, handle) of each.
     readers: list[tuple[Stream, int]] = dataclasses.field(default_factory=list)
@@ -221,6 +236,10 @@ class LiveRequest:
     last_step_id: int = 0
     # Of a recorded request.
     trace: RequestTrace | None = None
+    # Chooses the outputs from the sequences, which are more; None: each sequence is an output.
+    selection: Selection | None = None
+    # The same, where it is a search.
+    search: BeamSearch | None = None
     # The subscription that came with it was ended by its service, before the request was.
     given_up: bool = False
     # Steps that it took part in and that could not be computed.
@@ -258,7 +277,9 @@ class LiveRequest:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of all outputs."""
+        """Tokens of all outputs; of outputs that are chosen, of all sequences computed for them."""
+        if self.selection is not None:
+            return self.selection.num_tokens
         return sum(len(log.tokens) for log in self.logs)
 
     def publish(self, event: Event) -> None:

@@ -101,6 +101,13 @@ class StopWatch:
         self._held_lengths: deque[int] = deque()
         self._held_bytes = 0
 
+    def copy(self) -> StopWatch:
+        """Another output's progress that begins where this one is."""
+        other = StopWatch(self._automaton, self._include)
+        other._state, other._held_bytes = self._state, self._held_bytes
+        other._held_lengths = self._held_lengths.copy()
+        return other
+
     @property
     def num_held(self) -> int:
         """Tokens, the newest ones, that a match could still reach into."""

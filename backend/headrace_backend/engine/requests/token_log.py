@@ -24,6 +24,14 @@ class TokenLogprobs(NamedTuple):
     top_token_ids: AbstractSequence[int]
     top_logprobs: AbstractSequence[float]
 
+    def append_to(self, columns: LogprobColumns) -> None:
+        """Appends the entry to columns."""
+        columns.sampled.append(self.sampled)
+        columns.ranks.append(self.rank)
+        columns.top_counts.append(len(self.top_token_ids))
+        columns.top_token_ids.extend(self.top_token_ids)
+        columns.top_logprobs.extend(self.top_logprobs)
+
 
 _NOT_KNOWN = TokenLogprobs(math.nan, 0, (), ())
 
@@ -70,13 +78,8 @@ class OutputLog:
 
     def append_logprobs(self, entry: TokenLogprobs) -> None:
         """Log probabilities of the token appended to `tokens` at the same time."""
-        columns = self.logprobs
-        assert columns is not None, "the request asked for log probabilities"
-        columns.sampled.append(entry.sampled)
-        columns.ranks.append(entry.rank)
-        columns.top_counts.append(len(entry.top_token_ids))
-        columns.top_token_ids.extend(entry.top_token_ids)
-        columns.top_logprobs.extend(entry.top_logprobs)
+        assert self.logprobs is not None, "the request asked for log probabilities"
+        entry.append_to(self.logprobs)
 
     def append_released(self, token: int) -> None:
         """One more token, for readers to see at once: the way of almost every one.
@@ -106,6 +109,20 @@ class OutputLog:
         self.end = end
         for stream, handle in self.readers:
             stream.outbox.events.append((handle, end))
+
+    def fill(self, tokens: AbstractSequence[int], logprobs: LogprobColumns | None, end: OutputEnd) -> None:
+        """Takes a whole output at once, which begins with the tokens that are here already.
+
+        Args:
+            tokens: All tokens of the output.
+            logprobs: Log probabilities of all of them; None: none were asked for.
+            end: How it ended.
+        """
+        first = len(self.tokens)
+        self.tokens.extend(tokens[first:])
+        if self.logprobs is not None and logprobs is not None:
+            self.logprobs.extend_from(logprobs, first)
+        self.finish(end)
 
     def snapshot(self) -> OutputSnapshot:
         """What is released so far."""

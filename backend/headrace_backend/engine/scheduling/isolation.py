@@ -121,7 +121,7 @@ class Isolation:
         if self._proves_device and num_settled_steps == self._num_settled_at_last:
             return not any(request.active for request in self._on_trial)
         return all(
-            sequence.ended or sequence.num_settled >= goal
+            sequence.ended or sequence.num_settled >= goal or _is_unused(sequence)
             for sequence, goal in self._goals.items()
             if sequence.request in self._on_trial
         )
@@ -149,6 +149,11 @@ def _sequences(steps: Iterable[InFlightStep]) -> AbstractSequence[Sequence]:
         taking_part.update(dict.fromkeys(step.samples))
         taking_part.update(dict.fromkeys(sequence for sequence, _, _ in step.chunks))
     return [sequence for sequence in taking_part if not sequence.ended]
+
+
+def _is_unused(sequence: Sequence) -> bool:
+    """Whether the sequence is one of a search that has no hypothesis for it any more."""
+    return sequence.search is not None and not sequence.search.uses(sequence.log.output_index)
 
 
 def _likelihood(request: LiveRequest) -> tuple[bool, int]:

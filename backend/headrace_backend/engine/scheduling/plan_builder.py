@@ -32,7 +32,7 @@ from headrace_backend.step.plan import (
     StepPlan,
     admission_bytes,
 )
-from headrace_backend.step.plan_bytes import table_bytes
+from headrace_backend.step.plan_bytes import SIBLING_BYTES, table_bytes
 
 
 class MaskedDraw(NamedTuple):
@@ -202,10 +202,39 @@ class PlanBuilder:
         num_bytes = admission_bytes(admission, before) + table_bytes(num_blocks)
         if num_bytes > self._admission_bytes_left:
             return False
+        self._take(admission, sequence, num_bytes)
+        return True
+
+    def admit_beams(self, beams: AbstractSequence[Sequence], rows: AbstractSequence[int], num_blocks: int) -> bool:
+        """Has all sequences of a search take rows with this step; the first has blocks already.
+
+        False: the plan has no room for all of them, and nothing has changed.
+        """
+        before = self._admissions[-1] if self._admissions else None
+        leader = self._admission(beams[0], rows[0])
+        num_bytes = admission_bytes(leader, before) + table_bytes(num_blocks) + (len(beams) - 1) * SIBLING_BYTES
+        if num_bytes > self._admission_bytes_left:
+            return False
+        self._take(leader, beams[0], num_bytes)
+        for beam, row in zip(beams[1:], rows[1:], strict=True):
+            self._take(SiblingAdmission(row, beam.log.output_index, b"").after(leader), beam, 0)
+        return True
+
+    def take_table(self, num_blocks: int, num_groups: int) -> bool:
+        """Counts tables of so many blocks that a row gets without being admitted.
+
+        False: the plan has no room left, and nothing has changed.
+        """
+        num_bytes = num_groups * table_bytes(num_blocks)
+        if num_bytes > self._admission_bytes_left:
+            return False
+        self._admission_bytes_left -= num_bytes
+        return True
+
+    def _take(self, admission: RowAdmission, sequence: Sequence, num_bytes: int) -> None:
         self._admission_bytes_left -= num_bytes
         self._admissions.append(admission)
         self._last_admitted = sequence
-        return True
 
     def add_decode(self, sequence: Sequence) -> None:
         """Computes the row's last sampled token, which the worker knows, and samples the next.
@@ -406,13 +435,18 @@ class PlanBuilder:
         self._samples.append(sequence)
         self._token_indices.append(token_index)
         sequence.num_tokens += 1
-        sequence.decodes = True
+        # A search chooses what follows when it has read what was computed.
+        sequence.paused = sequence.search is not None
+        sequence.decodes = not sequence.paused
 
     def _history(self, sequence: Sequence) -> bytes:
         """The output known so far, where the worker needs it."""
         return sequence.tokens.tobytes() if self._needs_history(sequence) else b""
 
     def _needs_history(self, sequence: Sequence) -> bool:
+        # Nothing is drafted for beams, whose tokens are not those that their rows draw.
+        if sequence.search is not None:
+            return False
         return self._with_history or sequence.request.spec.asked.sampling.needs_history
 
     def _admission(self, sequence: Sequence, row: int) -> RowAdmission:
@@ -422,13 +456,13 @@ class PlanBuilder:
             row=row,
             sampling=asked.sampling,
             output_index=sequence.log.output_index,
-            num_logprobs=asked.num_logprobs,
-            min_tokens=0 if is_masked else asked.stop.min_tokens,
+            num_logprobs=asked.num_row_logprobs,
+            min_tokens=0 if is_masked or sequence.search is not None else asked.stop.min_tokens,
             is_masked=is_masked,
             stop_token_ids=asked.stop.token_ids,
             prompt_ids=asked.prompt_token_ids if self._needs_history(sequence) else b"",
             output_ids=self._history(sequence),
-            tenant=_tenant(sequence) if self._with_history else b"",
+            tenant=_tenant(sequence) if self._with_history and sequence.search is None else b"",
         )
 
 

@@ -20,10 +20,10 @@ class RowTables:
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
 
-    def write(self, sequence: Sequence, builder: PlanBuilder) -> None:
-        """Writes the tables of a sequence that takes a row, but for blocks that went back."""
+    def write(self, sequence: Sequence, builder: PlanBuilder, start: int = 0) -> None:
+        """Writes the tables of a sequence from index `start` on, but for blocks that went back."""
         for group, table in enumerate(sequence.tables):
-            first = 0
+            first = start
             while first < len(table) and table[first] == NO_BLOCK:
                 first += 1
             builder.update_table(group * self._num_rows + sequence.row, first, table[first:])
@@ -36,6 +36,23 @@ class RowTables:
             for table in sequence.tables:
                 builder.update_table(line, len(table) - appended, table[-appended:])
                 line += self._num_rows
+
+    def rewrite(self, sequence: Sequence, num_tokens: int, kv: KVCacheManager, builder: PlanBuilder) -> bool:
+        """Does what `copy_on_write` and `grow` do of tables that the worker does not know yet.
+
+        Each place is written once, because workers write all of a plan's at the same time. False:
+        the plan has no room for it, and nothing has changed.
+        """
+        assert sequence.table_from is not None, "there is something that the worker does not know"
+        first = min(sequence.table_from, sequence.num_computed // kv.block_size)
+        if not builder.take_table(kv.num_blocks_for(num_tokens) - first, len(sequence.tables)):
+            return False
+        for copy in kv.copy_on_write(sequence):
+            builder.add_copy(copy)
+        kv.grow(sequence, num_tokens)
+        self.write(sequence, builder, first)
+        sequence.table_from = None
+        return True
 
     def copy_on_write(self, sequence: Sequence, kv: KVCacheManager, builder: PlanBuilder) -> None:
         """Makes the blocks that the sequence writes to next its own."""

@@ -16,7 +16,8 @@ the rows and the available blocks.
    behind 3, with a share kept for them).
 3. Waiting sequences, most urgent first, unless blocks were short in this step, until the plan has
    no room for the next one's admission (`plan_bytes`). Those whose prompt goes on as one that is
-   being computed wait for that (`prefix_followers`).
+   being computed wait for that (`prefix_followers`). All sequences of a search take their rows at
+   once, and lose them at once (`beams`).
 
 A tenant's sequences hold at most its share of the blocks. One that waits for more is passed over
 with its whole tenant, and those of others go on; one that runs and needs more preempts the least
@@ -41,7 +42,9 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.cache.prefix_keys import PrefixKeys
 from headrace_backend.engine.limits.tenant_account import TenantAccount
+from headrace_backend.engine.requests.beam_search import Fork
 from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
+from headrace_backend.engine.scheduling import beams
 from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
 from headrace_backend.engine.scheduling.micro_batches import MicroBatches
 from headrace_backend.engine.scheduling.plan_builder import InFlightStep, PlanBuilder
@@ -121,7 +124,10 @@ class Scheduler:
             sequence.leave_row()
             account = sequence.request.account
             account.num_running = account.num_blocks = 0
-            self.waiting.push(sequence)
+            if sequence.search is None:
+                self.waiting.push(sequence)
+            elif sequence is sequence.request.sequences[0]:
+                self.waiting.push(beams.restart(sequence.request, self._config.block_size))
             self.waiting.unpark(account)
             sequence.request.lost_row(now_ns)
             self._followers.retire(sequence)
@@ -157,8 +163,8 @@ class Scheduler:
         No step is in flight. Whoever runs gives its row back, and computes again later.
         """
         for sequence in list(self.running):
-            self._vacate(sequence, now_ns)
-            self.waiting.push(sequence)
+            if sequence.row != NO_ROW:
+                self._return_to_queue(sequence, now_ns)
         if self.held is None:
             self.held = WaitingQueue()
         self._hold(self.waiting.take())
@@ -179,6 +185,11 @@ class Scheduler:
         assert self.kv is not None, "a step was computed"
         self.kv.publish(sequence)
         self._followers.advance(sequence, self.kv)
+
+    def go_on(self, request: LiveRequest, forks: Iterable[Fork]) -> None:
+        """Has the beams of a search compute the hypotheses that it has chosen."""
+        assert self.kv is not None, "a step was computed"
+        beams.go_on(request, forks, self.kv)
 
     def _hold(self, sequences: Iterable[Sequence]) -> None:
         assert self.held is not None, "somebody is on trial"
@@ -269,7 +280,8 @@ class Scheduler:
         # Preemption removes only less urgent sequences, which come later in the list.
         for sequence in self.running:
             if not sequence.decodes:
-                catching_up.append(sequence)
+                if not sequence.paused:
+                    catching_up.append(sequence)
             elif sequence in passed_over:
                 self._stalled.append(sequence)
             elif sequence.num_tokens < sequence.max_tokens_total:
@@ -354,12 +366,17 @@ class Scheduler:
             sequence = self.waiting.peek()
             if sequence is None:
                 return
+            num_rows = 1 if sequence.search is None else len(sequence.request.sequences)
+            if num_rows > len(self._free_rows):
+                return
             account = sequence.request.account
             prefix = kv.no_prefix() if sequence.num_unread else kv.find_prefix(sequence)
             num_known = len(prefix[0]) * kv.block_size
             if not sequence.num_unread and self._followers.take_first(sequence, num_known, kv):
                 continue
             num_needed = kv.num_needed(sequence, prefix)
+            if sequence.search is not None:
+                num_needed += beams.num_further_blocks(sequence, kv.block_size)
             if num_needed + _num_spare_blocks(account.num_running) + promised[account] > account.num_blocks_left:
                 self.waiting.park()
                 continue
@@ -370,19 +387,36 @@ class Scheduler:
             if num_needed + _num_spare_blocks(len(self.running)) + num_promised > kv.pool.num_available:
                 return
             count = budget.chunk(num_known, builder.most_computed(sequence, num_known))
-            if count == 0 or not builder.admit(sequence, self._free_rows[-1], kv.num_blocks_for(num_known + count)):
+            if count == 0 or not self._admit(sequence, kv.num_blocks_for(num_known + count), builder):
                 return
             self.waiting.pop()
             self._occupy(sequence, now_ns)
             kv.take_prefix(sequence, prefix)
             self._followers.lead(sequence, kv)
             self._note_prefix(sequence)
+            if sequence.search is not None:
+                self._occupy_beams(sequence.request, now_ns)
             kv.grow(sequence, sequence.num_computed + count)
             self._tables.write(sequence, builder)
             self._add_known(sequence, count, builder, now_ns)
             num_missing = kv.num_missing(sequence, sequence.num_tokens)
             num_promised += num_missing
             promised[account] += num_missing
+
+    def _admit(self, sequence: Sequence, num_blocks: int, builder: PlanBuilder) -> bool:
+        """Whether the plan has room for the sequence that takes a row, or for all of its search."""
+        if sequence.search is None:
+            return builder.admit(sequence, self._free_rows[-1], num_blocks)
+        search = sequence.request.sequences
+        return builder.admit_beams(search, self._free_rows[: -len(search) - 1 : -1], num_blocks)
+
+    def _occupy_beams(self, request: LiveRequest, now_ns: int) -> None:
+        """The other sequences of a search take their rows with the first."""
+        assert self.kv is not None, "there is a worker"
+        others, request.unforked = request.unforked, []
+        for beam in others:
+            self._occupy(beam, now_ns)
+        beams.take_rows(others, self.kv)
 
     def _note_prefix(self, sequence: Sequence) -> None:
         """Notes that the prefix cache was asked for a prompt.
@@ -439,6 +473,8 @@ class Scheduler:
                 return False
             self._preempt(victim, now_ns)
             missing = kv.num_missing(sequence, num_tokens)
+        if sequence.table_from is not None:
+            return self._tables.rewrite(sequence, num_tokens, kv, builder)
         if sequence.tail_shared:
             self._tables.copy_on_write(sequence, kv, builder)
         self._tables.grow(sequence, num_tokens, kv, builder)
@@ -455,20 +491,36 @@ class Scheduler:
                 return None
             if account is not None and candidate.request.account is not account:
                 continue
-            if candidate.planned_in != step_id and not candidate.completing:
+            if candidate.search is None:
+                may_leave = candidate.planned_in != step_id and not candidate.completing
+            else:
+                # A search leaves as a whole.
+                request = candidate.request
+                may_leave = request is not sequence.request and step_id not in map(_planned_in, request.sequences)
+            if may_leave:
                 return candidate
         return None
 
     def _preempt(self, victim: Sequence, now_ns: int) -> None:
-        """Takes the victim's row and blocks.
+        """Takes the victim's row and blocks, and those of its whole search.
 
-        Its tokens stay, and a token that is on its way is kept when it arrives.
+        Its tokens stay, and a token that is on its way is kept when it arrives; what a search is
+        to choose from is computed again.
         """
-        self._vacate(victim, now_ns)
-        self.waiting.push(victim)
+        self._return_to_queue(victim, now_ns)
         victim.request.ledger.preemptions += 1
         self._preempted.append(victim.request.sequence_number)
         self.num_preemptions += 1
+
+    def _return_to_queue(self, sequence: Sequence, now_ns: int) -> None:
+        """Has a sequence with a row, or its whole search, wait for one again."""
+        if sequence.search is None:
+            self._vacate(sequence, now_ns)
+            self.waiting.push(sequence)
+            return
+        for beam in sequence.request.sequences:
+            self._vacate(beam, now_ns)
+        self.waiting.push(beams.restart(sequence.request, self._config.block_size))
 
     def _occupy(self, sequence: Sequence, now_ns: int) -> None:
         sequence.row = self._free_rows.pop()
@@ -495,6 +547,10 @@ class Scheduler:
 
 def _num_spare_blocks(num_running: int) -> int:
     return -(-num_running // _RUNNING_PER_SPARE_BLOCK)
+
+
+def _planned_in(sequence: Sequence) -> int:
+    return sequence.planned_in
 
 
 def _urgency(sequence: Sequence) -> tuple[int, int, int]:

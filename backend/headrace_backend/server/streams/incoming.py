@@ -223,6 +223,7 @@ def _end(end: engine_pb2.OutputEnd, index: int, checks: _Checks) -> OutputEnd:
         stop_string_index=end.stop_string_index if end.HasField("stop_string_index") else None,
         trim_bytes=end.trim_bytes,
         error=end.error.message,
+        score=end.score if end.HasField("score") else None,
     )
 
 

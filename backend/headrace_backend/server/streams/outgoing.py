@@ -219,6 +219,7 @@ def write_end(end: OutputEnd) -> engine_pb2.OutputEnd:
         stop_string_index=end.stop_string_index,
         trim_bytes=end.trim_bytes,
         error=make_status(grpc.StatusCode.INTERNAL, end.error) if end.error else None,
+        score=end.score,
     )
 
 

@@ -124,7 +124,7 @@ def plan_ring_bytes(launch: WorkerLaunch) -> int:
 def result_ring_bytes(config: EngineConfig) -> int:
     """Space for two of the largest results, and for messages."""
     num_tokens = config.max_num_seqs + min(config.max_num_batched_tokens, MAX_PROMPT_LOGPROBS)
-    return 2 * num_tokens * (32 + 8 * limits.MAX_LOGPROBS) + _MIB
+    return 2 * num_tokens * (32 + 8 * limits.MAX_ROW_LOGPROBS) + _MIB
 
 
 class WorkerGroup:

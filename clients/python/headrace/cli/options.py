@@ -24,7 +24,7 @@ from headrace.client import Client
 from headrace.connections.channel import RetryPolicy
 from headrace.connections.connection import DEFAULT_SERVER, ConnectionOptions, PlaintextKey
 from headrace.security import Tls
-from headrace.spec import GenerationOptions, path_of
+from headrace.spec import EARLY_STOPPING, BeamSearch, EarlyStoppingName, GenerationOptions, path_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -79,6 +79,29 @@ class TextOrFile(click.ParamType):  # type: ignore[type-arg]
             return pathlib.Path(value[1:]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError, ValueError) as error:
             self.fail(f"{value[1:]!r} can't be read: {getattr(error, 'strerror', None) or error}", param, ctx)
+
+
+# What follows the width, where it is left out.
+_BEAM_DEFAULTS = ("1", "heuristic")
+
+
+class BeamOptions(click.ParamType):  # type: ignore[type-arg]
+    """The options of a beam search: its width, then what else there is of them."""
+
+    name = "width[,penalty[,when]]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> BeamSearch:
+        """The search of a string such as "4" or "4,0.5,never"."""
+        if isinstance(value, BeamSearch):
+            return value
+        width, penalty, when = [*value.split(","), *_BEAM_DEFAULTS[value.count(",") :]][:3]
+        try:
+            if value.count(",") > 2 or when not in EARLY_STOPPING:
+                raise ValueError
+            return BeamSearch(int(width), float(penalty), cast(EarlyStoppingName, when))
+        except ValueError:
+            names = ", ".join(EARLY_STOPPING)
+            self.fail(f"{value!r} is not of the form WIDTH[,PENALTY[,WHEN]], WHEN one of {names}", param, ctx)
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]
@@ -163,6 +186,13 @@ GENERATION_OPTIONS: dict[str, click.Option] = {
         _option("regex", str, "Regular expression that outputs match as a whole."),
         _option("choice", str, "A text that outputs may be, and nothing else. May be repeated.", many=True),
         _option("grammar", TextOrFile(), "Grammar in Lark's notation that outputs follow."),
+        _option("best_of", int, "Outputs to sample, of which the -n best are returned; n to 20. Default: n."),
+        _option(
+            "beam_search",
+            BeamOptions(),
+            "Search for the -n most likely outputs: width (1 to 16), length penalty (1), and when it ends: heuristic, "
+            "full or never. Default: outputs are sampled.",
+        ),
         _option(
             "trace_detail",
             click.Choice(["off", "array", "span"]),

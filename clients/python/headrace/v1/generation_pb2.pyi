@@ -18,6 +18,13 @@ class TraceDetail(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRACE_DETAIL_ARRAY: _ClassVar[TraceDetail]
     TRACE_DETAIL_SPAN: _ClassVar[TraceDetail]
 
+class EarlyStopping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EARLY_STOPPING_UNSPECIFIED: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_HEURISTIC: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_FULL: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_NEVER: _ClassVar[EarlyStopping]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -30,6 +37,10 @@ TRACE_DETAIL_UNSPECIFIED: TraceDetail
 TRACE_DETAIL_OFF: TraceDetail
 TRACE_DETAIL_ARRAY: TraceDetail
 TRACE_DETAIL_SPAN: TraceDetail
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping
+EARLY_STOPPING_HEURISTIC: EarlyStopping
+EARLY_STOPPING_FULL: EarlyStopping
+EARLY_STOPPING_NEVER: EarlyStopping
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -38,7 +49,7 @@ FINISH_REASON_DEADLINE: FinishReason
 FINISH_REASON_ERROR: FinishReason
 
 class GenerationSpec(_message.Message):
-    __slots__ = ("text", "token_ids", "model", "sampling", "stop", "n", "logprobs", "priority", "time_limit", "cache_salt", "skip_special_tokens", "token_ids_only", "prompt_logprobs", "structured_output", "beam_search", "trace_detail", "speculation")
+    __slots__ = ("text", "token_ids", "model", "sampling", "stop", "n", "logprobs", "priority", "time_limit", "cache_salt", "skip_special_tokens", "token_ids_only", "prompt_logprobs", "structured_output", "beam_search", "trace_detail", "speculation", "best_of")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +67,7 @@ class GenerationSpec(_message.Message):
     BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
     TRACE_DETAIL_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    BEST_OF_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     model: str
@@ -73,7 +85,8 @@ class GenerationSpec(_message.Message):
     beam_search: BeamSearch
     trace_detail: TraceDetail
     speculation: Speculation
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., skip_special_tokens: bool = ..., token_ids_only: bool = ..., prompt_logprobs: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., trace_detail: _Optional[_Union[TraceDetail, str]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
+    best_of: int
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., skip_special_tokens: bool = ..., token_ids_only: bool = ..., prompt_logprobs: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., trace_detail: _Optional[_Union[TraceDetail, str]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., best_of: _Optional[int] = ...) -> None: ...
 
 class Speculation(_message.Message):
     __slots__ = ("off", "max_drafts")
@@ -128,12 +141,14 @@ class StructuralTag(_message.Message):
     def __init__(self, trigger: _Optional[str] = ..., begin: _Optional[str] = ..., json_schema: _Optional[str] = ..., end: _Optional[str] = ...) -> None: ...
 
 class BeamSearch(_message.Message):
-    __slots__ = ("width", "length_penalty")
+    __slots__ = ("width", "length_penalty", "early_stopping")
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
     width: int
     length_penalty: float
-    def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ...) -> None: ...
+    early_stopping: EarlyStopping
+    def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -267,16 +282,18 @@ class PromptLogprobs(_message.Message):
     def __init__(self, first_token_index: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
 
 class OutputFinished(_message.Message):
-    __slots__ = ("output_index", "reason", "matched_stop", "error")
+    __slots__ = ("output_index", "reason", "matched_stop", "error", "score")
     OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MATCHED_STOP_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     output_index: int
     reason: FinishReason
     matched_stop: MatchedStop
     error: _status_pb2.Status
-    def __init__(self, output_index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., matched_stop: _Optional[_Union[MatchedStop, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+    score: float
+    def __init__(self, output_index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., matched_stop: _Optional[_Union[MatchedStop, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., score: _Optional[float] = ...) -> None: ...
 
 class MatchedStop(_message.Message):
     __slots__ = ("token_id", "text")

@@ -38,6 +38,9 @@ NAMES = {
     "spec.stop.token_ids": f"{_WHERE}.stop_token_ids",
     "spec.stop.include_stop_string": f"{_WHERE}.include_stop_str_in_output",
     "spec.structured_output": f"{_WHERE}.structured_outputs",
+    "spec.best_of": f"{_WHERE}.best_of",
+    "spec.beam_search.width": f"{_WHERE}.best_of",
+    "spec.beam_search.length_penalty": f"{_WHERE}.length_penalty",
     "spec.priority": "parameters[priority]",
     "spec.time_limit": "parameters[timeout]",
 }
@@ -61,7 +64,7 @@ def fill(spec: Spec, values: Mapping[str, Any]) -> None:
             raise asked.unbuilt(f"{_WHERE}.{name}")
         else:
             raise errors.invalid_field(f"{_WHERE}.{name[:64]}", "is not known")
-    _check_best_of(values.get("best_of"), spec.n if spec.HasField("n") else 1)
+    _fill_search(spec, {name: value for name, value in values.items() if value is not None and value != "None"})
 
 
 # -- values
@@ -189,14 +192,14 @@ _SETTERS: dict[str, Callable[[Spec, str, Any], None]] = {
     "guided_decoding": _form,
     "structured_outputs": _form,
     **{f"guided_{name}": _form_setter(name) for name in ("json", "regex", "choice", "grammar")},
-    # Judged once `n` is known.
-    "best_of": lambda spec, field, value: None,
+    "best_of": lambda spec, field, value: setattr(
+        spec, "best_of", asked.unsigned(_at_least_one(field, _integer(field, value)), field)
+    ),
+    # Read together once all are known.
+    **dict.fromkeys(("use_beam_search", "length_penalty", "early_stopping"), lambda spec, field, value: None),
 }
 # Parameters of things that this server does not do, with the value that asks for nothing.
 _WITHOUT_EFFECT: dict[str, Any] = {
-    "use_beam_search": False,
-    "early_stopping": False,
-    "length_penalty": 1.0,
     "detokenize": True,
     "spaces_between_special_tokens": True,
 }
@@ -213,13 +216,36 @@ def _check_without_effect(name: str, value: Any) -> None:
         raise asked.unbuilt(f"{_WHERE}.{name} other than {str(harmless).lower()}")
 
 
-def _check_best_of(value: Any, n: int) -> None:
-    """Lets pass that as many outputs are computed as are returned, which asks for nothing."""
-    if value is None or value == "None":
+def _at_least_one(field: str, value: int) -> int:
+    if value < 1:
+        raise errors.invalid_field(field, "must be at least 1")
+    return value
+
+
+def _fill_search(spec: Spec, values: Mapping[str, Any]) -> None:
+    """Asks for a search if it is to be used.
+
+    As in vLLM it is as wide as `best_of`, or else `n`, and its own parameters ask for nothing
+    without it.
+    """
+    penalty = _number(f"{_WHERE}.length_penalty", values.get("length_penalty", 1.0))
+    early_stopping = _early_stopping(f"{_WHERE}.early_stopping", values.get("early_stopping", False))
+    if not _truth(f"{_WHERE}.use_beam_search", values.get("use_beam_search", False)):
+        if penalty != 1:
+            raise errors.invalid_field(f"{_WHERE}.length_penalty", "must be 1 without use_beam_search")
+        if early_stopping != generation_pb2.EARLY_STOPPING_HEURISTIC:
+            raise errors.invalid_field(f"{_WHERE}.early_stopping", "must be false without use_beam_search")
         return
-    field = f"{_WHERE}.best_of"
-    best_of = _integer(field, value)
-    if best_of < n:
-        raise errors.invalid_field(field, f"must be at least n, {n}")
-    if best_of > n:
-        raise asked.unbuilt(f"{field} other than n")
+    num_outputs = spec.n if spec.HasField("n") else 1
+    if spec.HasField("best_of") and spec.best_of < num_outputs:
+        raise errors.invalid_field(f"{_WHERE}.best_of", f"must be at least n, {num_outputs}")
+    spec.beam_search.width = spec.best_of if spec.HasField("best_of") else num_outputs
+    spec.beam_search.length_penalty, spec.beam_search.early_stopping = penalty, early_stopping
+    spec.ClearField("best_of")
+
+
+def _early_stopping(field: str, value: Any) -> generation_pb2.EarlyStopping:
+    if value == "never":
+        return generation_pb2.EARLY_STOPPING_NEVER
+    full = _truth(field, value)
+    return generation_pb2.EARLY_STOPPING_FULL if full else generation_pb2.EARLY_STOPPING_HEURISTIC

@@ -36,11 +36,11 @@ class CompletionRequest(SharedFields, frozen=True, kw_only=True):
         Raises:
             ServiceError: INVALID_ARGUMENT; a value that no field of the spec holds.
         """
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise errors.unimplemented("best_of: is not supported by this server, other than as many as n")
         max_tokens = _DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         # One token is computed where none is wanted: the least that the engine does.
         spec = generation_spec.spec_of(self, 1 if self.only_scores else max_tokens, "max_tokens")
+        if self.best_of is not None:
+            spec.best_of = self.best_of
         if self.logprobs is not None:
             spec.logprobs = self.logprobs
             if self.echo:

@@ -29,6 +29,7 @@ NAMES: Final[Mapping[str, str]] = {
     "spec.text": "prompt",
     "spec.token_ids.ids": "prompt",
     "spec.n": "n",
+    "spec.best_of": "best_of",
     "spec.logprobs": "logprobs",
     "spec.prompt_logprobs": "logprobs",
     **{f"spec.sampling.{field.name}": field.name for field in msgspec.structs.fields(Sampling)},

@@ -579,20 +579,22 @@ class RequestResumed(_message.Message):
     def __init__(self, pause_ns: _Optional[int] = ...) -> None: ...
 
 class OutputEnd(_message.Message):
-    __slots__ = ("output_index", "reason", "stop_token_id", "stop_string_index", "trim_bytes", "error")
+    __slots__ = ("output_index", "reason", "stop_token_id", "stop_string_index", "trim_bytes", "error", "score")
     OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_INDEX_FIELD_NUMBER: _ClassVar[int]
     TRIM_BYTES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     output_index: int
     reason: OutputEndReason
     stop_token_id: int
     stop_string_index: int
     trim_bytes: int
     error: _status_pb2.Status
-    def __init__(self, output_index: _Optional[int] = ..., reason: _Optional[_Union[OutputEndReason, str]] = ..., stop_token_id: _Optional[int] = ..., stop_string_index: _Optional[int] = ..., trim_bytes: _Optional[int] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+    score: float
+    def __init__(self, output_index: _Optional[int] = ..., reason: _Optional[_Union[OutputEndReason, str]] = ..., stop_token_id: _Optional[int] = ..., stop_string_index: _Optional[int] = ..., trim_bytes: _Optional[int] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., score: _Optional[float] = ...) -> None: ...
 
 class RequestDone(_message.Message):
     __slots__ = ("prompt_tokens", "output_tokens", "cached_tokens", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "engine_restart_ns", "ttft_ns", "step_count", "preemptions", "draft_tokens", "accepted_tokens", "ended_ago_ns", "engine_trace")

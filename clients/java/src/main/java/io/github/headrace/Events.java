@@ -35,7 +35,8 @@ final class Events {
                 finished.getOutputIndex(),
                 FinishReason.from(finished.getReason()),
                 Optional.ofNullable(matched(finished.getMatchedStop())),
-                finished.hasError() ? Optional.of(Failure.of(finished.getError(), null)) : Optional.empty());
+                finished.hasError() ? Optional.of(Failure.of(finished.getError(), null)) : Optional.empty(),
+                finished.hasScore() ? Optional.of(finished.getScore()) : Optional.empty());
     }
 
     /** The text of a content list. */

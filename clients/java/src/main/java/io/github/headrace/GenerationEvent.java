@@ -57,9 +57,15 @@ public sealed interface GenerationEvent {
      * @param reason why
      * @param matchedStop what matched, where a stop token or stop string did
      * @param error what went wrong, where the reason is {@link FinishReason#ERROR}
+     * @param score what it was chosen by, where {@link GenerationOptions.Builder#bestOf} or
+     *     {@link GenerationOptions.Builder#beamSearch} has outputs chosen
      */
     record OutputFinished(
-            int outputIndex, FinishReason reason, Optional<MatchedStop> matchedStop, Optional<HeadraceException> error)
+            int outputIndex,
+            FinishReason reason,
+            Optional<MatchedStop> matchedStop,
+            Optional<HeadraceException> error,
+            Optional<Float> score)
             implements GenerationEvent {}
 
     /**

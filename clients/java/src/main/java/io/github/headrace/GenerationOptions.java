@@ -504,18 +504,45 @@ public final class GenerationOptions {
         }
 
         /**
-         * Beam search instead of sampling. Servers that have not built it yet refuse it as
-         * UNIMPLEMENTED.
+         * Samples more outputs than are returned: the n with the largest mean log probability come
+         * whole, at the end.
          *
-         * @param width outputs kept at each step
+         * @param count outputs to sample, n to 20
+         * @return this builder
+         */
+        public Builder bestOf(int count) {
+            spec.setBestOf(Wire.unsigned("spec.best_of", count));
+            return this;
+        }
+
+        /**
+         * Beam search instead of sampling: the n most likely outputs that it finds come whole, at
+         * the end.
+         *
+         * @param width outputs kept at each step, 1 to 16, at least n
          * @param lengthPenalty exponent of the length that log probabilities are divided by; 1 is
          *     usual
          * @return this builder
          */
         public Builder beamSearch(int width, double lengthPenalty) {
+            return beamSearch(width, lengthPenalty, EarlyStopping.HEURISTIC);
+        }
+
+        /**
+         * Beam search instead of sampling: the n most likely outputs that it finds come whole, at
+         * the end.
+         *
+         * @param width outputs kept at each step, 1 to 16, at least n
+         * @param lengthPenalty exponent of the length that log probabilities are divided by; 1 is
+         *     usual
+         * @param earlyStopping when it ends
+         * @return this builder
+         */
+        public Builder beamSearch(int width, double lengthPenalty, EarlyStopping earlyStopping) {
             spec.setBeamSearch(BeamSearch.newBuilder()
                     .setWidth(Wire.unsigned("spec.beam_search.width", width))
-                    .setLengthPenalty((float) lengthPenalty));
+                    .setLengthPenalty((float) lengthPenalty)
+                    .setEarlyStopping(earlyStopping.wire()));
             return this;
         }
     }

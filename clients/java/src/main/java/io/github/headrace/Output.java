@@ -12,6 +12,8 @@ import java.util.Optional;
  * @param finishReason why it ended
  * @param matchedStop what matched, where a stop token or stop string did
  * @param logprobs of its tokens, where they were asked for
+ * @param score what it was chosen by, where {@link GenerationOptions.Builder#bestOf} or
+ *     {@link GenerationOptions.Builder#beamSearch} has outputs chosen
  */
 public record Output(
         int outputIndex,
@@ -19,4 +21,5 @@ public record Output(
         List<Integer> tokenIds,
         FinishReason finishReason,
         Optional<MatchedStop> matchedStop,
-        Optional<Logprobs> logprobs) {}
+        Optional<Logprobs> logprobs,
+        Optional<Float> score) {}

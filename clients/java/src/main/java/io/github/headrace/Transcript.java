@@ -115,7 +115,8 @@ final class Transcript {
                 List.copyOf(part.tokenIds),
                 part.finished.reason(),
                 part.finished.matchedStop(),
-                Optional.ofNullable(Logprobs.joined(part.logprobs)));
+                Optional.ofNullable(Logprobs.joined(part.logprobs)),
+                part.finished.score());
     }
 
     private static Output output(io.github.headrace.v1.Output output, String requestId) {
@@ -128,7 +129,8 @@ final class Transcript {
                 output.getTokenIdsList(),
                 finished.reason(),
                 finished.matchedStop(),
-                reported ? Optional.of(Logprobs.from(output.getLogprobs())) : Optional.empty());
+                reported ? Optional.of(Logprobs.from(output.getLogprobs())) : Optional.empty(),
+                finished.score());
     }
 
     /** Throws what an output ended with, where that was an error. */

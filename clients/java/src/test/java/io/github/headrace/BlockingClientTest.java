@@ -221,8 +221,13 @@ class BlockingClientTest {
         try (GenerationStream stream = client.generate("x", options)) {
             assertThrows(InvalidRequestException.class, stream::hasNext);
         }
-        GenerationOptions beams = GenerationOptions.builder().beamSearch(2, 1.0).build();
-        assertThrows(UnimplementedException.class, () -> client.complete("x", beams));
+        GenerationOptions beams = GenerationOptions.builder().beamSearch(2, 1.0).temperature(0.5).build();
+        InvalidRequestException hot =
+                assertThrows(InvalidRequestException.class, () -> client.complete("x", beams));
+        assertEquals("spec.sampling.temperature", hot.violations().get(0).field());
+        Completion found = client.complete(
+                "x", GenerationOptions.builder().beamSearch(3, 1.0).n(2).maxTokens(4).build());
+        assertTrue(found.outputs().get(0).score().get() >= found.outputs().get(1).score().get());
         GenerationOptions regex = GenerationOptions.builder().regex("[").build();
         assertThrows(InvalidRequestException.class, () -> client.complete("x", regex));
         assertThrows(NotFoundException.class, () -> client.getModel("no-such-model"));
