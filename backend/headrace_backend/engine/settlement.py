@@ -31,7 +31,8 @@ from headrace_backend.step.plan import StepResult
 
 _NOT_FINITE = "the model's output was not a number"
 _NOTHING_LEFT = (
-    "no token that the structured output allows can be drawn: bad_words ban all, or the logits are no numbers"
+    "no token that the structured output, or the end of the reasoning, allows can be drawn: "
+    "bad_words or min_tokens ban all, or the logits are no numbers"
 )
 
 
@@ -316,7 +317,8 @@ def _check_prompt_logprobs(step: InFlightStep, result: StepResult) -> None:
 
 
 def _error(sequence: Sequence) -> OutputEnd:
-    error = _NOT_FINITE if sequence.grammar is None else _NOTHING_LEFT
+    is_masked = sequence.grammar is not None and len(sequence.tokens) >= sequence.next_masked
+    error = _NOTHING_LEFT if is_masked else _NOT_FINITE
     return OutputEnd(sequence.log.output_index, EndReason.ERROR, error=error)
 
 

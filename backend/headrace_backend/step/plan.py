@@ -56,10 +56,10 @@ class RowAdmission(msgspec.Struct, array_like=True, frozen=True, tag=0):
     # Number of most likely tokens to report; -1: no logprobs at all.
     num_logprobs: int = -1
     # Tokens that must not be sampled while the output is shorter than `min_tokens`.
-    # Rows with a mask have 0: theirs says when stop tokens may be drawn.
+    # Rows whose every draw has a mask have 0: theirs says when stop tokens may be drawn.
     min_tokens: int = 0
     stop_token_ids: bytes = b""
-    # Whether each draw of the row has a mask, which follows the plan (`masks`).
+    # Whether draws of the row may have masks, which follow their plans (`masks`).
     is_masked: bool = False
     prompt_ids: bytes = b""
     output_ids: bytes = b""

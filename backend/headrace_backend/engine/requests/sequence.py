@@ -57,6 +57,7 @@ class Sequence:
         "max_output_tokens",
         "max_tokens_total",
         "min_tokens",
+        "next_masked",
         "num_computed",
         "num_counted_tokens",
         "num_given",
@@ -96,9 +97,11 @@ class Sequence:
         self.runs = request.trace.runs[log.output_index] if request.trace is not None else None
         self.urgency = (urgency_ns, request.sequence_number, log.output_index)
         self.stop_token_ids = spec.stop_token_ids
-        # Says which tokens the output may draw; None: any. And how many of its tokens that knows.
+        # Says which tokens the output may draw; None: any. How many of its tokens that knows, and
+        # the position from which on draws may have masks.
         self.grammar: OutputGrammar | None = spec.grammar.new_output() if spec.grammar is not None else None
         self.num_given = 0
+        self.next_masked = spec.grammar.first_masked if spec.grammar is not None else 0
         self.min_tokens = spec.asked.stop.min_tokens
         self.wants_logprobs = log.logprobs is not None
         # Set where this output's steps report the log probabilities of the prompt: those of a
@@ -106,11 +109,8 @@ class Sequence:
         self.prompt_log = request.prompt_log if log.output_index == 0 else None
         self.num_prompt_tokens = len(spec.prompt_ids)
         self.max_output_tokens = spec.asked.stop.max_tokens
-        # Drafts that its steps may verify, as its caller and the server allow. A mask is that of
-        # one draw, so what has a grammar has none.
+        # Drafts that its steps may verify, as its caller and the server allow.
         self.max_drafts = spec.asked.max_drafts if spec.asked.max_drafts >= 0 else limits.MAX_DRAFTS
-        if self.grammar is not None:
-            self.max_drafts = 0
         self.acceptance = Acceptance()
         # Never scheduled beyond: the last token's KV is not needed.
         self.max_tokens_total = self.num_prompt_tokens + spec.asked.stop.max_tokens
@@ -164,6 +164,18 @@ class Sequence:
     def num_unread(self) -> int:
         """Tokens that planned steps sample at most and that were not read yet."""
         return self.num_tokens - self.num_prompt_tokens - len(self.tokens)
+
+    @property
+    def draft_limit(self) -> int:
+        """Most drafts that the step being planned may verify.
+
+        A mask is that of one draw at a known position. So what may have a mask has no drafts, and
+        neither has a step that could bring an output there while the next one is planned.
+        """
+        most = min(self.max_drafts, self.max_tokens_total - self.num_tokens)
+        if self.grammar is None:
+            return most
+        return max(0, min(most, self.next_masked - 1 - (self.num_tokens - self.num_prompt_tokens)))
 
     @property
     def completing(self) -> bool:

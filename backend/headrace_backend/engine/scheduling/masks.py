@@ -35,8 +35,8 @@ class MaskJob(NamedTuple):
     tokens: array[int]
     # Tokens that end the output where the grammar may end.
     stop_token_ids: frozenset[int]
-    # Whether the output is long enough to end.
-    may_stop: bool
+    # Tokens that the output must have before they may.
+    min_tokens: int
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -85,8 +85,9 @@ class Masks:
     def done(self, call: MaskCall, outcomes: list[MaskOutcome], now_ns: int) -> None:
         """Ends outputs that are whole, or whose grammar failed; what they draw now is dropped."""
         for (sequence, num_given), outcome in zip(call.owners, outcomes, strict=True):
-            if outcome.state is MaskState.MASKED:
+            if outcome.state in (MaskState.MASKED, MaskState.OPEN):
                 sequence.num_given = num_given
+                sequence.next_masked = max(sequence.next_masked, outcome.next_masked)
             elif not sequence.ended and self.is_current(call):
                 reason = EndReason.STOP if outcome.state is MaskState.COMPLETE else EndReason.ERROR
                 end = OutputEnd(sequence.log.output_index, reason, error=outcome.error)
@@ -113,5 +114,5 @@ def _job(draw: MaskedDraw) -> MaskJob:
         first,
         sequence.tokens[first : draw.position],
         sequence.stop_token_ids,
-        draw.position >= sequence.min_tokens,
+        sequence.min_tokens,
     )

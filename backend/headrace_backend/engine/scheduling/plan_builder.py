@@ -328,7 +328,7 @@ class PlanBuilder:
                 for index, (sequence, position) in enumerate(
                     zip(samples, sample.output_positions.tolist(), strict=True)
                 )
-                if sequence.grammar is not None
+                if sequence.grammar is not None and position >= sequence.next_masked
             ]
         plan = StepPlan(
             self.step_id,
@@ -417,14 +417,14 @@ class PlanBuilder:
 
     def _admission(self, sequence: Sequence, row: int) -> RowAdmission:
         """Everything that the worker needs for as long as the sequence stays in its row."""
-        asked, is_masked = sequence.request.spec.asked, sequence.grammar is not None
+        asked, grammar = sequence.request.spec.asked, sequence.request.spec.grammar
         return RowAdmission(
             row=row,
             sampling=asked.sampling,
             output_index=sequence.log.output_index,
             num_logprobs=asked.num_logprobs,
-            min_tokens=0 if is_masked else asked.stop.min_tokens,
-            is_masked=is_masked,
+            min_tokens=0 if grammar is not None and grammar.decides_ends else asked.stop.min_tokens,
+            is_masked=grammar is not None,
             stop_token_ids=asked.stop.token_ids,
             prompt_ids=asked.prompt_token_ids if self._needs_history(sequence) else b"",
             output_ids=self._history(sequence),

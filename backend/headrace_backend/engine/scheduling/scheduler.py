@@ -286,7 +286,7 @@ class Scheduler:
         num_free = self._config.max_num_batched_tokens - len(rows)
         wanted = lengths.choose(
             [sequence.acceptance for sequence in rows],
-            [min(sequence.max_drafts, sequence.max_tokens_total - sequence.num_tokens) for sequence in rows],
+            [sequence.draft_limit for sequence in rows],
             builder.load,
             num_free // 2 if others_wait else num_free,
         )
