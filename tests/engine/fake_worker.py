@@ -158,6 +158,8 @@ class FakeWorker:
 
         # Of steps by their number: masks that came behind the plan, where somebody computes them.
         self.masks: dict[int, StepMasks] = {}
+        # Tokens of outputs that it did not draw.
+        self.num_forced = 0
         # Of the step at hand: the tokens that rows with a mask may draw.
         self._allowed: dict[int, list[int]] = {}
 
@@ -176,6 +178,7 @@ class FakeWorker:
         assert plan.step_id == self.next_step_id
         self.next_step_id += 1
         self._move_rows(plan)
+        self._note_forced(plan)
         self._update_tables(plan)
         self._copy_blocks(plan)
         hidden = self._forward(plan)
@@ -184,6 +187,13 @@ class FakeWorker:
         if plan.prompt_logprobs.counts.size:
             self._report_prompts(plan, hidden, result)
         return StepResult.decode(result.encode())
+
+    def _note_forced(self, plan: StepPlan) -> None:
+        for row, first, ids in plan.forward.forced_tokens():
+            assert ids.size and first > 0
+            self.num_forced += ids.size
+            if self.rows[row].admission.sampling.needs_history:
+                self.rows[row].history += ids.tolist()
 
     def _read_masks(self, plan: StepPlan) -> None:
         masks = self.masks.pop(plan.step_id, None)

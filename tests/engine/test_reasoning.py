@@ -47,7 +47,7 @@ def find(tokens: list[int], marker: tuple[int, ...], start: int) -> int | None:
 
 
 def section_of(reasoning: Reasoning, tokens: list[int]) -> tuple[int | None, int | None]:
-    """Where an output's section begins and the answer behind it; None: it does not."""
+    """Positions at which an output's section begins and the answer behind it; None: it does not."""
     begins = 0 if reasoning.begins_inside else find(tokens, reasoning.start_ids, 0)
     return begins, None if begins is None else find(tokens, reasoning.end_ids, begins)
 

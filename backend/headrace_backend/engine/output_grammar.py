@@ -11,6 +11,7 @@ request and looks into none: which tokens an output may draw is computed elsewhe
 from __future__ import annotations
 
 import enum
+from array import array
 from typing import Protocol
 
 
@@ -46,19 +47,24 @@ class MaskState(enum.Enum):
 class MaskOutcome:
     """What came of one job."""
 
-    __slots__ = ("error", "next_masked", "state")
+    __slots__ = ("error", "forced", "next_masked", "state")
 
-    def __init__(self, state: MaskState, error: str = "", next_masked: int = 0) -> None:
+    def __init__(
+        self, state: MaskState, error: str = "", next_masked: int = 0, forced: array[int] | None = None
+    ) -> None:
         """Takes what is to be known of a job.
 
         Args:
             state: What came of it.
             error: For the caller; "" unless the grammar failed.
             next_masked: Position of the next draw that may have a mask.
+            forced: Tokens that must be drawn, from the job's draw on, which the place follows
+                already; None: it may be one of several.
         """
         self.state = state
         self.error = error
         self.next_masked = next_masked
+        self.forced = forced
 
 
 MASKED = MaskOutcome(MaskState.MASKED)

@@ -15,6 +15,7 @@ rest.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as AbstractSequence
 
 import numpy as np
@@ -97,6 +98,8 @@ class Settlement:
                 continue
             if sequence.request.last_step_id != step_id:
                 self._count_step(sequence.request, step_id)
+            if step.forced and sequence in step.forced and self._settle_forced(sequence, step.forced[sequence], now_ns):
+                continue
             if token < 0:
                 self._endings.end_output(sequence, _error(sequence), now_ns)
                 continue
@@ -133,6 +136,18 @@ class Settlement:
             self._draft_lengths.note(sequence.acceptance, most - 1, count)
         return owners
 
+    def _settle_forced(self, sequence: Sequence, tokens: array[int], now_ns: int) -> bool:
+        """Appends tokens that nobody drew; returns whether the output ended with one of them."""
+        for token in tokens:
+            if sequence.wants_logprobs:
+                # What is masked down to one token has all of the probability.
+                tops = [token] if sequence.request.spec.asked.num_logprobs else []
+                sequence.log.append_logprobs(TokenLogprobs(0.0, 1, tops, [0.0] * len(tops)))
+            self._append(sequence, token, now_ns)
+            if sequence.ended:
+                return True
+        return False
+
     def _note_ways(self, step: InFlightStep, counts: list[int] | None, settled_id: int) -> None:
         """What the step did for recorded requests, before its tokens are read.
 
@@ -140,7 +155,7 @@ class Settlement:
         """
         for sequence, first_token, num_tokens in step.entries:
             trace = sequence.request.trace
-            if trace is not None and not sequence.ended:
+            if trace is not None and not sequence.ended and sequence not in step.forced:
                 trace.note_chunk(settled_id, first_token, num_tokens)
         if counts is not None:
             self._note_counts(step, counts, settled_id)
@@ -152,8 +167,7 @@ class Settlement:
             self._stalled = {sequence for sequence in self._stalled - back if not sequence.ended}
             joining.extend(back)
         for sequence in joining:
-            if sequence.runs is not None:
-                sequence.runs.append((len(sequence.tokens), settled_id))
+            _note_tokens(sequence, 1 + len(step.forced.get(sequence, ())), settled_id)
 
     def _note_counts(self, step: InFlightStep, counts: list[int], settled_id: int) -> None:
         """Notes each token that the step settled for recorded outputs.
@@ -168,8 +182,7 @@ class Settlement:
                 self._stalled.add(sequence)
             else:
                 self._stalled.discard(sequence)
-            first = len(sequence.tokens)
-            sequence.runs.extend([(first + index, settled_id) for index in range(count)])
+            _note_tokens(sequence, count + len(step.forced.get(sequence, ())), settled_id)
 
     def _report_prompts(self, step: InFlightStep, result: StepResult, now_ns: int) -> None:
         """Reports the prompt logprobs of a step, before its tokens are read.
@@ -255,6 +268,13 @@ class Settlement:
         if num_tokens >= sequence.max_output_tokens:
             return OutputEnd(output_index, EndReason.LENGTH)
         return None
+
+
+def _note_tokens(sequence: Sequence, count: int, settled_id: int) -> None:
+    """Notes for a recorded output that one step settles its next `count` tokens."""
+    if sequence.runs is not None:
+        first = len(sequence.tokens)
+        sequence.runs.extend([(first + index, settled_id) for index in range(count)])
 
 
 def _most_counts(step: InFlightStep) -> list[int]:

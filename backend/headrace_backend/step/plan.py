@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from collections.abc import Iterator
 from typing import Self
 
 import msgspec
@@ -166,6 +167,18 @@ class ForwardPlan:
     # [num_checked] indices, in the step's flattened tokens, of hidden states that are reported to
     # be finite or not: those that show it of a chunk's keys and values, where no sample does.
     checked_indices: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # [num_forced] entries whose last `forced_counts` known tokens are output that nobody draws,
+    # because no other could be drawn. Who keeps an output's tokens notes them.
+    forced_entries: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    forced_counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+
+    def forced_tokens(self) -> Iterator[tuple[int, int, Int32Column]]:
+        """Each row with forced tokens: its number, their first position in it, and the ids."""
+        if self.forced_entries.size:
+            ends = np.cumsum(self.known_counts)
+            for entry, count in zip(self.forced_entries.tolist(), self.forced_counts.tolist(), strict=True):
+                first = int(self.starts[entry] + self.known_counts[entry]) - count
+                yield int(self.rows[entry]), first, self.token_ids[ends[entry] - count : ends[entry]]
 
 
 @dataclasses.dataclass(slots=True)

@@ -24,6 +24,15 @@ def remove(words: Words, tokens: Collection[int]) -> None:
     np.bitwise_and.at(words.view(np.uint32), places, ~bits)
 
 
+def only(words: Words) -> int | None:
+    """The token that is the only one allowed; None: none is, or several are."""
+    places = np.flatnonzero(words)
+    if places.size != 1:
+        return None
+    word = int(words.view(np.uint32)[places[0]])
+    return None if word & (word - 1) else int(places[0]) * BITS + word.bit_length() - 1
+
+
 def _places(tokens: Collection[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
     ids = np.fromiter(tokens, np.int64, len(tokens))
     return ids // BITS, np.uint32(1) << (ids % BITS).astype(np.uint32)

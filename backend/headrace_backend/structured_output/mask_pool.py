@@ -77,7 +77,7 @@ def _fill(job: MaskJob, row: Words) -> MaskOutcome:
     place = job.grammar
     assert isinstance(place, OutputPlace | ReasoningPlace), "grammars are compiled by this room"
     try:
-        return place.fill_mask(row, job.first, job.tokens, job.stop_token_ids, job.min_tokens)
+        return place.fill_mask(row, job.first, job.tokens, job.stop_token_ids, job.min_tokens, job.looks_ahead)
     # A panic of the library's is no Exception.
     except BaseException as error:
         return MaskOutcome(MaskState.FAILED, f"the structured output can't go on: {type(error).__name__}")

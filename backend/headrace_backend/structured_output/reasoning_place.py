@@ -63,7 +63,13 @@ class ReasoningPlace:
         self._lock = threading.Lock()
 
     def fill_mask(
-        self, words: Words, first: int, tokens: array[int], stop_token_ids: frozenset[int], min_tokens: int
+        self,
+        words: Words,
+        first: int,
+        tokens: array[int],
+        stop_token_ids: frozenset[int],
+        min_tokens: int,
+        looks_ahead: bool = False,
     ) -> MaskOutcome:
         """Writes the mask of the output's next draw, if it has one: `OutputPlace.fill_mask`."""
         with self._lock:
@@ -81,10 +87,12 @@ class ReasoningPlace:
                 words[:] = -1
                 remove(words, stop_token_ids - self._end_marker)
                 return MASKED
-            outcome = self._answer_mask(words, first, tokens, stop_token_ids, min_tokens)
-            if section.stage is Stage.BEHIND or outcome is COMPLETE:
-                return outcome
+            if section.stage is Stage.BEHIND:
+                return self._answer_mask(words, first, tokens, stop_token_ids, min_tokens, looks_ahead)
             # What follows is the answer, as far as that can begin like a start marker, or one.
+            outcome = self._answer_mask(words, first, tokens, stop_token_ids, min_tokens)
+            if outcome is COMPLETE:
+                return outcome
             if outcome is not MASKED:
                 words[:] = 0
             add(words, (section.next_of_start,))
@@ -102,12 +110,20 @@ class ReasoningPlace:
             self._answer = self._grammar.new_output()
 
     def _answer_mask(
-        self, words: Words, first: int, tokens: array[int], stop_token_ids: frozenset[int], min_tokens: int
+        self,
+        words: Words,
+        first: int,
+        tokens: array[int],
+        stop_token_ids: frozenset[int],
+        min_tokens: int,
+        looks_ahead: bool = False,
     ) -> MaskOutcome:
         assert self._answer is not None, "there is a grammar"
         begins = self._section.answer_begins
         own = tokens[max(begins - first, 0) :]
-        return self._answer.fill_mask(words, max(first - begins, 0), own, stop_token_ids, min_tokens - begins)
+        return self._answer.fill_mask(
+            words, max(first - begins, 0), own, stop_token_ids, min_tokens - begins, looks_ahead
+        )
 
 
 def _next_forced(section: ReasoningSection) -> int:

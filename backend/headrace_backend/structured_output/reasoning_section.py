@@ -1,4 +1,4 @@
-"""Where an output stands to its section of reasoning, by its tokens alone.
+"""An output's section of reasoning, found by its tokens alone.
 
 Owns the search for the markers and the count of the section's tokens. What follows from that for a
 draw is `reasoning_place`.

@@ -22,6 +22,8 @@ are in flight and exact when all are settled.
 from __future__ import annotations
 
 import dataclasses
+from array import array
+from typing import Final
 
 from headrace_backend.engine.events import Event, RequestDone
 from headrace_backend.engine.limits.tenant_account import Claim, TenantAccount, TokenCharge
@@ -49,6 +51,7 @@ class Sequence:
         "decodes",
         "ended",
         "epoch",
+        "forced",
         "grammar",
         "held",
         "leader",
@@ -71,6 +74,7 @@ class Sequence:
         "request",
         "row",
         "runs",
+        "skips_forced",
         "stop_token_ids",
         "tables",
         "tail_shared",
@@ -101,6 +105,11 @@ class Sequence:
         # the position from which on draws may have masks.
         self.grammar: OutputGrammar | None = spec.grammar.new_output() if spec.grammar is not None else None
         self.num_given = 0
+        # The last of these, as far as they must come whether or not they were drawn.
+        self.forced = array("i")
+        # Whether they are computed side by side. A token of a bad word can't be drawn, and its
+        # output ends: so with these each token is.
+        self.skips_forced = spec.asked.max_drafts != 0 and not spec.asked.sampling.bad_words
         self.next_masked = spec.grammar.first_masked if spec.grammar is not None else 0
         self.min_tokens = spec.asked.stop.min_tokens
         self.wants_logprobs = log.logprobs is not None
@@ -154,6 +163,24 @@ class Sequence:
         """The steps in flight will never be read: what they sampled is to be sampled again."""
         self.num_tokens = self.num_prompt_tokens + len(self.tokens)
 
+    def note_given(self, position: int, forced: array[int] | None) -> None:
+        """Its grammar knows the tokens before `position`, and `forced`, which must come behind."""
+        self.forced = forced if forced is not None else _NOTHING_FORCED
+        self.num_given = position + len(self.forced)
+
+    @property
+    def num_forced(self) -> int:
+        """Tokens that must follow the scheduled ones, and behind which the output may draw.
+
+        A grammar knows tokens that were read, and those behind them that must come. So where it
+        knows more than is scheduled, the scheduled ones that were not read yet must come too.
+        """
+        num_scheduled = self.num_tokens - self.num_prompt_tokens
+        if self.num_given - len(self.forced) > max(num_scheduled - 1, len(self.tokens)):
+            # Asked for before a worker was lost: those between will be asked for again.
+            return 0
+        return min(self.num_given - num_scheduled, self.max_tokens_total - self.num_tokens - 1)
+
     def forget_unsettled(self, count: int) -> None:
         """A step that is being read settled so many tokens fewer than it could."""
         self.num_tokens -= count
@@ -183,14 +210,30 @@ class Sequence:
         return self.num_tokens >= self.max_tokens_total
 
     def token_bytes(self, start: int, end: int) -> bytes:
-        """Ids of the tokens in [start, end), which must have been read: int32 little-endian."""
+        """Ids of the tokens in [start, end), int32 little-endian.
+
+        They must have been read, or must come (`forced`).
+        """
         prompt_length = self.num_prompt_tokens
         if end <= prompt_length:
             return self.request.spec.prompt_ids[start:end].tobytes()
-        output = self.tokens[max(start - prompt_length, 0) : end - prompt_length].tobytes()
+        output = self._output_ids(max(start - prompt_length, 0), end - prompt_length).tobytes()
         if start >= prompt_length:
             return output
         return self.request.spec.prompt_ids[start:].tobytes() + output
+
+    def _output_ids(self, start: int, end: int) -> array[int]:
+        num_read = len(self.tokens)
+        if end <= num_read:
+            return self.tokens[start:end]
+        first_forced = self.num_given - len(self.forced)
+        unread = max(start, num_read)
+        assert first_forced <= unread and end <= self.num_given, "what was not read must come"
+        return self.tokens[start:num_read] + self.forced[unread - first_forced : end - first_forced]
+
+
+# Of grammars that leave a choice.
+_NOTHING_FORCED: Final = array("i")
 
 
 @dataclasses.dataclass(slots=True, eq=False)

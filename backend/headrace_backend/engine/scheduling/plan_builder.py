@@ -83,8 +83,15 @@ class InFlightStep:
     draft_counts: list[int] = dataclasses.field(default_factory=list)
     preempted: list[int] = dataclasses.field(default_factory=list)
     stalled: list[Sequence] = dataclasses.field(default_factory=list)
+    # Tokens that must come before the draw of a sequence, and were computed with it.
+    forced: dict[Sequence, array[int]] = dataclasses.field(default_factory=dict)
     # Draws that wait for masks.
     masked: list[MaskedDraw] = dataclasses.field(default_factory=list)
+
+    @property
+    def num_forced(self) -> int:
+        """Tokens that the step settles beside those that it draws."""
+        return sum(map(len, self.forced.values())) if self.forced else 0
 
 
 def _column(values: Iterable[int]) -> Int32Column:
@@ -108,6 +115,8 @@ class PlanBuilder:
         "_decodes",
         "_draft_counts",
         "_entries",
+        "_forced",
+        "_forced_entries",
         "_last_admitted",
         "_prompt_indices",
         "_prompt_runs",
@@ -166,6 +175,8 @@ class PlanBuilder:
         self._copies: list[BlockCopy] = []
         # Entries that are not decodes.
         self._entries: list[tuple[Sequence, int, int]] = []
+        self._forced: dict[Sequence, array[int]] = {}
+        self._forced_entries: list[int] = []
         self._rows: list[int] = []
         self._starts: list[int] = []
         self._counts: list[int] = []
@@ -270,6 +281,21 @@ class PlanBuilder:
         self._chunks.append((sequence, sequence.epoch, end))
         return False
 
+    def add_forced(self, sequence: Sequence, count: int) -> None:
+        """Computes the row's last token and the `count` that must follow, and samples the next.
+
+        Decodes precede it.
+        """
+        self._forced_entries.append(len(self._decodes) + len(self._rows))
+        end = sequence.num_tokens + count
+        forced = array("i")
+        forced.frombytes(sequence.token_bytes(sequence.num_tokens, end))
+        self._forced[sequence] = forced
+        sequence.num_tokens = end
+        self.load.num_forced_tokens += count + 1
+        self.load.num_forced_rows += 1
+        self.add_known(sequence, count + 1)
+
     def add_fork(self, sibling: Sequence) -> None:
         """Samples the sibling's first token from the hidden state of the last entry's sample."""
         sibling.planned_in = self.step_id
@@ -312,6 +338,8 @@ class PlanBuilder:
             copy_sources=_column([copy.source for copy in self._copies]),
             copy_targets=_column([copy.target for copy in self._copies]),
             checked_indices=_column(self._checked_indices),
+            forced_entries=_column(self._forced_entries),
+            forced_counts=_column(map(len, self._forced.values())),
         )
         sample = SamplePlan(
             rows=_column([sequence.row for sequence in samples]),
@@ -365,6 +393,7 @@ class PlanBuilder:
             self._prompt_runs,
             self._entries,
             draft_counts=self._draft_counts,
+            forced=self._forced,
         )
 
     def _check(self, sequence: Sequence, count: int, is_sampled: bool) -> None:
