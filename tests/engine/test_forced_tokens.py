@@ -15,9 +15,10 @@ from tests.engine.masked_harness import MaskedHarness, small_compiler
 from tests.support.examples import examples
 
 from headrace_backend.engine.events import EndReason
-from headrace_backend.engine.request import EngineRequest
+from headrace_backend.engine.request import EngineRequest, Recording
 from headrace_backend.structured_output.output_place import CompiledGrammar
 from headrace_backend.structured_output.reasoning_place import behind_reasoning
+from headrace_facts import facts, step_records, token_steps
 from headrace_request.reasoning import Reasoning
 from headrace_request.structured_output import StructuredOutput
 
@@ -120,6 +121,35 @@ def test_what_must_come_takes_one_step(grammars: list[CompiledGrammar]) -> None:
         assert bool(harness.worker.num_forced) == (name == "skipped")
     assert tokens["skipped"] == tokens["drawn"]
     assert 2 * steps["skipped"] < steps["drawn"]
+
+
+def test_telemetry_counts_what_must_come_and_knows_its_step(grammars: list[CompiledGrammar]) -> None:
+    harness = MaskedHarness()
+    records = harness.engine.steps.reader()
+    span = facts.SpanContext("ab" * 16, "cd" * 8)
+    reader = harness.add(request(9, 60, grammar=grammars[2], span=span, recording=Recording()))
+    harness.run()
+    num_tokens = len(tokens_of(reader)[0])
+    # Steps that are settled behind the output's end draw what is dropped.
+    steps = step_records.decode(records.take())
+    assert reader.done is not None
+    assert steps["forced_tokens"].sum() == harness.worker.num_forced > 3
+    assert steps["num_prefill_tokens"].tolist() == [9] + [0] * (len(steps) - 1)
+    [of_output] = facts.decode_trace(reader.done.engine_trace).token_steps
+    ids = token_steps.step_ids(of_output).tolist()
+    assert ids == np.repeat(steps["step_id"], steps["num_samples"]).tolist()[:num_tokens]
+
+
+def test_drafts_that_are_lost_are_counted_once() -> None:
+    harness = MaskedHarness()
+    records = harness.engine.steps.reader()
+    harness.add(request(9, 4))
+    for lost in (0, 3, 3, 7):
+        harness.plan()
+        result = harness.worker.run()
+        result.lost_drafts = lost
+        harness.engine.settle(result)
+    assert step_records.decode(records.take())["lost_drafts"].tolist() == [0, 3, 0, 4]
 
 
 def test_the_log_probability_of_what_must_come_is_0(grammars: list[CompiledGrammar]) -> None:

@@ -155,7 +155,7 @@ class Settlement:
         """
         for sequence, first_token, num_tokens in step.entries:
             trace = sequence.request.trace
-            if trace is not None and not sequence.ended and sequence not in step.forced:
+            if trace is not None and not sequence.ended:
                 trace.note_chunk(settled_id, first_token, num_tokens)
         if counts is not None:
             self._note_counts(step, counts, settled_id)

@@ -69,7 +69,8 @@ class InFlightStep:
     num_logprobs: int
     # In the order of the plan's runs of prompt tokens.
     prompt_runs: list[tuple[LiveRequest, PromptRun]]
-    # Sequences that computed tokens known before: with the first of these, and how many.
+    # Sequences that computed tokens of their prompts, or tokens again: with the first of these, and
+    # how many.
     entries: list[tuple[Sequence, int, int]]
     # When it was planned (`step_log`): blocks, those not held by anybody, requests that waited;
     # whether it was tried alone; requests of the sequences that lost their row for it; sequences
@@ -261,9 +262,12 @@ class PlanBuilder:
 
         Returns whether they were the last, so that one is sampled.
         """
+        self._entries.append((sequence, sequence.num_computed, count))
+        return self._compute_known(sequence, count)
+
+    def _compute_known(self, sequence: Sequence, count: int) -> bool:
         start = sequence.num_computed
         end = start + count
-        self._entries.append((sequence, start, count))
         self._rows.append(sequence.row)
         self._starts.append(start)
         self._counts.append(count)
@@ -294,7 +298,7 @@ class PlanBuilder:
         sequence.num_tokens = end
         self.load.num_forced_tokens += count + 1
         self.load.num_forced_rows += 1
-        self.add_known(sequence, count + 1)
+        self._compute_known(sequence, count + 1)
 
     def add_fork(self, sibling: Sequence) -> None:
         """Samples the sibling's first token from the hidden state of the last entry's sample."""
