@@ -184,15 +184,14 @@ def test_what_takes_too_much_to_compile_is_refused_while_others_are_served(
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # 100,000 tokens: minutes on quiet cores
 def test_no_output_of_a_thousand_schemas_breaks_its_own(server: RunningServer) -> None:
-    """One output each at temperature 1. Those that max_tokens cuts prove nothing; most are whole.
+    """One output each at temperature 1. Those that max_tokens cuts prove nothing; few are.
 
-    At temperature 1 the demo model writes long strings where a schema allows them: of 150 tokens
-    423 outputs of 1,000 were cut.
+    Three quarters of what the demo model writes are spaces and line breaks between the parts.
     """
 
     def num_cut(seed: int, client: Client) -> int:
         schema, cut = make_schema(seed), 0
-        completion = client.complete(PROMPT, json_schema=schema, temperature=1.0, max_tokens=150, seed=seed)
+        completion = client.complete(PROMPT, json_schema=schema, temperature=1.0, max_tokens=400, seed=seed)
         for output in completion.outputs:
             if output.finish_reason is FinishReason.LENGTH:
                 cut += 1
@@ -201,4 +200,4 @@ def test_no_output_of_a_thousand_schemas_breaks_its_own(server: RunningServer) -
         return cut
 
     with Client(server.address) as client, ThreadPoolExecutor(24) as pool:
-        assert sum(pool.map(functools.partial(num_cut, client=client), range(1000))) < 500
+        assert sum(pool.map(functools.partial(num_cut, client=client), range(1000))) < 50

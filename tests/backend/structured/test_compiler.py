@@ -26,6 +26,7 @@ from headrace_backend.structured_output import compiler as compiler_module
 from headrace_backend.structured_output.compiler import GrammarCompiler, grammar_compiler
 from headrace_backend.structured_output.mask_pool import MaskPool
 from headrace_backend.structured_output.output_place import OutputPlace
+from headrace_backend.structured_output.vocabulary import folder_encode
 from headrace_model_folder import ModelFolder
 from headrace_request.structured_output import StructuredOutput, choice
 
@@ -81,6 +82,19 @@ def test_texts_drawn_from_masks_keep_their_schemas(compiler: GrammarCompiler, nu
             jsonschema.validate(json.loads(text), schema)
             num_whole += 1
     assert num_whole >= 0.75 * num_schemas
+
+
+@pytest.mark.parametrize("indent", [None, 1, 2, 4, "\t"])
+def test_json_may_be_written_as_programs_write_it(compiler: GrammarCompiler, indent: int | str | None) -> None:
+    words = np.empty(-(-VOCAB // 32), np.int32)
+    place = place_of(compiler, StructuredOutput("json_object"))
+    text = json.dumps({"a": [1, {"b": None}, []], "c": {}}, indent=indent)
+    encode = folder_encode(FOLDER)
+    assert place.fill_mask(words, 0, array("i", encode(text)), END, 0).state is MaskState.MASKED
+    assert set(allowed(words)) >= END
+    for text in ('{"a":   1}', '{"a":\n\n1}', '{"a":\n' + 21 * " " + "1}"):
+        place = place_of(compiler, StructuredOutput("json_object"))
+        assert place.fill_mask(words, 0, array("i", encode(text)), END, 0).state is MaskState.FAILED
 
 
 def test_a_compiled_form_is_kept_and_its_outputs_are_apart(compiler: GrammarCompiler) -> None:
@@ -175,7 +189,7 @@ def test_a_pool_computes_the_masks_of_many_rows_as_one_thread_does(compiler: Gra
 
     def job(sample: int) -> MaskJob:
         place = place_of(compiler, forms[sample % 3])
-        return MaskJob(sample, place, 0, seven[: sample % 3 > 0], frozenset(), 0)
+        return MaskJob(sample, place, 0, seven[: sample % 3 > 0], frozenset(), 0, False)
 
     jobs, pool, done = [job(sample) for sample in range(40)], MaskPool(VOCAB), []
     pool.start(MaskCall(9, 0, jobs, []), lambda call, masks, outcomes: done.append((masks, outcomes)))
