@@ -57,7 +57,7 @@ def answer(spec: EngineRequest, **options: Any) -> Reader:
     return reader
 
 
-wishes = st.fixed_dictionaries(
+options_of_rows = st.fixed_dictionaries(
     {
         "form": st.integers(0, len(FORMS) - 1),
         "length": st.integers(1, 20),
@@ -74,18 +74,20 @@ wishes = st.fixed_dictionaries(
 )
 
 
-def asked(grammars: list[CompiledGrammar], wish: dict[str, Any], **fields: Any) -> EngineRequest:
-    values = {name: value for name, value in wish.items() if name not in ("form", "length", "reasons", "pause")}
+def asked(grammars: list[CompiledGrammar], options: dict[str, Any], **fields: Any) -> EngineRequest:
+    values = {name: value for name, value in options.items() if name not in ("form", "length", "reasons", "pause")}
     values["min_tokens"] = min(values["min_tokens"], values["max_tokens"])
-    reasoning = Reasoning((), (7, 8), 3, begins_inside=True) if wish["reasons"] else None
-    grammar = behind_reasoning(reasoning, grammars[wish["form"]])
-    ends = [] if wish["form"] == 1 else [EOS]
-    return request([5] * 8 + [wish["length"]], reasoning=reasoning, grammar=grammar, token_ids=ends, **values, **fields)
+    reasoning = Reasoning((), (7, 8), 3, begins_inside=True) if options["reasons"] else None
+    grammar = behind_reasoning(reasoning, grammars[options["form"]])
+    ends = [] if options["form"] == 1 else [EOS]
+    return request(
+        [5] * 8 + [options["length"]], reasoning=reasoning, grammar=grammar, token_ids=ends, **values, **fields
+    )
 
 
 @hypothesis.settings(max_examples=examples(120), deadline=None)
 @hypothesis.given(
-    st.lists(wishes, min_size=1, max_size=6),
+    st.lists(options_of_rows, min_size=1, max_size=6),
     st.integers(9, 30),
     st.sets(st.integers(1, 40), max_size=2),
     st.sampled_from([None, 4]),
