@@ -80,7 +80,7 @@ def walk_ms(place: OutputPlace, vocabulary: Vocabulary, draw: random.Random) -> 
     while len(tokens) < MAX_TOKENS:
         first = max(len(tokens) - 1, 0)
         new = tokens[first:]
-        elapsed_ms, outcome = timed_ms(lambda new=new, first=first: place.fill_mask(words, first, new, end_ids, True))
+        elapsed_ms, outcome = timed_ms(lambda new=new, first=first: place.fill_mask(words, first, new, end_ids, 0))
         assert outcome is MASKED, outcome.error
         times.append(elapsed_ms)
         bits = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))

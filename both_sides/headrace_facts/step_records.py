@@ -1,4 +1,4 @@
-"""A step of the engine in 104 bytes: when it was planned, computed and read, and what was in it.
+"""A step of the engine in 112 bytes: when it was planned, computed and read, and what was in it.
 
 Owns the layout, which is the same on the engine's wire (`StepOutputs.step_records`) and in facts
 (`facts.Steps`), so that nobody decodes what it only passes on. Times are CLOCK_MONOTONIC
@@ -43,9 +43,13 @@ RECORD: Final = np.dtype(
         ("flags", "<u4"),
         # Tokens that the device computed, padding included; 0: not reported.
         ("padded_tokens", "<u4"),
+        # Drafts that a drafter failed to make, and tokens that were settled without a draw because
+        # no other could be drawn; they count as sampled.
+        ("lost_drafts", "<u4"),
+        ("forced_tokens", "<u4"),
     ]
 )
-assert RECORD.itemsize == 104
+assert RECORD.itemsize == 112
 
 Records = npt.NDArray[np.void]
 

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from headrace_request.beam_search import BeamSearch
+from headrace_request.reasoning import Reasoning
 from headrace_request.sampling import Sampling
 from headrace_request.stop import Stop
 from headrace_request.structured_output import StructuredOutput
@@ -68,6 +69,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         if self.beam_search is None:
             return max(self.num_logprobs, 0) if self.selects else self.num_logprobs
         return max(self.num_logprobs, self.beam_search.width + len(self.stop.token_ids) // 4)
+    # How the model reasons before it answers; None: it does not, or nobody needs to know.
+    reasoning: Reasoning | None = None
 
     def encode(self) -> bytes:
         """Returns the bytes that `decode` reads."""
@@ -96,7 +99,7 @@ def _layout(*structs: type[msgspec.Struct]) -> str:
     return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
 
 
-LAYOUT: Final = _layout(Request, Stop, Sampling, StructuredOutput, BeamSearch)
+LAYOUT: Final = _layout(Request, Stop, Sampling, StructuredOutput, BeamSearch, Reasoning)
 """Names the byte form. Two processes with different ones would misread each other's requests: they
 compare it when they connect.
 """

@@ -98,6 +98,44 @@ def test_a_seed_gives_the_same_form_again_and_others_are_not_touched(client: Cli
         assert client.complete(PROMPT, json_schema=PERSON, **options).outputs[0].token_ids == formed
 
 
+ADDRESS = {
+    "type": "object",
+    "properties": {
+        "favourite_colour": {"enum": ["red", "ultramarine", "aquamarine"]},
+        "is_registered_member": {"type": "boolean"},
+        "postal_address": {"type": "string", "maxLength": 12},
+    },
+    "required": ["favourite_colour", "is_registered_member", "postal_address"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.0, "logprobs": 3},
+        {"temperature": 1.0, "seed": 4, "logprobs": 0},
+        {"temperature": 1.0, "seed": 5, "presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
+        {"temperature": 1.0, "seed": 6, "min_tokens": 30, "stop": ["ber"]},
+        {"temperature": 1.0, "seed": 7, "max_tokens": 11},
+    ],
+)
+def test_what_a_form_leaves_no_choice_about_takes_fewer_steps_and_stays(client: Client, options: Any) -> None:
+    """Without drafts each token is drawn."""
+    options = {"max_tokens": 120, "n": 3} | options
+    fast = client.complete(PROMPT, json_schema=ADDRESS, **options)
+    drawn = client.complete(PROMPT, json_schema=ADDRESS, max_drafts=0, **options)
+    for output, expected in zip(fast.outputs, drawn.outputs, strict=True):
+        assert (output.token_ids, output.finish_reason) == (expected.token_ids, expected.finish_reason)
+        if expected.logprobs is not None:
+            assert output.logprobs is not None
+            assert output.logprobs.ranks == expected.logprobs.ranks
+            assert output.logprobs.top_token_ids == expected.logprobs.top_token_ids
+            assert output.logprobs.sampled == pytest.approx(expected.logprobs.sampled, abs=1e-3)
+    assert fast.ledger.step_count < drawn.ledger.step_count
+
+
 @pytest.mark.parametrize(
     ("form", "named"),
     [
@@ -146,15 +184,14 @@ def test_what_takes_too_much_to_compile_is_refused_while_others_are_served(
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # 100,000 tokens: minutes on quiet cores
 def test_no_output_of_a_thousand_schemas_breaks_its_own(server: RunningServer) -> None:
-    """One output each at temperature 1. Those that max_tokens cuts prove nothing; most are whole.
+    """One output each at temperature 1. Those that max_tokens cuts prove nothing; few are.
 
-    At temperature 1 the demo model writes long strings where a schema allows them: of 150 tokens
-    423 outputs of 1,000 were cut.
+    Three quarters of what the demo model writes are spaces and line breaks between the parts.
     """
 
     def num_cut(seed: int, client: Client) -> int:
         schema, cut = make_schema(seed), 0
-        completion = client.complete(PROMPT, json_schema=schema, temperature=1.0, max_tokens=150, seed=seed)
+        completion = client.complete(PROMPT, json_schema=schema, temperature=1.0, max_tokens=400, seed=seed)
         for output in completion.outputs:
             if output.finish_reason is FinishReason.LENGTH:
                 cut += 1
@@ -163,4 +200,4 @@ def test_no_output_of_a_thousand_schemas_breaks_its_own(server: RunningServer) -
         return cut
 
     with Client(server.address) as client, ThreadPoolExecutor(24) as pool:
-        assert sum(pool.map(functools.partial(num_cut, client=client), range(1000))) < 500
+        assert sum(pool.map(functools.partial(num_cut, client=client), range(1000))) < 50

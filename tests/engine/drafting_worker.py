@@ -113,12 +113,14 @@ class DraftingWorker(FakeWorker):
         slots = [self._read(source, p) for p in range(num_tokens)]
         assert GARBAGE not in slots, "what a rejected draft left is read"
         assert [self._read(row, p) for p in range(num_tokens)] == slots, "a fork sees what it was forked from"
+        assert count == 1 or row_index not in self._allowed, "a mask is that of one draw"
         for index in range(count):
             if row_index in self.non_finite_rows:
                 drawn.tokens.append(0)
                 drawn.ok.append(0)
                 break
             token = draw(slots, admission.sampling.seed, admission.output_index, position + index, tuple(row.history))
+            token = self._masked(row_index, token)
             drawn.tokens.append(token)
             drawn.ok.append(1)
             row.last_token = token

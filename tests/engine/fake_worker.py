@@ -16,10 +16,12 @@ import dataclasses
 import itertools
 import sys
 from collections import deque
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from headrace_backend.engine.request import EngineRequest
+from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS, RowAdmission, StepPlan, StepResult
 from headrace_backend.step.plan_bytes import table_bytes
 from headrace_request.selection_rules import NO_SAMPLING
@@ -39,6 +41,16 @@ def draw(slots: list[int], seed: int, output_index: int, position: int, history:
     return hash((tuple(slots), seed, output_index, position, history)) % VOCAB_SIZE
 
 
+def allowed_tokens(words: np.ndarray) -> list[int]:
+    """The tokens that a mask allows."""
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[:VOCAB_SIZE]).tolist()
+
+
+def choose(allowed: Sequence[int] | None, token: int) -> int:
+    """What is drawn where only some tokens may be, None: any, and this one would be without."""
+    return token if allowed is None else allowed[token % len(allowed)]
+
+
 def top_tokens(token: int, num_logprobs: int) -> list[int]:
     """The tokens that the worker reports as most likely beside a sampled token.
 
@@ -56,8 +68,15 @@ def ranked_tokens(slots: list[int]) -> list[tuple[int, float]]:
     return sorted(logprobs.items(), key=lambda entry: -entry[1])
 
 
-def expected_tokens(request: EngineRequest, output_index: int) -> list[int]:
-    """max_tokens tokens of an output, ignoring stops, computed without any engine."""
+def expected_tokens(
+    request: EngineRequest,
+    output_index: int,
+    allowed: Callable[[list[int]], Sequence[int] | None] = lambda tokens: None,
+) -> list[int]:
+    """max_tokens tokens of an output, ignoring stops, computed without any engine.
+
+    `allowed` says which tokens may follow an output's tokens; None: any; if none may, it ends.
+    """
     prompt = request.prompt_ids.tolist()
     tokens = request.emitted[output_index].tolist() if request.emitted else []
     slots: list[int] = []
@@ -65,7 +84,10 @@ def expected_tokens(request: EngineRequest, output_index: int) -> list[int]:
         slots.append(chain(slots[-1] if slots else 0, token))
     while len(tokens) < request.asked.stop.max_tokens:
         history = tuple(prompt + tokens) if request.asked.sampling.needs_history else ()
-        tokens.append(draw(slots, request.asked.sampling.seed, output_index, len(tokens), history))
+        left = allowed(tokens)
+        if left is not None and not left:
+            break
+        tokens.append(choose(left, draw(slots, request.asked.sampling.seed, output_index, len(tokens), history)))
         slots.append(chain(slots[-1], tokens[-1]))
     return tokens
 
@@ -146,6 +168,13 @@ class FakeWorker:
         # The row whose KV came out so, each time.
         self.poisoned_rows: list[int] = []
 
+        # Of steps by their number: masks that came behind the plan, where somebody computes them.
+        self.masks: dict[int, StepMasks] = {}
+        # Tokens of outputs that it did not draw.
+        self.num_forced = 0
+        # Of the step at hand: the tokens that rows with a mask may draw.
+        self._allowed: dict[int, list[int]] = {}
+
     def push(self, plan: StepPlan) -> None:
         encoded = plan.encode()
         for admission in plan.admissions:
@@ -163,13 +192,31 @@ class FakeWorker:
         assert plan.step_id == self.next_step_id
         self.next_step_id += 1
         self._move_rows(plan)
+        self._note_forced(plan)
         self._update_tables(plan)
         self._copy_blocks(plan)
         hidden = self._forward(plan)
+        self._read_masks(plan)
         result = self._sample(plan, hidden)
         if plan.prompt_logprobs.counts.size:
             self._report_prompts(plan, hidden, result)
         return StepResult.decode(result.encode())
+
+    def _note_forced(self, plan: StepPlan) -> None:
+        for row, first, ids in plan.forward.forced_tokens():
+            assert ids.size and first > 0
+            self.num_forced += ids.size
+            if self.rows[row].admission.sampling.needs_history:
+                self.rows[row].history += ids.tolist()
+
+    def _read_masks(self, plan: StepPlan) -> None:
+        masks = self.masks.pop(plan.step_id, None)
+        rows = plan.sample.rows[masks.samples].tolist() if masks is not None else []
+        self._allowed = {row: allowed_tokens(masks.masks[i]) for i, row in enumerate(rows) if masks is not None}
+
+    def _masked(self, row: int, token: int) -> int:
+        """What is drawn instead of a token that a mask may exclude."""
+        return choose(self._allowed.get(row), token)
 
     def _move_rows(self, plan: StepPlan) -> None:
         for row in plan.released_rows.tolist():
@@ -254,6 +301,7 @@ class FakeWorker:
                 assert [self._read(row, p) for p in range(num_tokens)] == slots
             admission = row.admission
             token = draw(slots, admission.sampling.seed, admission.output_index, position, tuple(row.history))
+            token = self._masked(row_index, token)
             if row_index in self.non_finite_rows or not self._is_finite(source, num_tokens):
                 tokens.append(0)
                 ok.append(0)

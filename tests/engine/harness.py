@@ -122,7 +122,9 @@ def logprob_entries(columns: LogprobColumns) -> list[tuple[float, int, list[int]
     for sampled, rank, count in zip(columns.sampled, columns.ranks, columns.top_counts, strict=True):
         top_logprobs = list(columns.top_logprobs[first : first + count])
         entries.append((sampled, rank, list(columns.top_token_ids[first : first + count])))
-        assert top_logprobs == [-float(token) for token in entries[-1][2]]
+        # What nobody drew has all of the probability; of others the fake worker says this.
+        is_forced = (sampled, rank) == (0.0, 1)
+        assert top_logprobs == [0.0 if is_forced else -float(token) for token in entries[-1][2]]
         first += count
     assert first == len(columns.top_token_ids) == len(columns.top_logprobs)
     return entries

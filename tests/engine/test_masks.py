@@ -34,6 +34,9 @@ class Place:
 
 
 class Grammar:
+    first_masked = 0
+    decides_ends = True
+
     def __init__(self, length: int = 1 << 20) -> None:
         self.places: list[Place] = []
         self.length = length
@@ -192,5 +195,4 @@ def test_stop_tokens_may_be_drawn_once_the_output_is_long_enough(min_tokens: int
     assert StepPlan.decode(harness.worker.plans[0]).admissions[0].min_tokens == 0
     harness.run()
     jobs = [call.jobs[0] for call in harness.masks.values() if call.jobs]
-    assert [job.may_stop for job in jobs] == [position >= min_tokens for position in range(len(jobs))]
-    assert all(job.stop_token_ids == {7} for job in jobs)
+    assert jobs and all((job.stop_token_ids, job.min_tokens) == ({7}, min_tokens) for job in jobs)

@@ -167,7 +167,7 @@ def _play(chance: random.Random, requests: list[Asked]) -> tuple[np.ndarray, _Co
         numbers, chunks, prefill, decodes, samples = row
         rows.append(
             (step_id, planned, started, finished, settled, 100 * decodes, prefill * prefill, len(numbers), prefill)
-            + (decodes, samples, 50, 100, 0, len(preempted), 0, 0, 1, 0)
+            + (decodes, samples, 50, 100, 0, len(preempted), 0, 0, 1, 0, 0, 0)
         )
         columns.append((numbers, chunks, [each.number for each in preempted]))
         now_ns = settled + chance.randrange(1, 100_000)

@@ -170,16 +170,18 @@ async def test_drafts_are_counted_by_who_drafts_and_by_vllms_names() -> None:
     async with _serving(metrics_vllm_names=True) as (metrics, port):
         for engine, drafter in (("a", "ngram"), ("b", "draft")):
             metrics.sink.take(reported.BACKEND, reported.engine_facts(engine=engine, drafter=drafter))
-            made = reported.records(1, 10, draft_tokens=4, accepted_tokens=3)
+            made = reported.records(1, 10, draft_tokens=4, accepted_tokens=3, lost_drafts=2, forced_tokens=5)
             metrics.sink.take(reported.BACKEND, reported.steps(made, engine))
         _, plain = await _get(port)
     samples = [sample for family in parse_plain(plain) for sample in family.samples]
-    accepted = {
-        sample.labels["headrace_drafter"]: sample.value
-        for sample in samples
-        if sample.name == "headrace_drafts_accepted_total"
-    }
-    assert accepted == {"ngram": 30, "draft": 30}
+    for name, expected in (("accepted", 30), ("lost", 20)):
+        counted = {
+            sample.labels["headrace_drafter"]: sample.value
+            for sample in samples
+            if sample.name == f"headrace_drafts_{name}_total"
+        }
+        assert counted == {"ngram": expected, "draft": expected}
+    assert [sample.value for sample in samples if sample.name == "headrace_step_forced_tokens_total"] == [100]
     vllm = {sample.name: sample.value for sample in samples if sample.name.startswith("vllm:")}
     assert vllm == {
         "vllm:spec_decode_num_draft_tokens_total": 80,

@@ -69,7 +69,8 @@ class LoadMeter:
         # The load does not tell what a step's output layer had to compute for prompts.
         if not step.prompt_runs:
             self._step_times.observe(step.load, duration_ns / 1e3)
-        self._rates.note_step(now_ns, duration_ns, step.load.num_prefill_tokens, result.tokens.size)
+        num_prompt_tokens = step.load.num_prefill_tokens - step.load.num_forced_tokens
+        self._rates.note_step(now_ns, duration_ns, num_prompt_tokens, result.tokens.size + step.num_forced)
         return duration_ns / 1e3
 
     def snapshot(self, scheduler: Scheduler, admission: Admission, num_active: int, now_ns: int) -> LoadSnapshot:

@@ -132,7 +132,8 @@ class EngineRequest:
     limits: TenantLimits = NO_LIMITS
     # That service's stream, for a request without a subscription.
     source: int = 0
-    # What `asked.structured_output` was compiled to; None where that is None.
+    # What `asked.structured_output` and `asked.reasoning` were compiled to; None: they leave every
+    # token of an output to be drawn.
     grammar: Grammar | None = None
     # [num_prompt_tokens] int32, a view of the request's column.
     prompt_ids: TokenIds = dataclasses.field(init=False)

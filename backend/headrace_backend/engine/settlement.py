@@ -15,6 +15,7 @@ rest.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as AbstractSequence
 
 import numpy as np
@@ -32,7 +33,8 @@ from headrace_backend.step.plan import StepResult
 
 _NOT_FINITE = "the model's output was not a number"
 _NOTHING_LEFT = (
-    "no token that the structured output allows can be drawn: bad_words ban all, or the logits are no numbers"
+    "no token that the structured output, or the end of the reasoning, allows can be drawn: "
+    "bad_words or min_tokens ban all, or the logits are no numbers"
 )
 
 
@@ -97,6 +99,8 @@ class Settlement:
                 continue
             if sequence.request.last_step_id != step_id:
                 self._count_step(sequence.request, step_id)
+            if step.forced and sequence in step.forced and self._settle_forced(sequence, step.forced[sequence], now_ns):
+                continue
             if token < 0:
                 self._end_with_error(sequence, now_ns)
                 continue
@@ -159,6 +163,18 @@ class Settlement:
             self._draft_lengths.note(sequence.acceptance, most - 1, count)
         return owners
 
+    def _settle_forced(self, sequence: Sequence, tokens: array[int], now_ns: int) -> bool:
+        """Appends tokens that nobody drew; returns whether the output ended with one of them."""
+        for token in tokens:
+            if sequence.wants_logprobs:
+                # What is masked down to one token has all of the probability.
+                tops = [token] if sequence.request.spec.asked.num_logprobs else []
+                sequence.log.append_logprobs(TokenLogprobs(0.0, 1, tops, [0.0] * len(tops)))
+            self._append(sequence, token, now_ns)
+            if sequence.ended:
+                return True
+        return False
+
     def _note_ways(self, step: InFlightStep, counts: list[int] | None, settled_id: int) -> None:
         """What the step did for recorded requests, before its tokens are read.
 
@@ -178,8 +194,7 @@ class Settlement:
             self._stalled = {sequence for sequence in self._stalled - back if not sequence.ended}
             joining.extend(back)
         for sequence in joining:
-            if sequence.runs is not None:
-                sequence.runs.append((len(sequence.tokens), settled_id))
+            _note_tokens(sequence, 1 + len(step.forced.get(sequence, ())), settled_id)
 
     def _note_counts(self, step: InFlightStep, counts: list[int], settled_id: int) -> None:
         """Notes each token that the step settled for recorded outputs.
@@ -194,8 +209,7 @@ class Settlement:
                 self._stalled.add(sequence)
             else:
                 self._stalled.discard(sequence)
-            first = len(sequence.tokens)
-            sequence.runs.extend([(first + index, settled_id) for index in range(count)])
+            _note_tokens(sequence, count + len(step.forced.get(sequence, ())), settled_id)
 
     def _report_prompts(self, step: InFlightStep, result: StepResult, now_ns: int) -> None:
         """Reports the prompt logprobs of a step, before its tokens are read.
@@ -283,6 +297,13 @@ class Settlement:
         return None
 
 
+def _note_tokens(sequence: Sequence, count: int, settled_id: int) -> None:
+    """Notes for a recorded output that one step settles its next `count` tokens."""
+    if sequence.runs is not None:
+        first = len(sequence.tokens)
+        sequence.runs.extend([(first + index, settled_id) for index in range(count)])
+
+
 def _most_counts(step: InFlightStep) -> list[int]:
     """Most tokens that each sample of a planned step may settle."""
     num_drafts = len(step.draft_counts)
@@ -343,7 +364,8 @@ def _check_prompt_logprobs(step: InFlightStep, result: StepResult) -> None:
 
 
 def _error(sequence: Sequence) -> OutputEnd:
-    error = _NOT_FINITE if sequence.grammar is None else _NOTHING_LEFT
+    is_masked = sequence.grammar is not None and len(sequence.tokens) >= sequence.next_masked
+    error = _NOTHING_LEFT if is_masked else _NOT_FINITE
     return OutputEnd(sequence.log.output_index, EndReason.ERROR, error=error)
 
 

@@ -31,7 +31,7 @@ MAX_RECORDS = 4096
 # far more than one step more in it.
 RECORDS_EVERY_NS = 50_000_000
 # As `step_records.RECORD` has its fields.
-_RECORD = struct.Struct("<7Q12I")
+_RECORD = struct.Struct("<7Q14I")
 assert _RECORD.size == RECORD.itemsize
 # Numbers: an enum's members cost more to combine than the whole record.
 _CAPTURED, _LATE_WORK, _ISOLATED = int(StepFlag.CAPTURED), int(StepFlag.LATE_WORK), int(StepFlag.ISOLATED)
@@ -135,6 +135,7 @@ class StepLog:
         self._last_members = b""
         self._device_free_ns = 0
         self._late_work = 0
+        self._lost_drafts = 0
 
     def reader(self) -> StepReader:
         """Makes a reader for a service that asks for records from now on."""
@@ -142,8 +143,8 @@ class StepLog:
         return StepReader(self)
 
     def worker_ready(self) -> None:
-        """A worker that has compiled nothing since it was ready takes over."""
-        self._late_work = 0
+        """A worker that has compiled nothing, and lost no draft, since it was ready takes over."""
+        self._late_work = self._lost_drafts = 0
 
     def note_plan(self, step: InFlightStep, scheduler: Scheduler, num_waiting: int, isolated: bool) -> None:
         """Notes what is to be seen at the moment when a step is planned."""
@@ -160,12 +161,14 @@ class StepLog:
         """
         late_work = result.late_work > self._late_work
         self._late_work = result.late_work
+        num_lost_drafts = result.lost_drafts - self._lost_drafts
+        self._lost_drafts = result.lost_drafts
         started_at_ns = max(result.started_at_ns, self._device_free_ns)
         self._device_free_ns = result.finished_at_ns
         if not (self.keeps_records or self.tells):
             return
         flags = result.captured * _CAPTURED | late_work * _LATE_WORK | step.isolated * _ISOLATED
-        load = step.load
+        load, num_forced = step.load, step.num_forced
         record = _RECORD.pack(
             step_id,
             step.planned_at_ns,
@@ -175,9 +178,9 @@ class StepLog:
             int(load.context_tokens),
             int(load.attention_pairs),
             step.num_sequences,
-            load.num_prefill_tokens,
-            load.num_decodes,
-            result.tokens.size,
+            load.num_prefill_tokens - load.num_forced_tokens,
+            load.num_decodes + load.num_forced_rows,
+            result.tokens.size + num_forced,
             step.free_blocks,
             step.num_blocks,
             step.num_waiting,
@@ -187,6 +190,8 @@ class StepLog:
             result.tokens.size - np.count_nonzero(result.counts) if result.counts.size else 0,
             flags,
             result.padded_tokens,
+            num_lost_drafts,
+            num_forced,
         )
         if self.keeps_records:
             self.newest.append(record)

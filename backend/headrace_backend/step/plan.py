@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from collections.abc import Iterator
 from typing import Self
 
 import msgspec
@@ -56,10 +57,10 @@ class RowAdmission(msgspec.Struct, array_like=True, frozen=True, tag=0):
     # Number of most likely tokens to report; -1: no logprobs at all.
     num_logprobs: int = -1
     # Tokens that must not be sampled while the output is shorter than `min_tokens`.
-    # Rows with a mask have 0: theirs says when stop tokens may be drawn.
+    # Rows whose every draw has a mask have 0: theirs says when stop tokens may be drawn.
     min_tokens: int = 0
     stop_token_ids: bytes = b""
-    # Whether each draw of the row has a mask, which follows the plan (`masks`).
+    # Whether draws of the row may have masks, which follow their plans (`masks`).
     is_masked: bool = False
     prompt_ids: bytes = b""
     output_ids: bytes = b""
@@ -166,6 +167,18 @@ class ForwardPlan:
     # [num_checked] indices, in the step's flattened tokens, of hidden states that are reported to
     # be finite or not: those that show it of a chunk's keys and values, where no sample does.
     checked_indices: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # [num_forced] entries whose last `forced_counts` known tokens are output that nobody draws,
+    # because no other could be drawn. Who keeps an output's tokens notes them.
+    forced_entries: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    forced_counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+
+    def forced_tokens(self) -> Iterator[tuple[int, int, Int32Column]]:
+        """Each row with forced tokens: its number, their first position in it, and the ids."""
+        if self.forced_entries.size:
+            ends = np.cumsum(self.known_counts)
+            for entry, count in zip(self.forced_entries.tolist(), self.forced_counts.tolist(), strict=True):
+                first = int(self.starts[entry] + self.known_counts[entry]) - count
+                yield int(self.rows[entry]), first, self.token_ids[ends[entry] - count : ends[entry]]
 
 
 @dataclasses.dataclass(slots=True)

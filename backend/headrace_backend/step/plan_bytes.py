@@ -19,8 +19,8 @@ from headrace_request import limits
 _INT = 4
 # Integers of one row: released (1); its entry (4); updates of its table for a copied block and for
 # new ones, the last of which may be begun (6 and 2); its copy (2); its draw (3); its run of prompt
-# tokens (3).
-_INTS_PER_ROW = 21
+# tokens (3); its forced tokens (2).
+_INTS_PER_ROW = 23
 # Beginning of a table update.
 _UPDATE_INTS = 3
 # Fields of an admission that every request has, msgpack's marks included; and a model's own

@@ -14,8 +14,9 @@ from llguidance import LLMatcher
 
 from headrace_request.structured_output import StructuredOutput, Tag
 
-# Between the parts of JSON. Bounded, because a model may never leave off writing spaces.
-_WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
+# Between the parts of JSON: a space or two, or one line break and an indent. Bounded, because a
+# model may never leave off writing spaces.
+_WHITESPACE: Final = r"[\x20\x09]{1,2}|[\x20\x09]{0,2}\x0D?\x0A[\x20\x09]{0,20}"
 # Set over what a schema says of itself under "x-guidance": both would let outputs pass that the
 # schema does not allow.
 _JSON_OPTIONS: Final[dict[str, Any]] = {

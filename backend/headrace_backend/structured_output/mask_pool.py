@@ -16,7 +16,9 @@ import numpy as np
 from headrace_backend.engine.output_grammar import MaskOutcome, MaskState
 from headrace_backend.engine.scheduling.masks import MaskCall, MaskJob
 from headrace_backend.step.masks import StepMasks, mask_words
-from headrace_backend.structured_output.output_place import OutputPlace, Words
+from headrace_backend.structured_output.mask_bits import Words
+from headrace_backend.structured_output.output_place import OutputPlace
+from headrace_backend.structured_output.reasoning_place import ReasoningPlace
 from headrace_backend.structured_output.stacks import thread_pool
 
 # A mask takes a tenth of a millisecond, so that a few rows are not worth another thread.
@@ -73,9 +75,9 @@ def _fill_all(jobs: list[MaskJob], words: Words) -> list[MaskOutcome]:
 def _fill(job: MaskJob, row: Words) -> MaskOutcome:
     """One mask. Whatever goes wrong is that output's own failure."""
     place = job.grammar
-    assert isinstance(place, OutputPlace), "grammars are compiled by this room"
+    assert isinstance(place, OutputPlace | ReasoningPlace), "grammars are compiled by this room"
     try:
-        return place.fill_mask(row, job.first, job.tokens, job.stop_token_ids, job.may_stop)
+        return place.fill_mask(row, job.first, job.tokens, job.stop_token_ids, job.min_tokens, job.looks_ahead)
     # A panic of the library's is no Exception.
     except BaseException as error:
         return MaskOutcome(MaskState.FAILED, f"the structured output can't go on: {type(error).__name__}")

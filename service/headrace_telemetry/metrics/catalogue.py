@@ -107,6 +107,15 @@ STEP_FLOPS_SHARE: Final = Metric(
 STEPS_CAPTURED: Final = Metric("headrace.step.captured", "counter", "{step}", "Steps that ran as a captured graph.")
 DRAFTS_PROPOSED: Final = Metric("headrace.drafts.proposed", "counter", "{token}", "Draft tokens that were verified.")
 DRAFTS_ACCEPTED: Final = Metric("headrace.drafts.accepted", "counter", "{token}", "Draft tokens that were accepted.")
+DRAFTS_LOST: Final = Metric(
+    "headrace.drafts.lost", "counter", "{token}", "Draft tokens that were lost because the drafter failed."
+)
+FORCED_TOKENS: Final = Metric(
+    "headrace.step.forced_tokens",
+    "counter",
+    "{token}",
+    "Tokens settled without a draw: a structured output left no other.",
+)
 
 # Of backends, once a second.
 RUNNING: Final = Metric("headrace.requests.running", "gauge", "{sequence}", "Sequences that hold a row of the batch.")

@@ -126,12 +126,14 @@ class StepMetrics:
         captured = np.count_nonzero(records["flags"] & step_records.StepFlag.CAPTURED)
         self._add(catalogue.STEPS_CAPTURED, model, int(captured))
         self._count_drafts(engine, records)
+        self._add(catalogue.FORCED_TOKENS, model, int(records["forced_tokens"].sum(dtype=np.int64)))
 
     def _count_drafts(self, engine: _Engine, records: step_records.Records) -> None:
         drafter = engine.facts.drafter if engine.facts is not None else ""
         for metric, column in (
             (catalogue.DRAFTS_PROPOSED, "draft_tokens"),
             (catalogue.DRAFTS_ACCEPTED, "accepted_tokens"),
+            (catalogue.DRAFTS_LOST, "lost_drafts"),
         ):
             count = int(records[column].sum(dtype=np.int64))
             self._add(metric, engine.model, count, catalogue.DRAFTER, drafter or _UNKNOWN_DRAFTER)

@@ -26,6 +26,7 @@ from headrace_backend.structured_output import compiler as compiler_module
 from headrace_backend.structured_output.compiler import GrammarCompiler, grammar_compiler
 from headrace_backend.structured_output.mask_pool import MaskPool
 from headrace_backend.structured_output.output_place import OutputPlace
+from headrace_backend.structured_output.vocabulary import folder_encode
 from headrace_model_folder import ModelFolder
 from headrace_request.structured_output import StructuredOutput, choice
 
@@ -60,7 +61,7 @@ def generated(place: OutputPlace, draw: random.Random, most: int = 400) -> str |
     """A text that random draws from masks make; None: it came to no end."""
     tokens, words = array("i"), np.empty(-(-VOCAB // 32), np.int32)
     for _ in range(most):
-        outcome = place.fill_mask(words, max(len(tokens) - 1, 0), tokens[max(len(tokens) - 1, 0) :], END, True)
+        outcome = place.fill_mask(words, max(len(tokens) - 1, 0), tokens[max(len(tokens) - 1, 0) :], END, 0)
         assert outcome is MASKED, outcome.error
         # What ends the text is preferred, so that most do end.
         ids = allowed(words)
@@ -83,35 +84,48 @@ def test_texts_drawn_from_masks_keep_their_schemas(compiler: GrammarCompiler, nu
     assert num_whole >= 0.75 * num_schemas
 
 
+@pytest.mark.parametrize("indent", [None, 1, 2, 4, "\t"])
+def test_json_may_be_written_as_programs_write_it(compiler: GrammarCompiler, indent: int | str | None) -> None:
+    words = np.empty(-(-VOCAB // 32), np.int32)
+    place = place_of(compiler, StructuredOutput("json_object"))
+    text = json.dumps({"a": [1, {"b": None}, []], "c": {}}, indent=indent)
+    encode = folder_encode(FOLDER)
+    assert place.fill_mask(words, 0, array("i", encode(text)), END, 0).state is MaskState.MASKED
+    assert set(allowed(words)) >= END
+    for text in ('{"a":   1}', '{"a":\n\n1}', '{"a":\n' + 21 * " " + "1}"):
+        place = place_of(compiler, StructuredOutput("json_object"))
+        assert place.fill_mask(words, 0, array("i", encode(text)), END, 0).state is MaskState.FAILED
+
+
 def test_a_compiled_form_is_kept_and_its_outputs_are_apart(compiler: GrammarCompiler) -> None:
     asked = choice(["one", "two"])
     assert compiler.compile(asked) is compiler.compile(choice(["one", "two"]))
     one, other, words = place_of(compiler, asked), place_of(compiler, asked), np.empty(-(-VOCAB // 32), np.int32)
-    assert one.fill_mask(words, 0, array("i"), END, True) is MASKED
+    assert one.fill_mask(words, 0, array("i"), END, 0) is MASKED
     first = [token for token in allowed(words) if TOKEN_BYTES[token] == b"o"]
-    assert one.fill_mask(words, 0, array("i", first), END, True) is MASKED
+    assert one.fill_mask(words, 0, array("i", first), END, 0) is MASKED
     assert {TOKEN_BYTES[token] for token in allowed(words)} <= {b"n", b"ne"}
-    assert other.fill_mask(words, 0, array("i"), END, True) is MASKED
+    assert other.fill_mask(words, 0, array("i"), END, 0) is MASKED
     assert {(TOKEN_BYTES[token] or b"")[:1] for token in allowed(words)} == {b"o", b"t"}
 
 
 def test_the_end_waits_for_the_shortest_length_unless_nothing_else_can_follow(compiler: GrammarCompiler) -> None:
     words, digit = np.empty(-(-VOCAB // 32), np.int32), array("i", [TOKEN_BYTES.index(b"7")])
     digits = StructuredOutput("regex", "[0-9]+")
-    place_of(compiler, digits).fill_mask(words, 0, digit, frozenset({50}), False)
+    place_of(compiler, digits).fill_mask(words, 0, digit, frozenset({50}), 9)
     assert 50 not in allowed(words) and not END & set(allowed(words))
-    place_of(compiler, digits).fill_mask(words, 0, digit, frozenset({50}), True)
+    place_of(compiler, digits).fill_mask(words, 0, digit, frozenset({50}), 0)
     assert 50 in allowed(words) and not END & set(allowed(words))
-    assert place_of(compiler, choice(["7"])).fill_mask(words, 0, digit, END, False) is COMPLETE
-    assert place_of(compiler, choice(["7"])).fill_mask(words, 0, digit, frozenset(), True) is COMPLETE
+    assert place_of(compiler, choice(["7"])).fill_mask(words, 0, digit, END, 9) is COMPLETE
+    assert place_of(compiler, choice(["7"])).fill_mask(words, 0, digit, frozenset(), 0) is COMPLETE
 
 
 def test_tokens_that_do_not_follow_the_form_fail_their_own_output(compiler: GrammarCompiler) -> None:
     words = np.empty(-(-VOCAB // 32), np.int32)
     place = place_of(compiler, choice(["one", "two"]))
-    outcome = place.fill_mask(words, 0, array("i", [TOKEN_BYTES.index(b"7")]), END, True)
+    outcome = place.fill_mask(words, 0, array("i", [TOKEN_BYTES.index(b"7")]), END, 0)
     assert outcome.state is MaskState.FAILED and "can't go on" in outcome.error
-    assert place.fill_mask(words, 0, array("i"), END, True).state is MaskState.FAILED
+    assert place.fill_mask(words, 0, array("i"), END, 0).state is MaskState.FAILED
 
 
 @pytest.mark.parametrize(
@@ -175,7 +189,7 @@ def test_a_pool_computes_the_masks_of_many_rows_as_one_thread_does(compiler: Gra
 
     def job(sample: int) -> MaskJob:
         place = place_of(compiler, forms[sample % 3])
-        return MaskJob(sample, place, 0, seven[: sample % 3 > 0], frozenset(), True)
+        return MaskJob(sample, place, 0, seven[: sample % 3 > 0], frozenset(), 0, False)
 
     jobs, pool, done = [job(sample) for sample in range(40)], MaskPool(VOCAB), []
     pool.start(MaskCall(9, 0, jobs, []), lambda call, masks, outcomes: done.append((masks, outcomes)))
@@ -188,6 +202,6 @@ def test_a_pool_computes_the_masks_of_many_rows_as_one_thread_does(compiler: Gra
     assert masks.samples.tolist() == [sample for sample in range(40) if sample % 3 != 2]
     for sample, row in zip(masks.samples.tolist(), masks.masks, strict=True):
         alone = np.empty_like(row)
-        job(sample).grammar.fill_mask(alone, 0, seven[: sample % 3 > 0], frozenset(), True)  # type: ignore[attr-defined]
+        job(sample).grammar.fill_mask(alone, 0, seven[: sample % 3 > 0], frozenset(), 0)  # type: ignore[attr-defined]
         np.testing.assert_array_equal(row, alone)
     pool.close()

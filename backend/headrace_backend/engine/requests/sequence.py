@@ -22,6 +22,8 @@ are in flight and exact when all are settled.
 from __future__ import annotations
 
 import dataclasses
+from array import array
+from typing import Final
 
 from headrace_backend.engine.events import Event, RequestDone
 from headrace_backend.engine.limits.tenant_account import Claim, TenantAccount, TokenCharge
@@ -51,6 +53,7 @@ class Sequence:
         "decodes",
         "ended",
         "epoch",
+        "forced",
         "grammar",
         "held",
         "leader",
@@ -59,6 +62,7 @@ class Sequence:
         "max_output_tokens",
         "max_tokens_total",
         "min_tokens",
+        "next_masked",
         "num_computed",
         "num_counted_tokens",
         "num_given",
@@ -74,6 +78,7 @@ class Sequence:
         "row",
         "runs",
         "search",
+        "skips_forced",
         "stop_token_ids",
         "table_from",
         "tables",
@@ -105,9 +110,16 @@ class Sequence:
             self.runs = request.trace.runs[log.output_index]
         self.urgency = (urgency_ns, request.sequence_number, log.output_index)
         self.stop_token_ids = spec.stop_token_ids
-        # Says which tokens the output may draw; None: any. And how many of its tokens that knows.
+        # Says which tokens the output may draw; None: any. How many of its tokens that knows, and
+        # the position from which on draws may have masks.
         self.grammar: OutputGrammar | None = spec.grammar.new_output() if spec.grammar is not None else None
         self.num_given = 0
+        # The last of these, as far as they must come whether or not they were drawn.
+        self.forced = array("i")
+        # Whether they are computed side by side. A token of a bad word can't be drawn, and its
+        # output ends: so with these each token is.
+        self.skips_forced = spec.asked.max_drafts != 0 and not spec.asked.sampling.bad_words
+        self.next_masked = spec.grammar.first_masked if spec.grammar is not None else 0
         self.min_tokens = spec.asked.stop.min_tokens
         self.wants_logprobs = spec.asked.num_row_logprobs >= 0
         # Set where this output's steps report the log probabilities of the prompt: those of a
@@ -115,10 +127,10 @@ class Sequence:
         self.prompt_log = request.prompt_log if log.output_index == 0 else None
         self.num_prompt_tokens = len(spec.prompt_ids)
         self.max_output_tokens = spec.asked.stop.max_tokens
-        # Drafts that its steps may verify, as its caller and the server allow. A mask is that of
-        # one draw, so what has a grammar has none, and the next token of a beam is not drawn.
+        # Drafts that its steps may verify, as its caller and the server allow.
         self.max_drafts = spec.asked.max_drafts if spec.asked.max_drafts >= 0 else limits.MAX_DRAFTS
-        if self.grammar is not None or self.search is not None:
+        # The next token of a beam is not drawn.
+        if self.search is not None:
             self.max_drafts = 0
         self.acceptance = Acceptance()
         # Never scheduled beyond: the last token's KV is not needed.
@@ -168,6 +180,24 @@ class Sequence:
         """The steps in flight will never be read: what they sampled is to be sampled again."""
         self.num_tokens = self.num_prompt_tokens + len(self.tokens)
 
+    def note_given(self, position: int, forced: array[int] | None) -> None:
+        """Its grammar knows the tokens before `position`, and `forced`, which must come behind."""
+        self.forced = forced if forced is not None else _NOTHING_FORCED
+        self.num_given = position + len(self.forced)
+
+    @property
+    def num_forced(self) -> int:
+        """Tokens that must follow the scheduled ones, and behind which the output may draw.
+
+        A grammar knows tokens that were read, and those behind them that must come. So where it
+        knows more than is scheduled, the scheduled ones that were not read yet must come too.
+        """
+        num_scheduled = self.num_tokens - self.num_prompt_tokens
+        if self.num_given - len(self.forced) > max(num_scheduled - 1, len(self.tokens)):
+            # Asked for before a worker was lost: those between will be asked for again.
+            return 0
+        return min(self.num_given - num_scheduled, self.max_tokens_total - self.num_tokens - 1)
+
     def forget_unsettled(self, count: int) -> None:
         """A step that is being read settled so many tokens fewer than it could."""
         self.num_tokens -= count
@@ -180,19 +210,47 @@ class Sequence:
         return self.num_tokens - self.num_prompt_tokens - len(self.tokens)
 
     @property
+    def draft_limit(self) -> int:
+        """Most drafts that the step being planned may verify.
+
+        A mask is that of one draw at a known position. So what may have a mask has no drafts, and
+        neither has a step that could bring an output there while the next one is planned.
+        """
+        most = min(self.max_drafts, self.max_tokens_total - self.num_tokens)
+        if self.grammar is None:
+            return most
+        return max(0, min(most, self.next_masked - 1 - (self.num_tokens - self.num_prompt_tokens)))
+
+    @property
     def completing(self) -> bool:
         """Whether all tokens of the sequence are planned; some may not be read yet."""
         return self.num_tokens >= self.max_tokens_total
 
     def token_bytes(self, start: int, end: int) -> bytes:
-        """Ids of the tokens in [start, end), which must have been read: int32 little-endian."""
+        """Ids of the tokens in [start, end), int32 little-endian.
+
+        They must have been read, or must come (`forced`).
+        """
         prompt_length = self.num_prompt_tokens
         if end <= prompt_length:
             return self.request.spec.prompt_ids[start:end].tobytes()
-        output = self.tokens[max(start - prompt_length, 0) : end - prompt_length].tobytes()
+        output = self._output_ids(max(start - prompt_length, 0), end - prompt_length).tobytes()
         if start >= prompt_length:
             return output
         return self.request.spec.prompt_ids[start:].tobytes() + output
+
+    def _output_ids(self, start: int, end: int) -> array[int]:
+        num_read = len(self.tokens)
+        if end <= num_read:
+            return self.tokens[start:end]
+        first_forced = self.num_given - len(self.forced)
+        unread = max(start, num_read)
+        assert first_forced <= unread and end <= self.num_given, "what was not read must come"
+        return self.tokens[start:num_read] + self.forced[unread - first_forced : end - first_forced]
+
+
+# Of grammars that leave a choice.
+_NOTHING_FORCED: Final = array("i")
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 Owns the choice, by what drafts bring (each row's `Acceptance`) and what they cost (`step_time`).
 Does not own room for them, in blocks or in the request (`scheduler`), nor what is drafted (the
-worker). Pure: no clock, no sequence.
+worker). Pure: no clock.
 
 A row whose drafts are accepted with probability p settles 1 + p + p^2 + ... + p^K tokens of a step
 with K drafts. So the k-th draft of a row brings p^k tokens, and costs what one token more costs in
@@ -24,6 +24,7 @@ With a fixed number every row has as many, or as many as the token budget holds.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence as AbstractSequence
@@ -32,6 +33,7 @@ from typing import Final
 import numpy as np
 
 from headrace_backend.engine.requests.acceptance import Acceptance
+from headrace_backend.engine.requests.sequence import Sequence
 from headrace_backend.engine.scheduling.step_time import DraftCosts, StepLoad, StepTimeModel
 
 # Drafts of its own that what is usual counts for in a new row.
@@ -97,6 +99,30 @@ class DraftLengths:
         if num_drafts and num_settled:
             row.note(num_drafts, num_settled)
             self._usual.note(num_drafts, num_settled)
+
+    def forced_pay(
+        self, load: StepLoad, rows: AbstractSequence[Sequence], forced: AbstractSequence[tuple[Sequence, int]]
+    ) -> bool:
+        """Whether a step settles more tokens per second if rows compute tokens that must come.
+
+        Such a row is computed as a prompt is, which takes another way through the device than rows
+        that decode.
+
+        Args:
+            load: What the step computes beside these rows.
+            rows: All rows behind which tokens must come.
+            forced: The rows among them that would compute some, and how many.
+        """
+        without = dataclasses.replace(load, num_decodes=load.num_decodes + len(rows))
+        without.context_tokens += sum([row.num_tokens for row in rows])
+        computed = dict(forced)
+        decoding = [row for row in rows if row not in computed]
+        beside = dataclasses.replace(load, num_decodes=load.num_decodes + len(decoding))
+        beside.context_tokens += sum([row.num_tokens for row in decoding])
+        for row, count in forced:
+            beside.add_chunk(row.num_tokens - 1, count + 1)
+        num_settled = without.num_decodes + sum(computed.values())
+        return num_settled * self._model.predict_us(without) > without.num_decodes * self._model.predict_us(beside)
 
     def choose(
         self, rows: AbstractSequence[Acceptance], limits: AbstractSequence[int], load: StepLoad, num_free: int

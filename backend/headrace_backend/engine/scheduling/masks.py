@@ -35,8 +35,10 @@ class MaskJob(NamedTuple):
     tokens: array[int]
     # Tokens that end the output where the grammar may end.
     stop_token_ids: frozenset[int]
-    # Whether the output is long enough to end.
-    may_stop: bool
+    # Tokens that the output must have before they may.
+    min_tokens: int
+    # Whether it is of use to know which tokens must follow.
+    looks_ahead: bool
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -47,7 +49,7 @@ class MaskCall:
     # Counts lives of workers: what was asked for in an earlier one is of no use.
     life: int
     jobs: list[MaskJob]
-    # In the order of the jobs: whose they are, and how many tokens its grammar is given.
+    # In the order of the jobs: whose they are, and the positions of their draws.
     owners: list[tuple[Sequence, int]]
 
 
@@ -59,6 +61,8 @@ class Masks:
         self._endings = endings
         self._life = 0
         self._waiting: list[tuple[int, list[MaskedDraw]]] = []
+        # Calls that are being computed for the workers that there are.
+        self.num_computing = 0
 
     def planned(self, step: InFlightStep) -> None:
         """Notes the masked draws of a step that was planned."""
@@ -69,6 +73,7 @@ class Masks:
         """Nothing that was asked for is of use any more."""
         self._life += 1
         self._waiting.clear()
+        self.num_computing = 0
 
     def take_ready(self) -> list[MaskCall]:
         """Takes the calls of steps whose draws all have their tokens."""
@@ -76,6 +81,7 @@ class Masks:
             return []
         ready = [step for step in self._waiting if all(map(_is_ready, step[1]))]
         self._waiting = [step for step in self._waiting if step not in ready]
+        self.num_computing += len(ready)
         return [self._call(step_id, draws) for step_id, draws in ready]
 
     def is_current(self, call: MaskCall) -> bool:
@@ -83,11 +89,18 @@ class Masks:
         return call.life == self._life
 
     def done(self, call: MaskCall, outcomes: list[MaskOutcome], now_ns: int) -> None:
-        """Ends outputs that are whole, or whose grammar failed; what they draw now is dropped."""
-        for (sequence, num_given), outcome in zip(call.owners, outcomes, strict=True):
-            if outcome.state is MaskState.MASKED:
-                sequence.num_given = num_given
-            elif not sequence.ended and self.is_current(call):
+        """Notes what is known of outputs, and ends those that are whole or whose grammar failed.
+
+        What outputs that end draw now is dropped.
+        """
+        if not self.is_current(call):
+            return
+        self.num_computing -= 1
+        for (sequence, position), outcome in zip(call.owners, outcomes, strict=True):
+            if outcome.state in (MaskState.MASKED, MaskState.OPEN):
+                sequence.note_given(position, outcome.forced)
+                sequence.next_masked = max(sequence.next_masked, outcome.next_masked)
+            elif not sequence.ended:
                 reason = EndReason.STOP if outcome.state is MaskState.COMPLETE else EndReason.ERROR
                 end = OutputEnd(sequence.log.output_index, reason, error=outcome.error)
                 self._endings.end_output(sequence, end, now_ns)
@@ -100,18 +113,21 @@ class Masks:
 
 
 def _is_ready(draw: MaskedDraw) -> bool:
-    return draw.sequence.ended or len(draw.sequence.tokens) >= draw.position
+    sequence = draw.sequence
+    return sequence.ended or max(len(sequence.tokens), sequence.num_given) >= draw.position
 
 
 def _job(draw: MaskedDraw) -> MaskJob:
     sequence = draw.sequence
     assert sequence.grammar is not None, "only rows with a grammar have masks"
-    first = sequence.num_given
+    # What must come before the draw its grammar knows already.
+    first = min(sequence.num_given, draw.position)
     return MaskJob(
         draw.sample,
         sequence.grammar,
         first,
         sequence.tokens[first : draw.position],
         sequence.stop_token_ids,
-        draw.position >= sequence.min_tokens,
+        sequence.min_tokens,
+        sequence.skips_forced,
     )

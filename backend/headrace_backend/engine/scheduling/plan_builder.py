@@ -69,7 +69,8 @@ class InFlightStep:
     num_logprobs: int
     # In the order of the plan's runs of prompt tokens.
     prompt_runs: list[tuple[LiveRequest, PromptRun]]
-    # Sequences that computed tokens known before: with the first of these, and how many.
+    # Sequences that computed tokens of their prompts, or tokens again: with the first of these, and
+    # how many.
     entries: list[tuple[Sequence, int, int]]
     # When it was planned (`step_log`): blocks, those not held by anybody, requests that waited;
     # whether it was tried alone; requests of the sequences that lost their row for it; sequences
@@ -83,8 +84,15 @@ class InFlightStep:
     draft_counts: list[int] = dataclasses.field(default_factory=list)
     preempted: list[int] = dataclasses.field(default_factory=list)
     stalled: list[Sequence] = dataclasses.field(default_factory=list)
+    # Tokens that must come before the draw of a sequence, and were computed with it.
+    forced: dict[Sequence, array[int]] = dataclasses.field(default_factory=dict)
     # Draws that wait for masks.
     masked: list[MaskedDraw] = dataclasses.field(default_factory=list)
+
+    @property
+    def num_forced(self) -> int:
+        """Tokens that the step settles beside those that it draws."""
+        return sum(map(len, self.forced.values())) if self.forced else 0
 
 
 def _column(values: Iterable[int]) -> Int32Column:
@@ -108,6 +116,8 @@ class PlanBuilder:
         "_decodes",
         "_draft_counts",
         "_entries",
+        "_forced",
+        "_forced_entries",
         "_last_admitted",
         "_prompt_indices",
         "_prompt_runs",
@@ -166,6 +176,8 @@ class PlanBuilder:
         self._copies: list[BlockCopy] = []
         # Entries that are not decodes.
         self._entries: list[tuple[Sequence, int, int]] = []
+        self._forced: dict[Sequence, array[int]] = {}
+        self._forced_entries: list[int] = []
         self._rows: list[int] = []
         self._starts: list[int] = []
         self._counts: list[int] = []
@@ -279,9 +291,12 @@ class PlanBuilder:
 
         Returns whether they were the last, so that one is sampled.
         """
+        self._entries.append((sequence, sequence.num_computed, count))
+        return self._compute_known(sequence, count)
+
+    def _compute_known(self, sequence: Sequence, count: int) -> bool:
         start = sequence.num_computed
         end = start + count
-        self._entries.append((sequence, start, count))
         self._rows.append(sequence.row)
         self._starts.append(start)
         self._counts.append(count)
@@ -298,6 +313,21 @@ class PlanBuilder:
             return True
         self._chunks.append((sequence, sequence.epoch, end))
         return False
+
+    def add_forced(self, sequence: Sequence, count: int) -> None:
+        """Computes the row's last token and the `count` that must follow, and samples the next.
+
+        Decodes precede it.
+        """
+        self._forced_entries.append(len(self._decodes) + len(self._rows))
+        end = sequence.num_tokens + count
+        forced = array("i")
+        forced.frombytes(sequence.token_bytes(sequence.num_tokens, end))
+        self._forced[sequence] = forced
+        sequence.num_tokens = end
+        self.load.num_forced_tokens += count + 1
+        self.load.num_forced_rows += 1
+        self._compute_known(sequence, count + 1)
 
     def add_fork(self, sibling: Sequence) -> None:
         """Samples the sibling's first token from the hidden state of the last entry's sample."""
@@ -341,6 +371,8 @@ class PlanBuilder:
             copy_sources=_column([copy.source for copy in self._copies]),
             copy_targets=_column([copy.target for copy in self._copies]),
             checked_indices=_column(self._checked_indices),
+            forced_entries=_column(self._forced_entries),
+            forced_counts=_column(map(len, self._forced.values())),
         )
         sample = SamplePlan(
             rows=_column([sequence.row for sequence in samples]),
@@ -357,7 +389,7 @@ class PlanBuilder:
                 for index, (sequence, position) in enumerate(
                     zip(samples, sample.output_positions.tolist(), strict=True)
                 )
-                if sequence.grammar is not None
+                if sequence.grammar is not None and position >= sequence.next_masked
             ]
         plan = StepPlan(
             self.step_id,
@@ -394,6 +426,7 @@ class PlanBuilder:
             self._prompt_runs,
             self._entries,
             draft_counts=self._draft_counts,
+            forced=self._forced,
         )
 
     def _check(self, sequence: Sequence, count: int, is_sampled: bool) -> None:
@@ -451,14 +484,15 @@ class PlanBuilder:
 
     def _admission(self, sequence: Sequence, row: int) -> RowAdmission:
         """Everything that the worker needs for as long as the sequence stays in its row."""
-        asked, is_masked = sequence.request.spec.asked, sequence.grammar is not None
+        asked, grammar = sequence.request.spec.asked, sequence.request.spec.grammar
+        ends_otherwise = sequence.search is not None or grammar is not None and grammar.decides_ends
         return RowAdmission(
             row=row,
             sampling=asked.sampling,
             output_index=sequence.log.output_index,
             num_logprobs=asked.num_row_logprobs,
-            min_tokens=0 if is_masked or sequence.search is not None else asked.stop.min_tokens,
-            is_masked=is_masked,
+            min_tokens=0 if ends_otherwise else asked.stop.min_tokens,
+            is_masked=grammar is not None,
             stop_token_ids=asked.stop.token_ids,
             prompt_ids=asked.prompt_token_ids if self._needs_history(sequence) else b"",
             output_ids=self._history(sequence),

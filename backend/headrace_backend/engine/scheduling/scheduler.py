@@ -10,7 +10,8 @@ the rows and the available blocks.
 1. Sequences whose row holds the token to compute (one token each; people call it decoding), most
    urgent first. Of several pipeline stages each step has a part of them (`micro_batches`).
    Where the worker drafts tokens, each of them may settle several, as far as that pays
-   (`draft_lengths`) and free blocks go; nobody is preempted for drafts.
+   (`draft_lengths`) and free blocks go; nobody is preempted for drafts. Where a grammar leaves one
+   text, its tokens are computed side by side, and none of them is drawn.
 2. Sequences that catch up with a prompt, or with tokens computed before a preemption, most urgent
    first, in chunks of what the budget leaves (`token_budget`, which may also set the long ones back
    behind 3, with a share kept for them).
@@ -217,10 +218,17 @@ class Scheduler:
         assert self.kv is not None, "there is a worker"
         self.entered.clear()
         self._blocks_short = False
-        catching_up = self._schedule_decodes(builder, self._micro_batches.passed_over(self.running, in_flight), now_ns)
+        catching_up, forced = self._schedule_decodes(
+            builder, self._micro_batches.passed_over(self.running, in_flight), now_ns
+        )
         builder.close_decodes()
+        if forced:
+            forced = self._choose_forced(forced, builder, len(catching_up) + len(self.waiting) > 0)
         if self._draft_lengths.drafts:
-            self._schedule_drafts(builder, len(catching_up) + len(self.waiting) > 0)
+            num_forced = sum([count + 1 for _, count in forced])
+            self._schedule_drafts(builder, num_forced, len(catching_up) + len(self.waiting) > 0)
+        for sequence, count in forced:
+            builder.add_forced(sequence, count)
         self._budget.note_decodes(builder.load.num_decodes)
         if catching_up or self.waiting:
             self._budget.begin(builder.load, self._num_backlog_tokens(catching_up))
@@ -274,9 +282,13 @@ class Scheduler:
 
     def _schedule_decodes(
         self, builder: PlanBuilder, passed_over: AbstractSet[Sequence], now_ns: int
-    ) -> list[Sequence]:
-        """Schedules one token for each decode but those; returns the sequences that catch up."""
+    ) -> tuple[list[Sequence], list[tuple[Sequence, int]]]:
+        """Schedules one token for each decode but those, and those behind which tokens must come.
+
+        Returns the sequences that catch up, and those others with how many tokens must come.
+        """
         catching_up: list[Sequence] = []
+        forced: list[tuple[Sequence, int]] = []
         # Preemption removes only less urgent sequences, which come later in the list.
         for sequence in self.running:
             if not sequence.decodes:
@@ -289,16 +301,50 @@ class Scheduler:
                     if not self._make_room(sequence, sequence.num_tokens, builder, now_ns):
                         self._stalled.append(sequence)
                         continue
-                builder.add_decode(sequence)
-        return catching_up
+                if sequence.grammar is not None and sequence.num_forced > 0:
+                    # Nobody takes its blocks: the step computes it, one way or the other.
+                    sequence.planned_in = builder.step_id
+                    forced.append((sequence, sequence.num_forced))
+                else:
+                    builder.add_decode(sequence)
+        return catching_up, forced
 
-    def _schedule_drafts(self, builder: PlanBuilder, others_wait: bool) -> None:
-        """Gives drafts to the step's decodes: half of the budget if somebody waits for a prompt."""
+    def _choose_forced(
+        self, forced: list[tuple[Sequence, int]], builder: PlanBuilder, others_wait: bool
+    ) -> list[tuple[Sequence, int]]:
+        """Chooses the sequences that compute what must come; the others decode.
+
+        None of them does where the step would settle fewer tokens per second. They take free blocks
+        and a share of the budget, as drafts do.
+        """
+        num_free = self._config.max_num_batched_tokens - len(self.running)
+        num_left = num_free // 2 if others_wait else num_free
+        chosen: list[tuple[Sequence, int]] = []
+        for sequence, most in forced:
+            wanted = min(most, num_left)
+            count = self._grow_freely(sequence, sequence.num_tokens + wanted, builder) - sequence.num_tokens
+            if count > 0:
+                chosen.append((sequence, count))
+                num_left -= count
+        if not others_wait and not self._draft_lengths.forced_pay(builder.load, [s for s, _ in forced], chosen):
+            chosen = []
+        computed = {sequence for sequence, _ in chosen}
+        for sequence, _ in forced:
+            if sequence not in computed:
+                builder.add_decode(sequence)
+        builder.close_decodes()
+        return chosen
+
+    def _schedule_drafts(self, builder: PlanBuilder, num_forced: int, others_wait: bool) -> None:
+        """Gives drafts to the step's decodes: half of the budget if somebody waits for a prompt.
+
+        Of the budget `num_forced` tokens are taken.
+        """
         rows, lengths = builder.decodes, self._draft_lengths
-        num_free = self._config.max_num_batched_tokens - len(rows)
+        num_free = self._config.max_num_batched_tokens - len(rows) - num_forced
         wanted = lengths.choose(
             [sequence.acceptance for sequence in rows],
-            [min(sequence.max_drafts, sequence.max_tokens_total - sequence.num_tokens) for sequence in rows],
+            [sequence.draft_limit for sequence in rows],
             builder.load,
             num_free // 2 if others_wait else num_free,
         )
@@ -307,15 +353,19 @@ class Scheduler:
 
     def _make_room_for_drafts(self, sequence: Sequence, count: int, builder: PlanBuilder) -> int:
         """How many of `count` drafted tokens find room without taking anybody's blocks."""
-        kv, account = self.kv, sequence.request.account
-        assert kv is not None, "there is a worker"
         if not count:
             return 0
-        missing = kv.num_missing(sequence, sequence.num_computed + count)
+        return self._grow_freely(sequence, sequence.num_computed + count, builder) - sequence.num_computed
+
+    def _grow_freely(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder) -> int:
+        """How many of a sequence's first `num_tokens` find room without taking anybody's blocks."""
+        kv, account = self.kv, sequence.request.account
+        assert kv is not None, "there is a worker"
+        missing = kv.num_missing(sequence, num_tokens)
         if missing > min(kv.pool.num_available, account.num_blocks_left):
-            return min(count, sequence.capacity - sequence.num_computed)
-        self._tables.grow(sequence, sequence.num_computed + count, kv, builder)
-        return count
+            return min(num_tokens, sequence.capacity)
+        self._tables.grow(sequence, num_tokens, kv, builder)
+        return num_tokens
 
     def _num_backlog_tokens(self, catching_up: list[Sequence]) -> int:
         """Tokens that wait to be computed, each sequence counted up to a limit."""

@@ -105,6 +105,9 @@ class StepLoad:
     # Tokens of context that the decodes read.
     context_tokens: int = 0
     num_prefill_tokens: int = 0
+    # Those of them that continue outputs and must come: what rows computed that otherwise decode.
+    num_forced_tokens: int = 0
+    num_forced_rows: int = 0
     # Pairs of query and key of the prompts' chunks.
     attention_pairs: float = 0.0
     # Drafted tokens that the decodes compute beside one token each.

@@ -42,6 +42,7 @@ from headrace_backend.server.streams.statuses import (
 )
 from headrace_backend.server.telemetry import Teller
 from headrace_backend.structured_output.compiler import Compiled, GrammarCompiler
+from headrace_backend.structured_output.reasoning_place import behind_reasoning
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request.request import LAYOUT
 
@@ -349,6 +350,7 @@ class EngineService:
         request = incoming.read_add(add, self._clock())
         request.source = stream.stream_id
         if request.asked.structured_output is None or request.has_ended:
+            request.grammar = behind_reasoning(request.asked.reasoning, None)
             self._enter(stream, add, request)
             return
         if add.handle:
@@ -365,7 +367,7 @@ class EngineService:
         """
 
         def enter() -> None:
-            request.grammar = compiled.result()
+            request.grammar = behind_reasoning(request.asked.reasoning, compiled.result())
             self._enter(stream, add, request)
 
         self._engine_loop.flush()

@@ -42,9 +42,8 @@ class PenaltySlots:
         slot = self._slots[admission.row] = self._free.pop()
         prompt_mask = self._prompt_masks[slot].zero_()
         prompt_mask.index_fill_(0, self._ids(admission.prompt_ids), True)
-        output_ids = self._ids(admission.output_ids)
-        ones = torch.ones_like(output_ids, dtype=torch.int32)
-        self._output_counts[slot].zero_().index_add_(0, output_ids, ones)
+        self._output_counts[slot].zero_()
+        self._add(slot, self._ids(admission.output_ids))
 
     def release(self, row: int) -> None:
         """Gives back the row's slot, if it has one."""
@@ -78,6 +77,13 @@ class PenaltySlots:
         """Counts one drawn token of each row, int64 [num_rows]. A row appears once."""
         slots = indices_on_device(self._slots_of(rows), self._device)
         self._output_counts[slots, tokens] += 1
+
+    def count_known(self, row: int, ids: Int32Column) -> None:
+        """Counts tokens of a row's output, known on the host."""
+        self._add(self._slots[row], indices_on_device(ids, self._device))
+
+    def _add(self, slot: int, ids: torch.Tensor) -> None:
+        self._output_counts[slot].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
 
     def count_settled(self, rows: Int32Column, tokens: torch.Tensor, settled: torch.Tensor) -> None:
         """Counts those of some drawn tokens that are settled, bool [num_draws]; rows may repeat."""

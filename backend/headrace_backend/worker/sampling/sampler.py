@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from headrace_backend.step.masks import StepMasks
-from headrace_backend.step.plan import Int32Column, RowAdmission, SamplePlan, StepResult, UInt8Column
+from headrace_backend.step.plan import ForwardPlan, Int32Column, RowAdmission, SamplePlan, StepResult, UInt8Column
 from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
 from headrace_backend.worker.sampling.drafted_draws import DraftedDraws
 from headrace_backend.worker.sampling.logit_changes import LogitChanges
@@ -140,6 +140,15 @@ class Sampler:
                 self._changes.admit(admission)
             if traits & Trait.PENALIZED:
                 self._penalties.admit(admission)
+
+    def note_forced(self, plan: ForwardPlan) -> None:
+        """Notes output that nobody drew for rows whose draws depend on what they drew.
+
+        Rows with bad words have none.
+        """
+        for row, _, ids in plan.forced_tokens():
+            if self._parameters.traits[row] & Trait.PENALIZED:
+                self._penalties.count_known(row, ids)
 
     def is_greedy(self, plan: SamplePlan) -> bool:
         """Whether the plan's rows all want their most likely token, and nothing else."""

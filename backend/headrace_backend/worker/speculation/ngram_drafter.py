@@ -42,7 +42,12 @@ class NgramDrafter:
         positions: torch.Tensor,
         metadata: StepMetadata | StepPieces,
     ) -> None:
-        """Implements `Drafter.follow`: what a step computes was in the history before."""
+        """Implements `Drafter.follow`: what nobody drew joins the history.
+
+        All else that a step computes was there before.
+        """
+        for row, first, ids in plan.forward.forced_tokens():
+            self._history[row, first : first + ids.size].copy_(copy_to_device(ids, self._device))
 
     def propose(self, settled: SettledTokens) -> torch.Tensor:
         """Implements `Drafter.propose`."""

@@ -125,7 +125,12 @@ class SuffixDrafter:
         positions: torch.Tensor,
         metadata: StepMetadata | StepPieces,
     ) -> None:
-        """Implements `Drafter.follow`: answers of rows that were given back are remembered."""
+        """Implements `Drafter.follow`: answers of rows that were given back are remembered.
+
+        What nobody drew joins its row's history.
+        """
+        for row, first, ids in plan.forward.forced_tokens():
+            self._history[row, first : first + ids.size].copy_(copy_to_device(ids, self._device))
         admitted = {admission.row for admission in plan.admissions}
         self._give_back([row for row in plan.released_rows.tolist() if row not in admitted])
 

@@ -159,6 +159,7 @@ class CpuRunner:
         if self._model.stage.is_last:
             self._sampler.release(plan.released_rows)
             self._sampler.admit(plan.admissions)
+            self._sampler.note_forced(plan.forward)
         self._batch.update_tables(plan.forward)
         copy_planned_blocks(plan.forward, self._kv_caches)
         if self._speculation is not None:

@@ -150,6 +150,7 @@ class GpuRunner:
         if self._model.stage.is_last:
             self._sampler.release(plan.released_rows)
             self._sampler.admit(plan.admissions)
+            self._sampler.note_forced(plan.forward)
         self._rows.update_tables(plan.forward)
         copy_planned_blocks(plan.forward, self.kv_caches)
         if self._speculation is not None:

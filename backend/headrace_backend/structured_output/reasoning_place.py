@@ -1,0 +1,130 @@
+"""The place of an output that may reason before it answers.
+
+A section of reasoning is free: what has a grammar begins it behind the section, and a section whose
+budget is spent is ended by its end marker, one forced token after the other. Without a grammar only
+those draws have masks, so that reasoning within its budget costs nothing.
+
+Owns which mask a draw has before, inside and behind the section. Does not own where the section is
+(`reasoning_section`) nor the grammar (`output_place`).
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from typing import Final
+
+from headrace_backend.engine.output_grammar import COMPLETE, MASKED, Grammar, MaskOutcome, MaskState
+from headrace_backend.structured_output.mask_bits import Words, add, remove
+from headrace_backend.structured_output.output_place import CompiledGrammar
+from headrace_backend.structured_output.reasoning_section import ReasoningSection, Stage
+from headrace_request.reasoning import Reasoning
+
+# No output is so long.
+_NEVER: Final = 1 << 62
+
+
+def behind_reasoning(reasoning: Reasoning | None, answer: CompiledGrammar | None) -> Grammar | None:
+    """The grammar of whole outputs, of which `answer` is that of what follows their reasoning.
+
+    None: any token may be drawn everywhere.
+    """
+    if reasoning is None or (answer is None and reasoning.max_tokens is None):
+        return answer
+    return ReasoningGrammar(reasoning, answer)
+
+
+class ReasoningGrammar:
+    """A section of reasoning, and the grammar of what follows it."""
+
+    def __init__(self, reasoning: Reasoning, answer: CompiledGrammar | None) -> None:
+        """`answer` is the grammar behind the section; None: any text."""
+        self._reasoning = reasoning
+        self._answer = answer
+        self.decides_ends = answer is not None
+        self.first_masked = 0 if answer is not None else _next_forced(ReasoningSection(reasoning, False))
+
+    def new_output(self) -> ReasoningPlace:
+        """An output's place before its first token."""
+        return ReasoningPlace(self._reasoning, self._answer)
+
+
+class ReasoningPlace:
+    """How far one output has come in its reasoning, and behind it."""
+
+    def __init__(self, reasoning: Reasoning, grammar: CompiledGrammar | None) -> None:
+        """No token was drawn. `grammar` is that of the answer; None: any text."""
+        self._section = ReasoningSection(reasoning, at_beginning=grammar is not None)
+        self._end_marker = frozenset(reasoning.end_ids)
+        self._grammar = grammar
+        # Follows the answer; before a section the whole output, which may turn out to have none.
+        self._answer = None if grammar is None else grammar.new_output()
+        # A life of workers may end while a thread is at the place, and the next one ask again.
+        self._lock = threading.Lock()
+
+    def fill_mask(
+        self,
+        words: Words,
+        first: int,
+        tokens: array[int],
+        stop_token_ids: frozenset[int],
+        min_tokens: int,
+        looks_ahead: bool = False,
+    ) -> MaskOutcome:
+        """Writes the mask of the output's next draw, if it has one: `OutputPlace.fill_mask`."""
+        with self._lock:
+            self._feed(first, tokens)
+            section, grammar = self._section, self._grammar
+            forced = section.forced
+            if forced is not None:
+                words[:] = 0
+                add(words, (forced,))
+                return MASKED
+            if grammar is None:
+                return MaskOutcome(MaskState.OPEN, next_masked=_next_forced(section))
+            if section.stage is Stage.INSIDE:
+                # The output ends with its answer.
+                words[:] = -1
+                remove(words, stop_token_ids - self._end_marker)
+                return MASKED
+            if section.stage is Stage.BEHIND:
+                return self._answer_mask(words, first, tokens, stop_token_ids, min_tokens, looks_ahead)
+            # What follows is the answer, as far as that can begin like a start marker, or one.
+            outcome = self._answer_mask(words, first, tokens, stop_token_ids, min_tokens)
+            if outcome is COMPLETE:
+                return outcome
+            if outcome is not MASKED:
+                words[:] = 0
+            add(words, (section.next_of_start,))
+            return MASKED
+
+    def _feed(self, first: int, tokens: array[int]) -> None:
+        """Has the section see the tokens that it does not know, up to its end."""
+        section = self._section
+        was_before = section.stage is Stage.BEFORE
+        for token in tokens[section.num_tokens - first :] if section.stage is not Stage.BEHIND else ():
+            section.feed(token)
+            if section.stage is Stage.BEHIND:
+                break
+        if was_before and section.has_begun and self._grammar is not None:
+            self._answer = self._grammar.new_output()
+
+    def _answer_mask(
+        self,
+        words: Words,
+        first: int,
+        tokens: array[int],
+        stop_token_ids: frozenset[int],
+        min_tokens: int,
+        looks_ahead: bool = False,
+    ) -> MaskOutcome:
+        assert self._answer is not None, "there is a grammar"
+        begins = self._section.answer_begins
+        own = tokens[max(begins - first, 0) :]
+        return self._answer.fill_mask(
+            words, max(first - begins, 0), own, stop_token_ids, min_tokens - begins, looks_ahead
+        )
+
+
+def _next_forced(section: ReasoningSection) -> int:
+    return _NEVER if section.next_forced is None else section.next_forced
