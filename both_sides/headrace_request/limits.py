@@ -112,3 +112,8 @@ MAX_STRUCTURED_BYTES: Final = 256 << 10
 
 MAX_STRUCTURED_DEPTH: Final = 64
 """Levels of objects and arrays of JSON that a structured output is written in."""
+
+# Reasoning.
+
+MAX_MARKER_TOKENS: Final = 16
+"""Tokens of the marker that begins a section of reasoning, and of the one that ends it."""

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from headrace_request.reasoning import Reasoning
 from headrace_request.sampling import Sampling
 from headrace_request.stop import Stop
 from headrace_request.structured_output import StructuredOutput
@@ -39,6 +40,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     max_drafts: int = -1
     # The form that each output must have; None: any text.
     structured_output: StructuredOutput | None = None
+    # How the model reasons before it answers; None: it does not, or nobody needs to know.
+    reasoning: Reasoning | None = None
 
     def encode(self) -> bytes:
         """Returns the bytes that `decode` reads."""
@@ -67,7 +70,7 @@ def _layout(*structs: type[msgspec.Struct]) -> str:
     return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
 
 
-LAYOUT: Final = _layout(Request, Stop, Sampling, StructuredOutput)
+LAYOUT: Final = _layout(Request, Stop, Sampling, StructuredOutput, Reasoning)
 """Names the byte form. Two processes with different ones would misread each other's requests: they
 compare it when they connect.
 """

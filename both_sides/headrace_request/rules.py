@@ -13,6 +13,7 @@ import operator
 from typing import Final, NamedTuple
 
 from headrace_request import limits
+from headrace_request.reasoning_rules import ReasoningSection
 from headrace_request.request import Request
 from headrace_request.rule_kinds import (
     TOKEN_BYTES,
@@ -76,6 +77,7 @@ TABLE: Final = (
     Row("spec.speculation.max_drafts", MaxDrafts(), "max_drafts"),
     Row("spec.cache_salt", ByteLength(limits.MAX_CACHE_SALT_BYTES)),
     Row("spec.structured_output", StructuredText(limits.MAX_STRUCTURED_BYTES, limits.MAX_STRUCTURED_DEPTH)),
+    Row("spec.reasoning", ReasoningSection(limits.MAX_MARKER_TOKENS)),
 )
 
 _CHECKS: Final = tuple(

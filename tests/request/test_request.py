@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.v1 import generation_pb2
 from headrace_request import request as request_module
+from headrace_request.reasoning import Reasoning
 from headrace_request.request import LAYOUT, Request
 from headrace_request.sampling import Sampling
 from headrace_request.stop import Stop
@@ -26,7 +27,16 @@ SAMPLINGS = st.builds(
     bad_words=st.lists(COLUMN, max_size=3).map(tuple),
 )
 STOPS = st.builds(Stop, max_tokens=st.integers(0, 2**32), strings=st.lists(COLUMN, max_size=3).map(tuple))
-REQUESTS = st.builds(Request, prompt_token_ids=COLUMN, stop=STOPS, sampling=SAMPLINGS, cache_salt=COLUMN)
+IDS = st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple)
+REASONINGS = st.builds(Reasoning, IDS, IDS, st.none() | st.integers(0, 2**32), st.booleans())
+REQUESTS = st.builds(
+    Request,
+    prompt_token_ids=COLUMN,
+    stop=STOPS,
+    sampling=SAMPLINGS,
+    cache_salt=COLUMN,
+    reasoning=st.none() | REASONINGS,
+)
 
 
 @given(REQUESTS)
@@ -57,10 +67,10 @@ def test_a_number_that_is_not_finite_crosses_so_that_its_rule_refuses_it() -> No
     assert math.isnan(crossed.sampling.temperature)
 
 
-@pytest.mark.parametrize("struct", [Request, Stop, Sampling, StructuredOutput])
+@pytest.mark.parametrize("struct", [Request, Stop, Sampling, StructuredOutput, Reasoning])
 def test_every_field_counts_for_the_layout(struct: type[msgspec.Struct]) -> None:
     layout = request_module._layout
-    parts = [Request, Stop, Sampling, StructuredOutput]
+    parts = [Request, Stop, Sampling, StructuredOutput, Reasoning]
     assert layout(*parts) == LAYOUT
     fields = list(struct.__annotations__.items())
     for changed in (fields[:-1], [*fields, ("more", "int")], fields[::-1], [(fields[0][0], "str"), *fields[1:]]):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from headrace_request import rules
+from headrace_request.reasoning import Reasoning
 from headrace_request.request import Request
 from headrace_request.rule_kinds import Bounds, Range
 from headrace_request.sampling import Sampling
@@ -62,6 +63,13 @@ BROKEN: list[tuple[str, object, str, str]] = [
         "is 3, and this server drafts nothing: it was started without speculate",
     ),
     ("cache_salt", b"s" * 257, "cache_salt", "must have at most 256 bytes"),
+    ("reasoning", Reasoning((), (6,)), "reasoning.start_ids", "must have at least 1 and at most 16 tokens"),
+    ("reasoning", Reasoning((5,), ()), "reasoning.end_ids", "must have at least 1 and at most 16 tokens"),
+    ("reasoning", Reasoning((5,), (6,) * 17), "reasoning.end_ids", "must have at least 1 and at most 16 tokens"),
+    ("reasoning", Reasoning((5,), (6, 100)), "reasoning.end_ids[1]", "must be below the vocabulary size, 100"),
+    ("reasoning", Reasoning((-1,), (6,)), "reasoning.start_ids[0]", "must be below the vocabulary size, 100"),
+    ("reasoning", Reasoning((5,), (6,), -1), "reasoning.max_tokens", "must be at least 0 and at most 63"),
+    ("reasoning", Reasoning((5,), (6,), 64), "reasoning.max_tokens", "must be at least 0 and at most 63"),
 ]
 
 
