@@ -29,6 +29,16 @@ from headrace.client import Client
 from headrace.completion import Completion, Output
 from headrace.connections.channel import RetryPolicy
 from headrace.connections.connection import ConnectionOptions
+from headrace.conversations.content import (
+    AnswerText,
+    Content,
+    ReasoningText,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from headrace.conversations.messages import Message, Tool
 from headrace.errors import (
     AlreadyExists,
     Cancelled,
@@ -67,7 +77,7 @@ from headrace.security import Tls
 from headrace.sessions.aio_session import AsyncSession, AsyncSessionGeneration
 from headrace.sessions.session import Session, SessionGeneration
 from headrace.sessions.session_state import SessionEvent, SessionStep
-from headrace.spec import GenerationOptions, Message, StructuralTag
+from headrace.spec import GenerationOptions, StructuralTag
 from headrace.streams.aio_stream import AsyncStream
 from headrace.streams.stream import Stream
 
@@ -77,6 +87,7 @@ __all__ = [
     "Accepted",
     "AdminClient",
     "AlreadyExists",
+    "AnswerText",
     "AsyncAdminClient",
     "AsyncClient",
     "AsyncSession",
@@ -87,6 +98,7 @@ __all__ = [
     "Completion",
     "ConnectionOptions",
     "ConnectionProblem",
+    "Content",
     "DeadlineExceeded",
     "Delta",
     "Done",
@@ -116,6 +128,7 @@ __all__ = [
     "PermissionDenied",
     "PromptLogprobs",
     "Quantization",
+    "ReasoningText",
     "Reconnecting",
     "RepositoryModel",
     "RequestState",
@@ -131,6 +144,11 @@ __all__ = [
     "StructuralTag",
     "Submitted",
     "Tls",
+    "Tool",
+    "ToolCall",
+    "ToolCallArguments",
+    "ToolCallFinished",
+    "ToolCallStarted",
     "Unauthenticated",
     "Unavailable",
     "Unimplemented",

@@ -12,6 +12,8 @@ import java.util.Optional;
  * @param finishReason why it ended
  * @param matchedStop what matched, where a stop token or stop string did
  * @param logprobs of its tokens, where they were asked for
+ * @param reasoning what the model wrote for itself; may be empty
+ * @param toolCalls the functions that it called
  */
 public record Output(
         int outputIndex,
@@ -19,4 +21,16 @@ public record Output(
         List<Integer> tokenIds,
         FinishReason finishReason,
         Optional<MatchedStop> matchedStop,
-        Optional<Logprobs> logprobs) {}
+        Optional<Logprobs> logprobs,
+        String reasoning,
+        List<ToolCall> toolCalls) {
+
+    /**
+     * This output as the assistant's message of a conversation that goes on.
+     *
+     * @return the message
+     */
+    public ChatMessage message() {
+        return new ChatMessage(ChatMessage.Role.ASSISTANT, text, toolCalls, "", reasoning);
+    }
+}
