@@ -17,7 +17,7 @@ WEATHER = headrace.Tool(
 
 
 def weather(city: str) -> str:
-    """What the model is told when it asks."""
+    """What the model gets when it asks."""
     return f"Sunny in {city}."
 
 

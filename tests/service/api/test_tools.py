@@ -127,7 +127,7 @@ async def test_without_tools_calls_are_text_and_reasoning_is_not(service: Runnin
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_the_engine_is_told_of_reasoning_its_budget_and_the_grammar(service: Running) -> None:
+async def test_the_engine_gets_reasoning_its_budget_and_the_grammar(service: Running) -> None:
     await chat(service, tools=[WEATHER], spec=Spec(max_reasoning_tokens=7))
     start, end = service.ids("<think>"), service.ids("</think>")
     assert newest(service).reasoning == Reasoning(tuple(start), tuple(end), 7)

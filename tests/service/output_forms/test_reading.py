@@ -43,15 +43,15 @@ def read(plan: OutputPlan, pieces: list[str], place: str = "request/0") -> list[
 
 
 def shown(parts: list[Part]) -> list[Shown]:
-    """Returns parts in few words, after a look at whether calls are told in order."""
-    told: list[Shown] = []
+    """Returns parts in few words, after a look at whether calls come in order."""
+    made: list[Shown] = []
     name, arguments, count = "", "", 0
     for part in parts:
         match part:
             case Text(text):
-                told.append(text)
+                made.append(text)
             case Reasoning(text):
-                told.append(("reasoning", text))
+                made.append(("reasoning", text))
             case CallStarted(index, id, name):
                 assert (index, len(id)) == (count, 9)
                 arguments = ""
@@ -60,9 +60,9 @@ def shown(parts: list[Part]) -> list[Shown]:
                 arguments += delta
             case CallFinished(index, whole, valid):
                 assert (index, whole) == (count, arguments)
-                told.append((name, whole, valid))
+                made.append((name, whole, valid))
                 count += 1
-    return told
+    return made
 
 
 RECORDED: list[tuple[str, OutputPlan, str, list[Shown]]] = [

@@ -53,7 +53,7 @@ def echo_json(value: Any) -> None:
 
 
 def as_json(value: Any) -> Any:
-    """A value of this client as JSON types; events get their kind as `event`, contents as `kind`."""
+    """A value of this client as JSON types; events and contents say their kind."""
     if isinstance(value, HeadraceError):
         return error_as_dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

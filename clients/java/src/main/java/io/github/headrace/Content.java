@@ -47,7 +47,12 @@ public sealed interface Content {
      */
     record ToolCallFinished(int index, String arguments, boolean valid) implements Content {}
 
-    /** The contents of a delta; empty for one that is text alone. */
+    /**
+     * The contents of a delta.
+     *
+     * @param contents as the server sent them
+     * @return in order; empty for a delta that is text alone
+     */
     static List<Content> from(List<io.github.headrace.v1.Content> contents) {
         List<Content> made = new ArrayList<>();
         boolean isText = true;
