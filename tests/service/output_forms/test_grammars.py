@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import typing
 from typing import Any
 
 import jsonschema
@@ -15,6 +16,7 @@ import llguidance
 import pytest
 from llguidance import LLMatcher
 
+from headrace_service.config import ServiceConfig
 from headrace_service.output_forms.call_format import Tool, ToolUse
 from headrace_service.output_forms.model_form import NAMES, ModelForm
 from headrace_service.output_forms.output_reader import OutputReader
@@ -191,3 +193,8 @@ def test_the_format_is_the_template_s_or_the_operator_s(template: str | None, wa
 def test_what_no_grammar_of_xml_can_hold_is_named(schema: dict[str, Any], why: str) -> None:
     assert form_of("qwen3-coder", False).why_not_strict(Tool("a", "", schema)) == why
     assert form_of("hermes", False).why_not_strict(Tool("a", "", schema)) == ""
+
+
+def test_the_setting_names_every_format() -> None:
+    names = typing.get_args(ServiceConfig.model_fields["tool_format"].annotation)
+    assert set(names) == {"auto", "off", *NAMES}
