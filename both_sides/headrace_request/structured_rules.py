@@ -50,7 +50,7 @@ class StructuredText:
             return (Violation(field, f"is no JSON: {error}"),)
         if not isinstance(schema, dict | bool):
             return (Violation(field, "must be a JSON object, or true or false, as a JSON Schema is"),)
-        path = _path_beyond(schema, self._most_levels)
+        path = path_beyond(schema, self._most_levels)
         if path is None:
             return ()
         return (Violation(field, f"nests deeper than {self._most_levels} levels at {path}"),)
@@ -85,8 +85,8 @@ def _choice(field: str, text: str) -> Found:
     return () if empty is None else (Violation(f"{field}.texts[{empty}]", "must not be empty"),)
 
 
-def _path_beyond(root: Any, most_levels: int) -> str | None:
-    """JSON pointer of an object or array that lies below `most_levels` others; None: none does."""
+def path_beyond(root: Any, most_levels: int) -> str | None:
+    """Returns the JSON pointer of an object or array below `most_levels` others; None: none is."""
     stack: list[tuple[Any, str, int]] = [(root, "", 1)]
     while stack:
         value, path, level = stack.pop()

@@ -128,7 +128,7 @@ var every = []headrace.GenerationOption{
 	headrace.WithOutputs(1), headrace.WithLogprobs(1), headrace.WithPromptLogprobs(1), headrace.WithPriority(1),
 	headrace.WithTimeLimit(1), headrace.WithCacheSalt("a"), headrace.WithSkipSpecialTokens(true),
 	headrace.WithTokenIDsOnly(true),
-	headrace.WithTraceDetail(headrace.TraceSpan), headrace.WithMaxDrafts(0), headrace.WithMaxDrafts(4),
+	headrace.WithTraceDetail(headrace.TraceSpan), headrace.WithMaxDrafts(0), headrace.WithMaxDrafts(4), headrace.WithMaxReasoningTokens(5),
 	headrace.WithJSONSchema("{}"), headrace.WithRegex("a"), headrace.WithGrammar("a"), headrace.WithBeamSearch(2, 1),
 	headrace.WithEarlyStopping(headrace.StopNever), headrace.WithBestOf(2),
 	headrace.WithJSONObject(), headrace.WithChoice("a"),

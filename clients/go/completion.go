@@ -24,6 +24,15 @@ type Output struct {
 	// Score is what the output was chosen by; nil unless [WithBestOf] or [WithBeamSearch] has outputs
 	// chosen.
 	Score *float32
+	// Reasoning is what the model wrote for itself.
+	Reasoning string
+	// ToolCalls are the functions that it called.
+	ToolCalls []ToolCall
+}
+
+// Message is the output as the assistant's message of a conversation that goes on.
+func (o Output) Message() Message {
+	return Message{Role: headracev1.Role_ROLE_ASSISTANT, Text: o.Text, ToolCalls: o.ToolCalls, Reasoning: o.Reasoning}
 }
 
 // Completion is a whole answer. Its methods speak of the first output, which is the only one unless
@@ -42,6 +51,12 @@ type Completion struct {
 
 // Text of the first output.
 func (c *Completion) Text() string { return c.Outputs[0].Text }
+
+// ToolCalls of the first output.
+func (c *Completion) ToolCalls() []ToolCall { return c.Outputs[0].ToolCalls }
+
+// Message is the first output as a message of a conversation that goes on.
+func (c *Completion) Message() Message { return c.Outputs[0].Message() }
 
 // TokenIDs of the first output.
 func (c *Completion) TokenIDs() []uint32 { return c.Outputs[0].TokenIDs }
@@ -64,12 +79,14 @@ type outputTranscript struct {
 	firstToken uint32
 	tokenIDs   []uint32
 	text       strings.Builder
+	content    collected
+	length     int // of all contents, as Delta.length counts it
 	logprobs   *Logprobs
 	finished   *OutputFinished
 	// The last place where no character can have been left open: the position of its token, and the
-	// bytes of text before it.
-	sureToken uint32
-	sureBytes int
+	// length of the contents before it.
+	sureToken  uint32
+	sureLength int
 }
 
 // nextToken is the position in the output of the token that follows.
@@ -115,11 +132,13 @@ func (o *outputTranscript) add(delta Delta) {
 	}
 	o.tokenIDs = append(o.tokenIDs, delta.TokenIDs...)
 	o.text.WriteString(delta.Text)
+	o.content.add(delta.Content)
+	o.length += delta.length()
 	// After a replacement character nobody can tell from the text whether the bytes behind it might
 	// have become a character yet.
-	wasSure := o.sureBytes+len(delta.Text) == o.text.Len()
+	wasSure := o.sureLength+delta.length() == o.length || delta.Content != nil
 	if !strings.HasSuffix(delta.Text, "\uFFFD") && (delta.Text != "" || wasSure) {
-		o.sureToken, o.sureBytes = o.nextToken(), o.text.Len()
+		o.sureToken, o.sureLength = o.nextToken(), o.length
 	}
 	if delta.Logprobs != nil {
 		if o.logprobs == nil {
@@ -154,6 +173,8 @@ func (t *transcript) completion() (*Completion, error) {
 			Matched:      o.finished.Matched,
 			Logprobs:     o.logprobs,
 			Score:        o.finished.Score,
+			Reasoning:    o.content.reasoning.String(),
+			ToolCalls:    o.content.calls,
 		})
 	}
 	slices.SortFunc(made.Outputs, func(a, b Output) int { return cmp.Compare(a.OutputIndex, b.OutputIndex) })

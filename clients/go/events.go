@@ -32,7 +32,8 @@ type Started struct {
 }
 
 // Delta is new tokens of one output. TokenIDs and Text cover the same tokens; nothing is sent
-// twice.
+// twice. Text is the answer's; where there is more than that, Content has all of it in order, and
+// is nil otherwise.
 type Delta struct {
 	OutputIndex uint32
 	// FirstTokenIndex is the position in the output of the first of these tokens.
@@ -41,6 +42,7 @@ type Delta struct {
 	Text            string
 	// Logprobs is nil unless [WithLogprobs] asked for them.
 	Logprobs *Logprobs
+	Content  []Content
 }
 
 // NextTokenIndex is the position of the token that follows these: what [WithFromToken] takes to go
@@ -117,14 +119,17 @@ const (
 	FinishCancelled   FinishReason = "cancelled"
 	FinishDeadline    FinishReason = "deadline"
 	FinishError       FinishReason = "error"
+	// FinishToolCalls is as FinishStop, of an output that called at least one function.
+	FinishToolCalls FinishReason = "tool_calls"
 )
 
 var finishReasons = map[headracev1.FinishReason]FinishReason{
-	headracev1.FinishReason_FINISH_REASON_STOP:      FinishStop,
-	headracev1.FinishReason_FINISH_REASON_LENGTH:    FinishLength,
-	headracev1.FinishReason_FINISH_REASON_CANCELLED: FinishCancelled,
-	headracev1.FinishReason_FINISH_REASON_DEADLINE:  FinishDeadline,
-	headracev1.FinishReason_FINISH_REASON_ERROR:     FinishError,
+	headracev1.FinishReason_FINISH_REASON_STOP:       FinishStop,
+	headracev1.FinishReason_FINISH_REASON_LENGTH:     FinishLength,
+	headracev1.FinishReason_FINISH_REASON_CANCELLED:  FinishCancelled,
+	headracev1.FinishReason_FINISH_REASON_DEADLINE:   FinishDeadline,
+	headracev1.FinishReason_FINISH_REASON_ERROR:      FinishError,
+	headracev1.FinishReason_FINISH_REASON_TOOL_CALLS: FinishToolCalls,
 }
 
 // Usage is tokens counted.
@@ -135,6 +140,8 @@ type Usage struct {
 	OutputTokens uint32
 	// CachedTokens of the prompt were found in the prefix cache.
 	CachedTokens uint32
+	// ReasoningTokens are output tokens that were reasoning.
+	ReasoningTokens uint32
 }
 
 // Ledger is where the time of a request went; Queued to BlockedOnReader do not overlap and add up
@@ -179,6 +186,7 @@ func deltaFromProto(d *headracev1.Delta) Delta {
 		TokenIDs:        d.GetTokenIds(),
 		Text:            textOf(d.GetContent()),
 		Logprobs:        logprobsFromProto(d.GetLogprobs()),
+		Content:         contentFromProto(d.GetContent()),
 	}
 }
 
@@ -203,7 +211,7 @@ func finishedFromProto(f *headracev1.OutputFinished) OutputFinished {
 }
 
 func usageFromProto(u *headracev1.Usage) Usage {
-	return Usage{u.GetPromptTokens(), u.GetOutputTokens(), u.GetCachedTokens()}
+	return Usage{u.GetPromptTokens(), u.GetOutputTokens(), u.GetCachedTokens(), u.GetReasoningTokens()}
 }
 
 func ledgerFromProto(l *headracev1.Ledger) Ledger {

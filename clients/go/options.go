@@ -31,20 +31,32 @@ func (ids TokenIDs) set(spec *headracev1.GenerationSpec) {
 	spec.Prompt = &headracev1.GenerationSpec_TokenIds{TokenIds: &headracev1.TokenIds{Ids: ids}}
 }
 
-// Message is one message of a conversation. Make it with [System], [User] or [Assistant].
+// Message is one message of a conversation. Make it with [System], [User], [Assistant] or
+// [ToolResult], or take what the model said from [Completion.Message].
 type Message struct {
 	Role headracev1.Role
 	Text string
+	// ToolCalls are the functions that the assistant called.
+	ToolCalls []ToolCall
+	// ToolCallID is the call whose result this is.
+	ToolCallID string
+	// Reasoning is what the assistant had written for itself.
+	Reasoning string
 }
 
 // System is the operator's instructions.
-func System(text string) Message { return Message{headracev1.Role_ROLE_SYSTEM, text} }
+func System(text string) Message { return Message{Role: headracev1.Role_ROLE_SYSTEM, Text: text} }
 
 // User is what the person said.
-func User(text string) Message { return Message{headracev1.Role_ROLE_USER, text} }
+func User(text string) Message { return Message{Role: headracev1.Role_ROLE_USER, Text: text} }
 
 // Assistant is what the model said.
-func Assistant(text string) Message { return Message{headracev1.Role_ROLE_ASSISTANT, text} }
+func Assistant(text string) Message { return Message{Role: headracev1.Role_ROLE_ASSISTANT, Text: text} }
+
+// ToolResult is what a function that the model had called returned.
+func ToolResult(call ToolCall, text string) Message {
+	return Message{Role: headracev1.Role_ROLE_TOOL, Text: text, ToolCallID: call.ID}
+}
 
 // Tool is a function that the model may call.
 type Tool = headracev1.Tool
@@ -69,12 +81,17 @@ type SessionOption interface {
 	applyToSession(*headracev1.SessionSubmit)
 }
 
+// ConversationOption is what [Client.Chat] and [Session.SubmitChat] take.
+type ConversationOption interface {
+	ChatOption
+	SessionOption
+}
+
 func (set GenerationOption) applyToChat(r *headracev1.ChatRequest)      { set(r.GetSpec()) }
 func (set GenerationOption) applyToSubmit(r *headracev1.SubmitRequest)  { set(r.GetSpec()) }
 func (set GenerationOption) applyToSession(r *headracev1.SessionSubmit) { set(r.GetSpec()) }
 func (set chatOption) applyToChat(r *headracev1.ChatRequest)            { set.chat(r) }
 func (set chatOption) applyToSession(r *headracev1.SessionSubmit)       { set.session(r) }
-func (set toolsOption) applyToChat(r *headracev1.ChatRequest)           { r.Tools = set }
 func (key idempotencyKey) applyToSubmit(r *headracev1.SubmitRequest)    { r.IdempotencyKey = string(key) }
 func (key idempotencyKey) applyToSession(r *headracev1.SessionSubmit)   { r.IdempotencyKey = string(key) }
 func (detached detachedOption) applyToSession(r *headracev1.SessionSubmit) {
@@ -86,7 +103,6 @@ type (
 		chat    func(*headracev1.ChatRequest)
 		session func(*headracev1.SessionSubmit)
 	}
-	toolsOption    []*Tool
 	idempotencyKey string
 	detachedOption bool
 )
@@ -240,6 +256,12 @@ func WithTraceDetail(detail TraceDetail) GenerationOption {
 	return func(spec *headracev1.GenerationSpec) { spec.TraceDetail = detail }
 }
 
+// WithMaxReasoningTokens limits what each output of a conversation may spend on its reasoning; at
+// least 1. Default: no limit but that of the output.
+func WithMaxReasoningTokens(most uint32) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) { spec.MaxReasoningTokens = &most }
+}
+
 // WithMaxDrafts lets a step verify at most so many drafted tokens for an output, 1 to 8, where the
 // server drafts; 0: none. Answers are the same. Default: the server's setting.
 func WithMaxDrafts(most uint32) GenerationOption {
@@ -325,19 +347,47 @@ func beamSearchOf(spec *headracev1.GenerationSpec) *headracev1.BeamSearch {
 
 // WithContinueLastMessage lets the model continue the last message, which must be the assistant's,
 // instead of answering it.
-func WithContinueLastMessage(doContinue bool) interface {
-	ChatOption
-	SessionOption
-} {
+func WithContinueLastMessage(doContinue bool) ConversationOption {
 	return chatOption{
 		chat:    func(r *headracev1.ChatRequest) { r.ContinueLastMessage = &doContinue },
 		session: func(r *headracev1.SessionSubmit) { r.ContinueLastMessage = &doContinue },
 	}
 }
 
-// WithTools are functions that the model may call. [ErrUnimplemented] where the server does not
-// have it.
-func WithTools(tools ...*Tool) ChatOption { return toolsOption(tools) }
+// WithTools are functions that the model may call.
+func WithTools(tools ...*Tool) ConversationOption {
+	return chatOption{
+		func(r *headracev1.ChatRequest) { r.Tools = tools },
+		func(r *headracev1.SessionSubmit) { r.Tools = tools },
+	}
+}
+
+// WithToolChoice says whether the model calls functions: "auto", "none", "required", or the name of
+// the one that it must call. Default: "auto".
+func WithToolChoice(choice string) ConversationOption {
+	made := &headracev1.ToolChoice{Choice: &headracev1.ToolChoice_Name{Name: choice}}
+	if mode, is := toolChoiceModes[choice]; is {
+		made.Choice = &headracev1.ToolChoice_Mode{Mode: mode}
+	}
+	return chatOption{
+		func(r *headracev1.ChatRequest) { r.ToolChoice = made },
+		func(r *headracev1.SessionSubmit) { r.ToolChoice = made },
+	}
+}
+
+var toolChoiceModes = map[string]headracev1.ToolChoiceMode{
+	"auto":     headracev1.ToolChoiceMode_TOOL_CHOICE_MODE_AUTO,
+	"none":     headracev1.ToolChoiceMode_TOOL_CHOICE_MODE_NONE,
+	"required": headracev1.ToolChoiceMode_TOOL_CHOICE_MODE_REQUIRED,
+}
+
+// WithParallelToolCalls says whether one output may call several functions. Default: true.
+func WithParallelToolCalls(parallel bool) ConversationOption {
+	return chatOption{
+		func(r *headracev1.ChatRequest) { r.ParallelToolCalls = &parallel },
+		func(r *headracev1.SessionSubmit) { r.ParallelToolCalls = &parallel },
+	}
+}
 
 // WithIdempotencyKey names a submission: the same key and the same spec are the same request, also
 // when it is sent again. At most 256 bytes. Default: [Client.Submit] draws one.
@@ -377,8 +427,20 @@ func form(structured *headracev1.StructuredOutput) GenerationOption {
 func chatMessages(messages []Message) []*headracev1.ChatMessage {
 	var made []*headracev1.ChatMessage
 	for _, m := range messages {
-		part := &headracev1.Part{Kind: &headracev1.Part_Text{Text: m.Text}}
-		made = append(made, &headracev1.ChatMessage{Role: m.Role, Parts: []*headracev1.Part{part}})
+		message := &headracev1.ChatMessage{Role: m.Role, ToolCallId: m.ToolCallID}
+		if m.Reasoning != "" {
+			part := &headracev1.Part{Kind: &headracev1.Part_Reasoning{Reasoning: m.Reasoning}}
+			message.Parts = append(message.Parts, part)
+		}
+		if m.Text != "" || len(m.ToolCalls) == 0 {
+			part := &headracev1.Part{Kind: &headracev1.Part_Text{Text: m.Text}}
+			message.Parts = append(message.Parts, part)
+		}
+		for _, call := range m.ToolCalls {
+			sent := &headracev1.ToolCall{Id: call.ID, Name: call.Name, ArgumentsJson: call.Arguments}
+			message.ToolCalls = append(message.ToolCalls, sent)
+		}
+		made = append(made, message)
 	}
 	return made
 }

@@ -7,9 +7,9 @@
 //   - All outputs: they stand at different tokens, and only the server knows how many there are. So
 //     they are asked for again from where the subscription began.
 //
-// What was yielded already and comes again is dropped by counting tokens and bytes of text. Text
-// and tokens of a delta cover each other, and the text is the same however the deltas are cut, so
-// both counts name the same place.
+// What was yielded already and comes again is dropped by counting tokens and the length of
+// contents. Contents and tokens of a delta cover each other, and contents are the same however the
+// deltas are cut, so both counts name the same place.
 
 package headrace
 
@@ -35,10 +35,10 @@ type resumption struct {
 }
 
 // replay is how much of one output the server sends again: tokens before `tokens`, and the first
-// `bytes` of text.
+// `length` of the contents.
 type replay struct {
 	tokens uint32
-	bytes  int
+	length int
 }
 
 func newResumption(request *headracev1.SubscribeRequest, retry RetryPolicy) *resumption {
@@ -66,7 +66,7 @@ func (r *resumption) continuation(read *transcript) *headracev1.SubscribeRequest
 	r.replays = make(map[uint32]*replay)
 	for index, output := range read.outputs {
 		if output.begun {
-			r.replays[index] = &replay{output.nextToken(), output.text.Len()}
+			r.replays[index] = &replay{output.nextToken(), output.length}
 		}
 	}
 	if request.OutputIndex == nil {
@@ -75,7 +75,7 @@ func (r *resumption) continuation(read *transcript) *headracev1.SubscribeRequest
 	output := read.output(request.GetOutputIndex())
 	if output.begun && output.sureToken >= request.GetFromToken() {
 		request.FromToken = output.sureToken
-		r.replays[request.GetOutputIndex()].bytes -= output.sureBytes
+		r.replays[request.GetOutputIndex()].length -= output.sureLength
 	}
 	return request
 }
@@ -128,7 +128,7 @@ func (r *resumption) newTokens(read *transcript, delta Delta) (Event, error) {
 	output := read.output(delta.OutputIndex)
 	expected := r.position(output)
 	delta = r.withoutReplay(delta)
-	if len(delta.TokenIDs) == 0 && delta.Text == "" {
+	if len(delta.TokenIDs) == 0 && delta.length() == 0 {
 		return nil, nil
 	}
 	// The first delta may start before from_token, where a character is spread over tokens on both
@@ -146,11 +146,10 @@ func (r *resumption) withoutReplay(delta Delta) Delta {
 		return delta
 	}
 	known := min(max(replay.tokens, delta.FirstTokenIndex), delta.NextTokenIndex()) - delta.FirstTokenIndex
-	bytes := min(replay.bytes, len(delta.Text))
-	replay.bytes -= bytes
+	length := min(replay.length, delta.length())
+	replay.length -= length
 	delta.FirstTokenIndex += known
 	delta.TokenIDs = delta.TokenIDs[known:]
-	delta.Text = delta.Text[bytes:]
 	delta.Logprobs = delta.Logprobs.from(int(known))
-	return delta
+	return delta.without(length)
 }

@@ -141,6 +141,12 @@ class ServiceConfig(pydantic.BaseModel):
         pathlib.Path | None,
         Field(description="folder of tokenizer and chat template; default: the folder that the backend names"),
     ] = None
+    tool_format: Annotated[
+        Literal["auto", "off", "hermes", "llama3-json", "mistral", "qwen3-coder"],
+        Field(
+            description="how models write calls of functions; auto: as the chat template says; off: no tools are taken"
+        ),
+    ] = "auto"
     default_model_aliases: Annotated[
         tuple[str, ...],
         Field(description="further names of the default model, such as ORG/NAME of a hub that it was fetched by"),

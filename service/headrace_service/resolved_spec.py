@@ -29,6 +29,7 @@ class ResolvedSpec:
         time_limit_ns: longest time from acceptance to the last token; None: the caller gave none.
         skip_special_tokens: whether special tokens are left out of the text.
         token_ids_only: whether deltas have no text.
+        max_reasoning_tokens: most tokens of an output's reasoning; None: no limit of its own.
         trace_detail: a number of headrace.v1.TraceDetail; 0: the server's setting.
         given: what the caller gave, by its name in gen_ai.request; for traces.
     """
@@ -41,6 +42,7 @@ class ResolvedSpec:
     time_limit_ns: int | None
     skip_special_tokens: bool
     token_ids_only: bool
+    max_reasoning_tokens: int | None = None
     trace_detail: int = 0
     given: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
 
@@ -55,9 +57,11 @@ class ModelFacts:
         max_text_bytes: longest prompt; what is longer cannot fit the context, or is too long to be
             encoded.
         defaults: what absent sampling parameters become.
+        reasons: whether its conversations may have reasoning.
     """
 
     name: str
     bounds: Bounds
     max_text_bytes: int
     defaults: Sampling
+    reasons: bool = False

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.v1 import generation_pb2, inference_pb2
+from headrace.v1 import generation_pb2
 from headrace_request import limits, rule_kinds, rules, structured_output
 from headrace_request.beam_search import BeamSearch, EarlyStopping
 from headrace_request.request import Request
@@ -51,7 +51,8 @@ def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: boo
     Raises:
         ServiceError: INVALID_ARGUMENT with all violations.
     """
-    broken_prompt, broken_extras = _check_prompt(spec, model, in_chat), _check_extras(spec)
+    broken_prompt = _check_prompt(spec, model, in_chat)
+    broken_extras = [*_check_extras(spec), *_check_reasoning(spec, model, in_chat)]
     request, given = _request_of(spec, model), _given_parameters(spec)
     bad_words = tuple(spec.stop.bad_words[: limits.MAX_BAD_WORDS + 1])
     words = [word.encode() for word in bad_words]
@@ -72,15 +73,10 @@ def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: boo
         time_limit_ns=spec.time_limit.ToNanoseconds() if spec.HasField("time_limit") else None,
         skip_special_tokens=spec.skip_special_tokens if spec.HasField("skip_special_tokens") else True,
         token_ids_only=spec.token_ids_only,
+        max_reasoning_tokens=spec.max_reasoning_tokens if spec.HasField("max_reasoning_tokens") else None,
         trace_detail=spec.trace_detail,
         given=given,
     )
-
-
-def refuse_tools(request: inference_pb2.ChatRequest) -> None:
-    """Raises UNIMPLEMENTED if a chat offers functions."""
-    if request.tools:
-        raise errors.unimplemented("tools: tool calls are not built yet")
 
 
 def check_prompt_logprobs(spec: ResolvedSpec, num_prompt_tokens: int, max_bytes: int) -> None:
@@ -194,6 +190,20 @@ def _check_extras(spec: generation_pb2.GenerationSpec) -> list[Violation]:
         rule = f"must be above 0 and at most {limits.MAX_TIME_LIMIT_S // 3600} hours"
         broken.append(Violation("spec.time_limit", rule))
     return broken
+
+
+def _check_reasoning(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: bool) -> Found:
+    """Returns how the budget of reasoning breaks its rule."""
+    field, most = "spec.max_reasoning_tokens", model.bounds.max_context_tokens - 1
+    if not spec.HasField("max_reasoning_tokens"):
+        return ()
+    if not in_chat:
+        return (Violation(field, "must not be set but for a conversation"),)
+    if not model.reasons:
+        return (Violation(field, "must not be set: the model's chat template has no markers of reasoning"),)
+    if not 1 <= spec.max_reasoning_tokens <= most:
+        return (Violation(field, f"must be at least 1 and at most {most}"),)
+    return ()
 
 
 def _check_speculation(spec: generation_pb2.GenerationSpec) -> Found:

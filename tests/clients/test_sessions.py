@@ -241,7 +241,7 @@ def test_columns_become_deltas_without_gaps(rows: list[tuple[int, int, int, str]
     """
     state = SessionState()
     for _ in range(3):
-        state.submit(submission("x", None, None, None, None, None, {}))
+        state.submit(submission("x", None, None, {}, None, None, None, {}))
     edges = sorted({0, *(min(cut, len(rows)) for cut in cuts), len(rows)})
     deltas: list[tuple[int, Delta]] = []
     for first, end in zip(edges, edges[1:], strict=False):

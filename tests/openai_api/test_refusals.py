@@ -50,8 +50,9 @@ _REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     (COMPLETIONS, {"prompt": ["a", 1]}, 400, "prompt", "must be a string, a list of strings"),
     (COMPLETIONS, {"prompt": ["a"] * 1025}, 400, "prompt", "at most 1024"),
     # What this server does not have.
-    (CHAT, {"tools": [{"type": "function"}]}, 400, "tools", "not supported"),
-    (CHAT, {"tool_choice": "required"}, 400, "tool_choice", "not supported"),
+    (CHAT, {"tools": [{"type": "function"}]}, 400, "tools[0].function", "is needed"),
+    (COMPLETIONS, {"prompt": "a", "tools": [{"function": {"name": "a"}}]}, 400, "tools", "not supported"),
+    (CHAT, {"tool_choice": "required"}, 400, "tool_choice", "must not be set without tools"),
     (CHAT, {"functions": [{}]}, 400, "functions", "not supported"),
     (CHAT, {"response_format": {"type": "yaml"}}, 400, "response_format.type", "must be text, json_object"),
     (CHAT, {"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema", "must be an object with"),
@@ -68,7 +69,15 @@ _REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     (COMPLETIONS, {"best_of": 2, "n": 3}, 400, "best_of", "must be at least n, 3"),
     (COMPLETIONS, {"best_of": 0}, 400, "best_of", "must be at least 1"),
     (CHAT, {"best_of": 3}, 400, "best_of", "not supported"),
-    (CHAT, {"messages": [{"role": "tool", "content": "5"}]}, 400, "messages[0].role", "no tool calls"),
+    (CHAT, {"messages": [{"role": "tool", "content": "5"}]}, 400, "messages[0].tool_call_id", "an earlier message"),
+    (CHAT, {"messages": [{"role": "function", "content": "5"}]}, 400, "messages[0].role", "its newer name is tool"),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
+        400,
+        "messages[0].tool_calls",
+        "must be a list of calls",
+    ),
     (
         CHAT,
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},

@@ -157,6 +157,9 @@ const (
 	FinishReason_FINISH_REASON_DEADLINE FinishReason = 4
 	// The engine could not go on with this output; see OutputFinished.error.
 	FinishReason_FINISH_REASON_ERROR FinishReason = 5
+	// As STOP, of an output that called at least one function. RequestSummary, which knows tokens
+	// alone, says STOP.
+	FinishReason_FINISH_REASON_TOOL_CALLS FinishReason = 6
 )
 
 // Enum value maps for FinishReason.
@@ -168,6 +171,7 @@ var (
 		3: "FINISH_REASON_CANCELLED",
 		4: "FINISH_REASON_DEADLINE",
 		5: "FINISH_REASON_ERROR",
+		6: "FINISH_REASON_TOOL_CALLS",
 	}
 	FinishReason_value = map[string]int32{
 		"FINISH_REASON_UNSPECIFIED": 0,
@@ -176,6 +180,7 @@ var (
 		"FINISH_REASON_CANCELLED":   3,
 		"FINISH_REASON_DEADLINE":    4,
 		"FINISH_REASON_ERROR":       5,
+		"FINISH_REASON_TOOL_CALLS":  6,
 	}
 )
 
@@ -272,9 +277,13 @@ type GenerationSpec struct {
 	// How many outputs to sample, of which the n with the largest mean log probability are returned,
 	// best first; they come whole at the end. Range n to 20 (and the server's limit of n). Default n:
 	// outputs come as they are sampled.
-	BestOf        *uint32 `protobuf:"varint,18,opt,name=best_of,json=bestOf,proto3,oneof" json:"best_of,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	BestOf *uint32 `protobuf:"varint,18,opt,name=best_of,json=bestOf,proto3,oneof" json:"best_of,omitempty"`
+	// Most tokens that each output may spend on its reasoning; then the marker that ends it is written
+	// for the model. At least 1. Only for conversations, with a model that reasons (see
+	// Model.reasoning). Default: no limit but that of the output.
+	MaxReasoningTokens *uint32 `protobuf:"varint,20,opt,name=max_reasoning_tokens,json=maxReasoningTokens,proto3,oneof" json:"max_reasoning_tokens,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *GenerationSpec) Reset() {
@@ -440,6 +449,13 @@ func (x *GenerationSpec) GetSpeculation() *Speculation {
 func (x *GenerationSpec) GetBestOf() uint32 {
 	if x != nil && x.BestOf != nil {
 		return *x.BestOf
+	}
+	return 0
+}
+
+func (x *GenerationSpec) GetMaxReasoningTokens() uint32 {
+	if x != nil && x.MaxReasoningTokens != nil {
+		return *x.MaxReasoningTokens
 	}
 	return 0
 }
@@ -1639,6 +1655,10 @@ type Content struct {
 	// Types that are valid to be assigned to Kind:
 	//
 	//	*Content_Text
+	//	*Content_Reasoning
+	//	*Content_ToolCallStarted
+	//	*Content_ToolCallArguments
+	//	*Content_ToolCallFinished
 	Kind          isContent_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1690,16 +1710,265 @@ func (x *Content) GetText() string {
 	return ""
 }
 
+func (x *Content) GetReasoning() string {
+	if x != nil {
+		if x, ok := x.Kind.(*Content_Reasoning); ok {
+			return x.Reasoning
+		}
+	}
+	return ""
+}
+
+func (x *Content) GetToolCallStarted() *ToolCallStarted {
+	if x != nil {
+		if x, ok := x.Kind.(*Content_ToolCallStarted); ok {
+			return x.ToolCallStarted
+		}
+	}
+	return nil
+}
+
+func (x *Content) GetToolCallArguments() *ToolCallArguments {
+	if x != nil {
+		if x, ok := x.Kind.(*Content_ToolCallArguments); ok {
+			return x.ToolCallArguments
+		}
+	}
+	return nil
+}
+
+func (x *Content) GetToolCallFinished() *ToolCallFinished {
+	if x != nil {
+		if x, ok := x.Kind.(*Content_ToolCallFinished); ok {
+			return x.ToolCallFinished
+		}
+	}
+	return nil
+}
+
 type isContent_Kind interface {
 	isContent_Kind()
 }
 
 type Content_Text struct {
-	// UTF-8 text.
+	// UTF-8 text of the answer.
 	Text string `protobuf:"bytes,1,opt,name=text,proto3,oneof"`
 }
 
+type Content_Reasoning struct {
+	// UTF-8 text that the model wrote for itself, before the answer. Conversations only.
+	Reasoning string `protobuf:"bytes,2,opt,name=reasoning,proto3,oneof"`
+}
+
+type Content_ToolCallStarted struct {
+	// The model began to call a function. Conversations with tools only, as are the two that follow.
+	ToolCallStarted *ToolCallStarted `protobuf:"bytes,3,opt,name=tool_call_started,json=toolCallStarted,proto3,oneof"`
+}
+
+type Content_ToolCallArguments struct {
+	// More of a call's arguments.
+	ToolCallArguments *ToolCallArguments `protobuf:"bytes,4,opt,name=tool_call_arguments,json=toolCallArguments,proto3,oneof"`
+}
+
+type Content_ToolCallFinished struct {
+	// A call is over.
+	ToolCallFinished *ToolCallFinished `protobuf:"bytes,5,opt,name=tool_call_finished,json=toolCallFinished,proto3,oneof"`
+}
+
 func (*Content_Text) isContent_Kind() {}
+
+func (*Content_Reasoning) isContent_Kind() {}
+
+func (*Content_ToolCallStarted) isContent_Kind() {}
+
+func (*Content_ToolCallArguments) isContent_Kind() {}
+
+func (*Content_ToolCallFinished) isContent_Kind() {}
+
+// The model began to call a function.
+type ToolCallStarted struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which of the output's calls, from 0.
+	Index uint32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	// Names the call in the message that brings its result: 9 letters and digits. The same whoever
+	// reads the output, and however often.
+	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// The function.
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolCallStarted) Reset() {
+	*x = ToolCallStarted{}
+	mi := &file_headrace_v1_generation_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolCallStarted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolCallStarted) ProtoMessage() {}
+
+func (x *ToolCallStarted) ProtoReflect() protoreflect.Message {
+	mi := &file_headrace_v1_generation_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolCallStarted.ProtoReflect.Descriptor instead.
+func (*ToolCallStarted) Descriptor() ([]byte, []int) {
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ToolCallStarted) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *ToolCallStarted) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ToolCallStarted) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// More of a call's arguments.
+type ToolCallArguments struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which of the output's calls, from 0.
+	Index uint32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	// What follows of the arguments' JSON text.
+	Delta         string `protobuf:"bytes,2,opt,name=delta,proto3" json:"delta,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolCallArguments) Reset() {
+	*x = ToolCallArguments{}
+	mi := &file_headrace_v1_generation_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolCallArguments) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolCallArguments) ProtoMessage() {}
+
+func (x *ToolCallArguments) ProtoReflect() protoreflect.Message {
+	mi := &file_headrace_v1_generation_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolCallArguments.ProtoReflect.Descriptor instead.
+func (*ToolCallArguments) Descriptor() ([]byte, []int) {
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ToolCallArguments) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *ToolCallArguments) GetDelta() string {
+	if x != nil {
+		return x.Delta
+	}
+	return ""
+}
+
+// A call is over: its arguments are whole, or the output ended within it.
+type ToolCallFinished struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which of the output's calls, from 0.
+	Index uint32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	// All of the arguments: the deltas, joined.
+	Arguments string `protobuf:"bytes,2,opt,name=arguments,proto3" json:"arguments,omitempty"`
+	// Whether the call names one of the request's tools and its arguments are one JSON object. Those
+	// of a strict tool also keep its schema then.
+	Valid         bool `protobuf:"varint,3,opt,name=valid,proto3" json:"valid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolCallFinished) Reset() {
+	*x = ToolCallFinished{}
+	mi := &file_headrace_v1_generation_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolCallFinished) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolCallFinished) ProtoMessage() {}
+
+func (x *ToolCallFinished) ProtoReflect() protoreflect.Message {
+	mi := &file_headrace_v1_generation_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolCallFinished.ProtoReflect.Descriptor instead.
+func (*ToolCallFinished) Descriptor() ([]byte, []int) {
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ToolCallFinished) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *ToolCallFinished) GetArguments() string {
+	if x != nil {
+		return x.Arguments
+	}
+	return ""
+}
+
+func (x *ToolCallFinished) GetValid() bool {
+	if x != nil {
+		return x.Valid
+	}
+	return false
+}
 
 // Log probabilities (natural logarithm) of a run of tokens, as flat columns. They are those of the
 // model's distribution after logit_bias, bans, penalties and the tokens that a structured output
@@ -1722,7 +1991,7 @@ type Logprobs struct {
 
 func (x *Logprobs) Reset() {
 	*x = Logprobs{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[16]
+	mi := &file_headrace_v1_generation_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1734,7 +2003,7 @@ func (x *Logprobs) String() string {
 func (*Logprobs) ProtoMessage() {}
 
 func (x *Logprobs) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[16]
+	mi := &file_headrace_v1_generation_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1747,7 +2016,7 @@ func (x *Logprobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logprobs.ProtoReflect.Descriptor instead.
 func (*Logprobs) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{16}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Logprobs) GetSampled() []float32 {
@@ -1801,7 +2070,7 @@ type PromptLogprobs struct {
 
 func (x *PromptLogprobs) Reset() {
 	*x = PromptLogprobs{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[17]
+	mi := &file_headrace_v1_generation_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +2082,7 @@ func (x *PromptLogprobs) String() string {
 func (*PromptLogprobs) ProtoMessage() {}
 
 func (x *PromptLogprobs) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[17]
+	mi := &file_headrace_v1_generation_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +2095,7 @@ func (x *PromptLogprobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptLogprobs.ProtoReflect.Descriptor instead.
 func (*PromptLogprobs) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{17}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PromptLogprobs) GetFirstTokenIndex() uint32 {
@@ -1864,7 +2133,7 @@ type OutputFinished struct {
 
 func (x *OutputFinished) Reset() {
 	*x = OutputFinished{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[18]
+	mi := &file_headrace_v1_generation_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1876,7 +2145,7 @@ func (x *OutputFinished) String() string {
 func (*OutputFinished) ProtoMessage() {}
 
 func (x *OutputFinished) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[18]
+	mi := &file_headrace_v1_generation_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1889,7 +2158,7 @@ func (x *OutputFinished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputFinished.ProtoReflect.Descriptor instead.
 func (*OutputFinished) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{18}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *OutputFinished) GetOutputIndex() uint32 {
@@ -1941,7 +2210,7 @@ type MatchedStop struct {
 
 func (x *MatchedStop) Reset() {
 	*x = MatchedStop{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[19]
+	mi := &file_headrace_v1_generation_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1953,7 +2222,7 @@ func (x *MatchedStop) String() string {
 func (*MatchedStop) ProtoMessage() {}
 
 func (x *MatchedStop) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[19]
+	mi := &file_headrace_v1_generation_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1966,7 +2235,7 @@ func (x *MatchedStop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchedStop.ProtoReflect.Descriptor instead.
 func (*MatchedStop) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{19}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MatchedStop) GetKind() isMatchedStop_Kind {
@@ -2023,7 +2292,7 @@ type Resumed struct {
 
 func (x *Resumed) Reset() {
 	*x = Resumed{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[20]
+	mi := &file_headrace_v1_generation_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2035,7 +2304,7 @@ func (x *Resumed) String() string {
 func (*Resumed) ProtoMessage() {}
 
 func (x *Resumed) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[20]
+	mi := &file_headrace_v1_generation_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2048,7 +2317,7 @@ func (x *Resumed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resumed.ProtoReflect.Descriptor instead.
 func (*Resumed) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{20}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Resumed) GetPauseNs() uint64 {
@@ -2071,7 +2340,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[21]
+	mi := &file_headrace_v1_generation_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2083,7 +2352,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[21]
+	mi := &file_headrace_v1_generation_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2096,7 +2365,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{21}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Done) GetUsage() *Usage {
@@ -2122,14 +2391,17 @@ type Usage struct {
 	// computed for outputs that were not chosen count too.
 	OutputTokens uint32 `protobuf:"varint,2,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
 	// Prompt tokens found in the prefix cache.
-	CachedTokens  uint32 `protobuf:"varint,3,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	CachedTokens uint32 `protobuf:"varint,3,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	// Output tokens that were reasoning, its markers included, of the outputs that this reader reads.
+	// 0 with token_ids_only, and for prompts that are no conversation.
+	ReasoningTokens uint32 `protobuf:"varint,4,opt,name=reasoning_tokens,json=reasoningTokens,proto3" json:"reasoning_tokens,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[22]
+	mi := &file_headrace_v1_generation_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2141,7 +2413,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[22]
+	mi := &file_headrace_v1_generation_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2154,7 +2426,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{22}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Usage) GetPromptTokens() uint32 {
@@ -2174,6 +2446,13 @@ func (x *Usage) GetOutputTokens() uint32 {
 func (x *Usage) GetCachedTokens() uint32 {
 	if x != nil {
 		return x.CachedTokens
+	}
+	return 0
+}
+
+func (x *Usage) GetReasoningTokens() uint32 {
+	if x != nil {
+		return x.ReasoningTokens
 	}
 	return 0
 }
@@ -2219,7 +2498,7 @@ type Ledger struct {
 
 func (x *Ledger) Reset() {
 	*x = Ledger{}
-	mi := &file_headrace_v1_generation_proto_msgTypes[23]
+	mi := &file_headrace_v1_generation_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2231,7 +2510,7 @@ func (x *Ledger) String() string {
 func (*Ledger) ProtoMessage() {}
 
 func (x *Ledger) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_generation_proto_msgTypes[23]
+	mi := &file_headrace_v1_generation_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2244,7 +2523,7 @@ func (x *Ledger) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ledger.ProtoReflect.Descriptor instead.
 func (*Ledger) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{23}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Ledger) GetQueuedNs() uint64 {
@@ -2349,7 +2628,7 @@ var File_headrace_v1_generation_proto protoreflect.FileDescriptor
 
 const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\n" +
-	"\x1cheadrace/v1/generation.proto\x12\vheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\xae\a\n" +
+	"\x1cheadrace/v1/generation.proto\x12\vheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\xfe\a\n" +
 	"\x0eGenerationSpec\x12\x14\n" +
 	"\x04text\x18\x01 \x01(\tH\x00R\x04text\x124\n" +
 	"\ttoken_ids\x18\x02 \x01(\v2\x15.headrace.v1.TokenIdsH\x00R\btokenIds\x12\x14\n" +
@@ -2372,7 +2651,8 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"beamSearch\x12;\n" +
 	"\ftrace_detail\x18\x10 \x01(\x0e2\x18.headrace.v1.TraceDetailR\vtraceDetail\x12:\n" +
 	"\vspeculation\x18\x11 \x01(\v2\x18.headrace.v1.SpeculationR\vspeculation\x12\x1c\n" +
-	"\abest_of\x18\x12 \x01(\rH\aR\x06bestOf\x88\x01\x01B\b\n" +
+	"\abest_of\x18\x12 \x01(\rH\aR\x06bestOf\x88\x01\x01\x125\n" +
+	"\x14max_reasoning_tokens\x18\x14 \x01(\rH\bR\x12maxReasoningTokens\x88\x01\x01B\b\n" +
 	"\x06promptB\x04\n" +
 	"\x02_nB\v\n" +
 	"\t_logprobsB\v\n" +
@@ -2381,7 +2661,8 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\x0f_token_ids_onlyB\x12\n" +
 	"\x10_prompt_logprobsB\n" +
 	"\n" +
-	"\b_best_of\"J\n" +
+	"\b_best_ofB\x17\n" +
+	"\x15_max_reasoning_tokens\"J\n" +
 	"\vSpeculation\x12\x12\n" +
 	"\x03off\x18\x01 \x01(\bH\x00R\x03off\x12\x1f\n" +
 	"\n" +
@@ -2478,10 +2759,25 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\x11first_token_index\x18\x02 \x01(\rR\x0ffirstTokenIndex\x12\x1b\n" +
 	"\ttoken_ids\x18\x03 \x03(\rR\btokenIds\x12.\n" +
 	"\acontent\x18\x04 \x03(\v2\x14.headrace.v1.ContentR\acontent\x121\n" +
-	"\blogprobs\x18\x05 \x01(\v2\x15.headrace.v1.LogprobsR\blogprobs\"'\n" +
+	"\blogprobs\x18\x05 \x01(\v2\x15.headrace.v1.LogprobsR\blogprobs\"\xb4\x02\n" +
 	"\aContent\x12\x14\n" +
-	"\x04text\x18\x01 \x01(\tH\x00R\x04textB\x06\n" +
-	"\x04kind\"\xa0\x01\n" +
+	"\x04text\x18\x01 \x01(\tH\x00R\x04text\x12\x1e\n" +
+	"\treasoning\x18\x02 \x01(\tH\x00R\treasoning\x12J\n" +
+	"\x11tool_call_started\x18\x03 \x01(\v2\x1c.headrace.v1.ToolCallStartedH\x00R\x0ftoolCallStarted\x12P\n" +
+	"\x13tool_call_arguments\x18\x04 \x01(\v2\x1e.headrace.v1.ToolCallArgumentsH\x00R\x11toolCallArguments\x12M\n" +
+	"\x12tool_call_finished\x18\x05 \x01(\v2\x1d.headrace.v1.ToolCallFinishedH\x00R\x10toolCallFinishedB\x06\n" +
+	"\x04kind\"K\n" +
+	"\x0fToolCallStarted\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\rR\x05index\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"?\n" +
+	"\x11ToolCallArguments\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\rR\x05index\x12\x14\n" +
+	"\x05delta\x18\x02 \x01(\tR\x05delta\"\\\n" +
+	"\x10ToolCallFinished\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\rR\x05index\x12\x1c\n" +
+	"\targuments\x18\x02 \x01(\tR\targuments\x12\x14\n" +
+	"\x05valid\x18\x03 \x01(\bR\x05valid\"\xa0\x01\n" +
 	"\bLogprobs\x12\x18\n" +
 	"\asampled\x18\x01 \x03(\x02R\asampled\x12\x14\n" +
 	"\x05ranks\x18\x02 \x03(\rR\x05ranks\x12\x1d\n" +
@@ -2507,11 +2803,12 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\bpause_ns\x18\x01 \x01(\x04R\apauseNs\"]\n" +
 	"\x04Done\x12(\n" +
 	"\x05usage\x18\x01 \x01(\v2\x12.headrace.v1.UsageR\x05usage\x12+\n" +
-	"\x06ledger\x18\x02 \x01(\v2\x13.headrace.v1.LedgerR\x06ledger\"v\n" +
+	"\x06ledger\x18\x02 \x01(\v2\x13.headrace.v1.LedgerR\x06ledger\"\xa1\x01\n" +
 	"\x05Usage\x12#\n" +
 	"\rprompt_tokens\x18\x01 \x01(\rR\fpromptTokens\x12#\n" +
 	"\routput_tokens\x18\x02 \x01(\rR\foutputTokens\x12#\n" +
-	"\rcached_tokens\x18\x03 \x01(\rR\fcachedTokens\"\x84\x04\n" +
+	"\rcached_tokens\x18\x03 \x01(\rR\fcachedTokens\x12)\n" +
+	"\x10reasoning_tokens\x18\x04 \x01(\rR\x0freasoningTokens\"\x84\x04\n" +
 	"\x06Ledger\x12\x1b\n" +
 	"\tqueued_ns\x18\x01 \x01(\x04R\bqueuedNs\x12\x1d\n" +
 	"\n" +
@@ -2540,14 +2837,15 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\x1aEARLY_STOPPING_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18EARLY_STOPPING_HEURISTIC\x10\x01\x12\x17\n" +
 	"\x13EARLY_STOPPING_FULL\x10\x02\x12\x18\n" +
-	"\x14EARLY_STOPPING_NEVER\x10\x03*\xb1\x01\n" +
+	"\x14EARLY_STOPPING_NEVER\x10\x03*\xcf\x01\n" +
 	"\fFinishReason\x12\x1d\n" +
 	"\x19FINISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12FINISH_REASON_STOP\x10\x01\x12\x18\n" +
 	"\x14FINISH_REASON_LENGTH\x10\x02\x12\x1b\n" +
 	"\x17FINISH_REASON_CANCELLED\x10\x03\x12\x1a\n" +
 	"\x16FINISH_REASON_DEADLINE\x10\x04\x12\x17\n" +
-	"\x13FINISH_REASON_ERROR\x10\x05Bi\n" +
+	"\x13FINISH_REASON_ERROR\x10\x05\x12\x1c\n" +
+	"\x18FINISH_REASON_TOOL_CALLS\x10\x06Bi\n" +
 	"\x15io.github.headrace.v1B\x0fGenerationProtoP\x01Z=github.com/headrace/headrace/clients/go/headracev1;headracev1b\x06proto3"
 
 var (
@@ -2563,7 +2861,7 @@ func file_headrace_v1_generation_proto_rawDescGZIP() []byte {
 }
 
 var file_headrace_v1_generation_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_headrace_v1_generation_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_headrace_v1_generation_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_headrace_v1_generation_proto_goTypes = []any{
 	(TraceDetail)(0),            // 0: headrace.v1.TraceDetail
 	(EarlyStopping)(0),          // 1: headrace.v1.EarlyStopping
@@ -2584,23 +2882,26 @@ var file_headrace_v1_generation_proto_goTypes = []any{
 	(*Started)(nil),             // 16: headrace.v1.Started
 	(*Delta)(nil),               // 17: headrace.v1.Delta
 	(*Content)(nil),             // 18: headrace.v1.Content
-	(*Logprobs)(nil),            // 19: headrace.v1.Logprobs
-	(*PromptLogprobs)(nil),      // 20: headrace.v1.PromptLogprobs
-	(*OutputFinished)(nil),      // 21: headrace.v1.OutputFinished
-	(*MatchedStop)(nil),         // 22: headrace.v1.MatchedStop
-	(*Resumed)(nil),             // 23: headrace.v1.Resumed
-	(*Done)(nil),                // 24: headrace.v1.Done
-	(*Usage)(nil),               // 25: headrace.v1.Usage
-	(*Ledger)(nil),              // 26: headrace.v1.Ledger
-	nil,                         // 27: headrace.v1.SamplingParameters.LogitBiasEntry
-	(*durationpb.Duration)(nil), // 28: google.protobuf.Duration
-	(*status.Status)(nil),       // 29: google.rpc.Status
+	(*ToolCallStarted)(nil),     // 19: headrace.v1.ToolCallStarted
+	(*ToolCallArguments)(nil),   // 20: headrace.v1.ToolCallArguments
+	(*ToolCallFinished)(nil),    // 21: headrace.v1.ToolCallFinished
+	(*Logprobs)(nil),            // 22: headrace.v1.Logprobs
+	(*PromptLogprobs)(nil),      // 23: headrace.v1.PromptLogprobs
+	(*OutputFinished)(nil),      // 24: headrace.v1.OutputFinished
+	(*MatchedStop)(nil),         // 25: headrace.v1.MatchedStop
+	(*Resumed)(nil),             // 26: headrace.v1.Resumed
+	(*Done)(nil),                // 27: headrace.v1.Done
+	(*Usage)(nil),               // 28: headrace.v1.Usage
+	(*Ledger)(nil),              // 29: headrace.v1.Ledger
+	nil,                         // 30: headrace.v1.SamplingParameters.LogitBiasEntry
+	(*durationpb.Duration)(nil), // 31: google.protobuf.Duration
+	(*status.Status)(nil),       // 32: google.rpc.Status
 }
 var file_headrace_v1_generation_proto_depIdxs = []int32{
 	11, // 0: headrace.v1.GenerationSpec.token_ids:type_name -> headrace.v1.TokenIds
 	12, // 1: headrace.v1.GenerationSpec.sampling:type_name -> headrace.v1.SamplingParameters
 	13, // 2: headrace.v1.GenerationSpec.stop:type_name -> headrace.v1.StopConditions
-	28, // 3: headrace.v1.GenerationSpec.time_limit:type_name -> google.protobuf.Duration
+	31, // 3: headrace.v1.GenerationSpec.time_limit:type_name -> google.protobuf.Duration
 	5,  // 4: headrace.v1.GenerationSpec.structured_output:type_name -> headrace.v1.StructuredOutput
 	10, // 5: headrace.v1.GenerationSpec.beam_search:type_name -> headrace.v1.BeamSearch
 	0,  // 6: headrace.v1.GenerationSpec.trace_detail:type_name -> headrace.v1.TraceDetail
@@ -2610,27 +2911,30 @@ var file_headrace_v1_generation_proto_depIdxs = []int32{
 	8,  // 10: headrace.v1.StructuredOutput.structural_tags:type_name -> headrace.v1.StructuralTags
 	9,  // 11: headrace.v1.StructuralTags.tags:type_name -> headrace.v1.StructuralTag
 	1,  // 12: headrace.v1.BeamSearch.early_stopping:type_name -> headrace.v1.EarlyStopping
-	27, // 13: headrace.v1.SamplingParameters.logit_bias:type_name -> headrace.v1.SamplingParameters.LogitBiasEntry
+	30, // 13: headrace.v1.SamplingParameters.logit_bias:type_name -> headrace.v1.SamplingParameters.LogitBiasEntry
 	15, // 14: headrace.v1.GenerationEvent.accepted:type_name -> headrace.v1.Accepted
 	16, // 15: headrace.v1.GenerationEvent.started:type_name -> headrace.v1.Started
 	17, // 16: headrace.v1.GenerationEvent.delta:type_name -> headrace.v1.Delta
-	21, // 17: headrace.v1.GenerationEvent.output_finished:type_name -> headrace.v1.OutputFinished
-	23, // 18: headrace.v1.GenerationEvent.resumed:type_name -> headrace.v1.Resumed
-	24, // 19: headrace.v1.GenerationEvent.done:type_name -> headrace.v1.Done
-	20, // 20: headrace.v1.GenerationEvent.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
+	24, // 17: headrace.v1.GenerationEvent.output_finished:type_name -> headrace.v1.OutputFinished
+	26, // 18: headrace.v1.GenerationEvent.resumed:type_name -> headrace.v1.Resumed
+	27, // 19: headrace.v1.GenerationEvent.done:type_name -> headrace.v1.Done
+	23, // 20: headrace.v1.GenerationEvent.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
 	18, // 21: headrace.v1.Delta.content:type_name -> headrace.v1.Content
-	19, // 22: headrace.v1.Delta.logprobs:type_name -> headrace.v1.Logprobs
-	19, // 23: headrace.v1.PromptLogprobs.logprobs:type_name -> headrace.v1.Logprobs
-	2,  // 24: headrace.v1.OutputFinished.reason:type_name -> headrace.v1.FinishReason
-	22, // 25: headrace.v1.OutputFinished.matched_stop:type_name -> headrace.v1.MatchedStop
-	29, // 26: headrace.v1.OutputFinished.error:type_name -> google.rpc.Status
-	25, // 27: headrace.v1.Done.usage:type_name -> headrace.v1.Usage
-	26, // 28: headrace.v1.Done.ledger:type_name -> headrace.v1.Ledger
-	29, // [29:29] is the sub-list for method output_type
-	29, // [29:29] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	22, // 22: headrace.v1.Delta.logprobs:type_name -> headrace.v1.Logprobs
+	19, // 23: headrace.v1.Content.tool_call_started:type_name -> headrace.v1.ToolCallStarted
+	20, // 24: headrace.v1.Content.tool_call_arguments:type_name -> headrace.v1.ToolCallArguments
+	21, // 25: headrace.v1.Content.tool_call_finished:type_name -> headrace.v1.ToolCallFinished
+	22, // 26: headrace.v1.PromptLogprobs.logprobs:type_name -> headrace.v1.Logprobs
+	2,  // 27: headrace.v1.OutputFinished.reason:type_name -> headrace.v1.FinishReason
+	25, // 28: headrace.v1.OutputFinished.matched_stop:type_name -> headrace.v1.MatchedStop
+	32, // 29: headrace.v1.OutputFinished.error:type_name -> google.rpc.Status
+	28, // 30: headrace.v1.Done.usage:type_name -> headrace.v1.Usage
+	29, // 31: headrace.v1.Done.ledger:type_name -> headrace.v1.Ledger
+	32, // [32:32] is the sub-list for method output_type
+	32, // [32:32] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_headrace_v1_generation_proto_init() }
@@ -2668,9 +2972,13 @@ func file_headrace_v1_generation_proto_init() {
 	}
 	file_headrace_v1_generation_proto_msgTypes[15].OneofWrappers = []any{
 		(*Content_Text)(nil),
+		(*Content_Reasoning)(nil),
+		(*Content_ToolCallStarted)(nil),
+		(*Content_ToolCallArguments)(nil),
+		(*Content_ToolCallFinished)(nil),
 	}
-	file_headrace_v1_generation_proto_msgTypes[18].OneofWrappers = []any{}
-	file_headrace_v1_generation_proto_msgTypes[19].OneofWrappers = []any{
+	file_headrace_v1_generation_proto_msgTypes[21].OneofWrappers = []any{}
+	file_headrace_v1_generation_proto_msgTypes[22].OneofWrappers = []any{
 		(*MatchedStop_TokenId)(nil),
 		(*MatchedStop_Text)(nil),
 	}
@@ -2680,7 +2988,7 @@ func file_headrace_v1_generation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headrace_v1_generation_proto_rawDesc), len(file_headrace_v1_generation_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   25,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -29,6 +29,62 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Whether the model calls functions.
+type ToolChoiceMode int32
+
+const (
+	ToolChoiceMode_TOOL_CHOICE_MODE_UNSPECIFIED ToolChoiceMode = 0
+	// As the model likes.
+	ToolChoiceMode_TOOL_CHOICE_MODE_AUTO ToolChoiceMode = 1
+	// It is not shown the tools.
+	ToolChoiceMode_TOOL_CHOICE_MODE_NONE ToolChoiceMode = 2
+	// The output is nothing but calls, at least one, after the reasoning.
+	ToolChoiceMode_TOOL_CHOICE_MODE_REQUIRED ToolChoiceMode = 3
+)
+
+// Enum value maps for ToolChoiceMode.
+var (
+	ToolChoiceMode_name = map[int32]string{
+		0: "TOOL_CHOICE_MODE_UNSPECIFIED",
+		1: "TOOL_CHOICE_MODE_AUTO",
+		2: "TOOL_CHOICE_MODE_NONE",
+		3: "TOOL_CHOICE_MODE_REQUIRED",
+	}
+	ToolChoiceMode_value = map[string]int32{
+		"TOOL_CHOICE_MODE_UNSPECIFIED": 0,
+		"TOOL_CHOICE_MODE_AUTO":        1,
+		"TOOL_CHOICE_MODE_NONE":        2,
+		"TOOL_CHOICE_MODE_REQUIRED":    3,
+	}
+)
+
+func (x ToolChoiceMode) Enum() *ToolChoiceMode {
+	p := new(ToolChoiceMode)
+	*p = x
+	return p
+}
+
+func (x ToolChoiceMode) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ToolChoiceMode) Descriptor() protoreflect.EnumDescriptor {
+	return file_headrace_v1_inference_proto_enumTypes[0].Descriptor()
+}
+
+func (ToolChoiceMode) Type() protoreflect.EnumType {
+	return &file_headrace_v1_inference_proto_enumTypes[0]
+}
+
+func (x ToolChoiceMode) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ToolChoiceMode.Descriptor instead.
+func (ToolChoiceMode) EnumDescriptor() ([]byte, []int) {
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{0}
+}
+
 // Who said a message.
 type Role int32
 
@@ -40,6 +96,8 @@ const (
 	Role_ROLE_USER Role = 2
 	// The model.
 	Role_ROLE_ASSISTANT Role = 3
+	// What a function that the model called has returned.
+	Role_ROLE_TOOL Role = 4
 )
 
 // Enum value maps for Role.
@@ -49,12 +107,14 @@ var (
 		1: "ROLE_SYSTEM",
 		2: "ROLE_USER",
 		3: "ROLE_ASSISTANT",
+		4: "ROLE_TOOL",
 	}
 	Role_value = map[string]int32{
 		"ROLE_UNSPECIFIED": 0,
 		"ROLE_SYSTEM":      1,
 		"ROLE_USER":        2,
 		"ROLE_ASSISTANT":   3,
+		"ROLE_TOOL":        4,
 	}
 )
 
@@ -69,11 +129,11 @@ func (x Role) String() string {
 }
 
 func (Role) Descriptor() protoreflect.EnumDescriptor {
-	return file_headrace_v1_inference_proto_enumTypes[0].Descriptor()
+	return file_headrace_v1_inference_proto_enumTypes[1].Descriptor()
 }
 
 func (Role) Type() protoreflect.EnumType {
-	return &file_headrace_v1_inference_proto_enumTypes[0]
+	return &file_headrace_v1_inference_proto_enumTypes[1]
 }
 
 func (x Role) Number() protoreflect.EnumNumber {
@@ -82,7 +142,7 @@ func (x Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Role.Descriptor instead.
 func (Role) EnumDescriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{0}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{1}
 }
 
 // State of a request.
@@ -125,11 +185,11 @@ func (x RequestState) String() string {
 }
 
 func (RequestState) Descriptor() protoreflect.EnumDescriptor {
-	return file_headrace_v1_inference_proto_enumTypes[1].Descriptor()
+	return file_headrace_v1_inference_proto_enumTypes[2].Descriptor()
 }
 
 func (RequestState) Type() protoreflect.EnumType {
-	return &file_headrace_v1_inference_proto_enumTypes[1]
+	return &file_headrace_v1_inference_proto_enumTypes[2]
 }
 
 func (x RequestState) Number() protoreflect.EnumNumber {
@@ -138,7 +198,7 @@ func (x RequestState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RequestState.Descriptor instead.
 func (RequestState) EnumDescriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{1}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{2}
 }
 
 type GenerateRequest struct {
@@ -458,10 +518,16 @@ type ChatRequest struct {
 	// Whether the model continues the last message (which must be the assistant's) instead of
 	// answering it. Default false.
 	ContinueLastMessage *bool `protobuf:"varint,3,opt,name=continue_last_message,json=continueLastMessage,proto3,oneof" json:"continue_last_message,omitempty"`
-	// Functions that the model may call. Not built yet: refused as UNIMPLEMENTED.
-	Tools         []*Tool `protobuf:"bytes,4,rep,name=tools,proto3" json:"tools,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Functions that the model may call. At most 128, of 131,072 UTF-8 bytes in all. The model's chat
+	// template must show them (see Model.tool_format), else FAILED_PRECONDITION. Not with
+	// GenerationSpec.structured_output.
+	Tools []*Tool `protobuf:"bytes,4,rep,name=tools,proto3" json:"tools,omitempty"`
+	// Whether the model calls functions. Only with tools. Default: as it likes.
+	ToolChoice *ToolChoice `protobuf:"bytes,5,opt,name=tool_choice,json=toolChoice,proto3" json:"tool_choice,omitempty"`
+	// Whether one output may call several functions. Only with tools. Default true.
+	ParallelToolCalls *bool `protobuf:"varint,6,opt,name=parallel_tool_calls,json=parallelToolCalls,proto3,oneof" json:"parallel_tool_calls,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *ChatRequest) Reset() {
@@ -522,17 +588,35 @@ func (x *ChatRequest) GetTools() []*Tool {
 	return nil
 }
 
-// A function that the model may call. Not built yet: refused as UNIMPLEMENTED.
+func (x *ChatRequest) GetToolChoice() *ToolChoice {
+	if x != nil {
+		return x.ToolChoice
+	}
+	return nil
+}
+
+func (x *ChatRequest) GetParallelToolCalls() bool {
+	if x != nil && x.ParallelToolCalls != nil {
+		return *x.ParallelToolCalls
+	}
+	return false
+}
+
+// A function that the model may call.
 type Tool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the function.
+	// Name of the function: 1 to 64 letters, digits, "_", "-" and ".", other than the other tools'.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// What it does, for the model.
 	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
-	// JSON Schema of its parameters, as JSON text.
+	// JSON Schema of its parameters, as JSON text: that of an object. Default: an object without
+	// properties.
 	ParametersJsonSchema string `protobuf:"bytes,3,opt,name=parameters_json_schema,json=parametersJsonSchema,proto3" json:"parameters_json_schema,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// Whether arguments can only be such as the schema allows: from the beginning of a call on, tokens
+	// are drawn from those that it allows. Default true.
+	Strict        *bool `protobuf:"varint,4,opt,name=strict,proto3,oneof" json:"strict,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Tool) Reset() {
@@ -586,6 +670,98 @@ func (x *Tool) GetParametersJsonSchema() string {
 	return ""
 }
 
+func (x *Tool) GetStrict() bool {
+	if x != nil && x.Strict != nil {
+		return *x.Strict
+	}
+	return false
+}
+
+// Whether the model calls functions.
+type ToolChoice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Choice:
+	//
+	//	*ToolChoice_Mode
+	//	*ToolChoice_Name
+	Choice        isToolChoice_Choice `protobuf_oneof:"choice"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolChoice) Reset() {
+	*x = ToolChoice{}
+	mi := &file_headrace_v1_inference_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolChoice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolChoice) ProtoMessage() {}
+
+func (x *ToolChoice) ProtoReflect() protoreflect.Message {
+	mi := &file_headrace_v1_inference_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolChoice.ProtoReflect.Descriptor instead.
+func (*ToolChoice) Descriptor() ([]byte, []int) {
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ToolChoice) GetChoice() isToolChoice_Choice {
+	if x != nil {
+		return x.Choice
+	}
+	return nil
+}
+
+func (x *ToolChoice) GetMode() ToolChoiceMode {
+	if x != nil {
+		if x, ok := x.Choice.(*ToolChoice_Mode); ok {
+			return x.Mode
+		}
+	}
+	return ToolChoiceMode_TOOL_CHOICE_MODE_UNSPECIFIED
+}
+
+func (x *ToolChoice) GetName() string {
+	if x != nil {
+		if x, ok := x.Choice.(*ToolChoice_Name); ok {
+			return x.Name
+		}
+	}
+	return ""
+}
+
+type isToolChoice_Choice interface {
+	isToolChoice_Choice()
+}
+
+type ToolChoice_Mode struct {
+	// Whether it calls any.
+	Mode ToolChoiceMode `protobuf:"varint,1,opt,name=mode,proto3,enum=headrace.v1.ToolChoiceMode,oneof"`
+}
+
+type ToolChoice_Name struct {
+	// Name of the tool that the output calls; it is then nothing but that call, after the reasoning.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3,oneof"`
+}
+
+func (*ToolChoice_Mode) isToolChoice_Choice() {}
+
+func (*ToolChoice_Name) isToolChoice_Choice() {}
+
 type ChatResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The next event.
@@ -596,7 +772,7 @@ type ChatResponse struct {
 
 func (x *ChatResponse) Reset() {
 	*x = ChatResponse{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[7]
+	mi := &file_headrace_v1_inference_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -608,7 +784,7 @@ func (x *ChatResponse) String() string {
 func (*ChatResponse) ProtoMessage() {}
 
 func (x *ChatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[7]
+	mi := &file_headrace_v1_inference_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -621,7 +797,7 @@ func (x *ChatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChatResponse.ProtoReflect.Descriptor instead.
 func (*ChatResponse) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{7}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ChatResponse) GetEvent() *GenerationEvent {
@@ -636,15 +812,19 @@ type ChatMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who said it. Must be set.
 	Role Role `protobuf:"varint,1,opt,name=role,proto3,enum=headrace.v1.Role" json:"role,omitempty"`
-	// What was said. At least one part.
-	Parts         []*Part `protobuf:"bytes,2,rep,name=parts,proto3" json:"parts,omitempty"`
+	// What was said. At least one part, but where there are tool_calls.
+	Parts []*Part `protobuf:"bytes,2,rep,name=parts,proto3" json:"parts,omitempty"`
+	// The functions that the model called in this message, in order. ROLE_ASSISTANT only.
+	ToolCalls []*ToolCall `protobuf:"bytes,3,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
+	// The call whose result this is: the id of one of an earlier message. ROLE_TOOL only.
+	ToolCallId    string `protobuf:"bytes,4,opt,name=tool_call_id,json=toolCallId,proto3" json:"tool_call_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ChatMessage) Reset() {
 	*x = ChatMessage{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[8]
+	mi := &file_headrace_v1_inference_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -656,7 +836,7 @@ func (x *ChatMessage) String() string {
 func (*ChatMessage) ProtoMessage() {}
 
 func (x *ChatMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[8]
+	mi := &file_headrace_v1_inference_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -669,7 +849,7 @@ func (x *ChatMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChatMessage.ProtoReflect.Descriptor instead.
 func (*ChatMessage) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{8}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ChatMessage) GetRole() Role {
@@ -686,12 +866,91 @@ func (x *ChatMessage) GetParts() []*Part {
 	return nil
 }
 
+func (x *ChatMessage) GetToolCalls() []*ToolCall {
+	if x != nil {
+		return x.ToolCalls
+	}
+	return nil
+}
+
+func (x *ChatMessage) GetToolCallId() string {
+	if x != nil {
+		return x.ToolCallId
+	}
+	return ""
+}
+
+// A function that the model called.
+type ToolCall struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in ToolCallStarted; 1 to 64 characters.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The function.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// The arguments, as JSON text of an object.
+	ArgumentsJson string `protobuf:"bytes,3,opt,name=arguments_json,json=argumentsJson,proto3" json:"arguments_json,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolCall) Reset() {
+	*x = ToolCall{}
+	mi := &file_headrace_v1_inference_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolCall) ProtoMessage() {}
+
+func (x *ToolCall) ProtoReflect() protoreflect.Message {
+	mi := &file_headrace_v1_inference_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolCall.ProtoReflect.Descriptor instead.
+func (*ToolCall) Descriptor() ([]byte, []int) {
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ToolCall) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ToolCall) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ToolCall) GetArgumentsJson() string {
+	if x != nil {
+		return x.ArgumentsJson
+	}
+	return ""
+}
+
 // A part of a message.
 type Part struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Kind:
 	//
 	//	*Part_Text
+	//	*Part_Reasoning
 	Kind          isPart_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -699,7 +958,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[9]
+	mi := &file_headrace_v1_inference_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -711,7 +970,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[9]
+	mi := &file_headrace_v1_inference_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -724,7 +983,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{9}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Part) GetKind() isPart_Kind {
@@ -743,6 +1002,15 @@ func (x *Part) GetText() string {
 	return ""
 }
 
+func (x *Part) GetReasoning() string {
+	if x != nil {
+		if x, ok := x.Kind.(*Part_Reasoning); ok {
+			return x.Reasoning
+		}
+	}
+	return ""
+}
+
 type isPart_Kind interface {
 	isPart_Kind()
 }
@@ -752,23 +1020,41 @@ type Part_Text struct {
 	Text string `protobuf:"bytes,1,opt,name=text,proto3,oneof"`
 }
 
+type Part_Reasoning struct {
+	// UTF-8 text that the model had written for itself. ROLE_ASSISTANT only; which of it the model
+	// is shown again, its template says.
+	Reasoning string `protobuf:"bytes,2,opt,name=reasoning,proto3,oneof"`
+}
+
 func (*Part_Text) isPart_Kind() {}
+
+func (*Part_Reasoning) isPart_Kind() {}
 
 type SubmitRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What to generate.
+	// What to generate. Its prompt must be set unless messages are.
 	Spec *GenerationSpec `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
 	// The same key and the same resolved spec from the same caller return the same request instead of
 	// a new one; the same key with another spec is ALREADY_EXISTS. Kept as long as the request's log.
 	// At most 256 bytes. Default: none.
 	IdempotencyKey string `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// A conversation as the prompt, as in Chat.
+	Messages []*ChatMessage `protobuf:"bytes,3,rep,name=messages,proto3" json:"messages,omitempty"`
+	// As ChatRequest.continue_last_message.
+	ContinueLastMessage *bool `protobuf:"varint,4,opt,name=continue_last_message,json=continueLastMessage,proto3,oneof" json:"continue_last_message,omitempty"`
+	// As ChatRequest.tools; only with messages.
+	Tools []*Tool `protobuf:"bytes,5,rep,name=tools,proto3" json:"tools,omitempty"`
+	// As ChatRequest.tool_choice.
+	ToolChoice *ToolChoice `protobuf:"bytes,6,opt,name=tool_choice,json=toolChoice,proto3" json:"tool_choice,omitempty"`
+	// As ChatRequest.parallel_tool_calls.
+	ParallelToolCalls *bool `protobuf:"varint,7,opt,name=parallel_tool_calls,json=parallelToolCalls,proto3,oneof" json:"parallel_tool_calls,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *SubmitRequest) Reset() {
 	*x = SubmitRequest{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[10]
+	mi := &file_headrace_v1_inference_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -780,7 +1066,7 @@ func (x *SubmitRequest) String() string {
 func (*SubmitRequest) ProtoMessage() {}
 
 func (x *SubmitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[10]
+	mi := &file_headrace_v1_inference_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -793,7 +1079,7 @@ func (x *SubmitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitRequest.ProtoReflect.Descriptor instead.
 func (*SubmitRequest) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{10}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SubmitRequest) GetSpec() *GenerationSpec {
@@ -808,6 +1094,41 @@ func (x *SubmitRequest) GetIdempotencyKey() string {
 		return x.IdempotencyKey
 	}
 	return ""
+}
+
+func (x *SubmitRequest) GetMessages() []*ChatMessage {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+func (x *SubmitRequest) GetContinueLastMessage() bool {
+	if x != nil && x.ContinueLastMessage != nil {
+		return *x.ContinueLastMessage
+	}
+	return false
+}
+
+func (x *SubmitRequest) GetTools() []*Tool {
+	if x != nil {
+		return x.Tools
+	}
+	return nil
+}
+
+func (x *SubmitRequest) GetToolChoice() *ToolChoice {
+	if x != nil {
+		return x.ToolChoice
+	}
+	return nil
+}
+
+func (x *SubmitRequest) GetParallelToolCalls() bool {
+	if x != nil && x.ParallelToolCalls != nil {
+		return *x.ParallelToolCalls
+	}
+	return false
 }
 
 type SubmitResponse struct {
@@ -826,7 +1147,7 @@ type SubmitResponse struct {
 
 func (x *SubmitResponse) Reset() {
 	*x = SubmitResponse{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[11]
+	mi := &file_headrace_v1_inference_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -838,7 +1159,7 @@ func (x *SubmitResponse) String() string {
 func (*SubmitResponse) ProtoMessage() {}
 
 func (x *SubmitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[11]
+	mi := &file_headrace_v1_inference_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -851,7 +1172,7 @@ func (x *SubmitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitResponse.ProtoReflect.Descriptor instead.
 func (*SubmitResponse) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{11}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SubmitResponse) GetRequestId() string {
@@ -899,7 +1220,7 @@ type SubscribeRequest struct {
 
 func (x *SubscribeRequest) Reset() {
 	*x = SubscribeRequest{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[12]
+	mi := &file_headrace_v1_inference_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -911,7 +1232,7 @@ func (x *SubscribeRequest) String() string {
 func (*SubscribeRequest) ProtoMessage() {}
 
 func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[12]
+	mi := &file_headrace_v1_inference_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -924,7 +1245,7 @@ func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeRequest.ProtoReflect.Descriptor instead.
 func (*SubscribeRequest) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{12}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SubscribeRequest) GetRequestId() string {
@@ -958,7 +1279,7 @@ type SubscribeResponse struct {
 
 func (x *SubscribeResponse) Reset() {
 	*x = SubscribeResponse{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[13]
+	mi := &file_headrace_v1_inference_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -970,7 +1291,7 @@ func (x *SubscribeResponse) String() string {
 func (*SubscribeResponse) ProtoMessage() {}
 
 func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[13]
+	mi := &file_headrace_v1_inference_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -983,7 +1304,7 @@ func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeResponse.ProtoReflect.Descriptor instead.
 func (*SubscribeResponse) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{13}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SubscribeResponse) GetEvent() *GenerationEvent {
@@ -1013,7 +1334,7 @@ type SessionRequest struct {
 
 func (x *SessionRequest) Reset() {
 	*x = SessionRequest{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[14]
+	mi := &file_headrace_v1_inference_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1025,7 +1346,7 @@ func (x *SessionRequest) String() string {
 func (*SessionRequest) ProtoMessage() {}
 
 func (x *SessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[14]
+	mi := &file_headrace_v1_inference_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1038,7 +1359,7 @@ func (x *SessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionRequest.ProtoReflect.Descriptor instead.
 func (*SessionRequest) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{14}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SessionRequest) GetStreamId() uint32 {
@@ -1125,14 +1446,20 @@ type SessionSubmit struct {
 	// malformed is ignored, as the recommendation asks.
 	Traceparent string `protobuf:"bytes,6,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	// W3C trace state, only with traceparent.
-	Tracestate    string `protobuf:"bytes,7,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Tracestate string `protobuf:"bytes,7,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
+	// As ChatRequest.tools; only with messages.
+	Tools []*Tool `protobuf:"bytes,8,rep,name=tools,proto3" json:"tools,omitempty"`
+	// As ChatRequest.tool_choice.
+	ToolChoice *ToolChoice `protobuf:"bytes,9,opt,name=tool_choice,json=toolChoice,proto3" json:"tool_choice,omitempty"`
+	// As ChatRequest.parallel_tool_calls.
+	ParallelToolCalls *bool `protobuf:"varint,10,opt,name=parallel_tool_calls,json=parallelToolCalls,proto3,oneof" json:"parallel_tool_calls,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *SessionSubmit) Reset() {
 	*x = SessionSubmit{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[15]
+	mi := &file_headrace_v1_inference_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1144,7 +1471,7 @@ func (x *SessionSubmit) String() string {
 func (*SessionSubmit) ProtoMessage() {}
 
 func (x *SessionSubmit) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[15]
+	mi := &file_headrace_v1_inference_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1157,7 +1484,7 @@ func (x *SessionSubmit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionSubmit.ProtoReflect.Descriptor instead.
 func (*SessionSubmit) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{15}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SessionSubmit) GetSpec() *GenerationSpec {
@@ -1209,6 +1536,27 @@ func (x *SessionSubmit) GetTracestate() string {
 	return ""
 }
 
+func (x *SessionSubmit) GetTools() []*Tool {
+	if x != nil {
+		return x.Tools
+	}
+	return nil
+}
+
+func (x *SessionSubmit) GetToolChoice() *ToolChoice {
+	if x != nil {
+		return x.ToolChoice
+	}
+	return nil
+}
+
+func (x *SessionSubmit) GetParallelToolCalls() bool {
+	if x != nil && x.ParallelToolCalls != nil {
+		return *x.ParallelToolCalls
+	}
+	return false
+}
+
 // Reads a generation that exists, from any token on.
 type SessionAttach struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1224,7 +1572,7 @@ type SessionAttach struct {
 
 func (x *SessionAttach) Reset() {
 	*x = SessionAttach{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[16]
+	mi := &file_headrace_v1_inference_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1584,7 @@ func (x *SessionAttach) String() string {
 func (*SessionAttach) ProtoMessage() {}
 
 func (x *SessionAttach) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[16]
+	mi := &file_headrace_v1_inference_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1597,7 @@ func (x *SessionAttach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionAttach.ProtoReflect.Descriptor instead.
 func (*SessionAttach) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{16}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SessionAttach) GetRequestId() string {
@@ -1285,7 +1633,7 @@ type SessionCancel struct {
 
 func (x *SessionCancel) Reset() {
 	*x = SessionCancel{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[17]
+	mi := &file_headrace_v1_inference_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1297,7 +1645,7 @@ func (x *SessionCancel) String() string {
 func (*SessionCancel) ProtoMessage() {}
 
 func (x *SessionCancel) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[17]
+	mi := &file_headrace_v1_inference_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1310,7 +1658,7 @@ func (x *SessionCancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionCancel.ProtoReflect.Descriptor instead.
 func (*SessionCancel) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{17}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SessionCancel) GetDetach() bool {
@@ -1335,7 +1683,7 @@ type SessionResponse struct {
 
 func (x *SessionResponse) Reset() {
 	*x = SessionResponse{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[18]
+	mi := &file_headrace_v1_inference_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1347,7 +1695,7 @@ func (x *SessionResponse) String() string {
 func (*SessionResponse) ProtoMessage() {}
 
 func (x *SessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[18]
+	mi := &file_headrace_v1_inference_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1360,7 +1708,7 @@ func (x *SessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionResponse.ProtoReflect.Descriptor instead.
 func (*SessionResponse) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{18}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SessionResponse) GetTokens() *SessionTokens {
@@ -1397,7 +1745,7 @@ type SessionTokens struct {
 
 func (x *SessionTokens) Reset() {
 	*x = SessionTokens{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[19]
+	mi := &file_headrace_v1_inference_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1409,7 +1757,7 @@ func (x *SessionTokens) String() string {
 func (*SessionTokens) ProtoMessage() {}
 
 func (x *SessionTokens) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[19]
+	mi := &file_headrace_v1_inference_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1422,7 +1770,7 @@ func (x *SessionTokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionTokens.ProtoReflect.Descriptor instead.
 func (*SessionTokens) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{19}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SessionTokens) GetStreamIds() []uint32 {
@@ -1469,7 +1817,7 @@ type SessionEvent struct {
 
 func (x *SessionEvent) Reset() {
 	*x = SessionEvent{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[20]
+	mi := &file_headrace_v1_inference_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1481,7 +1829,7 @@ func (x *SessionEvent) String() string {
 func (*SessionEvent) ProtoMessage() {}
 
 func (x *SessionEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[20]
+	mi := &file_headrace_v1_inference_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1494,7 +1842,7 @@ func (x *SessionEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionEvent.ProtoReflect.Descriptor instead.
 func (*SessionEvent) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{20}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SessionEvent) GetStreamId() uint32 {
@@ -1535,7 +1883,8 @@ type isSessionEvent_Kind interface {
 
 type SessionEvent_Event struct {
 	// An event as in the answers of Generate. A delta comes here, and not in the columns, only
-	// where it has log probabilities or starts a subscription from a token other than 0.
+	// where it has log probabilities, starts a subscription from a token other than 0, or is of an
+	// output with reasoning or tool calls.
 	Event *GenerationEvent `protobuf:"bytes,2,opt,name=event,proto3,oneof"`
 }
 
@@ -1559,7 +1908,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[21]
+	mi := &file_headrace_v1_inference_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1571,7 +1920,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[21]
+	mi := &file_headrace_v1_inference_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1584,7 +1933,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{21}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CancelRequest) GetRequestId() string {
@@ -1604,7 +1953,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[22]
+	mi := &file_headrace_v1_inference_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1616,7 +1965,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[22]
+	mi := &file_headrace_v1_inference_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1629,7 +1978,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{22}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CancelResponse) GetCancelled() bool {
@@ -1655,7 +2004,7 @@ type ListRequestsRequest struct {
 
 func (x *ListRequestsRequest) Reset() {
 	*x = ListRequestsRequest{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[23]
+	mi := &file_headrace_v1_inference_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1667,7 +2016,7 @@ func (x *ListRequestsRequest) String() string {
 func (*ListRequestsRequest) ProtoMessage() {}
 
 func (x *ListRequestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[23]
+	mi := &file_headrace_v1_inference_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1680,7 +2029,7 @@ func (x *ListRequestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequestsRequest.ProtoReflect.Descriptor instead.
 func (*ListRequestsRequest) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{23}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListRequestsRequest) GetState() RequestState {
@@ -1723,7 +2072,7 @@ type ListRequestsResponse struct {
 
 func (x *ListRequestsResponse) Reset() {
 	*x = ListRequestsResponse{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[24]
+	mi := &file_headrace_v1_inference_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1735,7 +2084,7 @@ func (x *ListRequestsResponse) String() string {
 func (*ListRequestsResponse) ProtoMessage() {}
 
 func (x *ListRequestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[24]
+	mi := &file_headrace_v1_inference_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1748,7 +2097,7 @@ func (x *ListRequestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequestsResponse.ProtoReflect.Descriptor instead.
 func (*ListRequestsResponse) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{24}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListRequestsResponse) GetRequests() []*RequestSummary {
@@ -1788,7 +2137,7 @@ type RequestSummary struct {
 
 func (x *RequestSummary) Reset() {
 	*x = RequestSummary{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[25]
+	mi := &file_headrace_v1_inference_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1800,7 +2149,7 @@ func (x *RequestSummary) String() string {
 func (*RequestSummary) ProtoMessage() {}
 
 func (x *RequestSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[25]
+	mi := &file_headrace_v1_inference_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1813,7 +2162,7 @@ func (x *RequestSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestSummary.ProtoReflect.Descriptor instead.
 func (*RequestSummary) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{25}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RequestSummary) GetRequestId() string {
@@ -1887,7 +2236,7 @@ type TokenizeRequest struct {
 
 func (x *TokenizeRequest) Reset() {
 	*x = TokenizeRequest{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[26]
+	mi := &file_headrace_v1_inference_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1899,7 +2248,7 @@ func (x *TokenizeRequest) String() string {
 func (*TokenizeRequest) ProtoMessage() {}
 
 func (x *TokenizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[26]
+	mi := &file_headrace_v1_inference_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1912,7 +2261,7 @@ func (x *TokenizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeRequest.ProtoReflect.Descriptor instead.
 func (*TokenizeRequest) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{26}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TokenizeRequest) GetText() string {
@@ -1946,7 +2295,7 @@ type TokenizeResponse struct {
 
 func (x *TokenizeResponse) Reset() {
 	*x = TokenizeResponse{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[27]
+	mi := &file_headrace_v1_inference_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1958,7 +2307,7 @@ func (x *TokenizeResponse) String() string {
 func (*TokenizeResponse) ProtoMessage() {}
 
 func (x *TokenizeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[27]
+	mi := &file_headrace_v1_inference_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1971,7 +2320,7 @@ func (x *TokenizeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeResponse.ProtoReflect.Descriptor instead.
 func (*TokenizeResponse) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{27}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *TokenizeResponse) GetTokenIds() []uint32 {
@@ -1995,7 +2344,7 @@ type DetokenizeRequest struct {
 
 func (x *DetokenizeRequest) Reset() {
 	*x = DetokenizeRequest{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[28]
+	mi := &file_headrace_v1_inference_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2007,7 +2356,7 @@ func (x *DetokenizeRequest) String() string {
 func (*DetokenizeRequest) ProtoMessage() {}
 
 func (x *DetokenizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[28]
+	mi := &file_headrace_v1_inference_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2020,7 +2369,7 @@ func (x *DetokenizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetokenizeRequest.ProtoReflect.Descriptor instead.
 func (*DetokenizeRequest) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{28}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DetokenizeRequest) GetTokenIds() []uint32 {
@@ -2054,7 +2403,7 @@ type DetokenizeResponse struct {
 
 func (x *DetokenizeResponse) Reset() {
 	*x = DetokenizeResponse{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[29]
+	mi := &file_headrace_v1_inference_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2066,7 +2415,7 @@ func (x *DetokenizeResponse) String() string {
 func (*DetokenizeResponse) ProtoMessage() {}
 
 func (x *DetokenizeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[29]
+	mi := &file_headrace_v1_inference_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2079,7 +2428,7 @@ func (x *DetokenizeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetokenizeResponse.ProtoReflect.Descriptor instead.
 func (*DetokenizeResponse) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{29}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DetokenizeResponse) GetText() string {
@@ -2099,7 +2448,7 @@ type GetModelRequest struct {
 
 func (x *GetModelRequest) Reset() {
 	*x = GetModelRequest{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[30]
+	mi := &file_headrace_v1_inference_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2460,7 @@ func (x *GetModelRequest) String() string {
 func (*GetModelRequest) ProtoMessage() {}
 
 func (x *GetModelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[30]
+	mi := &file_headrace_v1_inference_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2473,7 @@ func (x *GetModelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetModelRequest.ProtoReflect.Descriptor instead.
 func (*GetModelRequest) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{30}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetModelRequest) GetModel() string {
@@ -2144,7 +2493,7 @@ type GetModelResponse struct {
 
 func (x *GetModelResponse) Reset() {
 	*x = GetModelResponse{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[31]
+	mi := &file_headrace_v1_inference_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2156,7 +2505,7 @@ func (x *GetModelResponse) String() string {
 func (*GetModelResponse) ProtoMessage() {}
 
 func (x *GetModelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[31]
+	mi := &file_headrace_v1_inference_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2169,7 +2518,7 @@ func (x *GetModelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetModelResponse.ProtoReflect.Descriptor instead.
 func (*GetModelResponse) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{31}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetModelResponse) GetModel() *Model {
@@ -2187,7 +2536,7 @@ type ListModelsRequest struct {
 
 func (x *ListModelsRequest) Reset() {
 	*x = ListModelsRequest{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[32]
+	mi := &file_headrace_v1_inference_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2199,7 +2548,7 @@ func (x *ListModelsRequest) String() string {
 func (*ListModelsRequest) ProtoMessage() {}
 
 func (x *ListModelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[32]
+	mi := &file_headrace_v1_inference_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2212,7 +2561,7 @@ func (x *ListModelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListModelsRequest.ProtoReflect.Descriptor instead.
 func (*ListModelsRequest) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{32}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{34}
 }
 
 type ListModelsResponse struct {
@@ -2225,7 +2574,7 @@ type ListModelsResponse struct {
 
 func (x *ListModelsResponse) Reset() {
 	*x = ListModelsResponse{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[33]
+	mi := &file_headrace_v1_inference_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2586,7 @@ func (x *ListModelsResponse) String() string {
 func (*ListModelsResponse) ProtoMessage() {}
 
 func (x *ListModelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[33]
+	mi := &file_headrace_v1_inference_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +2599,7 @@ func (x *ListModelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListModelsResponse.ProtoReflect.Descriptor instead.
 func (*ListModelsResponse) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{33}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListModelsResponse) GetModels() []*Model {
@@ -2313,13 +2662,18 @@ type Model struct {
 	// such as "10.0.0.7:50061: serves llama at revision 5d1c, the others at 9b04". Only callers with
 	// the permission admin are shown them.
 	EnginesLeftOut []string `protobuf:"bytes,23,rep,name=engines_left_out,json=enginesLeftOut,proto3" json:"engines_left_out,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// How the model writes its calls of functions: "hermes", "llama3-json", "mistral" or
+	// "qwen3-coder". Empty: it takes no tools.
+	ToolFormat string `protobuf:"bytes,30,opt,name=tool_format,json=toolFormat,proto3" json:"tool_format,omitempty"`
+	// Whether the model may reason before it answers: its chat template has markers for that.
+	Reasoning     bool `protobuf:"varint,31,opt,name=reasoning,proto3" json:"reasoning,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[34]
+	mi := &file_headrace_v1_inference_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2331,7 +2685,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[34]
+	mi := &file_headrace_v1_inference_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2344,7 +2698,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{34}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Model) GetName() string {
@@ -2501,6 +2855,20 @@ func (x *Model) GetEnginesLeftOut() []string {
 	return nil
 }
 
+func (x *Model) GetToolFormat() string {
+	if x != nil {
+		return x.ToolFormat
+	}
+	return ""
+}
+
+func (x *Model) GetReasoning() bool {
+	if x != nil {
+		return x.Reasoning
+	}
+	return false
+}
+
 // Quantized weights: the products of all decoder layers, the output layer, or both. Embedding,
 // norms and biases stay as `Model.dtype` says.
 type Quantization struct {
@@ -2550,7 +2918,7 @@ type Quantization struct {
 
 func (x *Quantization) Reset() {
 	*x = Quantization{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[35]
+	mi := &file_headrace_v1_inference_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2562,7 +2930,7 @@ func (x *Quantization) String() string {
 func (*Quantization) ProtoMessage() {}
 
 func (x *Quantization) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[35]
+	mi := &file_headrace_v1_inference_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2575,7 +2943,7 @@ func (x *Quantization) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quantization.ProtoReflect.Descriptor instead.
 func (*Quantization) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{35}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Quantization) GetScheme() string {
@@ -2682,7 +3050,7 @@ type MeasuredLoss struct {
 
 func (x *MeasuredLoss) Reset() {
 	*x = MeasuredLoss{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[36]
+	mi := &file_headrace_v1_inference_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2694,7 +3062,7 @@ func (x *MeasuredLoss) String() string {
 func (*MeasuredLoss) ProtoMessage() {}
 
 func (x *MeasuredLoss) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[36]
+	mi := &file_headrace_v1_inference_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2707,7 +3075,7 @@ func (x *MeasuredLoss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeasuredLoss.ProtoReflect.Descriptor instead.
 func (*MeasuredLoss) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{36}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MeasuredLoss) GetMethod() string {
@@ -2780,7 +3148,7 @@ type MemoryPlan struct {
 
 func (x *MemoryPlan) Reset() {
 	*x = MemoryPlan{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[37]
+	mi := &file_headrace_v1_inference_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2792,7 +3160,7 @@ func (x *MemoryPlan) String() string {
 func (*MemoryPlan) ProtoMessage() {}
 
 func (x *MemoryPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[37]
+	mi := &file_headrace_v1_inference_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2805,7 +3173,7 @@ func (x *MemoryPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPlan.ProtoReflect.Descriptor instead.
 func (*MemoryPlan) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{37}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MemoryPlan) GetDeviceBytes() uint64 {
@@ -2881,7 +3249,7 @@ type GetLoadRequest struct {
 
 func (x *GetLoadRequest) Reset() {
 	*x = GetLoadRequest{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[38]
+	mi := &file_headrace_v1_inference_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2893,7 +3261,7 @@ func (x *GetLoadRequest) String() string {
 func (*GetLoadRequest) ProtoMessage() {}
 
 func (x *GetLoadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[38]
+	mi := &file_headrace_v1_inference_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2906,7 +3274,7 @@ func (x *GetLoadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLoadRequest.ProtoReflect.Descriptor instead.
 func (*GetLoadRequest) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{38}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetLoadRequest) GetModel() string {
@@ -2954,7 +3322,7 @@ type GetLoadResponse struct {
 
 func (x *GetLoadResponse) Reset() {
 	*x = GetLoadResponse{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[39]
+	mi := &file_headrace_v1_inference_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2966,7 +3334,7 @@ func (x *GetLoadResponse) String() string {
 func (*GetLoadResponse) ProtoMessage() {}
 
 func (x *GetLoadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[39]
+	mi := &file_headrace_v1_inference_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2979,7 +3347,7 @@ func (x *GetLoadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLoadResponse.ProtoReflect.Descriptor instead.
 func (*GetLoadResponse) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{39}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetLoadResponse) GetRunningSequences() uint32 {
@@ -3111,28 +3479,56 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\ttoken_ids\x18\x02 \x03(\rR\btokenIds\x12.\n" +
 	"\acontent\x18\x03 \x03(\v2\x14.headrace.v1.ContentR\acontent\x121\n" +
 	"\blogprobs\x18\x04 \x01(\v2\x15.headrace.v1.LogprobsR\blogprobs\x127\n" +
-	"\bfinished\x18\x05 \x01(\v2\x1b.headrace.v1.OutputFinishedR\bfinished\"\xf0\x01\n" +
+	"\bfinished\x18\x05 \x01(\v2\x1b.headrace.v1.OutputFinishedR\bfinished\"\xf7\x02\n" +
 	"\vChatRequest\x124\n" +
 	"\bmessages\x18\x01 \x03(\v2\x18.headrace.v1.ChatMessageR\bmessages\x12/\n" +
 	"\x04spec\x18\x02 \x01(\v2\x1b.headrace.v1.GenerationSpecR\x04spec\x127\n" +
 	"\x15continue_last_message\x18\x03 \x01(\bH\x00R\x13continueLastMessage\x88\x01\x01\x12'\n" +
-	"\x05tools\x18\x04 \x03(\v2\x11.headrace.v1.ToolR\x05toolsB\x18\n" +
-	"\x16_continue_last_message\"r\n" +
+	"\x05tools\x18\x04 \x03(\v2\x11.headrace.v1.ToolR\x05tools\x128\n" +
+	"\vtool_choice\x18\x05 \x01(\v2\x17.headrace.v1.ToolChoiceR\n" +
+	"toolChoice\x123\n" +
+	"\x13parallel_tool_calls\x18\x06 \x01(\bH\x01R\x11parallelToolCalls\x88\x01\x01B\x18\n" +
+	"\x16_continue_last_messageB\x16\n" +
+	"\x14_parallel_tool_calls\"\x9a\x01\n" +
 	"\x04Tool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x124\n" +
-	"\x16parameters_json_schema\x18\x03 \x01(\tR\x14parametersJsonSchema\"B\n" +
+	"\x16parameters_json_schema\x18\x03 \x01(\tR\x14parametersJsonSchema\x12\x1b\n" +
+	"\x06strict\x18\x04 \x01(\bH\x00R\x06strict\x88\x01\x01B\t\n" +
+	"\a_strict\"_\n" +
+	"\n" +
+	"ToolChoice\x121\n" +
+	"\x04mode\x18\x01 \x01(\x0e2\x1b.headrace.v1.ToolChoiceModeH\x00R\x04mode\x12\x14\n" +
+	"\x04name\x18\x02 \x01(\tH\x00R\x04nameB\b\n" +
+	"\x06choice\"B\n" +
 	"\fChatResponse\x122\n" +
-	"\x05event\x18\x01 \x01(\v2\x1c.headrace.v1.GenerationEventR\x05event\"]\n" +
+	"\x05event\x18\x01 \x01(\v2\x1c.headrace.v1.GenerationEventR\x05event\"\xb5\x01\n" +
 	"\vChatMessage\x12%\n" +
 	"\x04role\x18\x01 \x01(\x0e2\x11.headrace.v1.RoleR\x04role\x12'\n" +
-	"\x05parts\x18\x02 \x03(\v2\x11.headrace.v1.PartR\x05parts\"$\n" +
+	"\x05parts\x18\x02 \x03(\v2\x11.headrace.v1.PartR\x05parts\x124\n" +
+	"\n" +
+	"tool_calls\x18\x03 \x03(\v2\x15.headrace.v1.ToolCallR\ttoolCalls\x12 \n" +
+	"\ftool_call_id\x18\x04 \x01(\tR\n" +
+	"toolCallId\"U\n" +
+	"\bToolCall\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
+	"\x0earguments_json\x18\x03 \x01(\tR\rargumentsJson\"D\n" +
 	"\x04Part\x12\x14\n" +
-	"\x04text\x18\x01 \x01(\tH\x00R\x04textB\x06\n" +
-	"\x04kind\"i\n" +
+	"\x04text\x18\x01 \x01(\tH\x00R\x04text\x12\x1e\n" +
+	"\treasoning\x18\x02 \x01(\tH\x00R\treasoningB\x06\n" +
+	"\x04kind\"\xa2\x03\n" +
 	"\rSubmitRequest\x12/\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1b.headrace.v1.GenerationSpecR\x04spec\x12'\n" +
-	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\"\x97\x01\n" +
+	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\x124\n" +
+	"\bmessages\x18\x03 \x03(\v2\x18.headrace.v1.ChatMessageR\bmessages\x127\n" +
+	"\x15continue_last_message\x18\x04 \x01(\bH\x00R\x13continueLastMessage\x88\x01\x01\x12'\n" +
+	"\x05tools\x18\x05 \x03(\v2\x11.headrace.v1.ToolR\x05tools\x128\n" +
+	"\vtool_choice\x18\x06 \x01(\v2\x17.headrace.v1.ToolChoiceR\n" +
+	"toolChoice\x123\n" +
+	"\x13parallel_tool_calls\x18\a \x01(\bH\x01R\x11parallelToolCalls\x88\x01\x01B\x18\n" +
+	"\x16_continue_last_messageB\x16\n" +
+	"\x14_parallel_tool_calls\"\x97\x01\n" +
 	"\x0eSubmitResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12%\n" +
@@ -3153,7 +3549,7 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\x06submit\x18\x02 \x01(\v2\x1a.headrace.v1.SessionSubmitH\x00R\x06submit\x124\n" +
 	"\x06attach\x18\x03 \x01(\v2\x1a.headrace.v1.SessionAttachH\x00R\x06attach\x124\n" +
 	"\x06cancel\x18\x04 \x01(\v2\x1a.headrace.v1.SessionCancelH\x00R\x06cancelB\b\n" +
-	"\x06action\"\xe2\x02\n" +
+	"\x06action\"\x92\x04\n" +
 	"\rSessionSubmit\x12/\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1b.headrace.v1.GenerationSpecR\x04spec\x124\n" +
 	"\bmessages\x18\x02 \x03(\v2\x18.headrace.v1.ChatMessageR\bmessages\x127\n" +
@@ -3163,9 +3559,15 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\vtraceparent\x18\x06 \x01(\tR\vtraceparent\x12\x1e\n" +
 	"\n" +
 	"tracestate\x18\a \x01(\tR\n" +
-	"tracestateB\x18\n" +
+	"tracestate\x12'\n" +
+	"\x05tools\x18\b \x03(\v2\x11.headrace.v1.ToolR\x05tools\x128\n" +
+	"\vtool_choice\x18\t \x01(\v2\x17.headrace.v1.ToolChoiceR\n" +
+	"toolChoice\x123\n" +
+	"\x13parallel_tool_calls\x18\n" +
+	" \x01(\bH\x02R\x11parallelToolCalls\x88\x01\x01B\x18\n" +
 	"\x16_continue_last_messageB\v\n" +
-	"\t_detached\"\x86\x01\n" +
+	"\t_detachedB\x16\n" +
+	"\x14_parallel_tool_calls\"\x86\x01\n" +
 	"\rSessionAttach\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12&\n" +
@@ -3237,7 +3639,7 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\v2\x12.headrace.v1.ModelR\x05model\"\x13\n" +
 	"\x11ListModelsRequest\"@\n" +
 	"\x12ListModelsResponse\x12*\n" +
-	"\x06models\x18\x01 \x03(\v2\x12.headrace.v1.ModelR\x06models\"\xe0\x06\n" +
+	"\x06models\x18\x01 \x03(\v2\x12.headrace.v1.ModelR\x06models\"\x9f\a\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\tR\brevision\x12\"\n" +
@@ -3264,7 +3666,10 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\n" +
 	"max_drafts\x18\x12 \x01(\rR\tmaxDrafts\x12!\n" +
 	"\fnot_followed\x18\x16 \x03(\tR\vnotFollowed\x12(\n" +
-	"\x10engines_left_out\x18\x17 \x03(\tR\x0eenginesLeftOut\"\xcd\x03\n" +
+	"\x10engines_left_out\x18\x17 \x03(\tR\x0eenginesLeftOut\x12\x1f\n" +
+	"\vtool_format\x18\x1e \x01(\tR\n" +
+	"toolFormat\x12\x1c\n" +
+	"\treasoning\x18\x1f \x01(\bR\treasoning\"\xcd\x03\n" +
 	"\fQuantization\x12\x16\n" +
 	"\x06scheme\x18\x01 \x01(\tR\x06scheme\x12\x1d\n" +
 	"\n" +
@@ -3323,12 +3728,18 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\bdraining\x18\r \x01(\bR\bdraining\x12\x1d\n" +
 	"\n" +
 	"open_calls\x18\x0e \x01(\rR\topenCalls\x12$\n" +
-	"\x0emax_open_calls\x18\x0f \x01(\rR\fmaxOpenCalls*P\n" +
+	"\x0emax_open_calls\x18\x0f \x01(\rR\fmaxOpenCalls*\x87\x01\n" +
+	"\x0eToolChoiceMode\x12 \n" +
+	"\x1cTOOL_CHOICE_MODE_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15TOOL_CHOICE_MODE_AUTO\x10\x01\x12\x19\n" +
+	"\x15TOOL_CHOICE_MODE_NONE\x10\x02\x12\x1d\n" +
+	"\x19TOOL_CHOICE_MODE_REQUIRED\x10\x03*_\n" +
 	"\x04Role\x12\x14\n" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vROLE_SYSTEM\x10\x01\x12\r\n" +
 	"\tROLE_USER\x10\x02\x12\x12\n" +
-	"\x0eROLE_ASSISTANT\x10\x03*~\n" +
+	"\x0eROLE_ASSISTANT\x10\x03\x12\r\n" +
+	"\tROLE_TOOL\x10\x04*~\n" +
 	"\fRequestState\x12\x1d\n" +
 	"\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14REQUEST_STATE_QUEUED\x10\x01\x12\x19\n" +
@@ -3364,134 +3775,145 @@ func file_headrace_v1_inference_proto_rawDescGZIP() []byte {
 	return file_headrace_v1_inference_proto_rawDescData
 }
 
-var file_headrace_v1_inference_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_headrace_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_headrace_v1_inference_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_headrace_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_headrace_v1_inference_proto_goTypes = []any{
-	(Role)(0),                     // 0: headrace.v1.Role
-	(RequestState)(0),             // 1: headrace.v1.RequestState
-	(*GenerateRequest)(nil),       // 2: headrace.v1.GenerateRequest
-	(*GenerateResponse)(nil),      // 3: headrace.v1.GenerateResponse
-	(*CompleteRequest)(nil),       // 4: headrace.v1.CompleteRequest
-	(*CompleteResponse)(nil),      // 5: headrace.v1.CompleteResponse
-	(*Output)(nil),                // 6: headrace.v1.Output
-	(*ChatRequest)(nil),           // 7: headrace.v1.ChatRequest
-	(*Tool)(nil),                  // 8: headrace.v1.Tool
-	(*ChatResponse)(nil),          // 9: headrace.v1.ChatResponse
-	(*ChatMessage)(nil),           // 10: headrace.v1.ChatMessage
-	(*Part)(nil),                  // 11: headrace.v1.Part
-	(*SubmitRequest)(nil),         // 12: headrace.v1.SubmitRequest
-	(*SubmitResponse)(nil),        // 13: headrace.v1.SubmitResponse
-	(*SubscribeRequest)(nil),      // 14: headrace.v1.SubscribeRequest
-	(*SubscribeResponse)(nil),     // 15: headrace.v1.SubscribeResponse
-	(*SessionRequest)(nil),        // 16: headrace.v1.SessionRequest
-	(*SessionSubmit)(nil),         // 17: headrace.v1.SessionSubmit
-	(*SessionAttach)(nil),         // 18: headrace.v1.SessionAttach
-	(*SessionCancel)(nil),         // 19: headrace.v1.SessionCancel
-	(*SessionResponse)(nil),       // 20: headrace.v1.SessionResponse
-	(*SessionTokens)(nil),         // 21: headrace.v1.SessionTokens
-	(*SessionEvent)(nil),          // 22: headrace.v1.SessionEvent
-	(*CancelRequest)(nil),         // 23: headrace.v1.CancelRequest
-	(*CancelResponse)(nil),        // 24: headrace.v1.CancelResponse
-	(*ListRequestsRequest)(nil),   // 25: headrace.v1.ListRequestsRequest
-	(*ListRequestsResponse)(nil),  // 26: headrace.v1.ListRequestsResponse
-	(*RequestSummary)(nil),        // 27: headrace.v1.RequestSummary
-	(*TokenizeRequest)(nil),       // 28: headrace.v1.TokenizeRequest
-	(*TokenizeResponse)(nil),      // 29: headrace.v1.TokenizeResponse
-	(*DetokenizeRequest)(nil),     // 30: headrace.v1.DetokenizeRequest
-	(*DetokenizeResponse)(nil),    // 31: headrace.v1.DetokenizeResponse
-	(*GetModelRequest)(nil),       // 32: headrace.v1.GetModelRequest
-	(*GetModelResponse)(nil),      // 33: headrace.v1.GetModelResponse
-	(*ListModelsRequest)(nil),     // 34: headrace.v1.ListModelsRequest
-	(*ListModelsResponse)(nil),    // 35: headrace.v1.ListModelsResponse
-	(*Model)(nil),                 // 36: headrace.v1.Model
-	(*Quantization)(nil),          // 37: headrace.v1.Quantization
-	(*MeasuredLoss)(nil),          // 38: headrace.v1.MeasuredLoss
-	(*MemoryPlan)(nil),            // 39: headrace.v1.MemoryPlan
-	(*GetLoadRequest)(nil),        // 40: headrace.v1.GetLoadRequest
-	(*GetLoadResponse)(nil),       // 41: headrace.v1.GetLoadResponse
-	(*GenerationSpec)(nil),        // 42: headrace.v1.GenerationSpec
-	(*GenerationEvent)(nil),       // 43: headrace.v1.GenerationEvent
-	(*Usage)(nil),                 // 44: headrace.v1.Usage
-	(*Ledger)(nil),                // 45: headrace.v1.Ledger
-	(*PromptLogprobs)(nil),        // 46: headrace.v1.PromptLogprobs
-	(*Content)(nil),               // 47: headrace.v1.Content
-	(*Logprobs)(nil),              // 48: headrace.v1.Logprobs
-	(*OutputFinished)(nil),        // 49: headrace.v1.OutputFinished
-	(*status.Status)(nil),         // 50: google.rpc.Status
-	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
-	(FinishReason)(0),             // 52: headrace.v1.FinishReason
-	(*SamplingParameters)(nil),    // 53: headrace.v1.SamplingParameters
+	(ToolChoiceMode)(0),           // 0: headrace.v1.ToolChoiceMode
+	(Role)(0),                     // 1: headrace.v1.Role
+	(RequestState)(0),             // 2: headrace.v1.RequestState
+	(*GenerateRequest)(nil),       // 3: headrace.v1.GenerateRequest
+	(*GenerateResponse)(nil),      // 4: headrace.v1.GenerateResponse
+	(*CompleteRequest)(nil),       // 5: headrace.v1.CompleteRequest
+	(*CompleteResponse)(nil),      // 6: headrace.v1.CompleteResponse
+	(*Output)(nil),                // 7: headrace.v1.Output
+	(*ChatRequest)(nil),           // 8: headrace.v1.ChatRequest
+	(*Tool)(nil),                  // 9: headrace.v1.Tool
+	(*ToolChoice)(nil),            // 10: headrace.v1.ToolChoice
+	(*ChatResponse)(nil),          // 11: headrace.v1.ChatResponse
+	(*ChatMessage)(nil),           // 12: headrace.v1.ChatMessage
+	(*ToolCall)(nil),              // 13: headrace.v1.ToolCall
+	(*Part)(nil),                  // 14: headrace.v1.Part
+	(*SubmitRequest)(nil),         // 15: headrace.v1.SubmitRequest
+	(*SubmitResponse)(nil),        // 16: headrace.v1.SubmitResponse
+	(*SubscribeRequest)(nil),      // 17: headrace.v1.SubscribeRequest
+	(*SubscribeResponse)(nil),     // 18: headrace.v1.SubscribeResponse
+	(*SessionRequest)(nil),        // 19: headrace.v1.SessionRequest
+	(*SessionSubmit)(nil),         // 20: headrace.v1.SessionSubmit
+	(*SessionAttach)(nil),         // 21: headrace.v1.SessionAttach
+	(*SessionCancel)(nil),         // 22: headrace.v1.SessionCancel
+	(*SessionResponse)(nil),       // 23: headrace.v1.SessionResponse
+	(*SessionTokens)(nil),         // 24: headrace.v1.SessionTokens
+	(*SessionEvent)(nil),          // 25: headrace.v1.SessionEvent
+	(*CancelRequest)(nil),         // 26: headrace.v1.CancelRequest
+	(*CancelResponse)(nil),        // 27: headrace.v1.CancelResponse
+	(*ListRequestsRequest)(nil),   // 28: headrace.v1.ListRequestsRequest
+	(*ListRequestsResponse)(nil),  // 29: headrace.v1.ListRequestsResponse
+	(*RequestSummary)(nil),        // 30: headrace.v1.RequestSummary
+	(*TokenizeRequest)(nil),       // 31: headrace.v1.TokenizeRequest
+	(*TokenizeResponse)(nil),      // 32: headrace.v1.TokenizeResponse
+	(*DetokenizeRequest)(nil),     // 33: headrace.v1.DetokenizeRequest
+	(*DetokenizeResponse)(nil),    // 34: headrace.v1.DetokenizeResponse
+	(*GetModelRequest)(nil),       // 35: headrace.v1.GetModelRequest
+	(*GetModelResponse)(nil),      // 36: headrace.v1.GetModelResponse
+	(*ListModelsRequest)(nil),     // 37: headrace.v1.ListModelsRequest
+	(*ListModelsResponse)(nil),    // 38: headrace.v1.ListModelsResponse
+	(*Model)(nil),                 // 39: headrace.v1.Model
+	(*Quantization)(nil),          // 40: headrace.v1.Quantization
+	(*MeasuredLoss)(nil),          // 41: headrace.v1.MeasuredLoss
+	(*MemoryPlan)(nil),            // 42: headrace.v1.MemoryPlan
+	(*GetLoadRequest)(nil),        // 43: headrace.v1.GetLoadRequest
+	(*GetLoadResponse)(nil),       // 44: headrace.v1.GetLoadResponse
+	(*GenerationSpec)(nil),        // 45: headrace.v1.GenerationSpec
+	(*GenerationEvent)(nil),       // 46: headrace.v1.GenerationEvent
+	(*Usage)(nil),                 // 47: headrace.v1.Usage
+	(*Ledger)(nil),                // 48: headrace.v1.Ledger
+	(*PromptLogprobs)(nil),        // 49: headrace.v1.PromptLogprobs
+	(*Content)(nil),               // 50: headrace.v1.Content
+	(*Logprobs)(nil),              // 51: headrace.v1.Logprobs
+	(*OutputFinished)(nil),        // 52: headrace.v1.OutputFinished
+	(*status.Status)(nil),         // 53: google.rpc.Status
+	(*timestamppb.Timestamp)(nil), // 54: google.protobuf.Timestamp
+	(FinishReason)(0),             // 55: headrace.v1.FinishReason
+	(*SamplingParameters)(nil),    // 56: headrace.v1.SamplingParameters
 }
 var file_headrace_v1_inference_proto_depIdxs = []int32{
-	42, // 0: headrace.v1.GenerateRequest.spec:type_name -> headrace.v1.GenerationSpec
-	43, // 1: headrace.v1.GenerateResponse.event:type_name -> headrace.v1.GenerationEvent
-	42, // 2: headrace.v1.CompleteRequest.spec:type_name -> headrace.v1.GenerationSpec
-	6,  // 3: headrace.v1.CompleteResponse.outputs:type_name -> headrace.v1.Output
-	44, // 4: headrace.v1.CompleteResponse.usage:type_name -> headrace.v1.Usage
-	45, // 5: headrace.v1.CompleteResponse.ledger:type_name -> headrace.v1.Ledger
-	46, // 6: headrace.v1.CompleteResponse.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
-	47, // 7: headrace.v1.Output.content:type_name -> headrace.v1.Content
-	48, // 8: headrace.v1.Output.logprobs:type_name -> headrace.v1.Logprobs
-	49, // 9: headrace.v1.Output.finished:type_name -> headrace.v1.OutputFinished
-	10, // 10: headrace.v1.ChatRequest.messages:type_name -> headrace.v1.ChatMessage
-	42, // 11: headrace.v1.ChatRequest.spec:type_name -> headrace.v1.GenerationSpec
-	8,  // 12: headrace.v1.ChatRequest.tools:type_name -> headrace.v1.Tool
-	43, // 13: headrace.v1.ChatResponse.event:type_name -> headrace.v1.GenerationEvent
-	0,  // 14: headrace.v1.ChatMessage.role:type_name -> headrace.v1.Role
-	11, // 15: headrace.v1.ChatMessage.parts:type_name -> headrace.v1.Part
-	42, // 16: headrace.v1.SubmitRequest.spec:type_name -> headrace.v1.GenerationSpec
-	43, // 17: headrace.v1.SubscribeResponse.event:type_name -> headrace.v1.GenerationEvent
-	17, // 18: headrace.v1.SessionRequest.submit:type_name -> headrace.v1.SessionSubmit
-	18, // 19: headrace.v1.SessionRequest.attach:type_name -> headrace.v1.SessionAttach
-	19, // 20: headrace.v1.SessionRequest.cancel:type_name -> headrace.v1.SessionCancel
-	42, // 21: headrace.v1.SessionSubmit.spec:type_name -> headrace.v1.GenerationSpec
-	10, // 22: headrace.v1.SessionSubmit.messages:type_name -> headrace.v1.ChatMessage
-	21, // 23: headrace.v1.SessionResponse.tokens:type_name -> headrace.v1.SessionTokens
-	22, // 24: headrace.v1.SessionResponse.events:type_name -> headrace.v1.SessionEvent
-	43, // 25: headrace.v1.SessionEvent.event:type_name -> headrace.v1.GenerationEvent
-	50, // 26: headrace.v1.SessionEvent.error:type_name -> google.rpc.Status
-	1,  // 27: headrace.v1.ListRequestsRequest.state:type_name -> headrace.v1.RequestState
-	27, // 28: headrace.v1.ListRequestsResponse.requests:type_name -> headrace.v1.RequestSummary
-	1,  // 29: headrace.v1.RequestSummary.state:type_name -> headrace.v1.RequestState
-	51, // 30: headrace.v1.RequestSummary.create_time:type_name -> google.protobuf.Timestamp
-	52, // 31: headrace.v1.RequestSummary.finish_reasons:type_name -> headrace.v1.FinishReason
-	36, // 32: headrace.v1.GetModelResponse.model:type_name -> headrace.v1.Model
-	36, // 33: headrace.v1.ListModelsResponse.models:type_name -> headrace.v1.Model
-	53, // 34: headrace.v1.Model.default_sampling:type_name -> headrace.v1.SamplingParameters
-	39, // 35: headrace.v1.Model.memory_plan:type_name -> headrace.v1.MemoryPlan
-	37, // 36: headrace.v1.Model.quantization:type_name -> headrace.v1.Quantization
-	38, // 37: headrace.v1.Quantization.measured:type_name -> headrace.v1.MeasuredLoss
-	2,  // 38: headrace.v1.InferenceService.Generate:input_type -> headrace.v1.GenerateRequest
-	4,  // 39: headrace.v1.InferenceService.Complete:input_type -> headrace.v1.CompleteRequest
-	7,  // 40: headrace.v1.InferenceService.Chat:input_type -> headrace.v1.ChatRequest
-	12, // 41: headrace.v1.InferenceService.Submit:input_type -> headrace.v1.SubmitRequest
-	14, // 42: headrace.v1.InferenceService.Subscribe:input_type -> headrace.v1.SubscribeRequest
-	16, // 43: headrace.v1.InferenceService.Session:input_type -> headrace.v1.SessionRequest
-	23, // 44: headrace.v1.InferenceService.Cancel:input_type -> headrace.v1.CancelRequest
-	25, // 45: headrace.v1.InferenceService.ListRequests:input_type -> headrace.v1.ListRequestsRequest
-	28, // 46: headrace.v1.InferenceService.Tokenize:input_type -> headrace.v1.TokenizeRequest
-	30, // 47: headrace.v1.InferenceService.Detokenize:input_type -> headrace.v1.DetokenizeRequest
-	32, // 48: headrace.v1.InferenceService.GetModel:input_type -> headrace.v1.GetModelRequest
-	34, // 49: headrace.v1.InferenceService.ListModels:input_type -> headrace.v1.ListModelsRequest
-	40, // 50: headrace.v1.InferenceService.GetLoad:input_type -> headrace.v1.GetLoadRequest
-	3,  // 51: headrace.v1.InferenceService.Generate:output_type -> headrace.v1.GenerateResponse
-	5,  // 52: headrace.v1.InferenceService.Complete:output_type -> headrace.v1.CompleteResponse
-	9,  // 53: headrace.v1.InferenceService.Chat:output_type -> headrace.v1.ChatResponse
-	13, // 54: headrace.v1.InferenceService.Submit:output_type -> headrace.v1.SubmitResponse
-	15, // 55: headrace.v1.InferenceService.Subscribe:output_type -> headrace.v1.SubscribeResponse
-	20, // 56: headrace.v1.InferenceService.Session:output_type -> headrace.v1.SessionResponse
-	24, // 57: headrace.v1.InferenceService.Cancel:output_type -> headrace.v1.CancelResponse
-	26, // 58: headrace.v1.InferenceService.ListRequests:output_type -> headrace.v1.ListRequestsResponse
-	29, // 59: headrace.v1.InferenceService.Tokenize:output_type -> headrace.v1.TokenizeResponse
-	31, // 60: headrace.v1.InferenceService.Detokenize:output_type -> headrace.v1.DetokenizeResponse
-	33, // 61: headrace.v1.InferenceService.GetModel:output_type -> headrace.v1.GetModelResponse
-	35, // 62: headrace.v1.InferenceService.ListModels:output_type -> headrace.v1.ListModelsResponse
-	41, // 63: headrace.v1.InferenceService.GetLoad:output_type -> headrace.v1.GetLoadResponse
-	51, // [51:64] is the sub-list for method output_type
-	38, // [38:51] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	45, // 0: headrace.v1.GenerateRequest.spec:type_name -> headrace.v1.GenerationSpec
+	46, // 1: headrace.v1.GenerateResponse.event:type_name -> headrace.v1.GenerationEvent
+	45, // 2: headrace.v1.CompleteRequest.spec:type_name -> headrace.v1.GenerationSpec
+	7,  // 3: headrace.v1.CompleteResponse.outputs:type_name -> headrace.v1.Output
+	47, // 4: headrace.v1.CompleteResponse.usage:type_name -> headrace.v1.Usage
+	48, // 5: headrace.v1.CompleteResponse.ledger:type_name -> headrace.v1.Ledger
+	49, // 6: headrace.v1.CompleteResponse.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
+	50, // 7: headrace.v1.Output.content:type_name -> headrace.v1.Content
+	51, // 8: headrace.v1.Output.logprobs:type_name -> headrace.v1.Logprobs
+	52, // 9: headrace.v1.Output.finished:type_name -> headrace.v1.OutputFinished
+	12, // 10: headrace.v1.ChatRequest.messages:type_name -> headrace.v1.ChatMessage
+	45, // 11: headrace.v1.ChatRequest.spec:type_name -> headrace.v1.GenerationSpec
+	9,  // 12: headrace.v1.ChatRequest.tools:type_name -> headrace.v1.Tool
+	10, // 13: headrace.v1.ChatRequest.tool_choice:type_name -> headrace.v1.ToolChoice
+	0,  // 14: headrace.v1.ToolChoice.mode:type_name -> headrace.v1.ToolChoiceMode
+	46, // 15: headrace.v1.ChatResponse.event:type_name -> headrace.v1.GenerationEvent
+	1,  // 16: headrace.v1.ChatMessage.role:type_name -> headrace.v1.Role
+	14, // 17: headrace.v1.ChatMessage.parts:type_name -> headrace.v1.Part
+	13, // 18: headrace.v1.ChatMessage.tool_calls:type_name -> headrace.v1.ToolCall
+	45, // 19: headrace.v1.SubmitRequest.spec:type_name -> headrace.v1.GenerationSpec
+	12, // 20: headrace.v1.SubmitRequest.messages:type_name -> headrace.v1.ChatMessage
+	9,  // 21: headrace.v1.SubmitRequest.tools:type_name -> headrace.v1.Tool
+	10, // 22: headrace.v1.SubmitRequest.tool_choice:type_name -> headrace.v1.ToolChoice
+	46, // 23: headrace.v1.SubscribeResponse.event:type_name -> headrace.v1.GenerationEvent
+	20, // 24: headrace.v1.SessionRequest.submit:type_name -> headrace.v1.SessionSubmit
+	21, // 25: headrace.v1.SessionRequest.attach:type_name -> headrace.v1.SessionAttach
+	22, // 26: headrace.v1.SessionRequest.cancel:type_name -> headrace.v1.SessionCancel
+	45, // 27: headrace.v1.SessionSubmit.spec:type_name -> headrace.v1.GenerationSpec
+	12, // 28: headrace.v1.SessionSubmit.messages:type_name -> headrace.v1.ChatMessage
+	9,  // 29: headrace.v1.SessionSubmit.tools:type_name -> headrace.v1.Tool
+	10, // 30: headrace.v1.SessionSubmit.tool_choice:type_name -> headrace.v1.ToolChoice
+	24, // 31: headrace.v1.SessionResponse.tokens:type_name -> headrace.v1.SessionTokens
+	25, // 32: headrace.v1.SessionResponse.events:type_name -> headrace.v1.SessionEvent
+	46, // 33: headrace.v1.SessionEvent.event:type_name -> headrace.v1.GenerationEvent
+	53, // 34: headrace.v1.SessionEvent.error:type_name -> google.rpc.Status
+	2,  // 35: headrace.v1.ListRequestsRequest.state:type_name -> headrace.v1.RequestState
+	30, // 36: headrace.v1.ListRequestsResponse.requests:type_name -> headrace.v1.RequestSummary
+	2,  // 37: headrace.v1.RequestSummary.state:type_name -> headrace.v1.RequestState
+	54, // 38: headrace.v1.RequestSummary.create_time:type_name -> google.protobuf.Timestamp
+	55, // 39: headrace.v1.RequestSummary.finish_reasons:type_name -> headrace.v1.FinishReason
+	39, // 40: headrace.v1.GetModelResponse.model:type_name -> headrace.v1.Model
+	39, // 41: headrace.v1.ListModelsResponse.models:type_name -> headrace.v1.Model
+	56, // 42: headrace.v1.Model.default_sampling:type_name -> headrace.v1.SamplingParameters
+	42, // 43: headrace.v1.Model.memory_plan:type_name -> headrace.v1.MemoryPlan
+	40, // 44: headrace.v1.Model.quantization:type_name -> headrace.v1.Quantization
+	41, // 45: headrace.v1.Quantization.measured:type_name -> headrace.v1.MeasuredLoss
+	3,  // 46: headrace.v1.InferenceService.Generate:input_type -> headrace.v1.GenerateRequest
+	5,  // 47: headrace.v1.InferenceService.Complete:input_type -> headrace.v1.CompleteRequest
+	8,  // 48: headrace.v1.InferenceService.Chat:input_type -> headrace.v1.ChatRequest
+	15, // 49: headrace.v1.InferenceService.Submit:input_type -> headrace.v1.SubmitRequest
+	17, // 50: headrace.v1.InferenceService.Subscribe:input_type -> headrace.v1.SubscribeRequest
+	19, // 51: headrace.v1.InferenceService.Session:input_type -> headrace.v1.SessionRequest
+	26, // 52: headrace.v1.InferenceService.Cancel:input_type -> headrace.v1.CancelRequest
+	28, // 53: headrace.v1.InferenceService.ListRequests:input_type -> headrace.v1.ListRequestsRequest
+	31, // 54: headrace.v1.InferenceService.Tokenize:input_type -> headrace.v1.TokenizeRequest
+	33, // 55: headrace.v1.InferenceService.Detokenize:input_type -> headrace.v1.DetokenizeRequest
+	35, // 56: headrace.v1.InferenceService.GetModel:input_type -> headrace.v1.GetModelRequest
+	37, // 57: headrace.v1.InferenceService.ListModels:input_type -> headrace.v1.ListModelsRequest
+	43, // 58: headrace.v1.InferenceService.GetLoad:input_type -> headrace.v1.GetLoadRequest
+	4,  // 59: headrace.v1.InferenceService.Generate:output_type -> headrace.v1.GenerateResponse
+	6,  // 60: headrace.v1.InferenceService.Complete:output_type -> headrace.v1.CompleteResponse
+	11, // 61: headrace.v1.InferenceService.Chat:output_type -> headrace.v1.ChatResponse
+	16, // 62: headrace.v1.InferenceService.Submit:output_type -> headrace.v1.SubmitResponse
+	18, // 63: headrace.v1.InferenceService.Subscribe:output_type -> headrace.v1.SubscribeResponse
+	23, // 64: headrace.v1.InferenceService.Session:output_type -> headrace.v1.SessionResponse
+	27, // 65: headrace.v1.InferenceService.Cancel:output_type -> headrace.v1.CancelResponse
+	29, // 66: headrace.v1.InferenceService.ListRequests:output_type -> headrace.v1.ListRequestsResponse
+	32, // 67: headrace.v1.InferenceService.Tokenize:output_type -> headrace.v1.TokenizeResponse
+	34, // 68: headrace.v1.InferenceService.Detokenize:output_type -> headrace.v1.DetokenizeResponse
+	36, // 69: headrace.v1.InferenceService.GetModel:output_type -> headrace.v1.GetModelResponse
+	38, // 70: headrace.v1.InferenceService.ListModels:output_type -> headrace.v1.ListModelsResponse
+	44, // 71: headrace.v1.InferenceService.GetLoad:output_type -> headrace.v1.GetLoadResponse
+	59, // [59:72] is the sub-list for method output_type
+	46, // [46:59] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_headrace_v1_inference_proto_init() }
@@ -3501,33 +3923,40 @@ func file_headrace_v1_inference_proto_init() {
 	}
 	file_headrace_v1_generation_proto_init()
 	file_headrace_v1_inference_proto_msgTypes[5].OneofWrappers = []any{}
-	file_headrace_v1_inference_proto_msgTypes[9].OneofWrappers = []any{
+	file_headrace_v1_inference_proto_msgTypes[6].OneofWrappers = []any{}
+	file_headrace_v1_inference_proto_msgTypes[7].OneofWrappers = []any{
+		(*ToolChoice_Mode)(nil),
+		(*ToolChoice_Name)(nil),
+	}
+	file_headrace_v1_inference_proto_msgTypes[11].OneofWrappers = []any{
 		(*Part_Text)(nil),
+		(*Part_Reasoning)(nil),
 	}
 	file_headrace_v1_inference_proto_msgTypes[12].OneofWrappers = []any{}
-	file_headrace_v1_inference_proto_msgTypes[14].OneofWrappers = []any{
+	file_headrace_v1_inference_proto_msgTypes[14].OneofWrappers = []any{}
+	file_headrace_v1_inference_proto_msgTypes[16].OneofWrappers = []any{
 		(*SessionRequest_Submit)(nil),
 		(*SessionRequest_Attach)(nil),
 		(*SessionRequest_Cancel)(nil),
 	}
-	file_headrace_v1_inference_proto_msgTypes[15].OneofWrappers = []any{}
-	file_headrace_v1_inference_proto_msgTypes[16].OneofWrappers = []any{}
 	file_headrace_v1_inference_proto_msgTypes[17].OneofWrappers = []any{}
-	file_headrace_v1_inference_proto_msgTypes[20].OneofWrappers = []any{
+	file_headrace_v1_inference_proto_msgTypes[18].OneofWrappers = []any{}
+	file_headrace_v1_inference_proto_msgTypes[19].OneofWrappers = []any{}
+	file_headrace_v1_inference_proto_msgTypes[22].OneofWrappers = []any{
 		(*SessionEvent_Event)(nil),
 		(*SessionEvent_Error)(nil),
 	}
-	file_headrace_v1_inference_proto_msgTypes[23].OneofWrappers = []any{}
-	file_headrace_v1_inference_proto_msgTypes[26].OneofWrappers = []any{}
+	file_headrace_v1_inference_proto_msgTypes[25].OneofWrappers = []any{}
 	file_headrace_v1_inference_proto_msgTypes[28].OneofWrappers = []any{}
-	file_headrace_v1_inference_proto_msgTypes[36].OneofWrappers = []any{}
+	file_headrace_v1_inference_proto_msgTypes[30].OneofWrappers = []any{}
+	file_headrace_v1_inference_proto_msgTypes[38].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headrace_v1_inference_proto_rawDesc), len(file_headrace_v1_inference_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   40,
+			NumEnums:      3,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,16 @@ from headrace.client import Client
 from headrace.completion import Completion, Output
 from headrace.connections.channel import RetryPolicy
 from headrace.connections.connection import ConnectionOptions
+from headrace.conversations.content import (
+    AnswerText,
+    Content,
+    ReasoningText,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from headrace.conversations.messages import Message, Tool
 from headrace.errors import (
     AlreadyExists,
     Cancelled,
@@ -67,7 +77,7 @@ from headrace.security import Tls
 from headrace.sessions.aio_session import AsyncSession, AsyncSessionGeneration
 from headrace.sessions.session import Session, SessionGeneration
 from headrace.sessions.session_state import SessionEvent, SessionStep
-from headrace.spec import BeamSearch, GenerationOptions, Message, StructuralTag
+from headrace.spec import BeamSearch, GenerationOptions, StructuralTag
 from headrace.streams.aio_stream import AsyncStream
 from headrace.streams.stream import Stream
 
@@ -77,6 +87,7 @@ __all__ = [
     "Accepted",
     "AdminClient",
     "AlreadyExists",
+    "AnswerText",
     "AsyncAdminClient",
     "AsyncClient",
     "AsyncSession",
@@ -88,6 +99,7 @@ __all__ = [
     "Completion",
     "ConnectionOptions",
     "ConnectionProblem",
+    "Content",
     "DeadlineExceeded",
     "Delta",
     "Done",
@@ -117,6 +129,7 @@ __all__ = [
     "PermissionDenied",
     "PromptLogprobs",
     "Quantization",
+    "ReasoningText",
     "Reconnecting",
     "RepositoryModel",
     "RequestState",
@@ -132,6 +145,11 @@ __all__ = [
     "StructuralTag",
     "Submitted",
     "Tls",
+    "Tool",
+    "ToolCall",
+    "ToolCallArguments",
+    "ToolCallFinished",
+    "ToolCallStarted",
     "Unauthenticated",
     "Unavailable",
     "Unimplemented",

@@ -13,8 +13,9 @@ from enum import StrEnum
 from headrace import answers
 from headrace.calls import assign_given
 from headrace.errors import invalid
+from headrace.protobuf_fields import assign
 from headrace.rpc import Streaming, Unary
-from headrace.spec import TraceDetailName, assign, duration, trace_detail_of
+from headrace.spec import TraceDetailName, duration, trace_detail_of
 from headrace.v1 import admin_pb2 as pb
 
 

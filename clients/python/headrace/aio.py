@@ -13,8 +13,9 @@ from headrace.answers import Load, Model, RequestSummary, Submitted
 from headrace.completion import Completion
 from headrace.connections.aio_transport import AsyncTransport
 from headrace.connections.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
+from headrace.conversations.messages import Messages, Tool, ToolOptions
 from headrace.sessions.aio_session import AsyncSession
-from headrace.spec import GenerationOptions, Messages
+from headrace.spec import GenerationOptions
 from headrace.streams.aio_stream import AsyncStream
 from headrace.streams.stream_state import StreamState, SubscriptionState
 from headrace.v1.inference_pb2_grpc import InferenceServiceStub
@@ -48,12 +49,18 @@ class AsyncClient:
         messages: Messages,
         *,
         continue_last_message: bool | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: str | None = None,
+        parallel_tool_calls: bool | None = None,
         traceparent: str | None = None,
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
     ) -> AsyncStream:
         """Streams the answer to a user message or to a conversation; as Client.chat."""
-        return self._stream(StreamState(calls.chat(messages, continue_last_message, traceparent, options), timeout))
+        offered = ToolOptions(tools=tools, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls)
+        return self._stream(
+            StreamState(calls.chat(messages, continue_last_message, offered, traceparent, options), timeout)
+        )
 
     async def complete(
         self,
@@ -72,6 +79,10 @@ class AsyncClient:
         prompt: str | None = None,
         *,
         token_ids: Sequence[int] | None = None,
+        messages: Messages | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: str | None = None,
+        parallel_tool_calls: bool | None = None,
         idempotency_key: str | None = None,
         traceparent: str | None = None,
         timeout: float | None = None,
@@ -81,8 +92,9 @@ class AsyncClient:
 
         Read it with subscribe, end it with cancel.
         """
+        offered = ToolOptions(tools=tools, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls)
         return await self._transport.unary(
-            calls.submit(prompt, token_ids, idempotency_key, traceparent, options), timeout
+            calls.submit(prompt, token_ids, messages, offered, idempotency_key, traceparent, options), timeout
         )
 
     def subscribe(

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from google.protobuf.message import Message as ProtobufMessage
 
 from headrace import answers, completion
+from headrace.conversations.messages import Messages, ToolOptions, assign_tools, chat_messages
 from headrace.errors import invalid
+from headrace.protobuf_fields import assign
 from headrace.rpc import Streaming, Unary
-from headrace.spec import GenerationOptions, Messages, assign, chat_messages, chat_spec, generation_spec
+from headrace.spec import GenerationOptions, chat_spec, generation_spec
 from headrace.trace_context import metadata_of
 from headrace.v1 import inference_pb2 as pb
 
@@ -38,11 +40,16 @@ def generate(
 
 
 def chat(
-    messages: Messages, continue_last_message: bool | None, traceparent: str | None, options: GenerationOptions
+    messages: Messages,
+    continue_last_message: bool | None,
+    tools: ToolOptions,
+    traceparent: str | None,
+    options: GenerationOptions,
 ) -> Streaming:
     """Streams the answer to a conversation."""
     request = pb.ChatRequest(messages=chat_messages(messages), spec=chat_spec(options))
     assign_given(request, "continue_last_message", continue_last_message)
+    assign_tools(request, tools)
     return Streaming("Chat", request, metadata=metadata_of(traceparent))
 
 
@@ -58,6 +65,8 @@ def complete(
 def submit(
     prompt: str | None,
     token_ids: Sequence[int] | None,
+    messages: Messages | None,
+    tools: ToolOptions,
     idempotency_key: str | None,
     traceparent: str | None,
     options: GenerationOptions,
@@ -67,7 +76,9 @@ def submit(
     Without a key of the caller's, one is drawn: Submit may then be sent again after a broken
     connection (see channel.py) and still starts one generation only.
     """
-    request = pb.SubmitRequest(spec=generation_spec(options, prompt, token_ids))
+    request = pb.SubmitRequest()
+    assign_prompt(request, prompt, token_ids, messages, options)
+    assign_tools(request, tools)
     assign(request, "idempotency_key", idempotency_key or uuid.uuid4().hex, "idempotency_key")
     num_outputs = request.spec.n if request.spec.HasField("n") else 1
     return Unary(
@@ -76,6 +87,27 @@ def submit(
         lambda response: answers.submitted_from_proto(response, num_outputs),
         metadata=metadata_of(traceparent),
     )
+
+
+def assign_prompt(
+    request: pb.SubmitRequest | pb.SessionSubmit,
+    prompt: str | None,
+    token_ids: Sequence[int] | None,
+    messages: Messages | None,
+    options: GenerationOptions,
+) -> None:
+    """Gives a request its spec, and its prompt in one of three ways.
+
+    Raises:
+        InvalidRequest: A value that the wire cannot carry, or not exactly one kind of prompt.
+    """
+    if messages is None:
+        request.spec.CopyFrom(generation_spec(options, prompt, token_ids))
+    elif prompt is not None or token_ids is not None:
+        raise invalid("spec.prompt", "exactly one of prompt, token_ids and messages must be given")
+    else:
+        request.spec.CopyFrom(chat_spec(options))
+        request.messages.extend(chat_messages(messages))
 
 
 def subscribe(request: str | answers.Submitted, output_index: int | None, from_token: int) -> Streaming:

@@ -16,8 +16,9 @@ from headrace.answers import Load, Model, RequestSummary, Submitted
 from headrace.completion import Completion
 from headrace.connections.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
 from headrace.connections.transport import Transport
+from headrace.conversations.messages import Messages, Tool, ToolOptions
 from headrace.sessions.session import Session
-from headrace.spec import GenerationOptions, Messages
+from headrace.spec import GenerationOptions
 from headrace.streams.stream import Stream
 from headrace.streams.stream_state import StreamState, SubscriptionState
 from headrace.v1.inference_pb2_grpc import InferenceServiceStub
@@ -74,6 +75,9 @@ class Client:
         messages: Messages,
         *,
         continue_last_message: bool | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: str | None = None,
+        parallel_tool_calls: bool | None = None,
         traceparent: str | None = None,
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
@@ -81,8 +85,23 @@ class Client:
         """Streams the answer to a user message or a conversation.
 
         A conversation is Message objects or (role, text) pairs.
+
+        Args:
+            messages: The conversation, oldest first.
+            continue_last_message: Whether the last message, the assistant's, is continued.
+            tools: Functions that the model may call. Its calls come as the content of deltas, and
+                in the result's `tool_calls`.
+            tool_choice: Whether it calls them: "auto", "none", "required", or the name of one that
+                it must call. Default: "auto".
+            parallel_tool_calls: Whether one output may call several. Default: True.
+            traceparent: W3C trace context, as in generate.
+            timeout: Seconds for the whole stream.
+            **options: How to sample, when to stop, what to report.
         """
-        return self._stream(StreamState(calls.chat(messages, continue_last_message, traceparent, options), timeout))
+        offered = ToolOptions(tools=tools, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls)
+        return self._stream(
+            StreamState(calls.chat(messages, continue_last_message, offered, traceparent, options), timeout)
+        )
 
     def complete(
         self,
@@ -101,6 +120,10 @@ class Client:
         prompt: str | None = None,
         *,
         token_ids: Sequence[int] | None = None,
+        messages: Messages | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: str | None = None,
+        parallel_tool_calls: bool | None = None,
         idempotency_key: str | None = None,
         traceparent: str | None = None,
         timeout: float | None = None,
@@ -110,7 +133,10 @@ class Client:
 
         Read it with subscribe, end it with cancel.
         """
-        return self._transport.unary(calls.submit(prompt, token_ids, idempotency_key, traceparent, options), timeout)
+        offered = ToolOptions(tools=tools, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls)
+        return self._transport.unary(
+            calls.submit(prompt, token_ids, messages, offered, idempotency_key, traceparent, options), timeout
+        )
 
     def subscribe(
         self,

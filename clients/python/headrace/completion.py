@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from headrace.conversations.content import CollectedContent, ToolCall
+from headrace.conversations.messages import Message
 from headrace.errors import Internal
 from headrace.events import (
     Accepted,
@@ -36,7 +38,10 @@ _REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One of the n outputs, whole."""
+    """One of the n outputs, whole.
+
+    `reasoning` is what the model wrote for itself, `tool_calls` are the functions that it called.
+    """
 
     output_index: int
     text: str
@@ -47,6 +52,13 @@ class Output:
     # What it was chosen by: the mean log probability of its tokens (`best_of`), or the score of a
     # search (`beam_search`); None where outputs are not chosen.
     score: float | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> Message:
+        """This output as the assistant's message of a conversation that goes on."""
+        return Message("assistant", self.text, self.tool_calls, reasoning=self.reasoning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +80,16 @@ class Completion:
     def text(self) -> str:
         """Text of the first output."""
         return self.outputs[0].text
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Functions that the first output called."""
+        return self.outputs[0].tool_calls
+
+    @property
+    def message(self) -> Message:
+        """The first output as a message of a conversation that goes on."""
+        return self.outputs[0].message
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -92,13 +114,15 @@ class OutputTranscript:
     first_token_index: int | None = None
     token_ids: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
-    text_length: int = 0
+    content: CollectedContent = field(default_factory=CollectedContent)
+    # Length of all contents, as Delta.num_units counts it.
+    num_units: int = 0
     logprobs: list[Logprobs] = field(default_factory=list)
     finished: OutputFinished | None = None
-    # Position and length of the text where last no character can have been left open; None before
-    # the first such place.
+    # Position and length of the contents where last no character can have been left open; None
+    # before the first such place.
     sure_token_index: int | None = None
-    sure_text_length: int = 0
+    sure_num_units: int = 0
 
     def add(self, delta: Delta) -> None:
         """Appends new tokens."""
@@ -106,7 +130,8 @@ class OutputTranscript:
             self.first_token_index = self.sure_token_index = delta.first_token_index
         self.token_ids += delta.token_ids
         self.text.append(delta.text)
-        self.text_length += len(delta.text)
+        self.content.add(delta.content)
+        self.num_units += delta.num_units
         if delta.logprobs is not None:
             self.logprobs.append(delta.logprobs)
         self._note_sure_place(delta)
@@ -117,9 +142,9 @@ class OutputTranscript:
         After a replacement character nobody can tell from the text whether the bytes behind it
         might have become a character yet.
         """
-        was_sure = self.sure_text_length == self.text_length - len(delta.text)
-        if delta.text[-1:] != _REPLACEMENT if delta.text else was_sure:
-            self.sure_token_index, self.sure_text_length = self.next_token_index, self.text_length
+        was_sure = self.sure_num_units == self.num_units - delta.num_units
+        if delta.text[-1:] != _REPLACEMENT if delta.text else was_sure or bool(delta.content):
+            self.sure_token_index, self.sure_num_units = self.next_token_index, self.num_units
 
     @property
     def next_token_index(self) -> int:
@@ -203,6 +228,8 @@ def _output(index: int, transcript: OutputTranscript, request_id: str | None) ->
         finished.matched_stop,
         Logprobs.joined(transcript.logprobs) if transcript.logprobs else None,
         finished.score,
+        "".join(transcript.content.reasoning),
+        transcript.content.tool_calls(),
     )
 
 

@@ -8,10 +8,18 @@ dataclasses go out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from headrace.conversations.content import (
+    AnswerText,
+    Content,
+    ReasoningText,
+    contents_from_proto,
+    num_units,
+    without_units,
+)
 from headrace.errors import HeadraceError, from_status
 from headrace.v1 import generation_pb2 as pb
 
@@ -25,6 +33,7 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
     ERROR = "error"
+    TOOL_CALLS = "tool_calls"
 
     @classmethod
     def from_proto(cls, value: int) -> FinishReason:
@@ -38,6 +47,7 @@ _FINISH_REASONS: dict[int, FinishReason] = {
     pb.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
     pb.FINISH_REASON_DEADLINE: FinishReason.DEADLINE,
     pb.FINISH_REASON_ERROR: FinishReason.ERROR,
+    pb.FINISH_REASON_TOOL_CALLS: FinishReason.TOOL_CALLS,
 }
 
 
@@ -122,11 +132,16 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens counted; `cached_tokens` are the prompt tokens found in the prefix cache."""
+    """Tokens counted.
+
+    `cached_tokens` are the prompt tokens found in the prefix cache, `reasoning_tokens` the output
+    tokens that were reasoning.
+    """
 
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +187,8 @@ class Started:
 class Delta:
     """New tokens of one output.
 
-    `token_ids` and `text` cover the same tokens; nothing is sent twice.
+    `token_ids` and `text` cover the same tokens; nothing is sent twice. `text` is the answer's;
+    where there is more than that, `content` has all of it in order, and is empty otherwise.
     """
 
     output_index: int
@@ -180,6 +196,25 @@ class Delta:
     token_ids: tuple[int, ...]
     text: str
     logprobs: Logprobs | None = None
+    content: tuple[Content, ...] = ()
+
+    @property
+    def reasoning(self) -> str:
+        """Text that the model wrote for itself."""
+        return "".join(content.text for content in self.content if isinstance(content, ReasoningText))
+
+    @property
+    def num_units(self) -> int:
+        """Length of the contents: characters, and beginnings and ends of calls."""
+        return num_units(self.content) if self.content else len(self.text)
+
+    def without_units(self, known: int) -> Delta:
+        """This delta without so much of its contents, which was read before."""
+        content = without_units(self.content, known)
+        if not self.content:
+            return replace(self, text=self.text[known:])
+        text = "".join(part.text for part in content if isinstance(part, AnswerText))
+        return replace(self, text=text, content=content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +285,7 @@ def from_proto(event: pb.GenerationEvent) -> Event | None:
 
 def usage_from_proto(usage: pb.Usage) -> Usage:
     """Usage of a Done event or of a Complete answer."""
-    return Usage(usage.prompt_tokens, usage.output_tokens, usage.cached_tokens)
+    return Usage(usage.prompt_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens)
 
 
 def ledger_from_proto(ledger: pb.Ledger) -> Ledger:
@@ -296,6 +331,7 @@ def _delta(delta: pb.Delta) -> Delta:
         tuple(delta.token_ids),
         text_of(delta.content),
         logprobs_from_proto(delta.logprobs) if delta.HasField("logprobs") else None,
+        contents_from_proto(delta.content),
     )
 
 

@@ -1,4 +1,4 @@
-"""Builds GenerationSpec and chat messages from a caller's Python values.
+"""Builds GenerationSpec from a caller's Python values.
 
 Both clients and the command line use it.
 
@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import datetime
 import difflib
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message as ProtobufMessage
 
+from headrace.conversations.messages import json_text
 from headrace.errors import invalid
-from headrace.v1 import generation_pb2, inference_pb2
+from headrace.protobuf_fields import assign
+from headrace.v1 import generation_pb2
 
-RoleName = Literal["system", "user", "assistant"]
 TraceDetailName = Literal["off", "array", "span"]
 EarlyStoppingName = Literal["heuristic", "full", "never"]
 
@@ -104,6 +103,8 @@ class GenerationOptions(TypedDict, total=False):
             or "span". Default: the server's setting.
         max_drafts: Most drafted tokens that a step verifies for an output, 1 to 8, where the server
             drafts; 0: none. Answers are the same. Default: the server's setting.
+        max_reasoning_tokens: Most tokens that each output may spend on its reasoning, at least 1;
+            conversations only. Default: no limit but that of the output.
         json_schema: A JSON Schema that each output must keep: its JSON text, or the object. Of this
             and the five after it at most one may be given.
         json_object: True: each output is a JSON object.
@@ -145,6 +146,7 @@ class GenerationOptions(TypedDict, total=False):
     prompt_logprobs: int | None
     trace_detail: TraceDetailName | None
     max_drafts: int | None
+    max_reasoning_tokens: int | None
     json_schema: str | Mapping[str, Any] | bool | None
     json_object: bool | None
     regex: str | None
@@ -194,17 +196,11 @@ _FIELDS: dict[str, tuple[str, str]] = {
             "trace_detail",
             "best_of",
             "beam_search",
+            "max_reasoning_tokens",
         )
     },
     "max_drafts": ("speculation", "max_drafts"),
 }
-_ROLES: dict[str, inference_pb2.Role] = {
-    "system": inference_pb2.ROLE_SYSTEM,
-    "user": inference_pb2.ROLE_USER,
-    "assistant": inference_pb2.ROLE_ASSISTANT,
-}
-
-
 TRACE_DETAILS: dict[str, generation_pb2.TraceDetail] = {
     "off": generation_pb2.TRACE_DETAIL_OFF,
     "array": generation_pb2.TRACE_DETAIL_ARRAY,
@@ -217,18 +213,6 @@ EARLY_STOPPING: dict[str, generation_pb2.EarlyStopping] = {
     "full": generation_pb2.EARLY_STOPPING_FULL,
     "never": generation_pb2.EARLY_STOPPING_NEVER,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message of a conversation."""
-
-    role: RoleName
-    text: str
-
-
-# What chat() takes: one user message, or the whole conversation, oldest first.
-Messages = str | Sequence["Message | tuple[RoleName, str]"]
 
 
 def generation_spec(
@@ -263,38 +247,10 @@ def chat_spec(options: GenerationOptions) -> generation_pb2.GenerationSpec:
     return spec
 
 
-def chat_messages(messages: Messages) -> list[inference_pb2.ChatMessage]:
-    """The conversation as messages of one text part each.
-
-    Raises:
-        InvalidRequest: A role is not system, user or assistant, or a text is no UTF-8.
-    """
-    conversation = [Message("user", messages)] if isinstance(messages, str) else messages
-    return [_chat_message(index, message) for index, message in enumerate(conversation)]
-
-
 def path_of(name: str) -> str:
     """The path of an option's field, by which a server's refusals name it."""
     group, field = _FIELDS[name]
     return f"spec.{group}.{field}" if group else f"spec.{field}"
-
-
-def assign(message: ProtobufMessage, field: str, value: Any, path: str) -> None:
-    """Sets a scalar, repeated or map field.
-
-    What protobuf refuses becomes an InvalidRequest that names `path`.
-    """
-    try:
-        if isinstance(value, Mapping):
-            getattr(message, field).update(value)
-        elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
-            getattr(message, field).extend(value)
-        else:
-            setattr(message, field, value)
-    except UnicodeEncodeError as error:
-        raise invalid(path, f"must be Unicode text: character {error.start} is none (given: {value!r:.80})") from error
-    except (TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise invalid(path, f"{error} (given: {value!r:.80})") from error
 
 
 def duration(value: float | datetime.timedelta, path: str) -> Duration:
@@ -360,7 +316,7 @@ def _set_form(spec: generation_pb2.GenerationSpec, name: str, value: Any) -> Non
         raise invalid(path, f"can't be given beside {earlier}: an output has one form")
     match name:
         case "json_schema":
-            assign(output, name, _json_text(value, path), path)
+            assign(output, name, json_text(value, path), path)
         case "json_object":
             output.json_object.SetInParent()
         case "choice":
@@ -376,33 +332,15 @@ def _set_form(spec: generation_pb2.GenerationSpec, name: str, value: Any) -> Non
 
 def _add_tag(tags: generation_pb2.StructuralTags, tag: StructuralTag, path: str) -> None:
     added = tags.tags.add()
-    assign(added, "json_schema", _json_text(tag.json_schema, f"{path}.json_schema"), f"{path}.json_schema")
+    assign(added, "json_schema", json_text(tag.json_schema, f"{path}.json_schema"), f"{path}.json_schema")
     for field in ("trigger", "begin", "end"):
         assign(added, field, getattr(tag, field), f"{path}.{field}")
-
-
-def _json_text(schema: str | Mapping[str, Any] | bool, path: str) -> str:
-    if isinstance(schema, str):
-        return schema
-    try:
-        return json.dumps(schema, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise invalid(path, f"must be JSON text or what JSON can hold: {error}") from error
 
 
 def _texts(value: Sequence[str], path: str) -> Sequence[str]:
     if isinstance(value, str):
         raise invalid(path, f"must be several texts (given: {value!r:.80})")
     return value
-
-
-def _chat_message(index: int, message: Message | tuple[RoleName, str]) -> inference_pb2.ChatMessage:
-    role, text = (message.role, message.text) if isinstance(message, Message) else message
-    if role not in _ROLES:
-        raise invalid(f"messages[{index}].role", f"must be one of {', '.join(_ROLES)} (given: {role!r:.80})")
-    part = inference_pb2.Part()
-    assign(part, "text", text, f"messages[{index}].parts[0].text")
-    return inference_pb2.ChatMessage(role=_ROLES[role], parts=[part])
 
 
 def _unknown_option(name: str) -> str:

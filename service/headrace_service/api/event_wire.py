@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service.messages import varint
+from headrace_service.output_forms.parts import CallArguments, CallFinished, CallStarted, Part, Reasoning, Text
 from headrace_service.streams.engine_columns import floats_of, output_indices_of, token_ids_of
 from headrace_service.streams.wires import TokenLogprobs
 from headrace_service.tracing.recording import Recording
@@ -41,8 +42,10 @@ _EVENT_TAG = bytes([inference_pb2.GenerateResponse.EVENT_FIELD_NUMBER << 3 | 2])
 _DELTA_TAG = bytes([generation_pb2.GenerationEvent.DELTA_FIELD_NUMBER << 3 | 2])
 
 
-def finish_reason(reason: engine_pb2.OutputEndReason) -> generation_pb2.FinishReason:
-    """Returns the public name of why an output ended."""
+def finish_reason(reason: engine_pb2.OutputEndReason, calls_tools: bool = False) -> generation_pb2.FinishReason:
+    """Returns the public name of why an output ended, one that called functions or not."""
+    if calls_tools and reason == engine_pb2.OUTPUT_END_REASON_STOP:
+        return generation_pb2.FINISH_REASON_TOOL_CALLS
     return _REASONS.get(reason, generation_pb2.FINISH_REASON_ERROR)
 
 
@@ -86,6 +89,7 @@ def delta(
     token_ids: Sequence[int],
     text: str,
     logprobs: Sequence[TokenLogprobs] | None,
+    parts: Sequence[Part] | None = None,
 ) -> bytes:
     """Returns the Delta event.
 
@@ -95,23 +99,29 @@ def delta(
         token_ids: at least one.
         text: the text of these tokens; may be empty.
         logprobs: one per token, or None if not asked for.
+        parts: what the tokens are of an output that has parts, instead of text.
     """
-    if logprobs is None and len(token_ids) == 1:
+    if logprobs is None and len(token_ids) == 1 and not parts:
         return _framed(_position(output_index, first_token_index) + _token(token_ids[0], text))
     message = generation_pb2.Delta(output_index=output_index, first_token_index=first_token_index, token_ids=token_ids)
     if text:
         message.content.add().text = text
+    message.content.extend(map(_content, parts or ()))
     if logprobs is not None:
         _fill_logprobs(message.logprobs, logprobs)
     return _framed(message.SerializeToString())
 
 
-def output_finished(end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> bytes:
+def output_finished(end: engine_pb2.OutputEnd, stop_strings: Sequence[str], calls_tools: bool = False) -> bytes:
     """Returns the OutputFinished event.
 
-    `stop_strings` are the request's, to name the one that matched.
+    Args:
+        end: how the output ended.
+        stop_strings: the request's, to name the one that matched.
+        calls_tools: whether the output called functions.
     """
-    event = generation_pb2.OutputFinished(output_index=end.output_index, reason=finish_reason(end.reason))
+    reason = finish_reason(end.reason, calls_tools)
+    event = generation_pb2.OutputFinished(output_index=end.output_index, reason=reason)
     if end.HasField("stop_token_id"):
         event.matched_stop.token_id = end.stop_token_id
     elif end.HasField("stop_string_index") and end.stop_string_index < len(stop_strings):
@@ -123,12 +133,13 @@ def output_finished(end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> b
     return _response(generation_pb2.GenerationEvent(output_finished=event))
 
 
-def done(engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger) -> bytes:
-    """Returns the Done event."""
+def done(engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger, reasoning_tokens: int = 0) -> bytes:
+    """Returns the Done event, with the number of reasoning tokens among those of outputs."""
     usage = generation_pb2.Usage(
         prompt_tokens=engine_done.prompt_tokens,
         output_tokens=engine_done.output_tokens,
         cached_tokens=engine_done.cached_tokens,
+        reasoning_tokens=reasoning_tokens,
     )
     return _response(generation_pb2.GenerationEvent(done=generation_pb2.Done(usage=usage, ledger=ledger)))
 
@@ -157,6 +168,23 @@ def _frame(size: int) -> bytes:
     """
     inner = _DELTA_TAG + varint.encode(size)
     return _EVENT_TAG + varint.encode(len(inner) + size) + inner
+
+
+def _content(part: Part) -> generation_pb2.Content:
+    match part:
+        case Text(text):
+            return generation_pb2.Content(text=text)
+        case Reasoning(text):
+            return generation_pb2.Content(reasoning=text)
+        case CallStarted(index, id, name):
+            started = generation_pb2.ToolCallStarted(index=index, id=id, name=name)
+            return generation_pb2.Content(tool_call_started=started)
+        case CallArguments(index, delta):
+            arguments = generation_pb2.ToolCallArguments(index=index, delta=delta)
+            return generation_pb2.Content(tool_call_arguments=arguments)
+        case CallFinished(index, whole, valid):
+            finished = generation_pb2.ToolCallFinished(index=index, arguments=whole, valid=valid)
+            return generation_pb2.Content(tool_call_finished=finished)
 
 
 def _fill_logprobs(columns: generation_pb2.Logprobs, logprobs: Sequence[TokenLogprobs]) -> None:

@@ -12,7 +12,7 @@ from headrace_service import errors, validation
 from headrace_service.api import event_wire
 from headrace_service.api.completion import collect
 from headrace_service.calls.call import Call
-from headrace_service.generations.conversation import check_conversation
+from headrace_service.generations.conversation import conversation_of
 from headrace_service.generations.generations import Generations
 from headrace_service.service_core import ServiceCore
 
@@ -40,9 +40,8 @@ class GenerationHandlers:
         """Streams the answer to a conversation."""
         with self._core.open_generation():
             model = self._core.models.find(request.spec.model, call.caller)
-            validation.refuse_tools(request)
             spec = validation.resolve(request.spec, model.text.facts, in_chat=True)
-            conversation = check_conversation(request.messages, request.continue_last_message)
+            conversation = conversation_of(request, model.text.form)
             prompt = await self._generations.prompt_of_conversation(conversation, model)
             async with self._generations.running(spec, prompt, model, call, event_wire) as stream:
                 await self._core.deliver(stream, call.context.write)
@@ -65,8 +64,8 @@ class GenerationHandlers:
         with self._core.open_generation():
             model = self._core.models.find(request.spec.model, call.caller)
             validation.check_idempotency_key(request.idempotency_key)
-            spec = validation.resolve(request.spec, model.text.facts)
-            prompt = await self._generations.prompt_of(request.spec, model)
+            spec = validation.resolve(request.spec, model.text.facts, in_chat=bool(request.messages))
+            prompt = await self._generations.prompt_of_either(request, model)
             added = await self._generations.start_detached(spec, prompt, model, call, request.idempotency_key)
             return inference_pb2.SubmitResponse(
                 request_id=added.request_id,

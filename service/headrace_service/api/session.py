@@ -23,8 +23,6 @@ from headrace_service.calls import failures
 from headrace_service.calls.call import Call
 from headrace_service.calls.shared_call import SharedCall
 from headrace_service.engines.served_model import ServedModel
-from headrace_service.generations.conversation import check_conversation
-from headrace_service.generations.engine_request import Prompt
 from headrace_service.messages.parsing import Unparsed
 from headrace_service.service_core import ServiceCore
 from headrace_service.streams.generation_stream import GenerationStream
@@ -178,8 +176,8 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             raise errors.invalid_field("idempotency_key", "must not be set unless detached is")
         validation.check_idempotency_key(submit.idempotency_key)
         spec = validation.resolve(submit.spec, model.text.facts, in_chat=bool(submit.messages))
-        prompt = await self._prompt_of(submit, model)
         generations = self._core.generations
+        prompt = await generations.prompt_of_either(submit, model)
         if submit.detached:
             added = await generations.start_detached(spec, prompt, model, call, submit.idempotency_key)
             await self._join(entry, engine_pb2.AttachRequest(request_id=added.request_id), model, call)
@@ -188,12 +186,6 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
         model = generations.placed(spec, prompt, model, call)
         generation = await generations.start(spec, prompt, model, call, wire)
         entry.stream, entry.cancel, entry.give_up = generation.stream, generation.cancel, generation.abandon
-
-    async def _prompt_of(self, submit: inference_pb2.SessionSubmit, model: ServedModel) -> Prompt:
-        if not submit.messages:
-            return await self._core.generations.prompt_of(submit.spec, model)
-        conversation = check_conversation(submit.messages, submit.continue_last_message)
-        return await self._core.generations.prompt_of_conversation(conversation, model)
 
     async def _attach(self, entry: _Entry, attach: inference_pb2.SessionAttach, call: Call) -> None:
         output_index = attach.output_index if attach.HasField("output_index") else None

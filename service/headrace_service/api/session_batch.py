@@ -20,6 +20,7 @@ from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
 from headrace_service.api import event_wire
+from headrace_service.output_forms.parts import Part
 from headrace_service.streams.wires import TokenLogprobs
 from headrace_service.tracing.recording import OUTPUT_SHIFT, Recording, SharedWrite
 
@@ -184,8 +185,9 @@ class SessionWire:
         token_ids: Sequence[int],
         text: str,
         logprobs: Sequence[TokenLogprobs] | None,
+        parts: Sequence[Part] | None = None,
     ) -> None:
-        """Adds new tokens of one output, and their text."""
+        """Adds new tokens of one output, and their text or parts."""
         recording = self._recording
         if recording is not None:
             write = self._batch.write
@@ -193,8 +195,9 @@ class SessionWire:
                 write = self._batch.write = SharedWrite()
             recording.shared.append(write)
             recording.entries.append((output_index << OUTPUT_SHIFT) + len(token_ids))
-        if self._deltas_are_events or logprobs is not None:
-            self._add(event_wire.delta(output_index, first_token_index, token_ids, text, logprobs))
+        # Parts and text of one output keep their order among events.
+        if self._deltas_are_events or logprobs is not None or parts is not None:
+            self._add(event_wire.delta(output_index, first_token_index, token_ids, text, logprobs, parts))
             return
         batch = self._batch
         if (self._has_long_pieces or len(token_ids) > 1) and not self._fits(len(text.encode()) + _ROW_BYTES):
@@ -212,13 +215,17 @@ class SessionWire:
         batch.texts.extend([""] * (num_tokens - 1))
         batch.texts.append(text)
 
-    def output_finished(self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> None:
+    def output_finished(
+        self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str], calls_tools: bool = False
+    ) -> None:
         """Adds the end of one output."""
-        self._add(event_wire.output_finished(end, stop_strings))
+        self._add(event_wire.output_finished(end, stop_strings, calls_tools))
 
-    def done(self, engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger) -> None:
+    def done(
+        self, engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger, reasoning_tokens: int = 0
+    ) -> None:
         """Adds the end of the request; the last event."""
-        self._add(event_wire.done(engine_done, ledger))
+        self._add(event_wire.done(engine_done, ledger, reasoning_tokens))
 
     def _add(self, encoded: bytes, before_tokens: bool = False) -> None:
         """Adds an event that `event_wire` encoded as an answer of Generate."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any, Protocol
 
-from headrace.v1 import inference_pb2
+from headrace.v1 import generation_pb2, inference_pb2
+from headrace_service.generations import tools
+from headrace_service.generations.tools import HEADRACE_FIELDS, Asked, Offered, ToolFields
+from headrace_service.output_forms.model_form import ModelForm
 from headrace_service.violations import Violations
 
 MAX_MESSAGES = 1024
@@ -13,6 +17,7 @@ _ROLES = {
     inference_pb2.ROLE_SYSTEM: "system",
     inference_pb2.ROLE_USER: "user",
     inference_pb2.ROLE_ASSISTANT: "assistant",
+    inference_pb2.ROLE_TOOL: "tool",
 }
 
 
@@ -20,12 +25,68 @@ _ROLES = {
 class Conversation:
     """A checked conversation.
 
-    It has the role and content of each message, as templates read them, and whether the answer goes
-    on with the last one.
+    Attributes:
+        messages: each with role and content, as templates read them, and what else it has of
+            reasoning, calls and their results.
+        continues_last: whether the answer goes on with the last one.
+        offered: the tools; None: the model is shown none.
     """
 
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     continues_last: bool
+    offered: Offered | None = None
+
+
+class ConversationRequest(Protocol):
+    """A message of headrace.v1 that has a conversation: of Chat, Submit, or Session."""
+
+    @property
+    def spec(self) -> generation_pb2.GenerationSpec:
+        """What to generate."""
+
+    @property
+    def messages(self) -> Sequence[inference_pb2.ChatMessage]:
+        """The conversation, oldest first."""
+
+    @property
+    def continue_last_message(self) -> bool:
+        """Whether the answer goes on with the last message."""
+
+    @property
+    def tools(self) -> Sequence[inference_pb2.Tool]:
+        """Functions that the model may call."""
+
+    @property
+    def tool_choice(self) -> inference_pb2.ToolChoice:
+        """Whether it calls them."""
+
+    @property
+    def parallel_tool_calls(self) -> bool:
+        """Whether it may call several."""
+
+    def HasField(self, field_name: Any) -> bool:  # noqa: N802  # as protobuf has it
+        """Whether an optional field is set."""
+
+
+def asked_tools(request: ConversationRequest) -> Asked:
+    """Returns what a request says of tools."""
+    parallel = request.parallel_tool_calls if request.HasField("parallel_tool_calls") else None
+    return Asked(request.tools, request.tool_choice, parallel, request.spec.HasField("structured_output"))
+
+
+def conversation_of(request: ConversationRequest, form: ModelForm) -> Conversation:
+    """Returns a request's conversation, after checking it.
+
+    Args:
+        request: of Chat, Submit or Session.
+        form: how the model writes calls of functions.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT with all violations; FAILED_PRECONDITION, the model takes no
+            tools.
+    """
+    offered = tools.offered(asked_tools(request), form)
+    return dataclasses.replace(check_conversation(request.messages, request.continue_last_message), offered=offered)
 
 
 def check_conversation(messages: Sequence[inference_pb2.ChatMessage], continue_last_message: bool) -> Conversation:
@@ -38,24 +99,70 @@ def check_conversation(messages: Sequence[inference_pb2.ChatMessage], continue_l
     found.require(
         1 <= len(messages) <= MAX_MESSAGES, "messages", f"must have at least 1 and at most {MAX_MESSAGES} messages"
     )
-    for index, chat_message in enumerate(messages[:MAX_MESSAGES]):
-        _check_message(chat_message, f"messages[{index}]", found)
-    if continue_last_message and messages:
-        last = len(messages) - 1
-        found.require(
-            messages[last].role == inference_pb2.ROLE_ASSISTANT,
-            f"messages[{last}].role",
-            "must be ROLE_ASSISTANT when continue_last_message is set",
-        )
-    found.raise_if_any()
+    calls = KnownCalls(HEADRACE_FIELDS)
     contents = [
-        {"role": _ROLES[entry.role], "content": "".join(part.text for part in entry.parts)} for entry in messages
+        _message(message, f"messages[{index}]", calls, found) for index, message in enumerate(messages[:MAX_MESSAGES])
     ]
+    if continue_last_message and messages:
+        field, last = f"messages[{len(messages) - 1}]", messages[-1]
+        is_assistant = last.role == inference_pb2.ROLE_ASSISTANT
+        found.require(is_assistant, f"{field}.role", "must be ROLE_ASSISTANT when continue_last_message is set")
+        found.require(not last.tool_calls, f"{field}.tool_calls", "must be empty when continue_last_message is set")
+    found.raise_if_any()
     return Conversation(contents, continue_last_message)
 
 
-def _check_message(chat_message: inference_pb2.ChatMessage, field: str, found: Violations) -> None:
-    found.require(chat_message.role in _ROLES, f"{field}.role", "must be ROLE_SYSTEM, ROLE_USER or ROLE_ASSISTANT")
-    found.require(len(chat_message.parts) > 0, f"{field}.parts", "must have at least 1 part")
+class KnownCalls:
+    """The calls of a conversation's messages so far, to which results belong.
+
+    Args:
+        fields: what the caller's API calls the fields of calls.
+    """
+
+    def __init__(self, fields: ToolFields) -> None:
+        self._fields = fields
+        self._names: dict[str, str] = {}
+
+    def add_to(
+        self, message: dict[str, Any], calls: Sequence[inference_pb2.ToolCall], field: str, found: Violations
+    ) -> None:
+        """Gives a template's message the calls of an assistant's message; notes what is wrong."""
+        is_assistant = message["role"] == "assistant"
+        found.require(not calls or is_assistant, field, "must be empty but in the assistant's messages")
+        if calls:
+            message["tool_calls"] = [
+                tools.call_for_template(call, f"{field}[{index}]", self._fields, found)
+                for index, call in enumerate(calls)
+            ]
+            self._names.update({call.id: call.name for call in calls})
+
+    def answer(self, message: dict[str, Any], call_id: str, field: str, found: Violations) -> None:
+        """Gives a template's message the call whose result it is; notes what is wrong."""
+        if message["role"] != "tool":
+            found.require(not call_id, field, "must not be set but in messages of tools")
+            return
+        found.require(call_id in self._names, field, "must be the id of a call of an earlier message")
+        message["tool_call_id"], message["name"] = call_id, self._names.get(call_id, "")
+
+
+def _message(
+    chat_message: inference_pb2.ChatMessage, field: str, calls: KnownCalls, found: Violations
+) -> dict[str, Any]:
+    """Returns one message for a template; what is wrong with it is noted."""
+    rule = "must be ROLE_SYSTEM, ROLE_USER, ROLE_ASSISTANT or ROLE_TOOL"
+    found.require(chat_message.role in _ROLES, f"{field}.role", rule)
+    has_some = len(chat_message.parts) > 0 or len(chat_message.tool_calls) > 0
+    found.require(has_some, f"{field}.parts", "must have at least 1 part")
+    message: dict[str, Any] = {"role": _ROLES.get(chat_message.role, "")}
     for index, part in enumerate(chat_message.parts):
-        found.require(part.HasField("text"), f"{field}.parts[{index}]", "must have text")
+        kind, at = part.WhichOneof("kind"), f"{field}.parts[{index}]"
+        found.require(kind is not None, at, "must have text")
+        is_kept = kind != "reasoning" or message["role"] == "assistant"
+        found.require(is_kept, f"{at}.reasoning", "must not be set but in the assistant's messages")
+    message["content"] = "".join(part.text for part in chat_message.parts)
+    reasoning = "".join(part.reasoning for part in chat_message.parts)
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    calls.add_to(message, chat_message.tool_calls, f"{field}.tool_calls", found)
+    calls.answer(message, chat_message.tool_call_id, f"{field}.tool_call_id", found)
+    return message

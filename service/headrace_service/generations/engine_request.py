@@ -21,13 +21,16 @@ import structlog
 
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request import rules
+from headrace_request.reasoning import Reasoning
 from headrace_request.request import Request
 from headrace_request.rule_kinds import Bounds
+from headrace_request.structured_output import StructuredOutput
 from headrace_service import errors
 from headrace_service.calls.call import Call
 from headrace_service.engines import request_ids
 from headrace_service.engines.request_ids import RequestIds
 from headrace_service.engines.served_model import ServedModel
+from headrace_service.output_forms.output_plan import OutputPlan
 from headrace_service.resolved_spec import ResolvedSpec
 from headrace_service.streams.render_state import RenderState
 from headrace_service.text.text_model import TextModel
@@ -38,11 +41,23 @@ from headrace_service.tracing.tracer import Tracer
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt's tokens, the field that errors about it name, and whether it is a conversation."""
+    """A prompt, and what follows from it for the outputs.
+
+    Attributes:
+        token_ids: the prompt.
+        field: what errors about it name.
+        is_chat: whether it is a conversation.
+        plan: what outputs are made of; None: they are text alone.
+        reasoning: the markers of the model's reasoning; None: it does not reason.
+        form: what holds outputs to calls of the conversation's tools; None: nothing must.
+    """
 
     token_ids: TokenIds
     field: str
     is_chat: bool = False
+    plan: OutputPlan | None = None
+    reasoning: Reasoning | None = None
+    form: StructuredOutput | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -109,7 +124,9 @@ class RequestBuilder:
         request_id = self._request_ids.new(model.tag, place)
         name_request(call, request_id)
         strings = tuple([string.decode() for string in asked.stop.strings])
-        render = RenderState(spec.skip_special_tokens, asked.num_logprobs >= 0, strings, spec.token_ids_only)
+        render = RenderState(
+            spec.skip_special_tokens, asked.num_logprobs >= 0, strings, spec.token_ids_only, plan=prompt.plan
+        )
         encoded, state = asked.encode(), render.encode()
         digest = _digest(encoded, state, spec, text)
         if spec.draws_seed:
@@ -230,8 +247,16 @@ def _completed(spec: ResolvedSpec, prompt: Prompt, model: TextModel) -> Request:
     token_ids.update(array("I", asked.stop.token_ids))
     ending = array("I", sorted(token_ids)).tobytes()
     stop = msgspec.structs.replace(asked.stop, max_tokens=max_tokens, token_ids=ending)
+    reasoning = prompt.reasoning
+    if reasoning is not None:
+        reasoning = msgspec.structs.replace(reasoning, max_tokens=spec.max_reasoning_tokens)
     return msgspec.structs.replace(
-        asked, prompt_token_ids=prompt.token_ids.astype("<u4", copy=False).tobytes(), sampling=sampling, stop=stop
+        asked,
+        prompt_token_ids=prompt.token_ids.astype("<u4", copy=False).tobytes(),
+        sampling=sampling,
+        stop=stop,
+        structured_output=prompt.form or asked.structured_output,
+        reasoning=reasoning,
     )
 
 

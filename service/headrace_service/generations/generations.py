@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import numpy as np
 
-from headrace.v1 import generation_pb2
+from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, validation
 from headrace_service.calls import failures
@@ -25,8 +25,8 @@ from headrace_service.config import ServiceConfig
 from headrace_service.engines.routing.router import RoutingKey
 from headrace_service.engines.served_model import ServedModel
 from headrace_service.engines.served_models import ServedModels
-from headrace_service.generations import engine_request, moved_keys
-from headrace_service.generations.conversation import Conversation
+from headrace_service.generations import engine_request, moved_keys, output_rules, tools
+from headrace_service.generations.conversation import Conversation, asked_tools, conversation_of
 from headrace_service.generations.engine_request import Prompt, RequestBuilder
 from headrace_service.generations.guardian import Guardian
 from headrace_service.generations.running_generation import RunningGeneration
@@ -59,6 +59,20 @@ class Generations:
             return Prompt(await model.text.tokenizer.encode(spec.text, add_special_tokens=True), "spec.text")
         return Prompt(np.array(spec.token_ids.ids, dtype=np.uint32), "spec.token_ids.ids")
 
+    async def prompt_of_either(
+        self, request: inference_pb2.SubmitRequest | inference_pb2.SessionSubmit, model: ServedModel
+    ) -> Prompt:
+        """Returns the prompt of a request that has messages, or one in its spec.
+
+        Raises:
+            ServiceError: INVALID_ARGUMENT; FAILED_PRECONDITION.
+        """
+        if request.messages:
+            return await self.prompt_of_conversation(conversation_of(request, model.text.form), model)
+        if request.tools or asked_tools(request).choice.WhichOneof("choice") or request.HasField("parallel_tool_calls"):
+            raise errors.invalid_field("tools", "must not be set without messages")
+        return await self.prompt_of(request.spec, model)
+
     async def prompt_of_conversation(self, conversation: Conversation, model: ServedModel) -> Prompt:
         """Returns a conversation as the model's own template lays it out, encoded.
 
@@ -75,10 +89,12 @@ class Generations:
             text_model.template_tokens,
             text_model.facts.max_text_bytes,
             conversation.continues_last,
+            [tools.for_template(tool) for tool in conversation.offered.shown] if conversation.offered else None,
         )
         validation.check_text(text, text_model.facts.max_text_bytes, "messages")
         # The template writes special tokens out itself.
-        return Prompt(await text_model.tokenizer.encode(text, add_special_tokens=False), "messages", is_chat=True)
+        token_ids = await text_model.tokenizer.encode(text, add_special_tokens=False)
+        return output_rules.prompt_of(token_ids, text, conversation, text_model)
 
     # -- streams
 
@@ -113,7 +129,8 @@ class Generations:
         stream.deadline_is_status = request.deadline_is_status
         generation = RunningGeneration(stream, model, add, call)
         try:
-            await generation.begin()
+            with output_rules.refusals_named(prompt):
+                await generation.begin()
             if trace is not None:
                 trace.accepted = True
         except BaseException:
@@ -150,7 +167,8 @@ class Generations:
         ).add
         call.check_deadline()
         known = await self._known(add, model) if idempotency_key else None
-        return known or await self._begin_detached(add, model, call)
+        with output_rules.refusals_named(prompt):
+            return known or await self._begin_detached(add, model, call)
 
     async def _known(self, add: engine_pb2.AddRequest, model: ServedModel) -> engine_pb2.Added | None:
         """Returns the request of a key that moved away from the key's engine, if there is one."""

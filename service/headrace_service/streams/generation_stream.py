@@ -257,7 +257,7 @@ class GenerationStream:
             if output.tokens or output.end is not None:
                 output.take(messages)
                 if output.end is not None:
-                    self._take_end(output.end, messages)
+                    self._take_end(output.end, output.calls_tools, messages)
                     output.end = None
         return messages
 
@@ -286,7 +286,8 @@ class GenerationStream:
         """
         assert self.done is not None
         self.ledger = ledger.close(self.done, self.clock, time.monotonic_ns())
-        return self._wire.done(self.done, self.ledger)
+        reasoning_tokens = sum(output.num_reasoning_tokens for output in self._outputs.values())
+        return self._wire.done(self.done, self.ledger, reasoning_tokens)
 
     def news(self) -> asyncio.Future[None]:
         """Returns what the reader awaits for the next news. One coroutine at a time."""
@@ -317,8 +318,8 @@ class GenerationStream:
         yield from map(self._wire.resumed, self._pauses_ns)
         self._pauses_ns = []
 
-    def _take_end(self, end: engine_pb2.OutputEnd, messages: list[bytes]) -> None:
-        message = self._wire.output_finished(end, self._render.stop_strings if self._render else ())
+    def _take_end(self, end: engine_pb2.OutputEnd, calls_tools: bool, messages: list[bytes]) -> None:
+        message = self._wire.output_finished(end, self._render.stop_strings if self._render else (), calls_tools)
         if message is not None:
             messages.append(message)
             if self.recording is not None:
@@ -346,6 +347,7 @@ class GenerationStream:
             self._wire,
             self._noted,
             keeps=interruptions is not None or self.rescue is not None,
+            place=self.request_id,
         )
         self._outputs[output_index] = output
         if interruptions is not None:

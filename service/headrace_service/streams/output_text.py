@@ -13,6 +13,8 @@ from array import array
 import numpy as np
 
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_service.output_forms.parts import Part
+from headrace_service.streams.content_reader import ContentReader
 from headrace_service.streams.render_state import RenderState
 from headrace_service.streams.wires import EventWire, TokenLogprobs
 from headrace_service.text.detokenizer import IncrementalDetokenizer, PieceTable
@@ -23,8 +25,8 @@ from headrace_service.tracing.recording import Recording
 # KServe's JSON.
 _MAX_DELTA_TOKENS = 1024
 _MAX_LOGPROB_DELTA_TOKENS = 16
-# First token's position, token ids, text, log probabilities.
-_Run = tuple[int, list[int], str, list[TokenLogprobs] | None]
+# First token's position, token ids, text, log probabilities, parts.
+_Run = tuple[int, list[int], str, list[TokenLogprobs] | None, list[Part] | None]
 
 
 class OutputText:
@@ -39,6 +41,7 @@ class OutputText:
     """
 
     __slots__ = (
+        "_content",
         "_detokenizer",
         "_entries",
         "_has_news",
@@ -63,6 +66,7 @@ class OutputText:
         wire: EventWire,
         recording: Recording | None = None,
         keeps: bool = False,
+        place: str = "",
     ) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = [] if render.with_logprobs else None
@@ -74,6 +78,10 @@ class OutputText:
         self._entries = recording.entries_of(output_index) if recording is not None else None
         # None: the reader wants token ids alone.
         self._detokenizer = None if render.ids_only else IncrementalDetokenizer(table, render.skip_special)
+        # None: the output is text alone.
+        self._content: ContentReader | None = None
+        if render.plan is not None and not render.ids_only:
+            self._content = ContentReader(render.plan, f"{place}/{output_index}", table, render.skip_special)
         # Tokens that were rendered, where another engine may have to go on from them.
         self._kept: array[int] | None = array("I") if keeps else None
         self._next_token = 0
@@ -89,6 +97,16 @@ class OutputText:
     def num_tokens(self) -> int:
         """Tokens that came, delivered or not."""
         return self._next_token + len(self.tokens)
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the output has called a function."""
+        return self._content is not None and self._content.num_calls > 0
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far, delivered or held back."""
+        return self._content.num_reasoning_tokens if self._content is not None else 0
 
     def emitted(self) -> bytes:
         """Returns the ids of all tokens that came, uint32 little-endian, if they are kept."""
@@ -140,16 +158,22 @@ class OutputText:
         if self._kept is not None:
             self._kept.extend(batch)
         logprobs_batch = self._take_logprobs(num_tokens)
+        if self._content is not None:
+            token_ids, parts = self._content.feed(batch)
+            return *self._advance(token_ids, "", logprobs_batch), parts
         token_ids, text = self._detokenizer.feed(batch) if self._detokenizer is not None else (batch, "")
-        return self._advance(token_ids, text, logprobs_batch)
+        return *self._advance(token_ids, text, logprobs_batch), None
 
     def _finish(self, trim_bytes: int) -> _Run:
         batch, self.tokens = self.tokens, []
         if self._kept is not None:
             self._kept.extend(batch)
         logprobs_batch = self._take_logprobs(len(batch))
+        if self._content is not None:
+            token_ids, parts = self._content.finish(batch, trim_bytes)
+            return *self._advance(token_ids, "", logprobs_batch), parts
         token_ids, text = self._detokenizer.finish(batch, trim_bytes) if self._detokenizer is not None else (batch, "")
-        return self._advance(token_ids, text, logprobs_batch)
+        return *self._advance(token_ids, text, logprobs_batch), None
 
     def _take_logprobs(self, num_tokens: int) -> list[TokenLogprobs] | None:
         if self.logprobs is None:
@@ -157,7 +181,9 @@ class OutputText:
         batch, self.logprobs = self.logprobs[:num_tokens], self.logprobs[num_tokens:]
         return batch
 
-    def _advance(self, token_ids: list[int], text: str, logprobs_batch: list[TokenLogprobs] | None) -> _Run:
+    def _advance(
+        self, token_ids: list[int], text: str, logprobs_batch: list[TokenLogprobs] | None
+    ) -> tuple[int, list[int], str, list[TokenLogprobs] | None]:
         first, self._next_token = self._next_token, self._next_token + len(token_ids)
         if logprobs_batch is None:
             return first, token_ids, text, None
@@ -166,10 +192,16 @@ class OutputText:
         return first, token_ids, text, known[: len(token_ids)]
 
     def _append_delta(
-        self, messages: list[bytes], first: int, token_ids: list[int], text: str, logprobs: list[TokenLogprobs] | None
+        self,
+        messages: list[bytes],
+        first: int,
+        token_ids: list[int],
+        text: str,
+        logprobs: list[TokenLogprobs] | None,
+        parts: list[Part] | None,
     ) -> None:
-        if token_ids:
-            message = self._wire.delta(self._output_index, first, token_ids, text, logprobs)
+        if token_ids or parts:
+            message = self._wire.delta(self._output_index, first, token_ids, text, logprobs, parts)
             if message is not None:
                 messages.append(message)
             entries = self._entries

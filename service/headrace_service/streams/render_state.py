@@ -10,8 +10,10 @@ from __future__ import annotations
 import msgspec
 
 from headrace_facts.facts import SpanContext
+from headrace_service.output_forms.output_plan import OutputPlan
 
-_MAX_BYTES = 1 << 16
+# The engine takes twice as much. Tools have at most 128 KiB, and JSON writes a byte as 6 at most.
+_MAX_BYTES = 1 << 19
 
 
 class RenderState(msgspec.Struct, frozen=True):
@@ -23,6 +25,7 @@ class RenderState(msgspec.Struct, frozen=True):
         stop_strings: to name the one that matched.
         ids_only: whether tokens are reported by their ids alone.
         span: the inference span, for readers' spans to link to; None: nobody records it.
+        plan: what outputs are made of besides text; None: they are text alone.
     """
 
     skip_special: bool
@@ -30,6 +33,7 @@ class RenderState(msgspec.Struct, frozen=True):
     stop_strings: tuple[str, ...] = ()
     ids_only: bool = False
     span: SpanContext | None = None
+    plan: OutputPlan | None = None
 
     def encode(self) -> bytes:
         """Returns the state as bytes."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from headrace.v1 import generation_pb2
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_service.output_forms.parts import Part
 from headrace_service.tracing.recording import Recording
 
 
@@ -62,6 +63,7 @@ class EventWire(Protocol):
         token_ids: Sequence[int],
         text: str,
         logprobs: Sequence[TokenLogprobs] | None,
+        parts: Sequence[Part] | None = None,
     ) -> bytes | None:
         """New tokens of one output, at least one, and their text.
 
@@ -71,10 +73,22 @@ class EventWire(Protocol):
             token_ids: at least one.
             text: the text of these tokens; may be empty.
             logprobs: one per token, or None if not asked for.
+            parts: what these tokens are of an output that has parts, and then there is no text;
+                None: outputs of this generation are text alone.
         """
 
-    def output_finished(self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> bytes | None:
-        """One output ended; `stop_strings` are the request's, to name the one that matched."""
+    def output_finished(
+        self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str], calls_tools: bool = False
+    ) -> bytes | None:
+        """One output ended.
 
-    def done(self, engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger) -> bytes | None:
-        """All outputs ended; the last event."""
+        Args:
+            end: how.
+            stop_strings: the request's, to name the one that matched.
+            calls_tools: whether the output called functions.
+        """
+
+    def done(
+        self, engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger, reasoning_tokens: int = 0
+    ) -> bytes | None:
+        """All outputs ended, with so many tokens of reasoning; the last event."""

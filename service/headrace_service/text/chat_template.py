@@ -68,20 +68,22 @@ class ChatTemplateRenderer:
     async def render(
         self,
         source: str,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         special_tokens: Mapping[str, str],
         max_chars: int,
         continue_last_message: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """Returns the prompt of a conversation.
 
         Args:
             source: the folder's template.
-            messages: role and content of each.
+            messages: role and content of each, and what else it has.
             special_tokens: variables such as bos_token.
             max_chars: longest prompt.
             continue_last_message: whether the prompt ends within the last message, for the model to
                 go on there.
+            tools: functions that the model may call, as templates read them; None: none.
 
         Raises:
             ServiceError: INVALID_ARGUMENT; the template refuses this conversation, or fails on it
@@ -91,7 +93,7 @@ class ChatTemplateRenderer:
         variables = {
             "messages": [dict(entry) for entry in messages],
             "add_generation_prompt": not continue_last_message,
-            "tools": None,
+            "tools": tools,
             **special_tokens,
         }
         if continue_last_message:

@@ -38,7 +38,13 @@ class TextLoader:
         """
         config = self._config
         text = await asyncio.get_running_loop().run_in_executor(
-            self._threads, TextModel.load, engine, config.model_folder, config.max_text_bytes, self._threads
+            self._threads,
+            TextModel.load,
+            engine,
+            config.model_folder,
+            config.max_text_bytes,
+            self._threads,
+            config.tool_format,
         )
         for line in text.not_followed:
             _log.warning("model.recommendation_not_followed", model=engine.name, generation_config=line)

@@ -18,6 +18,7 @@ from headrace_model_folder.token_table import library_tokenizer
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request import limits
 from headrace_request.rule_kinds import Bounds
+from headrace_service.output_forms.model_form import ModelForm
 from headrace_service.resolved_spec import ModelFacts
 from headrace_service.text.default_sampling import default_sampling, not_followed
 from headrace_service.text.detokenizer import PieceTable
@@ -39,6 +40,7 @@ class TextModel:
         pieces: ids to text.
         chat_template: Jinja source; None if the folder has none.
         template_tokens: special tokens that the template may name, such as bos_token.
+        form: what outputs of its conversations are made of.
         not_followed: a line for each recommendation of generation_config.json that requests get
             otherwise, or not at all.
     """
@@ -49,6 +51,7 @@ class TextModel:
     pieces: PieceTable
     chat_template: str | None
     template_tokens: dict[str, str]
+    form: ModelForm
     not_followed: tuple[str, ...]
 
     @classmethod
@@ -58,6 +61,7 @@ class TextModel:
         folder_path: pathlib.Path | None,
         max_text_bytes: int,
         threads: concurrent.futures.Executor,
+        tool_format: str = "auto",
     ) -> TextModel:
         """Reads what the service needs of the folder; never its weights.
 
@@ -66,6 +70,7 @@ class TextModel:
             folder_path: a folder of the same model on this machine.
             max_text_bytes: longest text that is encoded.
             threads: where long texts are encoded.
+            tool_format: how the model writes calls of functions; "auto": as its template says.
 
         Raises:
             InvalidModelFolder: the folder is missing, invalid, or without tokenizer.
@@ -75,13 +80,22 @@ class TextModel:
         if table is None:
             raise InvalidModelFolder(f"{folder.path}: has no {folder.tokenizer_name}, which a service needs")
         pieces = piece_table(table, engine.vocabulary_size)
+        tokenizer = library_tokenizer(folder.tokenizer_json())
+        form = ModelForm.of(
+            folder.chat_template,
+            lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+            table.special_ids,
+            tool_format,
+        )
+        facts = _facts(engine, pieces, folder.generation_defaults, max_text_bytes)
         return cls(
             engine=engine,
-            facts=_facts(engine, pieces, folder.generation_defaults, max_text_bytes),
-            tokenizer=Tokenizer(library_tokenizer(folder.tokenizer_json()), threads),
+            facts=dataclasses.replace(facts, reasons=form.reasoning is not None),
+            tokenizer=Tokenizer(tokenizer, threads),
             pieces=pieces,
             chat_template=folder.chat_template,
             template_tokens=dict(folder.template.special_tokens),
+            form=form,
             not_followed=not_followed(folder.generation_defaults),
         )
 
@@ -128,6 +142,8 @@ class TextModel:
             drafter=engine.drafter,
             max_drafts=engine.max_drafts,
             not_followed=self.not_followed,
+            tool_format=self.form.call_format,
+            reasoning=self.form.reasoning is not None,
         )
 
 

@@ -66,7 +66,7 @@ def test_generate_passes_every_option_on(server: CannedServer) -> None:
         " --presence-penalty 0.5 --frequency-penalty -0.5 --seed 9 --logit-bias 4=-1 --logit-bias 5=2 --stop a --stop b"
         " --stop-token-ids 1,2 --max-tokens 2 --min-tokens 1 --ignore-eos --bad-word x --include-stop-string -n 1"
         " --logprobs 2 --priority -1 --time-limit 2 --cache-salt s --keep-special-tokens --model canned"
-        " --token-ids-only --prompt-logprobs 0 --trace-detail span --max-drafts 4 --regex a+"
+        " --token-ids-only --prompt-logprobs 0 --trace-detail span --max-drafts 4 --max-reasoning-tokens 5 --regex a+"
         " --best-of 3 --beam-search 4,0.5,never"
     )
     assert run(server, "generate", "hello", *arguments.split()).exit_code == 0
@@ -204,6 +204,7 @@ def test_json_prints_each_event_as_a_line(server: CannedServer) -> None:
         "token_ids": [100],
         "text": "w0 ",
         "logprobs": None,
+        "content": [],
     }
     assert events[3]["reason"] == "length" and events[4]["ledger"]["end_to_end_ns"] == 10_000_000
 

@@ -27,7 +27,9 @@ class _Wire:
     def __init__(self) -> None:
         self.deltas: Deltas = []
 
-    def delta(self, output_index: int, first: int, token_ids: Sequence[int], text: str, logprobs: Any) -> bytes:
+    def delta(
+        self, output_index: int, first: int, token_ids: Sequence[int], text: str, logprobs: Any, parts: Any
+    ) -> bytes:
         self.deltas.append((first, list(token_ids), text))
         return b""
 

@@ -8,13 +8,15 @@ stdout as they arrive, everything else to stderr.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Sequence
 
 import click
 
 from headrace.cli.chat_history import HistoryFile, default_path
 from headrace.cli.chat_input import Input, ReadLine, prompt_in, read_input, read_piped, screen
 from headrace.cli.chat_settings import FIELD_NAMES, NOT_FOR_CHAT, SETTABLE, Settings
+from headrace.cli.chat_tools import OpenCalls, read_tools
 from headrace.cli.failures import CallFacts, os_sentence, sentence
 from headrace.cli.help import SectionedCommand
 from headrace.cli.ledger_table import print_ledger
@@ -24,12 +26,14 @@ from headrace.cli.options import (
     server_options,
     trace_option,
 )
-from headrace.cli.output import echo_json, echo_text, note, warn
+from headrace.cli.output import echo_aside, echo_json, echo_text, note, warn
 from headrace.cli.trace_hint import TraceHint
 from headrace.client import Client
+from headrace.completion import OutputTranscript
+from headrace.conversations.messages import Message, Tool
 from headrace.errors import HeadraceError
 from headrace.events import Delta, Done, Event, FinishReason, OutputFinished
-from headrace.spec import GenerationOptions, Message
+from headrace.spec import GenerationOptions
 from headrace.streams.stream import Stream
 from headrace.timing import StreamTimer
 from headrace.trace_context import new_traceparent
@@ -63,17 +67,22 @@ class Conversation:
         *,
         as_json: bool,
         on_traced: Callable[[str], None] | None = None,
+        tools: Sequence[Tool] | None = None,
     ) -> None:
         """Begins with nothing said.
 
-        `on_traced` takes the trace context of each answer; None: none is traced.
+        `on_traced` takes the trace context of each answer; None: none is traced. `tools` are the
+        functions that the model may call.
         """
         self._client = client
         self._on_traced = on_traced
         self._settings = settings
         self._system = system
         self._as_json = as_json
+        self._tools = tools
         self._said: list[Message] = []
+        # Calls whose results the person is asked for.
+        self._open_calls = OpenCalls()
         self._last: tuple[StreamTimer, Done] | None = None
         self._commands: dict[str, Callable[[str], None]] = {
             "/help": lambda _: warn(HELP),
@@ -101,7 +110,7 @@ class Conversation:
         if not text:
             return
         if said.message or not text.startswith("/"):
-            self._ask(text)
+            self._say(text)
             return
         name, _, rest = text.partition(" ")
         command = self._commands.get(name)
@@ -110,41 +119,60 @@ class Conversation:
         else:
             command(rest.strip())
 
-    def _ask(self, question: str) -> None:
+    def _say(self, text: str) -> None:
+        """Asks a question, or takes the result of a call."""
+        if not self._open_calls:
+            self._ask([Message("user", text)])
+            return
+        results = self._open_calls.answer(text)
+        if results is not None:
+            self._ask(results)
+
+    def _ask(self, new: list[Message]) -> None:
+        """Has the model answer what is new."""
         system = [Message("system", self._system)] if self._system else []
-        messages = [*system, *self._said, Message("user", question)]
+        messages = [*system, *self._said, *new]
         timer = StreamTimer()
-        pieces: list[str] = []
+        answer = OutputTranscript()
         traceparent = new_traceparent() if self._on_traced is not None else None
         try:
-            with self._client.chat(messages, traceparent=traceparent, **self._settings.options) as stream:
-                self._show(stream, timer, pieces)
+            options = self._settings.options
+            with self._client.chat(messages, tools=self._tools, traceparent=traceparent, **options) as stream:
+                self._show(stream, timer, answer)
         except HeadraceError:
-            pieces.clear()
+            answer = OutputTranscript()
             raise
         finally:
-            if pieces:
-                self._said += [Message("user", question), Message("assistant", "".join(pieces))]
+            if answer.token_ids:
+                calls = tuple(call for call in answer.content.tool_calls() if call.valid)
+                self._said += [*new, Message("assistant", "".join(answer.text), calls)]
+                self._open_calls.begin(calls)
             if self._on_traced is not None and traceparent is not None:
                 self._on_traced(traceparent)
 
-    def _show(self, stream: Stream, timer: StreamTimer, pieces: list[str]) -> None:
-        """Prints the first output as it arrives and keeps its text in `pieces`."""
+    def _show(self, stream: Stream, timer: StreamTimer, answer: OutputTranscript) -> None:
+        """Prints the first output as it arrives and keeps it in `answer`."""
         try:
             for event in timer.observe(stream):
                 if self._as_json:
                     echo_json(event)
-                self._take(event, timer, pieces)
+                self._take(event, timer, answer)
         finally:
             # What comes next, also of a failure, begins a line of its own.
             if not self._as_json:
                 click.echo()
 
-    def _take(self, event: Event, timer: StreamTimer, pieces: list[str]) -> None:
+    def _take(self, event: Event, timer: StreamTimer, answer: OutputTranscript) -> None:
         if isinstance(event, Delta) and event.output_index == 0:
-            pieces.append(event.text)
-            if not self._as_json:
-                echo_text(event.text)
+            is_first_text = bool(event.text) and not any(answer.text)
+            answer.add(event)
+            if self._as_json:
+                return
+            echo_aside(event.reasoning)
+            if is_first_text and answer.content.reasoning:
+                # The answer begins a line of its own.
+                warn("")
+            echo_text(event.text)
         elif isinstance(event, OutputFinished):
             self._note_end(event)
         elif isinstance(event, Done):
@@ -155,7 +183,7 @@ class Conversation:
     def _note_end(self, finished: OutputFinished) -> None:
         if finished.error is not None:
             raise finished.error
-        if finished.reason is not FinishReason.STOP and not self._as_json:
+        if finished.reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS) and not self._as_json:
             warn(f"\n[ended: {finished.reason}]")
 
     def _set_system(self, text: str) -> None:
@@ -164,6 +192,7 @@ class Conversation:
 
     def _reset(self) -> None:
         self._said.clear()
+        self._open_calls.forget()
         warn("[new conversation]")
 
     def _show_ledger(self) -> None:
@@ -185,21 +214,35 @@ class Conversation:
     show_envvar=True,
     help="Keep what is typed, in a file of the user's own, for later chats. Default: keep.",
 )
+@click.option(
+    "--tools",
+    "tools_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=pathlib.Path),
+    help="A JSON file with a list of functions that the model may call; what they return is typed. Default: none.",
+)
 @trace_option
 @server_options
 def chat(
-    connection: Connection, options: GenerationOptions, system: str | None, with_history: bool, trace: bool
+    connection: Connection,
+    options: GenerationOptions,
+    system: str | None,
+    with_history: bool,
+    tools_file: pathlib.Path | None,
+    trace: bool,
 ) -> None:
     """Talk to the model, line by line; /help lists what else can be typed."""
     for name, reason in NOT_FOR_CHAT.items():
         if name in options:
             raise click.UsageError(f"a conversation goes on from {reason}")
+    tools = read_tools(tools_file) if tools_file is not None else None
     with connection.client() as client:
         settings = Settings(client, options)
         # Now, and not when the first question has been typed.
         settings.check()
         on_traced = TraceHint(connection).show if trace else None
-        conversation = Conversation(client, settings, system, as_json=connection.as_json, on_traced=on_traced)
+        conversation = Conversation(
+            client, settings, system, as_json=connection.as_json, on_traced=on_traced, tools=tools
+        )
         stream = screen()
         with contextlib.suppress(Quit, EOFError):
             if stream is None:

@@ -101,8 +101,11 @@ class Settings:
 
 
 def _check(client: Client, options: GenerationOptions) -> None:
+    asked = options.copy()
+    # Of conversations alone, which Complete has none of: the answer is refused for it.
+    asked.pop("max_reasoning_tokens", None)
     try:
-        client.complete("", timeout=_CHECK_TIMEOUT_S, **options)
+        client.complete("", timeout=_CHECK_TIMEOUT_S, **asked)
     except InvalidRequest as error:
         broken = tuple(violation for violation in error.violations if violation.field != _PROMPT)
         if broken or not error.violations:

@@ -199,6 +199,9 @@ GENERATION_OPTIONS: dict[str, click.Option] = {
             "What is traced of each token. Default: the server's.",
         ),
         _option(
+            "max_reasoning_tokens", int, "Tokens that an answer of a conversation may spend on reasoning, at least 1."
+        ),
+        _option(
             "max_drafts", int, "Drafted tokens that a step may verify, 1 to 8; 0: none. Default: the server's setting."
         ),
     )

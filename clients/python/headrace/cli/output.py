@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from headrace.conversations.content import Content
 from headrace.errors import HeadraceError
 from headrace.events import Delta, Event, FinishReason, OutputFinished, Reconnecting, Resumed
 
@@ -40,18 +41,25 @@ def echo_text(piece: str) -> None:
     sys.stdout.flush()
 
 
+def echo_aside(piece: str) -> None:
+    """Prints a piece of what a model writes for itself on stderr, at once."""
+    if piece:
+        click.echo(TERMINAL_CONTROL.sub("\ufffd", piece), err=True, nl=False)
+
+
 def echo_json(value: Any) -> None:
     """Prints one JSON line."""
     click.echo(json.dumps(as_json(value), ensure_ascii=False))
 
 
 def as_json(value: Any) -> Any:
-    """A value of this client as JSON types; an event gets its kind as `event`."""
+    """A value of this client as JSON types; events and contents say their kind."""
     if isinstance(value, HeadraceError):
         return error_as_dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"event": _snake_case(type(value).__name__), **fields} if isinstance(value, Event) else fields
+        kind = "event" if isinstance(value, Event) else "kind" if isinstance(value, Content) else ""
+        return {kind: _snake_case(type(value).__name__), **fields} if kind else fields
     if isinstance(value, dict):
         return {key: as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -136,7 +144,7 @@ def note(event: Event) -> None:
 def _check_ends(ends: list[OutputFinished]) -> None:
     """Says on stderr which outputs are not whole, and raises the error of the first that failed."""
     for end in ends:
-        if end.reason not in (FinishReason.STOP, FinishReason.ERROR):
+        if end.reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.ERROR):
             warn(f"[output {end.output_index} ended: {end.reason}]")
     for end in ends:
         if end.error is not None:

@@ -19,10 +19,11 @@ import grpc
 
 from headrace.answers import Submitted
 from headrace.completion import Transcript
+from headrace.conversations.messages import Messages, Tool, ToolOptions
 from headrace.errors import HeadraceError, Internal, from_rpc_error
 from headrace.events import Delta, Event, Failed, PromptLogprobs
 from headrace.sessions.session_state import SessionEvent, SessionState, SessionStep, submission
-from headrace.spec import GenerationOptions, Messages
+from headrace.spec import GenerationOptions
 from headrace.trace_context import checked
 from headrace.v1 import inference_pb2 as pb
 
@@ -72,6 +73,9 @@ class SessionBase(ABC, Generic[G]):
         *,
         token_ids: Sequence[int] | None = None,
         messages: Messages | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: str | None = None,
+        parallel_tool_calls: bool | None = None,
         continue_last_message: bool | None = None,
         detached: bool | None = None,
         idempotency_key: str | None = None,
@@ -84,6 +88,9 @@ class SessionBase(ABC, Generic[G]):
             prompt: Text; exactly one of prompt, token_ids and messages is given.
             token_ids: The prompt as tokens, used as they are.
             messages: A conversation as the prompt, as in Client.chat.
+            tools: Functions that the model may call, as in Client.chat.
+            tool_choice: Whether it calls them; see Client.chat.
+            parallel_tool_calls: Whether one output may call several; see Client.chat.
             continue_last_message: Whether the last message is continued; see Client.chat.
             detached: Whether it outlives the session, as with Client.submit. Default: it is
                 cancelled when the session's call ends early.
@@ -98,7 +105,10 @@ class SessionBase(ABC, Generic[G]):
             RuntimeError: The session is finished or closed.
             HeadraceError: The session's call has failed.
         """
-        message = submission(prompt, token_ids, messages, continue_last_message, detached, idempotency_key, options)
+        offered = ToolOptions(tools=tools, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls)
+        message = submission(
+            prompt, token_ids, messages, offered, continue_last_message, detached, idempotency_key, options
+        )
         if traceparent is not None:
             message.traceparent = checked(traceparent)
         return self._start(lambda: self._state.submit(message))

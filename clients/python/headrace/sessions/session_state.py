@@ -14,10 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headrace.answers import Submitted
-from headrace.calls import assign_given, request_id_of
-from headrace.errors import from_status, invalid
+from headrace.calls import assign_given, assign_prompt, request_id_of
+from headrace.conversations.messages import Messages, ToolOptions, assign_tools
+from headrace.errors import from_status
 from headrace.events import Delta, Done, Event, Failed, from_proto
-from headrace.spec import GenerationOptions, Messages, assign, chat_messages, chat_spec, generation_spec
+from headrace.protobuf_fields import assign
+from headrace.spec import GenerationOptions
 from headrace.v1 import inference_pb2 as pb
 
 MAX_STREAM_ID = 2**32 - 1
@@ -151,6 +153,7 @@ def submission(
     prompt: str | None,
     token_ids: Sequence[int] | None,
     messages: Messages | None,
+    tools: ToolOptions,
     continue_last_message: bool | None,
     detached: bool | None,
     idempotency_key: str | None,
@@ -162,13 +165,8 @@ def submission(
         InvalidRequest: A value that the wire cannot carry, or not exactly one kind of prompt.
     """
     message = pb.SessionSubmit()
-    if messages is None:
-        message.spec.CopyFrom(generation_spec(options, prompt, token_ids))
-    elif prompt is not None or token_ids is not None:
-        raise invalid("spec.prompt", "exactly one of prompt, token_ids and messages must be given")
-    else:
-        message.spec.CopyFrom(chat_spec(options))
-        message.messages.extend(chat_messages(messages))
+    assign_prompt(message, prompt, token_ids, messages, options)
+    assign_tools(message, tools)
     assign_given(message, "continue_last_message", continue_last_message)
     assign_given(message, "detached", detached)
     assign_given(message, "idempotency_key", idempotency_key)

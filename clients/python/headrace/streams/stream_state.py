@@ -85,11 +85,11 @@ class StreamState:
 class _Replay:
     """How much of one output the server sends again.
 
-    It is the tokens before `tokens` and the first `characters` of text.
+    It is the tokens before `tokens` and the first `units` of the contents (see Delta.num_units).
     """
 
     tokens: int
-    characters: int
+    units: int
 
 
 class SubscriptionState(StreamState):
@@ -130,15 +130,15 @@ class SubscriptionState(StreamState):
         request.CopyFrom(self._first)
         outputs = self.transcript.outputs
         if not self._first.HasField("output_index") and self.call.num_outputs != 1:
-            self._replays = {i: _Replay(self._position(i), outputs[i].text_length) for i in outputs}
+            self._replays = {i: _Replay(self._position(i), outputs[i].num_units) for i in outputs}
             return request
         index = request.output_index = self._first.output_index
         output = outputs[index]
         if output.sure_token_index is not None and output.sure_token_index >= self._first.from_token:
             request.from_token = output.sure_token_index
-            self._replays = {index: _Replay(self._position(index), output.text_length - output.sure_text_length)}
+            self._replays = {index: _Replay(self._position(index), output.num_units - output.sure_num_units)}
         else:
-            self._replays = {index: _Replay(self._position(index), output.text_length)}
+            self._replays = {index: _Replay(self._position(index), output.num_units)}
         return request
 
     def _position(self, output_index: int) -> int:
@@ -184,7 +184,7 @@ class SubscriptionState(StreamState):
         """
         expected = self._position(delta.output_index)
         delta = self._without_replay(delta)
-        if not delta.token_ids and not delta.text:
+        if not delta.token_ids and not delta.text and not delta.content:
             return None
         # The first delta may start before from_token, where a character is spread over tokens on
         # both sides of it.
@@ -201,13 +201,12 @@ class SubscriptionState(StreamState):
         if replay is None:
             return delta
         known_tokens = min(max(0, replay.tokens - delta.first_token_index), len(delta.token_ids))
-        known_text = min(replay.characters, len(delta.text))
-        replay.characters -= known_text
+        known_units = min(replay.units, delta.num_units)
+        replay.units -= known_units
         return replace(
-            delta,
+            delta.without_units(known_units),
             first_token_index=delta.first_token_index + known_tokens,
             token_ids=delta.token_ids[known_tokens:],
-            text=delta.text[known_text:],
             logprobs=delta.logprobs.from_position(known_tokens) if delta.logprobs else None,
         )
 

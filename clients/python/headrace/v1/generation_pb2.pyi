@@ -33,6 +33,7 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
     FINISH_REASON_DEADLINE: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
+    FINISH_REASON_TOOL_CALLS: _ClassVar[FinishReason]
 TRACE_DETAIL_UNSPECIFIED: TraceDetail
 TRACE_DETAIL_OFF: TraceDetail
 TRACE_DETAIL_ARRAY: TraceDetail
@@ -47,9 +48,10 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 FINISH_REASON_DEADLINE: FinishReason
 FINISH_REASON_ERROR: FinishReason
+FINISH_REASON_TOOL_CALLS: FinishReason
 
 class GenerationSpec(_message.Message):
-    __slots__ = ("text", "token_ids", "model", "sampling", "stop", "n", "logprobs", "priority", "time_limit", "cache_salt", "skip_special_tokens", "token_ids_only", "prompt_logprobs", "structured_output", "beam_search", "trace_detail", "speculation", "best_of")
+    __slots__ = ("text", "token_ids", "model", "sampling", "stop", "n", "logprobs", "priority", "time_limit", "cache_salt", "skip_special_tokens", "token_ids_only", "prompt_logprobs", "structured_output", "beam_search", "trace_detail", "speculation", "best_of", "max_reasoning_tokens")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +70,7 @@ class GenerationSpec(_message.Message):
     TRACE_DETAIL_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     BEST_OF_FIELD_NUMBER: _ClassVar[int]
+    MAX_REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     model: str
@@ -86,7 +89,8 @@ class GenerationSpec(_message.Message):
     trace_detail: TraceDetail
     speculation: Speculation
     best_of: int
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., skip_special_tokens: bool = ..., token_ids_only: bool = ..., prompt_logprobs: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., trace_detail: _Optional[_Union[TraceDetail, str]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., best_of: _Optional[int] = ...) -> None: ...
+    max_reasoning_tokens: int
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., skip_special_tokens: bool = ..., token_ids_only: bool = ..., prompt_logprobs: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., trace_detail: _Optional[_Union[TraceDetail, str]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., best_of: _Optional[int] = ..., max_reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class Speculation(_message.Message):
     __slots__ = ("off", "max_drafts")
@@ -254,10 +258,46 @@ class Delta(_message.Message):
     def __init__(self, output_index: _Optional[int] = ..., first_token_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., content: _Optional[_Iterable[_Union[Content, _Mapping]]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
 
 class Content(_message.Message):
-    __slots__ = ("text",)
+    __slots__ = ("text", "reasoning", "tool_call_started", "tool_call_arguments", "tool_call_finished")
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_STARTED_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_FINISHED_FIELD_NUMBER: _ClassVar[int]
     text: str
-    def __init__(self, text: _Optional[str] = ...) -> None: ...
+    reasoning: str
+    tool_call_started: ToolCallStarted
+    tool_call_arguments: ToolCallArguments
+    tool_call_finished: ToolCallFinished
+    def __init__(self, text: _Optional[str] = ..., reasoning: _Optional[str] = ..., tool_call_started: _Optional[_Union[ToolCallStarted, _Mapping]] = ..., tool_call_arguments: _Optional[_Union[ToolCallArguments, _Mapping]] = ..., tool_call_finished: _Optional[_Union[ToolCallFinished, _Mapping]] = ...) -> None: ...
+
+class ToolCallStarted(_message.Message):
+    __slots__ = ("index", "id", "name")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    id: str
+    name: str
+    def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class ToolCallArguments(_message.Message):
+    __slots__ = ("index", "delta")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    delta: str
+    def __init__(self, index: _Optional[int] = ..., delta: _Optional[str] = ...) -> None: ...
+
+class ToolCallFinished(_message.Message):
+    __slots__ = ("index", "arguments", "valid")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    VALID_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    arguments: str
+    valid: bool
+    def __init__(self, index: _Optional[int] = ..., arguments: _Optional[str] = ..., valid: bool = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("sampled", "ranks", "top_counts", "top_token_ids", "top_logprobs")
@@ -318,14 +358,16 @@ class Done(_message.Message):
     def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "output_tokens", "cached_tokens")
+    __slots__ = ("prompt_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    reasoning_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class Ledger(_message.Message):
     __slots__ = ("queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "engine_restart_ns", "detokenize_and_send_ns", "blocked_on_reader_ns", "end_to_end_ns", "ttft_ns", "step_count", "preemptions", "cached_tokens", "draft_tokens", "accepted_tokens")

@@ -12,12 +12,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ToolChoiceMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOOL_CHOICE_MODE_UNSPECIFIED: _ClassVar[ToolChoiceMode]
+    TOOL_CHOICE_MODE_AUTO: _ClassVar[ToolChoiceMode]
+    TOOL_CHOICE_MODE_NONE: _ClassVar[ToolChoiceMode]
+    TOOL_CHOICE_MODE_REQUIRED: _ClassVar[ToolChoiceMode]
+
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROLE_UNSPECIFIED: _ClassVar[Role]
     ROLE_SYSTEM: _ClassVar[Role]
     ROLE_USER: _ClassVar[Role]
     ROLE_ASSISTANT: _ClassVar[Role]
+    ROLE_TOOL: _ClassVar[Role]
 
 class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -25,10 +33,15 @@ class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REQUEST_STATE_QUEUED: _ClassVar[RequestState]
     REQUEST_STATE_RUNNING: _ClassVar[RequestState]
     REQUEST_STATE_FINISHED: _ClassVar[RequestState]
+TOOL_CHOICE_MODE_UNSPECIFIED: ToolChoiceMode
+TOOL_CHOICE_MODE_AUTO: ToolChoiceMode
+TOOL_CHOICE_MODE_NONE: ToolChoiceMode
+TOOL_CHOICE_MODE_REQUIRED: ToolChoiceMode
 ROLE_UNSPECIFIED: Role
 ROLE_SYSTEM: Role
 ROLE_USER: Role
 ROLE_ASSISTANT: Role
+ROLE_TOOL: Role
 REQUEST_STATE_UNSPECIFIED: RequestState
 REQUEST_STATE_QUEUED: RequestState
 REQUEST_STATE_RUNNING: RequestState
@@ -83,26 +96,40 @@ class Output(_message.Message):
     def __init__(self, output_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., content: _Optional[_Iterable[_Union[_generation_pb2.Content, _Mapping]]] = ..., logprobs: _Optional[_Union[_generation_pb2.Logprobs, _Mapping]] = ..., finished: _Optional[_Union[_generation_pb2.OutputFinished, _Mapping]] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("messages", "spec", "continue_last_message", "tools")
+    __slots__ = ("messages", "spec", "continue_last_message", "tools", "tool_choice", "parallel_tool_calls")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_LAST_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     spec: _generation_pb2.GenerationSpec
     continue_last_message: bool
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., spec: _Optional[_Union[_generation_pb2.GenerationSpec, _Mapping]] = ..., continue_last_message: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ...) -> None: ...
+    tool_choice: ToolChoice
+    parallel_tool_calls: bool
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., spec: _Optional[_Union[_generation_pb2.GenerationSpec, _Mapping]] = ..., continue_last_message: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: bool = ...) -> None: ...
 
 class Tool(_message.Message):
-    __slots__ = ("name", "description", "parameters_json_schema")
+    __slots__ = ("name", "description", "parameters_json_schema", "strict")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    STRICT_FIELD_NUMBER: _ClassVar[int]
     name: str
     description: str
     parameters_json_schema: str
-    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters_json_schema: _Optional[str] = ...) -> None: ...
+    strict: bool
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters_json_schema: _Optional[str] = ..., strict: bool = ...) -> None: ...
+
+class ToolChoice(_message.Message):
+    __slots__ = ("mode", "name")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    mode: ToolChoiceMode
+    name: str
+    def __init__(self, mode: _Optional[_Union[ToolChoiceMode, str]] = ..., name: _Optional[str] = ...) -> None: ...
 
 class ChatResponse(_message.Message):
     __slots__ = ("event",)
@@ -111,26 +138,52 @@ class ChatResponse(_message.Message):
     def __init__(self, event: _Optional[_Union[_generation_pb2.GenerationEvent, _Mapping]] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "parts")
+    __slots__ = ("role", "parts", "tool_calls", "tool_call_id")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
     role: Role
     parts: _containers.RepeatedCompositeFieldContainer[Part]
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
+    tool_call_id: str
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ...) -> None: ...
+
+class ToolCall(_message.Message):
+    __slots__ = ("id", "name", "arguments_json")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    arguments_json: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments_json: _Optional[str] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("text",)
+    __slots__ = ("text", "reasoning")
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     text: str
-    def __init__(self, text: _Optional[str] = ...) -> None: ...
+    reasoning: str
+    def __init__(self, text: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("spec", "idempotency_key")
+    __slots__ = ("spec", "idempotency_key", "messages", "continue_last_message", "tools", "tool_choice", "parallel_tool_calls")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_LAST_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     spec: _generation_pb2.GenerationSpec
     idempotency_key: str
-    def __init__(self, spec: _Optional[_Union[_generation_pb2.GenerationSpec, _Mapping]] = ..., idempotency_key: _Optional[str] = ...) -> None: ...
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    continue_last_message: bool
+    tools: _containers.RepeatedCompositeFieldContainer[Tool]
+    tool_choice: ToolChoice
+    parallel_tool_calls: bool
+    def __init__(self, spec: _Optional[_Union[_generation_pb2.GenerationSpec, _Mapping]] = ..., idempotency_key: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., continue_last_message: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: bool = ...) -> None: ...
 
 class SubmitResponse(_message.Message):
     __slots__ = ("request_id", "model_revision", "prompt_tokens", "existing")
@@ -173,7 +226,7 @@ class SessionRequest(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., submit: _Optional[_Union[SessionSubmit, _Mapping]] = ..., attach: _Optional[_Union[SessionAttach, _Mapping]] = ..., cancel: _Optional[_Union[SessionCancel, _Mapping]] = ...) -> None: ...
 
 class SessionSubmit(_message.Message):
-    __slots__ = ("spec", "messages", "continue_last_message", "detached", "idempotency_key", "traceparent", "tracestate")
+    __slots__ = ("spec", "messages", "continue_last_message", "detached", "idempotency_key", "traceparent", "tracestate", "tools", "tool_choice", "parallel_tool_calls")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_LAST_MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +234,9 @@ class SessionSubmit(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     spec: _generation_pb2.GenerationSpec
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     continue_last_message: bool
@@ -188,7 +244,10 @@ class SessionSubmit(_message.Message):
     idempotency_key: str
     traceparent: str
     tracestate: str
-    def __init__(self, spec: _Optional[_Union[_generation_pb2.GenerationSpec, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., continue_last_message: bool = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
+    tools: _containers.RepeatedCompositeFieldContainer[Tool]
+    tool_choice: ToolChoice
+    parallel_tool_calls: bool
+    def __init__(self, spec: _Optional[_Union[_generation_pb2.GenerationSpec, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., continue_last_message: bool = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: bool = ...) -> None: ...
 
 class SessionAttach(_message.Message):
     __slots__ = ("request_id", "output_index", "from_token")
@@ -343,7 +402,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "revision", "architecture", "parameter_count", "dtype", "vocabulary_size", "max_context_tokens", "max_outputs", "end_of_text_token_ids", "has_chat_template", "default_sampling", "kv_block_tokens", "kv_blocks", "device", "memory_plan", "quantization", "kv_dtype", "kv_bytes_per_token", "drafter", "max_drafts", "not_followed", "engines_left_out")
+    __slots__ = ("name", "revision", "architecture", "parameter_count", "dtype", "vocabulary_size", "max_context_tokens", "max_outputs", "end_of_text_token_ids", "has_chat_template", "default_sampling", "kv_block_tokens", "kv_blocks", "device", "memory_plan", "quantization", "kv_dtype", "kv_bytes_per_token", "drafter", "max_drafts", "not_followed", "engines_left_out", "tool_format", "reasoning")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +425,8 @@ class Model(_message.Message):
     MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NOT_FOLLOWED_FIELD_NUMBER: _ClassVar[int]
     ENGINES_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     architecture: str
@@ -388,7 +449,9 @@ class Model(_message.Message):
     max_drafts: int
     not_followed: _containers.RepeatedScalarFieldContainer[str]
     engines_left_out: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_outputs: _Optional[int] = ..., end_of_text_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., default_sampling: _Optional[_Union[_generation_pb2.SamplingParameters, _Mapping]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., device: _Optional[str] = ..., memory_plan: _Optional[_Union[MemoryPlan, _Mapping]] = ..., quantization: _Optional[_Union[Quantization, _Mapping]] = ..., kv_dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., drafter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., not_followed: _Optional[_Iterable[str]] = ..., engines_left_out: _Optional[_Iterable[str]] = ...) -> None: ...
+    tool_format: str
+    reasoning: bool
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_outputs: _Optional[int] = ..., end_of_text_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., default_sampling: _Optional[_Union[_generation_pb2.SamplingParameters, _Mapping]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., device: _Optional[str] = ..., memory_plan: _Optional[_Union[MemoryPlan, _Mapping]] = ..., quantization: _Optional[_Union[Quantization, _Mapping]] = ..., kv_dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., drafter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., not_followed: _Optional[_Iterable[str]] = ..., engines_left_out: _Optional[_Iterable[str]] = ..., tool_format: _Optional[str] = ..., reasoning: bool = ...) -> None: ...
 
 class Quantization(_message.Message):
     __slots__ = ("scheme", "group_size", "bits_per_weight", "mean_relative_error", "worst_relative_error", "worst_tensor", "head_scheme", "head_bits_per_weight", "head_relative_error", "measured", "activations")

@@ -20,6 +20,7 @@ from headrace_service import errors
 from headrace_service.kserve.messages import responses
 from headrace_service.kserve.messages.infer_request import InferRequest
 from headrace_service.kserve.messages.tensors import Tensor
+from headrace_service.output_forms.parts import Part
 from headrace_service.streams.wires import TokenLogprobs
 from headrace_service.tracing.recording import Recording
 
@@ -190,8 +191,10 @@ class GenerationWire:
         token_ids: Sequence[int],
         text: str,
         logprobs: Sequence[TokenLogprobs] | None,
+        parts: Sequence[Part] | None = None,
     ) -> None:
         """Notes new tokens of one output, and their text."""
+        assert parts is None, "KServe has no conversations, whose outputs alone have parts"
         self._new = True
         piece = self._pieces[output_index]
         piece.text += text
@@ -205,7 +208,9 @@ class GenerationWire:
         if self._cut_bytes is not None and self._pending_bytes > self._cut_bytes:
             self._cut.append(self._flush(False))
 
-    def output_finished(self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> None:
+    def output_finished(
+        self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str], calls_tools: bool = False
+    ) -> None:
         """Notes the end of one output."""
         self._new = True
         reason = _REASONS.get(end.reason)
@@ -214,7 +219,9 @@ class GenerationWire:
         else:
             self._pieces[end.output_index].reason = reason
 
-    def done(self, engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger) -> None:
+    def done(
+        self, engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger, reasoning_tokens: int = 0
+    ) -> None:
         """Notes the end of the request; the last event."""
 
 

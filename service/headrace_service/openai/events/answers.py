@@ -14,9 +14,11 @@ import msgspec
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service.openai.events import head as heads
 from headrace_service.openai.events.head import Head
+from headrace_service.openai.events.message_parts import Message
 from headrace_service.openai.events.openai_wire import AnswerParts, OpenAIWire
 from headrace_service.openai.events.token_report import CompletionReport
 from headrace_service.openai.events.usage import Usage
+from headrace_service.output_forms.parts import Part
 from headrace_service.streams.wires import TokenLogprobs
 
 _encode = msgspec.json.Encoder().encode
@@ -26,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 class _Output:
     """What has come of one output."""
 
-    texts: list[str] = dataclasses.field(default_factory=list)
+    message: Message = dataclasses.field(default_factory=Message)
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = dataclasses.field(default_factory=list)
     reason: str | None = None
@@ -62,14 +64,14 @@ class Answer(OpenAIWire):
     def _chat_choice(self, output: _Output) -> dict[str, Any]:
         logprobs = [one for one in output.logprobs if one is not None]
         return {
-            "message": {"role": "assistant", "content": "".join(output.texts), "refusal": None},
+            "message": output.message.fields(),
             "logprobs": self._report.chat(output.token_ids, logprobs) if self._with_logprobs else None,
         }
 
     def _completion_choice(self, output: _Output) -> dict[str, Any]:
         report = CompletionReport(self._report)
         logprobs = report.of(output.token_ids, output.logprobs) if self._with_logprobs else None
-        return {"text": "".join(output.texts), "logprobs": logprobs}
+        return {"text": output.message.text, "logprobs": logprobs}
 
     # -- EventWire
 
@@ -91,25 +93,29 @@ class Answer(OpenAIWire):
         token_ids: Sequence[int],
         text: str,
         logprobs: Sequence[TokenLogprobs] | None,
+        parts: Sequence[Part] | None = None,
     ) -> None:
         """Notes new tokens of one output, unless the prompt alone is wanted."""
         if self._only_scores:
             return
         output = self._outputs[output_index]
-        output.texts.append(text)
+        output.message.add_text(text)
+        output.message.add(parts or ())
         if logprobs is not None:
             output.token_ids.extend(token_ids)
             output.logprobs.extend(logprobs)
 
-    def output_finished(self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> None:
+    def output_finished(
+        self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str], calls_tools: bool = False
+    ) -> None:
         """Notes why one output ended."""
         output = self._outputs[end.output_index]
-        output.reason = self._finish_reason(end)
+        output.reason = self._finish_reason(end, calls_tools)
         output.stop_reason = heads.matched_stop(end, stop_strings)
 
     def _add_prompt(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> None:
         for output in self._outputs:
-            output.texts.append(text)
+            output.message.add_text(text)
             if logprobs:
                 output.token_ids.extend(token_ids)
                 output.logprobs.extend(logprobs)

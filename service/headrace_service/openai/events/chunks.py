@@ -14,8 +14,10 @@ import msgspec
 
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service.openai.events import head as heads
+from headrace_service.openai.events import message_parts
 from headrace_service.openai.events.openai_wire import AnswerParts, OpenAIWire
 from headrace_service.openai.events.token_report import CompletionReport
+from headrace_service.output_forms.parts import Part
 from headrace_service.streams.wires import TokenLogprobs
 
 END = b"data: [DONE]\n\n"
@@ -83,16 +85,23 @@ class Chunks(OpenAIWire, abc.ABC):
         token_ids: Sequence[int],
         text: str,
         logprobs: Sequence[TokenLogprobs] | None,
+        parts: Sequence[Part] | None = None,
     ) -> bytes | None:
         """Returns the chunk of new tokens."""
+        if parts is not None:
+            reported = self._logprobs(output_index, token_ids, logprobs) if logprobs is not None else None
+            choice = self._choice("", reported, None)
+            return self._chunk(output_index, {**choice, "delta": message_parts.piece(parts)})
         if logprobs is None:
             before, after = self._around[output_index]
             return before + _encode(text) + after
         return self._chunk(output_index, self._choice(text, self._logprobs(output_index, token_ids, logprobs), None))
 
-    def output_finished(self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> bytes | None:
+    def output_finished(
+        self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str], calls_tools: bool = False
+    ) -> bytes | None:
         """Returns the chunk that says why an output ended."""
-        reason = self._finish_reason(end)
+        reason = self._finish_reason(end, calls_tools)
         if reason is None:
             return None
         choice = self._choice("", None, reason)
@@ -158,11 +167,12 @@ class CompletionChunks(Chunks):
         token_ids: Sequence[int],
         text: str,
         logprobs: Sequence[TokenLogprobs] | None,
+        parts: Sequence[Part] | None = None,
     ) -> bytes | None:
         """Returns the chunk of new tokens; nothing where the prompt alone is wanted."""
         if self._only_scores:
             return b""
-        return super().delta(output_index, first_token_index, token_ids, text, logprobs)
+        return super().delta(output_index, first_token_index, token_ids, text, logprobs, parts)
 
     def _choice(self, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None) -> dict[str, Any]:
         return {"text": text, "logprobs": logprobs, "finish_reason": finish_reason}

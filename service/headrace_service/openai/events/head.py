@@ -51,15 +51,15 @@ class Head:
         }
 
 
-def finish_reason(end: engine_pb2.OutputEnd) -> str:
-    """Returns why an output ended.
+def finish_reason(end: engine_pb2.OutputEnd, calls_tools: bool) -> str:
+    """Returns why an output ended, one that called functions or not.
 
     Raises:
         ServiceError: it ended before its time.
     """
     reason = _REASONS.get(end.reason)
     if reason is not None:
-        return reason
+        return "tool_calls" if calls_tools and reason == "stop" else reason
     if end.reason == engine_pb2.OUTPUT_END_REASON_DEADLINE:
         raise errors.deadline_exceeded("the request's time limit passed before the generation ended")
     if end.HasField("error"):

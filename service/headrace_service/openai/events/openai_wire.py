@@ -67,19 +67,21 @@ class OpenAIWire:
     def resumed(self, pause_ns: int) -> None:
         """OpenAI's API has no word for it."""
 
-    def done(self, engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger) -> None:
+    def done(
+        self, engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger, reasoning_tokens: int = 0
+    ) -> None:
         """Counts the tokens; the request's end is the writer's to say."""
-        self._usage.add(engine_done, only_scores=self._only_scores)
+        self._usage.add(engine_done, reasoning_tokens, only_scores=self._only_scores)
 
     @property
     def _only_scores(self) -> bool:
         """Whether the prompt alone is wanted, and no output."""
         return self._echo is not None and self._echo.only
 
-    def _finish_reason(self, end: engine_pb2.OutputEnd) -> str | None:
+    def _finish_reason(self, end: engine_pb2.OutputEnd, calls_tools: bool) -> str | None:
         """Returns why an output ended; None, and `error` is set, if it could not be computed."""
         try:
-            return heads.finish_reason(end)
+            return heads.finish_reason(end, calls_tools)
         except errors.ServiceError as error:
             self.error = self.error or error
             return None

@@ -82,7 +82,7 @@ class GenerationHandlers:
         asked = _read(body, ChatRequest, exchange)
         model = model_handlers.find(self._core, asked.model or "", call)
         spec = _resolved(asked.spec(), model, asked.names)
-        prompt = await self._core.generations.prompt_of_conversation(asked.conversation(), model)
+        prompt = await self._core.generations.prompt_of_conversation(asked.conversation(model.text.form), model)
         head = Head.of("chat", model.text.facts.name, model.text.engine.revision)
         await self._answer(_Asked(asked, asked.names, model, spec, [prompt], [None], head), exchange, call)
 

@@ -10,16 +10,20 @@ from typing import Any
 
 from headrace.v1 import generation_pb2
 from headrace_service import errors
-from headrace_service.generations.conversation import MAX_MESSAGES, Conversation
-from headrace_service.openai.requests import generation_spec, unsupported
+from headrace_service.generations import tools
+from headrace_service.generations.conversation import MAX_MESSAGES, Conversation, KnownCalls
+from headrace_service.generations.tools import Asked, Offered
+from headrace_service.openai.requests import generation_spec, tool_fields, unsupported
 from headrace_service.openai.requests.shared_fields import U32, SharedFields, given
+from headrace_service.openai.requests.tool_fields import ToolObject
+from headrace_service.output_forms.model_form import ModelForm
 from headrace_service.violations import Violations
 
 # What OpenAI's newer models call the system's role; templates do not know the word.
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_MESSAGE_FIELDS = ("role", "content", "name")
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 # Fields of messages that ask for nothing when they are empty.
-_EMPTY_FIELDS = ("tool_calls", "function_call", "audio", "refusal", "tool_call_id", "annotations", "reasoning_content")
+_EMPTY_FIELDS = ("function_call", "audio", "refusal", "annotations")
 
 
 class ChatRequest(SharedFields, frozen=True, kw_only=True):
@@ -31,6 +35,11 @@ class ChatRequest(SharedFields, frozen=True, kw_only=True):
     top_logprobs: U32 | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    tools: list[ToolObject] | None = None
+    tool_choice: tool_fields.Choice | None = None
+    parallel_tool_calls: bool | None = None
+    # As in headrace.v1.
+    max_reasoning_tokens: U32 | None = None
 
     @property
     def max_tokens_field(self) -> str:
@@ -55,6 +64,8 @@ class ChatRequest(SharedFields, frozen=True, kw_only=True):
             raise errors.invalid_field("top_logprobs", "needs logprobs to be true")
         if self.logprobs:
             spec.logprobs = self.top_logprobs or 0
+        if self.max_reasoning_tokens is not None:
+            spec.max_reasoning_tokens = self.max_reasoning_tokens
         return spec
 
     @property
@@ -64,27 +75,48 @@ class ChatRequest(SharedFields, frozen=True, kw_only=True):
             **generation_spec.NAMES,
             **generation_spec.names_of_form(self),
             "spec.logprobs": "top_logprobs",
+            "spec.max_reasoning_tokens": "max_reasoning_tokens",
             "spec.stop.max_tokens": self.max_tokens_field,
         }
 
-    def conversation(self) -> Conversation:
-        """Returns the messages as templates read them.
+    def conversation(self, form: ModelForm) -> Conversation:
+        """Returns the messages as templates read them, and the tools.
+
+        Args:
+            form: how the model writes calls.
 
         Raises:
-            ServiceError: INVALID_ARGUMENT with all violations; UNIMPLEMENTED, tools or media.
+            ServiceError: INVALID_ARGUMENT with all violations; UNIMPLEMENTED, media;
+                FAILED_PRECONDITION, tools for a model that takes none.
         """
         found = Violations()
         rule = f"must have at least 1 and at most {MAX_MESSAGES} messages"
         found.require(1 <= len(self.messages) <= MAX_MESSAGES, "messages", rule)
+        calls = KnownCalls(tool_fields.FIELDS)
         messages = [
-            _message(given(one), f"messages[{index}]", found) for index, one in enumerate(self.messages[:MAX_MESSAGES])
+            _message(given(one), f"messages[{index}]", calls, found)
+            for index, one in enumerate(self.messages[:MAX_MESSAGES])
         ]
         continues = bool(self.continue_final_message)
         self._check_continuing(continues, messages, found)
         found.raise_if_any()
-        return Conversation(messages, continues)
+        return Conversation(messages, continues, self._offered(form))
 
-    def _check_continuing(self, continues: bool, messages: list[dict[str, str]], found: Violations) -> None:
+    def _offered(self, form: ModelForm) -> Offered | None:
+        """Returns the tools; without any, what is said of choosing them asks for nothing."""
+        if not self.tools:
+            if self.tool_choice not in (None, "none", "auto"):
+                raise errors.invalid_field("tool_choice", "must not be set without tools")
+            return None
+        has_form = generation_spec.has_form(self)
+        choice = tool_fields.choice_of(self.tool_choice)
+        asked = Asked(tool_fields.tools_of(self.tools), choice, self.parallel_tool_calls, has_form)
+        try:
+            return tools.offered(asked, form, tool_fields.FIELDS)
+        except errors.ServiceError as error:
+            raise errors.renamed(error, self.names) from None
+
+    def _check_continuing(self, continues: bool, messages: list[dict[str, Any]], found: Violations) -> None:
         if continues and self.add_generation_prompt:
             found.add("add_generation_prompt", "must not be true when continue_final_message is")
         if not continues and self.add_generation_prompt is False:
@@ -92,23 +124,40 @@ class ChatRequest(SharedFields, frozen=True, kw_only=True):
         if continues and messages:
             role = f"messages[{len(messages) - 1}].role"
             found.require(messages[-1]["role"] == "assistant", role, "must be assistant for continue_final_message")
+            calls = f"messages[{len(messages) - 1}].tool_calls"
+            found.require("tool_calls" not in messages[-1], calls, "must be empty for continue_final_message")
 
 
-def _message(one: dict[str, Any], field: str, found: Violations) -> dict[str, str]:
+def _message(one: dict[str, Any], field: str, calls: KnownCalls, found: Violations) -> dict[str, Any]:
     """Returns one message for a template; what is wrong with it is noted."""
     role = one.get("role")
-    if role in ("tool", "function"):
-        raise errors.unimplemented(f"{field}.role: {role} is not supported by this server, which has no tool calls")
+    if role == "function":
+        raise errors.unimplemented(f"{field}.role: function is not supported by this server; its newer name is tool")
     found.require(isinstance(role, str) and role in _ROLES, f"{field}.role", f"must be one of {', '.join(_ROLES)}")
     for name in one:
         if name in _EMPTY_FIELDS and one[name]:
             raise unsupported.unsupported(f"{field}.{name}")
         found.require(name in _MESSAGE_FIELDS or name in _EMPTY_FIELDS, f"{field}.{name}", "is not known")
-    message = {"role": _ROLES.get(str(role), ""), "content": _content(one.get("content"), f"{field}.content", found)}
+    called = tool_fields.calls_of(one.get("tool_calls", []), f"{field}.tool_calls")
+    message: dict[str, Any] = {"role": _ROLES.get(str(role), "")}
+    # A message that is calls alone has no content.
+    content = one.get("content", "" if called else None)
+    message["content"] = _content(content, f"{field}.content", found)
+    _add_reasoning(message, one.get("reasoning_content"), f"{field}.reasoning_content", found)
+    calls.add_to(message, called, f"{field}.tool_calls", found)
+    calls.answer(message, str(one.get("tool_call_id", "")), f"{field}.tool_call_id", found)
     if "name" in one:
         found.require(isinstance(one["name"], str), f"{field}.name", "must be a string")
         message["name"] = str(one["name"])
     return message
+
+
+def _add_reasoning(message: dict[str, Any], reasoning: Any, field: str, found: Violations) -> None:
+    if not reasoning:
+        return
+    found.require(isinstance(reasoning, str), field, "must be a string")
+    found.require(message["role"] == "assistant", field, "must not be set but in the assistant's messages")
+    message["reasoning_content"] = str(reasoning)
 
 
 def _content(content: Any, field: str, found: Violations) -> str:

@@ -82,6 +82,11 @@ def names_of_form(asked: SharedFields) -> dict[str, str]:
     return foreign_forms.names("response_format" if form is None else form[0])
 
 
+def has_form(asked: SharedFields) -> bool:
+    """Returns whether a request asks for a form of outputs."""
+    return _form_of(asked) is not None
+
+
 def _form_of(asked: SharedFields) -> tuple[str, foreign_forms.Output] | None:
     """Returns the form of outputs with the field that asks for it; None: any text.
 

@@ -52,6 +52,9 @@ final class Calls {
         if (conversation.continueLastMessage()) {
             request.setContinueLastMessage(true);
         }
+        conversation.tools().ifPresent(use -> request.addAllTools(use.messages())
+                .setToolChoice(use.choiceMessage())
+                .setParallelToolCalls(use.parallel()));
         return new StreamCall<>(InferenceServiceGrpc.getChatMethod(), request.build(), ChatResponse::getEvent);
     }
 
@@ -168,17 +171,35 @@ final class Calls {
         return spec.setText(Wire.utf8("spec.text", ((Prompt.Text) prompt).text())).build();
     }
 
-    /** The conversation as messages of one text part each. */
+    /** The conversation as messages of the API. */
     static List<io.github.headrace.v1.ChatMessage> messages(Conversation conversation) {
         List<io.github.headrace.v1.ChatMessage> messages = new ArrayList<>();
         for (ChatMessage message : conversation.messages()) {
-            String field = "messages[" + messages.size() + "].parts[0].text";
-            messages.add(io.github.headrace.v1.ChatMessage.newBuilder()
-                    .setRole(role(message.role()))
-                    .addParts(Part.newBuilder().setText(Wire.utf8(field, message.text())))
-                    .build());
+            messages.add(message(message, "messages[" + messages.size() + "]"));
         }
         return messages;
+    }
+
+    private static io.github.headrace.v1.ChatMessage message(ChatMessage message, String field) {
+        io.github.headrace.v1.ChatMessage.Builder made = io.github.headrace.v1.ChatMessage.newBuilder()
+                .setRole(role(message.role()))
+                .setToolCallId(Wire.utf8(field + ".tool_call_id", message.toolCallId()));
+        if (!message.reasoning().isEmpty()) {
+            made.addParts(Part.newBuilder()
+                    .setReasoning(Wire.utf8(field + ".parts[0].reasoning", message.reasoning())));
+        }
+        if (!message.text().isEmpty() || message.toolCalls().isEmpty()) {
+            String part = field + ".parts[" + made.getPartsCount() + "].text";
+            made.addParts(Part.newBuilder().setText(Wire.utf8(part, message.text())));
+        }
+        for (ToolCall call : message.toolCalls()) {
+            String calls = field + ".tool_calls[" + made.getToolCallsCount() + "]";
+            made.addToolCalls(io.github.headrace.v1.ToolCall.newBuilder()
+                    .setId(Wire.utf8(calls + ".id", call.id()))
+                    .setName(Wire.utf8(calls + ".name", call.name()))
+                    .setArgumentsJson(Wire.utf8(calls + ".arguments_json", call.arguments())));
+        }
+        return made.build();
     }
 
     private static Role role(ChatMessage.Role role) {
@@ -186,6 +207,7 @@ final class Calls {
             case SYSTEM -> Role.ROLE_SYSTEM;
             case USER -> Role.ROLE_USER;
             case ASSISTANT -> Role.ROLE_ASSISTANT;
+            case TOOL -> Role.ROLE_TOOL;
         };
     }
 }

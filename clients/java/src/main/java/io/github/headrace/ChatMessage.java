@@ -1,12 +1,41 @@
 package io.github.headrace;
 
+import java.util.List;
+
 /**
  * One message of a conversation.
  *
  * @param role who said it
- * @param text what was said
+ * @param text what was said, or what the function returned
+ * @param toolCalls the functions that the assistant called
+ * @param toolCallId the call whose result this is; empty: it is none
+ * @param reasoning what the assistant had written for itself; may be empty
  */
-public record ChatMessage(Role role, String text) {
+public record ChatMessage(
+        Role role, String text, List<ToolCall> toolCalls, String toolCallId, String reasoning) {
+
+    /**
+     * Copies the calls.
+     *
+     * @param role who said it
+     * @param text what was said
+     * @param toolCalls the functions that the assistant called
+     * @param toolCallId the call whose result this is
+     * @param reasoning what the assistant had written for itself
+     */
+    public ChatMessage {
+        toolCalls = List.copyOf(toolCalls);
+    }
+
+    /**
+     * A message that is text alone.
+     *
+     * @param role who said it
+     * @param text what was said
+     */
+    public ChatMessage(Role role, String text) {
+        this(role, text, List.of(), "", "");
+    }
 
     /** Who said a message. */
     public enum Role {
@@ -15,7 +44,9 @@ public record ChatMessage(Role role, String text) {
         /** The person. */
         USER,
         /** The model. */
-        ASSISTANT
+        ASSISTANT,
+        /** A function that the model had called. */
+        TOOL
     }
 
     /**
@@ -46,5 +77,16 @@ public record ChatMessage(Role role, String text) {
      */
     public static ChatMessage assistant(String text) {
         return new ChatMessage(Role.ASSISTANT, text);
+    }
+
+    /**
+     * What a function that the model had called returned.
+     *
+     * @param call the call
+     * @param text what it returned
+     * @return the message
+     */
+    public static ChatMessage toolResult(ToolCall call, String text) {
+        return new ChatMessage(Role.TOOL, text, List.of(), call.id(), "");
     }
 }

@@ -32,6 +32,24 @@ public record Completion(
     }
 
     /**
+     * Functions that the first output called.
+     *
+     * @return all of them, in order
+     */
+    public List<ToolCall> toolCalls() {
+        return outputs.get(0).toolCalls();
+    }
+
+    /**
+     * The first output as a message of a conversation that goes on.
+     *
+     * @return the assistant's message
+     */
+    public ChatMessage message() {
+        return outputs.get(0).message();
+    }
+
+    /**
      * Tokens of the first output.
      *
      * @return all of them

@@ -1,6 +1,7 @@
 package io.github.headrace;
 
 import java.util.List;
+import java.util.Optional;
 
 /**
  * The prompt of a chat: laid out by the model's own template.
@@ -8,17 +9,39 @@ import java.util.List;
  * @param messages oldest first
  * @param continueLastMessage whether the model continues the last message, which is then the
  *     assistant's, instead of answering it
+ * @param tools functions that the model may call; empty: none
  */
-public record Conversation(List<ChatMessage> messages, boolean continueLastMessage) {
+public record Conversation(List<ChatMessage> messages, boolean continueLastMessage, Optional<ToolUse> tools) {
 
     /**
      * Copies the messages.
      *
      * @param messages oldest first
      * @param continueLastMessage whether the model continues the last message
+     * @param tools functions that the model may call
      */
     public Conversation {
         messages = List.copyOf(messages);
+    }
+
+    /**
+     * A conversation without tools.
+     *
+     * @param messages oldest first
+     * @param continueLastMessage whether the model continues the last message
+     */
+    public Conversation(List<ChatMessage> messages, boolean continueLastMessage) {
+        this(messages, continueLastMessage, Optional.empty());
+    }
+
+    /**
+     * This conversation with functions that the model may call.
+     *
+     * @param use the functions, and whether the model calls them
+     * @return the conversation
+     */
+    public Conversation with(ToolUse use) {
+        return new Conversation(messages, continueLastMessage, Optional.of(use));
     }
 
     /**

@@ -60,7 +60,8 @@ final class Events {
                 delta.getFirstTokenIndex(),
                 delta.getTokenIdsList(),
                 text(delta.getContentList()),
-                delta.hasLogprobs() ? Optional.of(Logprobs.from(delta.getLogprobs())) : Optional.empty());
+                delta.hasLogprobs() ? Optional.of(Logprobs.from(delta.getLogprobs())) : Optional.empty(),
+                io.github.headrace.Content.from(delta.getContentList()));
     }
 
     private static GenerationEvent done(io.github.headrace.v1.Done done) {

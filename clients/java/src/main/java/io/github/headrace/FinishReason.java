@@ -13,7 +13,9 @@ public enum FinishReason {
     /** The call's deadline or the generation's time limit passed. */
     DEADLINE,
     /** The engine could not go on with this output. */
-    ERROR;
+    ERROR,
+    /** As {@link #STOP}, of an output that called at least one function. */
+    TOOL_CALLS;
 
     static FinishReason from(io.github.headrace.v1.FinishReason reason) {
         return switch (reason) {
@@ -22,6 +24,7 @@ public enum FinishReason {
             case FINISH_REASON_CANCELLED -> CANCELLED;
             case FINISH_REASON_DEADLINE -> DEADLINE;
             case FINISH_REASON_ERROR -> ERROR;
+            case FINISH_REASON_TOOL_CALLS -> TOOL_CALLS;
             default -> UNKNOWN;
         };
     }

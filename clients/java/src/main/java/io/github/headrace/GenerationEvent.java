@@ -1,6 +1,7 @@
 package io.github.headrace;
 
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
 
@@ -43,12 +44,49 @@ public sealed interface GenerationEvent {
      * @param outputIndex which of the n outputs, from 0
      * @param firstTokenIndex position of the first of these tokens in the output, from 0
      * @param tokenIds the new tokens
-     * @param text their text; empty where they have none
+     * @param text their text of the answer; empty where they have none
      * @param logprobs of these tokens, where they were asked for
+     * @param content where there is more than text, all of it in order; else empty
      */
     record Delta(
-            int outputIndex, int firstTokenIndex, List<Integer> tokenIds, String text, Optional<Logprobs> logprobs)
-            implements GenerationEvent {}
+            int outputIndex,
+            int firstTokenIndex,
+            List<Integer> tokenIds,
+            String text,
+            Optional<Logprobs> logprobs,
+            List<Content> content)
+            implements GenerationEvent {
+
+        /** Length of all contents: a character counts one, as do beginnings and ends of calls. */
+        int length() {
+            return content.isEmpty()
+                    ? text.length()
+                    : content.stream().mapToInt(Content::length).sum();
+        }
+
+        /** This delta without its first tokens, and without so much of its contents. */
+        Delta without(int tokens, int length) {
+            List<Content> rest = new ArrayList<>();
+            StringBuilder answer = new StringBuilder(content.isEmpty() ? text.substring(length) : "");
+            int left = length;
+            for (Content piece : content) {
+                int skipped = Math.min(left, piece.length());
+                left -= skipped;
+                if (skipped == 0 || skipped < piece.length()) {
+                    Content kept = piece.without(skipped);
+                    rest.add(kept);
+                    answer.append(kept instanceof Content.AnswerText more ? more.text() : "");
+                }
+            }
+            return new Delta(
+                    outputIndex,
+                    firstTokenIndex + tokens,
+                    tokenIds.subList(tokens, tokenIds.size()),
+                    answer.toString(),
+                    logprobs.map(all -> all.from(tokens)),
+                    List.copyOf(rest));
+        }
+    }
 
     /**
      * One output ended. The others go on.

@@ -296,6 +296,18 @@ public final class GenerationOptions {
         }
 
         /**
+         * Most tokens that each output of a conversation may spend on its reasoning. Default: no
+         * limit but that of the output.
+         *
+         * @param maxReasoningTokens at least 1
+         * @return this builder
+         */
+        public Builder maxReasoningTokens(int maxReasoningTokens) {
+            spec.setMaxReasoningTokens(Wire.unsigned("spec.max_reasoning_tokens", maxReasoningTokens));
+            return this;
+        }
+
+        /**
          * Most drafted tokens that a step verifies for an output, where the server drafts. Answers
          * are the same. Default: the server's setting.
          *

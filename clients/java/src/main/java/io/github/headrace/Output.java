@@ -14,6 +14,8 @@ import java.util.Optional;
  * @param logprobs of its tokens, where they were asked for
  * @param score what it was chosen by, where {@link GenerationOptions.Builder#bestOf} or
  *     {@link GenerationOptions.Builder#beamSearch} has outputs chosen
+ * @param reasoning what the model wrote for itself; may be empty
+ * @param toolCalls the functions that it called
  */
 public record Output(
         int outputIndex,
@@ -22,4 +24,16 @@ public record Output(
         FinishReason finishReason,
         Optional<MatchedStop> matchedStop,
         Optional<Logprobs> logprobs,
-        Optional<Float> score) {}
+        Optional<Float> score,
+        String reasoning,
+        List<ToolCall> toolCalls) {
+
+    /**
+     * This output as the assistant's message of a conversation that goes on.
+     *
+     * @return the message
+     */
+    public ChatMessage message() {
+        return new ChatMessage(ChatMessage.Role.ASSISTANT, text, toolCalls, "", reasoning);
+    }
+}

@@ -93,6 +93,9 @@ public final class Session implements AutoCloseable {
         if (conversation.continueLastMessage()) {
             submission.setContinueLastMessage(true);
         }
+        conversation.tools().ifPresent(use -> submission.addAllTools(use.messages())
+                .setToolChoice(use.choiceMessage())
+                .setParallelToolCalls(use.parallel()));
         return start(submission);
     }
 

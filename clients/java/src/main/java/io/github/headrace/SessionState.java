@@ -123,7 +123,7 @@ final class SessionState {
         int first = positions.of(place.outputIndex);
         positions.next.put(place.outputIndex, first + run.tokenIds.size());
         return new Delta(
-                place.outputIndex, first, List.copyOf(run.tokenIds), run.text.toString(), Optional.empty());
+                place.outputIndex, first, List.copyOf(run.tokenIds), run.text.toString(), Optional.empty(), List.of());
     }
 
     private static SessionRequest cancelMessage(int streamId, boolean detach) {

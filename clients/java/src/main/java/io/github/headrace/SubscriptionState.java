@@ -24,8 +24,8 @@ import java.util.concurrent.TimeUnit;
  * <li>One output: it is asked for again from the token after the last one yielded.
  * <li>All outputs: they stand at different tokens, and how many there are only the server knows. So
  * they are asked for again from where the subscription began, and what was yielded already is
- * dropped by counting tokens and characters. Text and tokens of a delta cover each other, and the
- * text is the same however the deltas are cut, so both counts name the same place.
+ * dropped by counting tokens and the length of contents. Contents and tokens of a delta cover each
+ * other, and contents are the same however the deltas are cut, so both counts name the same place.
  * </ul>
  */
 final class SubscriptionState extends StreamState {
@@ -34,11 +34,12 @@ final class SubscriptionState extends StreamState {
     private final class Place {
         boolean begun;
         int nextToken = first.getFromToken();
-        int characters;
+        // Of the contents, as Delta counts it.
+        int length;
         boolean finished;
-        // What the server sends again: tokens before replayedTokens, and this much text.
+        // What the server sends again: tokens before replayedTokens, and this much of contents.
         int replayedTokens;
-        int replayedCharacters;
+        int replayedLength;
     }
 
     private final StreamCall<SubscribeRequest, SubscribeResponse> firstCall;
@@ -101,7 +102,7 @@ final class SubscriptionState extends StreamState {
         }
         for (Place place : places.values()) {
             place.replayedTokens = place.nextToken;
-            place.replayedCharacters = place.characters;
+            place.replayedLength = place.length;
         }
         return first;
     }
@@ -140,7 +141,7 @@ final class SubscriptionState extends StreamState {
     private Delta newTokens(Delta whole) {
         Place place = place(whole.outputIndex());
         Delta delta = withoutReplay(whole, place);
-        if (delta.tokenIds().isEmpty() && delta.text().isEmpty()) {
+        if (delta.tokenIds().isEmpty() && delta.length() == 0) {
             return null;
         }
         // The first delta may start before fromToken, where a character is spread over tokens on
@@ -154,23 +155,18 @@ final class SubscriptionState extends StreamState {
         }
         place.begun = true;
         place.nextToken = delta.firstTokenIndex() + delta.tokenIds().size();
-        place.characters += delta.text().length();
+        place.length += delta.length();
         return delta;
     }
 
     private static Delta withoutReplay(Delta delta, Place place) {
         List<Integer> ids = delta.tokenIds();
         int knownTokens = Math.min(Math.max(0, place.replayedTokens - delta.firstTokenIndex()), ids.size());
-        int knownText = Math.min(place.replayedCharacters, delta.text().length());
-        if (knownTokens == 0 && knownText == 0) {
+        int knownLength = Math.min(place.replayedLength, delta.length());
+        if (knownTokens == 0 && knownLength == 0) {
             return delta;
         }
-        place.replayedCharacters -= knownText;
-        return new Delta(
-                delta.outputIndex(),
-                delta.firstTokenIndex() + knownTokens,
-                ids.subList(knownTokens, ids.size()),
-                delta.text().substring(knownText),
-                delta.logprobs().map(logprobs -> logprobs.from(knownTokens)));
+        place.replayedLength -= knownLength;
+        return delta.without(knownTokens, knownLength);
     }
 }

@@ -24,7 +24,22 @@ final class Transcript {
         final StringBuilder text = new StringBuilder();
         final List<Integer> tokenIds = new ArrayList<>();
         final List<Logprobs> logprobs = new ArrayList<>();
+        final StringBuilder reasoning = new StringBuilder();
+        final Map<Integer, ToolCall> calls = new TreeMap<>();
         OutputFinished finished;
+
+        void add(Content content) {
+            if (content instanceof Content.ReasoningText more) {
+                reasoning.append(more.text());
+            } else if (content instanceof Content.ToolCallStarted call) {
+                calls.put(call.index(), new ToolCall(call.id(), call.name(), "", false));
+            } else if (content instanceof Content.ToolCallFinished call) {
+                // Of a call whose beginning was not read, id and name are empty.
+                ToolCall begun = calls.getOrDefault(call.index(), new ToolCall("", "", "", false));
+                calls.put(
+                        call.index(), new ToolCall(begun.id(), begun.name(), call.arguments(), call.valid()));
+            }
+        }
     }
 
     private final Map<Integer, Part> parts = new TreeMap<>();
@@ -37,6 +52,7 @@ final class Transcript {
             Part part = part(delta.outputIndex());
             part.text.append(delta.text());
             part.tokenIds.addAll(delta.tokenIds());
+            delta.content().forEach(part::add);
             delta.logprobs().ifPresent(part.logprobs::add);
         } else if (event instanceof OutputFinished finished) {
             part(finished.outputIndex()).finished = finished;
@@ -116,7 +132,9 @@ final class Transcript {
                 part.finished.reason(),
                 part.finished.matchedStop(),
                 Optional.ofNullable(Logprobs.joined(part.logprobs)),
-                part.finished.score());
+                part.finished.score(),
+                part.reasoning.toString(),
+                List.copyOf(part.calls.values()));
     }
 
     private static Output output(io.github.headrace.v1.Output output, String requestId) {
@@ -130,7 +148,9 @@ final class Transcript {
                 finished.reason(),
                 finished.matchedStop(),
                 reported ? Optional.of(Logprobs.from(output.getLogprobs())) : Optional.empty(),
-                finished.score());
+                finished.score(),
+                "",
+                List.of());
     }
 
     /** Throws what an output ended with, where that was an error. */

@@ -1,0 +1,77 @@
+"""What a conversation's prompt means for its outputs.
+
+Owns what is looked for in them, the form that calls of its tools must have, and whether they begin
+within reasoning. Formats and their grammars are `output_forms`'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from headrace_request import limits
+from headrace_request.reasoning import Reasoning
+from headrace_request.structured_output import StructuredOutput
+from headrace_service import errors
+from headrace_service.generations.conversation import Conversation
+from headrace_service.generations.engine_request import Prompt
+from headrace_service.generations.tools import Offered
+from headrace_service.output_forms.model_form import ModelForm
+from headrace_service.text.text_model import TextModel
+from headrace_service.text.tokenization import TokenIds
+
+_GRAMMAR = "spec.structured_output.grammar"
+
+
+def prompt_of(token_ids: TokenIds, text: str, conversation: Conversation, model: TextModel) -> Prompt:
+    """Returns a conversation's prompt, with what follows from it for outputs.
+
+    Args:
+        token_ids: the prompt.
+        text: as the template wrote it.
+        conversation: what was asked.
+        model: its model.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, the tools are more than a grammar may have.
+    """
+    form, offered = model.form, conversation.offered
+    inside = form.reasoning is not None and _ends_inside(text, conversation, form.reasoning)
+    reasoning = Reasoning(*form.reasoning_ids, begins_inside=inside) if form.reasoning_ids is not None else None
+    return Prompt(
+        token_ids,
+        "messages",
+        is_chat=True,
+        plan=form.plan(offered.shown if offered is not None else (), inside),
+        reasoning=reasoning,
+        form=_form_of_calls(offered, form) if offered is not None else None,
+    )
+
+
+@contextlib.contextmanager
+def refusals_named(prompt: Prompt) -> Iterator[None]:
+    """Has refusals of a grammar that was made of tools name the tools."""
+    try:
+        yield
+    except errors.ServiceError as error:
+        raise (errors.renamed(error, {_GRAMMAR: "tools"}) if prompt.form is not None else error) from None
+
+
+def _form_of_calls(offered: Offered, form: ModelForm) -> StructuredOutput | None:
+    if not offered.use.needs_grammar:
+        return None
+    grammar = form.grammar(offered.use)
+    num_bytes = len(grammar.encode())
+    if num_bytes > limits.MAX_STRUCTURED_BYTES:
+        rule = f"make a grammar of {num_bytes} bytes; it must have at most {limits.MAX_STRUCTURED_BYTES}"
+        raise errors.invalid_field("tools", rule)
+    return StructuredOutput("grammar", grammar)
+
+
+def _ends_inside(text: str, conversation: Conversation, markers: tuple[str, str]) -> bool:
+    """Returns whether a prompt ends within reasoning, by its template or the continued message."""
+    start, end = markers
+    if conversation.continues_last:
+        last = conversation.messages[-1]["content"]
+        return bool(last.rfind(start) > last.rfind(end))
+    return text.rstrip().endswith(start)

@@ -1,0 +1,150 @@
+"""How a model writes calls and reasoning, by its folder: its chat template and its tokens.
+
+Owns the table of formats. A format that no template names is none: whoever knows better says so
+(`--tool-format`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+from headrace_service.output_forms import hermes, llama, mistral, qwen_coder
+from headrace_service.output_forms.call_format import Spelling, Tool, ToolUse
+from headrace_service.output_forms.output_plan import KnownTool, OutputPlan
+from headrace_service.output_forms.parts import Calls, Part
+from headrace_service.output_forms.plain import AnswerReader, PlainReader
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Format:
+    """A format of calls.
+
+    Attributes:
+        markers: those that may be special tokens of the model.
+        signs: what a chat template has if its model writes so; one of them suffices.
+        grammar: of an output, from its tools and the special tokens that markers are.
+    """
+
+    markers: Sequence[str]
+    signs: Sequence[str]
+    grammar: Callable[[ToolUse, Mapping[str, int]], str]
+
+
+# In the order in which templates are looked through: the first that fits counts.
+_FORMATS: Final[Mapping[str, _Format]] = {
+    "qwen3-coder": _Format(qwen_coder.MARKERS, ("<function=",), qwen_coder.grammar),
+    "hermes": _Format(hermes.MARKERS, (hermes.OPEN,), hermes.grammar),
+    "mistral": _Format(mistral.MARKERS, (mistral.OPEN,), mistral.grammar),
+    "llama3-json": _Format(llama.MARKERS, (llama.TAG, '{"name": function name, "parameters"'), llama.grammar),
+}
+NAMES: Final = tuple(_FORMATS)
+# Markers of reasoning, by which templates name them.
+_REASONING: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelForm:
+    """What outputs of a model's conversations are made of.
+
+    Attributes:
+        call_format: how it writes calls; "": it takes no tools.
+        why_no_tools: what is missing where it takes none.
+        special_markers: the markers that are special tokens, and no text therefore, with their ids.
+        reasoning: markers that begin and end reasoning; None: it has none.
+        reasoning_ids: the tokens of both.
+    """
+
+    call_format: str
+    why_no_tools: str
+    special_markers: Mapping[str, int]
+    reasoning: tuple[str, str] | None
+    reasoning_ids: tuple[tuple[int, ...], tuple[int, ...]] | None
+
+    @staticmethod
+    def of(
+        template: str | None,
+        encode: Callable[[str], Sequence[int]],
+        special_ids: Collection[int],
+        wanted: str = "auto",
+    ) -> ModelForm:
+        """Returns what a folder says.
+
+        Args:
+            template: its chat template; None: it has none.
+            encode: the tokens of a text, none added.
+            special_ids: tokens that are no text.
+            wanted: the format that the operator names; "auto": the template's; "off": none.
+        """
+        template = template or ""
+        call_format, why = _call_format(template, wanted)
+        reasoning = next((pair for pair in _REASONING if pair[1] in template), None)
+        markers = [*(_FORMATS[call_format].markers if call_format else ()), *(reasoning or ())]
+        tokens = {marker: tuple(encode(marker)) for marker in markers}
+        special = {marker: ids[0] for marker, ids in tokens.items() if len(ids) == 1 and ids[0] in special_ids}
+        reasoning_ids = (tokens[reasoning[0]], tokens[reasoning[1]]) if reasoning is not None else None
+        return ModelForm(call_format, why, special, reasoning, reasoning_ids)
+
+    def plan(self, tools: Sequence[Tool], begins_inside: bool) -> OutputPlan | None:
+        """Returns how outputs with these tools are read; None: they are text alone."""
+        if not tools and self.reasoning is None:
+            return None
+        special = sorted((token, marker) for marker, token in self.special_markers.items())
+        return OutputPlan(
+            call_format=self.call_format if tools else "",
+            tools=tuple(KnownTool(tool.name, self._text_parameters(tool)) for tool in tools),
+            special_markers=tuple(special),
+            reasoning=self.reasoning,
+            begins_inside=begins_inside,
+        )
+
+    def grammar(self, use: ToolUse) -> str:
+        """Returns the grammar, in Lark's notation, of outputs that call these tools."""
+        return _FORMATS[self.call_format].grammar(use, self.special_markers)
+
+    def why_not_strict(self, tool: Tool) -> str:
+        """Returns what in a tool's schema no grammar of the format can hold; "": nothing."""
+        return qwen_coder.why_not_strict(tool) if self.call_format == "qwen3-coder" else ""
+
+    def _text_parameters(self, tool: Tool) -> tuple[str, ...]:
+        return tuple(sorted(qwen_coder.text_parameters(tool))) if self.call_format == "qwen3-coder" else ()
+
+
+def answer_reader(
+    plan: OutputPlan, parts: list[Part], calls: Calls, spelling: Spelling, is_after_marker: bool
+) -> AnswerReader:
+    """Returns the reader of an answer; a later version's format, which none can read, is text.
+
+    Args:
+        plan: what to look for.
+        parts: where parts are appended.
+        calls: takes the calls.
+        spelling: of markers.
+        is_after_marker: whether whitespace at the beginning belongs to something else.
+    """
+    match plan.call_format:
+        case "hermes":
+            return hermes.HermesReader(parts, calls, spelling, is_after_marker)
+        case "llama3-json":
+            return llama.LlamaReader(parts, calls, spelling, is_after_marker)
+        case "mistral":
+            return mistral.MistralReader(parts, calls, spelling, is_after_marker)
+        case "qwen3-coder":
+            texts = {tool.name: frozenset(tool.text_parameters) for tool in plan.tools}
+            return qwen_coder.QwenCoderReader(parts, calls, spelling, is_after_marker, texts)
+    return PlainReader(parts, is_after_marker)
+
+
+def _call_format(template: str, wanted: str) -> tuple[str, str]:
+    """Returns the format of a template, or why there is none."""
+    if wanted == "off":
+        return "", "the server was started with tool_format off"
+    if not template:
+        return "", "the model's folder has no chat template"
+    if "tools" not in template:
+        return "", "the model's chat template does not show tools"
+    for name, form in _FORMATS.items():
+        if name == wanted or (wanted == "auto" and any(sign in template for sign in form.signs)):
+            return name, ""
+    return "", "the model's chat template names no format of calls that this server knows; tool_format can name one"

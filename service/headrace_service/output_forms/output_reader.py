@@ -1,0 +1,132 @@
+"""Reads one output of a conversation: its tokens' text comes in, its parts come out.
+
+Owns the order of the readers (reasoning first, then the answer with its calls) and how special
+tokens reach them.
+"""
+
+from __future__ import annotations
+
+from headrace_service.output_forms import model_form
+from headrace_service.output_forms.output_plan import OutputPlan
+from headrace_service.output_forms.parts import CallArguments, CallFinished, Calls, CallStarted, Part, Reasoning, Text
+from headrace_service.output_forms.plain import AnswerReader
+from headrace_service.output_forms.reasoning import ReasoningReader
+
+
+class OutputReader:
+    """The parts of one output while it arrives.
+
+    Args:
+        plan: what to look for.
+        place: names the output, the same whoever reads it.
+        shows_special: whether special tokens have text.
+
+    Attributes:
+        marker_ids: tokens to be given to `feed_marker`, not as text.
+        num_reasoning_tokens: tokens of reasoning so far.
+    """
+
+    def __init__(self, plan: OutputPlan, place: str, shows_special: bool) -> None:
+        self._parts: list[Part] = []
+        self._plan = plan
+        self.marker_ids = plan.stand_ins()
+        self._spellings = {text: self.marker_ids[token] for token, text in plan.special_markers}
+        shown = (text if shows_special else "" for _, text in plan.special_markers)
+        self._shown = dict(zip(map(ord, self.marker_ids.values()), shown, strict=True))
+        self._calls = Calls(self._parts, {tool.name for tool in plan.tools}, place)
+        self._answer: AnswerReader | None = None
+        self._reasoning: ReasoningReader | None = None
+        if plan.reasoning is not None:
+            start, end = map(self._spelling, plan.reasoning)
+            self._reasoning = ReasoningReader(self._parts, (start, end), plan.begins_inside, self._feed_answer)
+        self.num_reasoning_tokens = 0
+        self._num_undecided_tokens = 0
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that have begun."""
+        return self._calls.count + self._calls.is_open
+
+    @property
+    def holds(self) -> bool:
+        """Whether text that came is in no part yet."""
+        reasoning, answer = self._reasoning, self._answer
+        return (reasoning is not None and reasoning.holds) or (answer is not None and answer.holds)
+
+    def feed(self, num_tokens: int, text: str) -> None:
+        """Takes the text of the next tokens: of one, or of some that are a character together."""
+        if self._reasoning is None:
+            self._feed_answer(text, False)
+        else:
+            self._feed_reasoning(num_tokens, text, self._reasoning)
+
+    def feed_marker(self, token_id: int) -> None:
+        """Takes a special token that is a marker."""
+        self.feed(1, self.marker_ids[token_id])
+
+    def finish(self) -> None:
+        """The output ends here."""
+        if self._reasoning is not None:
+            self._reasoning.finish()
+        if self._answer is not None:
+            self._answer.finish()
+
+    def take(self) -> list[Part]:
+        """Returns the parts that are decided, each run of a kind as one, and forgets them."""
+        parts = merged(self._parts)
+        self._parts.clear()
+        return [part for part in map(self._cleaned, parts) if part is not None] if self._shown else parts
+
+    def _feed_reasoning(self, num_tokens: int, text: str, reader: ReasoningReader) -> None:
+        was_inside, was_undecided = reader.is_inside, reader.is_undecided
+        reader.feed(text)
+        if was_undecided:
+            self._num_undecided_tokens += num_tokens
+            if reader.is_inside:
+                self.num_reasoning_tokens += self._num_undecided_tokens
+        elif was_inside:
+            self.num_reasoning_tokens += num_tokens
+
+    def _feed_answer(self, text: str, is_after_marker: bool) -> None:
+        if self._answer is None:
+            self._answer = model_form.answer_reader(
+                self._plan, self._parts, self._calls, self._spelling, is_after_marker
+            )
+        self._answer.feed(text)
+
+    def _spelling(self, marker: str) -> str:
+        return self._spellings.get(marker, marker)
+
+    def _cleaned(self, part: Part) -> Part | None:
+        """Returns a part without what stands for special tokens; None if nothing is left of it."""
+        match part:
+            case Text(text):
+                text = text.translate(self._shown)
+                return Text(text) if text else None
+            case Reasoning(text):
+                text = text.translate(self._shown)
+                return Reasoning(text) if text else None
+            case CallStarted(index, id, name):
+                return CallStarted(index, id, name.translate(self._shown))
+            case CallArguments(index, delta):
+                delta = delta.translate(self._shown)
+                return CallArguments(index, delta) if delta else None
+            case CallFinished(index, arguments, valid):
+                return CallFinished(index, arguments.translate(self._shown), valid)
+
+
+def merged(parts: list[Part]) -> list[Part]:
+    """Returns parts with consecutive ones of a kind as one."""
+    whole: list[Part] = []
+    for part in parts:
+        last = whole[-1] if whole else None
+        match last, part:
+            case Text(before), Text(text):
+                whole[-1] = Text(before + text)
+            case Reasoning(before), Reasoning(text):
+                whole[-1] = Reasoning(before + text)
+            case CallArguments(index, before), CallArguments(_, delta):
+                whole[-1] = CallArguments(index, before + delta)
+            case _:
+                whole.append(part)
+    return whole

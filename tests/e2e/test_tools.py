@@ -1,0 +1,122 @@
+"""Tools from the caller to the last token, with the demo model's weights and a template with tools.
+
+The demo model was not trained on tools: that its calls are valid is the grammar's work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+from tests.support.running_server import DEMO, RunningServer, running_server
+
+from headrace import Client, Delta, FinishReason, InvalidRequest, Message, Tool
+from headrace.conversations.content import ToolCallFinished, ToolCallStarted
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TEMPLATE = (
+    "{{ bos_token }}{% for tool in tools or [] %}<|system|>{{ tool | tojson }} <tool_call><|end|>{% endfor %}"
+    "{% for message in messages %}<|{{ 'user' if message.role == 'tool' else message.role }}|>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+WEATHER = Tool("weather", "The weather of a city.", SCHEMA)
+CLOCK = Tool("clock")
+QUESTION = "What is the weather in Paris?"
+
+
+@pytest.fixture(scope="module")
+def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("models") / "demo"
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("draft", "scripts"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    with running_server(model=folder) as server:
+        yield server
+
+
+@pytest.fixture
+def client(tools_server: RunningServer) -> Iterator[Client]:
+    with Client(tools_server.address) as client:
+        yield client
+
+
+def test_every_call_of_a_strict_tool_keeps_its_schema(client: Client) -> None:
+    options: dict[str, Any] = {"n": 8, "temperature": 1.0, "seed": 3, "max_tokens": 120}
+    stream = client.chat(QUESTION, tools=[WEATHER, CLOCK], tool_choice="required", parallel_tool_calls=False, **options)
+    outputs = stream.result().outputs
+    assert {output.finish_reason for output in outputs} == {FinishReason.TOOL_CALLS}
+    assert all(output.text == "" for output in outputs)
+    calls = [call for output in outputs for call in output.tool_calls]
+    assert len(calls) == 8 and all(call.valid for call in calls)
+    assert len({call.id for call in calls}) == 8
+    for call in calls:
+        if call.name == "weather":
+            jsonschema.validate(call.parsed(), SCHEMA)
+
+
+def test_a_named_tool_is_called_and_its_result_goes_back(client: Client) -> None:
+    answer = client.chat(QUESTION, tools=[WEATHER, CLOCK], tool_choice="weather", max_tokens=120).result()
+    (call,) = answer.tool_calls
+    assert call.name == "weather"
+    said = [Message("user", QUESTION), answer.message, Message("tool", "Sunny.", tool_call_id=call.id)]
+    second = client.chat(said, tools=[WEATHER], tool_choice="none", max_tokens=8).result()
+    assert second.tool_calls == () and len(second.token_ids) > 0
+
+
+def test_who_joins_within_a_call_gets_the_rest_of_it(client: Client) -> None:
+    submitted = client.submit(messages=QUESTION, tools=[WEATHER], tool_choice="required", max_tokens=120)
+    whole = client.subscribe(submitted).result()
+    (call,) = [call for call in whole.tool_calls][:1]
+    for from_token in range(0, len(whole.token_ids), 4):
+        events = [event for event in client.subscribe(submitted, from_token=from_token) if isinstance(event, Delta)]
+        contents = [content for event in events for content in event.content]
+        finished = [content for content in contents if isinstance(content, ToolCallFinished) and content.index == 0]
+        assert not finished or finished[0].arguments == call.arguments
+        started = [content for content in contents if isinstance(content, ToolCallStarted) and content.index == 0]
+        assert all((begun.id, begun.name) == (call.id, call.name) for begun in started)
+    with client.session() as session:
+        generation = session.submit(messages=QUESTION, tools=[WEATHER], tool_choice="weather", max_tokens=120)
+        assert generation.result().tool_calls[0].name == "weather"
+
+
+def test_a_schema_that_cannot_be_compiled_is_the_tools_fault(client: Client) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?<=b)c"}}, "required": ["a"]}
+    with pytest.raises(InvalidRequest) as refused:
+        client.chat(QUESTION, tools=[Tool("a", "", schema)], max_tokens=4).result()
+    assert refused.value.violations[0].field == "tools"
+    assert client.chat(QUESTION, tools=[CLOCK], max_tokens=4).result().token_ids
+
+
+def test_the_python_example_goes_from_question_to_answer(tools_server: RunningServer, tmp_path: pathlib.Path) -> None:
+    example = ROOT / "clients/python/examples/tools.py"
+    printed = _run(tmp_path, sys.executable, str(example), tools_server.address)
+    assert printed.startswith("weather({'city': '")
+
+
+@pytest.mark.slow
+def test_the_go_example_goes_from_question_to_answer(tools_server: RunningServer) -> None:
+    printed = _run(ROOT / "clients/go/examples/tools", "go", "run", ".", tools_server.address)
+    assert printed.startswith("weather(")
+
+
+def _run(folder: pathlib.Path, *command: str) -> str:
+    """Runs a program; returns what it printed."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "clients/python")}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
