@@ -46,6 +46,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     best_of: int = 0
     # Search for the n most likely outputs; None: outputs are sampled.
     beam_search: BeamSearch | None = None
+    # How the model reasons before it answers; None: it does not, or nobody needs to know.
+    reasoning: Reasoning | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -69,8 +71,6 @@ class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         if self.beam_search is None:
             return max(self.num_logprobs, 0) if self.selects else self.num_logprobs
         return max(self.num_logprobs, self.beam_search.width + len(self.stop.token_ids) // 4)
-    # How the model reasons before it answers; None: it does not, or nobody needs to know.
-    reasoning: Reasoning | None = None
 
     def encode(self) -> bytes:
         """Returns the bytes that `decode` reads."""
