@@ -24,6 +24,7 @@ from headrace_service.config import ServiceConfig
 from headrace_supervisor import config as configs
 from headrace_supervisor import settings
 from headrace_supervisor.settings import ConfigError, Group
+from headrace_supervisor.value_rules import rule_of
 
 MOST_ENGINES = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -247,9 +248,9 @@ def _problem(error: pydantic.ValidationError) -> str:
         known = (RayConfig.model_fields[tables[0]].annotation if tables else RayConfig).model_fields  # type: ignore[union-attr]
         near = difflib.get_close_matches(name, known, n=1)
         return f"{table}unknown setting {name}" + (f"; the nearest known one is {near[0]}" if near else "")
-    rule = problem["msg"].removeprefix("Value error, ")
+    rule = rule_of(problem)
     if problem["type"] == "value_error":
         return f"[{name}]: {rule}" if name else rule
     value = problem["input"]
     shown = "nan" if isinstance(value, float) and math.isnan(value) else repr(value)[:80]
-    return f"{table}{name}: {rule[:1].lower()}{rule[1:]}, not {shown}"
+    return f"{table}{name}: {rule}, not {shown}"

@@ -295,9 +295,7 @@ def model_backend(
     try:
         engine = EngineConfig(**{**config.engine_values, **own, **budget, "model": folder, "model_name": name})
     except pydantic.ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        field = f"{problem['loc'][0]}: " if problem["loc"] else ""
-        raise ConfigError(f"{path}: {field}{problem['msg'].removeprefix('Value error, ')}") from None
+        raise ConfigError(f"{path}: {settings.contradiction(error)}") from None
     return config.backend.model_copy(update={"engine": engine, **private})
 
 

@@ -23,6 +23,7 @@ from headrace_hub.errors import HubRefused
 from headrace_hub.resolve import resolve
 from headrace_quantize.checks import QuantizeRefused, check
 from headrace_quantize.config import QuantizeConfig
+from headrace_supervisor.value_rules import rule_of
 
 # click keeps the lines of a paragraph that begins with \b.
 _EXAMPLES = """\b
@@ -108,12 +109,11 @@ def request(values: dict[str, Any]) -> QuantizeConfig:
         return QuantizeConfig.model_validate({name: _parsed(name, value) for name, value in values.items()})
     except pydantic.ValidationError as error:
         problem = error.errors()[0]
-        message = problem["msg"].removeprefix("Value error, ")
         if not problem["loc"]:
-            raise QuantizeRefused(message) from None
+            raise QuantizeRefused(rule_of(problem)) from None
         flag = "--" + str(problem["loc"][0]).replace("_", "-")
         choices = _choices(QuantizeConfig.model_fields[str(problem["loc"][0])])
-        rule = f"must be one of {', '.join(choices)}" if choices else f"{message[:1].lower()}{message[1:]}"
+        rule = f"must be one of {', '.join(choices)}" if choices else rule_of(problem)
         raise QuantizeRefused(f"{flag}: {rule}, is {problem['input']}") from None
 
 

@@ -24,9 +24,12 @@ from pydantic_core import ErrorDetails
 
 from headrace_hub.resolve import marked_as_folder
 from headrace_supervisor import foreign_names
+from headrace_supervisor.value_rules import rule_of
 
 PREFIX = "HEADRACE_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
+# Python makes no number of far more.
+_MOST_DIGITS = 100
 
 
 class ConfigError(Exception):
@@ -246,9 +249,8 @@ def _first_problem(
     name = str(problem["loc"][0]) if problem["loc"] else ""
     if problem["type"] == "missing":
         return needed(name)
-    rule = problem["msg"].removeprefix("Value error, ")
-    rule = "must be text or a list" if problem["type"] == "tuple_type" else rule[:1].lower() + rule[1:]
-    return f"{_place(name, flags, table, path)}: {rule}, not {str(problem['input'])[:80]!r}{_nearest(problem)}"
+    shown = repr(str(problem["input"])[:80])
+    return f"{_place(name, flags, table, path)}: {rule_of(problem)}, not {shown}{_nearest(problem)}"
 
 
 def _nearest(problem: ErrorDetails) -> str:
@@ -258,7 +260,7 @@ def _nearest(problem: ErrorDetails) -> str:
     choices = re.findall(r"'([^']+)'|(\d+)", problem["ctx"]["expected"])
     words = [word or number for word, number in choices]
     text = str(problem["input"])
-    if text.isdigit() and all(word.isdigit() for word in words):
+    if text.isdecimal() and len(text) < _MOST_DIGITS and all(word.isdecimal() for word in words):
         nearest = min(words, key=lambda word: abs(int(word) - int(text)))
     else:
         nearest = next(iter(difflib.get_close_matches(text, words, n=1)), "")
@@ -285,4 +287,4 @@ def contradiction(error: pydantic.ValidationError) -> ConfigError:
     """Returns what a class as a whole, or one of its checks of a field, has against values."""
     problem = error.errors(include_url=False)[0]
     field = f"{problem['loc'][0]}: " if problem["loc"] else ""
-    return ConfigError(field + problem["msg"].removeprefix("Value error, "))
+    return ConfigError(field + rule_of(problem))

@@ -117,4 +117,4 @@ def test_outputs_that_share_a_prompt_and_copy_on_write_answer_like_one(
 def test_a_type_that_there_is_not_ends_the_start() -> None:
     ended, _ = refused("--kv-dtype", "int9")
     assert ended.returncode == 2
-    assert "--kv-dtype: input should be 'auto', 'fp8' or 'int8', not 'int9' (nearest: int8)" in ended.stderr
+    assert "--kv-dtype: must be auto, fp8 or int8, not 'int9' (nearest: int8)" in ended.stderr

@@ -133,9 +133,9 @@ def test_it_can_be_off(tmp_path: pathlib.Path) -> None:
     ("flags", "message"),
     [
         ({"telemetry": "off", "trace_ring": "1MiB"}, "trace_ring: telemetry is off; --trace-ring needs it"),
-        ({"trace_sample_ratio": "2"}, "--trace-sample-ratio: input should be less than or equal to 1"),
+        ({"trace_sample_ratio": "2"}, "--trace-sample-ratio: must be at most 1"),
         ({"otlp_endpoint": "collector:4317"}, "otlp_endpoint: must be http://HOST:PORT"),
-        ({"metrics_tpot_buckets": ("1,x",)}, "--metrics-tpot-buckets: input should be a valid number"),
+        ({"metrics_tpot_buckets": ("1,x",)}, "--metrics-tpot-buckets: must be a number"),
         ({"metrics_tpot_buckets": ("2,1",)}, "metrics_tpot_buckets: every bound must be above the one before it"),
         ({"trace_file": "/nowhere/at/all"}, "trace_file: there is no folder /nowhere/at"),
         ({"otlp_endpoint": "http://c", "otlp_headers_file": "/nowhere"}, "otlp_headers_file: /nowhere: No such file"),
