@@ -113,10 +113,14 @@ def find_uv() -> str | None:
     return shutil.which("uv", path=str(VENV / "bin"))
 
 
+def quietly() -> list[str]:
+    """Options that leave out uv's and pip's line for each package where nobody sees bars either."""
+    return [] if sys.stderr.isatty() else ["--quiet"]
+
+
 def install_with_pip(entries: list[str], what: str) -> bool:
     """Installs lock entries, hashes checked, with the environment's pip."""
-    bar = "on" if sys.stderr.isatty() else "off"
-    options = ["install", f"--progress-bar={bar}", "--require-hashes", "--no-deps", "-r"]
+    options = ["install", *quietly(), "--require-hashes", "--no-deps", "-r"]
     with tempfile.TemporaryDirectory() as folder:
         return run([str(PYTHON), "-m", "pip", *options, write_requirements(folder, entries)], what)
 
@@ -124,7 +128,7 @@ def install_with_pip(entries: list[str], what: str) -> bool:
 def install_with_uv(uv: str, entries: list[str], what: str) -> bool:
     """Installs lock entries, hashes checked, with uv."""
     environment = {name: value for name, value in os.environ.items() if name != "UV_TORCH_BACKEND"}
-    options = ["pip", "install", "--python", str(PYTHON), "--require-hashes", "--no-deps", "-r"]
+    options = ["pip", "install", *quietly(), "--python", str(PYTHON), "--require-hashes", "--no-deps", "-r"]
     with tempfile.TemporaryDirectory() as folder:
         return run([uv, *options, write_requirements(folder, entries)], what, environment)
 
@@ -146,7 +150,7 @@ def install_torch_build(uv: str, backend: str, entries: list[str]) -> bool:
     environment = {**os.environ, "UV_HTTP_TIMEOUT": "30", "UV_HTTP_RETRIES": "1"}
     # With what it needs, since another CUDA version has other libraries than the lock; what the
     # lock names besides is brought to its version afterwards.
-    options = ["pip", "install", "--python", str(PYTHON), "--torch-backend", backend, pin]
+    options = ["pip", "install", *quietly(), "--python", str(PYTHON), "--torch-backend", backend, pin]
     if run([uv, *options], "torch", environment):
         return True
     say("that index can't be reached; installing the locked build of torch instead")

@@ -32,7 +32,12 @@ class Blocker(importlib.abc.MetaPathFinder):
         if top not in {allowed!r} and top not in sys.stdlib_module_names:
             raise ImportError("blocked: " + name)
 sys.meta_path.insert(0, Blocker())
-import headrace, headrace.cli, headrace.__main__
+import importlib, pkgutil
+import headrace
+for found in pkgutil.walk_packages(headrace.__path__, "headrace."):
+    if found.name != "headrace.__main__":
+        importlib.import_module(found.name)
+import headrace.__main__
 """
 
 

@@ -6,14 +6,18 @@ Help is whole at 80 columns, in titled groups.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import click
 import pytest
 from click.testing import CliRunner, Result
+from tests.support.running_server import environment
 
 import headrace
 from headrace.cli import main
+from headrace.cli.command_table import COMMANDS
 
 _WIDTH = 80
 
@@ -66,6 +70,24 @@ def test_commands_are_grouped_and_none_is_left_out() -> None:
     listed = [line.split()[0] for line in shown.splitlines() if re.match(r"  [a-z]", line)]
     assert "Further commands" not in shown
     assert {path[0] for path, _ in commands(main) if path} <= set(listed)
+
+
+def test_a_listed_command_is_summed_up_by_the_first_sentence_of_its_help() -> None:
+    ctx = click.Context(main)
+    for name, listed in COMMANDS.items():
+        command = main.get_command(ctx, name)
+        assert command is not None and command.get_short_help_str(10_000) == listed.summary
+
+
+def test_help_and_a_mistyped_name_import_no_command() -> None:
+    for typed in ("--help", "sevre"):
+        program = f"import sys, headrace.cli as c; c.main([{typed!r}], standalone_mode=False)"
+        ended = subprocess.run(
+            [sys.executable, "-X", "importtime", "-c", program], capture_output=True, text=True, env=environment()
+        )
+        imported = set(re.findall(r"\| +(\S+)$", ended.stderr, re.MULTILINE))
+        assert "headrace.cli.group" in imported
+        assert not imported & {"headrace.cli.chat", "headrace.cli.demo", "headrace_supervisor", "pydantic", "rich"}
 
 
 @pytest.mark.parametrize("flag", ["-V", "--version"])

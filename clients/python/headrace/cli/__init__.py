@@ -1,7 +1,8 @@
 """The `headrace` command.
 
-Owns the list of commands of this distribution. How commands are found and how they fail is in
-group.py, what they do in one file per kind.
+Owns the program's own line of help and its version. Which commands there are is in
+command_table.py, how they are found and how they fail in group.py, what they do in one file per
+kind, which is imported when one of them is run.
 """
 
 from __future__ import annotations
@@ -9,13 +10,7 @@ from __future__ import annotations
 import click
 
 import headrace
-from headrace.cli.admin import admin
-from headrace.cli.chat import chat
-from headrace.cli.demo import demo
-from headrace.cli.generation import cancel, generate, submit, subscribe
 from headrace.cli.group import CommandGroup
-from headrace.cli.listing import load, models, requests
-from headrace.cli.shell.command import completion
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,7 +21,3 @@ def main() -> None:
     Exit codes: 0 success, 1 a call failed, 2 wrong usage, 130 Ctrl-C, 141 the reader of stdout
     left.
     """
-
-
-for _command in (generate, chat, submit, subscribe, cancel, requests, models, load, admin, demo, completion):
-    main.add_command(_command)

@@ -1,15 +1,17 @@
 """The command group: built-in commands, an installed server's commands, and exit codes.
 
-Owns the loading of the entry point group `headrace.commands` and the exit codes: 0 for success, 1
-for an error of the server or of the connection, 2 for a command line that makes no sense, 130 for
-Ctrl-C, 141 where the reader of stdout left. Commands raise, this module ends them; how a failed
-call is worded is in failures.py.
+Owns the loading of commands, each when it is run and no earlier, a server's from the entry point
+group `headrace.commands`, and the exit codes: 0 for success, 1 for an error of the server or of the
+connection, 2 for a command line that makes no sense, 130 for Ctrl-C, 141 where the reader of stdout
+left. Commands raise, this module ends them; how a failed call is worded is in failures.py, and
+which commands there are in command_table.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
@@ -17,6 +19,7 @@ from typing import IO, Any
 
 import click
 
+from headrace.cli.command_table import COMMANDS, OWN_COMMANDS, SECTIONS, SERVER_COMMANDS
 from headrace.cli.failures import FACTS_KEY, CallFacts, leave_stdout, os_sentence, show_failure
 from headrace.cli.help import SectionedGroup
 from headrace.cli.output import warn
@@ -24,9 +27,6 @@ from headrace.errors import HeadraceError
 from headrace.local_server.process import LocalServerError
 
 ENTRY_POINT_GROUP = "headrace.commands"
-SERVER_COMMANDS = frozenset(
-    "backend bench certs doctor health keys plan pull quantize ray serve service telemetry trace".split()
-)
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -67,26 +67,23 @@ def _one_sentence() -> Iterator[None]:
 class CommandGroup(SectionedGroup):
     """Knows the commands of this distribution and of headrace-server, where that is installed."""
 
-    sections = {
-        "Run a server": ("demo", "serve", "pull", "doctor", "plan", "quantize"),
-        "Ask a server": ("chat", "generate", "submit", "subscribe", "cancel", "requests", "models", "load"),
-        "Look into it": ("trace", "bench", "health"),
-        "Operate it": ("admin", "keys", "certs"),
-        "Run its parts alone": ("service", "backend", "telemetry", "ray"),
-        "For your shell": ("completion",),
-    }
+    sections = {title: tuple(commands) for title, commands in SECTIONS.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands that can be run."""
-        return sorted({*super().list_commands(ctx), *_installed()})
+        return sorted({*OWN_COMMANDS, *_installed()})
+
+    def summary(self, ctx: click.Context, name: str) -> str | None:
+        """Returns what a listed command does; one of another package is imported for it."""
+        return COMMANDS[name].summary if name in COMMANDS else super().summary(ctx, name)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Returns the command of that name.
 
         For a server command without a server it is one that says how to install it.
         """
-        own = super().get_command(ctx, cmd_name)
-        if own is not None:
+        if cmd_name in OWN_COMMANDS:
+            own: click.Command = getattr(importlib.import_module(f"headrace.cli.{COMMANDS[cmd_name].module}"), cmd_name)
             return own
         installed = _installed().get(cmd_name)
         if installed is not None:

@@ -95,14 +95,15 @@ class SectionedGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the commands under their titles."""
-        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        rows = {
-            name: (name, command.get_short_help_str(_WHOLE_SENTENCE))
-            for name, command in commands.items()
-            if command is not None and not command.hidden
-        }
+        summaries = {name: self.summary(ctx, name) for name in self.list_commands(ctx)}
+        rows = {name: (name, summary) for name, summary in summaries.items() if summary is not None}
         shown = {title: [rows.pop(name) for name in names if name in rows] for title, names in self.sections.items()}
         _write_sections(formatter, {**shown, "Further commands" if self.sections else "Commands": list(rows.values())})
+
+    def summary(self, ctx: click.Context, name: str) -> str | None:
+        """Returns the sentence beside a command; None for one that is not shown."""
+        command = self.get_command(ctx, name)
+        return None if command is None or command.hidden else command.get_short_help_str(_WHOLE_SENTENCE)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
