@@ -73,18 +73,16 @@ def configure(log_format: Literal["console", "json"], level: str) -> None:
     """Sets up structlog for the process."""
     log_output.keep_going()
     _switchboard.switches = Switches.at(level)
-    renderer = (
-        structlog.processors.JSONRenderer()
-        if log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
+    # Plain tracebacks: the pretty ones print local variables.
+    plain = structlog.dev.plain_traceback
+    console = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
     structlog.configure(
         processors=[
             _switchboard,
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            renderer,
+            structlog.processors.JSONRenderer() if log_format == "json" else console,
         ],
         # Levels can be switched on while the process runs, so that what is filtered before the
         # processors is nothing.

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import pydantic
 import uvloop
 
+import headrace_facts.plain_structlog  # noqa: F401  # before anything that imports structlog
 from headrace_credentials.files import CredentialError
 from headrace_facts import pulse
 from headrace_model_folder import InvalidModelFolder

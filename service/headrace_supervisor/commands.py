@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 import pydantic
 
+import headrace_facts.plain_structlog  # noqa: F401  # before anything that imports structlog
 from headrace.local_server.installed import require_worker
 from headrace.local_server.process import LocalServerError
 from headrace_supervisor import config as configs

@@ -14,7 +14,9 @@ from headrace_facts import log_output
 def configure(log_format: Literal["console", "json"], log_level: str) -> None:
     """Sets up structlog for the process. Call once, before anything logs."""
     log_output.keep_going()
-    console = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    # Plain tracebacks: the pretty ones print local variables.
+    plain = structlog.dev.plain_traceback
+    console = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -15,6 +15,7 @@ from typing import Final
 import pydantic
 import uvloop
 
+import headrace_facts.plain_structlog  # noqa: F401  # before anything that imports structlog
 from headrace_facts import pulse
 from headrace_telemetry import logs, process
 from headrace_telemetry.config import TelemetryConfig

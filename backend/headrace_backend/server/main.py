@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import pydantic
 import uvloop
 
+import headrace_facts.plain_structlog  # noqa: F401  # before anything that imports structlog
 from headrace_backend.config import BackendConfig, EngineConfig
 from headrace_backend.draft_rules import unsuitable_draft
 from headrace_backend.engine.engine import Engine
