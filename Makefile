@@ -14,10 +14,10 @@ RUN := $(BIN)/python
 RAY_READY := $(VENV)/.ray
 
 .DEFAULT_GOAL := help
-# One more than cores, because tests of processes wait for a fifth of their time; more than four
-# would get in each other's way. A file's tests stay in one process and in their order, so that a
+# Two more than cores, because tests of processes wait for half of their time; more than four would
+# get in each other's way. A file's tests stay in one process and in their order, so that a
 # server that they share is started once.
-TEST_PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); n=$$((n + 1)); [ "$$n" -gt 4 ] && n=4; echo $$n)
+TEST_PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); n=$$((n + 2)); [ "$$n" -gt 4 ] && n=4; echo $$n)
 
 .PHONY: help setup ray demo test test-slow test-gpu try-wheels check lint types imports protos-check protos words bench lock wheelhouse build stats clean
 

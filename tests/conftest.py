@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
-from tests.support import file_order, quick_interpreter, toolchains
+from tests.support import everyday_cases, file_order, quick_interpreter, toolchains
 from tests.support.examples import examples
 from tests.support.running_server import RunningServer, running_server
 
@@ -38,7 +38,7 @@ sys.dont_write_bytecode = False
 
 # How long an example or its data takes says something about the machine only. A test with a list of
 # checks of its own names `too_slow` again. Properties that name no number draw hypothesis' usual
-# one, or in everyday runs a third of it.
+# one, or in everyday runs a fifth of it.
 hypothesis.settings.register_profile(
     "headrace",
     max_examples=examples(100),
@@ -93,8 +93,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+# Before pytest leaves out what -m does not ask for.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests for a card are skipped where there is none.
+    """Tests for a card are skipped where there is none, and cases that are many there are slow.
 
     Where several processes share the suite, they take its files in an order of its own.
     """
@@ -104,6 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # While one waits to have the card alone, its process does nothing else.
         items.sort(key=lambda item: item.get_closest_marker("whole_card") is not None)
     else:
+        everyday_cases.mark_others_slow(items)
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))

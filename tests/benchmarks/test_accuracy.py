@@ -35,6 +35,7 @@ ROUNDED = [case for case in cases("weights") if case.written is None]
 VARIANTS = [case for case in ROUNDED if "," in case.name]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "case",
     [

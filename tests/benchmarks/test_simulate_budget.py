@@ -37,6 +37,8 @@ def test_plans_held_back_let_prompts_in_sooner_and_keep_the_device_busy() -> Non
     assert ahead["held_plans"] == 0
 
 
+# Shorter prompts are above.
+@pytest.mark.slow
 def test_streams_go_on_beside_a_prompt_of_a_hundred_thousand_tokens() -> None:
     result = figures("longprompt_poisson15")
     # No choice of chunks keeps 25 ms: attention to 100,000 tokens is not split over keys, and takes
@@ -54,8 +56,9 @@ def test_a_crowd_is_served_at_full_speed(workload: str, least_tok_s: float) -> N
     assert float(figures(workload)["output_tok_s"]) >= least_tok_s
 
 
-# A faster device takes many more steps.
-@pytest.mark.parametrize("slowness", [pytest.param(0.1, marks=pytest.mark.slow), 2.0])
+# The device that the prior is of is above.
+@pytest.mark.slow
+@pytest.mark.parametrize("slowness", [0.1, 2.0])
 def test_another_device_than_the_prior_is_of_keeps_its_target_too(slowness: float) -> None:
     result = figures("poisson15", slowness=slowness, rate=min(1.0, 0.8 / slowness))
     assert float(result["itl_p99_ms"]) <= 17

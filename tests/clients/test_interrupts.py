@@ -78,7 +78,7 @@ def test_the_client_goes_on_after_a_keyboard_interrupt(server: CannedServer, kin
     run(server, kind, READS, 60, 0.01)
 
 
-@pytest.mark.parametrize("turns", [50, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("turns", [20, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["stream", "session"])
 def test_the_client_goes_on_after_a_keyboard_interrupt_while_it_closes(
     server: CannedServer, kind: str, turns: int

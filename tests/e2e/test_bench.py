@@ -33,6 +33,8 @@ def test_a_closed_loop_measures_every_level(server: RunningServer) -> None:
         assert 0 < latencies["itl"]["p50"] <= latencies["e2e"]["p50"] <= latencies["e2e"]["p99"]
 
 
+# An open loop is in the interrupted run below, its rate in tests/supervisor/test_bench.
+@pytest.mark.slow
 def test_an_open_loop_sends_at_its_rate(server: RunningServer) -> None:
     result = bench(server, "--rate", "8", "--seconds", "2", "--output-tokens", "3", "--output-spread", "0.5")
     (point,) = result["points"]

@@ -42,6 +42,9 @@ def drafting(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
         yield server
 
 
+# Drafts of a model are taken and refused in tests/worker/speculation/test_draft_model, and by a
+# whole server in test_speculation.
+@pytest.mark.slow
 def test_a_draft_model_changes_no_answer_and_saves_steps(drafting: RunningServer, golden: list[object]) -> None:
     """Twice: the second time prompts are found in the prefix cache, with the draft model's keys."""
     for _ in range(2):

@@ -69,7 +69,7 @@ def process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def backend_options(folder: pathlib.Path, address: str) -> list[object]:
-    options = ["--model", DEMO, "--listen", address, "--device", "cpu", "--worker-threads", "1"]
+    options = ["--model", DEMO / "draft", "--listen", address, "--device", "cpu", "--worker-threads", "1"]
     return [
         *options, "--tls-cert", folder / "backend.pem", "--tls-key", folder / "backend.key",
         "--tls-client-ca", folder / "ca.pem",

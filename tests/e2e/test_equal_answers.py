@@ -25,9 +25,9 @@ PROMPTS = [
     [*(_SHARED if index % 2 else []), *(_RANDOM.randrange(10, 4000) for _ in range(_RANDOM.randrange(3, 100)))]
     for index in range(10)
 ]
-OUTPUT = 60
-# 24 blocks of 16 tokens, for up to 10 rows of up to 250 tokens.
-CRAMPED = ("--num-blocks", "24", "--max-model-len", "256", "--max-num-seqs", "10", "--max-waiting-requests", "12")
+OUTPUT = 32
+# 22 blocks of 16 tokens, for up to 10 rows of up to 222 tokens.
+CRAMPED = ("--num-blocks", "22", "--max-model-len", "256", "--max-num-seqs", "10", "--max-waiting-requests", "12")
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,9 @@ def server(file: pathlib.Path) -> Iterator[RunningServer]:
         yield running
 
 
+# Such a file's logits are in tests/models/test_gguf_models, one that is served in a start that is
+# refused below.
+@pytest.mark.slow
 def test_the_model_says_what_it_holds(server: RunningServer) -> None:
     with connected(server.address) as stub:
         model = stub.GetModel(inference_pb2.GetModelRequest()).model
@@ -47,6 +50,9 @@ def test_the_model_says_what_it_holds(server: RunningServer) -> None:
     assert model.memory_plan.weight_bytes == 4 * norms + weights * report.bits_per_weight / 8
 
 
+# Such a file's logits are in tests/models/test_gguf_models, one that is served in a start that is
+# refused below.
+@pytest.mark.slow
 @pytest.mark.parametrize(("question", "answer"), [("What is 17 plus 25?", "42"), ("What is 9 times 8?", "72")])
 def test_answers_are_right(server: RunningServer, question: str, answer: str) -> None:
     message = inference_pb2.ChatMessage(role=inference_pb2.ROLE_USER, parts=[inference_pb2.Part(text=question)])
@@ -58,6 +64,9 @@ def test_answers_are_right(server: RunningServer, question: str, answer: str) ->
     assert chat.reason() == generation_pb2.FINISH_REASON_STOP and answer in chat.texts[0]
 
 
+# Of a server that is in test_equal_answers; the weights are those of
+# tests/models/test_gguf_models.
+@pytest.mark.slow
 def test_a_prefix_hit_changes_nothing(server: RunningServer) -> None:
     prompt = [17 * index % 4000 for index in range(3, 203)]
     first, second = (generate(server.address, greedy(prompt, 20)) for _ in range(2))

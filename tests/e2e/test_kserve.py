@@ -154,6 +154,8 @@ def test_what_one_process_learned_all_know(connections: list[Connection]) -> Non
         assert connection.LogSettings(pb.LogSettingsRequest()).settings["log_verbose_level"].uint32_param == 1
 
 
+# The calls are in tests/kserve, models that come and go in test_models.
+@pytest.mark.slow
 def test_a_model_is_unloaded_and_loaded_by_name(server: RunningServer, connections: list[Connection]) -> None:
     connection = connections[0]
     assert connection.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="simple")).is_loaded

@@ -254,6 +254,9 @@ def test_a_model_comes_and_goes_when_its_open_generations_have_ended(server: Run
     assert generate(server.address, spec("demo")).tokens[0] == golden
 
 
+# A killed backend of one model is in tests/faults/test_processes_die; of several, with fakes, in
+# tests/service/engines/test_models.
+@pytest.mark.slow
 def test_a_killed_backend_takes_only_its_own_streams(server: RunningServer) -> None:
     golden = generate(server.address, spec("demo", 300)).tokens[0]
     beside = Reading(server.address, spec("demo", 300))
@@ -277,6 +280,8 @@ def test_a_killed_backend_takes_only_its_own_streams(server: RunningServer) -> N
     assert backend_of(server, "other").pid != before.pid
 
 
+# The same with fake engines is in tests/service/engines/test_models.
+@pytest.mark.slow
 def test_a_drained_server_finishes_what_runs_and_takes_nothing_new(server: RunningServer, admin: Admin) -> None:
     reading = Reading(server.address, spec("demo", 400))
     assert admin.drain().running_sequences >= 1
@@ -357,6 +362,9 @@ def test_a_trace_detail_that_is_not_said_is_refused_by_name(server: RunningServe
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "detail" in error.value.details()
 
 
+# What of a default model that is gone is said without a server in
+# tests/service/engines/test_models.
+@pytest.mark.slow
 def test_the_default_model_may_go_and_the_others_serve_on(server: RunningServer, admin: Admin) -> None:
     admin.unload("demo", grace_s=5)
     try:

@@ -54,6 +54,8 @@ def test_greedy_answers_are_those_of_one_stage_under_pressure(
     raise AssertionError("nobody was preempted")
 
 
+# Stages draw with every option in tests/parallel/test_pipeline_stages.
+@pytest.mark.slow
 def test_seeded_answers_are_those_of_one_stage(staged: RunningServer, shared_server: RunningServer) -> None:
     def drawn(server: RunningServer) -> list[list[int]]:
         return [generate(server.address, seeded(index)).tokens[0] for index in range(3)]
@@ -92,7 +94,7 @@ def _prompt_logprobs(server: RunningServer, spec: generation_pb2.GenerationSpec)
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--pp", "9"), "--pp: input should be less than or equal to 8"),
+        (("--pp", "9"), "--pp: must be at most 8"),
         (("--pp", "4", "--tp", "4"), "pp is 4 and tp is 4, which are 16 ranks; one machine has at most 8"),
         (("--pp", "2", "--tp", "3"), "tp is 3, which does not divide num_attention_heads 8; tp 1, 2, 4, 8 work"),
     ],

@@ -34,6 +34,8 @@ def quantization(server: RunningServer) -> inference_pb2.Quantization:
         return stub.GetModel(inference_pb2.GetModelRequest()).model.quantization
 
 
+# The report is read back below, and what a service makes of it is in tests/service.
+@pytest.mark.slow
 def test_the_model_says_what_its_report_says_was_lost(folder: pathlib.Path) -> None:
     quality: dict[str, Any] = json.loads((folder / REPORT_FILE).read_text())["quality"]
     with running_server(*SETTINGS, model=folder) as server:

@@ -59,6 +59,9 @@ def test_answers_are_right(server: RunningServer, question: str, answer: str) ->
     assert chat.reason() == generation_pb2.FINISH_REASON_STOP and answer in chat.texts[0]
 
 
+# Prefixes over such weights are in tests/models/test_quantized_layers, of a server in
+# test_equal_answers.
+@pytest.mark.slow
 def test_a_prefix_hit_changes_nothing(server: RunningServer) -> None:
     prompt = [17 * index % 4000 for index in range(3, 203)]
     first, second = (generate(server.address, greedy(prompt, 40)) for _ in range(2))

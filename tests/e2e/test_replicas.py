@@ -28,9 +28,9 @@ OPTIONS = (
     *("--replicas", "2", "--services", "2", "--dtype", "fp32", "--device", "cpu", "--num-blocks", "640"),
     *("--metrics-listen", "127.0.0.1:0", "--hang-timeout-s", "2"),
 )
-PREFIXES = 6
+PREFIXES = 4
 # Long enough to be there when something happens.
-TOKENS = 200
+TOKENS = 120
 
 
 @pytest.fixture(scope="module")

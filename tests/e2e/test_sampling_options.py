@@ -8,7 +8,7 @@ from tests.support.rpc import generate, greedy
 from tests.support.running_server import RunningServer
 
 STORY = "Once upon a time"
-TOKENS = 24
+TOKENS = 12
 
 
 def drawn(server: RunningServer, **sampling: Any) -> list[int]:

@@ -22,6 +22,9 @@ TOKENS = 400
 OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", "512")
 
 
+# A backend's streams finish so in tests/backend/test_backend_process, a service's in
+# tests/service/test_process.
+@pytest.mark.slow
 def test_open_streams_finish_after_sigterm() -> None:
     with running_server(*OPTIONS, "--shutdown-grace-s", "240") as server:
         transcripts = [Transcript() for _ in range(STREAMS)]

@@ -93,8 +93,8 @@ def all_at_once(server: RunningServer, specs: list[generation_pb2.GenerationSpec
 
 @pytest.fixture(scope="module")
 def golden(shared_server: RunningServer) -> dict[str, Transcript]:
-    """What a server without drafts answers."""
-    return {name: generate(shared_server.address, each) for name, each in SPECS.items()}
+    """What a server without drafts answers, to all at once."""
+    return dict(zip(SPECS, all_at_once(shared_server, list(SPECS.values())), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +109,8 @@ def assert_same(found: Transcript, expected: Transcript, name: str) -> None:
     np.testing.assert_allclose(logprobs(found), logprobs(expected), atol=1e-4, err_msg=name)
 
 
+# At once, in two batches and pressed out, they do in the tests below.
+@pytest.mark.slow
 def test_each_option_answers_as_without_drafts(drafting: RunningServer, golden: dict[str, Transcript]) -> None:
     """Twice: the second time prompts are found in the prefix cache."""
     for _ in range(2):
@@ -123,6 +125,13 @@ def test_drafts_save_steps_and_are_counted(drafting: RunningServer) -> None:
     assert TOKENS // 2 < ledger.accepted_tokens <= ledger.draft_tokens
     # Each other token took a step, and one that was planned ahead may have come to nothing.
     assert ledger.step_count <= TOKENS - ledger.accepted_tokens + 1
+
+
+@pytest.mark.parametrize("name", ["prompt_logprobs", "several"])
+def test_what_takes_several_rows_or_checks_its_prompt_answers_as_without_drafts(
+    drafting: RunningServer, golden: dict[str, Transcript], name: str
+) -> None:
+    assert_same(generate(drafting.address, SPECS[name]), golden[name], name)
 
 
 def test_preempted_rows_answer_as_without_drafts(drafting: RunningServer, golden: dict[str, Transcript]) -> None:

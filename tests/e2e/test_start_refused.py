@@ -130,6 +130,9 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
     assert "cuda:99" in ended.stderr.splitlines()[-1] and "Traceback" not in ended.stderr
 
 
+# What a worker refuses ends its backend in tests/backend/test_start_refused, and what a backend
+# refuses the server in tests/supervisor/test_supervisor.
+@pytest.mark.slow
 def test_what_only_a_worker_can_refuse_is_the_last_line_and_the_only_one_that_says_so() -> None:
     ended, _ = refused("--device", "cpu", "--graph-sizes", "1,2")
     assert ended.returncode == 2

@@ -18,7 +18,7 @@ from tests.support.running_server import RunningServer
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 
 STORY = "Once upon a time"
-LONG = 300
+LONG = 160
 
 
 def subscribe(address: str, request_id: str, from_token: int = 0) -> Transcript:

@@ -76,6 +76,9 @@ def ranks(server: RunningServer) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.cmdline()[process.cmdline().index("--rank") + 1])
 
 
+# Real ranks are in tests/parallel/test_rank_processes, those of stages in a whole server in
+# test_pipeline_parallel.
+@pytest.mark.slow
 def test_the_model_says_that_two_ranks_share_it(pair: RunningServer) -> None:
     assert len(ranks(pair)) == 2
     with connected(pair.address) as stub:
@@ -94,6 +97,8 @@ def test_answers_are_those_of_one_rank_under_pressure(pair: RunningServer, golde
     raise AssertionError("nobody was preempted")
 
 
+# Of stages that is in test_pipeline_parallel.
+@pytest.mark.slow
 def test_a_prefix_hit_gives_the_same_answer(pair: RunningServer, server: RunningServer) -> None:
     long = [17 * index % 4000 + 3 for index in range(150)]
     first, second = (generate(pair.address, greedy(long, 20)) for _ in range(2))

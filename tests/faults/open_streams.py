@@ -16,7 +16,7 @@ from headrace.v1 import inference_pb2, inference_pb2_grpc
 
 STREAMS = 3
 # Enough to be still running when a reader that was held up for a second strikes.
-TOKENS = 400
+TOKENS = 300
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 

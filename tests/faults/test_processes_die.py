@@ -24,7 +24,7 @@ from tests.support.running_server import RunningServer, running_server
 from headrace.v1 import inference_pb2
 
 # Long enough to be still running when another process has been killed and replaced.
-DETACHED_TOKENS = 500
+DETACHED_TOKENS = 400
 # Far more than a death needs to be seen, and than a step takes on a busy machine.
 WATCHDOG_S = 20.0
 OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", "512", "--watchdog-s", str(WATCHDOG_S))
@@ -125,6 +125,9 @@ def test_a_hung_worker_is_noticed_and_replaced(server: RunningServer, golden: li
 
 
 # That nothing outlives a killed supervisor is in tests/e2e/test_models, with two models.
+# Without a real service to kill: tests/backend/test_backend_process, where a lost stream keeps
+# detached generations.
+@pytest.mark.slow
 def test_a_detached_generation_survives_the_death_of_its_service(
     server: RunningServer, golden: list[list[int]]
 ) -> None:

@@ -93,6 +93,9 @@ def test_an_idle_backend_that_is_stopped_is_replaced(server: RunningServer, gold
     assert_answers(server, golden)
 
 
+# Who is stopped is replaced in tests/supervisor/test_hang_watch; streams of a backend that is
+# gone end so in test_processes_die.
+@pytest.mark.slow
 def test_a_busy_backend_that_is_stopped_ends_its_streams_and_leaves_nothing(
     server: RunningServer, golden: list[list[int]]
 ) -> None:
@@ -120,6 +123,8 @@ def busy_service(server: RunningServer) -> psutil.Process:
     return busy
 
 
+# Who is stopped is replaced in tests/supervisor/test_hang_watch.
+@pytest.mark.slow
 def test_a_service_that_is_stopped_is_replaced(server: RunningServer, golden: list[list[int]]) -> None:
     stopped: list[tuple[str, psutil.Process]] = []
 

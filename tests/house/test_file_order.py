@@ -21,3 +21,10 @@ def test_files_that_follow_each_other_are_no_neighbours() -> None:
     for count in (30, 284, 1000):
         order = spread([(f"test_{file}.py", file) for file in range(count)])
         assert all(abs(one - other) > count // 6 for one, other in itertools.pairwise(order))
+
+
+def test_files_that_take_long_are_not_the_last() -> None:
+    files = [f"tests/{room}/test_{file}.py" for room in ("e2e", "service", "worker") for file in range(100)]
+    order = spread([(file, file) for file in files])
+    assert all("/service/" in file for file in order[-25:])
+    assert all(any(f"/{room}/" in file for file in order[:20]) for room in ("e2e", "service", "worker"))

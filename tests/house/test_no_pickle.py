@@ -33,6 +33,7 @@ NAMES = {
     "to_pickle",
 }
 FUNCTIONS = {"torch.load", "torch.save"}
+_LAST_NAMES = NAMES | {name.rpartition(".")[2] for name in FUNCTIONS}
 
 
 def pickled(source: str, modules: frozenset[str] = WITH_PIPES) -> list[str]:
@@ -45,8 +46,10 @@ def pickled(source: str, modules: frozenset[str] = WITH_PIPES) -> list[str]:
             module = node.module or ""
             names = [f"{module}.{alias.name}" for alias in node.names]
             found += [module] if _is_of(module, modules) else [name for name in names if _names_one(name)]
-        elif isinstance(node, ast.Attribute) and _names_one(ast.unparse(node)):
-            found.append(ast.unparse(node))
+        elif isinstance(node, ast.Attribute):
+            # Writing every attribute out would take most of the time.
+            name = ast.unparse(node) if node.attr in _LAST_NAMES else ""
+            found += [name] if _names_one(name) else []
         elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
             if not (isinstance(node.value, ast.Constant) and node.value.value is False):
                 found.append("allow_pickle")

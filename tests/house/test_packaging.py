@@ -83,6 +83,8 @@ def installed(folder: pathlib.Path, *wheels: pathlib.Path, without: Collection[s
     return python
 
 
+# Wheels take 5 s to build. The client's is built and run in tests/clients/test_distribution.
+@pytest.mark.slow
 def test_the_client_alone_runs_and_says_how_to_get_a_server(
     wheels: dict[str, pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
@@ -95,6 +97,8 @@ def test_the_client_alone_runs_and_says_how_to_get_a_server(
     assert "headrace-server" in refused.stdout + refused.stderr
 
 
+# Wheels take 5 s to build. The client's is built and run in tests/clients/test_distribution.
+@pytest.mark.slow
 def test_the_server_adds_its_commands_to_the_same_script(
     wheels: dict[str, pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
@@ -135,6 +139,8 @@ def test_without_the_extra_what_runs_a_model_is_refused_in_one_line(
     assert imported.stdout == "well\n", imported.stderr
 
 
+# Wheels take 5 s to build. The client's is built and run in tests/clients/test_distribution.
+@pytest.mark.slow
 def test_the_server_wheel_brings_the_demo_model_and_nothing_else_of_its_folder(
     wheels: dict[str, pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
@@ -153,12 +159,16 @@ def test_the_server_wheel_brings_the_demo_model_and_nothing_else_of_its_folder(
     }
 
 
+# Wheels take 5 s to build. The client's is built and run in tests/clients/test_distribution.
+@pytest.mark.slow
 def test_wheels_own_no_name_but_ours(wheels: dict[str, pathlib.Path]) -> None:
     for wheel in wheels.values():
         strangers = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist() if not OURS.match(name)}
         assert strangers == set()
 
 
+# Wheels take 5 s to build. The client's is built and run in tests/clients/test_distribution.
+@pytest.mark.slow
 def test_the_server_wheel_holds_every_package(wheels: dict[str, pathlib.Path]) -> None:
     rooms = {
         name.split("/")[0] for name in zipfile.ZipFile(wheels["headrace-server"]).namelist() if name.count("/") >= 1
@@ -221,6 +231,8 @@ def test_both_distributions_have_one_version() -> None:
     assert f"headrace=={client['version']}" in server["dependencies"]
 
 
+# Wheels take 5 s to build. The client's is built and run in tests/clients/test_distribution.
+@pytest.mark.slow
 def test_the_page_on_installing_names_the_wheels_that_are_built(wheels: dict[str, pathlib.Path]) -> None:
     named = set(re.findall(r"dist/([\w.-]+\.whl)", (ROOT / "docs/install.md").read_text()))
     assert named == {wheel.name for wheel in wheels.values()}

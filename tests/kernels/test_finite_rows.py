@@ -41,6 +41,8 @@ def test_no_rows_are_no_launch() -> None:
     assert finite_rows(torch.empty(0, 8)).tolist() == []
 
 
+# Kernels are compiled for a card in the slow part; the interpreter computes this one above.
+@pytest.mark.slow
 def test_the_kernel_compiles_once_per_type_and_size() -> None:
     kernels = compiled("compiled_kernels", "finite", 90)
     assert [kernel["name"] for kernel in kernels] == ["finite_rows_kernel"] * 6

@@ -38,6 +38,7 @@ def reference_logits(pair: Pair, tokens: list[int]) -> torch.Tensor:
 
 
 # 7 is no part of a block, 150 the whole prompt; chunks of any size stand in the next test's batch.
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("chunk", [7, 150, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 16, 64))])
 def test_logits_do_not_depend_on_the_chunk_size(pair: Pair, chunk: int) -> None:
     (tokens,) = prompts(150)
@@ -50,6 +51,7 @@ def test_logits_do_not_depend_on_the_chunk_size(pair: Pair, chunk: int) -> None:
     torch.testing.assert_close(torch.cat(logits), reference_logits(pair, tokens), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.one_in(2)
 def test_logits_do_not_depend_on_the_batch(pair: Pair) -> None:
     rows = [Row(tokens) for tokens in prompts(90, 3, 41, 150, 17, 16, 60)]
     driver, generator = PagedDriver(pair.ours), np.random.default_rng(2)
@@ -65,6 +67,7 @@ def test_logits_do_not_depend_on_the_batch(pair: Pair) -> None:
         torch.testing.assert_close(torch.cat(logits), reference_logits(pair, row.tokens), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.one_in(2)
 def test_greedy_tokens_equal_those_of_generate(pair: Pair) -> None:
     rows = [Row(tokens) for tokens in prompts(40, 5, 22)]
     expected = []

@@ -79,6 +79,7 @@ def trained(request: pytest.FixtureRequest) -> set[tuple[str, str]]:
     return _exchanges(5_000 * request.param, 11)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("domain", sorted(set(CHAT_DOMAINS) - FOLLOW_UPS))
 def test_held_out_questions_never_occur_in_training(domain: str, split: str, trained: set[tuple[str, str]]) -> None:

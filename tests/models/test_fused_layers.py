@@ -57,6 +57,7 @@ class FusedCalls:
         monkeypatch.setattr(DecoderLayer, "forward_fused", counted)
 
 
+@pytest.mark.one_in(2)
 def test_fused_layers_equal_the_others(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = FusedCalls(monkeypatch)
     separate, fused = PagedDriver(model), PagedDriver(model)

@@ -74,6 +74,7 @@ def logits(model: CausalLM) -> torch.Tensor:
     return PagedDriver(model).step([Row(tokens)], [40])[0]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", PLAIN)
 def test_quantized_folders_compute_what_their_numbers_say(
     source: pathlib.Path, tmp_path: pathlib.Path, name: str

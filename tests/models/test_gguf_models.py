@@ -121,6 +121,7 @@ EVERY_TYPE = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "odd
 EVERYDAY = {*(("llama-wide", kind) for kind in EVERY_TYPE), ("qwen2", "Q8_0"), ("qwen3", "odd")}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -140,6 +141,7 @@ def test_logits_are_those_of_the_numbers(tmp_path: pathlib.Path, name: str, kind
 
 
 # A K type alone is slow: each is in one of the mixes.
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "kind",
     [*MIXES, *(pytest.param(kind, marks=pytest.mark.slow) for kind in BLOCK_KINDS if kind.endswith("_K"))],
@@ -186,6 +188,7 @@ def test_memory_is_what_the_plan_said(demo: Written, kind: str, dtype: torch.dty
         assert sum(weight.num_bytes for weight in model.block_weights.values()) <= 1.05 * in_blocks
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["Q4_K_M", "odd"])
 @pytest.mark.parametrize("piece_bytes", [1500, 1 << 20])
 def test_a_cards_loader_gives_the_same_weights(demo: Written, kind: str, piece_bytes: int) -> None:

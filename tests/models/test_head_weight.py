@@ -20,6 +20,7 @@ from tests.models.test_loading import damage
 from tests.models.test_pinned_loader import load_late
 from tests.models.test_quantized_loading import LLAMA_8B
 from tests.support.bitsandbytes_folder import write as write_nf4
+from tests.support.examples import examples
 from tests.support.model_builds import load_model, weight_memory
 from tests.support.quantized_folders import Recipe, quantize_folder
 
@@ -124,7 +125,7 @@ def test_the_greedy_token_is_that_of_the_logits(root: pathlib.Path, name: str) -
     assert model.logits(hidden).dtype == torch.float32
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(20, least=6), deadline=None)
 @given(
     name=st.sampled_from(list(FILLED_BY)),
     head=st.sampled_from(list(HEADS)),
@@ -146,6 +147,7 @@ def test_pieces_of_any_size_and_ranks_give_slices_of_the_same_weight(
     assert torch.equal(late.model.embed_tokens.weight, table[rows.start : rows.stop])
 
 
+@pytest.mark.one_in(3)
 @head_names
 @model_names
 @pytest.mark.parametrize("layers", LAYERS)

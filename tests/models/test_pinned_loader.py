@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.models.checkpoints import ignore_progress, write_checkpoint
 from tests.models.test_loading import damage
+from tests.support.examples import examples
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.weights.checkpoint_files import ByteCounter, CheckpointFiles
@@ -105,7 +106,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(18, least=6),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     piece_bytes=st.sampled_from([1, 100, 1000, 4096, 1 << 20]),

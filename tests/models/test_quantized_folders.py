@@ -157,6 +157,7 @@ def check_numbers(model: CausalLM, folder: Quantized) -> None:
         torch.testing.assert_close(found[layer], weight.float(), rtol=1e-6, atol=1e-9, msg=layer)
 
 
+@pytest.mark.one_in(2)
 @recipes
 def test_a_folder_is_loaded_as_its_format_says(name: str, folders: Made) -> None:
     """Numbers are what the tests' own unpacker reads; logits follow from these weights in fp32.
@@ -255,6 +256,7 @@ def test_a_card_holds_the_bits_that_a_cpu_holds(name: str, folders: Made) -> Non
         assert torch.equal(found[field].cpu().view(torch.uint8), part.view(torch.uint8)), field
 
 
+@pytest.mark.one_in(3)
 @recipes
 def test_pieces_of_any_size_give_the_same_weights(name: str, folders: Made) -> None:
     folder = ModelFolder.open(folders[name].path)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.models.checkpoints import ignore_progress, load, write_checkpoint
 from tests.models.test_loading import damage
 from tests.models.test_pinned_loader import load_late
+from tests.support.examples import examples
 from tests.support.model_builds import PROJECTIONS, load_model, weight_memory
 from tests.support.rank_threads import on_ranks
 
@@ -76,7 +77,7 @@ def numbers(model: CausalLM) -> dict[str, torch.Tensor]:
     return {path: dequantize(weight.quantized) for path, weight in model.low_bit_weights.items()}
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(12, least=4), deadline=None)
 @given(
     piece_bytes=st.sampled_from([1, 300, 1000, 4097, 1 << 20]),
     num_readers=st.integers(1, 4),

@@ -33,6 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", ["gptq asymmetric", "gptq ordered", "awq", "packed asymmetric", "int8 groups", "fp8 rows", "fp8 blocks"]
 )

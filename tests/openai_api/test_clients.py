@@ -101,6 +101,8 @@ def test_the_python_client_raises_its_own_errors(server: Server) -> None:
         client.embeddings.create(model="demo", input="a")
 
 
+# It asks through the client for Python, above; importing it takes a second.
+@pytest.mark.slow
 async def test_langchain_answers_and_streams(server: Server) -> None:
     from langchain_openai import ChatOpenAI
 
@@ -156,6 +158,8 @@ def test_calls_stand_on_the_metrics_page(server: Server) -> None:
     wait_until(counted, 60, "the call stands on the metrics page")
 
 
+# A process that dies is started again in tests/supervisor/test_supervisor.
+@pytest.mark.slow
 def test_a_process_that_dies_is_started_again(server: Server) -> None:
     import openai
 

@@ -66,12 +66,14 @@ def damaged(gguf: Gguf, part: slice, change: Change) -> Gguf:
     return dataclasses.replace(gguf, tensors={**gguf.tensors, IN_FILE: (kind, shape, blocks.tobytes())})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 def test_a_trained_model_is_let_pass(files: dict[str, Gguf], kind: str, tmp_path: pathlib.Path) -> None:
     answer = examined(files[kind].write(tmp_path / "model.gguf"), "cpu")
     assert answer.num_layers and (answer.faults, answer.refused) == ([], "")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "part", "change", "said"),
     [
@@ -109,6 +111,7 @@ def test_a_trained_model_in_nf4_is_let_pass(folders: dict[bool, pathlib.Path], d
     assert answer.num_layers and (answer.faults, answer.refused) == ([], "")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("double", "end", "change", "said"),
     [

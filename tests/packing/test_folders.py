@@ -59,12 +59,14 @@ def reordered(words: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     return torch.from_numpy(found.view(np.int32).copy())
 
 
+@pytest.mark.one_in(3)
 def test_the_trained_model_is_let_pass(folder: Quantized) -> None:
     answer = examined(folder.path, "cpu")
     num_layers = sum(name.endswith(f".{suffixes(folder)[0]}") for name in folder.tensors)
     assert num_layers and (answer.num_layers, answer.faults, answer.refused) == (num_layers, [], "")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "order",
     [
@@ -83,6 +85,7 @@ def test_nibbles_in_another_order_are_named_by_layer(folder: Quantized, order: t
     assert f"layer '{DOWN}'" in said and ("of a word are in another order" in said or "its scales are not" in said)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_scales_of_neighbours_are_named_by_layer(folder: Quantized, dim: int) -> None:
     _, scales, _ = suffixes(folder)
@@ -90,6 +93,7 @@ def test_scales_of_neighbours_are_named_by_layer(folder: Quantized, dim: int) ->
     assert f"layer '{DOWN}': its scales" in said
 
 
+@pytest.mark.one_in(3)
 def test_scales_of_another_layer_are_named_by_layer(folder: Quantized) -> None:
     _, scales, _ = suffixes(folder)
     kept = dict(folder.tensors)
@@ -105,6 +109,7 @@ def test_scales_of_another_layer_are_named_by_layer(folder: Quantized) -> None:
     assert "layer 'model.layers.2.mlp.gate_proj': its scales are not those of its numbers" in found_in(folder, change)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("by", [0x11111111, pytest.param(-0x11111111, marks=pytest.mark.slow)])
 def test_zero_points_that_are_one_off_are_named_by_layer(folder: Quantized, by: int) -> None:
     _, _, zeros = suffixes(folder)

@@ -119,6 +119,7 @@ def late(shard: Shard, rule: PieceRule | None = EVERY_STEP) -> tuple[Shard, Late
     return Shard(shard.rank, shard.world_size, collectives), collectives
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_ranks_that_cut_their_steps_draw_the_tokens_of_one(
@@ -141,6 +142,7 @@ def test_ranks_that_cut_their_steps_draw_the_tokens_of_one(
         torch.testing.assert_close(logits, found[0][1], rtol=0, atol=0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_weights_of_few_bits_are_multiplied_by_pieces(folders: Callable[[str], ModelFolder], scheme: str) -> None:
     folder = folders("llama-wide-heads")

@@ -79,11 +79,13 @@ def check_alike(found: StepResult, expected: StepResult) -> None:
     assert found.checked_ok.tolist() == expected.checked_ok.tolist()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "pp"), FAMILIES.items())
 def test_stages_of_every_family(checkpoint: functools.partial[ModelFolder], name: str, pp: int) -> None:
     check_stages(checkpoint(name), pp)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_stages_that_quantize(checkpoint: functools.partial[ModelFolder], scheme: str) -> None:
     check_stages(checkpoint("llama-wide-heads"), 2, Schemes(SCHEMES[scheme]))
@@ -131,7 +133,10 @@ def test_ranks_of_stages_add_up_what_goes_on(checkpoint: functools.partial[Model
             check_alike(one, other)
 
 
-@pytest.mark.parametrize(("pp", "tp"), [(3, 1), pytest.param(2, 2, marks=pytest.mark.slow)])
+# Stages in processes of their own answer in tests/e2e/test_pipeline_parallel, ranks that are
+# asked to end in test_rank_processes.
+@pytest.mark.slow
+@pytest.mark.parametrize(("pp", "tp"), [(3, 1), (2, 2)])
 async def test_the_last_stage_answers_and_all_end_when_asked_to(
     checkpoint: functools.partial[ModelFolder], pp: int, tp: int
 ) -> None:

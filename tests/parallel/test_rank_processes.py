@@ -145,6 +145,9 @@ async def test_ranks_answer_with_the_tokens_of_one_whatever_strangers_send_and_a
     assert [result.step_id for result in found] == list(range(1, 7))
 
 
+# A rank that is lost while others wait for it is tried without processes below, real ones that
+# answer and end above.
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 async def test_a_killed_rank_is_named_and_takes_the_others_along(model: pathlib.Path, victim: int) -> None:
     async with ranks(model, 2) as group:

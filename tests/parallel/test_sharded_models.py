@@ -100,6 +100,7 @@ def on_all_ranks(folder: ModelFolder, world_size: int, scheme: Scheme | None = N
 
 
 # Four ranks share out everything that two do.
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "world_size"),
     [
@@ -218,6 +219,7 @@ SCHEMES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("scheme", "world_size"), [(scheme, 2) for scheme in SCHEMES] + [(scheme, 4) for scheme in ("int8", "fp8")]
 )

@@ -65,6 +65,7 @@ def check_shared(folder: ModelFolder) -> list[SharedRun]:
     return shared
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_share_a_gguf_file(base: pathlib.Path, kind: str) -> None:
     shared = check_shared(ModelFolder.open(_file(base, kind)))
@@ -74,6 +75,7 @@ def test_ranks_share_a_gguf_file(base: pathlib.Path, kind: str) -> None:
         assert all(isinstance(own.model.model.embed_tokens.weight, BlockLinearWeight) for own in shared)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("skip", [(), ("v_proj", "layers.0.mlp")])
 def test_ranks_share_a_folder_of_nf4(

@@ -54,6 +54,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> functools.partial[Quant
 
 
 # Weights are shared out by blocks of bits and groups; every second format in everyday runs.
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if index % 2 else ()) for index, name in enumerate(SHARED)]
 )

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.models.checkpoints import ignore_progress, write_checkpoint
 from tests.models.test_pinned_loader import load_late
+from tests.support.examples import examples
 from tests.support.model_builds import load_model
 from tests.support.rank_threads import ThreadCollectives, on_ranks
 
@@ -81,6 +82,7 @@ def parts(model: CausalLM) -> dict[str, Part]:
     return {name: Part(target) for name, target in targets if isinstance(target.destination, QuantizedRows)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("source", "dtype"), [("folder", torch.float32), ("dummy", torch.bfloat16)])
 @pytest.mark.parametrize("world_size", [2, 4])
 @scheme_names
@@ -184,7 +186,7 @@ def test_a_part_that_is_packed_wrongly_is_refused_by_name(
         on_ranks(2, lambda shard: load(path, scheme, shard))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(12, least=4), deadline=None)
 @given(
     piece_bytes=st.sampled_from([1, 300, 4097, 1 << 20]),
     num_readers=st.integers(1, 4),

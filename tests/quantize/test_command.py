@@ -18,6 +18,7 @@ from tests.support.warm_python import Ended
 
 from headrace_quantize import run as quantize_run
 from headrace_quantize.checks import QuantizeRefused, check
+from headrace_quantize.config import QuantizeConfig
 from headrace_quantize.main import main as quantize_main
 from headrace_quantize.output_folder import OutputFolder
 from headrace_supervisor import quantize_command
@@ -26,6 +27,13 @@ from headrace_supervisor.quantize_command import request as parsed
 
 def headrace(*arguments: object) -> Ended:
     return run_command(*arguments, COLUMNS="120")
+
+
+def run_here(config: QuantizeConfig, folder: pathlib.Path) -> int:
+    """The exit code of the process that quantizes, run in this one."""
+    file = folder / "request.json"
+    file.write_text(config.model_dump_json(exclude_unset=True))
+    return quantize_main(["--config-json", str(file)])
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +57,9 @@ def refused(tmp_path: pathlib.Path, **flags: Any) -> str:
         ({"bits": "3"}, "--bits: must be one of 4, 8, is 3"),
         ({"group_size": "48"}, "--group-size: must be one of 32, 64, 128, channel, is 48"),
         ({"method": "awf"}, "--method: must be one of rtn, gptq, awq, is awf"),
-        ({"samples": "0"}, "--samples: input should be greater than or equal to 1, is 0"),
-        ({"samples": "many"}, "--samples: input should be a valid integer"),
-        ({"damping": "0"}, "--damping: input should be greater than 0, is 0"),
+        ({"samples": "0"}, "--samples: must be at least 1, is 0"),
+        ({"samples": "many"}, "--samples: must be a whole number, is many"),
+        ({"damping": "0"}, "--damping: must be more than 0, is 0"),
         ({"device": "tpu"}, "--device: must be one of auto, cpu, cuda, is tpu"),
         ({"method": "gptq"}, "--method gptq needs --calibration TEXT_FILE"),
         ({}, "--method gptq needs --calibration TEXT_FILE"),
@@ -158,8 +166,6 @@ def test_a_run_ends_with_a_table(tmp_path: pathlib.Path, text: pathlib.Path) -> 
         assert shown in result.stdout
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert config["config_groups"]["group_0"]["weights"]["actorder"] == "weight"
-    again = headrace("quantize", DRAFT, tmp_path / "out", "--calibration", text, *flags, "--resume")
-    assert again.returncode == 0 and "is finished" in again.stderr
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
@@ -167,14 +173,12 @@ def test_an_interrupted_run_says_what_it_leaves(
     tmp_path: pathlib.Path, is_begun: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = request(DRAFT, tmp_path / "out", method="rtn")
-    file = tmp_path / "request.json"
-    file.write_text(config.model_dump_json(exclude_unset=True))
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(*((OutputFolder, "finish") if is_begun else (quantize_run, "SourceTensors")), interrupted)
-    assert quantize_main(["--config-json", str(file)]) == 130
+    assert run_here(config, tmp_path) == 130
     [line] = [line for line in capsys.readouterr().err.splitlines() if "interrupted" in line]
     assert ("--resume goes on" in line) == is_begun and ("nothing was written" in line) != is_begun
     monkeypatch.undo()
@@ -182,11 +186,16 @@ def test_an_interrupted_run_says_what_it_leaves(
     quantize(config.model_copy(update={"resume": is_begun}))
 
 
-def test_text_that_is_too_short_ends_with_2(tmp_path: pathlib.Path) -> None:
+def test_text_that_is_too_short_ends_with_2(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "short.txt").write_text("a few words")
-    result = headrace(
-        "quantize", DRAFT, tmp_path / "out", "--calibration", tmp_path / "short.txt", "--group-size", "32"
-    )
-    assert result.returncode == 2
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert "--calibration has text for 0 samples of 512 tokens" in result.stderr
+    config = request(DRAFT, tmp_path / "out", calibration=(str(tmp_path / "short.txt"),), sequence_length=512)
+    assert run_here(config, tmp_path) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert "--calibration has text for 0 samples of 512 tokens" in line
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = request(DRAFT, tmp_path / "out", method="rtn")
+    quantize(config)
+    assert run_here(config.model_copy(update={"resume": True}), tmp_path) == 0
+    assert "is finished" in capsys.readouterr().err

@@ -64,6 +64,7 @@ def test_calibration_beats_rounding_on_text_that_it_did_not_see(
     assert better.tokens == plain.tokens and better.perplexity_before == plain.perplexity_before
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
 def test_the_report_says_what_transformers_finds(
     reports: dict[str, tuple[pathlib.Path, RunReport]], text: str, method: str, tmp_path: pathlib.Path
@@ -204,6 +205,7 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any],
     return options, fingerprints(root / "whole")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("moment", range(1, 15))
 def test_a_run_that_ends_before_any_of_its_files_is_there_goes_on(
     tmp_path: pathlib.Path,

@@ -24,7 +24,7 @@ from headrace_service.config import ServiceConfig
 KEY = api_keys.new_key()
 LIST = inference_pb2.ListModelsRequest()
 # Without the bound of gRPC's read buffer four of the blocks take 48 to 118 MiB each.
-SENT, MOST = 256 * MIB, 24 * MIB
+SENT, MOST = 192 * MIB, 24 * MIB
 # What costs the service more time than memory is sent in smaller amounts.
 SLOW = {"small fields": 16 * MIB, "a large field of the table": 16 * MIB, "single bytes": 32 * MIB, "pings": MIB}
 

@@ -18,7 +18,7 @@ from tests.support.engine_requests import asked
 from headrace.v1 import generation_pb2, inference_pb2
 
 LIMIT = 1 << 16
-LONG = [200] * 1500
+LONG = [200] * 1000
 # A prompt of one token that is answered by one token, whose text no message holds.
 HUGE = 9
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -28,7 +28,7 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 async def limited(tmp_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[Running]:
     """A service whose messages have 64 KiB.
 
-    Its engine answers with 1,500 tokens, and a prompt of `HUGE` with one of 70,000 bytes.
+    Its engine answers with 1,000 tokens, and a prompt of `HUGE` with one of 70,000 bytes.
     """
     folder = write_model_folder(tmp_path / "tiny")
     huge = add_token(folder, "x" * 70_000)

@@ -56,12 +56,14 @@ def server() -> Iterator[RunningServer]:
 
 
 @pytest.mark.timeout(900)
-def test_a_service_and_a_backend_that_serve_are_well(server: RunningServer) -> None:
-    assert health(server.address, *PATIENT).returncode == 0
-    backend = health("--engine", engine_address(server), *PATIENT)
+def test_a_service_and_a_backend_that_serve_are_well(shared_server: RunningServer) -> None:
+    assert health(shared_server.address, *PATIENT).returncode == 0
+    backend = health("--engine", engine_address(shared_server), *PATIENT)
     assert backend.returncode == 0, backend.stderr
 
 
+# Above, what works is well; tests/supervisor/test_hang_watch finds what hangs.
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_backend_that_hangs_is_not_well_and_neither_is_its_service(server: RunningServer) -> None:
     """A process that lives and does nothing is what a look at processes would miss."""

@@ -168,7 +168,7 @@ def _fetched(address: str, path: str, trust: bytes) -> bytes:
 
 
 async def test_many_streams_pass_at_once(front: Front) -> None:
-    calls = [front.generate() for _ in range(500)]
+    calls = [front.generate() for _ in range(300)]
     for events in await asyncio.gather(*map(events_of, calls)):
         assert len(ids_of(events)) == NUM_TOKENS
 
@@ -238,11 +238,14 @@ async def test_health_passes_without_a_key(front: Front) -> None:
 
 
 async def test_large_requests_and_answers_pass(front: Front) -> None:
-    request = inference_pb2.TokenizeRequest(text="hello " * 500_000)
+    request = inference_pb2.TokenizeRequest(text="hello " * 250_000)
     answer = await front.stub.Tokenize(request, metadata=bearer(front.key))
-    assert len(answer.token_ids) > 500_000
+    assert len(answer.token_ids) > 250_000
 
 
+# 20 s, in which Envoy closes connections. Other floods end at the proxy below, and these at a
+# service in tests/service/test_floods.
+@pytest.mark.slow
 async def test_header_blocks_without_end_end_at_the_proxy(front: Front) -> None:
     """Connections of peers that acknowledge no settings.
 

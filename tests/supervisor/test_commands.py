@@ -67,7 +67,7 @@ def test_help_states_range_and_default_as_they_may_be_typed() -> None:
 def test_the_longest_sequence_has_two_names() -> None:
     for name in ("--max-model-len", "--max-seq-len"):
         line = refused("folder", name, "-1")
-        assert line.startswith("headrace: --max-model-len: input should be greater than or equal to 0")
+        assert line.startswith("headrace: --max-model-len: must be at least 0")
 
 
 def refused(*arguments: str) -> str:
@@ -236,6 +236,8 @@ def test_doctor_finds_this_machine_able_to_serve() -> None:
         assert subject in result.stdout
 
 
+# What it finds is in test_doctor.
+@pytest.mark.slow
 def test_doctor_names_a_taken_address_and_exits_with_1_for_a_bad_model() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"

@@ -15,6 +15,11 @@ from typing import TypeVar
 _T = TypeVar("_T")
 # Multiples of it, without their whole part, leave no large gap anywhere, however many there are.
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+_LONG_ROOMS = tuple(
+    f"tests/{room}/" for room in "e2e faults stack backend/workers parallel worker quantize telemetry_real".split()
+)
+# Share of the run over which their files are spread.
+_NOT_LAST = 0.75
 
 
 def spread(tests: Sequence[tuple[str, _T]]) -> list[_T]:
@@ -23,5 +28,10 @@ def spread(tests: Sequence[tuple[str, _T]]) -> list[_T]:
     The order is equal in every process.
     """
     files = dict.fromkeys(file for file, _ in tests)
-    places = {file: index * _GOLDEN_RATIO % 1 for index, file in enumerate(files)}
+    places = {file: index * _GOLDEN_RATIO % 1 * _reach(file) for index, file in enumerate(files)}
     return [test for _, test in sorted(tests, key=lambda each: places[each[0]])]
+
+
+def _reach(file: str) -> float:
+    """The share of the run, from its beginning, in which a file may be."""
+    return _NOT_LAST if file.startswith(_LONG_ROOMS) else 1.0

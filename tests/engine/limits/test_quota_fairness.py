@@ -13,6 +13,7 @@ import random
 from collections import deque
 
 import numpy as np
+import pytest
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
@@ -146,6 +147,8 @@ def test_greedy_tenant_at_ten_times_its_rate_costs_another_half_of_its_ttft_at_m
     assert p99_ms(beside) <= 1.5 * p99_ms(alone)
 
 
+# What quotas are for; the test above is about quotas themselves.
+@pytest.mark.slow
 def test_without_quotas_another_waits_for_seconds() -> None:
     """What the test above would show if quotas did nothing."""
     alone, beside = Simulation([POLITE]), Simulation([POLITE, GREEDY])

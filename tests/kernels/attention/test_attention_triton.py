@@ -66,6 +66,7 @@ _IDS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("poisoned_outputs")
 @pytest.mark.parametrize("shape", SHAPES, ids=_IDS)
 def test_any_mixed_step_equals_fp64(shape: Shape) -> None:
@@ -76,6 +77,7 @@ def test_any_mixed_step_equals_fp64(shape: Shape) -> None:
     check(Case(shape, lengths, DEVICE, seed=seed, padding=seed % 2))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("poisoned_outputs")
 # Each number of drafts with and without a window, and in one of the caches.
 @pytest.mark.parametrize(
@@ -113,6 +115,7 @@ def test_more_splits_than_one_pass_of_merging_takes() -> None:
     check(case)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("poisoned_outputs")
 @pytest.mark.parametrize(
     ("rows", "window", "kv"),

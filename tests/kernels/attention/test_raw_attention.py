@@ -77,6 +77,7 @@ def check_but_for_rounding(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=1 / 7, equal_nan=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(
     ("shape", "rotary_dim"),
@@ -93,6 +94,7 @@ def test_dimensions_that_do_not_turn_stay_as_they_are(shape: Shape, rotary_dim: 
 
 
 # With norms of heads and without: the first shape both ways, the others in turn.
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("shape", "normed"), [(SHAPES[0], True), *((shape, bool(at % 2)) for at, shape in enumerate(SHAPES))], ids=str
 )
@@ -193,6 +195,7 @@ def merged(case: Case, at_once: int) -> torch.Tensor:
     return output
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("at_once", AT_ONCE)
 @pytest.mark.parametrize(
     ("shape", "rows", "max_query_len"),

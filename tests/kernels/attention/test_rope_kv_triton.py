@@ -102,6 +102,7 @@ SHAPES = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", SHAPES, ids=str)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from tests.kernels.collectives.rank_in_interpreter import EPS, Case, Result, Setting
+from tests.support.examples import examples
 from tests.support.warm_python import WarmPython
 from torch import Tensor
 
@@ -184,7 +185,7 @@ def drawn_case(draw: random.Random, world_size: int, seed: int) -> Case:
 def drawn_cases(world_size: int) -> list[Case]:
     """Small tensors follow large ones, of whose words none may be left in any buffer."""
     draw = random.Random(world_size)
-    return [drawn_case(draw, world_size, seed) for seed in range(36 // world_size)]
+    return [drawn_case(draw, world_size, seed) for seed in range(examples(60) // world_size)]
 
 
 # Two ranks do the same below; what more of them add is the order of sums, in the next test.

@@ -136,6 +136,7 @@ def test_a_last_block_may_be_cut_off() -> None:
     torch.testing.assert_close(found, stored.numbers, rtol=1e-6, atol=0)
 
 
+@pytest.mark.one_in(2)
 @arranged
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 def test_kernels_agree_with_fp64(name: str, dtype: torch.dtype, device: str) -> None:
@@ -169,6 +170,7 @@ def test_blocks_beyond_the_last_input_on_kernels(device: str) -> None:
     stored.check(out, x)
 
 
+@pytest.mark.one_in(2)
 @arranged
 @pytest.mark.parametrize("rows", [2, 20])
 def test_operations_equal_their_references(name: str, rows: int, device: str) -> None:

@@ -122,6 +122,7 @@ def run_tile(rows: int, outputs: int, inputs: int, dtype: torch.dtype, tile: Til
         close(found, product.expected(normed, bias, add), TOLERANCES[dtype], spread)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 @pytest.mark.parametrize("tile", ODD_TILES)

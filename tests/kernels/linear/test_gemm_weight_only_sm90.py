@@ -81,6 +81,7 @@ def check(product: Product, tile: WarpgroupTile, eager: bool = False, careless: 
     assert_close(out, product.expected(x), product.spread(x))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("kind", QuantKind)
 @pytest.mark.parametrize(("rows", "outputs", "inputs", "group", "dtype", "tile"), CASES)

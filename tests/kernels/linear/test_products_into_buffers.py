@@ -41,6 +41,7 @@ def product(weight: torch.Tensor, bits: str) -> Product:
     return lambda x, out: quantized_linear.linear(x, quantized, None, torch.float32, out)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("bits", ["plain", "INT8", "FP8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 5, 20, pytest.param(300, marks=pytest.mark.gpu)])

@@ -171,6 +171,7 @@ def check_restored(product: Product) -> None:
     assert bool(((out.double() - expected).abs() <= expected.abs() * ROUNDING[product.dtype] * 1.01 + 2**-25).all())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "size", "dtype"), any_two_meet(tuple(QuantKind), SIZES, DTYPES), ids=str)
 def test_kernels_agree_with_fp64(kind: QuantKind, size: tuple[int, int, int], dtype: torch.dtype) -> None:
     outputs, inputs, group = size

@@ -78,6 +78,7 @@ def check_gated(product: Product, found: Tensor) -> None:
     assert float((found.double() - expected).norm() / expected.norm()) < 2.5e-2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "outputs", "inputs", "dtype", "tile"), CASES)

@@ -176,6 +176,7 @@ def test_a_temperature_that_overflows_ends() -> None:
     assert all(0 <= token < 3 for token in tokens)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("top_k", "min_p", "top_p", "top_n_sigma"),
     [

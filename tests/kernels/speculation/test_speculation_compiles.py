@@ -11,7 +11,9 @@ import pytest
 from tests.support.compiling import compiled
 
 
-@pytest.mark.parametrize("arch", [pytest.param(80, marks=pytest.mark.slow), 90])
+# Kernels are compiled for a card in the slow part.
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90])
 def test_every_kernel_is_compiled_once(arch: int) -> None:
     kernels = compiled("compiled_speculation", arch)
     assert Counter(kernel["name"] for kernel in kernels) == {

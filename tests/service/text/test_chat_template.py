@@ -96,6 +96,7 @@ async def test_what_model_makers_templates_use(renderer: ChatTemplateRenderer) -
     assert await render(renderer, source) == 'hi{"ü": [1]}4True'
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("bomb", BOMBS)
 async def test_a_bomb_ends_within_its_bounds_and_the_next_conversation_works(
     renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch, bomb: str

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 from tests.worker.driver import NUM_ROWS, admission, column, id_bytes
 
 from headrace_backend.step.plan import RowAdmission, SamplePlan, StepResult
@@ -96,7 +97,7 @@ def run_both(rows: list[RowAdmission], device: torch.device, vocab: int, seed: i
 
 
 @pytest.mark.skipif(not triton_runtime.INTERPRETED, reason="kernels on CPU tensors need the interpreter")
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(12, least=4), deadline=None)
 @given(admissions(), st.integers(0, 2**31))
 def test_kernels_give_what_the_references_give(rows: list[RowAdmission], seed: int) -> None:
     run_both(rows, CPU, VOCAB, seed, steps=3)

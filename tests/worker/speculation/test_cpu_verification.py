@@ -71,6 +71,7 @@ def assert_same(found: list[Job], expected: list[Job]) -> None:
             np.testing.assert_allclose([entry[0], *entry[3]], [wanted[0], *wanted[3]], atol=1e-4)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("option", "share_right"), [("greedy", 0.0), *((option, share) for option in OPTIONS for share in (0.7, 1.0))]
 )

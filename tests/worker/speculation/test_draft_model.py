@@ -107,6 +107,7 @@ def assert_all_is_settled(runner: Runner, jobs: list[Job], expected: list[Job]) 
     assert {1, 3, 4, 5} <= {count for each in counts for count in each}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("option", ["greedy", "temperature", "top_p", "penalties", "bad_words", "logprobs"])
 def test_a_draft_model_changes_no_answer(llama: CausalLM, shallow_llama: CausalLM, option: str) -> None:
     """Even one that is nearly always wrong."""
@@ -115,6 +116,7 @@ def test_a_draft_model_changes_no_answer(llama: CausalLM, shallow_llama: CausalL
     assert_same(run(cpu_runner(llama, shallow_llama), jobs, lambda: NUM_DRAFTS), expected)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("option", ["greedy", "temperature", "top_k", "top_p", "min_p", "top_n_sigma"])
 def test_the_same_model_drafts_what_is_drawn(llama: CausalLM, option: str) -> None:
     """With the row's parameters and noise its draws are the very same, so that all are accepted.
@@ -179,7 +181,12 @@ def on_device(check: Callable[[], None], device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
-@pytest.mark.parametrize(("batch_sizes", "kv_dtype"), [((), "int8"), ((1, 2, 4, 8), "auto")], ids=["exact", "padded"])
+# Steps padded to captured sizes are those of a server.
+@pytest.mark.parametrize(
+    ("batch_sizes", "kv_dtype"),
+    [pytest.param((), "int8", marks=pytest.mark.slow), ((1, 2, 4, 8), "auto")],
+    ids=["exact", "padded"],
+)
 def test_a_gpus_passes_draft_what_a_cpus_draft(
     shallow_llama: CausalLM,
     device: str,

@@ -91,24 +91,31 @@ def assert_drafts_change_nothing(
 KINDS = ["greedy", "top_p", "penalties", "bad_words", "min_tokens", "logprobs"]
 
 
-@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4, 8)], ids=["exact", "padded"])
+# Steps of whatever sizes and padded to captured ones; the second are those of a server.
+@pytest.mark.parametrize(
+    "batch_sizes", [pytest.param((), marks=pytest.mark.slow), (1, 2, 4, 8)], ids=["exact", "padded"]
+)
 def test_rows_with_options_answer_as_on_a_cpu_without_drafts(
     model: CausalLM, twin: CausalLM, device: str, batch_sizes: tuple[int, ...]
 ) -> None:
     jobs = [
-        job(row, 11, **(OPTIONS[option] | {"min_tokens": 5} if option == "min_tokens" else OPTIONS[option]))
+        job(row, 7, **(OPTIONS[option] | {"min_tokens": 5} if option == "min_tokens" else OPTIONS[option]))
         for row, option in enumerate(KINDS[:5])
     ]
-    jobs.append(Job(5, [9, 8, 7], 11, OPTIONS["logprobs"] | {"seed": 3}))
+    jobs.append(Job(5, [9, 8, 7], 7, OPTIONS["logprobs"] | {"seed": 3}))
     assert_drafts_change_nothing(model, twin, device, jobs, 4, batch_sizes)
 
 
-@pytest.mark.parametrize(("num_drafts", "kv_dtype"), [(1, "int8"), (3, "fp8"), (8, "auto")])
+# What caches hold is read alike by one token and by several (tests/kernels/attention).
+@pytest.mark.parametrize(
+    ("num_drafts", "kv_dtype"),
+    [pytest.param(1, "int8", marks=pytest.mark.slow), pytest.param(3, "fp8", marks=pytest.mark.slow), (8, "auto")],
+)
 def test_any_number_of_drafts_over_any_cache(
     model: CausalLM, twin: CausalLM, device: str, num_drafts: int, kv_dtype: str
 ) -> None:
     """Eight drafts and the row's last token are more than the decode kernel takes."""
-    jobs = [job(0, 14), job(1, 14, temperature=0.9)]
+    jobs = [job(0, 10), job(1, 10, temperature=0.9)]
     assert_drafts_change_nothing(model, twin, device, jobs, num_drafts, kv_dtype=kv_dtype)
 
 

@@ -387,14 +387,13 @@ def test_a_cache_that_no_longer_fits_after_measuring_is_refused_with_what_does(
     assert start(monkeypatch, llama, [0], kv_memory="50GiB")[1].kv_cache_bytes == 50 * GIB
 
 
+# The same steps by a CPU's runner are above; such a runner's own are in
+# tests/worker/step/test_gpu_runner and speculation/test_gpu_verification.
+@pytest.mark.slow
 @pytest.mark.skipif(not triton_runtime.INTERPRETED, reason="needs Triton's interpreter")
 @pytest.mark.parametrize(
     ("kv_dtype", "speculate"),
-    [
-        ("int8", "ngram"),
-        pytest.param("int8", "off", marks=pytest.mark.slow),
-        *(pytest.param(kind, "off", marks=pytest.mark.slow) for kind in ("auto", "fp8")),
-    ],
+    [("int8", "ngram"), ("int8", "off"), ("auto", "off"), ("fp8", "off")],
 )
 def test_the_gpus_runner_takes_them_all(
     shallow_llama: CausalLM, kv_dtype: str, speculate: Literal["off", "ngram"]

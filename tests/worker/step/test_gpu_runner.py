@@ -119,7 +119,7 @@ SIZES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4, 8)], ids=["exact", "padded"])
+@SIZES
 def test_tokens_are_those_of_the_cpu(
     model: CausalLM, device: str, batch_sizes: tuple[int, ...], expected: list[list[int]]
 ) -> None:
