@@ -141,6 +141,7 @@ async def test_kserve_stream_stays_open(running: Running, row: Row) -> None:
     running.engine.requests.clear()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("row", KSERVE, ids=ids_of_rows(KSERVE))
 @pytest.mark.asyncio(loop_scope="module")
 async def test_kserve_stream_that_asked_for_statuses_ends(running: Running, row: Row) -> None:

@@ -135,6 +135,8 @@ def test_dummy_weights_are_a_folder_that_loads(tmp_path: pathlib.Path, monkeypat
     assert all((parameter == 1).all() for parameter in model.parameters() if parameter.dim() == 1)
 
 
+# Folders of other tools in FP8 are in tests/models/test_quantized_folders.
+@pytest.mark.slow
 def test_dummy_layers_in_fp8_are_a_folder_that_loads(tmp_path: pathlib.Path) -> None:
     folder = write_model_folder("demo", tmp_path)
     num_bytes = weight_files.write_weights(folder, layers="fp8")

@@ -81,6 +81,7 @@ def test_example_runs_against_a_real_server(shared_server: RunningServer, tmp_pa
     assert PRINTED_BY_THE_MODEL[name] in _run(tmp_path, str(EXAMPLES / name), shared_server.address)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("heading", [name for name in README_BLOCKS if name not in WITH_OWN_SERVER])
 def test_readme_example_runs_against_a_real_server(
     shared_server: RunningServer, tmp_path: pathlib.Path, heading: str

@@ -65,6 +65,8 @@ def test_a_run_ends_by_naming_what_it_left_out(tmp_path: pathlib.Path, processes
     assert last.endswith("ask your grandmother (2 tests)")
 
 
+# What is left out without them is named, above; CI demands them.
+@pytest.mark.slow
 def test_demanded_toolchains_fail_the_run(tmp_path: pathlib.Path) -> None:
     ended = run(tmp_path, DEMAND_TOOLCHAINS="1")
     assert ended.returncode == 1

@@ -105,6 +105,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, pathlib.Path
     return made
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("double", [True, False])
 def test_a_trained_model_in_nf4_is_let_pass(folders: dict[bool, pathlib.Path], double: bool) -> None:
     answer = examined(folders[double], "cpu")

@@ -126,7 +126,7 @@ def check(error: grpc.aio.AioRpcError | None) -> None:
 
 
 _PATIENT = settings(
-    max_examples=examples(36),
+    max_examples=examples(36, least=7),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

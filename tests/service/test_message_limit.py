@@ -98,6 +98,7 @@ async def test_logs_that_a_session_joins_come_in_messages_that_fit(limited: Runn
     assert steps[-1].events[-1].event.HasField("done")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("attached", [False, True])
 async def test_a_token_that_no_message_holds_ends_its_generation_and_no_other_of_the_session(
     limited: Running, attached: bool
@@ -135,6 +136,7 @@ async def test_a_mistake_about_one_generation_is_its_failure_and_the_session_goe
     assert [event.stream_id for event in events if event.event.HasField("done")] == [2]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", ["Generate", "Complete", "Subscribe"])
 async def test_a_token_that_no_message_holds_ends_its_call_and_the_next_is_answered(
     limited: Running, method: str
@@ -152,6 +154,7 @@ async def test_a_token_that_no_message_holds_ends_its_call_and_the_next_is_answe
     await limited.until(lambda: limited.service.core.num_open == 0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("subscribed", [False, True])
 async def test_what_hears_of_a_prompt_comes_in_messages_that_fit(limited: Running, subscribed: bool) -> None:
     limited.engine.prompt_part_tokens = 2048

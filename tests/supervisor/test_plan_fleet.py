@@ -114,6 +114,8 @@ def test_fleets_say_users_cards_and_money() -> None:
     assert "Zipf" in shown.output and "Not in it" in shown.output
 
 
+# What a fleet holds is above.
+@pytest.mark.slow
 @pytest.mark.usefixtures("answered_here")
 def test_targets_that_no_fleet_meets_end_with_1() -> None:
     ended = run("--fleet", "2", "--target-ttft-ms", "0.001")

@@ -150,9 +150,9 @@ async def test_a_worker_on_a_gpu_is_kept_unless_its_device_is_lost_to_it(
     await check_real_worker(DEMO, tmp_path, poison, num_lost, **shared, **small)
 
 
-@pytest.mark.parametrize(
-    "poison", ["exit", *(pytest.param(poison, marks=pytest.mark.slow) for poison in ("raise", "fail"))]
-)
+# One at a time, above.
+@pytest.mark.slow
+@pytest.mark.parametrize("poison", ["exit", "raise", "fail"])
 async def test_more_poisonous_requests_than_deaths_at_which_a_backend_gives_up(
     model: pathlib.Path, tmp_path: pathlib.Path, poison: str
 ) -> None:

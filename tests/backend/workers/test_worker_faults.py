@@ -163,6 +163,8 @@ async def test_failing_step_restarts_the_worker(model: pathlib.Path, tmp_path: p
         assert "forward pass failed" in backend.log_lines("worker lost")[0]["reason"]
 
 
+# A killed worker is replaced above; who says why is in tests/supervisor/test_supervisor.
+@pytest.mark.slow
 async def test_a_worker_that_takes_all_memory_is_replaced_and_the_log_says_why(
     model: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

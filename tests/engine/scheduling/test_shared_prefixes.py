@@ -44,6 +44,7 @@ def wave(count: int, shared: int, own: int) -> list[EngineRequest]:
     return [request(prompt(shared, 0) + ids + prompt(0, own - 2, number), 1) for number, ids in enumerate(first)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("budget", [2048, 8192])
 def test_a_wave_computes_its_shared_prefix_once(budget: int) -> None:
     harness = Harness(

@@ -173,6 +173,7 @@ def gpu_runner(model: CausalLM, device: str) -> Runner:
     return runner
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ON_GPU)
 @pytest.mark.parametrize("chunk_sizes", [[[9, 12], [1, 2], [23]], [[4], [16, 1, 1]]], ids=["mixed", "short"])
 def test_a_gpus_path_tells_the_same_and_draws_the_same(

@@ -119,6 +119,9 @@ def test_any_number_of_drafts_over_any_cache(
     assert_drafts_change_nothing(model, twin, device, jobs, num_drafts, kv_dtype=kv_dtype)
 
 
+# Lookup by a CPU's runner is in test_cpu_verification, the drafter alone in
+# tests/kernels/speculation.
+@pytest.mark.slow
 def test_lookup_on_the_device_answers_as_without(model: CausalLM, twin: CausalLM, device: str) -> None:
     jobs = [job(row, 16, **OPTIONS["bias"]) for row in (0, 2)]
     expected = plain_answers(lambda: cpu_runner(twin), jobs)

@@ -209,7 +209,9 @@ def test_a_last_layer_of_sampled_tokens_alone_draws_the_same(
     assert [None if rows is None else len(rows) for rows in asked] == [6, 6, *[None] * (len(expected) - 2)]
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+# Such caches have kernels in tests/kernels/attention, a CPU's runner in test_cpu_verification.
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 def test_tokens_over_a_quantized_cache_are_those_of_the_cpu(
     model: CausalLM, device: str, kv_dtype: str, llama: CausalLM
 ) -> None:
