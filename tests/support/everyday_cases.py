@@ -1,8 +1,8 @@
 """Which cases of a test with many are tried every time.
 
 Owns the marker `one_in(n)`: of the cases of such a test, which compute the same over many formats
-or shapes, each n-th runs in everyday runs, and the others in the slow part. Beside a card all run,
-since nothing else is slow there.
+or shapes, each n-th runs in everyday runs, and the others in the slow part. Beside a card, where
+`make test-gpu` leaves out what is slow, none is left out so.
 """
 
 from __future__ import annotations
