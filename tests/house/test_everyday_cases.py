@@ -1,4 +1,4 @@
-"""Of a test with many cases some are tried every time, and none is lost."""
+"""Some cases of a test that has many are tried every time, and none is lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.everyday_cases import MARKER, mark_others_slow
 
 
 class Case:
-    """As much of an item of pytest as the choice looks at."""
+    """Stands for an item of pytest, as far as the choice looks at it."""
 
     def __init__(self, nodeid: str, *marks: Any) -> None:
         self.nodeid = nodeid
