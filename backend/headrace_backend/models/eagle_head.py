@@ -35,6 +35,7 @@ from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.progress import Progress
 from headrace_kernels.attention.rope_kv import rope_and_write_kv
+from headrace_model_folder.description import Mlp
 from headrace_model_folder import Eagle3Folder
 from headrace_model_folder.eagle3_folder import weight_shapes
 
@@ -106,6 +107,7 @@ class EagleHead(nn.Module):
         super().__init__()
         head = folder.head
         model, [layer] = head.model, head.model.layers
+        assert isinstance(layer.mlp, Mlp), "a head has no experts"
         self.embed_tokens = TokenEmbedding(model.embedding, placement) if folder.has_embedding else None
         self.fc = ColumnLinear((head.fusion,), (range(head.fusion.outputs),), placement)
         self.input_layernorm = RmsNorm(layer.attention_norm, placement)
