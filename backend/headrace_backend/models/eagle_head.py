@@ -35,8 +35,8 @@ from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.progress import Progress
 from headrace_kernels.attention.rope_kv import rope_and_write_kv
-from headrace_model_folder.description import Mlp
 from headrace_model_folder import Eagle3Folder
+from headrace_model_folder.description import Mlp
 from headrace_model_folder.eagle3_folder import weight_shapes
 
 _PHASE = "draft weights"
