@@ -105,15 +105,15 @@ class StepLoad:
     # Tokens of context that the decodes read.
     context_tokens: int = 0
     num_prefill_tokens: int = 0
-    # Those of them that continue outputs and must come: what rows computed that otherwise decode.
-    num_forced_tokens: int = 0
-    num_forced_rows: int = 0
     # Pairs of query and key of the prompts' chunks.
     attention_pairs: float = 0.0
     # Drafted tokens that the decodes compute beside one token each.
     num_draft_tokens: int = 0
     # Most drafts of a row that are made at the step's end.
     num_draft_passes: int = 0
+    # Prefill tokens that are no prompt's but must come in outputs, and the rows that compute them.
+    num_forced_tokens: int = 0
+    num_forced_rows: int = 0
 
     def add_chunk(self, start: int, count: int) -> None:
         """Adds tokens [start, start + count) of a prompt."""
