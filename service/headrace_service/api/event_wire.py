@@ -96,7 +96,7 @@ def delta(
     Args:
         output_index: which of the n outputs.
         first_token_index: position of the first token in its output.
-        token_ids: at least one.
+        token_ids: at least one, but where an output's end alone ends a call.
         text: the text of these tokens; may be empty.
         logprobs: one per token, or None if not asked for.
         parts: what the tokens are of an output that has parts, instead of text.

@@ -17,9 +17,10 @@ TokenIds = Mapping[str, int]
 # Rules that grammars refer to. Free text may be empty; space is bounded, because a model may never
 # leave off writing it.
 COMMON = "\n".join(["rest: TEXT", r"TEXT: /(.|\n)*/", r"space: /[ \n]{1,8}/"])
-# Between the parts of JSON; set over what a schema says of itself.
+# Set over what a schema says of itself. Between the parts of JSON stands a space or two, or one
+# line break and an indent.
 _JSON_OPTIONS: dict[str, Any] = {
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}",
+    "whitespace_pattern": r"[\x20\x09]{1,2}|[\x20\x09]{0,2}\x0D?\x0A[\x20\x09]{0,20}",
     "whitespace_flexible": True,
     "lenient": False,
     "coerce_one_of": False,

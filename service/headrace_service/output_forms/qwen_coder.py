@@ -243,7 +243,7 @@ def _function(rule: str, tool: Tool) -> list[str]:
             f"{rule}: {begin} {rule}_any* {end}",
             f'{rule}_any: "{_PARAMETER}" /[^<>\\n]{{1,64}}/ ">\\n" value_end "\\n"',
         ]
-    required = tool.parameters.get("required", ())
+    required = _list(tool.parameters.get("required"))
     lines, names = [], []
     for index, (name, schema) in enumerate(_items(tool.parameters.get("properties"))):
         argument = f"{rule}_{index}"
@@ -259,7 +259,7 @@ def _value(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
     if not _is_text(schema):
         shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
         return f"{lark.json_of({**schema, **shared})} {end}"
-    allowed = [schema["const"]] if "const" in schema else schema.get("enum", ())
+    allowed = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
     texts = [text for text in allowed if isinstance(text, str)]
     return f"{lark.any_of([lark.quoted(text) for text in texts])} {end}" if texts else "value_end"
 
@@ -276,6 +276,11 @@ def _items(properties: object) -> list[tuple[str, Mapping[str, Any]]]:
     if not isinstance(properties, Mapping):
         return []
     return [(name, schema if isinstance(schema, Mapping) else {}) for name, schema in properties.items()]
+
+
+def _list(value: object) -> list[Any]:
+    """Returns a keyword's list; what is none, the compiler refuses where it matters."""
+    return value if isinstance(value, list) else []
 
 
 def _is_of_name(char: str) -> bool:

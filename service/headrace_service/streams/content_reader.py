@@ -12,6 +12,10 @@ from headrace_service.output_forms.output_reader import OutputReader, merged
 from headrace_service.output_forms.parts import Part
 from headrace_service.text.detokenizer import IncrementalDetokenizer, PieceTable
 
+# Tokens that wait at most for what follows them; their parts may then come with later tokens. A
+# message of more might not fit.
+_MAX_HELD_TOKENS = 1024
+
 
 class ContentReader:
     """The parts of one output while its tokens arrive.
@@ -48,7 +52,8 @@ class ContentReader:
         parts: list[Part] = []
         for token in token_ids:
             self._take(token)
-            if not self._reader.holds and not self._detokenizer.num_held:
+            is_decided = not self._reader.holds and not self._detokenizer.num_held
+            if is_decided or len(self._held) == _MAX_HELD_TOKENS:
                 decided += self._held
                 self._held = []
                 parts += self._reader.take()

@@ -65,12 +65,12 @@ class EventWire(Protocol):
         logprobs: Sequence[TokenLogprobs] | None,
         parts: Sequence[Part] | None = None,
     ) -> bytes | None:
-        """New tokens of one output, at least one, and their text.
+        """New tokens of one output, and their text.
 
         Args:
             output_index: which of the n outputs.
             first_token_index: position of the first token in its output.
-            token_ids: at least one.
+            token_ids: at least one; none where parts end with the output, behind its last token.
             text: the text of these tokens; may be empty.
             logprobs: one per token, or None if not asked for.
             parts: what these tokens are of an output that has parts, and then there is no text;
