@@ -221,8 +221,8 @@ def captured_shapes(
     """Shapes of the graphs to capture, smallest first: decode steps and short mixed steps.
 
     A worker that drafts has decode steps with drafts besides, of as many tokens, of as many rows
-    whose drafts are all there, and of numbers of tokens between them. The mixed steps are those too short to hide the launches of
-    their kernels.
+    whose drafts are all there, and of numbers of tokens between them. The mixed steps are those
+    too short to hide the launches of their kernels.
 
     Args:
         batch_sizes: Rows of decode steps.
