@@ -18,7 +18,7 @@ from tests.service.harness import Running, events_of, kinds_of
 from tests.service.tracing.conftest import SAMPLED, SPAN_ID, TRACE_ID, UNSAMPLED, TracedService
 
 from headrace.v1 import generation_pb2, inference_pb2
-from headrace_facts import facts
+from headrace_facts import facts, step_records
 from headrace_facts.facts import CallEnded, Detail, Generation
 
 Spec = generation_pb2.GenerationSpec
@@ -395,7 +395,7 @@ async def test_steps_are_passed_on_in_the_engines_terms(traced: TracedService) -
     await events_of(generate(traced))
     steps = [step for step in await traced.telemetry.until(facts.Steps, 3)]
     assert {(step.engine, step.unix_offset_ns) for step in steps} == {(ENGINE, UNIX_OFFSET_NS)}
-    assert all(len(step.records) == 104 for step in steps)
+    assert all(len(step.records) == step_records.RECORD.itemsize for step in steps)
     kinds = [type(fact) for fact in traced.telemetry.reported if isinstance(fact, facts.Steps | Generation)]
     assert kinds[-1] is Generation, "the steps of a generation are reported before it"
 
