@@ -7,7 +7,8 @@ each expert that a token chose multiplies its tokens by itself.
 
 Launch rules. Up to 4 tokens each pair reads its expert's weights for itself; more are sorted by
 expert, in tiles of about twice the pairs that an expert has on average, from 16 to 128, so that
-most experts are one tile while a step is bound by memory. Not measured.
+most experts are one tile while a step is bound by memory. Chosen without a card; what they reach
+on one is in docs/experiments.md.
 """
 
 from __future__ import annotations
