@@ -54,6 +54,9 @@ def _check_beams(request: Request, beams: BeamSearch, bounds: Bounds) -> list[Vi
     found += _check_sampling(request.sampling)
     if request.structured_output is not None:
         found.append(Violation("spec.structured_output", f"must not be set {_WITH_BEAMS}"))
+    if request.reasoning is not None and request.reasoning.max_tokens is not None:
+        # A spent budget forces tokens, which no hypothesis is searched with.
+        found.append(Violation("spec.max_reasoning_tokens", f"must not be set {_WITH_BEAMS}"))
     num_stops = len(request.stop.token_ids) // TOKEN_BYTES
     if num_stops > limits.MAX_BEAM_STOP_TOKENS:
         rule = f"must be at most {limits.MAX_BEAM_STOP_TOKENS} {_WITH_BEAMS}, the model's own among them"

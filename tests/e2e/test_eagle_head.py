@@ -48,6 +48,7 @@ def all_golden(shared_server: RunningServer) -> dict[str, Transcript]:
     return {name: generate(shared_server.address, each) for name, each in SPECS.items()}
 
 
+@pytest.mark.slow  # test_eagle_drafts.py has a worker with a head; settings are refused every day.
 def test_a_head_changes_no_answer(drafting: RunningServer, golden: dict[str, Transcript]) -> None:
     """Twice: the second time prompts are found in the prefix cache, with keys and states."""
     for _ in range(2):

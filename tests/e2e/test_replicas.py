@@ -74,6 +74,7 @@ def settled_homes(server: RunningServer) -> list[str]:
     return rounds[-1]
 
 
+@pytest.mark.slow  # tests/service/engines/test_routing.py: services come to one engine alike.
 def test_requests_of_one_prefix_share_a_cache_whichever_service_they_ask(pair: RunningServer) -> None:
     settled_homes(pair)
     found: list[str] = []

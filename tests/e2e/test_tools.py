@@ -5,6 +5,7 @@ The demo model was not trained on tools: that its calls are valid is the grammar
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -100,6 +101,24 @@ def test_a_schema_that_cannot_be_compiled_is_the_tools_fault(client: Client) -> 
         client.chat(QUESTION, tools=[Tool("a", "", schema)], max_tokens=4).result()
     assert refused.value.violations[0].field == "tools"
     assert client.chat(QUESTION, tools=[CLOCK], max_tokens=4).result().token_ids
+
+
+def test_chosen_outputs_have_their_calls(client: Client) -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 120, "best_of": 4, "n": 2}
+    options |= {"tool_choice": "required", "parallel_tool_calls": False}
+    outputs = client.chat(QUESTION, tools=[WEATHER], **options).result().outputs
+    assert [output.finish_reason for output in outputs] == [FinishReason.TOOL_CALLS] * 2
+    assert all(call.valid for output in outputs for call in output.tool_calls)
+    scores = [output.score for output in outputs]
+    assert None not in scores and scores == sorted(scores, reverse=True)
+
+
+def test_a_search_takes_tools_that_are_not_strict(client: Client) -> None:
+    loose = dataclasses.replace(WEATHER, strict=False)
+    assert client.chat(QUESTION, tools=[loose], beam_search=2, max_tokens=6).result().outputs[0].score is not None
+    with pytest.raises(InvalidRequest) as refused:
+        client.chat(QUESTION, tools=[WEATHER], beam_search=2, max_tokens=6).result()
+    assert [violation.field for violation in refused.value.violations] == ["tools"]
 
 
 def test_the_python_example_goes_from_question_to_answer(tools_server: RunningServer, tmp_path: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from headrace_request import limits, rules
 from headrace_request.beam_search import BeamSearch
+from headrace_request.reasoning import Reasoning
 from headrace_request.request import Request
 from headrace_request.rule_kinds import Bounds
 from headrace_request.sampling import Sampling
@@ -25,6 +26,13 @@ def asked(num_stops: int = 1, sampling: Sampling = NO_SAMPLING, **fields: object
 
 def broken(request: Request) -> list[str]:
     return [violation.field for violation in rules.check(request, BOUNDS)]
+
+
+def test_a_search_takes_markers_of_reasoning_and_no_budget() -> None:
+    reasoning = Reasoning((5,), (6,))
+    assert broken(asked(beam_search=BeamSearch(2), reasoning=reasoning)) == []
+    budget = msgspec.structs.replace(reasoning, max_tokens=3)
+    assert broken(asked(beam_search=BeamSearch(2), reasoning=budget)) == ["spec.max_reasoning_tokens"]
 
 
 def test_a_plain_search_breaks_no_rule() -> None:

@@ -133,6 +133,7 @@ GREEDY = Tenant("greedy", 50.0, max_tokens=100)
 QUOTAS = TenantLimits(requests_per_minute=300, concurrent_streams=3, tokens_per_minute=75_000, kv_cache_share=0.25)
 
 
+@pytest.mark.slow  # What each limit does to a queue is tested beside this, without a simulation.
 def test_greedy_tenant_at_ten_times_its_rate_costs_another_half_of_its_ttft_at_most() -> None:
     """Over several seeds: the 99th percentile of one run is its second worst request.
 
