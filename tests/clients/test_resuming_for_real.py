@@ -116,9 +116,8 @@ def _serves(address: str) -> bool:
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-@pytest.mark.parametrize(
-    ("n", "output_index"), [*(pytest.param(n, None, marks=pytest.mark.slow) for n in (1, 2)), (2, 1)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "output_index"), [(1, None), (2, None), (2, 1)])
 def test_connections_cut_by_a_proxy(
     shared_server: RunningServer, options: dict[str, Any], n: int, output_index: int | None
 ) -> None:

@@ -75,6 +75,7 @@ def until_preempted(address: str, specs: list[generation_pb2.GenerationSpec]) ->
     raise AssertionError("nobody was preempted")
 
 
+@pytest.mark.slow  # test_speculation.py presses rows out of a batch every day.
 def test_small_steps_and_preemption_change_nothing(cramped_server: RunningServer, golden: list[list[int]]) -> None:
     for answers in until_preempted(cramped_server.address, everything()):
         assert [transcript.tokens[0] for transcript in answers] == golden

@@ -22,7 +22,8 @@ from headrace.v1 import generation_pb2, inference_pb2
 OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", "20", "--pp", "2")
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["tp1", "tp2"])
+# tests/parallel/test_pipeline_stages.py has stages within a process, every day.
+@pytest.fixture(scope="module", params=[pytest.param(tp, marks=pytest.mark.slow) for tp in (1, 2)], ids=["tp1", "tp2"])
 def staged(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
     with running_server(*OPTIONS, "--tp", str(request.param), *PATIENCE) as running:
         with connected(running.address) as stub:
@@ -55,7 +56,6 @@ def test_greedy_answers_are_those_of_one_stage_under_pressure(
 
 
 # Stages draw with every option in tests/parallel/test_pipeline_stages.
-@pytest.mark.slow
 def test_seeded_answers_are_those_of_one_stage(staged: RunningServer, shared_server: RunningServer) -> None:
     def drawn(server: RunningServer) -> list[list[int]]:
         return [generate(server.address, seeded(index)).tokens[0] for index in range(3)]

@@ -282,7 +282,8 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
 @pytest.mark.parametrize(
     ("batch_sizes", "kv_dtype"),
-    [((1, 2, 4, 8), "int8"), pytest.param((), "auto", marks=pytest.mark.slow)],
+    # A small model's passes, padded, are drafted with every day (test_draft_model.py).
+    [pytest.param(sizes, kv, marks=pytest.mark.slow) for sizes, kv in (((1, 2, 4, 8), "int8"), ((), "auto"))],
     ids=["padded", "exact"],
 )
 def test_a_gpus_passes_draft_what_a_cpus_draft(

@@ -109,7 +109,7 @@ def test_rows_with_options_answer_as_on_a_cpu_without_drafts(
 # What caches hold is read alike by one token and by several (tests/kernels/attention).
 @pytest.mark.parametrize(
     ("num_drafts", "kv_dtype"),
-    [pytest.param(1, "int8", marks=pytest.mark.slow), pytest.param(3, "fp8", marks=pytest.mark.slow), (8, "auto")],
+    [pytest.param(*each, marks=pytest.mark.slow) for each in ((1, "int8"), (3, "fp8"), (8, "auto"))],
 )
 def test_any_number_of_drafts_over_any_cache(
     model: CausalLM, twin: CausalLM, device: str, num_drafts: int, kv_dtype: str
