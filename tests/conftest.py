@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
-from tests.support import everyday_cases, file_order, quick_interpreter, toolchains
+from tests.support import everyday_cases, file_order, quick_interpreter, rewritten, toolchains
 from tests.support.examples import examples
 from tests.support.running_server import RunningServer, running_server
 
@@ -48,13 +48,16 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("headrace")
 
 
-def pytest_configure() -> None:
-    """Ctrl-C as in a terminal.
+def pytest_configure(config: pytest.Config) -> None:
+    """Ctrl-C as in a terminal, and modules that are rewritten by one process each.
 
     A shell starts background jobs with SIGINT ignored, children inherit that, and tests that press
     Ctrl-C would wait forever.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        rewritten.rewrite_share(config, int(worker[2:]), _PROCESSES)
 
 
 @pytest.fixture(scope="session")

@@ -54,13 +54,19 @@ def documented_calls() -> list[DocumentedCall]:
 CALLS = documented_calls()
 
 
+def requests_of(call: DocumentedCall) -> list[Message]:
+    """The call's requests; raises if the protocol has no such field."""
+    request_type = message_factory.GetMessageClass(SERVICE.methods_by_name[call.method].input_type)
+    return [json_format.ParseDict(body, request_type()) for body in call.bodies]
+
+
 def send(channel: grpc.Channel, call: DocumentedCall) -> list[Message]:
     """Every message that the server answers; an error of the call is raised."""
     method = SERVICE.methods_by_name[call.method]
     request_type, response_type = (
         message_factory.GetMessageClass(kind) for kind in (method.input_type, method.output_type)
     )
-    requests = [json_format.ParseDict(body, request_type()) for body in call.bodies]
+    requests = requests_of(call)
     kind = {True: "stream", False: "unary"}
     shape = f"{kind[method.client_streaming]}_{kind[method.server_streaming]}"
     caller = getattr(channel, shape)(
@@ -78,11 +84,13 @@ def channel(shared_server: RunningServer) -> Iterator[grpc.Channel]:
         yield opened
 
 
-def test_the_pages_show_every_way_to_generate() -> None:
+def test_the_pages_show_every_way_to_generate_in_words_of_the_protocol() -> None:
     assert {call.method for call in CALLS} >= {"Generate", "Complete", "Chat", "Submit", "Subscribe", "Session"}
     assert {call.page for call in CALLS} == {"README.md", "docs/api.md"}
+    assert all(requests_of(call) for call in CALLS)
 
 
+@pytest.mark.slow  # The test above reads the requests.
 def test_documented_calls_are_answered(channel: grpc.Channel) -> None:
     """In the pages' order, one after the other: `ID` stands for the request that was submitted."""
     submitted = ""

@@ -98,6 +98,7 @@ def answer(address: str, timeout_s: float = 120.0) -> str:
             time.sleep(0.2)
 
 
+@pytest.mark.slow  # tests/service/engines/test_troubled_engines.py has certificates too.
 def test_services_of_the_ca_are_served_others_are_not_and_certificates_may_change(folder: pathlib.Path) -> None:
     engine, good, strange, misled = (free_address() for _ in range(4))
     ours, theirs = folder / "ours", folder / "theirs"

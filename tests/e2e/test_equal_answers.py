@@ -94,6 +94,7 @@ def test_a_prefix_hit_changes_nothing(server: RunningServer) -> None:
     assert other.tokens == first.tokens
 
 
+@pytest.mark.slow  # test_speculation.py preempts a server's rows too.
 def test_several_outputs_under_preemption_answer_like_one(
     cramped_server: RunningServer, golden: list[list[int]]
 ) -> None:

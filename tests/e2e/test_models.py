@@ -169,6 +169,7 @@ class Reading(threading.Thread):
         return self.transcript
 
 
+@pytest.mark.slow  # tests/supervisor/test_backend_table.py has the same with fakes.
 def test_a_server_is_well_when_all_models_of_its_start_are(server: RunningServer, first_calls: FirstCalls) -> None:
     assert not first_calls.is_alive()
     assert first_calls.health[-1] == 1 and first_calls.codes[-1] is grpc.StatusCode.OK
@@ -341,6 +342,7 @@ def test_a_model_that_failed_says_so_and_can_be_loaded_again(server: RunningServ
     admin.unload("third", grace_s=5)
 
 
+@pytest.mark.slow  # The test of models that come and go has the rest.
 def test_folders_that_come_later_can_be_loaded_and_unloaded_without_a_grace(
     server: RunningServer, admin: Admin, repository: pathlib.Path
 ) -> None:

@@ -93,6 +93,7 @@ def test_requests_of_one_prefix_share_a_cache_whichever_service_they_ask(pair: R
     pytest.fail(f"of {3 * PREFIXES} prefixes {len(found)} met their like")
 
 
+@pytest.mark.slow  # The other test of this file has the same two engines; tests/service/engines has their sums.
 def test_two_engines_look_like_one_model(pair: RunningServer, server: RunningServer) -> None:
     assert len(pair.descendants("headrace_backend")) == 2
     with connected(pair.address) as stub:

@@ -148,6 +148,7 @@ def test_preempted_rows_answer_as_without_drafts(drafting: RunningServer, golden
     raise AssertionError("nobody was preempted")
 
 
+@pytest.mark.slow  # tests/backend/workers has killed workers.
 def test_a_worker_that_is_killed_within_answers_loses_and_doubles_nothing(
     drafting: RunningServer, golden: dict[str, Transcript]
 ) -> None:

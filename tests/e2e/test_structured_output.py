@@ -110,6 +110,7 @@ ADDRESS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "options",
     [

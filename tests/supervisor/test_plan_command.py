@@ -249,6 +249,7 @@ def test_a_model_that_does_not_fit_is_said_with_the_arithmetic() -> None:
     assert "tp 1: weights 134,570.5 MiB" in ended.output and "refused" in ended.output
 
 
+@pytest.mark.slow  # The tests above ask for single combinations.
 @pytest.mark.usefixtures("answered_here")
 def test_any_says_which_weights_and_caches_hold() -> None:
     options = (

@@ -72,6 +72,7 @@ async def reasoned(engine: EngineClient, budget: int | None, max_tokens: int, **
     return await engine.add(PROMPT, max_tokens, reasoning=reasoning, sampling=sampling, **fields)
 
 
+@pytest.mark.slow  # tests/engine/test_reasoning.py spends budgets of any kind.
 async def test_the_end_marker_is_forced_when_the_budget_is_spent(engine: EngineClient) -> None:
     free = await settled(await engine.add(PROMPT, 40, sampling=Sampling(temperature=1.0, seed=3), n=2))
     bound = await settled(await reasoned(engine, 9, 40, n=2))
