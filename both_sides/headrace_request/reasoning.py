@@ -13,8 +13,9 @@ import msgspec
 class Reasoning(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The markers of a model's reasoning, and the budget of a request for it.
 
-    An output has one section: from its start marker, or from the output's beginning where the
-    prompt ends inside one, to its end marker. A structured output begins behind it.
+    An output has one section, or several where it `repeats`: from a start marker, or from the
+    output's beginning where the prompt ends inside one, to an end marker. A structured output
+    begins behind the first.
     """
 
     # Tokens that begin a section, 1 to 16; may be empty where the prompt ends inside one.
@@ -25,3 +26,9 @@ class Reasoning(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     max_tokens: int | None = None
     # Whether the prompt ends inside a section.
     begins_inside: bool = False
+    # Tokens that are forced behind an end marker that was forced, 0 to 16: how the answer begins.
+    # Nothing is a section any more behind them.
+    closing_ids: tuple[int, ...] = ()
+    # Whether sections may follow each other in one output; the budget is that of all. Not with a
+    # structured output.
+    repeats: bool = False

@@ -17,9 +17,11 @@ class ReasoningSection:
         """Returns how the value breaks the rule; nothing if it keeps it."""
         if value is None:
             return ()
+        least_of_start = 0 if value.begins_inside and not value.repeats else 1
         found = [
-            *self._marker(f"{field}.start_ids", value.start_ids, 0 if value.begins_inside else 1, bounds),
+            *self._marker(f"{field}.start_ids", value.start_ids, least_of_start, bounds),
             *self._marker(f"{field}.end_ids", value.end_ids, 1, bounds),
+            *self._marker(f"{field}.closing_ids", value.closing_ids, 0, bounds),
         ]
         most = bounds.max_context_tokens - 1
         if value.max_tokens is not None and not 0 <= value.max_tokens <= most:

@@ -35,6 +35,9 @@ class StructuredOutput(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
     # The schema, the expression or the grammar as it was given; the choices as a JSON array of
     # strings; tags as a JSON array of `Tag`; "" for json_object. At most 256 KiB of UTF-8.
     text: str = ""
+    # A grammar in Lark's notation of the whole output, in which `@answer` stands for the form; "":
+    # the whole output has the form. At most 256 KiB of UTF-8.
+    around: str = ""
 
 
 def choice(texts: list[str]) -> StructuredOutput:

@@ -30,6 +30,9 @@ class StructuredText:
         size = len(value.text.encode(errors="surrogatepass"))
         if size > self._most_bytes:
             return (Violation(at, f"has {size} bytes; must have at most {self._most_bytes}"),)
+        size = len(value.around.encode(errors="surrogatepass"))
+        if size > self._most_bytes:
+            return (Violation(f"{field}.around", f"has {size} bytes; must have at most {self._most_bytes}"),)
         match value.form:
             case "json_object":
                 return ()

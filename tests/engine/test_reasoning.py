@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -53,19 +54,26 @@ def section_of(reasoning: Reasoning, tokens: list[int]) -> tuple[int | None, int
 
 
 def allowed(reasoning: Reasoning, tokens: list[int]) -> list[int] | None:
-    """What may follow: once the budget is spent, the next token of the end marker."""
+    """What may follow: once the budget is spent, the next token of the end marker, or behind it."""
+    left = reasoning.max_tokens
     begins, answers = section_of(reasoning, tokens)
-    if begins is None or answers is not None or reasoning.max_tokens is None:
+    if begins is None or left is None:
         return None
-    inside = tokens[begins:]
-    if len(inside) < reasoning.max_tokens:
+    if answers is None:
+        inside = tokens[begins:]
+        if len(inside) < left:
+            return None
+        marker = reasoning.end_ids
+        sizes = [size for size in range(len(marker)) if tuple(inside[len(inside) - size :]) == marker[:size]]
+        return [marker[max(sizes)]]
+    if answers - begins > left:
+        num_closing = len(tokens) - answers
+        return [reasoning.closing_ids[num_closing]] if num_closing < len(reasoning.closing_ids) else None
+    if not reasoning.repeats:
         return None
-    ends = [
-        size
-        for size in range(len(reasoning.end_ids))
-        if tuple(inside[len(inside) - size :]) == reasoning.end_ids[:size]
-    ]
-    return [reasoning.end_ids[max(ends)]]
+    num_left = left - (answers - begins - len(reasoning.end_ids))
+    rest = msgspec.structs.replace(reasoning, max_tokens=num_left, begins_inside=False)
+    return allowed(rest, tokens[answers:])
 
 
 few = st.integers(1, 3)
@@ -74,6 +82,8 @@ reasonings = st.builds(
     st.lists(few, min_size=1, max_size=2).map(tuple),
     st.lists(few, min_size=1, max_size=4).map(tuple),
     st.integers(0, 20),
+    st.booleans(),
+    st.lists(few, max_size=3).map(tuple),
     st.booleans(),
 )
 
@@ -202,3 +212,21 @@ def test_an_end_that_can_not_be_drawn_ends_its_own_output_with_the_reason() -> N
     harness.run()
     assert reader.ends[0].reason is EndReason.ERROR and "the end of the reasoning" in reader.ends[0].error
     assert beside.ends[0].reason is EndReason.LENGTH
+
+
+def test_the_answer_begins_as_it_must_behind_a_section_that_was_ended() -> None:
+    reasoning = Reasoning((7,), (8,), 3, closing_ids=(4, 5, 6), begins_inside=True)
+    harness = MaskedHarness()
+    reader = harness.add(asked(reasoning, max_tokens=40, seed=3))
+    harness.run()
+    assert tokens_of(reader)[3:7] == [8, 4, 5, 6]
+    assert harness.num_masks == 4
+
+
+def test_a_form_begins_behind_the_closing_tokens(answer: CompiledGrammar) -> None:
+    reasoning = Reasoning((7,), (8,), 3, closing_ids=(4, 5), begins_inside=True)
+    harness = MaskedHarness()
+    reader = harness.add(asked(reasoning, answer, max_tokens=90, seed=3, token_ids=[0]))
+    harness.run()
+    assert tokens_of(reader)[3:6] == [8, 4, 5]
+    assert re.fullmatch(REGEX, b"".join(TOKEN_BYTES[token] for token in tokens_of(reader)[6:]).decode())

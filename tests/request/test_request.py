@@ -29,7 +29,7 @@ SAMPLINGS = st.builds(
 )
 STOPS = st.builds(Stop, max_tokens=st.integers(0, 2**32), strings=st.lists(COLUMN, max_size=3).map(tuple))
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple)
-REASONINGS = st.builds(Reasoning, IDS, IDS, st.none() | st.integers(0, 2**32), st.booleans())
+REASONINGS = st.builds(Reasoning, IDS, IDS, st.none() | st.integers(0, 2**32), st.booleans(), IDS, st.booleans())
 REQUESTS = st.builds(
     Request,
     prompt_token_ids=COLUMN,

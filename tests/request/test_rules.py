@@ -69,6 +69,18 @@ BROKEN: list[tuple[str, object, str, str]] = [
     ("reasoning", Reasoning((5,), (6, 100)), "reasoning.end_ids[1]", "must be below the vocabulary size, 100"),
     ("reasoning", Reasoning((-1,), (6,)), "reasoning.start_ids[0]", "must be below the vocabulary size, 100"),
     ("reasoning", Reasoning((5,), (6,), -1), "reasoning.max_tokens", "must be at least 0 and at most 63"),
+    (
+        "reasoning",
+        Reasoning((5,), (6,), closing_ids=(7,) * 17),
+        "reasoning.closing_ids",
+        "must have at least 0 and at most 16 tokens",
+    ),
+    (
+        "reasoning",
+        Reasoning((), (6,), begins_inside=True, repeats=True),
+        "reasoning.start_ids",
+        "must have at least 1 and at most 16 tokens",
+    ),
     ("reasoning", Reasoning((5,), (6,), 64), "reasoning.max_tokens", "must be at least 0 and at most 63"),
 ]
 

@@ -80,7 +80,7 @@ class GrammarCompiler:
             self._pool = thread_pool(_NUM_THREADS, "grammars")
         self._drop(asked)
         compiled = self._kept[asked] = self._pool.submit(self._compile, asked)
-        self._num_kept_bytes += len(asked.text)
+        self._num_kept_bytes += len(asked.text) + len(asked.around)
         self._make_room()
         return compiled
 
@@ -101,7 +101,7 @@ class GrammarCompiler:
 
     def _drop(self, asked: StructuredOutput) -> None:
         if self._kept.pop(asked, None) is not None:
-            self._num_kept_bytes -= len(asked.text)
+            self._num_kept_bytes -= len(asked.text) + len(asked.around)
 
     # In its threads.
 

@@ -17,6 +17,10 @@ from headrace_request.structured_output import StructuredOutput, Tag
 # Between the parts of JSON: a space or two, or one line break and an indent. Bounded, because a
 # model may never leave off writing spaces.
 _WHITESPACE: Final = r"[\x20\x09]{1,2}|[\x20\x09]{0,2}\x0D?\x0A[\x20\x09]{0,20}"
+# Forms that are written in Lark's notation, all others as JSON.
+_LARK_FORMS: Final = ("grammar", "choice", "structural_tags")
+# What `StructuredOutput.around` calls the form.
+_ANSWER: Final = "answer"
 # Set over what a schema says of itself under "x-guidance": both would let outputs pass that the
 # schema does not allow.
 _JSON_OPTIONS: Final[dict[str, Any]] = {
@@ -28,7 +32,19 @@ _JSON_OPTIONS: Final[dict[str, Any]] = {
 
 
 def grammar_of(asked: StructuredOutput) -> str:
-    """The grammar, as llguidance reads it. Whether it makes sense shows when it is compiled."""
+    """The grammar of whole outputs, as llguidance reads it; what is wrong shows when compiled."""
+    form = form_grammar(asked)
+    if not asked.around:
+        return form
+    if asked.form in _LARK_FORMS:
+        answer = {"lark_grammar": form}
+    else:
+        (answer,) = json.loads(form)["grammars"]
+    return json.dumps({"grammars": [{"lark_grammar": asked.around}, {**answer, "name": _ANSWER}]})
+
+
+def form_grammar(asked: StructuredOutput) -> str:
+    """The grammar of the form alone, whatever stands around it."""
     match asked.form:
         case "json_schema":
             return schema_grammar(msgspec.json.decode(asked.text))

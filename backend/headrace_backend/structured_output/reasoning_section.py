@@ -1,6 +1,6 @@
-"""An output's section of reasoning, found by its tokens alone.
+"""An output's sections of reasoning, found by their tokens alone.
 
-Owns the search for the markers and the count of the section's tokens. What follows from that for a
+Owns the search for the markers and the count of the sections' tokens. What follows from that for a
 draw is `reasoning_place`.
 """
 
@@ -18,6 +18,8 @@ class Stage(enum.Enum):
     # No start marker was drawn so far.
     BEFORE = enum.auto()
     INSIDE = enum.auto()
+    # The section was ended, and the beginning of the answer is forced.
+    CLOSING = enum.auto()
     # The section has ended, or can't begin any more.
     BEHIND = enum.auto()
 
@@ -47,7 +49,7 @@ class _MarkerSearch:
 
 
 class ReasoningSection:
-    """One output's section, token by token."""
+    """One output's section, or its sections where they repeat, token by token."""
 
     def __init__(self, reasoning: Reasoning, at_beginning: bool) -> None:
         """No token was drawn.
@@ -56,13 +58,16 @@ class ReasoningSection:
             reasoning: Markers and budget.
             at_beginning: Whether a section begins with the output's first token or never.
         """
+        self._reasoning = reasoning
         self._start = _MarkerSearch(reasoning.start_ids)
         self._end = _MarkerSearch(reasoning.end_ids)
         self._max_tokens = reasoning.max_tokens
+        self._repeats = reasoning.repeats and not at_beginning
+        self._num_closing = 0
         self._at_beginning = at_beginning
         self.stage = Stage.INSIDE if reasoning.begins_inside else Stage.BEFORE
         self.num_tokens = 0
-        # Tokens since the section began, those of an end marker that began among them.
+        # Tokens of sections, those of end markers among them.
         self._num_inside = 0
         # Position behind the section; 0 where there was none.
         self.answer_begins = 0
@@ -76,10 +81,32 @@ class ReasoningSection:
             elif self._at_beginning and self._start.num_matched < self.num_tokens:
                 self.stage = Stage.BEHIND
         elif self.stage is Stage.INSIDE:
+            is_forced = self.forced is not None
             self._num_inside += 1
             if self._end.feed(token):
-                self.stage = Stage.BEHIND
-                self.answer_begins = self.num_tokens
+                self._end_section(is_forced)
+        elif self.stage is Stage.CLOSING:
+            self._num_closing += 1
+            self._close()
+
+    def _end_section(self, is_forced: bool) -> None:
+        """The end marker is complete; `is_forced`: the budget is spent."""
+        self.answer_begins = self.num_tokens
+        if is_forced:
+            self._close()
+        elif self._repeats:
+            self.stage = Stage.BEFORE
+            self._num_inside -= len(self._end.marker)
+            self._start = _MarkerSearch(self._reasoning.start_ids)
+            self._end = _MarkerSearch(self._reasoning.end_ids)
+        else:
+            self.stage = Stage.BEHIND
+
+    def _close(self) -> None:
+        """Goes on with the closing tokens, or behind them."""
+        is_over = self._num_closing == len(self._reasoning.closing_ids)
+        self.stage = Stage.BEHIND if is_over else Stage.CLOSING
+        self.answer_begins = self.num_tokens
 
     @property
     def has_begun(self) -> bool:
@@ -93,7 +120,9 @@ class ReasoningSection:
 
     @property
     def forced(self) -> int | None:
-        """The token of the end marker that must come next; None: the budget is not spent."""
+        """The token that must come next, once the budget is spent; None: it is not."""
+        if self.stage is Stage.CLOSING:
+            return self._reasoning.closing_ids[self._num_closing]
         if self.stage is not Stage.INSIDE or self._max_tokens is None or self._num_inside < self._max_tokens:
             return None
         return self._end.marker[self._end.num_matched]
@@ -103,6 +132,9 @@ class ReasoningSection:
         """Position of the first token that may have to be forced; None: none will be."""
         if self.stage is Stage.BEHIND or self._max_tokens is None:
             return None
+        if self.stage is Stage.CLOSING:
+            return self.num_tokens
+        num_left = max(0, self._max_tokens - self._num_inside)
         if self.stage is Stage.INSIDE:
-            return self.num_tokens + max(0, self._max_tokens - self._num_inside)
-        return self.num_tokens + len(self._start.marker) - self._start.num_matched + self._max_tokens
+            return self.num_tokens + num_left
+        return self.num_tokens + len(self._start.marker) - self._start.num_matched + num_left

@@ -30,11 +30,16 @@ class Conversation:
             reasoning, calls and their results.
         continues_last: whether the answer goes on with the last one.
         offered: the tools; None: the model is shown none.
+        max_reasoning_tokens: most tokens of an output's reasoning; None: any number.
+        reasoning_effort: how much the model is to reason, in its template's words; "": the
+            template's default.
     """
 
     messages: list[dict[str, Any]]
     continues_last: bool
     offered: Offered | None = None
+    max_reasoning_tokens: int | None = None
+    reasoning_effort: str = ""
 
 
 class ConversationRequest(Protocol):
@@ -86,7 +91,9 @@ def conversation_of(request: ConversationRequest, form: ModelForm) -> Conversati
             tools.
     """
     offered = tools.offered(asked_tools(request), form)
-    return dataclasses.replace(check_conversation(request.messages, request.continue_last_message), offered=offered)
+    conversation = check_conversation(request.messages, request.continue_last_message)
+    budget = request.spec.max_reasoning_tokens if request.spec.HasField("max_reasoning_tokens") else None
+    return dataclasses.replace(conversation, offered=offered, max_reasoning_tokens=budget)
 
 
 def check_conversation(messages: Sequence[inference_pb2.ChatMessage], continue_last_message: bool) -> Conversation:

@@ -50,6 +50,8 @@ class Prompt:
         plan: what outputs are made of; None: they are text alone.
         reasoning: the markers of the model's reasoning; None: it does not reason.
         form: what holds outputs to calls of the conversation's tools; None: nothing must.
+        around_answer: the grammar of whole outputs in which an answer has a form, reasoning and its
+            budget included (`StructuredOutput.around`); "": a form begins behind `reasoning`.
     """
 
     token_ids: TokenIds
@@ -58,6 +60,7 @@ class Prompt:
     plan: OutputPlan | None = None
     reasoning: Reasoning | None = None
     form: StructuredOutput | None = None
+    around_answer: str = ""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -247,17 +250,26 @@ def _completed(spec: ResolvedSpec, prompt: Prompt, model: TextModel) -> Request:
     token_ids.update(array("I", asked.stop.token_ids))
     ending = array("I", sorted(token_ids)).tobytes()
     stop = msgspec.structs.replace(asked.stop, max_tokens=max_tokens, token_ids=ending)
-    reasoning = prompt.reasoning
-    if reasoning is not None:
-        reasoning = msgspec.structs.replace(reasoning, max_tokens=spec.max_reasoning_tokens)
+    form, reasoning = _form_and_reasoning(spec, prompt)
     return msgspec.structs.replace(
         asked,
         prompt_token_ids=prompt.token_ids.astype("<u4", copy=False).tobytes(),
         sampling=sampling,
         stop=stop,
-        structured_output=prompt.form or asked.structured_output,
+        structured_output=form,
         reasoning=reasoning,
     )
+
+
+def _form_and_reasoning(spec: ResolvedSpec, prompt: Prompt) -> tuple[StructuredOutput | None, Reasoning | None]:
+    """Returns what outputs are held to, and the reasoning before that, with its budget."""
+    form, reasoning = prompt.form or spec.request.structured_output, prompt.reasoning
+    if form is not None and prompt.around_answer:
+        # A grammar of whole outputs has their reasoning in it.
+        return form if form is prompt.form else msgspec.structs.replace(form, around=prompt.around_answer), None
+    if reasoning is not None:
+        reasoning = msgspec.structs.replace(reasoning, max_tokens=spec.max_reasoning_tokens)
+    return form, reasoning
 
 
 def resolve_max_tokens(spec: ResolvedSpec, num_prompt_tokens: int, bounds: Bounds, prompt_field: str) -> int:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import msgspec
+
 from headrace_request import limits
-from headrace_request.reasoning import Reasoning
 from headrace_request.structured_output import StructuredOutput
 from headrace_service import errors
 from headrace_service.generations.conversation import Conversation
 from headrace_service.generations.engine_request import Prompt
 from headrace_service.generations.tools import Offered
+from headrace_service.output_forms import harmony
 from headrace_service.output_forms.model_form import ModelForm
 from headrace_service.text.text_model import TextModel
 from headrace_service.text.tokenization import TokenIds
@@ -37,15 +39,17 @@ def prompt_of(token_ids: TokenIds, text: str, conversation: Conversation, model:
         ServiceError: INVALID_ARGUMENT, the tools are more than a grammar may have.
     """
     form, offered = model.form, conversation.offered
-    inside = form.reasoning is not None and _ends_inside(text, conversation, form.reasoning)
-    reasoning = Reasoning(*form.reasoning_ids, begins_inside=inside) if form.reasoning_ids is not None else None
+    channel = harmony.channel_within(text) if form.has_channels else ""
+    inside = channel == "analysis" or _ends_inside(text, conversation, form)
+    reasoning = None if form.section is None else msgspec.structs.replace(form.section, begins_inside=inside)
     return Prompt(
         token_ids,
         "messages",
         is_chat=True,
-        plan=form.plan(offered.shown if offered is not None else (), inside),
+        plan=form.plan(offered.shown if offered is not None else (), inside, channel),
         reasoning=reasoning,
-        form=_form_of_calls(offered, form) if offered is not None else None,
+        form=_form_of_calls(offered, form, channel, conversation) if offered is not None else None,
+        around_answer=form.around_answer(channel, conversation.max_reasoning_tokens),
     )
 
 
@@ -58,10 +62,12 @@ def refusals_named(prompt: Prompt) -> Iterator[None]:
         raise (errors.renamed(error, _FORM_NAMES) if prompt.form is not None else error) from None
 
 
-def _form_of_calls(offered: Offered, form: ModelForm) -> StructuredOutput | None:
+def _form_of_calls(
+    offered: Offered, form: ModelForm, channel: str, conversation: Conversation
+) -> StructuredOutput | None:
     if not offered.use.needs_grammar:
         return None
-    grammar = form.grammar(offered.use)
+    grammar = form.grammar(offered.use, channel, conversation.max_reasoning_tokens)
     num_bytes = len(grammar.encode())
     if num_bytes > limits.MAX_STRUCTURED_BYTES:
         rule = f"make a grammar of {num_bytes} bytes; it must have at most {limits.MAX_STRUCTURED_BYTES}"
@@ -69,9 +75,11 @@ def _form_of_calls(offered: Offered, form: ModelForm) -> StructuredOutput | None
     return StructuredOutput("grammar", grammar)
 
 
-def _ends_inside(text: str, conversation: Conversation, markers: tuple[str, str]) -> bool:
+def _ends_inside(text: str, conversation: Conversation, form: ModelForm) -> bool:
     """Returns whether a prompt ends within reasoning, by its template or the continued message."""
-    start, end = markers
+    if form.reasoning is None:
+        return False
+    start, end = form.reasoning
     if conversation.continues_last:
         last = conversation.messages[-1]["content"]
         return bool(last.rfind(start) > last.rfind(end))

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from headrace_service.output_forms import hermes, llama, mistral, qwen_coder
+from headrace_request.reasoning import Reasoning as Section
+from headrace_service.output_forms import harmony, harmony_grammar, hermes, llama, mistral, qwen_coder
 from headrace_service.output_forms.call_format import Spelling, Tool, ToolUse
 from headrace_service.output_forms.output_plan import KnownTool, OutputPlan
 from headrace_service.output_forms.parts import Calls, Part
@@ -39,7 +40,10 @@ _FORMATS: Final[Mapping[str, _Format]] = {
     "mistral": _Format(mistral.MARKERS, (mistral.OPEN,), mistral.grammar),
     "llama3-json": _Format(llama.MARKERS, (llama.TAG, '{"name": function name, "parameters"'), llama.grammar),
 }
-NAMES: Final = tuple(_FORMATS)
+_HARMONY: Final = "harmony"
+NAMES: Final = (_HARMONY, *_FORMATS)
+# The variable of a template that says how much the model is to reason.
+_EFFORT: Final = "reasoning_effort"
 # Markers of reasoning, by which templates name them.
 _REASONING: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 
@@ -52,15 +56,19 @@ class ModelForm:
         call_format: how it writes calls; "": it takes no tools.
         why_no_tools: what is missing where it takes none.
         special_markers: the markers that are special tokens, and no text therefore, with their ids.
-        reasoning: markers that begin and end reasoning; None: it has none.
-        reasoning_ids: the tokens of both.
+        reasoning: markers that begin and end reasoning; None: it has none, or channels.
+        section: a section of reasoning as the engine knows it, without a budget; None: it has none.
+        has_channels: whether its outputs are messages of harmony.
+        takes_effort: whether its template says how much the model is to reason.
     """
 
     call_format: str
     why_no_tools: str
     special_markers: Mapping[str, int]
     reasoning: tuple[str, str] | None
-    reasoning_ids: tuple[tuple[int, ...], tuple[int, ...]] | None
+    section: Section | None
+    has_channels: bool = False
+    takes_effort: bool = False
 
     @staticmethod
     def of(
@@ -78,17 +86,25 @@ class ModelForm:
             wanted: the format that the operator names; "auto": the template's; "off": none.
         """
         template = template or ""
-        call_format, why = _call_format(template, wanted)
+        if wanted == _HARMONY or (wanted in ("auto", "off") and harmony.CHANNEL in template):
+            return _of_channels(template, encode, special_ids, wanted)
+        name, why = _call_format(template, wanted)
         reasoning = next((pair for pair in _REASONING if pair[1] in template), None)
-        markers = [*(_FORMATS[call_format].markers if call_format else ()), *(reasoning or ())]
+        markers = [*(_FORMATS[name].markers if name else ()), *(reasoning or ())]
         tokens = {marker: tuple(encode(marker)) for marker in markers}
-        special = {marker: ids[0] for marker, ids in tokens.items() if len(ids) == 1 and ids[0] in special_ids}
-        reasoning_ids = (tokens[reasoning[0]], tokens[reasoning[1]]) if reasoning is not None else None
-        return ModelForm(call_format, why, special, reasoning, reasoning_ids)
+        section = Section(tokens[reasoning[0]], tokens[reasoning[1]]) if reasoning is not None else None
+        special = _special(tokens, special_ids)
+        return ModelForm(name, why, special, reasoning, section, takes_effort=_EFFORT in template)
 
-    def plan(self, tools: Sequence[Tool], begins_inside: bool) -> OutputPlan | None:
-        """Returns how outputs with these tools are read; None: they are text alone."""
-        if not tools and self.reasoning is None:
+    def plan(self, tools: Sequence[Tool], begins_inside: bool, within_channel: str = "") -> OutputPlan | None:
+        """Returns how outputs with these tools are read; None: they are text alone.
+
+        Args:
+            tools: those that the model is shown.
+            begins_inside: whether the prompt ends within reasoning.
+            within_channel: the channel of the message of harmony in which it ends; "": in none.
+        """
+        if not tools and self.section is None:
             return None
         special = sorted((token, marker) for marker, token in self.special_markers.items())
         return OutputPlan(
@@ -97,11 +113,30 @@ class ModelForm:
             special_markers=tuple(special),
             reasoning=self.reasoning,
             begins_inside=begins_inside,
+            has_channels=self.has_channels,
+            within_channel=within_channel,
         )
 
-    def grammar(self, use: ToolUse) -> str:
-        """Returns the grammar, in Lark's notation, of outputs that call these tools."""
+    def grammar(self, use: ToolUse, within_channel: str = "", max_reasoning_tokens: int | None = None) -> str:
+        """Returns the grammar, in Lark's notation, of outputs that call these tools.
+
+        Args:
+            use: the tools, and whether they are called.
+            within_channel: the channel of the message of harmony in which the prompt ends.
+            max_reasoning_tokens: in harmony, whose grammar has the reasoning in it, its budget.
+        """
+        if self.has_channels:
+            return harmony_grammar.of_calls(use, self.special_markers, within_channel, max_reasoning_tokens)
         return _FORMATS[self.call_format].grammar(use, self.special_markers)
+
+    def around_answer(self, within_channel: str, max_reasoning_tokens: int | None) -> str:
+        """Returns the grammar of outputs in which an answer has a form of its own.
+
+        "": nothing stands around an answer but the section of reasoning that the engine knows.
+        """
+        if not self.has_channels:
+            return ""
+        return harmony_grammar.of_answer(self.special_markers, within_channel, max_reasoning_tokens)
 
     def why_not_strict(self, tool: Tool) -> str:
         """Returns what in a tool's schema no grammar of the format can hold; "": nothing."""
@@ -136,15 +171,42 @@ def answer_reader(
     return PlainReader(parts, is_after_marker)
 
 
+def _of_channels(
+    template: str, encode: Callable[[str], Sequence[int]], special_ids: Collection[int], wanted: str
+) -> ModelForm:
+    """Returns the form of a model that writes harmony; text alone where it lacks the tokens."""
+    special = _special({marker: tuple(encode(marker)) for marker in harmony.MARKERS}, special_ids)
+    takes_effort = _EFFORT in template
+    lacking = next((marker for marker in harmony.MARKERS if marker not in special), None)
+    if lacking is not None:
+        why = f"harmony needs the special token {lacking}, which the model's tokenizer lacks"
+        return ModelForm("", why, {}, None, None, takes_effort=takes_effort)
+    why = _why_no_tools(template, wanted)
+    section = harmony.section(encode)
+    name = "" if why else _HARMONY
+    return ModelForm(name, why, special, None, section, has_channels=True, takes_effort=takes_effort)
+
+
+def _special(tokens: Mapping[str, Sequence[int]], special_ids: Collection[int]) -> dict[str, int]:
+    """Returns the markers that are one special token, with their ids."""
+    return {marker: ids[0] for marker, ids in tokens.items() if len(ids) == 1 and ids[0] in special_ids}
+
+
 def _call_format(template: str, wanted: str) -> tuple[str, str]:
     """Returns the format of a template, or why there is none."""
-    if wanted == "off":
-        return "", "the server was started with tool_format off"
-    if not template:
-        return "", "the model's folder has no chat template"
-    if "tools" not in template:
-        return "", "the model's chat template does not show tools"
+    why = _why_no_tools(template, wanted)
+    if why:
+        return "", why
     for name, form in _FORMATS.items():
         if name == wanted or (wanted == "auto" and any(sign in template for sign in form.signs)):
             return name, ""
     return "", "the model's chat template names no format of calls that this server knows; tool_format can name one"
+
+
+def _why_no_tools(template: str, wanted: str) -> str:
+    """Returns why no format of calls is looked for; "": it is."""
+    if wanted == "off":
+        return "the server was started with tool_format off"
+    if not template:
+        return "the model's folder has no chat template"
+    return "" if "tools" in template else "the model's chat template does not show tools"

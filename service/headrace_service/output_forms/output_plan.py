@@ -28,6 +28,9 @@ class OutputPlan(msgspec.Struct, frozen=True):
         special_markers: markers that are special tokens: id and text.
         reasoning: markers that begin and end reasoning; None: none is looked for.
         begins_inside: whether the prompt ends within reasoning.
+        has_channels: whether outputs are messages of harmony, with reasoning among them.
+        within_channel: the channel of the message of harmony in which the prompt ends; "": it ends
+            in the header of one.
     """
 
     call_format: str = ""
@@ -35,6 +38,8 @@ class OutputPlan(msgspec.Struct, frozen=True):
     special_markers: tuple[tuple[int, str], ...] = ()
     reasoning: tuple[str, str] | None = None
     begins_inside: bool = False
+    has_channels: bool = False
+    within_channel: str = ""
 
     def stand_ins(self) -> dict[int, str]:
         """Returns by id what stands for a special token in the text that readers are fed."""

@@ -1,16 +1,35 @@
 """Reads one output of a conversation: its tokens' text comes in, its parts come out.
 
-Owns the order of the readers (reasoning first, then the answer with its calls) and how special
-tokens reach them.
+Owns which reader an output has (sections of reasoning and answer, or messages of channels) and how
+special tokens reach it.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from headrace_service.output_forms import model_form
+from headrace_service.output_forms.harmony import HarmonyReader
 from headrace_service.output_forms.output_plan import OutputPlan
 from headrace_service.output_forms.parts import CallArguments, CallFinished, Calls, CallStarted, Part, Reasoning, Text
 from headrace_service.output_forms.plain import AnswerReader
-from headrace_service.output_forms.reasoning import ReasoningReader
+from headrace_service.output_forms.sectioned import SectionedReader
+
+
+class _WholeReader(Protocol):
+    """Reads a whole output, whose parts it appends to a list of its own."""
+
+    num_reasoning_tokens: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether text that came is in no part yet."""
+
+    def feed(self, num_tokens: int, text: str) -> None:
+        """Takes the text of the next tokens."""
+
+    def finish(self) -> None:
+        """The output ends here."""
 
 
 class OutputReader:
@@ -23,7 +42,6 @@ class OutputReader:
 
     Attributes:
         marker_ids: tokens to be given to `feed_marker`, not as text.
-        num_reasoning_tokens: tokens of reasoning so far.
     """
 
     def __init__(self, plan: OutputPlan, place: str, shows_special: bool) -> None:
@@ -34,13 +52,13 @@ class OutputReader:
         shown = (text if shows_special else "" for _, text in plan.special_markers)
         self._shown = dict(zip(map(ord, self.marker_ids.values()), shown, strict=True))
         self._calls = Calls(self._parts, {tool.name for tool in plan.tools}, place)
-        self._answer: AnswerReader | None = None
-        self._reasoning: ReasoningReader | None = None
-        if plan.reasoning is not None:
-            start, end = map(self._spelling, plan.reasoning)
-            self._reasoning = ReasoningReader(self._parts, (start, end), plan.begins_inside, self._feed_answer)
-        self.num_reasoning_tokens = 0
-        self._num_undecided_tokens = 0
+        self._reader: _WholeReader
+        if plan.has_channels:
+            self._reader = HarmonyReader(
+                self._parts, self._calls, self._spelling, plan.within_channel, takes_calls=bool(plan.call_format)
+            )
+        else:
+            self._reader = SectionedReader(plan, self._parts, self._spelling, self._answer_reader)
 
     @property
     def num_calls(self) -> int:
@@ -48,17 +66,18 @@ class OutputReader:
         return self._calls.count + self._calls.is_open
 
     @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far."""
+        return self._reader.num_reasoning_tokens
+
+    @property
     def holds(self) -> bool:
         """Whether text that came is in no part yet."""
-        reasoning, answer = self._reasoning, self._answer
-        return (reasoning is not None and reasoning.holds) or (answer is not None and answer.holds)
+        return self._reader.holds
 
     def feed(self, num_tokens: int, text: str) -> None:
         """Takes the text of the next tokens: of one, or of some that are a character together."""
-        if self._reasoning is None:
-            self._feed_answer(text, False)
-        else:
-            self._feed_reasoning(num_tokens, text, self._reasoning)
+        self._reader.feed(num_tokens, text)
 
     def feed_marker(self, token_id: int) -> None:
         """Takes a special token that is a marker."""
@@ -66,10 +85,7 @@ class OutputReader:
 
     def finish(self) -> None:
         """The output ends here."""
-        if self._reasoning is not None:
-            self._reasoning.finish()
-        if self._answer is not None:
-            self._answer.finish()
+        self._reader.finish()
 
     def take(self) -> list[Part]:
         """Returns the parts that are decided, each run of a kind as one, and forgets them."""
@@ -77,22 +93,8 @@ class OutputReader:
         self._parts.clear()
         return [part for part in map(self._cleaned, parts) if part is not None] if self._shown else parts
 
-    def _feed_reasoning(self, num_tokens: int, text: str, reader: ReasoningReader) -> None:
-        was_inside, was_undecided = reader.is_inside, reader.is_undecided
-        reader.feed(text)
-        if was_undecided:
-            self._num_undecided_tokens += num_tokens
-            if reader.is_inside:
-                self.num_reasoning_tokens += self._num_undecided_tokens
-        elif was_inside:
-            self.num_reasoning_tokens += num_tokens
-
-    def _feed_answer(self, text: str, is_after_marker: bool) -> None:
-        if self._answer is None:
-            self._answer = model_form.answer_reader(
-                self._plan, self._parts, self._calls, self._spelling, is_after_marker
-            )
-        self._answer.feed(text)
+    def _answer_reader(self, is_after_marker: bool) -> AnswerReader:
+        return model_form.answer_reader(self._plan, self._parts, self._calls, self._spelling, is_after_marker)
 
     def _spelling(self, marker: str) -> str:
         return self._spellings.get(marker, marker)

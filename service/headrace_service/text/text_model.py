@@ -90,7 +90,7 @@ class TextModel:
         facts = _facts(engine, pieces, folder.generation_defaults, max_text_bytes)
         return cls(
             engine=engine,
-            facts=dataclasses.replace(facts, reasons=form.reasoning is not None),
+            facts=dataclasses.replace(facts, reasons=form.section is not None),
             tokenizer=Tokenizer(tokenizer, threads),
             pieces=pieces,
             chat_template=folder.chat_template,
@@ -143,7 +143,7 @@ class TextModel:
             max_drafts=engine.max_drafts,
             not_followed=self.not_followed,
             tool_format=self.form.call_format,
-            reasoning=self.form.reasoning is not None,
+            reasoning=self.form.section is not None,
         )
 
 

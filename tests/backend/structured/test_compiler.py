@@ -139,6 +139,11 @@ def test_tokens_that_do_not_follow_the_form_fail_their_own_output(compiler: Gram
         (schema_of({"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}), "Unimplemented"),
         (StructuredOutput("regex", "("), "regex parse error"),
         (StructuredOutput("grammar", "start: nothing"), "nothing"),
+        (
+            StructuredOutput("json_schema", '{"items": {"uniqueItems": true}}', 'start: "a" @answer'),
+            "at /items: Unimplemented",
+        ),
+        (StructuredOutput("regex", "a", "start: @nothing"), "nothing"),
     ],
 )
 def test_what_can_not_be_compiled_is_refused_with_its_place(
@@ -148,6 +153,15 @@ def test_what_can_not_be_compiled_is_refused_with_its_place(
         compiler.compile(asked).result()
     [violation] = refused.value.violations
     assert violation.field == f"spec.structured_output.{asked.form}" and named in violation.description
+
+
+def test_a_form_may_stand_within_a_grammar(compiler: GrammarCompiler) -> None:
+    form = StructuredOutput("choice", '["7"]', 'start: "1" @answer')
+    place, words = place_of(compiler, form), np.empty(-(-VOCAB // 32), np.int32)
+    digits = array("i", [TOKEN_BYTES.index(b"1"), TOKEN_BYTES.index(b"7")])
+    assert place.fill_mask(words, 0, digits[:1], frozenset(), 0) is MASKED
+    assert place.fill_mask(words, 1, digits[1:], frozenset(), 0) is COMPLETE
+    assert compiler.compile(form) is not compiler.compile(choice(["7"]))
 
 
 def test_a_trial_that_is_killed_is_refused_and_the_next_one_is_tried_anew(compiler: GrammarCompiler) -> None:

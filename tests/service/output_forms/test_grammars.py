@@ -18,7 +18,8 @@ from llguidance import LLMatcher
 
 from headrace_service.config import ServiceConfig
 from headrace_service.output_forms.call_format import Tool, ToolUse
-from headrace_service.output_forms.model_form import NAMES, ModelForm
+from headrace_service.output_forms.model_form import NAMES as ALL_NAMES
+from headrace_service.output_forms.model_form import ModelForm
 from headrace_service.output_forms.output_reader import OutputReader
 from headrace_service.output_forms.parts import CallFinished, CallStarted, Text
 
@@ -39,6 +40,8 @@ WEATHER = Tool(
 CLOCK = Tool("clock", "", {"type": "object", "properties": {}, "additionalProperties": False})
 NOTE = Tool("note", "", {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
 SCHEMAS = {tool.name: tool.parameters for tool in (WEATHER, CLOCK, NOTE)}
+# Harmony's grammar is one of whole outputs: `test_harmony_grammar`.
+NAMES = tuple(name for name in ALL_NAMES if name != "harmony")
 # Tokens of one byte, then the special ones.
 END, SPECIAL = 256, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>")
 TOKENS = [bytes([byte]) for byte in range(256)] + [b"<end>"] + [text.encode() for text in SPECIAL]
@@ -197,4 +200,4 @@ def test_what_no_grammar_of_xml_can_hold_is_named(schema: dict[str, Any], why: s
 
 def test_the_setting_names_every_format() -> None:
     names = typing.get_args(ServiceConfig.model_fields["tool_format"].annotation)
-    assert set(names) == {"auto", "off", *NAMES}
+    assert set(names) == {"auto", "off", *ALL_NAMES}

@@ -100,7 +100,7 @@ class ChatRequest(SharedFields, frozen=True, kw_only=True):
         continues = bool(self.continue_final_message)
         self._check_continuing(continues, messages, found)
         found.raise_if_any()
-        return Conversation(messages, continues, self._offered(form))
+        return Conversation(messages, continues, self._offered(form), self.max_reasoning_tokens)
 
     def _offered(self, form: ModelForm) -> Offered | None:
         """Returns the tools; without any, what is said of choosing them asks for nothing."""
