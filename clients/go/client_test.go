@@ -129,6 +129,7 @@ var every = []headrace.GenerationOption{
 	headrace.WithTimeLimit(1), headrace.WithCacheSalt("a"), headrace.WithSkipSpecialTokens(true),
 	headrace.WithTokenIDsOnly(true),
 	headrace.WithTraceDetail(headrace.TraceSpan), headrace.WithMaxDrafts(0), headrace.WithMaxDrafts(4), headrace.WithMaxReasoningTokens(5),
+	headrace.WithReasoningEffort(headrace.EffortHigh),
 	headrace.WithJSONSchema("{}"), headrace.WithRegex("a"), headrace.WithGrammar("a"), headrace.WithBeamSearch(2, 1),
 	headrace.WithEarlyStopping(headrace.StopNever), headrace.WithBestOf(2),
 	headrace.WithJSONObject(), headrace.WithChoice("a"),

@@ -262,6 +262,22 @@ func WithMaxReasoningTokens(most uint32) GenerationOption {
 	return func(spec *headracev1.GenerationSpec) { spec.MaxReasoningTokens = &most }
 }
 
+// ReasoningEffort is how much a model is to reason before it answers.
+type ReasoningEffort = headracev1.ReasoningEffort
+
+// The efforts of reasoning.
+const (
+	EffortLow    = headracev1.ReasoningEffort_REASONING_EFFORT_LOW
+	EffortMedium = headracev1.ReasoningEffort_REASONING_EFFORT_MEDIUM
+	EffortHigh   = headracev1.ReasoningEffort_REASONING_EFFORT_HIGH
+)
+
+// WithReasoningEffort says how much the model is to reason before it answers; conversations only,
+// with a model whose chat template takes it. Default: the template's.
+func WithReasoningEffort(effort ReasoningEffort) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) { spec.ReasoningEffort = effort }
+}
+
 // WithMaxDrafts lets a step verify at most so many drafted tokens for an output, 1 to 8, where the
 // server drafts; 0: none. Answers are the same. Default: the server's setting.
 func WithMaxDrafts(most uint32) GenerationOption {

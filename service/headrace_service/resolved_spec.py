@@ -58,6 +58,7 @@ class ModelFacts:
             encoded.
         defaults: what absent sampling parameters become.
         reasons: whether its conversations may have reasoning.
+        takes_effort: whether its chat template says how much the model is to reason.
     """
 
     name: str
@@ -65,3 +66,4 @@ class ModelFacts:
     max_text_bytes: int
     defaults: Sampling
     reasons: bool = False
+    takes_effort: bool = False

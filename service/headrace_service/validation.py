@@ -52,7 +52,11 @@ def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: boo
         ServiceError: INVALID_ARGUMENT with all violations.
     """
     broken_prompt = _check_prompt(spec, model, in_chat)
-    broken_extras = [*_check_extras(spec), *_check_reasoning(spec, model, in_chat)]
+    broken_extras = [
+        *_check_extras(spec),
+        *_check_reasoning(spec, model, in_chat),
+        *_check_effort(spec, model, in_chat),
+    ]
     request, given = _request_of(spec, model), _given_parameters(spec)
     bad_words = tuple(spec.stop.bad_words[: limits.MAX_BAD_WORDS + 1])
     words = [word.encode() for word in bad_words]
@@ -203,6 +207,20 @@ def _check_reasoning(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_
         return (Violation(field, "must not be set: the model's chat template has no markers of reasoning"),)
     if not 1 <= spec.max_reasoning_tokens <= most:
         return (Violation(field, f"must be at least 1 and at most {most}"),)
+    return ()
+
+
+def _check_effort(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: bool) -> Found:
+    """Returns how the effort of reasoning breaks its rule."""
+    field, effort = "spec.reasoning_effort", spec.reasoning_effort
+    if effort == generation_pb2.REASONING_EFFORT_UNSPECIFIED:
+        return ()
+    if effort not in generation_pb2.ReasoningEffort.values():
+        return (Violation(field, "must be a ReasoningEffort of this API: low, medium, high, or unset"),)
+    if not in_chat:
+        return (Violation(field, "must not be set but for a conversation"),)
+    if not model.takes_effort:
+        return (Violation(field, "must not be set: the model's chat template has no reasoning_effort"),)
     return ()
 
 

@@ -21,7 +21,7 @@ CALLED = {"content": "I look.", "reasoning_content": "They ask for größer 東�
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    model = write_model_folder(tmp_path_factory.mktemp("tools") / "tiny", TOOLS_TEMPLATE)
+    model = write_model_folder(tmp_path_factory.mktemp("tools") / "tiny", TOOLS_TEMPLATE + "{{ reasoning_effort or '' }}")
     with tempfile.TemporaryDirectory(prefix="hr-") as folder:
         async with running_door(model, pathlib.Path(folder)) as running:
             tokens = [*running.tokenizer.encode(ANSWER, add_special_tokens=False).ids, END]
@@ -78,6 +78,14 @@ async def test_a_call_and_its_result_are_shown_to_the_model(tools: Running) -> N
     assert '<think>Paris?</think>[c1 weather {"city": "Paris"}]<|end|><|start|>tool\nsunny(c1 weather)' in text
     assert tools.newest_asked.reasoning is not None
     assert tools.newest_asked.reasoning.max_tokens == 9
+
+
+@pytest.mark.parametrize(("effort", "shown"), [("high", "high"), ("none", ""), (None, "")])
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_effort_reaches_the_template(tools: Running, effort: str | None, shown: str) -> None:
+    assert (await tools.post(CHAT, {"messages": HELLO, "reasoning_effort": effort})).status_code == 200
+    ids = array("I", tools.newest_asked.prompt_token_ids)
+    assert tools.tokenizer.decode(ids, skip_special_tokens=False).endswith(f"<|start|>assistant\n{shown}")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,62 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// How much a model is to reason before it answers.
+type ReasoningEffort int32
+
+const (
+	ReasoningEffort_REASONING_EFFORT_UNSPECIFIED ReasoningEffort = 0
+	// "low" in the template.
+	ReasoningEffort_REASONING_EFFORT_LOW ReasoningEffort = 1
+	// "medium" in the template.
+	ReasoningEffort_REASONING_EFFORT_MEDIUM ReasoningEffort = 2
+	// "high" in the template.
+	ReasoningEffort_REASONING_EFFORT_HIGH ReasoningEffort = 3
+)
+
+// Enum value maps for ReasoningEffort.
+var (
+	ReasoningEffort_name = map[int32]string{
+		0: "REASONING_EFFORT_UNSPECIFIED",
+		1: "REASONING_EFFORT_LOW",
+		2: "REASONING_EFFORT_MEDIUM",
+		3: "REASONING_EFFORT_HIGH",
+	}
+	ReasoningEffort_value = map[string]int32{
+		"REASONING_EFFORT_UNSPECIFIED": 0,
+		"REASONING_EFFORT_LOW":         1,
+		"REASONING_EFFORT_MEDIUM":      2,
+		"REASONING_EFFORT_HIGH":        3,
+	}
+)
+
+func (x ReasoningEffort) Enum() *ReasoningEffort {
+	p := new(ReasoningEffort)
+	*p = x
+	return p
+}
+
+func (x ReasoningEffort) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ReasoningEffort) Descriptor() protoreflect.EnumDescriptor {
+	return file_headrace_v1_generation_proto_enumTypes[0].Descriptor()
+}
+
+func (ReasoningEffort) Type() protoreflect.EnumType {
+	return &file_headrace_v1_generation_proto_enumTypes[0]
+}
+
+func (x ReasoningEffort) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ReasoningEffort.Descriptor instead.
+func (ReasoningEffort) EnumDescriptor() ([]byte, []int) {
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{0}
+}
+
 // How much of a token's way is traced.
 type TraceDetail int32
 
@@ -69,11 +125,11 @@ func (x TraceDetail) String() string {
 }
 
 func (TraceDetail) Descriptor() protoreflect.EnumDescriptor {
-	return file_headrace_v1_generation_proto_enumTypes[0].Descriptor()
+	return file_headrace_v1_generation_proto_enumTypes[1].Descriptor()
 }
 
 func (TraceDetail) Type() protoreflect.EnumType {
-	return &file_headrace_v1_generation_proto_enumTypes[0]
+	return &file_headrace_v1_generation_proto_enumTypes[1]
 }
 
 func (x TraceDetail) Number() protoreflect.EnumNumber {
@@ -82,7 +138,7 @@ func (x TraceDetail) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TraceDetail.Descriptor instead.
 func (TraceDetail) EnumDescriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{0}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{1}
 }
 
 // When a beam search ends that has found as many whole outputs as it is wide.
@@ -126,11 +182,11 @@ func (x EarlyStopping) String() string {
 }
 
 func (EarlyStopping) Descriptor() protoreflect.EnumDescriptor {
-	return file_headrace_v1_generation_proto_enumTypes[1].Descriptor()
+	return file_headrace_v1_generation_proto_enumTypes[2].Descriptor()
 }
 
 func (EarlyStopping) Type() protoreflect.EnumType {
-	return &file_headrace_v1_generation_proto_enumTypes[1]
+	return &file_headrace_v1_generation_proto_enumTypes[2]
 }
 
 func (x EarlyStopping) Number() protoreflect.EnumNumber {
@@ -139,7 +195,7 @@ func (x EarlyStopping) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EarlyStopping.Descriptor instead.
 func (EarlyStopping) EnumDescriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{1}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{2}
 }
 
 // Why an output ended.
@@ -195,11 +251,11 @@ func (x FinishReason) String() string {
 }
 
 func (FinishReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_headrace_v1_generation_proto_enumTypes[2].Descriptor()
+	return file_headrace_v1_generation_proto_enumTypes[3].Descriptor()
 }
 
 func (FinishReason) Type() protoreflect.EnumType {
-	return &file_headrace_v1_generation_proto_enumTypes[2]
+	return &file_headrace_v1_generation_proto_enumTypes[3]
 }
 
 func (x FinishReason) Number() protoreflect.EnumNumber {
@@ -208,7 +264,7 @@ func (x FinishReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FinishReason.Descriptor instead.
 func (FinishReason) EnumDescriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{2}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{3}
 }
 
 // One generation: a prompt, how to sample from the model, when to stop, and what to report.
@@ -282,8 +338,11 @@ type GenerationSpec struct {
 	// for the model. At least 1. Only for conversations, with a model that reasons (see
 	// Model.reasoning). Default: no limit but that of the output.
 	MaxReasoningTokens *uint32 `protobuf:"varint,20,opt,name=max_reasoning_tokens,json=maxReasoningTokens,proto3,oneof" json:"max_reasoning_tokens,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// How much the model is to reason, by its chat template's own words. Only for conversations, with
+	// a template that knows it (see Model.reasoning_effort). Default: the template's.
+	ReasoningEffort ReasoningEffort `protobuf:"varint,21,opt,name=reasoning_effort,json=reasoningEffort,proto3,enum=headrace.v1.ReasoningEffort" json:"reasoning_effort,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *GenerationSpec) Reset() {
@@ -458,6 +517,13 @@ func (x *GenerationSpec) GetMaxReasoningTokens() uint32 {
 		return *x.MaxReasoningTokens
 	}
 	return 0
+}
+
+func (x *GenerationSpec) GetReasoningEffort() ReasoningEffort {
+	if x != nil {
+		return x.ReasoningEffort
+	}
+	return ReasoningEffort_REASONING_EFFORT_UNSPECIFIED
 }
 
 type isGenerationSpec_Prompt interface {
@@ -2628,7 +2694,7 @@ var File_headrace_v1_generation_proto protoreflect.FileDescriptor
 
 const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\n" +
-	"\x1cheadrace/v1/generation.proto\x12\vheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\xfe\a\n" +
+	"\x1cheadrace/v1/generation.proto\x12\vheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\xc7\b\n" +
 	"\x0eGenerationSpec\x12\x14\n" +
 	"\x04text\x18\x01 \x01(\tH\x00R\x04text\x124\n" +
 	"\ttoken_ids\x18\x02 \x01(\v2\x15.headrace.v1.TokenIdsH\x00R\btokenIds\x12\x14\n" +
@@ -2652,7 +2718,8 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\ftrace_detail\x18\x10 \x01(\x0e2\x18.headrace.v1.TraceDetailR\vtraceDetail\x12:\n" +
 	"\vspeculation\x18\x11 \x01(\v2\x18.headrace.v1.SpeculationR\vspeculation\x12\x1c\n" +
 	"\abest_of\x18\x12 \x01(\rH\aR\x06bestOf\x88\x01\x01\x125\n" +
-	"\x14max_reasoning_tokens\x18\x14 \x01(\rH\bR\x12maxReasoningTokens\x88\x01\x01B\b\n" +
+	"\x14max_reasoning_tokens\x18\x14 \x01(\rH\bR\x12maxReasoningTokens\x88\x01\x01\x12G\n" +
+	"\x10reasoning_effort\x18\x15 \x01(\x0e2\x1c.headrace.v1.ReasoningEffortR\x0freasoningEffortB\b\n" +
 	"\x06promptB\x04\n" +
 	"\x02_nB\v\n" +
 	"\t_logprobsB\v\n" +
@@ -2827,7 +2894,12 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\vpreemptions\x18\v \x01(\rR\vpreemptions\x12#\n" +
 	"\rcached_tokens\x18\f \x01(\rR\fcachedTokens\x12!\n" +
 	"\fdraft_tokens\x18\r \x01(\rR\vdraftTokens\x12'\n" +
-	"\x0faccepted_tokens\x18\x0e \x01(\rR\x0eacceptedTokens*p\n" +
+	"\x0faccepted_tokens\x18\x0e \x01(\rR\x0eacceptedTokens*\x85\x01\n" +
+	"\x0fReasoningEffort\x12 \n" +
+	"\x1cREASONING_EFFORT_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14REASONING_EFFORT_LOW\x10\x01\x12\x1b\n" +
+	"\x17REASONING_EFFORT_MEDIUM\x10\x02\x12\x19\n" +
+	"\x15REASONING_EFFORT_HIGH\x10\x03*p\n" +
 	"\vTraceDetail\x12\x1c\n" +
 	"\x18TRACE_DETAIL_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10TRACE_DETAIL_OFF\x10\x01\x12\x16\n" +
@@ -2860,81 +2932,83 @@ func file_headrace_v1_generation_proto_rawDescGZIP() []byte {
 	return file_headrace_v1_generation_proto_rawDescData
 }
 
-var file_headrace_v1_generation_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_headrace_v1_generation_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
 var file_headrace_v1_generation_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_headrace_v1_generation_proto_goTypes = []any{
-	(TraceDetail)(0),            // 0: headrace.v1.TraceDetail
-	(EarlyStopping)(0),          // 1: headrace.v1.EarlyStopping
-	(FinishReason)(0),           // 2: headrace.v1.FinishReason
-	(*GenerationSpec)(nil),      // 3: headrace.v1.GenerationSpec
-	(*Speculation)(nil),         // 4: headrace.v1.Speculation
-	(*StructuredOutput)(nil),    // 5: headrace.v1.StructuredOutput
-	(*JsonObject)(nil),          // 6: headrace.v1.JsonObject
-	(*Choice)(nil),              // 7: headrace.v1.Choice
-	(*StructuralTags)(nil),      // 8: headrace.v1.StructuralTags
-	(*StructuralTag)(nil),       // 9: headrace.v1.StructuralTag
-	(*BeamSearch)(nil),          // 10: headrace.v1.BeamSearch
-	(*TokenIds)(nil),            // 11: headrace.v1.TokenIds
-	(*SamplingParameters)(nil),  // 12: headrace.v1.SamplingParameters
-	(*StopConditions)(nil),      // 13: headrace.v1.StopConditions
-	(*GenerationEvent)(nil),     // 14: headrace.v1.GenerationEvent
-	(*Accepted)(nil),            // 15: headrace.v1.Accepted
-	(*Started)(nil),             // 16: headrace.v1.Started
-	(*Delta)(nil),               // 17: headrace.v1.Delta
-	(*Content)(nil),             // 18: headrace.v1.Content
-	(*ToolCallStarted)(nil),     // 19: headrace.v1.ToolCallStarted
-	(*ToolCallArguments)(nil),   // 20: headrace.v1.ToolCallArguments
-	(*ToolCallFinished)(nil),    // 21: headrace.v1.ToolCallFinished
-	(*Logprobs)(nil),            // 22: headrace.v1.Logprobs
-	(*PromptLogprobs)(nil),      // 23: headrace.v1.PromptLogprobs
-	(*OutputFinished)(nil),      // 24: headrace.v1.OutputFinished
-	(*MatchedStop)(nil),         // 25: headrace.v1.MatchedStop
-	(*Resumed)(nil),             // 26: headrace.v1.Resumed
-	(*Done)(nil),                // 27: headrace.v1.Done
-	(*Usage)(nil),               // 28: headrace.v1.Usage
-	(*Ledger)(nil),              // 29: headrace.v1.Ledger
-	nil,                         // 30: headrace.v1.SamplingParameters.LogitBiasEntry
-	(*durationpb.Duration)(nil), // 31: google.protobuf.Duration
-	(*status.Status)(nil),       // 32: google.rpc.Status
+	(ReasoningEffort)(0),        // 0: headrace.v1.ReasoningEffort
+	(TraceDetail)(0),            // 1: headrace.v1.TraceDetail
+	(EarlyStopping)(0),          // 2: headrace.v1.EarlyStopping
+	(FinishReason)(0),           // 3: headrace.v1.FinishReason
+	(*GenerationSpec)(nil),      // 4: headrace.v1.GenerationSpec
+	(*Speculation)(nil),         // 5: headrace.v1.Speculation
+	(*StructuredOutput)(nil),    // 6: headrace.v1.StructuredOutput
+	(*JsonObject)(nil),          // 7: headrace.v1.JsonObject
+	(*Choice)(nil),              // 8: headrace.v1.Choice
+	(*StructuralTags)(nil),      // 9: headrace.v1.StructuralTags
+	(*StructuralTag)(nil),       // 10: headrace.v1.StructuralTag
+	(*BeamSearch)(nil),          // 11: headrace.v1.BeamSearch
+	(*TokenIds)(nil),            // 12: headrace.v1.TokenIds
+	(*SamplingParameters)(nil),  // 13: headrace.v1.SamplingParameters
+	(*StopConditions)(nil),      // 14: headrace.v1.StopConditions
+	(*GenerationEvent)(nil),     // 15: headrace.v1.GenerationEvent
+	(*Accepted)(nil),            // 16: headrace.v1.Accepted
+	(*Started)(nil),             // 17: headrace.v1.Started
+	(*Delta)(nil),               // 18: headrace.v1.Delta
+	(*Content)(nil),             // 19: headrace.v1.Content
+	(*ToolCallStarted)(nil),     // 20: headrace.v1.ToolCallStarted
+	(*ToolCallArguments)(nil),   // 21: headrace.v1.ToolCallArguments
+	(*ToolCallFinished)(nil),    // 22: headrace.v1.ToolCallFinished
+	(*Logprobs)(nil),            // 23: headrace.v1.Logprobs
+	(*PromptLogprobs)(nil),      // 24: headrace.v1.PromptLogprobs
+	(*OutputFinished)(nil),      // 25: headrace.v1.OutputFinished
+	(*MatchedStop)(nil),         // 26: headrace.v1.MatchedStop
+	(*Resumed)(nil),             // 27: headrace.v1.Resumed
+	(*Done)(nil),                // 28: headrace.v1.Done
+	(*Usage)(nil),               // 29: headrace.v1.Usage
+	(*Ledger)(nil),              // 30: headrace.v1.Ledger
+	nil,                         // 31: headrace.v1.SamplingParameters.LogitBiasEntry
+	(*durationpb.Duration)(nil), // 32: google.protobuf.Duration
+	(*status.Status)(nil),       // 33: google.rpc.Status
 }
 var file_headrace_v1_generation_proto_depIdxs = []int32{
-	11, // 0: headrace.v1.GenerationSpec.token_ids:type_name -> headrace.v1.TokenIds
-	12, // 1: headrace.v1.GenerationSpec.sampling:type_name -> headrace.v1.SamplingParameters
-	13, // 2: headrace.v1.GenerationSpec.stop:type_name -> headrace.v1.StopConditions
-	31, // 3: headrace.v1.GenerationSpec.time_limit:type_name -> google.protobuf.Duration
-	5,  // 4: headrace.v1.GenerationSpec.structured_output:type_name -> headrace.v1.StructuredOutput
-	10, // 5: headrace.v1.GenerationSpec.beam_search:type_name -> headrace.v1.BeamSearch
-	0,  // 6: headrace.v1.GenerationSpec.trace_detail:type_name -> headrace.v1.TraceDetail
-	4,  // 7: headrace.v1.GenerationSpec.speculation:type_name -> headrace.v1.Speculation
-	6,  // 8: headrace.v1.StructuredOutput.json_object:type_name -> headrace.v1.JsonObject
-	7,  // 9: headrace.v1.StructuredOutput.choice:type_name -> headrace.v1.Choice
-	8,  // 10: headrace.v1.StructuredOutput.structural_tags:type_name -> headrace.v1.StructuralTags
-	9,  // 11: headrace.v1.StructuralTags.tags:type_name -> headrace.v1.StructuralTag
-	1,  // 12: headrace.v1.BeamSearch.early_stopping:type_name -> headrace.v1.EarlyStopping
-	30, // 13: headrace.v1.SamplingParameters.logit_bias:type_name -> headrace.v1.SamplingParameters.LogitBiasEntry
-	15, // 14: headrace.v1.GenerationEvent.accepted:type_name -> headrace.v1.Accepted
-	16, // 15: headrace.v1.GenerationEvent.started:type_name -> headrace.v1.Started
-	17, // 16: headrace.v1.GenerationEvent.delta:type_name -> headrace.v1.Delta
-	24, // 17: headrace.v1.GenerationEvent.output_finished:type_name -> headrace.v1.OutputFinished
-	26, // 18: headrace.v1.GenerationEvent.resumed:type_name -> headrace.v1.Resumed
-	27, // 19: headrace.v1.GenerationEvent.done:type_name -> headrace.v1.Done
-	23, // 20: headrace.v1.GenerationEvent.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
-	18, // 21: headrace.v1.Delta.content:type_name -> headrace.v1.Content
-	22, // 22: headrace.v1.Delta.logprobs:type_name -> headrace.v1.Logprobs
-	19, // 23: headrace.v1.Content.tool_call_started:type_name -> headrace.v1.ToolCallStarted
-	20, // 24: headrace.v1.Content.tool_call_arguments:type_name -> headrace.v1.ToolCallArguments
-	21, // 25: headrace.v1.Content.tool_call_finished:type_name -> headrace.v1.ToolCallFinished
-	22, // 26: headrace.v1.PromptLogprobs.logprobs:type_name -> headrace.v1.Logprobs
-	2,  // 27: headrace.v1.OutputFinished.reason:type_name -> headrace.v1.FinishReason
-	25, // 28: headrace.v1.OutputFinished.matched_stop:type_name -> headrace.v1.MatchedStop
-	32, // 29: headrace.v1.OutputFinished.error:type_name -> google.rpc.Status
-	28, // 30: headrace.v1.Done.usage:type_name -> headrace.v1.Usage
-	29, // 31: headrace.v1.Done.ledger:type_name -> headrace.v1.Ledger
-	32, // [32:32] is the sub-list for method output_type
-	32, // [32:32] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	12, // 0: headrace.v1.GenerationSpec.token_ids:type_name -> headrace.v1.TokenIds
+	13, // 1: headrace.v1.GenerationSpec.sampling:type_name -> headrace.v1.SamplingParameters
+	14, // 2: headrace.v1.GenerationSpec.stop:type_name -> headrace.v1.StopConditions
+	32, // 3: headrace.v1.GenerationSpec.time_limit:type_name -> google.protobuf.Duration
+	6,  // 4: headrace.v1.GenerationSpec.structured_output:type_name -> headrace.v1.StructuredOutput
+	11, // 5: headrace.v1.GenerationSpec.beam_search:type_name -> headrace.v1.BeamSearch
+	1,  // 6: headrace.v1.GenerationSpec.trace_detail:type_name -> headrace.v1.TraceDetail
+	5,  // 7: headrace.v1.GenerationSpec.speculation:type_name -> headrace.v1.Speculation
+	0,  // 8: headrace.v1.GenerationSpec.reasoning_effort:type_name -> headrace.v1.ReasoningEffort
+	7,  // 9: headrace.v1.StructuredOutput.json_object:type_name -> headrace.v1.JsonObject
+	8,  // 10: headrace.v1.StructuredOutput.choice:type_name -> headrace.v1.Choice
+	9,  // 11: headrace.v1.StructuredOutput.structural_tags:type_name -> headrace.v1.StructuralTags
+	10, // 12: headrace.v1.StructuralTags.tags:type_name -> headrace.v1.StructuralTag
+	2,  // 13: headrace.v1.BeamSearch.early_stopping:type_name -> headrace.v1.EarlyStopping
+	31, // 14: headrace.v1.SamplingParameters.logit_bias:type_name -> headrace.v1.SamplingParameters.LogitBiasEntry
+	16, // 15: headrace.v1.GenerationEvent.accepted:type_name -> headrace.v1.Accepted
+	17, // 16: headrace.v1.GenerationEvent.started:type_name -> headrace.v1.Started
+	18, // 17: headrace.v1.GenerationEvent.delta:type_name -> headrace.v1.Delta
+	25, // 18: headrace.v1.GenerationEvent.output_finished:type_name -> headrace.v1.OutputFinished
+	27, // 19: headrace.v1.GenerationEvent.resumed:type_name -> headrace.v1.Resumed
+	28, // 20: headrace.v1.GenerationEvent.done:type_name -> headrace.v1.Done
+	24, // 21: headrace.v1.GenerationEvent.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
+	19, // 22: headrace.v1.Delta.content:type_name -> headrace.v1.Content
+	23, // 23: headrace.v1.Delta.logprobs:type_name -> headrace.v1.Logprobs
+	20, // 24: headrace.v1.Content.tool_call_started:type_name -> headrace.v1.ToolCallStarted
+	21, // 25: headrace.v1.Content.tool_call_arguments:type_name -> headrace.v1.ToolCallArguments
+	22, // 26: headrace.v1.Content.tool_call_finished:type_name -> headrace.v1.ToolCallFinished
+	23, // 27: headrace.v1.PromptLogprobs.logprobs:type_name -> headrace.v1.Logprobs
+	3,  // 28: headrace.v1.OutputFinished.reason:type_name -> headrace.v1.FinishReason
+	26, // 29: headrace.v1.OutputFinished.matched_stop:type_name -> headrace.v1.MatchedStop
+	33, // 30: headrace.v1.OutputFinished.error:type_name -> google.rpc.Status
+	29, // 31: headrace.v1.Done.usage:type_name -> headrace.v1.Usage
+	30, // 32: headrace.v1.Done.ledger:type_name -> headrace.v1.Ledger
+	33, // [33:33] is the sub-list for method output_type
+	33, // [33:33] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_headrace_v1_generation_proto_init() }
@@ -2987,7 +3061,7 @@ func file_headrace_v1_generation_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headrace_v1_generation_proto_rawDesc), len(file_headrace_v1_generation_proto_rawDesc)),
-			NumEnums:      3,
+			NumEnums:      4,
 			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,

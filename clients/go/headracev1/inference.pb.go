@@ -2662,13 +2662,15 @@ type Model struct {
 	// such as "10.0.0.7:50061: serves llama at revision 5d1c, the others at 9b04". Only callers with
 	// the permission admin are shown them.
 	EnginesLeftOut []string `protobuf:"bytes,23,rep,name=engines_left_out,json=enginesLeftOut,proto3" json:"engines_left_out,omitempty"`
-	// How the model writes its calls of functions: "hermes", "llama3-json", "mistral" or
+	// How the model writes its calls of functions: "harmony", "hermes", "llama3-json", "mistral" or
 	// "qwen3-coder". Empty: it takes no tools.
 	ToolFormat string `protobuf:"bytes,30,opt,name=tool_format,json=toolFormat,proto3" json:"tool_format,omitempty"`
 	// Whether the model may reason before it answers: its chat template has markers for that.
-	Reasoning     bool `protobuf:"varint,31,opt,name=reasoning,proto3" json:"reasoning,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Reasoning bool `protobuf:"varint,31,opt,name=reasoning,proto3" json:"reasoning,omitempty"`
+	// Whether its chat template takes GenerationSpec.reasoning_effort.
+	ReasoningEffort bool `protobuf:"varint,32,opt,name=reasoning_effort,json=reasoningEffort,proto3" json:"reasoning_effort,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Model) Reset() {
@@ -2865,6 +2867,13 @@ func (x *Model) GetToolFormat() string {
 func (x *Model) GetReasoning() bool {
 	if x != nil {
 		return x.Reasoning
+	}
+	return false
+}
+
+func (x *Model) GetReasoningEffort() bool {
+	if x != nil {
+		return x.ReasoningEffort
 	}
 	return false
 }
@@ -3639,7 +3648,7 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\v2\x12.headrace.v1.ModelR\x05model\"\x13\n" +
 	"\x11ListModelsRequest\"@\n" +
 	"\x12ListModelsResponse\x12*\n" +
-	"\x06models\x18\x01 \x03(\v2\x12.headrace.v1.ModelR\x06models\"\x9f\a\n" +
+	"\x06models\x18\x01 \x03(\v2\x12.headrace.v1.ModelR\x06models\"\xca\a\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\tR\brevision\x12\"\n" +
@@ -3669,7 +3678,8 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\x10engines_left_out\x18\x17 \x03(\tR\x0eenginesLeftOut\x12\x1f\n" +
 	"\vtool_format\x18\x1e \x01(\tR\n" +
 	"toolFormat\x12\x1c\n" +
-	"\treasoning\x18\x1f \x01(\bR\treasoning\"\xcd\x03\n" +
+	"\treasoning\x18\x1f \x01(\bR\treasoning\x12)\n" +
+	"\x10reasoning_effort\x18  \x01(\bR\x0freasoningEffort\"\xcd\x03\n" +
 	"\fQuantization\x12\x16\n" +
 	"\x06scheme\x18\x01 \x01(\tR\x06scheme\x12\x1d\n" +
 	"\n" +

@@ -14,7 +14,7 @@ import datetime
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -23,7 +23,10 @@ from headrace.errors import invalid
 from headrace.protobuf_fields import assign
 from headrace.v1 import generation_pb2
 
+_Number = TypeVar("_Number")
+
 TraceDetailName = Literal["off", "array", "span"]
+ReasoningEffortName = Literal["low", "medium", "high"]
 EarlyStoppingName = Literal["heuristic", "full", "never"]
 
 
@@ -105,6 +108,8 @@ class GenerationOptions(TypedDict, total=False):
             drafts; 0: none. Answers are the same. Default: the server's setting.
         max_reasoning_tokens: Most tokens that each output may spend on its reasoning, at least 1;
             conversations only. Default: no limit but that of the output.
+        reasoning_effort: How much the model is to reason: "low", "medium" or "high"; conversations
+            only, with a model whose chat template takes it. Default: the template's.
         json_schema: A JSON Schema that each output must keep: its JSON text, or the object. Of this
             and the five after it at most one may be given.
         json_object: True: each output is a JSON object.
@@ -147,6 +152,7 @@ class GenerationOptions(TypedDict, total=False):
     trace_detail: TraceDetailName | None
     max_drafts: int | None
     max_reasoning_tokens: int | None
+    reasoning_effort: ReasoningEffortName | None
     json_schema: str | Mapping[str, Any] | bool | None
     json_object: bool | None
     regex: str | None
@@ -197,6 +203,7 @@ _FIELDS: dict[str, tuple[str, str]] = {
             "best_of",
             "beam_search",
             "max_reasoning_tokens",
+            "reasoning_effort",
         )
     },
     "max_drafts": ("speculation", "max_drafts"),
@@ -206,8 +213,11 @@ TRACE_DETAILS: dict[str, generation_pb2.TraceDetail] = {
     "array": generation_pb2.TRACE_DETAIL_ARRAY,
     "span": generation_pb2.TRACE_DETAIL_SPAN,
 }
-
-
+REASONING_EFFORTS: dict[str, generation_pb2.ReasoningEffort] = {
+    "low": generation_pb2.REASONING_EFFORT_LOW,
+    "medium": generation_pb2.REASONING_EFFORT_MEDIUM,
+    "high": generation_pb2.REASONING_EFFORT_HIGH,
+}
 EARLY_STOPPING: dict[str, generation_pb2.EarlyStopping] = {
     "heuristic": generation_pb2.EARLY_STOPPING_HEURISTIC,
     "full": generation_pb2.EARLY_STOPPING_FULL,
@@ -269,9 +279,14 @@ def duration(value: float | datetime.timedelta, path: str) -> Duration:
 
 def trace_detail_of(name: str, path: str) -> generation_pb2.TraceDetail:
     """The number of a detail; an unknown name becomes an InvalidRequest that names `path`."""
-    if name not in TRACE_DETAILS:
-        raise invalid(path, f"must be one of {', '.join(TRACE_DETAILS)} (given: {name!r:.80})")
-    return TRACE_DETAILS[name]
+    return _named(TRACE_DETAILS, name, path)
+
+
+def _named(numbers: Mapping[str, _Number], name: str, path: str) -> _Number:
+    """The number of a name; an unknown one becomes an InvalidRequest that names `path`."""
+    if name not in numbers:
+        raise invalid(path, f"must be one of {', '.join(numbers)} (given: {name!r:.80})")
+    return numbers[name]
 
 
 def _set_option(spec: generation_pb2.GenerationSpec, name: str, value: Any) -> None:
@@ -281,6 +296,9 @@ def _set_option(spec: generation_pb2.GenerationSpec, name: str, value: Any) -> N
         return
     if name == "trace_detail":
         spec.trace_detail = trace_detail_of(value, "spec.trace_detail")
+        return
+    if name == "reasoning_effort":
+        spec.reasoning_effort = _named(REASONING_EFFORTS, value, path_of(name))
         return
     if name == "beam_search":
         _set_beam_search(spec.beam_search, value, path_of(name))
@@ -300,10 +318,7 @@ def _set_beam_search(search: generation_pb2.BeamSearch, value: int | BeamSearch,
     options = value if isinstance(value, BeamSearch) else BeamSearch(value)
     assign(search, "width", options.width, f"{path}.width")
     assign(search, "length_penalty", options.length_penalty, f"{path}.length_penalty")
-    if options.early_stopping not in EARLY_STOPPING:
-        rule = f"must be one of {', '.join(EARLY_STOPPING)} (given: {options.early_stopping!r:.80})"
-        raise invalid(f"{path}.early_stopping", rule)
-    search.early_stopping = EARLY_STOPPING[options.early_stopping]
+    search.early_stopping = _named(EARLY_STOPPING, options.early_stopping, f"{path}.early_stopping")
 
 
 def _set_form(spec: generation_pb2.GenerationSpec, name: str, value: Any) -> None:

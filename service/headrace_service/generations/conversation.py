@@ -13,6 +13,12 @@ from headrace_service.output_forms.model_form import ModelForm
 from headrace_service.violations import Violations
 
 MAX_MESSAGES = 1024
+# In the words of templates.
+_EFFORTS = {
+    generation_pb2.REASONING_EFFORT_LOW: "low",
+    generation_pb2.REASONING_EFFORT_MEDIUM: "medium",
+    generation_pb2.REASONING_EFFORT_HIGH: "high",
+}
 _ROLES = {
     inference_pb2.ROLE_SYSTEM: "system",
     inference_pb2.ROLE_USER: "user",
@@ -92,8 +98,13 @@ def conversation_of(request: ConversationRequest, form: ModelForm) -> Conversati
     """
     offered = tools.offered(asked_tools(request), form)
     conversation = check_conversation(request.messages, request.continue_last_message)
-    budget = request.spec.max_reasoning_tokens if request.spec.HasField("max_reasoning_tokens") else None
-    return dataclasses.replace(conversation, offered=offered, max_reasoning_tokens=budget)
+    spec = request.spec
+    return dataclasses.replace(
+        conversation,
+        offered=offered,
+        max_reasoning_tokens=spec.max_reasoning_tokens if spec.HasField("max_reasoning_tokens") else None,
+        reasoning_effort=_EFFORTS.get(spec.reasoning_effort, ""),
+    )
 
 
 def check_conversation(messages: Sequence[inference_pb2.ChatMessage], continue_last_message: bool) -> Conversation:

@@ -25,7 +25,7 @@ from headrace_service.config import ServiceConfig
 from headrace_service.engines.routing.router import RoutingKey
 from headrace_service.engines.served_model import ServedModel
 from headrace_service.engines.served_models import ServedModels
-from headrace_service.generations import engine_request, moved_keys, output_rules, tools
+from headrace_service.generations import engine_request, harmony_messages, moved_keys, output_rules, tools
 from headrace_service.generations.conversation import Conversation, asked_tools, conversation_of
 from headrace_service.generations.engine_request import Prompt, RequestBuilder
 from headrace_service.generations.guardian import Guardian
@@ -83,13 +83,15 @@ class Generations:
         text_model = model.text
         if text_model.chat_template is None:
             raise errors.failed_precondition("the model's folder has no chat template; use Generate")
+        messages = conversation.messages
         text = await self._templates.render(
             text_model.chat_template,
-            conversation.messages,
+            harmony_messages.for_template(messages) if text_model.form.has_channels else messages,
             text_model.template_tokens,
             text_model.facts.max_text_bytes,
             conversation.continues_last,
             [tools.for_template(tool) for tool in conversation.offered.shown] if conversation.offered else None,
+            conversation.reasoning_effort,
         )
         validation.check_text(text, text_model.facts.max_text_bytes, "messages")
         # The template writes special tokens out itself.

@@ -73,6 +73,7 @@ class ChatTemplateRenderer:
         max_chars: int,
         continue_last_message: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        reasoning_effort: str = "",
     ) -> str:
         """Returns the prompt of a conversation.
 
@@ -84,6 +85,8 @@ class ChatTemplateRenderer:
             continue_last_message: whether the prompt ends within the last message, for the model to
                 go on there.
             tools: functions that the model may call, as templates read them; None: none.
+            reasoning_effort: the variable of that name; "": it is not defined, so that the template
+                has its own default.
 
         Raises:
             ServiceError: INVALID_ARGUMENT; the template refuses this conversation, or fails on it
@@ -96,6 +99,8 @@ class ChatTemplateRenderer:
             "tools": tools,
             **special_tokens,
         }
+        if reasoning_effort:
+            variables["reasoning_effort"] = reasoning_effort
         if continue_last_message:
             return await self._render_continued(source, variables, max_chars)
         return await self._render(source, variables, max_chars)

@@ -90,7 +90,7 @@ class TextModel:
         facts = _facts(engine, pieces, folder.generation_defaults, max_text_bytes)
         return cls(
             engine=engine,
-            facts=dataclasses.replace(facts, reasons=form.section is not None),
+            facts=dataclasses.replace(facts, reasons=form.section is not None, takes_effort=form.takes_effort),
             tokenizer=Tokenizer(tokenizer, threads),
             pieces=pieces,
             chat_template=folder.chat_template,
@@ -144,6 +144,7 @@ class TextModel:
             not_followed=self.not_followed,
             tool_format=self.form.call_format,
             reasoning=self.form.section is not None,
+            reasoning_effort=self.form.takes_effort,
         )
 
 

@@ -67,6 +67,7 @@ def test_generate_passes_every_option_on(server: CannedServer) -> None:
         " --stop-token-ids 1,2 --max-tokens 2 --min-tokens 1 --ignore-eos --bad-word x --include-stop-string -n 1"
         " --logprobs 2 --priority -1 --time-limit 2 --cache-salt s --keep-special-tokens --model canned"
         " --token-ids-only --prompt-logprobs 0 --trace-detail span --max-drafts 4 --max-reasoning-tokens 5 --regex a+"
+        " --reasoning-effort high"
         " --best-of 3 --beam-search 4,0.5,never"
     )
     assert run(server, "generate", "hello", *arguments.split()).exit_code == 0

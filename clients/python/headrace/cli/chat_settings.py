@@ -104,6 +104,7 @@ def _check(client: Client, options: GenerationOptions) -> None:
     asked = options.copy()
     # Of conversations alone, which Complete has none of: the answer is refused for it.
     asked.pop("max_reasoning_tokens", None)
+    asked.pop("reasoning_effort", None)
     try:
         client.complete("", timeout=_CHECK_TIMEOUT_S, **asked)
     except InvalidRequest as error:

@@ -202,6 +202,11 @@ GENERATION_OPTIONS: dict[str, click.Option] = {
             "max_reasoning_tokens", int, "Tokens that an answer of a conversation may spend on reasoning, at least 1."
         ),
         _option(
+            "reasoning_effort",
+            click.Choice(["low", "medium", "high"]),
+            "How much the model is to reason in a conversation. Default: as its chat template says.",
+        ),
+        _option(
             "max_drafts", int, "Drafted tokens that a step may verify, 1 to 8; 0: none. Default: the server's setting."
         ),
     )

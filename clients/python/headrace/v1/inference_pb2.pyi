@@ -402,7 +402,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "revision", "architecture", "parameter_count", "dtype", "vocabulary_size", "max_context_tokens", "max_outputs", "end_of_text_token_ids", "has_chat_template", "default_sampling", "kv_block_tokens", "kv_blocks", "device", "memory_plan", "quantization", "kv_dtype", "kv_bytes_per_token", "drafter", "max_drafts", "not_followed", "engines_left_out", "tool_format", "reasoning")
+    __slots__ = ("name", "revision", "architecture", "parameter_count", "dtype", "vocabulary_size", "max_context_tokens", "max_outputs", "end_of_text_token_ids", "has_chat_template", "default_sampling", "kv_block_tokens", "kv_blocks", "device", "memory_plan", "quantization", "kv_dtype", "kv_bytes_per_token", "drafter", "max_drafts", "not_followed", "engines_left_out", "tool_format", "reasoning", "reasoning_effort")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -427,6 +427,7 @@ class Model(_message.Message):
     ENGINES_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     TOOL_FORMAT_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
+    REASONING_EFFORT_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     architecture: str
@@ -451,7 +452,8 @@ class Model(_message.Message):
     engines_left_out: _containers.RepeatedScalarFieldContainer[str]
     tool_format: str
     reasoning: bool
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_outputs: _Optional[int] = ..., end_of_text_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., default_sampling: _Optional[_Union[_generation_pb2.SamplingParameters, _Mapping]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., device: _Optional[str] = ..., memory_plan: _Optional[_Union[MemoryPlan, _Mapping]] = ..., quantization: _Optional[_Union[Quantization, _Mapping]] = ..., kv_dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., drafter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., not_followed: _Optional[_Iterable[str]] = ..., engines_left_out: _Optional[_Iterable[str]] = ..., tool_format: _Optional[str] = ..., reasoning: bool = ...) -> None: ...
+    reasoning_effort: bool
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_outputs: _Optional[int] = ..., end_of_text_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., default_sampling: _Optional[_Union[_generation_pb2.SamplingParameters, _Mapping]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., device: _Optional[str] = ..., memory_plan: _Optional[_Union[MemoryPlan, _Mapping]] = ..., quantization: _Optional[_Union[Quantization, _Mapping]] = ..., kv_dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., drafter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., not_followed: _Optional[_Iterable[str]] = ..., engines_left_out: _Optional[_Iterable[str]] = ..., tool_format: _Optional[str] = ..., reasoning: bool = ..., reasoning_effort: bool = ...) -> None: ...
 
 class Quantization(_message.Message):
     __slots__ = ("scheme", "group_size", "bits_per_weight", "mean_relative_error", "worst_relative_error", "worst_tensor", "head_scheme", "head_bits_per_weight", "head_relative_error", "measured", "activations")

@@ -21,6 +21,11 @@ from headrace_service.violations import Violations
 
 # What OpenAI's newer models call the system's role; templates do not know the word.
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_EFFORTS = {
+    "low": generation_pb2.REASONING_EFFORT_LOW,
+    "medium": generation_pb2.REASONING_EFFORT_MEDIUM,
+    "high": generation_pb2.REASONING_EFFORT_HIGH,
+}
 _MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 # Fields of messages that ask for nothing when they are empty.
 _EMPTY_FIELDS = ("function_call", "audio", "refusal", "annotations")
@@ -40,6 +45,7 @@ class ChatRequest(SharedFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     # As in headrace.v1.
     max_reasoning_tokens: U32 | None = None
+    reasoning_effort: str | None = None
 
     @property
     def max_tokens_field(self) -> str:
@@ -66,6 +72,8 @@ class ChatRequest(SharedFields, frozen=True, kw_only=True):
             spec.logprobs = self.top_logprobs or 0
         if self.max_reasoning_tokens is not None:
             spec.max_reasoning_tokens = self.max_reasoning_tokens
+        if self._effort:
+            spec.reasoning_effort = _effort_of(self._effort)
         return spec
 
     @property
@@ -76,6 +84,7 @@ class ChatRequest(SharedFields, frozen=True, kw_only=True):
             **generation_spec.names_of_form(self),
             "spec.logprobs": "top_logprobs",
             "spec.max_reasoning_tokens": "max_reasoning_tokens",
+            "spec.reasoning_effort": "reasoning_effort",
             "spec.stop.max_tokens": self.max_tokens_field,
         }
 
@@ -100,7 +109,18 @@ class ChatRequest(SharedFields, frozen=True, kw_only=True):
         continues = bool(self.continue_final_message)
         self._check_continuing(continues, messages, found)
         found.raise_if_any()
-        return Conversation(messages, continues, self._offered(form), self.max_reasoning_tokens)
+        return Conversation(
+            messages,
+            continues,
+            self._offered(form),
+            max_reasoning_tokens=self.max_reasoning_tokens,
+            reasoning_effort=self._effort,
+        )
+
+    @property
+    def _effort(self) -> str:
+        """How much the model is to reason; "": as its template says."""
+        return "" if self.reasoning_effort in (None, "none") else str(self.reasoning_effort)
 
     def _offered(self, form: ModelForm) -> Offered | None:
         """Returns the tools; without any, what is said of choosing them asks for nothing."""
@@ -126,6 +146,12 @@ class ChatRequest(SharedFields, frozen=True, kw_only=True):
             found.require(messages[-1]["role"] == "assistant", role, "must be assistant for continue_final_message")
             calls = f"messages[{len(messages) - 1}].tool_calls"
             found.require("tool_calls" not in messages[-1], calls, "must be empty for continue_final_message")
+
+
+def _effort_of(name: str) -> generation_pb2.ReasoningEffort:
+    if name not in _EFFORTS:
+        raise errors.invalid_field("reasoning_effort", f"must be one of {', '.join(_EFFORTS)}, or none")
+    return _EFFORTS[name]
 
 
 def _message(one: dict[str, Any], field: str, calls: KnownCalls, found: Violations) -> dict[str, Any]:

@@ -308,6 +308,18 @@ public final class GenerationOptions {
         }
 
         /**
+         * How much the model is to reason before it answers; conversations only, with a model whose
+         * chat template takes it. Default: the template's.
+         *
+         * @param effort how much
+         * @return this builder
+         */
+        public Builder reasoningEffort(ReasoningEffort effort) {
+            spec.setReasoningEffort(effort.wire());
+            return this;
+        }
+
+        /**
          * Most drafted tokens that a step verifies for an output, where the server drafts. Answers
          * are the same. Default: the server's setting.
          *

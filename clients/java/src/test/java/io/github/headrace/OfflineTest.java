@@ -31,7 +31,7 @@ class OfflineTest {
                 .badWords(List.of("x")).includeStopString(true).n(2)
                 .logprobs(0).promptLogprobs(0).priority(-3).timeLimit(Duration.ofMillis(1500)).cacheSalt("s")
                 .skipSpecialTokens(false).tokenIdsOnly(true).traceDetail(TraceDetail.SPAN).jsonSchema("{}").maxDrafts(4)
-                .maxReasoningTokens(5)
+                .maxReasoningTokens(5).reasoningEffort(ReasoningEffort.HIGH)
                 .beamSearch(2, 1.0, EarlyStopping.NEVER).bestOf(2).build();
         assertEquals(Set.of("text", "token_ids"), unset(all.spec()));
         for (GenerationOptions form : List.of(
