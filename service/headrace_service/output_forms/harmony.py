@@ -57,7 +57,7 @@ class HarmonyReader:
         # Takes the body of the message; what stands between messages is text.
         self._body: Callable[[str], None] = self._text.add
         # Whether an open call has no arguments so far.
-        self._is_blank = True
+        self._is_bare = True
         self._header: Header | None = None
         self.num_reasoning_tokens = 0
         self._num_header_tokens = 0
@@ -142,7 +142,7 @@ class HarmonyReader:
     def _begin_body(self, channel: str, function: str) -> None:
         if function:
             self._calls.start(function)
-            self._body, self._is_blank = self._take_arguments, True
+            self._body, self._is_bare = self._take_arguments, True
             return
         messages = self._reasoning if channel == CHANNELS[0] else self._text
         messages.begin()
@@ -159,13 +159,13 @@ class HarmonyReader:
     def _end_body(self, has_marker: bool) -> None:
         if not self._calls.is_open:
             return
-        if self._is_blank and has_marker:
+        if self._is_bare and has_marker:
             # A function without parameters.
             self._calls.add("{}")
         self._calls.finish(whole=True)
 
     def _take_arguments(self, text: str) -> None:
-        self._is_blank = self._is_blank and text.isspace()
+        self._is_bare = self._is_bare and text.isspace()
         self._calls.add(text)
 
 

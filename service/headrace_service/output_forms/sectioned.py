@@ -21,7 +21,7 @@ class SectionedReader:
         plan: what to look for.
         parts: where parts of reasoning are appended.
         spelling: of markers.
-        answer: makes the reader of the answer; told whether a marker stands before it.
+        answer: makes the reader of the answer, given whether a marker stands before it.
 
     Attributes:
         num_reasoning_tokens: tokens of reasoning so far, its markers included.

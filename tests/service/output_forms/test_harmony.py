@@ -180,10 +180,10 @@ def test_the_parts_of_any_output_do_not_depend_on_how_it_is_cut(
 @given(st.sampled_from(PLANS), OUTPUTS)
 def test_no_text_is_lost_but_headers(plan: Any, text: str) -> None:
     # Every letter that no header can have arrives in a part.
-    told = "".join(
+    said = "".join(
         part.arguments if isinstance(part, CallFinished) else getattr(part, "text", "") for part in read(plan, [text])
     )
-    assert sum(told.count(char) for char in '{}é"') >= sum(text.count(char) for char in '{}é"')
+    assert sum(said.count(char) for char in '{}é"') >= sum(text.count(char) for char in '{}é"')
 
 
 @settings(max_examples=examples(200), deadline=None)

@@ -23,7 +23,7 @@ def both(ignore_merges: bool) -> tuple[Tokenizer, TokenTable, tiktoken.Encoding]
     ranks = {text: number for number, text in enumerate(table.token_bytes) if number not in table.special_ids and text}
     # The library wants the ranks of bytes before those of merges, which is how they were trained.
     special = {(table.token_bytes[number] or b"").decode(): number for number in table.special_ids}
-    oracle = tiktoken.Encoding("made up", pat_str=split_pattern(), mergeable_ranks=ranks, special_tokens=special)
+    oracle = tiktoken.Encoding("small", pat_str=split_pattern(), mergeable_ranks=ranks, special_tokens=special)
     return library_tokenizer(saved), table, oracle
 
 
