@@ -77,14 +77,13 @@ def test_a_call_and_its_result_go_back(client: Client) -> None:
 
 @pytest.mark.parametrize("effort", ["low", "high"])
 def test_a_form_is_that_of_the_answer(client: Client, effort: Any) -> None:
-    outputs = (
-        client.chat(QUESTION, json_schema=SCHEMA, n=6, max_reasoning_tokens=6, reasoning_effort=effort, **DRAWN)
-        .result()
-        .outputs
-    )
-    for output in outputs:
+    options = {"json_schema": SCHEMA, "n": 6, "max_reasoning_tokens": 6, "reasoning_effort": effort, **DRAWN}
+    result = client.chat(QUESTION, **options).result()
+    for output in result.outputs:
         jsonschema.validate(json.loads(output.text), SCHEMA)
-    assert effort == "low" or all(output.reasoning for output in outputs)
+    assert effort == "low" or all(output.reasoning for output in result.outputs)
+    # Each has at most 6 tokens and an end.
+    assert effort == "low" or 6 < result.usage.reasoning_tokens <= 6 * 7
 
 
 def test_a_spent_budget_begins_the_answer(client: Client, folder: pathlib.Path) -> None:

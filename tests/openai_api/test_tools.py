@@ -21,7 +21,9 @@ CALLED = {"content": "I look.", "reasoning_content": "They ask for größer 東�
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    model = write_model_folder(tmp_path_factory.mktemp("tools") / "tiny", TOOLS_TEMPLATE + "{{ reasoning_effort or '' }}")
+    model = write_model_folder(
+        tmp_path_factory.mktemp("tools") / "tiny", TOOLS_TEMPLATE + "{{ reasoning_effort or '' }}"
+    )
     with tempfile.TemporaryDirectory(prefix="hr-") as folder:
         async with running_door(model, pathlib.Path(folder)) as running:
             tokens = [*running.tokenizer.encode(ANSWER, add_special_tokens=False).ids, END]

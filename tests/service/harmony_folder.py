@@ -17,7 +17,8 @@ SPECIAL = (
     "<|reserved_200004|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>", "<|reserved_200009|>",
     "<|reserved_200010|>", "<|reserved_200011|>", "<|call|>", "<|reserved_200013|>",
 )  # fmt: skip
-ENDS = ("<|return|>", "<|endoftext|>", "<|call|>")
+# Those that generation_config.json names: conversions have left <|call|> out.
+ENDS = ("<|return|>", "<|endoftext|>")
 _CORPUS = [
     "assistant analysis commentary final to=functions.weather json They ask for the weather, so I'll look it up.",
     "größer naïve DON'T don't CamelCase HTTPServer x=1; 12345 67  \n\n\t東京 日本語 🙂🙃 /path/to\n",

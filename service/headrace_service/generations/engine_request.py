@@ -52,6 +52,7 @@ class Prompt:
         form: what holds outputs to calls of the conversation's tools; None: nothing must.
         around_answer: the grammar of whole outputs in which an answer has a form, reasoning and its
             budget included (`StructuredOutput.around`); "": a form begins behind `reasoning`.
+        ending_ids: tokens that end outputs of the conversation's format, as end-of-text does.
     """
 
     token_ids: TokenIds
@@ -61,6 +62,7 @@ class Prompt:
     reasoning: Reasoning | None = None
     form: StructuredOutput | None = None
     around_answer: str = ""
+    ending_ids: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -246,7 +248,7 @@ def _completed(spec: ResolvedSpec, prompt: Prompt, model: TextModel) -> Request:
         sequences = [sequence for word in spec.bad_words for sequence in model.tokenizer.encode_word(word)]
         words = tuple([array("I", sequence).tobytes() for sequence in sequences])
         sampling = msgspec.structs.replace(sampling, bad_words=words)
-    token_ids = set() if spec.ignore_eos else set(model.engine.end_of_text_token_ids)
+    token_ids = set() if spec.ignore_eos else {*model.engine.end_of_text_token_ids, *prompt.ending_ids}
     token_ids.update(array("I", asked.stop.token_ids))
     ending = array("I", sorted(token_ids)).tobytes()
     stop = msgspec.structs.replace(asked.stop, max_tokens=max_tokens, token_ids=ending)

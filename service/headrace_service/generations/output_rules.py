@@ -49,6 +49,7 @@ def prompt_of(token_ids: TokenIds, text: str, conversation: Conversation, model:
         plan=form.plan(offered.shown if offered is not None else (), inside, channel),
         reasoning=reasoning,
         form=_form_of_calls(offered, form, channel, conversation) if offered is not None else None,
+        ending_ids=form.ending_ids,
         around_answer=form.around_answer(channel, conversation.max_reasoning_tokens),
     )
 

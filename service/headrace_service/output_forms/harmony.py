@@ -25,7 +25,9 @@ RETURN: Final = "<|return|>"
 CALL: Final = "<|call|>"
 CONSTRAIN: Final = "<|constrain|>"
 MARKERS: Final = (START, CHANNEL, MESSAGE, END, RETURN, CALL, CONSTRAIN)
-_ENDS: Final = (END, RETURN, CALL)
+# Behind these a model that goes on writes what others say.
+LAST: Final = (RETURN, CALL)
+_ENDS: Final = (END, *LAST)
 # Between messages that become one text.
 _EMPTY_LINE: Final = "\n\n"
 

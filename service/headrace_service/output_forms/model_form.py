@@ -129,6 +129,11 @@ class ModelForm:
             return harmony_grammar.of_calls(use, self.special_markers, within_channel, max_reasoning_tokens)
         return _FORMATS[self.call_format].grammar(use, self.special_markers)
 
+    @property
+    def ending_ids(self) -> tuple[int, ...]:
+        """The tokens with which the format ends an output, beside the model's own end-of-text."""
+        return tuple(self.special_markers[marker] for marker in harmony.LAST) if self.has_channels else ()
+
     def around_answer(self, within_channel: str, max_reasoning_tokens: int | None) -> str:
         """Returns the grammar of outputs in which an answer has a form of its own.
 

@@ -91,8 +91,11 @@ async def test_the_engine_gets_the_ends_and_the_budget_or_a_grammar_of_all(servi
     assert section.start_ids == tuple(service.ids("<|channel|>analysis<|message|>"))
     assert section.end_ids == tuple(service.ids("<|end|>"))
     assert section.closing_ids == tuple(service.ids("<|start|>assistant<|channel|>final<|message|>"))
-    ends = {service.tokenizer.token_to_id(text) for text in ENDS}
-    assert set(memoryview(newest(service).stop.token_ids).cast("I")) >= ends
+    ends = {service.tokenizer.token_to_id(text) for text in [*ENDS, "<|call|>"]}
+    assert set(memoryview(newest(service).stop.token_ids).cast("I")) == ends
+    await chat(service, spec=Spec(stop={"ignore_eos": True}))
+    assert newest(service).stop.token_ids == b""
+    await chat(service, spec=Spec(max_reasoning_tokens=7))
 
     await chat(service, tools=[WEATHER], spec=Spec(max_reasoning_tokens=7))
     assert newest(service).reasoning is None
