@@ -29,6 +29,6 @@ class Reasoning(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     # Tokens that are forced behind an end marker that was forced, 0 to 16: how the answer begins.
     # Nothing is a section any more behind them.
     closing_ids: tuple[int, ...] = ()
-    # Whether sections may follow each other in one output; the budget is that of all. Not with a
-    # structured output.
+    # Whether sections may follow each other in one output; the budget is that of all. Before a
+    # structured output there is one all the same.
     repeats: bool = False

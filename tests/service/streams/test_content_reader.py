@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.examples import examples
 
+from headrace_service.output_forms.harmony import MARKERS
 from headrace_service.output_forms.output_plan import KnownTool, OutputPlan
 from headrace_service.output_forms.output_reader import merged
 from headrace_service.output_forms.parts import CallFinished, Part, Text
@@ -17,11 +18,16 @@ _PIECES = [
     b"\xe6\x9d", b"\xb1", b"[TOOL_CALLS]", b"<think>", b"</think>", b"[", b"]",
 ]  # fmt: skip
 _MARKER = _PIECES.index(b"[TOOL_CALLS]")
-_TABLE = PieceTable(_PIECES, (_MARKER,), False, len(_PIECES))
+_CHANNELS = len(_PIECES)
+_PIECES += [marker.encode() for marker in MARKERS]
+_SPECIAL = (_MARKER, *range(_CHANNELS, len(_PIECES)))
+_PIECES += [b"assistant", b"analysis", b"commentary", b"final", b" to=functions.f", b" json"]
+_TABLE = PieceTable(_PIECES, _SPECIAL, False, len(_PIECES))
 _TOOLS = (KnownTool("f"),)
 _PLANS = [
     OutputPlan("hermes", _TOOLS, reasoning=("<think>", "</think>")),
     OutputPlan("mistral", _TOOLS, ((_MARKER, "[TOOL_CALLS]"),)),
+    OutputPlan("harmony", _TOOLS, tuple(enumerate(MARKERS, _CHANNELS)), has_channels=True),
 ]
 
 
