@@ -130,5 +130,5 @@ MAX_STRUCTURED_DEPTH: Final = 64
 
 # Reasoning.
 
-MAX_MARKER_TOKENS: Final = 16
+MAX_MARKER_TOKENS: Final = 32
 """Tokens of the marker that begins a section of reasoning, and of the one that ends it."""

@@ -18,15 +18,15 @@ class Reasoning(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     begins behind the first.
     """
 
-    # Tokens that begin a section, 1 to 16; may be empty where the prompt ends inside one.
+    # Tokens that begin a section, 1 to 32; may be empty where the prompt ends inside one.
     start_ids: tuple[int, ...]
-    # Tokens that end a section, 1 to 16. They are forced when the budget is spent.
+    # Tokens that end a section, 1 to 32. They are forced when the budget is spent.
     end_ids: tuple[int, ...]
     # Most tokens of the section, markers not counted: 0 to the context less 1; None: no budget.
     max_tokens: int | None = None
     # Whether the prompt ends inside a section.
     begins_inside: bool = False
-    # Tokens that are forced behind an end marker that was forced, 0 to 16: how the answer begins.
+    # Tokens that are forced behind an end marker that was forced, 0 to 32: how the answer begins.
     # Nothing is a section any more behind them.
     closing_ids: tuple[int, ...] = ()
     # Whether sections may follow each other in one output; the budget is that of all. Before a

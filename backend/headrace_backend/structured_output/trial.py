@@ -24,7 +24,7 @@ import llguidance
 import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
-from headrace_backend.structured_output.forms import form_grammar, grammar_of, schema_grammar
+from headrace_backend.structured_output.forms import form_grammar, schema_grammar
 from headrace_backend.structured_output.stacks import TRIAL_STACK_BYTES
 from headrace_backend.structured_output.vocabulary import Vocabulary, make_tokenizer
 from headrace_request.structured_output import StructuredOutput
@@ -54,10 +54,9 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def try_grammar(tokenizer: llguidance.LLTokenizer, asked: StructuredOutput) -> Verdict:
     """Compiles a grammar and its first mask, without limits."""
-    # What stands around a form is not the caller's: mistakes of the form are looked for alone.
+    # What stands around a form is small and not the caller's, and its tokens come first: the four
+    # that are tried are to be the form's own.
     error = _error_of(tokenizer, form_grammar(asked))
-    if not error and asked.around:
-        error = _error_of(tokenizer, grammar_of(asked))
     if not error or asked.form != "json_schema":
         return Verdict(error)
     schema = msgspec.json.decode(asked.text)

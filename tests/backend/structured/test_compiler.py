@@ -143,7 +143,8 @@ def test_tokens_that_do_not_follow_the_form_fail_their_own_output(compiler: Gram
             StructuredOutput("json_schema", '{"items": {"uniqueItems": true}}', 'start: "a" @answer'),
             "at /items: Unimplemented",
         ),
-        (StructuredOutput("regex", "a", "start: @nothing"), "nothing"),
+        (StructuredOutput("json_schema", '{"$ref": "#"}', 'start: "a" @answer'), "no text has this form"),
+        (StructuredOutput("regex", "a", "start: @nothing"), "can't be compiled"),
     ],
 )
 def test_what_can_not_be_compiled_is_refused_with_its_place(
