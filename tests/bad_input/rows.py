@@ -210,6 +210,7 @@ ROWS: list[Row] = [
         lambda facts: Spec(text="hi", speculation=generation_pb2.Speculation(off=False))),
     Row("time limit 0", "time_limit", lambda facts: Spec(text="hi", time_limit=duration_pb2.Duration())),
     Row("detail of a trace that there is not", "trace_detail", lambda facts: Spec(text="hi", trace_detail=99)),  # type: ignore[arg-type]
+    Row("effort that there is not", "reasoning_effort", lambda facts: Spec(text="hi", reasoning_effort=99)),  # type: ignore[arg-type]
     Row("salt of 257 bytes", "cache_salt", lambda facts: Spec(text="hi", cache_salt="s" * 257),
         engine=_set("", "cache_salt", b"s" * 257)),
     Row("82 10^6 beams", "beam_search.width", lambda facts: Spec(text="hi", beam_search={"width": 10**6}),
