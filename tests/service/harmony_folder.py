@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any
 from unittest import mock
 
 from tests.service.model_folder import write_model_folder
@@ -25,11 +26,27 @@ _CORPUS = [
 ] * 20
 
 
+def _encoding() -> dict[str, Any]:
+    """What tiktoken knows of gpt-oss's tokenizer, but for the ranks that it would fetch."""
+    with mock.patch.object(openai_public, "load_tiktoken_bpe", lambda *args, **named: {}):
+        return openai_public.o200k_harmony()
+
+
 def split_pattern() -> str:
     """The expression by which gpt-oss's tokenizer splits text."""
-    # What the library would fetch are the ranks of merges, which nobody needs for that.
-    with mock.patch.object(openai_public, "load_tiktoken_bpe", lambda *args, **named: {}):
-        return str(openai_public.o200k_harmony()["pat_str"])
+    return str(_encoding()["pat_str"])
+
+
+def full_size_tokenizer() -> bytes:
+    """A tokenizer.json of gpt-oss's size, with all of its special tokens at their ids."""
+    saved = json.loads(harmony_tokenizer().to_str())
+    plain = [token for token in saved["model"]["vocab"] if token not in SPECIAL]
+    special = {number: text for text, number in _encoding()["special_tokens"].items()}
+    plain += [f"word{number}" for number in range(len(plain), min(special))]
+    saved["model"]["vocab"] = {token: number for number, token in enumerate(plain)}
+    shape = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    saved["added_tokens"] = [{"id": number, "content": special[number], **shape} for number in sorted(special)]
+    return json.dumps(saved).encode()
 
 
 def harmony_tokenizer(ignore_merges: bool = False) -> Tokenizer:
