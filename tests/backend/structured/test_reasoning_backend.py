@@ -106,4 +106,4 @@ async def test_markers_that_can_not_be_are_refused_at_the_socket(engine: EngineC
     await engine.send(add=message)
     await settled(subscription)
     assert subscription.refused is not None
-    assert "spec.reasoning.end_ids: must have at least 1 and at most 16 tokens" in subscription.refused.message
+    assert "spec.reasoning.end_ids: must have at least 1 and at most 32 tokens" in subscription.refused.message
