@@ -21,6 +21,12 @@ import torch
 from benchmarks.graph_timing import graph_seconds
 from benchmarks.kernel_cases.small_linear import SHAPES, Operands, Shape
 from headrace_kernels.linear.dense_small_batch_kernels import Tile, variants
+from headrace_kernels.linear.dense_small_batch_sm90 import (
+    MAX_WARPGROUP_ROWS,
+    StreamTile,
+    stream_variants,
+    takes_streams,
+)
 
 # Together far more than the 50 MB of an H200's L2 cache.
 ROTATED_BYTES = 400e6
@@ -42,7 +48,7 @@ def microseconds(launches: list[Callable[[], object]]) -> float:
     return sorted(graph_seconds(launches * rounds))[2] * 1e6
 
 
-def timed(operands: list[Operands], tile: Tile, expected: torch.Tensor) -> float:
+def timed(operands: list[Operands], tile: Tile | StreamTile, expected: torch.Tensor) -> float:
     """Microseconds of a tile; infinite if its result is wrong."""
     found = operands[0].fused(tile).double()
     error = float((found - expected).norm() / expected.norm())
@@ -62,8 +68,11 @@ def sweep(name: str, num_rows: int) -> tuple[float, float, float]:
     shape = SHAPES[name]
     operands = rotation(shape, num_rows)
     expected = operands[0].expected()
-    times: dict[Tile, float] = {}
-    for tile in variants(num_rows, shape.num_outputs, shape.gated):
+    times: dict[Tile | StreamTile, float] = {}
+    tiles: list[Tile | StreamTile] = [*variants(num_rows, shape.num_outputs, shape.gated)]
+    if 2 <= num_rows <= MAX_WARPGROUP_ROWS and takes_streams(operands[0].weight):
+        tiles += stream_variants(shape.gated)
+    for tile in tiles:
         try:
             times[tile] = timed(operands, tile, expected)
         except Exception as error:  # a tile that this card can't run says so, and the others go on

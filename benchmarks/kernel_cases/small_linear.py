@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from headrace_kernels.linear import dense_small_batch as small_linear
 from headrace_kernels.linear.dense_small_batch_kernels import Tile, multiply
-from headrace_kernels.rms_norm import add_rms_norm
+from headrace_kernels.linear.dense_small_batch_sm90 import StreamTile, multiply_streams
+from headrace_kernels.rms_norm import add_rms_norm, rms_norm
 from headrace_kernels.swiglu import swiglu
 
 EPS = 1e-5
@@ -85,7 +86,7 @@ class Operands:
             y = functional.silu(gate) * up
         return y + self.residual.double() if self.shape.added else y
 
-    def fused(self, tile: Tile) -> Tensor:
+    def fused(self, tile: Tile | StreamTile) -> Tensor:
         """By one of our kernels.
 
         What is added to is a fresh copy: for the check, not for the clock.
@@ -94,9 +95,13 @@ class Operands:
         self.run_fused(tile, out)
         return out
 
-    def run_fused(self, tile: Tile, out: Tensor) -> None:
+    def run_fused(self, tile: Tile | StreamTile, out: Tensor) -> None:
         """The launches of `fused` alone."""
         norm = (self.norm_weight, EPS) if self.shape.normed else None
+        if isinstance(tile, StreamTile):
+            x = self.x if norm is None else rms_norm(self.x, *norm)
+            multiply_streams(x, self.weight, None, out, tile, self.shape.gated, self.shape.added)
+            return
         multiply(self.x, self.weight, None, out, tile, norm, self.shape.gated, self.shape.added)
 
     def empty_out(self) -> Tensor:
@@ -126,7 +131,9 @@ class Operands:
 def _fused_case(shape: Shape, num_rows: int) -> Case:
     operands = Operands(shape, num_rows)
     out = operands.residual if shape.added else operands.empty_out()
-    tile = small_linear.launch_rule(num_rows, shape.num_outputs, shape.num_inputs)
+    tile = small_linear.stream_rule(num_rows, operands.weight, shape.gated) or small_linear.launch_rule(
+        num_rows, shape.num_outputs, shape.num_inputs
+    )
     return lambda: operands.run_fused(tile, out), *operands.bytes_and_flops()
 
 

@@ -17,6 +17,7 @@ or where it is long in a file beside it.
                       `finite_rows`, `rounded_tokens` (tokens in 8 bits)
 
 Rooms do not know each other, but for `weight_formats`, from which attention, linear and experts
-take how bits are read. Launch rules ask `card` what the GPU has. Functions take tensors and give
-tensors; nothing here knows models, requests or configuration. Sums are fp32 whatever the storage.
+take how bits are read. Launch rules ask `card` what the GPU has, and short kernels start early by
+`early_launch`. Functions take tensors and give tensors; nothing here knows models, requests or
+configuration. Sums are fp32 whatever the storage.
 """

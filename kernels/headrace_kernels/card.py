@@ -62,3 +62,9 @@ def has_copy_engine(device: torch.device) -> bool:
 def has_fp8_products(device: torch.device) -> bool:
     """Whether tensor cores multiply e4m3 (sm_89 and later)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@functools.cache
+def launches_early(device: torch.device) -> bool:
+    """Whether kernels can start while the one before them runs (sm_90 and later)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

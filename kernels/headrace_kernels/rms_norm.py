@@ -23,6 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace_kernels import card
+from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 from headrace_kernels.rounded_tokens import (
     RoundedTokens,
     round_tokens,
@@ -132,7 +134,11 @@ def _rms_norm_kernel(
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        grid_behind_may_start()
+        grid_before_is_done()
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     offs = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows)[:, None] & (offs < SIZE)
@@ -200,7 +206,12 @@ def _launch_rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, scales:
     if num_rows:
         rows, block, num_warps = launch_rule(size)
         grid = (triton.cdiv(num_rows, rows),)
-        _rms_norm_kernel[grid](x, weight, out, scales, num_rows, eps, *layout, size, rows, block, num_warps=num_warps)
+        # Products of few rows start while it runs, and it while the product before them does.
+        early = card.launches_early(x.device)
+        _rms_norm_kernel[grid](
+            x, weight, out, scales, num_rows, eps, *layout, size, rows, block, early,
+            num_warps=num_warps, launch_pdl=early,
+        )  # fmt: skip
 
 
 def _launch_add_rms_norm(

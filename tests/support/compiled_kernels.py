@@ -41,6 +41,7 @@ from headrace_kernels.linear import block_quantized_kernels as block_linear_kern
 from headrace_kernels.linear import (
     dense_small_batch,
     dense_small_batch_kernels,
+    dense_small_batch_sm90,
     gemm_fp8_sm90,
     gemm_int8,
     gemm_weight_only,
@@ -258,6 +259,16 @@ def launch_product(num_rows: int, product: _Product) -> None:
     dense_small_batch_kernels.multiply(x, weight, None, out, tile, norm=norm, gated=product.gated, add=product.add)
 
 
+def launch_streams(num_rows: int, product: _Product) -> None:
+    """With the tile that the rule chooses for sm_90."""
+    weight = torch.empty(product.num_outputs * (1 + product.gated), product.num_inputs, dtype=torch.bfloat16)
+    tile = dense_small_batch.stream_rule(num_rows, weight, product.gated)
+    assert tile is not None, "weights of an 8B Llama are streamed"
+    x = torch.empty(num_rows, product.num_inputs, dtype=torch.bfloat16)
+    out = torch.empty(num_rows, product.num_outputs, dtype=product.out_dtype)
+    dense_small_batch_sm90.multiply_streams(x, weight, None, out, tile, product.gated, product.add)
+
+
 def compile_small_linear(arch: int) -> list[Any]:
     """The kernels of few rows' products."""
     with contextlib.ExitStack() as stack:
@@ -266,6 +277,10 @@ def compile_small_linear(arch: int) -> list[Any]:
         compiled = stack.enter_context(compiling_for(arch))
         for num_rows, product in itertools.product((1, 2, 8), _PRODUCTS):
             launch_product(num_rows, product)
+        if arch == 90:
+            stack.enter_context(mock.patch.object(card, "has_warpgroup_instructions", lambda device: True))
+            for product in _PRODUCTS[:-1]:
+                launch_streams(12, product)
     return compiled
 
 

@@ -41,6 +41,7 @@ _KINDS = {
         torch.float8_e4m3fn,
         torch.int8,
         torch.int16,
+        torch.int32,
         torch.int64,
         torch.uint8,
     )
@@ -97,6 +98,10 @@ class Shared:
 
     def load(self, layout: object) -> Value:
         return _value(self.read().clone())
+
+    def _reinterpret(self, kind: Kind, shape: list[int], layout: object) -> Shared:
+        assert kind.dtype == self.numbers.dtype
+        return Shared(self.numbers.view(shape))
 
     def read(self) -> Tensor:
         return self.numbers.t() if self.transposed else self.numbers
@@ -248,6 +253,12 @@ def _store(pointer: Pointer, numbers: Tensor, mask: Tensor) -> None:
     pointer.tensor.view(-1)[pointer.places.as_subclass(Tensor).long()[mask]] = numbers.as_subclass(Tensor)[mask]
 
 
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    if isinstance(condition, Tensor) and condition.ndim:
+        return _value(torch.where(condition, a, b))
+    return a if condition else b
+
+
 # What kernels import by name that a program does.
 _OF_A_PROGRAM = {"warpgroup_mma", "warpgroup_mma_wait", "mma_v2", "fence_async_shared", "mbarrier", "tma"}
 
@@ -284,7 +295,8 @@ def _language(program: _Program, num_warps: int) -> types.SimpleNamespace:
         zeros=lambda shape, kind, layout: _value(torch.zeros(shape, dtype=kind.dtype)),
         minimum=lambda a, b: _value(torch.minimum(torch.as_tensor(a), torch.as_tensor(b))),
         maximum=lambda a, b: _value(torch.maximum(torch.as_tensor(a), torch.as_tensor(b))),
-        where=lambda condition, a, b: a if condition else b,
+        where=_where,
+        sum=lambda x, axis: _value(x.sum(axis)),
         expand_dims=lambda x, dim: x.unsqueeze(dim),
         convert_layout=lambda x, layout: x,
         exp=torch.exp,
@@ -313,7 +325,12 @@ def emulating(
 
     class Launcher:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            return lambda *args, num_warps, maxnreg, **constants: self._run(grid, args, num_warps, constants)
+            def launch(
+                *args: Any, num_warps: int, maxnreg: int | None, launch_pdl: bool = False, **constants: Any
+            ) -> None:
+                self._run(grid, args, num_warps, constants)
+
+            return launch
 
         def _run(self, grid: tuple[int, ...], args: tuple[Any, ...], num_warps: int, constants: dict[str, Any]) -> None:
             values = [_argument(arg) for arg in args]

@@ -27,6 +27,7 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
+from headrace_kernels import card
 from headrace_kernels.attention.decode_kernels import decode_kernel, raw_decode_kernel
 from headrace_kernels.attention.merge import merged_at_once
 from headrace_kernels.attention.plan import TRANSPOSED_ROWS
@@ -84,7 +85,13 @@ def decode_attention(
     strides = (query.stride(0), step.block_tables.stride(0))
     work_args = (memory.numbers, memory.scales, output, scratch.partial, scratch.lse, scratch.done, *columns, *strides)
     scores = (scale * LOG2_E, sliding_window or 0)
-    constants = {"SHAPE": shape, "SPLIT": split, "num_warps": launch.warps, "maxnreg": launch.registers}
+    constants = {
+        "SHAPE": shape,
+        "SPLIT": split,
+        "num_warps": launch.warps,
+        "maxnreg": launch.registers,
+        "launch_pdl": split.is_early,
+    }
     grid = (shape.num_kv_heads, work.splits.shape[0])
     if raw is None:
         decode_kernel[grid](query, *work_args, *scores, **constants)
@@ -121,6 +128,7 @@ def _split_shape(
         at_once=at_once or merged_at_once(query_rows, shape.padded_dim, launch.warps),
         rotary_dim=2 * raw.rotations.shape[2] if raw is not None else 0,
         norm_heads=heads_for_norm(shape.head_dim // 2, launch.warps) if is_normed else 0,
+        is_early=card.launches_early(query.device),
     )
     return launch, split
 
@@ -135,5 +143,5 @@ def _launch_rule(rows: int, dim: int, query: Tensor) -> Launch:
     """
     row_bytes = dim * query.element_size()
     tile = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
-    warps = 2 if rows <= 32 and rows * row_bytes <= 8192 else 4 if rows * row_bytes <= 16384 else 8
+    warps = 2 if rows <= 16 and rows * row_bytes <= 8192 else 4 if rows * row_bytes <= 16384 else 8
     return Launch(tile, warps, pipeline_stages(query.device, 0, 2 * tile * row_bytes, 3))

@@ -20,6 +20,7 @@ from headrace_kernels.attention.quantized_kv import quantized_heads
 from headrace_kernels.attention.rope_kv import mean_squares, rotated_heads, rotation_rows
 from headrace_kernels.attention.tiles import absorb, key_offsets
 from headrace_kernels.attention.transposed import absorb_context
+from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 
 # Columns are views into one buffer, at addresses that change with their sizes: alignment must not
 # decide what is compiled.
@@ -204,6 +205,9 @@ def decode_kernel(
     SPLIT: tl.constexpr,
 ):
     """Attention of one split for one key/value head: grid (num_kv_heads, splits)."""
+    if SPLIT.is_early:
+        grid_behind_may_start()
+        grid_before_is_done()
     kv_head = tl.program_id(0)
     item = splits + tl.program_id(1) * 4
     entry = tl.load(item)
@@ -355,6 +359,9 @@ def raw_decode_kernel(
     SPLIT: tl.constexpr,
 ):
     """The work of `decode_kernel` on a projection's heads, for entries of one query token."""
+    if SPLIT.is_early:
+        grid_behind_may_start()
+        grid_before_is_done()
     kv_head = tl.program_id(0)
     item = splits + tl.program_id(1) * 4
     entry = tl.load(item)

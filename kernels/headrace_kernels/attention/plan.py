@@ -38,6 +38,8 @@ TARGET_PROGRAMS = 512
 WARP_PROGRAMS = 1056
 # Query rows (tokens times heads of a group) of such splits, at most.
 TRANSPOSED_ROWS = 8
+# Query tokens of kernels whose partial results are so large that they are merged a few at a time.
+_MERGED_SLOWLY = 8
 # A row may be longer than its splits are meant to be by this share of one before it gets another,
 # so that rows of nearly equal length get equally many.
 _SLACK = 0.25
@@ -150,7 +152,7 @@ def plan_decode(
     splits = np.full((decode_sizes(num_entries_padded, num_kv_heads, programs).num_splits, 4), -1, np.int32)
     if entries.size:
         visible = _visible_tokens(query_lens[entries], seq_lens[entries], sliding_window)
-        counts = _split_counts(visible, num_kv_heads, programs)
+        counts = _split_counts(visible, num_kv_heads, programs, size)
         _fill_decode(splits, entries, visible, counts)
     return DecodeColumns(splits, size)
 
@@ -168,16 +170,28 @@ def _visible_tokens(query_lens: Int32Column, seq_lens: Int32Column, sliding_wind
     return visible
 
 
-def _split_counts(visible: _Int64Array, num_kv_heads: int, programs: int) -> _Int64Array:
-    """[num_entries] splits of each."""
+def _split_counts(visible: _Int64Array, num_kv_heads: int, programs: int, query_len: int) -> _Int64Array:
+    """[num_entries] splits of each, for a kernel of so many query tokens."""
     share = -(-int(visible.sum()) * num_kv_heads // programs)
     tokens = max(-(-share // SPLIT_MULTIPLE), 1) * SPLIT_MULTIPLE
     counts = np.maximum(np.ceil(visible / tokens - _SLACK).astype(np.int64), 1)
     # Short splits have no room for the slack: the next multiple is much more.
     most = int(tokens * (1 + _SLACK)) // SPLIT_MULTIPLE * SPLIT_MULTIPLE
     counts += (_split_tokens(visible, counts) > most) & (visible > tokens * counts)
+    if query_len >= _MERGED_SLOWLY:
+        counts = np.minimum(counts, _most_merged(visible, query_len))
     # Rounding a split up to its multiple may leave nothing for the last ones.
     return -(-visible // _split_tokens(visible, counts))
+
+
+def _most_merged(visible: _Int64Array, query_len: int) -> _Int64Array:
+    """[num_entries] splits of each with which reading and merging together take least.
+
+    Partial results of many query tokens are merged one or two at a time, and merging one takes
+    about as long as reading 64 tokens. So the sum of T / splits and splits is to be small.
+    """
+    most: _Int64Array = np.ceil(np.sqrt(visible / SPLIT_MULTIPLE * (16 / query_len))).astype(np.int64)
+    return most
 
 
 def _split_tokens(visible: _Int64Array, counts: _Int64Array) -> _Int64Array:

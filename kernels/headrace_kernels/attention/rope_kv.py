@@ -24,9 +24,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace_kernels import card
 from headrace_kernels.attention.kv_cache import write_kv_reference
 from headrace_kernels.attention.quantized_kv import bits_of, head_scale, memory_of, rounded
 from headrace_kernels.attention.rope import rope_reference, rotated
+from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 from headrace_kernels.rms_norm import rms_norm_reference, scaled_by_rms
 from headrace_kernels.triton_runtime import uses_triton
 
@@ -121,7 +123,11 @@ def _rope_and_write_kv_kernel(
     ROTARY_HALF: tl.constexpr,
     HEADS: tl.constexpr,
     PLANES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        grid_behind_may_start()
+        grid_before_is_done()
     # One token, HEADS of its heads: queries, then keys, then values. A head's two halves meet in
     # planes (a, b).
     token = tl.program_id(0).to(tl.int64)
@@ -274,6 +280,7 @@ def _rope_and_write_kv_triton(
     if not num_tokens:
         return query
     heads, planes, num_warps = launch_rule(num_tokens, half)
+    early = card.launches_early(qkv.device)
     _rope_and_write_kv_kernel[(num_tokens, triton.cdiv(total_heads, heads))](
         qkv,
         rotations,
@@ -295,7 +302,9 @@ def _rope_and_write_kv_triton(
         rotations.shape[2],
         heads,
         planes,
+        early,
         num_warps=num_warps,
+        launch_pdl=early,
     )
     return query
 

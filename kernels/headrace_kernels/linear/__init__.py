@@ -1,7 +1,8 @@
 """Products of activations and weights, by the format of the weight and by their shape.
 
 dense                        plain weights: cuBLAS, oneDNN, or `dense_small_batch` with its kernels
-                             (`dense_small_batch_kernels`), which fuses norm, SwiGLU and residual
+                             (`dense_small_batch_kernels`, of 9 to 16 rows on sm_90
+                             `dense_small_batch_sm90`), which fuses norm, SwiGLU and residual
 quantized, launch_rules      weights of 8 and 4 bits: which kernel takes which number of rows, and
                              with which tile
 gemv_8bit, gemv_int4         one row

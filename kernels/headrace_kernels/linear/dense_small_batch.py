@@ -5,7 +5,8 @@ Norm, bias, SwiGLU and residual addition are fused.
 Such a product reads a whole weight to compute a row or a few; its time is the weight's way from
 memory. The operations around it would each cost a launch and a trip of their rows through memory,
 so they ride along. Owns the rule of when that pays (`fuses`) and which tile runs; the kernels are
-`small_linear_kernels`'s. Each operation is its reference where Triton does not run.
+`dense_small_batch_kernels`'s and `dense_small_batch_sm90`'s. Each operation is its reference where
+Triton does not run.
 """
 
 from __future__ import annotations
@@ -14,8 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from headrace_kernels import card
 from headrace_kernels.linear.dense_small_batch_kernels import Tile, multiply
-from headrace_kernels.rms_norm import rms_norm_reference
+from headrace_kernels.linear.dense_small_batch_sm90 import (
+    MAX_WARPGROUP_ROWS,
+    StreamTile,
+    multiply_streams,
+    takes_streams,
+)
+from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
 from headrace_kernels.swiglu import swiglu_reference
 from headrace_kernels.triton_runtime import uses_triton
 
@@ -25,6 +33,13 @@ from headrace_kernels.triton_runtime import uses_triton
 _MOST_ROWS = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 1}
 # Outputs from which a product is an output head's: so long that wider tiles pay.
 _HEAD_OUTPUTS = 65_536
+# Rows from which the kernel for sm_90 multiplies (fewer were not measured), and its tiles: of a
+# gate and up projection, an output head, products of enough outputs for two programs of 64 to three
+# multiprocessors, and others. All products of an 8B Llama take 3.79 ms at 9 rows on an H200, by
+# cuBLAS and separate operations 4.24 (docs/experiments.md, "Launch rules of products").
+_FEWEST_STREAM_ROWS = 9
+_GATE_UP_STREAMS, _HEAD_STREAMS = StreamTile(1, 2, 6), StreamTile(2, 2, 4)
+_MANY_STREAMS, _FEW_STREAMS = StreamTile(1, 2, 10), StreamTile(2, 2, 8)
 # Inputs from which the rows of a weight are so long that a program takes four.
 _LONG_INPUTS = 8192
 
@@ -44,6 +59,17 @@ def launch_rule(num_rows: int, num_outputs: int, num_inputs: int) -> Tile:
     return Tile("tile", block_n=16, block_k=512, num_warps=4, num_stages=3, slices=4)
 
 
+def stream_rule(num_rows: int, weight: Tensor, gated: bool = False) -> StreamTile | None:
+    """The tile of a product by `dense_small_batch_sm90`; None: other kernels multiply."""
+    if not _FEWEST_STREAM_ROWS <= num_rows <= MAX_WARPGROUP_ROWS or not takes_streams(weight):
+        return None
+    if gated:
+        return _GATE_UP_STREAMS
+    if weight.shape[0] >= _HEAD_OUTPUTS:
+        return _HEAD_STREAMS
+    return _MANY_STREAMS if 3 * weight.shape[0] >= 2 * 64 * card.multiprocessors(weight.device) else _FEW_STREAMS
+
+
 def fuses(num_rows: int, weight: Tensor) -> bool:
     """Whether a fused product of `num_rows` rows is faster than its operations one by one.
 
@@ -53,8 +79,10 @@ def fuses(num_rows: int, weight: Tensor) -> bool:
         num_rows: Rows of the step, padding included.
         weight: [out, in].
     """
-    if not uses_triton(weight) or not 1 <= num_rows <= _MOST_ROWS.get(weight.dtype, 0):
+    if not uses_triton(weight) or num_rows < 1:
         return False
+    if num_rows > _MOST_ROWS.get(weight.dtype, 0):
+        return stream_rule(num_rows, weight) is not None
     # The kernels read 16 bytes at a time.
     return weight.is_contiguous() and weight.shape[1] % 8 == 0
 
@@ -77,8 +105,25 @@ def small_linear(
     """
     if out is None:
         out = x.new_empty(x.shape[0], weight.shape[0], dtype=out_dtype)
-    multiply(x, weight, bias, out, launch_rule(x.shape[0], out.shape[1], x.shape[1]))
+    _multiply(x, weight, bias, out)
     return out
+
+
+def _multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    norm: tuple[Tensor, float] | None = None,
+    gated: bool = False,
+    add: bool = False,
+) -> None:
+    """A product by the kernel and tile of the rules; arguments are those of `multiply`."""
+    streams = stream_rule(x.shape[0], weight, gated)
+    if streams is None:
+        multiply(x, weight, bias, out, launch_rule(x.shape[0], out.shape[1], x.shape[1]), norm, gated, add)
+    else:
+        multiply_streams(x if norm is None else rms_norm(x, *norm), weight, bias, out, streams, gated, add)
 
 
 def norm_linear_reference(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -102,7 +147,7 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias
     if not uses_triton(weight):
         return norm_linear_reference(x, norm_weight, eps, weight, bias)
     out = x.new_empty(x.shape[0], weight.shape[0])
-    multiply(x, weight, bias, out, launch_rule(x.shape[0], out.shape[1], x.shape[1]), norm=(norm_weight, eps))
+    _multiply(x, weight, bias, out, norm=(norm_weight, eps))
     return out
 
 
@@ -122,7 +167,7 @@ def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor)
     """
     if not uses_triton(weight):
         return linear_add_reference(x, weight, bias, residual)
-    multiply(x, weight, bias, residual, launch_rule(x.shape[0], residual.shape[1], x.shape[1]), add=True)
+    _multiply(x, weight, bias, residual, add=True)
 
 
 def norm_swiglu_reference(
@@ -148,13 +193,5 @@ def norm_swiglu(x: Tensor, norm_weight: Tensor, eps: float, gate_up_weight: Tens
     if not uses_triton(gate_up_weight):
         return norm_swiglu_reference(x, norm_weight, eps, gate_up_weight, bias)
     out = x.new_empty(x.shape[0], gate_up_weight.shape[0] // 2)
-    multiply(
-        x,
-        gate_up_weight,
-        bias,
-        out,
-        launch_rule(x.shape[0], out.shape[1], x.shape[1]),
-        norm=(norm_weight, eps),
-        gated=True,
-    )
+    _multiply(x, gate_up_weight, bias, out, norm=(norm_weight, eps), gated=True)
     return out

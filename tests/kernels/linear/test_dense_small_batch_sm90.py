@@ -1,0 +1,122 @@
+"""Products of 2 to 16 rows with plain weights by our kernel for sm_90.
+
+It is emulated without a GPU, run on one, and asked which weights it is for.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.kernels.linear.test_dense_small_batch import Product
+from tests.support.gluon_emulation import emulating
+from tests.support.kernel_case import ROUNDING
+
+from headrace_kernels import card
+from headrace_kernels.linear import dense_small_batch_sm90 as streams
+from headrace_kernels.linear.dense_small_batch_sm90 import (
+    StreamTile,
+    multiply_streams,
+    stream_variants,
+    takes_streams,
+)
+
+# Rows, outputs, inputs, tile: rows of both classes, outputs that fill no tile, each number of
+# slices, few and many slots, more slots than steps.
+CASES = (
+    (9, 80, 512, StreamTile(1, 1, 3)),
+    (16, 40, 768, StreamTile(2, 2, 2)),
+    (3, 52, 1024, StreamTile(4, 1, 3)),
+    (11, 24, 512, StreamTile(4, 2, 4)),
+)
+
+
+def run(product: Product, tile: StreamTile, bias: bool, add: bool) -> torch.Tensor:
+    out = product.residual.clone() if add else torch.full_like(product.residual, float("nan"))
+    multiply_streams(product.x, product.weight, product.bias if bias else None, out, tile, product.gated, add)
+    return out
+
+
+def emulated(
+    product: Product, tile: StreamTile, bias: bool, add: bool, eager: bool = False, careless: str | None = None
+) -> torch.Tensor:
+    def launch_control(source: str, operands: list[torch.Tensor], kind: object) -> torch.Tensor:
+        assert source.startswith("griddepcontrol") and not operands
+        return torch.zeros(1)
+
+    with emulating(streams, "_stream_kernel", launch_control, eager, careless):
+        return run(product, tile, bias, add)
+
+
+def check(product: Product, found: torch.Tensor, bias: bool, add: bool) -> None:
+    """Sums of fp32 are rounded once; SwiGLU's and the residual stream's as well."""
+    expected = product.expected(False, bias, add)
+    row_size = expected.square().mean(1, keepdim=True).sqrt()
+    allowed = 1.01 * ROUNDING[found.dtype] * (expected.abs() + row_size)
+    error = (found.double() - expected).abs()
+    assert bool((error <= allowed).all()), f"{float((error / allowed).nan_to_num(torch.inf).max())} times"
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(("rows", "outputs", "inputs", "tile"), CASES)
+def test_what_the_kernel_says_agrees_with_fp64(
+    rows: int, outputs: int, inputs: int, tile: StreamTile, eager: bool, gated: bool
+) -> None:
+    product = Product(rows, outputs, inputs, torch.float16, "cpu", gated)
+    check(product, emulated(product, tile, True, False, eager), True, False)
+    check(product, emulated(product, tile, False, True, eager), False, True)
+
+
+def test_a_wait_that_is_missing_shows() -> None:
+    """The check of the checks."""
+    product = Product(9, 40, 1024, torch.float16, "cpu")
+    with pytest.raises(AssertionError, match="times"):
+        check(product, emulated(product, StreamTile(2, 1, 3), False, False, careless="copies"), False, False)
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    product = Product(12, 40, 512, torch.float16, "cpu")
+    together = emulated(product, StreamTile(2, 1, 3), False, False)
+    product.x[:3], product.x[6:] = float("nan"), float("inf")
+    apart = emulated(product, StreamTile(2, 1, 3), False, False)
+    assert torch.equal(together[3:6], apart[3:6]) and not bool(apart[:3].isfinite().any())
+
+
+def test_the_kernel_takes_16_bits_and_whole_steps_on_its_own_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.empty(24, 1024, dtype=torch.bfloat16)
+    assert not takes_streams(weight)  # CPU
+    monkeypatch.setattr(card, "has_warpgroup_instructions", lambda device: True)
+    assert takes_streams(weight)
+    assert not takes_streams(weight.float())
+    assert not takes_streams(torch.empty(24, 1024 + 64, dtype=torch.bfloat16))
+    assert not takes_streams(torch.empty(1024, 24, dtype=torch.bfloat16).t())
+    assert not takes_streams(torch.empty(25 * 1024, dtype=torch.bfloat16)[1:].view(-1)[: 24 * 1024].view(24, 1024))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_every_variant_fits_a_card(gated: bool) -> None:
+    tiles = stream_variants(gated)
+    assert len(set(tiles)) == len(tiles) > 2
+    # Barriers take little besides.
+    assert all(tile.shared_bytes(16, gated) <= 232_448 - 1024 for tile in tiles)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "gated", "dtype", "tile"),
+    [
+        (6144, 4096, False, torch.bfloat16, StreamTile(2, 2, 4)),
+        (4096, 14_336, False, torch.bfloat16, StreamTile(4, 2, 3)),
+        (14_336, 4096, True, torch.bfloat16, StreamTile(1, 1, 4)),
+        (1010, 1536, False, torch.float16, StreamTile(2, 2, 3)),
+    ],
+)
+def test_a_card_agrees_with_fp64(outputs: int, inputs: int, gated: bool, dtype: torch.dtype, tile: StreamTile) -> None:
+    if not card.has_warpgroup_instructions(torch.device("cuda")):
+        pytest.skip("needs a GPU of sm_90")
+    for rows in (2, 8, 9, 16):
+        product = Product(rows, outputs, inputs, dtype, "cuda", gated)
+        found = run(product, tile, True, False)
+        check(product, found, True, False)
+        check(product, run(product, tile, False, True), False, True)
+        assert torch.equal(found, run(product, tile, True, False))
