@@ -154,7 +154,7 @@ class Device:
         decodes = forward.known_counts == 0
         context_ms = float(forward.starts[decodes].sum() + decodes.sum()) * CONTEXT_MS
         if decodes.all():
-            cost_ms = linear_ms(plan.num_tokens) + context_ms
+            cost_ms = self._decodes_ms(plan) + context_ms
         else:
             cost_ms = self._mixed_ms(
                 plan,
@@ -163,6 +163,10 @@ class Device:
             )
         hiccup_ms = _HICCUP_MS if self._random.random() < self._hiccups else 0.0
         return self._slowness * cost_ms * self._random.lognormvariate(0.0, self._noise) + hiccup_ms
+
+    def _decodes_ms(self, plan: StepPlan) -> float:
+        """All but attention in a step of decodes."""
+        return linear_ms(plan.num_tokens)
 
     def _mixed_ms(self, plan: StepPlan, chunks: list[tuple[int, int]], context_ms: float) -> float:
         counts, starts = np.array([count for _, count in chunks]), np.array([start for start, _ in chunks])
@@ -214,9 +218,14 @@ class Simulation:
     """One workload, from its first request to its last token."""
 
     def __init__(
-        self, workload: workloads.Workload, config: EngineConfig, device: Device, tokens_per_row: int = 1
+        self,
+        workload: workloads.Workload,
+        config: EngineConfig,
+        device: Device,
+        tokens_per_row: int = 1,
+        drafted_graphs: tuple[tuple[int, float], ...] = (),
     ) -> None:
-        """An engine that has computed nothing; a step settles at most `tokens_per_row` tokens."""
+        """An engine that has computed nothing; the last two are what its worker says of drafts."""
         self.now_ms = 1000.0
         limits = ModelLimits(_VOCAB_SIZE, _MAX_LEN, (2,))
         self.engine = Engine(config, limits, None, lambda: int(self.now_ms * 1e6), lambda: 0)
@@ -225,6 +234,7 @@ class Simulation:
             on_gpu=True,
             captured_mixed_sizes=config.captured_mixed_sizes(),
             tokens_per_row=tokens_per_row,
+            drafted_graphs=drafted_graphs,
         )
         self._device = device
         self._workload = workload

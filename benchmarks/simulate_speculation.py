@@ -6,15 +6,16 @@ each draft with a set probability.
     python -m benchmarks.simulate_speculation --batches 1,32,256 --acceptances 0,0.6,0.9
 
 **Every figure is simulated.** Without drafts the device takes for a step what `simulate_budget`
-says; each draft costs what one token more costs, any drafts `JUMP_MS`, and a pass of the drafter
-what `--drafters` says: ngram nothing, eagle and draft what one layer, and 16 layers of a quarter of
-the size, take to read their weights. Meant for choosing a policy, not for reporting a speed. A
-row's figure is the ratio to the same engine without drafts.
+says; a step with drafts is padded to a graph (`GRAPHS_US`), any drafts cost `JUMP_MS`, and a pass
+of the drafter what `--drafters` says: ngram nothing, eagle and draft what one layer, and 16 layers
+of a quarter of the size, take to read their weights. Meant for choosing a policy, not for reporting
+a speed. A row's figure is the ratio to the same engine without drafts.
 """
 
 from __future__ import annotations
 
 import argparse
+import bisect
 import math
 import pathlib
 import random
@@ -22,7 +23,7 @@ import random
 import numpy as np
 
 from benchmarks import figures, workloads
-from benchmarks.simulate_budget import Device, Simulation
+from benchmarks.simulate_budget import Device, Simulation, linear_ms
 from headrace_backend.config import EngineConfig
 from headrace_backend.step.plan import StepPlan, StepResult
 
@@ -32,6 +33,16 @@ PASS_MS = {"ngram": 0.0, "eagle": 0.15, "draft": 0.55}
 # What verifying any drafts costs beside their tokens: another kernel of attention, a larger graph
 # (4.0 ms became 4.4 with four drafts of one row, H200, 2026-11-23).
 JUMP_MS = 0.3
+# Graphs of decodes with drafts, as a worker timed them (H200, 2026-11-23): tokens, microseconds.
+# Larger ones, which were not timed, take longer by the arithmetic of their tokens.
+GRAPHS_US = (
+    *((2, 4219.0), (4, 4221.0), (8, 4274.0), (9, 4460.0), (16, 4496.0), (18, 4654.0), (32, 4676.0), (36, 4748.0)),
+    *((48, 4810.0), (64, 4812.0), (72, 4819.0), (80, 4880.0), (96, 4959.0), (112, 5096.0), (128, 5124.0)),
+    *((144, 5255.0), (160, 5426.0), (176, 5742.0), (192, 5958.0), (208, 6057.0), (240, 6626.0), (256, 6741.0)),
+    (288, 7947.0),
+    *((tokens, 7947.0 + 1e3 * (linear_ms(tokens) - linear_ms(288))) for tokens in (512, 576, 1024, 1152, 2048, 2304)),
+)
+_GRAPH_TOKENS = [tokens for tokens, _ in GRAPHS_US]
 MOST_DRAFTS = 8
 _TOKEN = 5
 _PROMPT_TOKENS = 64
@@ -79,6 +90,13 @@ class DraftingDevice(Device):
         result.finished_at_ns = int(self.free_at_ms * 1e6)
         return result
 
+    def _decodes_ms(self, plan: StepPlan) -> float:
+        """Adds to a step with drafts what its graph takes longer than that of its rows."""
+        num_rows, num_tokens = plan.forward.rows.size, plan.num_tokens
+        if num_tokens == num_rows:
+            return linear_ms(num_rows)
+        return linear_ms(num_rows) + (_graph_us(num_tokens) - _graph_us(num_rows)) / 1e3
+
     def _num_accepted(self, num_drafts: int) -> int:
         accepted = 0
         while accepted < num_drafts and self._draws.random() < self._acceptance:
@@ -86,8 +104,19 @@ class DraftingDevice(Device):
         return accepted
 
 
+def _graph_us(num_tokens: int) -> float:
+    """Microseconds of the smallest graph that holds so many tokens."""
+    return GRAPHS_US[bisect.bisect_left(_GRAPH_TOKENS, num_tokens)][1]
+
+
 def tokens_per_s(
-    batch: int, acceptance: float, drafts: str, pass_ms: float = 0.0, slowness: float = 1.0, seed: int = 0
+    batch: int,
+    acceptance: float,
+    drafts: str,
+    pass_ms: float = 0.0,
+    slowness: float = 1.0,
+    seed: int = 0,
+    knows_graphs: bool = True,
 ) -> float:
     """Output tokens per simulated second of `batch` rows that are written all the time.
 
@@ -98,6 +127,7 @@ def tokens_per_s(
         pass_ms: Time to draft one token for all rows, in milliseconds.
         slowness: Multiplies the duration of every step.
         seed: Seed of acceptance and noise.
+        knows_graphs: Whether the worker has reported what its graphs take.
     """
     length = _WARM_TOKENS + _COUNTED_TOKENS
     trace = [([7] * _PROMPT_TOKENS, length)] * batch
@@ -110,7 +140,8 @@ def tokens_per_s(
     )
     device = DraftingDevice(acceptance, pass_ms, slowness, 0.02, seed)
     num_drafts = 0 if drafts == "off" else MOST_DRAFTS
-    simulation = Simulation(workloads.Workload("simulated", trace), config, device, 1 + num_drafts)
+    graphs = GRAPHS_US if knows_graphs else ()
+    simulation = Simulation(workloads.Workload("simulated", trace), config, device, 1 + num_drafts, graphs)
     simulation.run()
     arrivals_ms = [answer.arrivals_ms for answer in simulation.answers.values()]
     begin_ms = max(arrivals[_WARM_TOKENS] for arrivals in arrivals_ms)
@@ -119,10 +150,15 @@ def tokens_per_s(
     return 1e3 * count / (end_ms - begin_ms)
 
 
-def compare(batch: int, acceptance: float, pass_ms: float, choices: list[str], slowness: float) -> dict[str, float]:
+def compare(
+    batch: int, acceptance: float, pass_ms: float, choices: list[str], slowness: float, knows_graphs: bool = True
+) -> dict[str, float]:
     """Tokens per second of each choice as a ratio to those without drafts, on one device."""
     off = tokens_per_s(batch, acceptance, "off", slowness=slowness)
-    return {drafts: tokens_per_s(batch, acceptance, drafts, pass_ms, slowness) / off for drafts in choices}
+    return {
+        drafts: tokens_per_s(batch, acceptance, drafts, pass_ms, slowness, knows_graphs=knows_graphs) / off
+        for drafts in choices
+    }
 
 
 def _numbers(text: str) -> list[float]:
@@ -137,6 +173,7 @@ def main() -> None:
     parser.add_argument("--drafters", default="ngram,eagle,draft", help=f"of {', '.join(PASS_MS)}")
     parser.add_argument("--drafts", default="1,2,4,8,auto", help="numbers of drafts, and auto")
     parser.add_argument("--slowness", type=float, default=1.0, help="a device so many times slower")
+    parser.add_argument("--untold", action="store_true", help="the engine does not know what graphs take")
     parser.add_argument("--json", type=pathlib.Path, help="file for the results")
     arguments = parser.parse_args()
     choices = arguments.drafts.split(",")
@@ -145,7 +182,8 @@ def main() -> None:
     for drafter in arguments.drafters.split(","):
         for batch in map(int, arguments.batches):
             for acceptance in arguments.acceptances:
-                ratios = compare(batch, acceptance, PASS_MS[drafter], choices, arguments.slowness)
+                pass_ms, knows_graphs = PASS_MS[drafter], not arguments.untold
+                ratios = compare(batch, acceptance, pass_ms, choices, arguments.slowness, knows_graphs)
                 rows += [
                     {"drafter": drafter, "batch": batch, "acceptance": acceptance, "k": k, "ratio_to_off": ratio}
                     for k, ratio in ratios.items()

@@ -64,6 +64,7 @@ from headrace_backend.engine.requests.outbox import Outbox, Outboxes
 from headrace_backend.engine.requests.request_table import RequestTable
 from headrace_backend.engine.requests.sequence import LiveRequest
 from headrace_backend.engine.requests.subscriptions import Subscriptions
+from headrace_backend.engine.scheduling.draft_costs import DraftedGraphs
 from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
 from headrace_backend.engine.scheduling.isolation import GUILTY, Isolation
 from headrace_backend.engine.scheduling.masks import MaskCall, Masks
@@ -161,6 +162,7 @@ class Engine:
         captured_mixed_sizes: tuple[int, ...] = (),
         plan_bytes: int | None = None,
         tokens_per_row: int = 1,
+        drafted_graphs: tuple[tuple[int, float], ...] = (),
     ) -> None:
         """Starts planning for a worker with an empty cache; what was running is recomputed.
 
@@ -175,6 +177,8 @@ class Engine:
                 `plan_bytes.max_plan_bytes` at first.
             tokens_per_row: Most tokens that a step settles for a row that decodes; 1: the worker
                 drafts none.
+            drafted_graphs: Tokens that the worker pads decodes with drafts to, ascending, and the
+                microseconds that each takes; none if it has no such graphs.
 
         Raises:
             ValueError: There is no block, or a step settles nothing.
@@ -187,6 +191,7 @@ class Engine:
         self._meter.worker_ready()
         self.steps.worker_ready()
         self._step_times.captured = captured_mixed_sizes
+        self._step_times.drafted_graphs = DraftedGraphs(drafted_graphs)
         # Stages are busy at the same time only if plans come early.
         self._timing.worker_ready(holds=bool(captured_mixed_sizes) and self._num_stages == 1)
         self._budget.set_limits(self._step_limits, on_gpu)

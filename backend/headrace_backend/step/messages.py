@@ -120,6 +120,9 @@ class WorkerReady(msgspec.Struct, tag="worker_ready", frozen=True):
     marks_per_step: int = 1
     # Most tokens that a step settles for a row that decodes; 1: it drafts none.
     tokens_per_row: int = 1
+    # Graphs of decodes with drafts, by tokens ascending: tokens, and microseconds when all of them
+    # are padding. None where nothing is drafted, or not captured.
+    drafted_graphs: tuple[tuple[int, float], ...] = ()
 
 
 class Notice(msgspec.Struct, tag="notice", frozen=True):

@@ -13,6 +13,7 @@ from tests.engine.harness import Harness, request
 from tests.support.examples import examples
 
 from headrace_backend.engine.requests.acceptance import Acceptance
+from headrace_backend.engine.scheduling.draft_costs import DraftedGraphs
 from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
 from headrace_backend.engine.scheduling.step_time import StepLoad, StepTimeModel
 
@@ -65,6 +66,33 @@ def test_no_fixed_number_is_better_where_rows_are_alike(
     best = max(rate([length] * num_rows, shares, model) for length in range(MOST + 1))
     # Shares are rounded to 0.04.
     assert chosen >= 0.98 * best
+
+
+@hypothesis.settings(max_examples=examples(100), deadline=None)
+@hypothesis.given(
+    shares=st.lists(st.sampled_from([0.0, 0.4, 0.8, 1.0]), min_size=1, max_size=40),
+    graphs=st.lists(st.tuples(st.integers(1, 400), st.floats(3000, 9000)), min_size=1, max_size=20),
+    num_free=st.integers(0, 300),
+    pass_us=st.sampled_from([0.0, 300.0]),
+)
+def test_no_total_that_fills_a_graph_is_better(
+    shares: list[float], graphs: list[tuple[int, float]], num_free: int, pass_us: float
+) -> None:
+    """Drafts are added one by one in the order of what they bring: no such total is better."""
+    model = StepTimeModel()
+    model.drafted_graphs = DraftedGraphs(graphs)
+    model._coefficients[-3] = pass_us
+    chosen = lengths_of([known(share) for share in shares], model, num_free=num_free)
+    assert sum(chosen) <= num_free and max(chosen) <= MOST
+    best = rate([0] * len(shares), shares, model)
+    for depth in range(1, MOST + 1):
+        order = sorted((-(share**k), k, row) for row, share in enumerate(shares) for k in range(1, depth + 1))
+        lengths = [0] * len(shares)
+        for brings, _, row in order[:num_free]:
+            lengths[row] += 1 if brings else 0
+            if sum(lengths) + len(shares) in model.drafted_graphs.sizes:
+                best = max(best, rate(lengths, shares, model))
+    assert rate(chosen, shares, model) >= (1 - 1e-3) * best
 
 
 @hypothesis.settings(max_examples=examples(150), deadline=None)

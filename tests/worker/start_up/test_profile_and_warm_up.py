@@ -201,6 +201,7 @@ class SizedRunner:
         self._memory, self._own, self._step, self._graphs = memory, own, step, graphs
         self.num_captured = 0
         self.captured_mixed_sizes = (16, 32)
+        self.drafted_graphs: tuple[tuple[int, float], ...] = ()
         memory.take(own)
 
     def forward(self, plan: StepPlan) -> torch.Tensor:

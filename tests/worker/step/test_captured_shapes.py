@@ -17,11 +17,19 @@ from tests.worker.driver import BLOCK_SIZE, Entry, admission, step
 from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.pp_rules import WHOLE
 from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.speculation.draws import widened
+from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, SamplingKind, drafted_step, make_step
 from headrace_backend.worker.step.buffers import StepLimits
 from headrace_backend.worker.step.gpu_runner import GpuRunner
 from headrace_backend.worker.step.graphs import DeviceClock, StepGraphs, least_times_ms
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches
-from headrace_backend.worker.step.shape import AttentionSizes, StepShape, captured_shapes, undominated
+from headrace_backend.worker.step.shape import (
+    AttentionSizes,
+    StepShape,
+    captured_shapes,
+    smallest_holding,
+    undominated,
+)
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
 SIZES = AttentionSizes(num_heads=8, num_kv_heads=2, tile_tokens=32)
@@ -170,6 +178,36 @@ def test_a_runner_replays_the_next_larger_shape_that_pays() -> None:
         tables = {0: list(range(30))}
         runner.forward(step([Entry(0, 0, [5] * 430, (0,))], [admission(0)], tables))
     assert graphs.replayed[-1].num_tokens == 512
+
+
+def drafting_sizes() -> AttentionSizes:
+    """Rows with up to eight drafts, four query heads to a key/value head."""
+    return AttentionSizes.of(8, torch.empty(64, 2, 2, BLOCK_SIZE, 16, dtype=torch.bfloat16), tokens_per_row=9)
+
+
+@pytest.mark.parametrize(("num_drafts", "query_len"), [(1, 8), (4, 8), (7, 8), (8, 16)])
+def test_few_drafts_take_the_kernel_of_few_query_tokens(num_drafts: int, query_len: int) -> None:
+    sizes, pool = drafting_sizes(), BlockPool(64, BLOCK_SIZE)
+    prompt = make_step([Chunk(0, 1)] * 3, pool, SamplingKind.GREEDY)
+    needed = StepShape.of(widened(drafted_step(prompt, num_drafts))[0], sizes)
+    assert (needed.query_len, needed.num_tokens, needed.is_drafted) == (query_len, 3 * (1 + num_drafts), True)
+    held = smallest_holding(captured_shapes(BATCHES, MIXED, 512, sizes), needed)
+    assert held is not None and held.query_len == query_len and held.is_drafted
+    # Without drafts the kernel stays that of one token.
+    assert StepShape.of(prompt, sizes).query_len == 1
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
+def test_graphs_of_drafts_are_timed_for_the_engine() -> None:
+    graphs = FakeGraphs()
+    with forced():
+        runner = runner_of(torch.device("cpu"))
+        runner._shapes = tuple(captured_shapes((1, 4), (64,), 512, drafting_sizes()))
+        runner._graphs = graphs  # type: ignore[assignment]
+        runner.capture(lambda *_: None)
+    reported = dict(runner.drafted_graphs)
+    assert list(reported) == [4, 9, 16, 32, 36]
+    assert all(time_us > 0 for time_us in reported.values())
 
 
 @pytest.mark.gpu

@@ -8,7 +8,9 @@ A row whose drafts are accepted with probability p settles 1 + p + p^2 + ... + p
 with K drafts. So the k-th draft of a row brings p^k tokens, and costs what one token more costs in
 this step; drafts of all rows are taken in the order of what they bring, as far as they raise the
 step's tokens per second. A step that reads the weights for few rows has room for drafts; where
-products are bound by arithmetic they cost what they bring, and none are taken.
+products are bound by arithmetic they cost what they bring, and none are taken. Steps are padded to
+sizes of graphs, so their time grows in steps, and totals that fill a graph are weighed too: of rows
+that are alike, some then have a draft more than others.
 
 - **A row that misses** gets no more drafts, but a probe now and then, of one draft, before which
   half of what is known of it is forgotten. Probes of all rows together take 1% of the time. What is
@@ -28,13 +30,14 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence as AbstractSequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from headrace_backend.engine.requests.acceptance import Acceptance
 from headrace_backend.engine.requests.sequence import Sequence
-from headrace_backend.engine.scheduling.step_time import DraftCosts, StepLoad, StepTimeModel
+from headrace_backend.engine.scheduling.draft_costs import DraftCosts
+from headrace_backend.engine.scheduling.step_time import StepLoad, StepTimeModel
 
 # Drafts of its own that what is usual counts for in a new row.
 _USUAL_WEIGHT: Final = 4.0
@@ -180,9 +183,13 @@ class DraftLengths:
             if not row.tried:
                 row.expect(self._usual.share, _USUAL_WEIGHT)
         kinds = [(round(row.share / _GRAIN), limit) for row, limit in zip(rows, limits, strict=True)]
-        counts = Counter(kinds)
-        lengths = _best_lengths(counts, self._model.draft_costs_us(load), len(rows), num_free)
-        return [lengths[kind] for kind in kinds]
+        best = _best_lengths(Counter(kinds), self._model.draft_costs_us(load), len(rows), num_free)
+        lengths = [best.of_kind[kind] for kind in kinds]
+        if best.num_longer:
+            longer = [index for index, kind in enumerate(kinds) if kind == best.longer_kind][: best.num_longer]
+            for index in longer:
+                lengths[index] += 1
+        return lengths
 
     def _is_contrast(self, num_wanted: int) -> bool:
         """Whether the next step has no drafts although some would pay."""
@@ -225,8 +232,19 @@ class DraftLengths:
         return sorted(idle, key=lambda index: rows[index].drafted_in)[:num_probes]
 
 
-def _best_lengths(counts: Counter[_Kind], costs: DraftCosts, num_rows: int, num_free: int) -> dict[_Kind, int]:
+class _Lengths(NamedTuple):
+    """Drafts of rows by their kinds; some rows of one kind have one more."""
+
+    of_kind: dict[_Kind, int]
+    longer_kind: _Kind | None = None
+    num_longer: int = 0
+
+
+def _best_lengths(counts: Counter[_Kind], costs: DraftCosts, num_rows: int, num_free: int) -> _Lengths:
     """The drafts of a row of each kind with which a step settles most tokens per second.
+
+    Drafts are taken in the order of what they bring, all that a kind's rows have at a place
+    together, or as many of them as fill a graph of the device.
 
     Args:
         counts: Rows of each kind.
@@ -244,21 +262,34 @@ def _best_lengths(counts: Counter[_Kind], costs: DraftCosts, num_rows: int, num_
         ]
     )
     if not drafts:
-        return lengths
+        return _Lengths(lengths)
     kinds = [(share, limit) for _, _, share, limit in drafts]
     brings, positions = -np.array([draft[0] for draft in drafts]), np.array([draft[1] for draft in drafts])
+    sizes = np.array([counts[kind] for kind in kinds])
     most = int(positions.max())
     # Where passes cost hardly anything, no row's drafts are in the way of another's. Elsewhere each
     # number of passes is a choice of its own: [num_depths, num_drafts].
     weighed = most * costs.pass_us > _CHEAP_PASSES * costs.bare_us
     depths = np.arange(1, most + 1)[:, None] if weighed else np.array([[most]])
-    taken = (positions <= depths) * np.array([counts[kind] for kind in kinds])
-    num_drafts = taken.cumsum(axis=1)
-    tokens = num_rows + (taken * brings).cumsum(axis=1)
-    num_passes = np.maximum.accumulate(np.where(taken, positions, 0), axis=1)
-    rates = np.where(num_drafts <= num_free, tokens / costs.step_us(num_drafts, num_passes), 0.0)
-    depth, last = np.unravel_index(int(rates.argmax()), rates.shape)
-    if rates[depth, last] > num_rows / costs.bare_us:
-        for index in np.flatnonzero(taken[depth, : last + 1]).tolist():
-            lengths[kinds[index]] = drafts[index][1]
-    return lengths
+    taken = np.where(positions <= depths, sizes, 0)
+    ends, tokens = taken.cumsum(axis=1), num_rows + (taken * brings).cumsum(axis=1)
+    passes = np.maximum.accumulate(np.where(taken, positions, 0), axis=1)
+    # Totals that fill a graph end within a group of drafts: [num_depths, num_graphs], their places
+    # in the order, and how many of the group are left out.
+    full = costs.full_counts
+    lasts = np.minimum((ends[:, :, None] < full).sum(axis=1), len(drafts) - 1)
+    left_out = np.take_along_axis(ends, lasts, 1) - full
+    totals = np.concatenate((ends, np.where(left_out > 0, full, num_free + 1)), axis=1)
+    tokens = np.concatenate((tokens, np.take_along_axis(tokens, lasts, 1) - left_out * brings[lasts]), axis=1)
+    passes = np.concatenate((passes, np.take_along_axis(passes, lasts, 1)), axis=1)
+    rates = np.where(totals <= num_free, tokens / costs.step_us(totals, passes), 0.0)
+    depth, place = np.unravel_index(int(rates.argmax()), rates.shape)
+    if rates[depth, place] <= num_rows / costs.bare_us:
+        return _Lengths(lengths)
+    num_groups = len(drafts)
+    last, num_missing = int(place), 0
+    if place >= num_groups:
+        last, num_missing = int(lasts[depth, place - num_groups]), int(left_out[depth, place - num_groups])
+    for index in np.flatnonzero(taken[depth, : last + (num_missing == 0)]).tolist():
+        lengths[kinds[index]] = drafts[index][1]
+    return _Lengths(lengths, kinds[last], int(taken[depth, last]) - num_missing if num_missing else 0)

@@ -24,6 +24,10 @@ negative:
     drafted tokens        beside what they cost as tokens: drafting them, choosing among them
     1 if it has drafts    its rows compute several tokens: other kernels, a larger graph
 
+Where the worker has timed its graphs of decodes with drafts, what these take longer than one of the
+same rows without drafts is no feature: it is known, added to predictions and taken off what is
+learned from.
+
 The fit is least squares of the relative error, so that a step of 5 ms weighs as much as one of 200
 ms. Old steps fade; those with and those without prompts fade separately, so that an hour of
 decoding does not make it forget what prompts cost. What a step takes by accident (a page fault,
@@ -38,11 +42,12 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections.abc import Sequence as AbstractSequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+
+from headrace_backend.engine.scheduling.draft_costs import DraftCosts, DraftedGraphs
 
 # Where segments of tokens begin; the last one has no end.
 _SEGMENTS: Final = (0, 128, 256, 384, 512, 768, 1024)
@@ -84,6 +89,8 @@ _SPEED_WEIGHT = 0.05
 # than a clock can tell.
 _LEAST_OF_PRIOR = 1e-3
 _LEAST_STEP_US = 1.0
+# Share of a step with drafts that is left to be learned, at least.
+_LEAST_LEARNED = 0.2
 _REGULAR = 1e-9
 # Coefficients are fitted again with every so many steps; one that has prompts is worth several that
 # only decode, as those are much alike.
@@ -92,8 +99,6 @@ _MIXED_STEP_WORTH = 4
 _FITTED_EACH_TIME = 16
 
 _Matrix = npt.NDArray[np.float64]
-_Counts = int | npt.NDArray[np.int64]
-_Times = npt.NDArray[np.float64]
 _BORDERS: Final = np.array([*_SEGMENTS, 1 << 30], np.float64)
 
 
@@ -125,15 +130,16 @@ class StepLoad:
         """Number of tokens of decodes and prompts."""
         return self.num_decodes + self.num_draft_tokens + self.num_prefill_tokens
 
-    def features(self, has_prompts: bool = False, num_padded: int = 0) -> list[float]:
+    def features(self, has_prompts: bool = False, num_padded: int = 0, num_known: int = 0) -> list[float]:
         """The features of the load, in the order of the coefficients.
 
         Args:
             has_prompts: Whether the step counts as one with prompts although none of their tokens
                 is in it yet.
             num_padded: Tokens that are computed where that is more than the step has.
+            num_known: Tokens of the step whose time is known already, and left out.
         """
-        tokens = max(self.num_tokens, num_padded)
+        tokens = max(self.num_tokens - num_known, num_padded)
         mixed = 1.0 if self.num_prefill_tokens or has_prompts else 0.0
         features = [1.0, mixed, self.num_decodes]
         for begin, end in zip(_SEGMENTS, _SEGMENT_ENDS, strict=True):
@@ -143,35 +149,6 @@ class StepLoad:
         features += (self.context_tokens, self.attention_pairs, self.num_draft_passes, self.num_draft_tokens)
         features.append(1.0 if self.num_draft_tokens else 0.0)
         return features
-
-
-@dataclasses.dataclass(slots=True, frozen=True)
-class DraftCosts:
-    """What a step takes with drafts, in microseconds."""
-
-    # Without any, and how many tokens it then has.
-    bare_us: float
-    num_tokens: int
-    # A pass of the drafter; what a draft takes beside being a token; having any; a token, by
-    # segments.
-    pass_us: float
-    drafted_us: float
-    any_us: float
-    slopes_us: AbstractSequence[float]
-
-    def step_us(self, num_drafts: _Counts, num_passes: _Counts) -> _Times:
-        """How long the step takes with so many drafts, when one row has `num_passes` of them.
-
-        Both may be arrays, of shapes that broadcast.
-        """
-        costs_us = np.cumsum([0.0, *np.diff(_BORDERS) * self.slopes_us])
-        tokens_us = np.interp(np.add(self.num_tokens, num_drafts), _BORDERS, costs_us)
-        tokens_us = tokens_us - np.interp(self.num_tokens, _BORDERS, costs_us)
-        times: _Times = (
-            self.bare_us + tokens_us + np.multiply(num_drafts, self.drafted_us) + np.multiply(num_passes, self.pass_us)
-        )
-        times += np.where(np.greater(num_drafts, 0), self.any_us, 0.0)
-        return times
 
 
 class _Moments:
@@ -205,12 +182,15 @@ class StepTimeModel:
         "_settled",
         "_spread",
         "captured",
+        "drafted_graphs",
     )
 
     def __init__(self) -> None:
         """Knows the prior only."""
         # Tokens that steps with prompts are padded to, ascending; longer ones are not padded.
         self.captured: tuple[int, ...] = ()
+        # What decodes with drafts are padded to, and how long that takes.
+        self.drafted_graphs = DraftedGraphs()
         self._forget()
 
     def _forget(self) -> None:
@@ -234,6 +214,9 @@ class StepTimeModel:
         if duration_us < _LEAST_STEP_US:
             return
         features = self._features(load)
+        # What is known to be added by the tokens of drafts tells nothing of the coefficients. No
+        # step is all of that.
+        duration_us = max(duration_us - self._known_us(load), _LEAST_LEARNED * duration_us)
         duration_us = self._plausible(features, duration_us)
         moments = self._mixed_steps if load.num_prefill_tokens else self._decode_steps
         moments.add(features, duration_us)
@@ -244,13 +227,25 @@ class StepTimeModel:
 
     def predict_us(self, load: StepLoad) -> float:
         """Predicts how long such a step will take, in microseconds."""
-        return _dot(self._coefficients, self._features(load))
+        return _dot(self._coefficients, self._features(load)) + self._known_us(load)
 
     def draft_costs_us(self, load: StepLoad) -> DraftCosts:
         """What drafts add to a step that has none, by what is known now."""
         pass_us, drafted_us, any_us = self._coefficients[_DRAFT_PASSES:]
         slopes_us = self._coefficients[_FIRST_SEGMENT:_FIRST_JUMP]
-        return DraftCosts(self.predict_us(load), load.num_tokens, pass_us, drafted_us, any_us, slopes_us)
+        # A step with prompts takes a graph of another kind.
+        graphs = DraftedGraphs() if load.num_prefill_tokens else self.drafted_graphs
+        costs = (pass_us, drafted_us, any_us, slopes_us, _BORDERS, graphs)
+        return DraftCosts(self.predict_us(load), load.num_tokens, *costs)
+
+    def _knows_drafts(self, load: StepLoad) -> bool:
+        """Whether the time of the step's drafts as tokens was measured."""
+        return bool(load.num_draft_tokens and not load.num_prefill_tokens and self.drafted_graphs)
+
+    def _known_us(self, load: StepLoad) -> float:
+        if not self._knows_drafts(load):
+            return 0.0
+        return float(self.drafted_graphs.added_us(load.num_decodes, load.num_draft_tokens))
 
     def replays(self, load: StepLoad) -> bool:
         """Whether such a step is short enough to be replayed from a graph.
@@ -265,6 +260,8 @@ class StepTimeModel:
         return self.captured[index] if index < len(self.captured) else num_tokens
 
     def _features(self, load: StepLoad) -> list[float]:
+        if self._knows_drafts(load):
+            return load.features(num_known=load.num_draft_tokens)
         return load.features(num_padded=self.padded(load.num_tokens) if load.num_prefill_tokens else 0)
 
     def fitting_tokens(self, load: StepLoad, start: int, limit_us: float) -> int:

@@ -205,10 +205,8 @@ class WorkerSupervision:
         ready = self._ready
         assert ready is not None, "the workers are ready"
         on_gpu = ready.device.startswith("cuda")
-        captured = ready.captured_mixed_sizes
-        self._engine_loop.workers_ready(
-            group.send, ready.num_blocks, on_gpu, captured, group.max_plan_bytes, ready.tokens_per_row
-        )
+        captured = (ready.captured_mixed_sizes, group.max_plan_bytes, ready.tokens_per_row, ready.drafted_graphs)
+        self._engine_loop.workers_ready(group.send, ready.num_blocks, on_gpu, *captured)
 
     async def _watch(self, group: WorkerGroup) -> None:
         """Watches the workers until it raises WorkersLost or EngineStuck."""

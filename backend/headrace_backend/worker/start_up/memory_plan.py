@@ -27,6 +27,8 @@ from headrace_backend.worker.sampling.prompt_logprobs import CPU_PIECE_ROWS
 from headrace_backend.worker.speculation.suffix_drafter import memory_bytes
 from headrace_backend.worker.start_up.profile_step import Profile
 from headrace_backend.worker.start_up.sizes import WorkerSizes
+from headrace_backend.worker.step.shape import drafted_totals
+from headrace_kernels.attention.plan import MAX_DECODE_QUERY_LEN
 from headrace_model_folder import ModelDescription
 
 _MIB = 1 << 20
@@ -208,8 +210,11 @@ def _graphs_estimate(sizes: WorkerSizes, bytes_per_token: int) -> int:
         return 0
     captured = (*batches, *sizes.mixed_graphs)
     if sizes.num_drafts:
-        drafted = (size * count for size in batches for count in (1, sizes.tokens_per_row))
-        captured += tuple(total for total in drafted if total <= sizes.max_num_batched_tokens)
+        drafted = [
+            total for total in drafted_totals(batches, sizes.tokens_per_row) if total <= sizes.max_num_batched_tokens
+        ]
+        # One for all drafts, and beyond the decode kernel's usual queries one for half of them.
+        captured += tuple(drafted) * (2 if sizes.tokens_per_row > MAX_DECODE_QUERY_LEN else 1)
     return max(captured) * bytes_per_token + len(captured) * _SHAPE_BYTES
 
 

@@ -195,6 +195,7 @@ class WorkerStart:
             quantization_report(causal_lm),
             causal_lm.num_layers if self._device.type == "cpu" else 1,
             self._sizes.tokens_per_row,
+            runner.drafted_graphs if isinstance(runner, CapturesGraphs) else (),
         )
 
 

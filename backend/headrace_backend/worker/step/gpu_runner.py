@@ -119,6 +119,8 @@ class GpuRunner:
         self._drawn: tuple[StepPlan, Draws] | None = None
         self._inputs: StepInputs | None = None
         self._captured_inputs: dict[StepShape, StepInputs] = {}
+        # Milliseconds of the captured shapes of decodes with drafts.
+        self._drafted_ms: dict[StepShape, float] = {}
         self.launched = NOTHING_LAUNCHED
 
     @property
@@ -134,6 +136,12 @@ class GpuRunner:
     def captured_mixed_sizes(self) -> tuple[int, ...]:
         """Tokens of the shapes that steps with prompts are padded to, ascending."""
         return tuple(shape.num_tokens for shape in self._shapes if shape.num_tiles)
+
+    @property
+    def drafted_graphs(self) -> tuple[tuple[int, float], ...]:
+        """Tokens of the kept shapes of decodes with drafts, ascending, and microseconds of each."""
+        kept = {shape.num_tokens: shape for shape in self._shapes if shape in self._drafted_ms}
+        return tuple((num_tokens, 1e3 * self._drafted_ms[shape]) for num_tokens, shape in kept.items())
 
     @property
     def draws(self) -> bool:
@@ -300,9 +308,14 @@ class GpuRunner:
         # shapes that share them are timed once.
         sizes = {shape: (shape.num_tokens, shape.num_samples) for shape in self._shapes}
         timed = {size: shape for shape, size in sizes.items() if shape.num_tokens >= _TIMED_FROM_TOKENS}
+        # How many drafts pay depends on what each of these takes.
+        drafted = [shape for shape in self._shapes if shape.is_drafted]
+        timed |= {sizes[shape]: shape for shape in drafted}
         found = graphs.times_ms({size: functools.partial(self._replay_padding, shape) for size, shape in timed.items()})
         times = dict(zip(found, self._agreed_times(list(found.values())), strict=True))
-        kept = undominated(self._shapes, {shape: times[size] for shape, size in sizes.items() if size in times})
+        self._drafted_ms = {shape: times[sizes[shape]] for shape in drafted}
+        large = [shape for shape in self._shapes if shape.num_tokens >= _TIMED_FROM_TOKENS]
+        kept = undominated(self._shapes, {shape: times[sizes[shape]] for shape in large})
         for shape in set(self._shapes) - set(kept):
             for piece in self._pieces:
                 graphs.drop((piece, shape))

@@ -157,6 +157,10 @@ class CapturesGraphs(Protocol):
     def captured_mixed_sizes(self) -> tuple[int, ...]:
         """Tokens of the kept shapes of steps with prompts, ascending."""
 
+    @property
+    def drafted_graphs(self) -> tuple[tuple[int, float], ...]:
+        """Tokens and microseconds of the kept shapes of decodes with drafts, ascending."""
+
     def capture(self, progress: Progress) -> None:
         """Captures them; the cache is there already."""
 

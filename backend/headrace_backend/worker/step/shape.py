@@ -18,6 +18,7 @@ from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.plan_columns import Entries
 from headrace_backend.worker.speculation.draws import num_drafts
 from headrace_kernels.attention.plan import (
+    MAX_DECODE_QUERY_LEN,
     TARGET_PROGRAMS,
     decode_programs,
     decode_sizes,
@@ -62,6 +63,22 @@ class AttentionSizes:
         Entries with more are the prefill kernel's.
         """
         return drafted_query_len(self.tokens_per_row, self.num_heads // self.num_kv_heads)
+
+    @property
+    def drafted_query_lens(self) -> tuple[int, ...]:
+        """Query tokens of the decode kernels for steps with drafts, ascending.
+
+        A kernel for twice as many computes twice as much per key, so steps in which no row has more
+        than half of its drafts have one of their own.
+        """
+        longest = self.drafted_query_len
+        return (longest // 2, longest) if longest > MAX_DECODE_QUERY_LEN else (longest,)
+
+    def query_len_of(self, longest: int) -> int:
+        """Query tokens that the decode kernel takes for rows of at most `longest` tokens each."""
+        if longest == 1:
+            return 1
+        return next((size for size in self.drafted_query_lens if size >= longest), self.drafted_query_len)
 
     @classmethod
     def of(
@@ -115,12 +132,17 @@ class StepShape:
         """What attention takes one after the other."""
         return self.pieces or (self,)
 
+    @property
+    def is_drafted(self) -> bool:
+        """Whether rows that decode have drafts in it, and nobody a prompt."""
+        return self.query_len > 1 and not self.num_tiles
+
     @classmethod
     def of(cls, plan: StepPlan, sizes: AttentionSizes, gather_capacity: int = 0) -> Self:
         """The sizes that a plan needs; `gather_capacity`: context tokens that may be gathered."""
         entries = Entries.of(plan.forward)
-        is_drafted = sizes.tokens_per_row > 1 and num_drafts(plan.forward).any()
-        query_len = sizes.drafted_query_len if is_drafted else 1
+        most_drafts = int(num_drafts(plan.forward).max(initial=0)) if sizes.tokens_per_row > 1 else 0
+        query_len = sizes.query_len_of(1 + most_drafts)
         needed = cls._of_entries(entries, plan.wanted_indices.size, query_len, sizes)
         is_chunk = entries.counts > query_len
         chunks, seq_lens = entries.counts[is_chunk], entries.seq_lens[is_chunk]
@@ -136,10 +158,13 @@ class StepShape:
         return cls._sized(num_rows, num_rows, num_rows, True, 0, 1, sizes)
 
     @classmethod
-    def drafted(cls, num_tokens: int, max_rows: int, sizes: AttentionSizes) -> Self:
-        """A step of up to `num_tokens` last tokens and drafts of rows that decode."""
+    def drafted(cls, num_tokens: int, max_rows: int, sizes: AttentionSizes, query_len: int) -> Self:
+        """A step of up to `num_tokens` last tokens and drafts of rows that decode.
+
+        A row has up to `query_len` of them.
+        """
         rows = min(num_tokens, max_rows)
-        return cls._sized(num_tokens, rows, num_tokens, True, 0, sizes.drafted_query_len, sizes)
+        return cls._sized(num_tokens, rows, num_tokens, True, 0, query_len, sizes)
 
     @classmethod
     def mixed(cls, num_tokens: int, max_rows: int, sizes: AttentionSizes, first_piece: int | None = None) -> Self:
@@ -211,6 +236,13 @@ def smallest_holding(shapes: Iterable[StepShape], needed: StepShape) -> StepShap
     return next((shape for shape in shapes if shape.holds(needed)), None)
 
 
+def drafted_totals(batch_sizes: Sequence[int], tokens_per_row: int) -> list[int]:
+    """Tokens of the graphs of decodes with drafts, ascending, where rows have so many at most."""
+    totals = {size * count for size in batch_sizes for count in (1, tokens_per_row)}
+    totals |= {total for total in _DRAFTED_TOTALS if total <= max(totals, default=0)}
+    return sorted(totals - {1})
+
+
 def captured_shapes(
     batch_sizes: Iterable[int],
     mixed_sizes: Iterable[int],
@@ -236,9 +268,9 @@ def captured_shapes(
     decode = [StepShape.decode(size, sizes) for size in batch_sizes]
     # Entries with more tokens than the decode kernel takes are in steps like those with prompts.
     if 1 < sizes.tokens_per_row <= sizes.drafted_query_len:
-        totals = {size * count for size in batch_sizes for count in (1, sizes.tokens_per_row)}
-        totals |= {total for total in _DRAFTED_TOTALS if total <= max(totals, default=0)}
-        decode += [StepShape.drafted(total, max_num_seqs, sizes) for total in sorted(totals - {1})]
+        totals = drafted_totals(batch_sizes, sizes.tokens_per_row)
+        for query_len in sizes.drafted_query_lens:
+            decode += [StepShape.drafted(total, max_num_seqs, sizes, query_len) for total in totals]
     mixed = [StepShape.mixed(size, max_num_seqs, sizes, first_piece(size)) for size in mixed_sizes]
     return sorted(decode + mixed, key=lambda shape: (shape.num_tokens, shape.query_len, shape.num_tiles))
 
