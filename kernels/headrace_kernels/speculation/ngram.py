@@ -22,7 +22,7 @@ from headrace_kernels.triton_runtime import uses_triton
 
 # Longest run of equal tokens that is told from a longer one, and the shortest that counts.
 MAX_RUN = 8
-MIN_RUN = 2
+MIN_RUN = 1
 _PROGRAMS = 16
 _BLOCK = 1024
 # A place of a run is below this.
