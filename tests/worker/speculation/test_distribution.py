@@ -2,21 +2,31 @@
 
 The answers are equal token by token (`test_cpu_verification`), of which this is a consequence. It
 is tested all the same, on its own terms: against probabilities that are computed from logits, over
-a small vocabulary, with drafts that are right about as often as chance has it.
+a small vocabulary, with the drafts of each kind of drafter: looked up in what the row has, or drawn
+with the target's noise from logits of a small model or of a head that knows some tokens only.
 """
 
 from __future__ import annotations
 
 import math
+import pathlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from tests.support.eagle_heads import head_config, maps, random_head, write_head
 
+from headrace_backend.layers.sharded_module import weight_targets
+from headrace_backend.models.eagle_head import EagleHead
+from headrace_backend.weights.loader import load_weights
+from headrace_backend.weights.placement import Placement
 from headrace_kernels.sampling import parameters as columns
 from headrace_kernels.sampling.choice import sample_rows
 from headrace_kernels.sampling.penalties import penalize_rows_reference
 from headrace_kernels.speculation.acceptance import Drawn, RowState, accept_drafts
+from headrace_kernels.speculation.ngram import propose_ngram
+from headrace_model_folder import Eagle3Folder
 
 VOCAB, DRAWS, LEAST_P = 8, 1_000_000, 0.001
 # Rows of a batch, each with a seed of its own.
@@ -29,6 +39,7 @@ OPTIONS: dict[str, dict[str, float]] = {
     "penalty": {"temperature": 1.0, "frequency_penalty": 0.7, "repetition_penalty": 1.3},
     "bias": {"temperature": 1.0, "bias": 1.5},
 }
+DRAFTERS = ("ngram", "draft", "eagle")
 
 
 def survival(statistic: float, degrees: int) -> float:
@@ -78,23 +89,79 @@ def parameter_rows(option: dict[str, float], first_seed: int) -> torch.Tensor:
     return torch.from_numpy(matrix)
 
 
+# What a drafter proposes behind token 0 for each row: takes the parameters of the rows, and returns
+# int64 [BATCH].
+Propose = Callable[[torch.Tensor], torch.Tensor]
+
+
+def looked_up(generator: torch.Generator) -> Propose:
+    """Looks up token 0 and the one before it in lines of random tokens."""
+    rows, lengths = torch.arange(BATCH, dtype=torch.int32), torch.full((BATCH,), 24)
+
+    def propose(parameters: torch.Tensor) -> torch.Tensor:
+        history = torch.randint(0, VOCAB, (BATCH, 24), generator=generator, dtype=torch.int32)
+        history[:, -1] = 0
+        return propose_ngram(history, rows, lengths, 1)[:, 0].long()
+
+    return propose
+
+
+def drawn_from(logits: torch.Tensor) -> Propose:
+    """Draws with the target's own parameters and noise, as draft models do.
+
+    Args:
+        logits: [VOCAB] behind token 0.
+    """
+    rows = torch.arange(BATCH, dtype=torch.int32)
+
+    def propose(parameters: torch.Tensor) -> torch.Tensor:
+        return sample_rows(logits.repeat(BATCH, 1), rows, torch.zeros_like(rows), parameters)[0]
+
+    return propose
+
+
+def head_logits(path: pathlib.Path, known: torch.Tensor) -> torch.Tensor:
+    """What an EAGLE-3 head that knows some tokens only says behind token 0: [VOCAB]."""
+    target = {
+        **{"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2},
+        **{"num_key_value_heads": 1, "rms_norm_eps": 1e-5, "max_position_embeddings": 64},
+    }
+    config = head_config(target, len(known), (0, 1, 1))
+    tensors = random_head(config) | maps(known, VOCAB)
+    folder = Eagle3Folder.open(write_head(path / "head", config, tensors))
+    head = EagleHead(folder, Placement(torch.float32, torch.device("cpu")), 64)
+    with torch.inference_mode():
+        load_weights(folder, weight_targets(head), lambda *_: None, "head")
+        # Small enough that several tokens are likely.
+        logits = head.logits(0.1 * torch.randn(1, 16, generator=torch.Generator().manual_seed(3)))[0]
+    assert int(logits.isinf().sum()) == VOCAB - len(known)
+    return logits.clone()
+
+
 @pytest.mark.slow  # test_cpu_verification.py has equal answers for each option.
 @pytest.mark.parametrize("option", OPTIONS)
-def test_settled_tokens_have_the_targets_distribution(option: str) -> None:
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_settled_tokens_have_the_targets_distribution(drafter: str, option: str, tmp_path: pathlib.Path) -> None:
     """A model whose logits are a function of the token before; pairs of tokens are counted.
 
-    The first token follows token 0, the draft is a random token, and the second token is the one
+    The first token follows token 0, the draft is the drafter's, and the second token is the one
     that is drawn behind the draft where it was right, or by a step of its own where it was not.
     """
     asked = OPTIONS[option]
     generator = torch.Generator().manual_seed(5)
     table = torch.randn(VOCAB, VOCAB, generator=generator) * 1.5
+    if drafter == "ngram":
+        propose = looked_up(generator)
+    elif drafter == "draft":
+        propose = drawn_from(table[0] + torch.randn(VOCAB, generator=generator))
+    else:
+        propose = drawn_from(head_logits(tmp_path, table[0].topk(5).indices.sort().values))
     counts = torch.zeros(VOCAB, VOCAB, dtype=torch.int64)
     num_accepted = 0
     for batch in range(DRAWS // BATCH):
         parameters = parameter_rows(asked, batch * BATCH)
         rows = torch.arange(BATCH, dtype=torch.int32)
-        drafts = torch.randint(0, VOCAB, (BATCH,), generator=generator)
+        drafts = propose(parameters)
         none = torch.full((BATCH, 1), -1)
         # Two draws a row: behind token 0, and behind the draft.
         logits = torch.stack(
@@ -123,4 +190,4 @@ def test_settled_tokens_have_the_targets_distribution(option: str) -> None:
     seen = expected > 0
     ratio = counts[seen].double() / expected[seen]
     statistic = 2 * float(torch.xlogy(counts[seen].double(), ratio).sum())
-    assert survival(statistic, int(seen.sum()) - 1) >= LEAST_P / len(OPTIONS)
+    assert survival(statistic, int(seen.sum()) - 1) >= LEAST_P / (len(OPTIONS) * len(DRAFTERS))
