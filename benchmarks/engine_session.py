@@ -23,6 +23,7 @@ from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from headrace_request.request import LAYOUT, Request
 from headrace_request.sampling import Sampling
 from headrace_request.stop import Stop
+from headrace_request.structured_output import StructuredOutput
 
 _PROGRESS_S = 0.1
 _GREEDY = Sampling(temperature=0.0)
@@ -95,6 +96,10 @@ class Prompt:
     # Most likely tokens to report beside each sampled one; None: no log probabilities.
     logprobs: int | None = None
     priority: int = 0
+    # Form of the answer; None: any tokens.
+    structured_output: StructuredOutput | None = None
+    # Most drafts of a step; 0: none, and no token that a form leaves no choice about is skipped.
+    max_drafts: int = -1
 
     @classmethod
     def of(cls, prompt: Sequence[int], max_tokens: int, salt: bytes = b"", stop_ids: Sequence[int] = ()) -> Prompt:
@@ -214,6 +219,8 @@ class EngineSession:
             num_logprobs=-1 if prompt.logprobs is None else prompt.logprobs,
             priority=prompt.priority,
             cache_salt=prompt.salt,
+            max_drafts=prompt.max_drafts,
+            structured_output=prompt.structured_output,
         )
         add = engine_pb2.AddRequest(
             handle=handle, request_id=answer.request_id, request=request.encode(), spec_digest=bytes(32)
