@@ -61,7 +61,7 @@ class MaskedHarness(Harness):
 
     def compute(self, call: MaskCall, worker: FakeWorker) -> None:
         words = np.empty((len(call.jobs), mask_words(VOCAB_SIZE)), np.int32)
-        outcomes = mask_pool._fill_all(call.jobs, words)
+        outcomes = list(map(mask_pool.fill_alone, call.jobs, words))
         masked = [index for index, outcome in enumerate(outcomes) if outcome.state is MaskState.MASKED]
         samples = np.array([call.jobs[index].sample for index in masked], np.int32)
         worker.masks[call.step_id] = StepMasks.decode(StepMasks(call.step_id, samples, words[masked]).encode())

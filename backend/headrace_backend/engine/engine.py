@@ -418,7 +418,7 @@ class Engine:
         """
         if self._scheduler.kv is None or len(self._in_flight) > self._num_stages + MAX_STEPS_IN_FLIGHT - 2:
             return None
-        if self._masks.num_computing and self._in_flight and self._num_stages == 1:
+        if self._masks.num_looking_ahead and self._in_flight and self._num_stages == 1:
             # The step in flight waits for these masks too, and they may say what must come next.
             return None
         now_ns = self._clock()

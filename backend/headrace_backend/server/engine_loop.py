@@ -244,16 +244,17 @@ class EngineLoop:
 
     def _on_masks(self, call: MaskCall, masks: StepMasks, outcomes: list[MaskOutcome]) -> None:
         """Takes masks from one of the threads that compute them."""
+        record = masks.encode()
         try:
-            self._loop.call_soon_threadsafe(self._take_masks, call, masks, outcomes)
+            self._loop.call_soon_threadsafe(self._take_masks, call, record, outcomes)
         except RuntimeError:
             # The loop is closed: the process ends.
             return
 
-    def _take_masks(self, call: MaskCall, masks: StepMasks, outcomes: list[MaskOutcome]) -> None:
+    def _take_masks(self, call: MaskCall, record: bytes, outcomes: list[MaskOutcome]) -> None:
         def take() -> None:
             if self._send is not None and self.engine.is_current(call):
-                self._unsent.append((RecordKind.MASKS, masks.encode()))
+                self._unsent.append((RecordKind.MASKS, record))
             self.engine.masks_done(call, outcomes)
 
         self._guarded(take)

@@ -49,7 +49,8 @@ class StepMasks:
     def encode(self) -> bytes:
         """Encodes the masks as bytes: a header, then the columns."""
         header = _HEADER.pack(self.step_id, *self.masks.shape)
-        return b"".join([header, self.samples.tobytes(), self.masks.tobytes()])
+        # Masks of many rows are megabytes, which are copied once.
+        return b"".join([header, np.ascontiguousarray(self.samples).data, np.ascontiguousarray(self.masks).data])
 
     def at(self, places: Int32Column) -> StepMasks:
         """Masks of a worker that drafts, where sample i of the plan is draw `places[i]`."""

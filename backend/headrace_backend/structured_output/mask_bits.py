@@ -26,11 +26,11 @@ def remove(words: Words, tokens: Collection[int]) -> None:
 
 def only(words: Words) -> int | None:
     """The token that is the only one allowed; None: none is, or several are."""
-    places = np.flatnonzero(words)
-    if places.size != 1:
+    bits = words.view(np.uint32)
+    if int(np.bitwise_count(bits).sum()) != 1:
         return None
-    word = int(words.view(np.uint32)[places[0]])
-    return None if word & (word - 1) else int(places[0]) * BITS + word.bit_length() - 1
+    place = int(bits.argmax())
+    return place * BITS + int(bits[place]).bit_length() - 1
 
 
 def _places(tokens: Collection[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:

@@ -1,12 +1,13 @@
 """A compiled grammar, and the place of each output in it.
 
 Owns what one mask is: the tokens that the grammar allows, and where it may end, the tokens that end
-the output. Places are worked on by one thread at a time, whichever it is (`mask_pool`).
+the output. A mask is computed by itself (`fill_mask`), or by whoever computes those of many places
+side by side (`mask_batch`), between `begin` and `finish`. One thread at a time works on places,
+whichever it is (`mask_pool`).
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from array import array
 from collections.abc import Collection
@@ -20,14 +21,18 @@ from headrace_backend.structured_output.mask_bits import Words, add, only, remov
 
 # A mask that takes no more computing than this is paid by everybody; an output's masks may take so
 # much more in all. Ordinary ones take a tenth of a millisecond.
-_FREE_NS: Final = 20_000_000
+FREE_NS: Final = 20_000_000
 _MAX_EXCESS_NS: Final = 1_000_000_000
+# So many masks of a place are computed by themselves, and so timed, once it may be a slow one, and
+# once it was.
+_NUM_WATCHED_AT_FIRST: Final = 8
+_NUM_WATCHED: Final = 64
 # Tokens that must come are looked for no further, nor longer: the step waits for its masks.
-_MAX_AHEAD: Final = 32
-_AHEAD_NS: Final = 2_000_000
+MAX_AHEAD: Final = 32
+AHEAD_NS: Final = 2_000_000
 
 
-class _Stops(NamedTuple):
+class Stops(NamedTuple):
     """Tokens that end an output, and how many it must have before."""
 
     token_ids: frozenset[int]
@@ -60,8 +65,26 @@ class OutputPlace:
         # The output's tokens that the matcher was given; the last ones may not be drawn yet.
         self._known = array("i")
         self._excess_ns = 0
-        # A life of workers may end while a thread is at the place, and the next one ask again.
-        self._lock = threading.Lock()
+        self._num_watched = 0
+
+    @property
+    def matcher(self) -> LLMatcher:
+        """The library's own state, for whoever gives it to the library between `begin` and `finish`."""
+        return self._matcher
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The model's end-of-text tokens, which the matcher allows at the grammar's end."""
+        return self._end_ids
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of the output that the matcher was given, of which the last may not be drawn yet."""
+        return len(self._known)
+
+    def watch(self) -> None:
+        """Has the next masks computed by themselves, because one of several was slow."""
+        self._num_watched = max(self._num_watched, _NUM_WATCHED_AT_FIRST)
 
     def fill_mask(
         self,
@@ -82,20 +105,67 @@ class OutputPlace:
             min_tokens: Tokens that the output must have before they may.
             looks_ahead: Whether the outcome is to say which tokens must come.
         """
-        with self._lock:
-            began_ns = time.thread_time_ns()
-            position, stops = first + len(tokens), _Stops(stop_token_ids, min_tokens)
-            if position < len(self._known):
-                return self._fill_known(words, position)
-            outcome = self._fill(words, first, tokens, stops)
-            if outcome is MASKED and looks_ahead:
-                outcome = self._look_ahead(words, position, stops, began_ns + _AHEAD_NS)
-            self._excess_ns += max(time.thread_time_ns() - began_ns - _FREE_NS, 0)
-            if self._excess_ns > _MAX_EXCESS_NS and outcome.state is MaskState.MASKED:
-                return _failed(
-                    f"its masks took more than {_MAX_EXCESS_NS // 10**9} s of computing beyond what is usual"
-                )
-            return outcome
+        began_ns = time.thread_time_ns()
+        self._num_watched = max(self._num_watched - 1, 0)
+        position, stops = first + len(tokens), Stops(stop_token_ids, min_tokens)
+        if position < len(self._known):
+            return self._fill_known(words, position)
+        outcome = self._fill(words, first, tokens, stops)
+        if outcome is MASKED and looks_ahead:
+            outcome = self._look_ahead(words, position, stops, began_ns + AHEAD_NS)
+        return self._paid(outcome, time.thread_time_ns() - began_ns)
+
+    def begin(self, first: int, tokens: array[int]) -> list[int] | None:
+        """The tokens that the matcher is to be given before its mask is computed beside others'.
+
+        At most one. None: the mask is to be computed by itself.
+        """
+        num_new = first + len(tokens) - len(self._known)
+        return None if self._num_watched or not 0 <= num_new <= 1 else tokens[len(tokens) - num_new :].tolist()
+
+    def fed(self, token: int) -> None:
+        """Notes that the matcher was given a token and took it."""
+        self._known.append(token)
+
+    def take_back(self) -> None:
+        """Takes back the token that the matcher was given last."""
+        self._matcher.rollback(1)
+        self._known.pop()
+
+    def known_from(self, position: int) -> array[int]:
+        """The tokens from a position of the output on that the matcher was given."""
+        return self._known[position:]
+
+    def finish(self, words: Words, stops: Stops, has_more: bool | None = None) -> MaskOutcome:
+        """Makes the mask whole that the matcher has written, without the end-of-text tokens.
+
+        Args:
+            words: int32 [num_words].
+            stops: What ends the output.
+            has_more: Whether it allows any token; None: nobody has looked.
+        """
+        matcher = self._matcher
+        if matcher.is_error():
+            return failed(matcher.get_error())
+        has_more = bool(words.any()) if has_more is None else has_more
+        accepts = matcher.is_accepting()
+        if accepts and len(self._known) >= stops.min_tokens:
+            # Which tokens end the output is the request's own to say.
+            add(words, stops.token_ids)
+            has_more = has_more or bool(stops.token_ids)
+        if has_more:
+            return MASKED
+        return COMPLETE if accepts else failed("no token of the model can follow")
+
+    def _paid(self, outcome: MaskOutcome, spent_ns: int) -> MaskOutcome:
+        """What came of a mask, unless the output's masks have taken too much by now."""
+        excess_ns = max(spent_ns - FREE_NS, 0)
+        if excess_ns:
+            self._num_watched = _NUM_WATCHED
+        self._excess_ns += excess_ns
+        if self._excess_ns > _MAX_EXCESS_NS and outcome.state is MaskState.MASKED:
+            return failed(f"its masks took more than {_MAX_EXCESS_NS // 10**9} s of computing beyond what is usual")
+        return outcome
 
     def _fill_known(self, words: Words, position: int) -> MaskOutcome:
         """The mask of a draw that was found to have one outcome before its turn came."""
@@ -104,30 +174,20 @@ class OutputPlace:
         add(words, forced[:1])
         return MaskOutcome(MaskState.MASKED, forced=forced)
 
-    def _fill(self, words: Words, first: int, tokens: array[int], stops: _Stops) -> MaskOutcome:
+    def _fill(self, words: Words, first: int, tokens: array[int], stops: Stops) -> MaskOutcome:
         new = tokens[len(self._known) - first :]
         if new and not self._matcher.consume_tokens(new.tolist()):
-            return _failed(self._matcher.get_error() or "tokens that came before do not follow it")
+            return failed(self._matcher.get_error() or "tokens that came before do not follow it")
         self._known += new
         return self._mask(words, stops)
 
-    def _mask(self, words: Words, stops: _Stops) -> MaskOutcome:
+    def _mask(self, words: Words, stops: Stops) -> MaskOutcome:
         """Writes the mask of the draw behind the tokens that the matcher was given."""
-        matcher = self._matcher
-        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if matcher.is_error():
-            return _failed(matcher.get_error())
-        # llguidance allows the model's end-of-text tokens at the grammar's end. Which tokens end
-        # the output is the request's own to say.
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         remove(words, self._end_ids)
-        has_more = bool(words.any())
-        if matcher.is_accepting() and len(self._known) >= stops.min_tokens:
-            add(words, stops.token_ids)
-        if has_more or words.any():
-            return MASKED
-        return COMPLETE if matcher.is_accepting() else _failed("no token of the model can follow")
+        return self.finish(words, stops)
 
-    def _look_ahead(self, words: Words, position: int, stops: _Stops, until_ns: int) -> MaskOutcome:
+    def _look_ahead(self, words: Words, position: int, stops: Stops, until_ns: int) -> MaskOutcome:
         """Goes on for as long as a mask allows one token, from the draw with the mask `words` on.
 
         The last token of a form that nothing can follow is left to be drawn, as is one that ends
@@ -137,18 +197,18 @@ class OutputPlace:
         if token is None:
             return MASKED
         following = np.empty_like(words)
-        while token is not None and token not in stops.token_ids and len(self._known) - position < _MAX_AHEAD:
+        while token is not None and token not in stops.token_ids and len(self._known) - position < MAX_AHEAD:
             if time.thread_time_ns() > until_ns or not self._matcher.consume_token(token):
                 break
             self._known.append(token)
             if self._mask(following, stops) is not MASKED:
-                self._matcher.rollback(1)
-                self._known.pop()
+                self.take_back()
                 break
             token = only(following)
         forced = self._known[position:]
         return MaskOutcome(MaskState.MASKED, forced=forced) if forced else MASKED
 
 
-def _failed(why: str) -> MaskOutcome:
+def failed(why: str) -> MaskOutcome:
+    """What comes of a place whose grammar can't go on; `why` is the library's word for it."""
     return MaskOutcome(MaskState.FAILED, f"the structured output can't go on: {why.splitlines()[0][:200]}")

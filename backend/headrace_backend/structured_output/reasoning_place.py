@@ -10,13 +10,12 @@ Owns which mask a draw has before, inside and behind the section. Does not own w
 
 from __future__ import annotations
 
-import threading
 from array import array
 from typing import Final
 
 from headrace_backend.engine.output_grammar import COMPLETE, MASKED, Grammar, MaskOutcome, MaskState
 from headrace_backend.structured_output.mask_bits import Words, add, remove
-from headrace_backend.structured_output.output_place import CompiledGrammar
+from headrace_backend.structured_output.output_place import CompiledGrammar, OutputPlace
 from headrace_backend.structured_output.reasoning_section import ReasoningSection, Stage
 from headrace_request.reasoning import Reasoning
 
@@ -59,8 +58,6 @@ class ReasoningPlace:
         self._grammar = grammar
         # Follows the answer; before a section the whole output, which may turn out to have none.
         self._answer = None if grammar is None else grammar.new_output()
-        # A life of workers may end while a thread is at the place, and the next one ask again.
-        self._lock = threading.Lock()
 
     def fill_mask(
         self,
@@ -72,31 +69,43 @@ class ReasoningPlace:
         looks_ahead: bool = False,
     ) -> MaskOutcome:
         """Writes the mask of the output's next draw, if it has one: `OutputPlace.fill_mask`."""
-        with self._lock:
-            self._feed(first, tokens)
-            section, grammar = self._section, self._grammar
-            forced = section.forced
-            if forced is not None:
-                words[:] = 0
-                add(words, (forced,))
-                return MASKED
-            if grammar is None:
-                return MaskOutcome(MaskState.OPEN, next_masked=_next_forced(section))
-            if section.stage is Stage.INSIDE:
-                # The output ends with its answer.
-                words[:] = -1
-                remove(words, stop_token_ids - self._end_marker)
-                return MASKED
-            if section.stage is Stage.BEHIND:
-                return self._answer_mask(words, first, tokens, stop_token_ids, min_tokens, looks_ahead)
-            # What follows is the answer, as far as that can begin like a start marker, or one.
-            outcome = self._answer_mask(words, first, tokens, stop_token_ids, min_tokens)
-            if outcome is COMPLETE:
-                return outcome
-            if outcome is not MASKED:
-                words[:] = 0
-            add(words, (section.next_of_start,))
+        self._feed(first, tokens)
+        section, grammar = self._section, self._grammar
+        forced = section.forced
+        if forced is not None:
+            words[:] = 0
+            add(words, (forced,))
             return MASKED
+        if grammar is None:
+            return MaskOutcome(MaskState.OPEN, next_masked=_next_forced(section))
+        if section.stage is Stage.INSIDE:
+            # The output ends with its answer.
+            words[:] = -1
+            remove(words, stop_token_ids - self._end_marker)
+            return MASKED
+        if section.stage is Stage.BEHIND:
+            return self._answer_mask(words, first, tokens, stop_token_ids, min_tokens, looks_ahead)
+        # What follows is the answer, as far as that can begin like a start marker, or one.
+        outcome = self._answer_mask(words, first, tokens, stop_token_ids, min_tokens)
+        if outcome is COMPLETE:
+            return outcome
+        if outcome is not MASKED:
+            words[:] = 0
+        add(words, (section.next_of_start,))
+        return MASKED
+
+    def answer_at(self, first: int, tokens: array[int]) -> tuple[OutputPlace, int, array[int], int] | None:
+        """The place in the grammar of the answer, where the section is known to lie behind.
+
+        Returns:
+            The place, `first` and `tokens` as `OutputPlace.begin` takes them, and where in the
+            output the answer begins; None if the section may not have ended yet, or any text may
+            follow it.
+        """
+        if self._section.stage is not Stage.BEHIND or self._answer is None:
+            return None
+        begins = self._section.answer_begins
+        return self._answer, max(first - begins, 0), tokens[max(begins - first, 0) :], begins
 
     def _feed(self, first: int, tokens: array[int]) -> None:
         """Has the section see the tokens that it does not know, up to its end."""

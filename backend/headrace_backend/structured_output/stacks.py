@@ -8,7 +8,10 @@ those on which it is compiled and followed here.
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import threading
+
+from llguidance import LLExecutor
 
 TRIAL_STACK_BYTES = 8 << 20
 STACK_BYTES = 4 * TRIAL_STACK_BYTES
@@ -30,3 +33,10 @@ def thread_pool(num_threads: int, name: str) -> concurrent.futures.ThreadPoolExe
             threading.stack_size(before)
     concurrent.futures.wait(started)
     return pool
+
+
+def library_threads(num_threads: int) -> LLExecutor:
+    """The library's own threads, with the same stack."""
+    # Read when the library starts its first thread, which is one of these.
+    os.environ["RUST_MIN_STACK"] = str(STACK_BYTES)
+    return LLExecutor(num_threads)

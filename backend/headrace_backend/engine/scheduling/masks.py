@@ -51,6 +51,8 @@ class MaskCall:
     jobs: list[MaskJob]
     # In the order of the jobs: whose they are, and the positions of their draws.
     owners: list[tuple[Sequence, int]]
+    # Whether what comes of it may say which tokens must follow, which the next plan is to know.
+    looks_ahead: bool
 
 
 class Masks:
@@ -61,8 +63,8 @@ class Masks:
         self._endings = endings
         self._life = 0
         self._waiting: list[tuple[int, list[MaskedDraw]]] = []
-        # Calls that are being computed for the workers that there are.
-        self.num_computing = 0
+        # Calls that are being computed for the workers that there are and may say what must come.
+        self.num_looking_ahead = 0
 
     def planned(self, step: InFlightStep) -> None:
         """Notes the masked draws of a step that was planned."""
@@ -73,7 +75,7 @@ class Masks:
         """Nothing that was asked for is of use any more."""
         self._life += 1
         self._waiting.clear()
-        self.num_computing = 0
+        self.num_looking_ahead = 0
 
     def take_ready(self) -> list[MaskCall]:
         """Takes the calls of steps whose draws all have their tokens."""
@@ -81,8 +83,9 @@ class Masks:
             return []
         ready = [step for step in self._waiting if all(map(_is_ready, step[1]))]
         self._waiting = [step for step in self._waiting if step not in ready]
-        self.num_computing += len(ready)
-        return [self._call(step_id, draws) for step_id, draws in ready]
+        calls = [self._call(step_id, draws) for step_id, draws in ready]
+        self.num_looking_ahead += sum(call.looks_ahead for call in calls)
+        return calls
 
     def is_current(self, call: MaskCall) -> bool:
         """Whether the workers that a call was made for still wait for it."""
@@ -95,7 +98,7 @@ class Masks:
         """
         if not self.is_current(call):
             return
-        self.num_computing -= 1
+        self.num_looking_ahead -= call.looks_ahead
         for (sequence, position), outcome in zip(call.owners, outcomes, strict=True):
             if outcome.state in (MaskState.MASKED, MaskState.OPEN):
                 sequence.note_given(position, outcome.forced)
@@ -107,9 +110,8 @@ class Masks:
 
     def _call(self, step_id: int, draws: list[MaskedDraw]) -> MaskCall:
         asking = [draw for draw in draws if not draw.sequence.ended]
-        return MaskCall(
-            step_id, self._life, list(map(_job, asking)), [(draw.sequence, draw.position) for draw in asking]
-        )
+        jobs, owners = list(map(_job, asking)), [(draw.sequence, draw.position) for draw in asking]
+        return MaskCall(step_id, self._life, jobs, owners, any(job.looks_ahead for job in jobs))
 
 
 def _is_ready(draw: MaskedDraw) -> bool:
