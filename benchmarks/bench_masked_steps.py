@@ -41,6 +41,7 @@ from benchmarks.engine_session import Answer, EngineSession, Prompt, engine_sess
 from benchmarks.figures import report
 from benchmarks.made_schemas import make_schema
 from benchmarks.measurements import rank
+from benchmarks.sending import planning
 from benchmarks.shapes import SHAPES, write_model_folder
 from headrace_request.sampling import Sampling
 from headrace_request.structured_output import StructuredOutput
@@ -65,6 +66,8 @@ class Turn:
     tokens_per_s: float
     engine_cpu_us: float
     worker_cpu_us: float
+    # Share of the steps whose plan came too late, so that the device waited.
+    late_plans: float
     answers: list[list[int]]
 
 
@@ -102,9 +105,9 @@ class Asker:
     async def turn(self, way: str, num_rows: int, number: int) -> Turn:
         """Has rows answer at once. Raises RuntimeError if one ended too early."""
         prompts = [self._prompt(way, row, number) for row in range(num_rows)]
-        engine_s, workers_s = self._cpu_s()
+        before, (engine_s, workers_s) = planning(await self._session.load()), self._cpu_s()
         answers = await asyncio.gather(*map(self._session.ask, prompts))
-        engine_end_s, workers_end_s = self._cpu_s()
+        after, (engine_end_s, workers_end_s) = planning(await self._session.load()), self._cpu_s()
         short = [answer for answer in answers if len(answer.arrivals_array) != self._num_tokens]
         if short:
             why = f"{len(short[0].arrivals_array)} tokens: {short[0].ends}"
@@ -114,6 +117,7 @@ class Asker:
             *_times(answers, answers[1:] if way == "one" else answers),
             engine_cpu_us=1e6 * (engine_end_s - engine_s) / num_steps,
             worker_cpu_us=1e6 * (workers_end_s - workers_s) / num_steps,
+            late_plans=(after["late_plans"] - before["late_plans"]) / num_steps,
             answers=[answer.token_ids for answer in answers],
         )
 
@@ -142,7 +146,7 @@ def row_of(way: str, num_rows: int, turns: Sequence[Turn], plain: Sequence[Turn]
     """The figures of one way, each the median of its turns, and the ratios to `plain`."""
 
     def middle(name: str) -> float:
-        return round(statistics.median(getattr(turn, name) for turn in turns), 1)
+        return round(statistics.median(getattr(turn, name) for turn in turns), 3)
 
     return {
         "way": way,
@@ -156,6 +160,7 @@ def row_of(way: str, num_rows: int, turns: Sequence[Turn], plain: Sequence[Turn]
         "tokens_per_s": middle("tokens_per_s"),
         "engine_cpu_us": middle("engine_cpu_us"),
         "worker_cpu_us": middle("worker_cpu_us"),
+        "late_plans": middle("late_plans"),
         "itl_p50_ratio": _ratios(turns, plain, lambda turn: rank(turn.gaps_s, 0.5)),
         "itl_p99_ratio": _ratios(turns, plain, lambda turn: rank(turn.gaps_s, 0.99)),
         "step_p50_ratio": _ratios(turns, plain, lambda turn: rank(turn.steps_s, 0.5)),
