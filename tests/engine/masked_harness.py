@@ -14,13 +14,13 @@ from headrace_backend.step.masks import StepMasks, mask_words
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.structured_output import mask_pool
 from headrace_backend.structured_output.compiler import GrammarCompiler
-from headrace_backend.structured_output.vocabulary import Vocabulary
+from headrace_backend.structured_output.vocabulary import Vocabulary, make_tokenizer
 
 
 def small_compiler() -> GrammarCompiler:
     """Compiles for the vocabulary of the harness."""
     vocabulary = Vocabulary(TOKEN_BYTES, [EOS], [EOS])
-    return GrammarCompiler(vocabulary, lambda: longest_first)
+    return GrammarCompiler(vocabulary, lambda: make_tokenizer(vocabulary, longest_first))
 
 
 def longest_first(text: str) -> list[int]:

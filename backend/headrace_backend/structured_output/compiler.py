@@ -22,13 +22,7 @@ from headrace_backend.structured_output.output_place import CompiledGrammar
 from headrace_backend.structured_output.stacks import thread_pool
 from headrace_backend.structured_output.trial import LIMITS, Verdict
 from headrace_backend.structured_output.trial_process import TrialProcess
-from headrace_backend.structured_output.vocabulary import (
-    Encode,
-    Vocabulary,
-    folder_encode,
-    make_tokenizer,
-    read_vocabulary,
-)
+from headrace_backend.structured_output.vocabulary import Vocabulary, folder_tokenizer, read_vocabulary
 from headrace_model_folder import ModelFolder
 from headrace_request.structured_output import StructuredOutput
 
@@ -46,15 +40,16 @@ Compiled = concurrent.futures.Future[CompiledGrammar]
 class GrammarCompiler:
     """Compiles for one model. `compile` and `close` are called by one thread."""
 
-    def __init__(self, vocabulary: Vocabulary, make_encode: Callable[[], Encode]) -> None:
+    def __init__(self, vocabulary: Vocabulary, make_tokenizer: Callable[[], llguidance.LLTokenizer]) -> None:
         """Nothing is compiled, and no thread runs.
 
         Args:
             vocabulary: The model's.
-            make_encode: Makes the model's tokenizer, in a thread, when the first grammar comes.
+            make_tokenizer: Makes the vocabulary in the library's form, in a thread, when the first
+                grammar comes.
         """
         self._vocabulary = vocabulary
-        self._make_encode = make_encode
+        self._make_tokenizer = make_tokenizer
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._making = threading.Lock()
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
@@ -124,14 +119,14 @@ class GrammarCompiler:
     def _made_tokenizer(self) -> llguidance.LLTokenizer:
         with self._making:
             if self._tokenizer is None:
-                self._tokenizer = make_tokenizer(self._vocabulary, self._make_encode())
+                self._tokenizer = self._make_tokenizer()
             return self._tokenizer
 
 
 def grammar_compiler(folder: ModelFolder) -> GrammarCompiler | None:
     """The compiler for a model folder; None if it lacks a tokenizer or an end-of-text token."""
     vocabulary = read_vocabulary(folder)
-    return GrammarCompiler(vocabulary, lambda: folder_encode(folder)) if vocabulary is not None else None
+    return GrammarCompiler(vocabulary, lambda: folder_tokenizer(vocabulary, folder)) if vocabulary is not None else None
 
 
 def _failed(compiled: Compiled) -> bool:

@@ -70,6 +70,42 @@ class _Tokenizer:
         return self._encode(text.decode() if isinstance(text, bytes) else text)
 
 
+def folder_tokenizer(vocabulary: Vocabulary, folder: ModelFolder) -> llguidance.LLTokenizer:
+    """The vocabulary in llguidance's form, with the folder's own tokenizer.
+
+    Takes up to some seconds.
+
+    Raises:
+        InvalidModelFolder: The file has gone or changed.
+    """
+    made = _read_by_library(vocabulary, folder.tokenizer_json().decode())
+    return made if made is not None else make_tokenizer(vocabulary, folder_encode(folder))
+
+
+def _read_by_library(vocabulary: Vocabulary, tokenizer_json: str) -> llguidance.LLTokenizer | None:
+    """The tokenizer as llguidance reads it by itself; None where its tokens are not ours.
+
+    Masks then never ask Python for the tokens of a text, for which their threads would wait for
+    the interpreter's lock.
+    """
+    try:
+        made = llguidance.LLTokenizer(tokenizer_json, n_vocab=vocabulary.size, eos_token=vocabulary.end_ids)
+    # It panics on some of those that it does not know.
+    except BaseException:
+        return None
+    special = frozenset(vocabulary.special_ids)
+
+    def is_same(token: int, text: bytes) -> bool:
+        # This byte marks special tokens there.
+        if text.startswith(b"\xff"):
+            return True
+        return made.decode_bytes([token]) == text and made.is_special_token(token) == (token in special)
+
+    if made.vocab_size != vocabulary.size or not all(map(is_same, range(vocabulary.size), vocabulary.token_bytes)):
+        return None
+    return made
+
+
 def make_tokenizer(vocabulary: Vocabulary, encode: Encode | None = None) -> llguidance.LLTokenizer:
     """The vocabulary in llguidance's form, which takes up to a second to make.
 

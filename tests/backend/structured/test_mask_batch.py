@@ -1,0 +1,163 @@
+"""Masks computed side by side: they are those that each place computes by itself."""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks.made_schemas import make_schema
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLExecutor
+from tests.support.processes import wait_until
+from tests.support.running_server import DEMO
+
+from headrace_backend.engine.output_grammar import Grammar, MaskOutcome, MaskState
+from headrace_backend.engine.scheduling.masks import MaskCall, MaskJob
+from headrace_backend.step.masks import StepMasks, mask_words
+from headrace_backend.structured_output import output_place
+from headrace_backend.structured_output.compiler import GrammarCompiler, grammar_compiler
+from headrace_backend.structured_output.mask_batch import batch_row
+from headrace_backend.structured_output.mask_pool import MaskPool, fill_alone, fill_together
+from headrace_backend.structured_output.reasoning_place import behind_reasoning
+from headrace_backend.structured_output.stacks import STACK_BYTES, library_threads
+from headrace_model_folder import ModelFolder
+from headrace_request.reasoning import Reasoning
+from headrace_request.structured_output import StructuredOutput, choice
+
+FOLDER = ModelFolder.open(DEMO)
+VOCAB = FOLDER.config.vocab_size
+END = frozenset(FOLDER.generation_defaults.eos_token_ids)
+OTHER_STOP = frozenset({FOLDER.token_table.token_bytes.index(b"}")}) if FOLDER.token_table else frozenset()
+FORMS = [
+    *(StructuredOutput("json_schema", json.dumps(make_schema(seed))) for seed in range(5)),
+    StructuredOutput("regex", "[0-9]{2,30}"),
+    choice(["a long way to go", "a long way to come", "b"]),
+    choice(["there is no choice here at all"]),
+]
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[list[Grammar]]:
+    compiler = grammar_compiler(FOLDER)
+    assert isinstance(compiler, GrammarCompiler)
+    compiled = [compiler.compile(form).result() for form in FORMS]
+    thinking = Reasoning(start_ids=(7,), end_ids=(9,), begins_inside=True, max_tokens=3)
+    yield [*compiled, *(made for each in compiled[:3] if (made := behind_reasoning(thinking, each)))]
+    compiler.close()
+
+
+@pytest.fixture(scope="module")
+def library() -> LLExecutor:
+    return library_threads(2)
+
+
+class Walk:
+    """One output, followed twice: by itself and beside others."""
+
+    def __init__(self, grammar: Grammar, looks_ahead: bool, stops: frozenset[int], min_tokens: int) -> None:
+        self.alone, self.beside = grammar.new_output(), grammar.new_output()
+        self.asked = (stops, min_tokens, looks_ahead)
+        self.tokens = array("i")
+        self.num_given = 0
+        self.ended = False
+
+    def job(self, sample: int, place: Any) -> MaskJob:
+        first = min(self.num_given, len(self.tokens))
+        return MaskJob(sample, place, first, self.tokens[first:], *self.asked)
+
+    def go_on(self, row: np.ndarray, outcome: MaskOutcome, draw: random.Random, garbage: bool) -> None:
+        """Draws one of the tokens that the mask allows, or one that it may not allow."""
+        self.ended = outcome.state in (MaskState.COMPLETE, MaskState.FAILED)
+        if self.ended:
+            return
+        self.num_given = len(self.tokens) + len(outcome.forced or ())
+        bits = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[:VOCAB])
+        token = draw.randrange(VOCAB) if garbage else draw.choice(bits.tolist())
+        if token in self.asked[0]:
+            self.ended = True
+        elif outcome.forced and draw.random() < 0.5:
+            # The engine has computed them without drawing; of others each is drawn.
+            self.tokens += outcome.forced
+        else:
+            self.tokens.append(token)
+
+
+@given(data=st.data())
+def test_masks_side_by_side_are_those_of_each_place_alone(
+    grammars: list[Grammar], library: LLExecutor, data: st.DataObject
+) -> None:
+    draw = random.Random(data.draw(st.integers(0, 2**32)))
+    walks = [
+        Walk(draw.choice(grammars), draw.random() < 0.7, draw.choice([END, END | OTHER_STOP]), draw.choice([0, 0, 12]))
+        for _ in range(data.draw(st.integers(1, 8)))
+    ]
+    has_garbage = data.draw(st.booleans())
+    for _ in range(40):
+        walks = [walk for walk in walks if not walk.ended]
+        if not walks:
+            return
+        together = np.empty((len(walks), mask_words(VOCAB)), np.int32)
+        jobs = [walk.job(index, walk.beside) for index, walk in enumerate(walks)]
+        rows = [batch_row(index, job) for index, job in enumerate(jobs)]
+        filled = fill_together(library, [row for row in rows if row is not None], together)
+        outcomes = iter(filled)
+        for index, (walk, row) in enumerate(zip(walks, rows, strict=True)):
+            beside = next(outcomes) if row is not None else fill_alone(jobs[index], together[index])
+            mask = np.empty_like(together[index])
+            alone = fill_alone(walk.job(index, walk.alone), mask)
+            assert (beside.state, beside.next_masked) == (alone.state, alone.next_masked), (beside.error, alone.error)
+            if alone.state is MaskState.MASKED:
+                np.testing.assert_array_equal(together[index], mask)
+                # Both go on as far as their time allows.
+                shorter = min(len(beside.forced or ()), len(alone.forced or ()))
+                assert (beside.forced or array("i"))[:shorter] == (alone.forced or array("i"))[:shorter]
+            agreed = alone if len(alone.forced or ()) <= len(beside.forced or ()) else beside
+            walk.go_on(mask, agreed, draw, has_garbage and draw.random() < 0.05)
+
+
+def test_most_masks_of_a_form_are_computed_side_by_side(grammars: list[Grammar]) -> None:
+    place = grammars[5].new_output()
+    words = np.empty(mask_words(VOCAB), np.int32)
+    seven = FOLDER.token_table.token_bytes.index(b"7") if FOLDER.token_table is not None else 0
+    job = MaskJob(0, place, 0, array("i"), END, 0, False)
+    assert batch_row(0, job) is not None
+    fill_alone(job, words)
+    assert batch_row(0, job._replace(tokens=array("i", [seven]))) is not None
+    # A lost worker's output is read again, and more than one token is given.
+    assert batch_row(0, job._replace(tokens=array("i", [seven, seven]))) is None
+
+
+def test_a_slow_place_is_found_among_others_and_ends_by_itself(
+    grammars: list[Grammar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may be slow is computed by itself for a while, where its time counts."""
+    monkeypatch.setattr("headrace_backend.structured_output.mask_batch.FREE_NS", -(10**12))
+    monkeypatch.setattr(output_place, "FREE_NS", -(10**9))
+    place, pool = grammars[5].new_output(), MaskPool(VOCAB)
+    seven = FOLDER.token_table.token_bytes.index(b"7") if FOLDER.token_table is not None else 0
+    states, tokens = [], array("i")
+    for step in range(2):
+        done: list[tuple[StepMasks, list[MaskOutcome]]] = []
+        job = MaskJob(0, place, max(step - 1, 0), tokens[max(step - 1, 0) :], END, 0, False)
+        pool.start(MaskCall(step, 0, [job], [], False), lambda call, masks, found: done.append((masks, found)))  # noqa: B023
+        wait_until(lambda: bool(done), 60, "the mask")  # noqa: B023
+        states.append(done[0][1][0].state)
+        tokens.append(seven)
+    pool.close()
+    assert states == [MaskState.MASKED, MaskState.FAILED]
+
+
+def test_the_library_s_threads_have_the_stack_of_ours(library: LLExecutor) -> None:
+    """A grammar that the trial's smaller stack holds can't end the process here."""
+    sizes = []
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            begin, end = line.split(maxsplit=1)[0].split("-")
+            sizes.append(int(end, 16) - int(begin, 16))
+    assert sizes.count(STACK_BYTES) >= 2, library
