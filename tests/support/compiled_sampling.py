@@ -47,7 +47,7 @@ def launch_all(dtype: torch.dtype) -> None:
             penalize_rows_triton(logits, *indices, *slots, matrix)
             words = num_words(VOCAB)
             masks = torch.zeros(20 * words + 4, dtype=torch.int32)[first : first + num_rows * words]
-            mask_rows_triton(logits, wide[first : first + num_rows], masks.view(num_rows, words))
+            mask_rows_triton(logits, columns[first : first + num_rows], masks.view(num_rows, words))
 
 
 if __name__ == "__main__":

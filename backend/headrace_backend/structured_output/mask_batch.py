@@ -120,7 +120,7 @@ def _write(executor: LLExecutor, places: Sequence[OutputPlace], rows: npt.NDArra
 
 
 def _looked_at(head: Words) -> tuple[list[bool], list[bool]]:
-    """Whether each mask is known to allow a token, and whether it may be that it allows one only."""
+    """Whether each mask is known to allow a token, and whether it may allow one only."""
     num_set = np.bitwise_count(head.view(np.uint32)).sum(axis=1)
     return (num_set > 0).tolist(), (num_set < 2).tolist()
 

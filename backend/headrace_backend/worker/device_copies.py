@@ -2,7 +2,8 @@
 
 Owns how they get there without either side waiting: through pinned memory, which the copy reads
 later, in the order of the stream. torch's pinned allocator gives that memory to no one else until
-the copies that read it are done.
+the copies that read it are done. What is large and comes while the device computes goes beside its
+stream (`EarlyCopies`).
 """
 
 from __future__ import annotations
@@ -31,3 +32,31 @@ def copy_to_device(column: npt.NDArray[np.generic], device: torch.device) -> tor
 def indices_on_device(column: npt.NDArray[np.integer], device: torch.device) -> torch.Tensor:
     """Indices as int64 on the device."""
     return copy_to_device(column.astype(np.int64, copy=False), device)
+
+
+class EarlyCopies:
+    """Copies that do not wait for what was launched before them, only what is launched after."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Takes a stream of its own where the device has some."""
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def copy(self, *columns: npt.NDArray[np.int32]) -> list[torch.Tensor]:
+        """One copy of several columns: each as it was, flat, on the device.
+
+        They may be used by what the current stream is given from now on.
+        """
+        sizes = [column.size for column in columns]
+        host = staging_memory(sum(sizes), torch.int32, self._device)
+        for part, column in zip(host.split(sizes), columns, strict=True):
+            part.numpy()[...] = column.reshape(-1)
+        if self._stream is None:
+            return list(host.to(self._device).split(sizes))
+        with torch.cuda.stream(self._stream):
+            there = host.to(self._device, non_blocking=True)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        # Its memory is the copies' stream's, which may not write it again before it was read.
+        there.record_stream(current)
+        return list(there.split(sizes))

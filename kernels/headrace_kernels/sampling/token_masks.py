@@ -25,13 +25,14 @@ def mask_rows_reference(logits: torch.Tensor, samples: torch.Tensor, masks: torc
 
     Args:
         logits: float32 [num_samples, vocab_size].
-        samples: int64 [num_masked], which rows of `logits`, each at most once.
+        samples: int32 [num_masked], which rows of `logits`, each at most once.
         masks: int32 [num_masked, num_words], the mask of each of those: token t may be drawn if bit
             t % 32 of word t // 32 is set.
     """
     bits = torch.arange(BITS_PER_WORD, dtype=torch.int32, device=masks.device)
     allowed = (masks[:, :, None] >> bits & 1).flatten(1)[:, : logits.shape[1]] != 0
-    logits[samples] = logits[samples].masked_fill(~allowed, -torch.inf)
+    rows = samples.long()
+    logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
 
 
 def mask_rows(logits: torch.Tensor, samples: torch.Tensor, masks: torch.Tensor) -> None:

@@ -21,7 +21,7 @@ def case(num_samples: int, num_masked: int, vocab: int, seed: int) -> tuple[torc
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(num_samples, vocab, generator=generator)
     logits[:, ::7] = -torch.inf
-    samples = torch.randperm(num_samples, generator=generator)[:num_masked]
+    samples = torch.randperm(num_samples, generator=generator)[:num_masked].int()
     words = np.random.default_rng(seed).integers(0, 1 << 32, (len(samples), num_words(vocab)), np.uint32)
     return logits, samples, torch.from_numpy(words.view(np.int32))
 

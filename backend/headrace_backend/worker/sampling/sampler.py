@@ -24,7 +24,7 @@ import torch
 
 from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import ForwardPlan, Int32Column, RowAdmission, SamplePlan, StepResult, UInt8Column
-from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
+from headrace_backend.worker.device_copies import EarlyCopies, copy_to_device, indices_on_device
 from headrace_backend.worker.sampling.drafted_draws import DraftedDraws
 from headrace_backend.worker.sampling.logit_changes import LogitChanges
 from headrace_backend.worker.sampling.penalty_slots import PenaltySlots
@@ -118,6 +118,8 @@ class Sampler:
         self._parameters = RowParameters(num_rows, vocab_size, device)
         self._changes = LogitChanges(device)
         self._penalties = PenaltySlots(vocab_size, device)
+        # Masks of many rows are megabytes, and come while the forward pass is computed.
+        self._copies = EarlyCopies(device)
 
     def release(self, rows: Int32Column) -> None:
         """Forgets rows whose sequence left."""
@@ -240,7 +242,8 @@ class Sampler:
         if np.bitwise_or.reduce(traits, initial=0) & _CHANGED:
             self._change(plan, traits, logits, drafted)
         if masks is not None and masks.samples.size:
-            mask_rows(logits, self._to_device(masks.samples), copy_to_device(masks.masks, self._device))
+            words, samples = self._copies.copy(masks.masks, masks.samples)
+            mask_rows(logits, samples, words.view(masks.masks.shape))
         return traits
 
     def finish(
