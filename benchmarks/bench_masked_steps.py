@@ -146,7 +146,8 @@ def row_of(way: str, num_rows: int, turns: Sequence[Turn], plain: Sequence[Turn]
     """The figures of one way, each the median of its turns, and the ratios to `plain`."""
 
     def middle(name: str) -> float:
-        return round(statistics.median(getattr(turn, name) for turn in turns), 3)
+        values: list[float] = [getattr(turn, name) for turn in turns]
+        return round(statistics.median(values), 3)
 
     return {
         "way": way,

@@ -36,7 +36,7 @@ class BatchRow(NamedTuple):
     """A place whose mask is computed beside others'."""
 
     # Which job of the call it is, and which row of the masks.
-    index: int
+    number: int
     place: OutputPlace
     # The token that its matcher is to be given first, or none.
     new: list[int]
@@ -63,7 +63,7 @@ def batch_row(index: int, job: MaskJob) -> BatchRow | None:
 
 
 def fill_batch(executor: LLExecutor, rows: Sequence[BatchRow], words: Words) -> list[MaskOutcome]:
-    """Writes the masks of rows, each where its index says.
+    """Writes the masks of rows, each where its number says.
 
     Args:
         executor: The library's threads.
@@ -74,7 +74,7 @@ def fill_batch(executor: LLExecutor, rows: Sequence[BatchRow], words: Words) -> 
         What came of each row.
     """
     began_ns = time.monotonic_ns()
-    indices = np.array([row.index for row in rows])
+    indices = np.array([row.number for row in rows])
     places = [row.place for row in rows]
     _feed(executor, [(row.place, row.new[0]) for row in rows if row.new])
     _write(executor, places, indices, words)
@@ -83,13 +83,13 @@ def fill_batch(executor: LLExecutor, rows: Sequence[BatchRow], words: Words) -> 
             place.watch()
     allows, may_be_single = _looked_at(words[indices, :_HEAD_WORDS])
     outcomes = [
-        row.place.finish(words[row.index], row.stops, True if some else None)
+        row.place.finish(words[row.number], row.stops, True if some else None)
         for row, some in zip(rows, allows, strict=True)
     ]
     ahead = [
         (row, token)
         for row, outcome, single in zip(rows, outcomes, may_be_single, strict=True)
-        if single and row.looks_ahead and outcome is MASKED and (token := only(words[row.index])) is not None
+        if single and row.looks_ahead and outcome is MASKED and (token := only(words[row.number])) is not None
     ]
     if ahead:
         _look_ahead(executor, ahead, words.shape[1], time.monotonic_ns() + AHEAD_NS)

@@ -20,8 +20,8 @@ from llguidance import LLExecutor
 from headrace_backend.engine.output_grammar import MaskOutcome, MaskState
 from headrace_backend.engine.scheduling.masks import MaskCall, MaskJob
 from headrace_backend.step.masks import StepMasks, mask_words
-from headrace_backend.structured_output.mask_bits import Words
 from headrace_backend.structured_output.mask_batch import BatchRow, batch_row, fill_batch
+from headrace_backend.structured_output.mask_bits import Words
 from headrace_backend.structured_output.output_place import OutputPlace, failed
 from headrace_backend.structured_output.reasoning_place import ReasoningPlace
 from headrace_backend.structured_output.stacks import library_threads, thread_pool
@@ -70,7 +70,7 @@ class MaskPool:
         waited = self._alone.map(fill_alone, [call.jobs[index] for index in alone], [words[index] for index in alone])
         together = [row for row in rows if row is not None]
         filled = fill_together(self._library, together, words)
-        outcomes = {row.index: outcome for row, outcome in zip(together, filled, strict=True)}
+        outcomes = {row.number: outcome for row, outcome in zip(together, filled, strict=True)}
         outcomes |= zip(alone, waited, strict=True)
         _finish(call, words, [outcomes[index] for index in range(len(call.jobs))], done)
 

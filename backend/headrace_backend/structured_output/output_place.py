@@ -69,7 +69,7 @@ class OutputPlace:
 
     @property
     def matcher(self) -> LLMatcher:
-        """The library's own state, for whoever gives it to the library between `begin` and `finish`."""
+        """The library's own state, which it is given between `begin` and `finish`."""
         return self._matcher
 
     @property
@@ -79,7 +79,7 @@ class OutputPlace:
 
     @property
     def num_known(self) -> int:
-        """Tokens of the output that the matcher was given, of which the last may not be drawn yet."""
+        """Tokens that the matcher was given, of which the last may not be drawn yet."""
         return len(self._known)
 
     def watch(self) -> None:

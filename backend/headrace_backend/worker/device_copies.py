@@ -8,6 +8,8 @@ stream (`EarlyCopies`).
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -40,23 +42,28 @@ class EarlyCopies:
     def __init__(self, device: torch.device) -> None:
         """Takes a stream of its own where the device has some."""
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def copy(self, *columns: npt.NDArray[np.int32]) -> list[torch.Tensor]:
         """One copy of several columns: each as it was, flat, on the device.
 
         They may be used by what the current stream is given from now on.
         """
-        sizes = [column.size for column in columns]
-        host = staging_memory(sum(sizes), torch.int32, self._device)
-        for part, column in zip(host.split(sizes), columns, strict=True):
-            part.numpy()[...] = column.reshape(-1)
+        ends = list(itertools.accumulate(column.size for column in columns))
+        host = staging_memory(ends[-1], torch.int32, self._device)
+        parts = [slice(end - column.size, end) for column, end in zip(columns, ends, strict=True)]
+        for part, column in zip(parts, columns, strict=True):
+            host.numpy()[part] = column.reshape(-1)
+        there = self._copied(host)
+        return [there[part] for part in parts]
+
+    def _copied(self, host: torch.Tensor) -> torch.Tensor:
         if self._stream is None:
-            return list(host.to(self._device).split(sizes))
+            return host.to(self._device)
         with torch.cuda.stream(self._stream):
             there = host.to(self._device, non_blocking=True)
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
         # Its memory is the copies' stream's, which may not write it again before it was read.
         there.record_stream(current)
-        return list(there.split(sizes))
+        return there
