@@ -39,7 +39,7 @@ import psutil
 
 from benchmarks.engine_session import Answer, EngineSession, Prompt, engine_session
 from benchmarks.figures import report
-from benchmarks.made_schemas import make_schema
+from benchmarks.made_schemas import long_schema
 from benchmarks.measurements import rank
 from benchmarks.sending import planning
 from benchmarks.shapes import SHAPES, write_model_folder
@@ -51,8 +51,6 @@ _PENALTY: Final = 1.05
 _PROMPT_TOKENS: Final = 64
 _FIRST_ID: Final = 10
 _START_S: Final = 300.0
-# Each of an array's objects takes two tokens at least.
-_MIN_ITEMS_PER_TOKEN: Final = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,15 +67,6 @@ class Turn:
     # Share of the steps whose plan came too late, so that the device waited.
     late_plans: float
     answers: list[list[int]]
-
-
-def long_schema(seed: int, num_tokens: int) -> str:
-    """JSON text of a schema whose answers are not over before `num_tokens` tokens."""
-    items = make_schema(seed)
-    items["required"] = list(items["properties"])
-    definitions = items.pop("$defs", None)
-    schema = {"type": "array", "items": items, "minItems": int(num_tokens * _MIN_ITEMS_PER_TOKEN) + 1}
-    return json.dumps(schema | ({"$defs": definitions} if definitions else {}))
 
 
 class Asker:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
+# The least that an object with a property takes.
+_TOKENS_PER_ITEM = 2
 _WORDS = "name age city tags price unit count owner state note path size kind step rate zone".split()
 
 
@@ -17,6 +20,15 @@ def make_schema(seed: int, depth: int = 3) -> dict[str, Any]:
         schema["properties"]["shared"] = {"$ref": "#/$defs/shared"}
     schema["title"] = f"schema {seed}"
     return schema
+
+
+def long_schema(seed: int, num_tokens: int) -> str:
+    """JSON text of a schema of which no answer is over before `num_tokens` tokens."""
+    items = make_schema(seed)
+    items["required"] = list(items["properties"])
+    definitions = items.pop("$defs", None)
+    schema = {"type": "array", "items": items, "minItems": num_tokens // _TOKENS_PER_ITEM + 1}
+    return json.dumps(schema | ({"$defs": definitions} if definitions else {}))
 
 
 def _object(draw: random.Random, depth: int) -> dict[str, Any]:
