@@ -15,12 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
-from llguidance import LLExecutor
 
 from headrace_backend.engine.output_grammar import MaskOutcome, MaskState
 from headrace_backend.engine.scheduling.masks import MaskCall, MaskJob
 from headrace_backend.step.masks import StepMasks, mask_words
-from headrace_backend.structured_output.mask_batch import BatchRow, batch_row, fill_batch
+from headrace_backend.structured_output.mask_batch import batch_row, fill_batch
 from headrace_backend.structured_output.mask_bits import Words
 from headrace_backend.structured_output.output_place import OutputPlace, failed
 from headrace_backend.structured_output.reasoning_place import ReasoningPlace
@@ -64,26 +63,25 @@ class MaskPool:
 
     def _compute(self, call: MaskCall, done: Computed) -> None:
         words = np.empty((len(call.jobs), self._num_words), np.int32)
-        rows = [batch_row(index, job) for index, job in enumerate(call.jobs)]
-        alone = [index for index, row in enumerate(rows) if row is None]
+        try:
+            outcomes = self._filled(call.jobs, words)
+        # The library makes errors of single places of its panics. This is a mistake of all, of
+        # which the step must not wait for masks for ever.
+        except BaseException as error:
+            outcomes = [failed(type(error).__name__) for _ in call.jobs]
+        _finish(call, words, outcomes, done)
+
+    def _filled(self, jobs: Sequence[MaskJob], words: Words) -> list[MaskOutcome]:
+        rows = [batch_row(number, job) for number, job in enumerate(jobs)]
+        alone = [number for number, row in enumerate(rows) if row is None]
         # The map has begun before it is waited for.
-        waited = self._alone.map(fill_alone, [call.jobs[index] for index in alone], [words[index] for index in alone])
-        together = [row for row in rows if row is not None]
-        filled = fill_together(self._library, together, words)
-        outcomes = {row.number: outcome for row, outcome in zip(together, filled, strict=True)}
+        waited = self._alone.map(fill_alone, [jobs[number] for number in alone], [words[number] for number in alone])
+        outcomes: dict[int, MaskOutcome] = {}
+        if together := [row for row in rows if row is not None]:
+            filled = fill_batch(self._library, together, words)
+            outcomes |= {row.number: outcome for row, outcome in zip(together, filled, strict=True)}
         outcomes |= zip(alone, waited, strict=True)
-        _finish(call, words, [outcomes[index] for index in range(len(call.jobs))], done)
-
-
-def fill_together(library: LLExecutor, rows: Sequence[BatchRow], words: Words) -> list[MaskOutcome]:
-    """The masks of rows that can be computed side by side: `mask_batch.fill_batch`."""
-    if not rows:
-        return []
-    try:
-        return fill_batch(library, rows, words)
-    # The library turns its panics into errors of one place; this would be a mistake of all.
-    except BaseException as error:
-        return [failed(type(error).__name__) for _ in rows]
+        return [outcomes[number] for number in range(len(jobs))]
 
 
 def fill_alone(job: MaskJob, row: Words) -> MaskOutcome:

@@ -22,8 +22,8 @@ from headrace_backend.engine.scheduling.masks import MaskCall, MaskJob
 from headrace_backend.step.masks import StepMasks, mask_words
 from headrace_backend.structured_output import output_place
 from headrace_backend.structured_output.compiler import GrammarCompiler, grammar_compiler
-from headrace_backend.structured_output.mask_batch import batch_row
-from headrace_backend.structured_output.mask_pool import MaskPool, fill_alone, fill_together
+from headrace_backend.structured_output.mask_batch import batch_row, fill_batch
+from headrace_backend.structured_output.mask_pool import MaskPool, fill_alone
 from headrace_backend.structured_output.reasoning_place import behind_reasoning
 from headrace_backend.structured_output.stacks import STACK_BYTES, library_threads
 from headrace_model_folder import ModelFolder
@@ -105,8 +105,8 @@ def test_masks_side_by_side_are_those_of_each_place_alone(
         together = np.empty((len(walks), mask_words(VOCAB)), np.int32)
         jobs = [walk.job(index, walk.beside) for index, walk in enumerate(walks)]
         rows = [batch_row(index, job) for index, job in enumerate(jobs)]
-        filled = fill_together(library, [row for row in rows if row is not None], together)
-        outcomes = iter(filled)
+        beside_others = [row for row in rows if row is not None]
+        outcomes = iter(fill_batch(library, beside_others, together) if beside_others else [])
         for index, (walk, row) in enumerate(zip(walks, rows, strict=True)):
             beside = next(outcomes) if row is not None else fill_alone(jobs[index], together[index])
             mask = np.empty_like(together[index])
@@ -161,3 +161,17 @@ def test_the_library_s_threads_have_the_stack_of_ours(library: LLExecutor) -> No
             begin, end = line.split(maxsplit=1)[0].split("-")
             sizes.append(int(end, 16) - int(begin, 16))
     assert sizes.count(STACK_BYTES) >= 2, library
+
+
+def test_a_mistake_of_ours_ends_the_rows_of_a_step_and_no_step_waits(grammars: list[Grammar]) -> None:
+    pool, done = MaskPool(VOCAB), []
+    place = grammars[5].new_output()
+    broken = MaskJob(0, object(), 0, array("i"), END, 0, False)  # type: ignore[arg-type]
+    for jobs in ([broken, broken._replace(grammar=place)], [], [broken._replace(grammar=place)]):
+        pool.start(MaskCall(1, 0, jobs, [], False), lambda call, masks, found: done.append((masks.encode(), found)))
+    wait_until(lambda: len(done) == 3, 60, "all calls")
+    pool.close()
+    assert [[outcome.state for outcome in found] for _, found in done] == [
+        [MaskState.FAILED] * 2, [], [MaskState.MASKED],
+    ]  # fmt: skip
+    assert StepMasks.decode(done[1][0]).samples.size == 0
