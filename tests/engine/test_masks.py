@@ -196,3 +196,18 @@ def test_stop_tokens_may_be_drawn_once_the_output_is_long_enough(min_tokens: int
     harness.run()
     jobs = [call.jobs[0] for call in harness.masks.values() if call.jobs]
     assert jobs and all((job.stop_token_ids, job.min_tokens) == ({7}, min_tokens) for job in jobs)
+
+
+@pytest.mark.parametrize("max_drafts", [0, -1])
+def test_a_plan_waits_for_masks_only_if_they_may_say_what_must_come(max_drafts: int) -> None:
+    harness = MaskingHarness()
+    harness.add(request([5] * 8, 6, grammar=Grammar(), max_drafts=max_drafts))
+    harness.plan()
+    harness.plan()
+    # Of the first step, so that the masks of the second can be computed.
+    Harness.settle(harness)
+    (call,) = harness.engine.take_mask_calls()
+    planned = harness.engine.plan()
+    assert (planned is not None) == (max_drafts == 0)
+    harness.engine.masks_done(call, [harness.outcome(job) for job in call.jobs])
+    assert (harness.engine.plan() is not None) == (max_drafts != 0)
