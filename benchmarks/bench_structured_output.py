@@ -166,7 +166,8 @@ def measure_step(
     rows, pool = StepRows(vocabulary, tokenizer, num_rows), MaskPool(vocabulary.size)
     cpu_us, wall_ms = [], []
     for step in range(STEPS):
-        call, done, there = rows.call(step, looks_ahead), [], threading.Event()
+        call, there = rows.call(step, looks_ahead), threading.Event()
+        done: list[StepMasks] = []
 
         def computed(
             call: MaskCall,
@@ -186,7 +187,7 @@ def measure_step(
         cpu_us.append((time.process_time_ns() - began_cpu_ns) / 1e3 / num_rows)
         rows.go_on(done[0])
     pool.close()
-    found = {"vocabulary": vocabulary.size, "rows": num_rows, "ahead": looks_ahead}
+    found: dict[str, Any] = {"vocabulary": vocabulary.size, "rows": num_rows, "ahead": looks_ahead}
     for share in (50, 99):
         found[f"row_cpu_us_p{share}"] = round(float(np.percentile(cpu_us[WARM_STEPS:], share)), 1)
         found[f"step_wall_ms_p{share}"] = round(float(np.percentile(wall_ms[WARM_STEPS:], share)), 3)
