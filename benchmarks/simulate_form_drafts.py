@@ -2,12 +2,13 @@
 
     python -m benchmarks.simulate_form_drafts [--outputs 32] [--tokens 200] [--drafts 4]
 
-The demo model answers under long arrays of objects (`made_schemas`), each token drawn. Then steps
-are counted in which these same answers come about: with tokens that must come computed side by
-side, as the engine does it; with drafts besides, looked up among the row's own tokens (the longest
-run of 2 to 8 that stood before, then the latest, as the n-gram drafter does) and accepted where
-they equal the answer; and with drafts alone. Drafts would be verified wherever no token must come.
-Nothing here takes time: what a step with more masks costs is measured elsewhere.
+The demo model answers under schemas (`made_schemas`), an object each or a long array of objects,
+each token drawn. Then steps are counted in which these same answers come about: with tokens that
+must come computed side by side, as the engine does it; with drafts besides, looked up among the
+row's own tokens (the longest run of 2 to 8 that stood before, then the latest, as the n-gram
+drafter does) and accepted where they equal the answer; and with drafts alone. Drafts would be
+verified wherever no token must come. Nothing here takes time: what a step with more masks costs is
+measured elsewhere.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import itertools
+import json
 import pathlib
 from array import array
 from typing import Any, Final
@@ -23,7 +26,7 @@ import numpy as np
 
 from benchmarks import figures
 from benchmarks.engine_session import Prompt, engine_session
-from benchmarks.made_schemas import long_schema
+from benchmarks.made_schemas import long_schema, make_schema
 from headrace_backend.step.masks import mask_words
 from headrace_backend.structured_output.compiler import GrammarCompiler, grammar_compiler
 from headrace_model_folder import ModelFolder
@@ -101,16 +104,20 @@ def main() -> None:
     folder = ModelFolder.open(options.model)
     compiler = grammar_compiler(folder)
     assert compiler is not None, "the model has a tokenizer"
-    forms = [StructuredOutput("json_schema", long_schema(seed, options.tokens)) for seed in range(options.outputs)]
+    texts = {
+        "object": [json.dumps(make_schema(seed)) for seed in range(options.outputs)],
+        "array": [long_schema(seed, options.tokens) for seed in range(options.outputs)],
+    }
     results = []
-    for temperature in (0.0, 1.0):
+    for kind, temperature in itertools.product(texts, (0.0, 1.0)):
+        forms = [StructuredOutput("json_schema", text) for text in texts[kind]]
         found = asyncio.run(answers(options.model, forms, options.tokens, temperature))
         runs = [
             forced_runs(compiler, form, tokens, folder.config.vocab_size)
             for form, tokens in zip(forms, found, strict=True)
         ]
         total = sum(map(len, found))
-        row: dict[str, Any] = {"temperature": temperature, "tokens": total}
+        row: dict[str, Any] = {"form": kind, "temperature": temperature, "tokens": total}
         for name, skips, drafts in (
             ("forced", True, 0),
             ("both", True, options.drafts),
