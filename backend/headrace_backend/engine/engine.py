@@ -418,11 +418,11 @@ class Engine:
         """
         if self._scheduler.kv is None or len(self._in_flight) > self._num_stages + MAX_STEPS_IN_FLIGHT - 2:
             return None
-        if self._masks.num_looking_ahead and self._in_flight and self._num_stages == 1:
-            # The step in flight waits for these masks too, and they may say what must come next.
-            return None
         now_ns = self._clock()
-        if not self._timing.may_plan(now_ns, self._gains_by_waiting()):
+        awaits_masks = self._awaits_masks
+        if awaits_masks and not self._timing.knows_due:
+            return None
+        if not self._timing.may_plan(now_ns, awaits_masks or self._gains_by_waiting()):
             return None
         self._endings.end_expired(now_ns)
         num_settled, isolation = self._meter.num_settled_steps, self._isolation
@@ -444,7 +444,8 @@ class Engine:
         self.steps.note_plan(step, self._scheduler, self._admission.num_waiting, self._isolation.active)
         self._in_flight.append(step)
         load, times = step.load, self._step_times
-        self._timing.planned(times.predict_us(load), load.num_prefill_tokens > 0, times.replays(load))
+        at_once = times.replays(load) and not self._masks.num_computing
+        self._timing.planned(times.predict_us(load), load.num_prefill_tokens > 0, at_once)
         self._next_step_id += 1
         return plan
 
@@ -574,6 +575,16 @@ class Engine:
         if request.lost_at_ns:
             request.publish(Resumed(now_ns - request.lost_at_ns))
             request.lost_at_ns = 0
+
+    @property
+    def _awaits_masks(self) -> bool:
+        """Whether masks of the step in flight may still say what the next one is to compute.
+
+        Its own draw waits for them too, so that little is lost by waiting, but what follows must
+        not be planned so late that the device waits for it. With pipeline stages other rows' steps
+        go on meanwhile.
+        """
+        return bool(self._masks.num_looking_ahead and self._in_flight and self._num_stages == 1)
 
     def _gains_by_waiting(self) -> bool:
         """Whether a request that arrives while a step is in flight could join the next step.

@@ -63,7 +63,9 @@ class Masks:
         self._endings = endings
         self._life = 0
         self._waiting: list[tuple[int, list[MaskedDraw]]] = []
-        # Calls that are being computed for the workers that there are and may say what must come.
+        # Calls that are being computed for the workers there are, and those of them that may say
+        # what must come.
+        self.num_computing = 0
         self.num_looking_ahead = 0
 
     def planned(self, step: InFlightStep) -> None:
@@ -75,7 +77,7 @@ class Masks:
         """Nothing that was asked for is of use any more."""
         self._life += 1
         self._waiting.clear()
-        self.num_looking_ahead = 0
+        self.num_computing = self.num_looking_ahead = 0
 
     def take_ready(self) -> list[MaskCall]:
         """Takes the calls of steps whose draws all have their tokens."""
@@ -84,6 +86,7 @@ class Masks:
         ready = [step for step in self._waiting if all(map(_is_ready, step[1]))]
         self._waiting = [step for step in self._waiting if step not in ready]
         calls = [self._call(step_id, draws) for step_id, draws in ready]
+        self.num_computing += len(calls)
         self.num_looking_ahead += sum(call.looks_ahead for call in calls)
         return calls
 
@@ -98,6 +101,7 @@ class Masks:
         """
         if not self.is_current(call):
             return
+        self.num_computing -= 1
         self.num_looking_ahead -= call.looks_ahead
         for (sequence, position), outcome in zip(call.owners, outcomes, strict=True):
             if outcome.state in (MaskState.MASKED, MaskState.OPEN):

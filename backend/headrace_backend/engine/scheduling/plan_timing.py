@@ -145,6 +145,11 @@ class PlanTiming:
         """The time until which the next plan is held back; None if it is not."""
         return self._due_ns
 
+    @property
+    def knows_due(self) -> bool:
+        """Whether it can say when a plan is due, so that whoever waits for it may be told to."""
+        return self._holds and self._lead.known
+
     def may_plan(self, now_ns: int, worthwhile: bool) -> bool:
         """Whether the next step is to be planned now.
 
@@ -172,7 +177,8 @@ class PlanTiming:
             predicted_us: How long it is predicted to take.
             mixed: Whether it has prompts.
             replayed: Whether it is launched at once, as a graph. The device begins with the first
-                kernel of any other, so that the end of its launching tells nothing.
+                kernel of any other, so that the end of its launching tells nothing, and what waits
+                for another step's masks is not launched before them.
         """
         step = _PlannedStep(self._asked_at_ns, self._held, mixed, replayed, 1e3 * predicted_us)
         self.num_held += self._held

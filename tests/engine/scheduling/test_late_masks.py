@@ -1,0 +1,135 @@
+"""Masks that take their time on a device that takes its own: answers stay, and it never waits."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from tests.engine.harness import EOS, Reader, request
+from tests.engine.masked_harness import MaskedHarness, small_compiler
+from tests.engine.scheduling.test_held_plans import LEAD_NS, MS, STEP_NS, DeviceHarness
+from tests.support.examples import examples
+
+from headrace_backend.engine.request import EngineRequest
+from headrace_backend.engine.scheduling.masks import MaskCall
+from headrace_backend.structured_output.output_place import CompiledGrammar
+from headrace_request.structured_output import StructuredOutput
+
+FORMS = ["((a|b)abababababab){1,9}c?", "(a|cc)(abcabcabcabcabcabc|bbabbabbabb|c)(a|b){1,30}", "[abc]{3,60}(cccc|aaaa)b"]
+MAX_TOKENS = 60
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[list[CompiledGrammar]]:
+    compiler = small_compiler()
+    yield [compiler.compile(StructuredOutput("regex", form)).result() for form in FORMS]
+    compiler.close()
+
+
+class MaskedDevice(DeviceHarness):
+    """A device whose draws wait for masks that are there some time after they were asked for."""
+
+    def __init__(self, delays_ns: list[int], seed: int = 0, **changes: int) -> None:
+        self.delays_ns, self.draw = delays_ns, random.Random(seed)
+        self.calls: deque[tuple[int, MaskCall]] = deque()
+        self.num_masks = 0
+        # Plans that were made although masks were still computed.
+        self.num_before_masks = 0
+        super().__init__(**changes)
+
+    compute = MaskedHarness.compute
+
+    def plan(self) -> bool:
+        self.take_calls()
+        planned = super().plan()
+        self.num_before_masks += planned and bool(self.calls)
+        self.take_calls()
+        return planned
+
+    def take_calls(self) -> None:
+        for call in self.engine.take_mask_calls():
+            ready_ns = self.now_ns + self.draw.choice(self.delays_ns)
+            # One step's masks after the other's.
+            self.calls.append((max([ready_ns, *(other for other, _ in self.calls)]), call))
+
+    def event(self) -> None:
+        self.plan()
+        due_ns, done_ns = self.engine.plan_due_ns, self.times[0][1] if self.times else None
+        ready_ns = self.calls[0][0] if self.calls else None
+        if ready_ns is not None and all(ready_ns <= other for other in (due_ns, done_ns) if other is not None):
+            self.take_masks(ready_ns)
+        else:
+            super().event()
+
+    def take_masks(self, ready_ns: int) -> None:
+        self.now_ns = max(self.now_ns, ready_ns)
+        self.compute(self.calls.popleft()[1], self.worker)  # type: ignore[arg-type]
+        self.read()
+        self.plan()
+
+    def settle(self) -> None:
+        # The draw waits for the step's masks, and what was launched behind it with it.
+        while self.calls and self.calls[0][1].step_id <= self.worker_step_id():
+            self.take_masks(self.calls[0][0])
+            late_ns = max(self.now_ns - self.times[0][1], 0)
+            self.times = deque((launched, done + late_ns) for launched, done in self.times)
+            self.free_ns += late_ns
+        super().settle()
+        self.plan()
+
+    def worker_step_id(self) -> int:
+        """The step that is computed."""
+        return self.engine._in_flight[0].step_id
+
+
+def asked(grammar: CompiledGrammar | None, seed: int, **way: int) -> EngineRequest:
+    return request(9 + seed % 5, MAX_TOKENS, grammar=grammar, seed=seed, token_ids=[EOS], **way)
+
+
+def alone(grammar: CompiledGrammar | None, seed: int) -> dict[int, list[int]]:
+    harness = MaskedHarness()
+    reader = harness.add(asked(grammar, seed, max_drafts=0))
+    harness.run()
+    return reader.tokens
+
+
+def served(harness: MaskedDevice, grammars: list[CompiledGrammar], rows: list[tuple[int, int]]) -> list[Reader]:
+    readers = [harness.add(asked(grammars[form] if form >= 0 else None, seed)) for form, seed in rows]
+    harness.finish()
+    return readers
+
+
+@hypothesis.settings(max_examples=examples(40), deadline=None)
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(-1, len(FORMS) - 1), st.integers(0, 99)), min_size=1, max_size=5),
+    st.lists(st.sampled_from([0, MS // 2, 2 * MS, 4 * MS, 5 * MS, 9 * MS]), min_size=1, max_size=4),
+    st.integers(0, 2**16),
+)
+def test_answers_do_not_depend_on_when_masks_come(
+    grammars: list[CompiledGrammar], rows: list[tuple[int, int]], delays_ns: list[int], seed: int
+) -> None:
+    harness = MaskedDevice(delays_ns, seed)
+    # Long enough that plans are held back for some of the others.
+    harness.add(request(20, max_tokens=60))
+    for (form, row_seed), reader in zip(rows, served(harness, grammars, rows), strict=True):
+        assert reader.tokens == alone(grammars[form] if form >= 0 else None, row_seed)
+
+
+@pytest.mark.parametrize(("delay_ns", "comes_late"), [(MS, False), (STEP_NS - LEAD_NS // 2, True)])
+def test_a_device_does_not_wait_for_a_plan_that_waits_for_masks(
+    grammars: list[CompiledGrammar], delay_ns: int, comes_late: bool
+) -> None:
+    """Masks that come in time are waited for, others until the plan is due."""
+    harness = MaskedDevice([delay_ns])
+    # Until enough is known of the device.
+    harness.add(request(20, max_tokens=400))
+    harness.held()
+    harness.num_before_masks = 0
+    served(harness, grammars, [(0, seed) for seed in range(4)])
+    assert (harness.num_before_masks > 10) == comes_late
+    # What must come for longer is known in time all the same.
+    assert harness.worker.num_forced > 10
