@@ -25,7 +25,9 @@ from headrace_backend.structured_output.output_place import OutputPlace, failed
 from headrace_backend.structured_output.reasoning_place import ReasoningPlace
 from headrace_backend.structured_output.stacks import library_threads, thread_pool
 
-_MAX_THREADS: Final = 16
+# A step's masks are there when the slowest thread has its own, so that more threads than a step
+# needs make it later on a machine that has other work.
+_MAX_THREADS: Final = 8
 # How long a thread keeps the interpreter's lock that another waits for. Python's own 5 ms are a
 # whole step, and a mask would be that much later.
 _SWITCH_S: Final = 100e-6
