@@ -62,6 +62,7 @@ class PairTile(NamedTuple):
     block_words: int
     num_warps: int
     num_stages: int
+    outputs_first: bool = False
 
 
 @triton.jit
@@ -212,6 +213,14 @@ def _dot(w, x, total, PLAIN: tl.constexpr):
 
 
 @triton.jit
+def _load(ptrs, mask, WHOLE: tl.constexpr):
+    """Loads a block, 0 where it has no place; WHOLE: it has all of them."""
+    if WHOLE:
+        return tl.load(ptrs)
+    return tl.load(ptrs, mask=mask, other=0)
+
+
+@triton.jit
 def _expert_of_tile(starts_ptr, tile, NUM_EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
     """A tile's expert (NUM_EXPERTS or more: there is no such tile), and its number among its tiles.
 
@@ -231,6 +240,7 @@ def _tile_kernel(
     N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_WORDS: tl.constexpr, GATED: tl.constexpr,
+    OUTPUTS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, n): Y^T = W X^T for BLOCK_N outputs and BLOCK_M pairs of one expert.
 
@@ -244,12 +254,13 @@ def _tile_kernel(
     BLOCKS: tl.constexpr = LAYOUT.plane // BLOCK_WORDS
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     PLAIN: tl.constexpr = LAYOUT.is_plain
-    expert, number = _expert_of_tile(starts_ptr, tl.program_id(0), NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M)
+    tile = tl.program_id(1 if OUTPUTS_FIRST else 0)
+    expert, number = _expert_of_tile(starts_ptr, tile, NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M)
     if expert >= NUM_EXPERTS:
         return
     end = tl.load(starts_ptr + expert + 1)
     m = tl.load(starts_ptr + expert) + number * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = tl.program_id(0 if OUTPUTS_FIRST else 1) * BLOCK_N + tl.arange(0, BLOCK_N)
     j = tl.arange(0, BLOCK_WORDS)
     # Pairs and outputs beyond the end repeat the last one, and are not stored.
     m_read = tl.minimum(m, end - 1)
@@ -262,13 +273,13 @@ def _tile_kernel(
     up_total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for step in tl.range(0, (WORDS + BLOCK_WORDS - 1) // BLOCK_WORDS):
         word = step * BLOCK_WORDS + j[None, :]
-        words = tl.load(word_ptr + rows * WORDS + word, mask=word < WORDS, other=0)
+        words = _load(word_ptr + rows * WORDS + word, word < WORDS, WORDS % BLOCK_WORDS == 0)
         if GATED:
-            up_words = tl.load(word_ptr + (rows + N) * WORDS + word, mask=word < WORDS, other=0)
+            up_words = _load(word_ptr + (rows + N) * WORDS + word, word < WORDS, WORDS % BLOCK_WORDS == 0)
         for part in tl.static_range(PARTS):
             piece = (step // BLOCKS * PARTS + part) * LAYOUT.plane
             k = piece + step % BLOCKS * BLOCK_WORDS + j[:, None]
-            x = tl.load(x_rows + k, mask=k < K, other=0.0)
+            x = _load(x_rows + k, k < K, PARTS == 1 and K == WORDS and K % BLOCK_WORDS == 0)
             group = tl.minimum(piece, K - 1) // LAYOUT.group
             w = _tile_numbers(words, scale_ptr, zero_ptr, rows, group, NUM_ROWS, part, LAYOUT, DTYPE)
             total = _dot(w, x, total, PLAIN)
@@ -391,11 +402,12 @@ def _launch_tiles(
     layout, num_experts = weights.layout(), weights.num_experts
     block_words = max(16, _block_words(tile.block_words, layout))
     num_tiles = most_tiles(len(pairs.order), num_experts, tile.block_m)
-    _tile_kernel[(num_tiles, triton.cdiv(out.shape[1], tile.block_n))](
+    grid = (num_tiles, triton.cdiv(out.shape[1], tile.block_n))
+    _tile_kernel[grid[::-1] if tile.outputs_first else grid](
         x, *weights.bits(), *pairs, choice.weights, out,
         N=out.shape[1], LAYOUT=layout, NUM_EXPERTS=num_experts, PER_TOKEN=choice.experts.shape[1],
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts), BLOCK_N=tile.block_n, BLOCK_M=tile.block_m,
-        BLOCK_WORDS=block_words, GATED=gated,
+        BLOCK_WORDS=block_words, GATED=gated, OUTPUTS_FIRST=tile.outputs_first,
         num_warps=tile.num_warps, num_stages=_stages(tile, weights, layout, block_words, gated, x),
     )  # fmt: skip
 
