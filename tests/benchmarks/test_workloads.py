@@ -158,6 +158,7 @@ def test_numbers_are_rounded_to_e4m3_as_torch_does() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow  # Benchmarks alone use it.
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "demo"])
 def test_the_synthetic_tokenizer_gives_back_ids_and_text(name: str, tmp_path: pathlib.Path) -> None:
     vocab_size = SHAPES[name].vocab_size

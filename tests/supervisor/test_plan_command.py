@@ -68,6 +68,7 @@ def test_groups_that_do_not_divide_are_refused_on_any_number_of_ranks() -> None:
     assert ended.exit_code == 1 and "quantize_group is 128" in json.loads(ended.output)[0]["refused"]
 
 
+@pytest.mark.slow  # Single numbers of ranks are planned above.
 def test_every_number_of_ranks_has_its_row() -> None:
     ended = run("--model", str(DEMO), "--gpus", "4", "--users", "8", "--json")
     assert ended.exit_code == 0
