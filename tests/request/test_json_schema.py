@@ -1,4 +1,4 @@
-"""What grammars hold of a JSON Schema: formats of the standard, none of others, all else as it is."""
+"""Of a JSON Schema grammars hold formats of the standard, none of others, and all else as it is."""
 
 from __future__ import annotations
 
