@@ -1,4 +1,4 @@
-"""Of a JSON Schema grammars hold formats of the standard, none of others, and all else as it is."""
+"""Grammars hold what JSON Schemas say; formats of no standard say nothing."""
 
 from __future__ import annotations
 
