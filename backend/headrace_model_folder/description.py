@@ -152,7 +152,7 @@ class Experts:
 
     # Hidden state -> one logit for each expert.
     router: Linear
-    # All alike but for their names.
+    # All alike but for their names; of several ranks those of one, while the router is whole.
     experts: tuple[Mlp, ...]
     # Experts that compute a token.
     per_token: int
@@ -167,7 +167,7 @@ class Experts:
     @property
     def share(self) -> float:
         """Share of the experts that compute one token."""
-        return self.per_token / len(self.experts)
+        return self.per_token / self.router.outputs
 
     @property
     def down(self) -> Linear:
@@ -196,7 +196,7 @@ class Experts:
         These are the inner elements and the output of each of its experts, and the logits, which
         are in fp32.
         """
-        return self.per_token * (self.inner + self.down.outputs) + 2 * len(self.experts)
+        return self.per_token * (self.inner + self.down.outputs) + 2 * self.router.outputs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The mixture of experts of a decoder layer: a router, and experts that each compute few tokens.
 
-Several ranks have a part of every expert's inner elements each, and the whole router, so all choose
-alike and their outputs add up.
+Several ranks have a part of every expert's inner elements each, or some experts whole, and the
+whole router. So all choose alike and their outputs add up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.quantization.expert_weight import make_expert_weight
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.experts import mixture
-from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.routing import Choice, choose_experts
 from headrace_kernels.rounded_tokens import Activations
 from headrace_model_folder.description import Experts, Linear
@@ -59,13 +59,15 @@ class ExpertMlp(nn.Module):
     def __init__(self, experts: Experts, placement: Placement) -> None:
         super().__init__()
         count, hidden = len(experts.experts), experts.router.inputs
-        inner = placement.shard.split(experts.inner)
+        inner, own = placement.shard.split_inner(experts.inner), placement.shard.split_experts(count)
+        kept = experts.experts[own.start : own.stop]
         # In the model's type whatever the experts have: its product decides what is computed.
         self.router = ColumnLinear((experts.router,), (range(count),), dataclasses.replace(placement, scheme=None))
-        gates_and_ups = list(itertools.chain.from_iterable((expert.gate, expert.up) for expert in experts.experts))
-        downs = [expert.down for expert in experts.experts]
-        self.gate_up_proj = ExpertLinear(gates_and_ups, inner, range(hidden), count, placement)
-        self.down_proj = ExpertLinear(downs, range(experts.down.outputs), inner, count, placement)
+        gates_and_ups = list(itertools.chain.from_iterable((expert.gate, expert.up) for expert in kept))
+        downs = [expert.down for expert in kept]
+        self.gate_up_proj = ExpertLinear(gates_and_ups, inner, range(hidden), len(own), placement)
+        self.down_proj = ExpertLinear(downs, range(experts.down.outputs), inner, len(own), placement)
+        self._part = ExpertPart(own.start, count) if len(own) < count else None
         self._per_token, self._renormalized = experts.per_token, experts.renormalized
 
     def forward(self, x: Activations) -> Tensor:
@@ -95,7 +97,8 @@ class ExpertMlp(nn.Module):
 
     @property
     def _weights(self) -> tuple[ExpertWeights, ExpertWeights]:
-        return self.gate_up_proj.weight.experts, self.down_proj.weight.experts
+        gate_up, down = self.gate_up_proj.weight.experts, self.down_proj.weight.experts
+        return dataclasses.replace(gate_up, part=self._part), dataclasses.replace(down, part=self._part)
 
     def _choice(self, logits: Tensor) -> Choice:
         return choose_experts(logits, self._per_token, self._renormalized)

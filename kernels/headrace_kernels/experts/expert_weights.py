@@ -10,6 +10,7 @@ Owns how kernels take it (`bits`, `layout`) and how one expert's numbers are rea
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,18 +23,40 @@ from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, Qu
 _PLANE = 1 << 12
 
 
+class ExpertPart(NamedTuple):
+    """Which of a layer's experts a rank has, where it has not all: some that follow each other."""
+
+    # Number of the first one, by which a choice names it.
+    first: int
+    # Experts of the layer, those of all ranks together.
+    total: int
+
+
 @dataclasses.dataclass(slots=True, frozen=True)
 class ExpertWeights:
     """One projection, or gate and up, of every expert: [num_experts * num_outputs, num_inputs]."""
 
     # A plain one has contiguous rows wherever a kernel reads it.
     weight: Tensor | QuantizedWeight
+    # Experts that are here.
     num_experts: int
+    # None: all experts of the layer are here.
+    part: ExpertPart | None = None
 
     def __post_init__(self) -> None:
         weight = self.weight
         if isinstance(weight, QuantizedWeight):
             assert takes(weight), "experts have 8 bits by outputs, or 4 by groups, and inputs in order"
+
+    @property
+    def total_experts(self) -> int:
+        """Experts of the layer, of which a choice names some."""
+        return self.num_experts if self.part is None else self.part.total
+
+    @property
+    def first_expert(self) -> int | None:
+        """Number of the first expert that is here; None: all are."""
+        return None if self.part is None else self.part.first
 
     @property
     def num_outputs(self) -> int:
@@ -59,7 +82,7 @@ class ExpertWeights:
         return self.weight.packed if isinstance(self.weight, QuantizedWeight) else self.weight
 
     def expert(self, index: int) -> Tensor:
-        """One expert's numbers [num_outputs, num_inputs] in the activations' type."""
+        """Numbers [num_outputs, num_inputs] of the index-th expert that is here, dequantized."""
         rows = slice(index * self.num_outputs, (index + 1) * self.num_outputs)
         if not isinstance(self.weight, QuantizedWeight):
             return self.weight[rows]

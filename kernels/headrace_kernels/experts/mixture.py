@@ -58,7 +58,7 @@ def vector_rule(weights: ExpertWeights) -> VectorTile:
 
 def tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
     """The tile of a product of many pairs."""
-    average, kind = triton.cdiv(num_pairs, weights.num_experts), weights.layout().kind
+    average, kind = triton.cdiv(num_pairs, weights.total_experts), weights.layout().kind
     largest = _LARGEST_TILE
     if kind == "int4":
         largest = _LARGEST_INT4_TILES[not card.has_warpgroup_products(weights.storage.device)]
@@ -70,8 +70,9 @@ def tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
 def mixture_reference(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
     """Specification of `mixture`, in plain PyTorch."""
     total = torch.zeros(len(x), down.num_outputs, dtype=torch.float32, device=x.device)
-    for expert in torch.unique(choice.experts).tolist():
-        tokens, slots = (choice.experts == expert).nonzero(as_tuple=True)
+    numbers = choice.experts - (gate_up.first_expert or 0)
+    for expert in torch.unique(numbers[(numbers >= 0) & (numbers < gate_up.num_experts)]).tolist():
+        tokens, slots = (numbers == expert).nonzero(as_tuple=True)
         inner = swiglu_reference(functional.linear(x[tokens], gate_up.expert(expert)))
         outputs = functional.linear(inner, down.expert(expert)).float()
         total.index_add_(0, tokens, outputs.mul_(choice.weights[tokens, slots, None]))
@@ -88,8 +89,8 @@ def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeigh
         down: Down projections of all experts, `inner` inputs each.
 
     Returns:
-        [num_tokens, hidden] in the type of x; the sum over experts is rounded once, each expert's
-        output before only where tokens are many.
+        [num_tokens, hidden] in the type of x, without the experts that are not here. The sum over
+        experts is rounded once, each expert's output before only where tokens are many.
     """
     if not uses_triton(gate_up.storage):
         return mixture_reference(x, choice, gate_up, down)
@@ -102,8 +103,9 @@ def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeigh
         )
         return out
     num_pairs = choice.experts.numel()
+    pairs = sort_pairs(choice.experts, gate_up.num_experts, gate_up.first_expert)
     tiles = tile_rule(num_pairs, gate_up, gated=True), tile_rule(num_pairs, down, gated=False)
-    multiply_pairs(x.contiguous(), choice, sort_pairs(choice.experts, gate_up.num_experts), gate_up, down, out, tiles)
+    multiply_pairs(x.contiguous(), choice, pairs, gate_up, down, out, tiles)
     return out
 
 

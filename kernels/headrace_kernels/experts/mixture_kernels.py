@@ -85,9 +85,19 @@ def _wide_numbers(
 
 
 @triton.jit
+def _own_expert(experts_ptr, pairs, first_expert, NUM_EXPERTS: tl.constexpr):
+    """Which of the experts here computes a pair, the first one if none does; and whether one does."""
+    expert = tl.load(experts_ptr + pairs).to(tl.int64)
+    if first_expert is not None:
+        expert -= first_expert
+    is_here = (expert >= 0) & (expert < NUM_EXPERTS)
+    return tl.where(is_here, expert, 0), is_here
+
+
+@triton.jit(do_not_specialize=["first_expert"])
 def _vector_gate_up_kernel(
     x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, experts_ptr, out_ptr,
-    eps,
+    eps, first_expert,
     N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
 ):  # fmt: skip
@@ -103,7 +113,9 @@ def _vector_gate_up_kernel(
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     j = tl.arange(0, BLOCK_WORDS)[None, :]
     x_row = x_ptr + (pair // PER_TOKEN).to(tl.int64) * K
-    expert = tl.load(experts_ptr + pair).to(tl.int64)
+    expert, is_here = _own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)
+    if not is_here:
+        return
     NUM_ROWS: tl.constexpr = N * 2 * NUM_EXPERTS
     # Elements beyond the end repeat the last one, and are not stored.
     gates = (expert * (2 * N) + tl.minimum(n, N - 1))[:, None]
@@ -138,9 +150,10 @@ def _vector_gate_up_kernel(
     tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=n[:, None] < N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_expert"])
 def _vector_down_kernel(
     x_ptr, word_ptr, scale_ptr, zero_ptr, experts_ptr, weights_ptr, out_ptr,
+    first_expert,
     N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
     ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
 ):  # fmt: skip
@@ -156,19 +169,20 @@ def _vector_down_kernel(
     total = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
     for slot in tl.static_range(PER_TOKEN):
         pair = token * PER_TOKEN + slot
-        factor = tl.load(weights_ptr + pair)
-        rows = (tl.load(experts_ptr + pair).to(tl.int64) * N + tl.minimum(n, N - 1))[:, None]
+        expert, is_here = _own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)
+        factor = tl.load(weights_ptr + pair, mask=is_here, other=0.0)
+        rows = (expert * N + tl.minimum(n, N - 1))[:, None]
         if scale_ptr is not None:
             if not LAYOUT.is_grouped:
                 factor = factor * tl.load(scale_ptr + rows)
         sums = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
         for first in tl.static_range(0, WORDS, BLOCK_WORDS):
             word = first + j
-            words = tl.load(word_ptr + rows * WORDS + word, mask=word < WORDS, other=0)
+            words = tl.load(word_ptr + rows * WORDS + word, mask=(word < WORDS) & is_here, other=0)
             for part in tl.static_range(PARTS):
                 piece = (first // BLOCK_WORDS // BLOCKS * PARTS + part) * LAYOUT.plane
                 k = piece + first // BLOCK_WORDS % BLOCKS * BLOCK_WORDS + j
-                x = tl.load(x_ptr + pair * K + k, mask=k < K, other=0.0).to(tl.float32)
+                x = tl.load(x_ptr + pair * K + k, mask=(k < K) & is_here, other=0.0).to(tl.float32)
                 group = tl.minimum(piece, K - 1) // LAYOUT.group
                 sums += x * _wide_numbers(words, scale_ptr, zero_ptr, rows, group, NUM_ROWS, part, LAYOUT)
         total += sums * factor
@@ -301,14 +315,22 @@ def _tile_kernel(
     tl.store(places, y.to(out_ptr.dtype.element_ty), mask=(m < end)[None, :] & (n < N)[:, None])
 
 
-@triton.jit
-def _combine_kernel(pairs_ptr, out_ptr, N: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (token, n): the sum of the token's pairs [PER_TOKEN, N] in order."""
+@triton.jit(do_not_specialize=["first_expert"])
+def _combine_kernel(
+    pairs_ptr, experts_ptr, out_ptr,
+    first_expert,
+    N: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (token, n): the sum of the token's pairs [PER_TOKEN, N] in order, of experts here."""
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for slot in tl.static_range(PER_TOKEN):
-        total += tl.load(pairs_ptr + (token * PER_TOKEN + slot) * N + n, mask=n < N, other=0.0).to(tl.float32)
+        pair = token * PER_TOKEN + slot
+        mask = n < N
+        if first_expert is not None:
+            mask = mask & _own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)[1]
+        total += tl.load(pairs_ptr + pair * N + n, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * N + n, total.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -340,12 +362,12 @@ def multiply_vectors(
     norm_weight, eps = norm or (None, 0.0)
     grid = (len(inner), triton.cdiv(down.num_inputs, tiles[0].block_n))
     _vector_gate_up_kernel[grid](
-        x, norm_weight, *gate_up.bits(), choice.experts, inner, eps, N=down.num_inputs,
+        x, norm_weight, *gate_up.bits(), choice.experts, inner, eps, gate_up.first_expert, N=down.num_inputs,
         **shared, **_vector_options(gate_up, tiles[0]),
     )  # fmt: skip
     grid = (num_tokens, triton.cdiv(down.num_outputs, tiles[1].block_n))
     _vector_down_kernel[grid](
-        inner, *down.bits(), choice.experts, choice.weights, out, N=down.num_outputs,
+        inner, *down.bits(), choice.experts, choice.weights, out, down.first_expert, N=down.num_outputs,
         **shared, ADD=add, **_vector_options(down, tiles[1]),
     )  # fmt: skip
 
@@ -382,8 +404,9 @@ def multiply_pairs(
     _launch_tiles(x, choice, pairs, gate_up, inner, tiles[0], gated=True)
     _launch_tiles(inner, choice, pairs, down, outputs, tiles[1], gated=False)
     _combine_kernel[(len(x), triton.cdiv(num_outputs, _COMBINED))](
-        outputs, out, N=num_outputs, PER_TOKEN=choice.experts.shape[1], BLOCK=_COMBINED
-    )
+        outputs, choice.experts, out, down.first_expert,
+        N=num_outputs, NUM_EXPERTS=down.num_experts, PER_TOKEN=choice.experts.shape[1], BLOCK=_COMBINED,
+    )  # fmt: skip
 
 
 def most_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:

@@ -129,12 +129,13 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
     tp, described = config.tp, stage_part(model.description, stage)
     dtype = choose_dtype(config.dtype, model, _CARD)
     schemes = Schemes.named(config.quantize, config.quantize_group, config.quantize_head)
-    weights = weight_memory(ModelBuild(model, dtype, _CARD, schemes, Shard(0, tp), stage=stage))
+    shard = Shard(0, tp, whole_experts=config.expert_parallel)
+    weights = weight_memory(ModelBuild(model, dtype, _CARD, schemes, shard, stage=stage))
     other = _OTHER_BYTES + (_GROUP_BYTES if config.num_ranks > 1 else 0)
     room = Room(_CARD, gpu_bytes - other, gpu_bytes, int(config.memory_budget))
     sizes = WorkerSizes.of(config, config.max_model_len or model.max_position_embeddings, stage)
     beside = None if draft is None else _beside(draft, model, sizes, dtype)
-    memory, plan = plan_estimate(sizes, rank_part(described, tp), weights, dtype, room, beside)
+    memory, plan = plan_estimate(sizes, rank_part(described, tp, config.expert_parallel), weights, dtype, room, beside)
     is_read = described.head.tied and schemes.head is None
     has_table = stage.is_first and not is_read
     embedding = described.vocab_size * described.hidden_size // tp if has_table else 0
