@@ -60,8 +60,8 @@ def load_model(build: ModelBuild, folder: ModelFolder | None, progress: Progress
     """
     model = build.empty_model()
     targets, shapes = model.weight_targets(), expected_tensors(build.config)
-    # Biases that are added once are rank 0's, other stages' layers are not here.
-    has_all = build.shard.rank == 0 and build.stage.count == 1
+    # Biases that are added once are rank 0's, other ranks' experts and stages' layers are not here.
+    has_all = build.shard.rank == 0 and build.stage.count == 1 and not build.shard.whole_experts
     assert targets.keys() == shapes.keys() if has_all else targets.keys() <= shapes.keys()
     share_scales(targets, shapes, build.shard, functools.partial(_fill_first, folder, shapes, seed, progress))
     with torch.inference_mode():

@@ -5,6 +5,7 @@ They run in the interpreter at awkward sizes, on a GPU at the sizes of models.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.kernel_case import DEVICES, ROUNDING, Numbers, kernels_on, poisoned_memory
 
-from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.mixture import (
     add_mixture,
     add_mixture_reference,
@@ -54,14 +55,25 @@ class Case:
         self.choice = choose_experts_reference(logits, per_token, renormalized=True)
 
     def _weights(self, num_outputs: int, num_inputs: int) -> ExpertWeights:
-        rows = self.num_experts * num_outputs
-        plain = self.numbers.randn(rows, num_inputs) * num_inputs**-0.5
+        plain = self.numbers.randn(self.num_experts * num_outputs, num_inputs) * num_inputs**-0.5
+        return self._stored(plain, self.num_experts)
+
+    def _stored(self, plain: torch.Tensor, num_experts: int) -> ExpertWeights:
+        rows, num_inputs = plain.shape
         if self.kind is None:
-            return ExpertWeights(plain, self.num_experts)
+            return ExpertWeights(plain, num_experts)
         group = self.group if self.kind is QuantKind.INT4 else num_inputs
         packed = allocate(self.kind, rows, num_inputs, group, plain.dtype, plain.device)
         quantize_rows(plain, packed, 0)
-        return ExpertWeights(packed, self.num_experts)
+        return ExpertWeights(packed, num_experts)
+
+    def keep(self, experts: range) -> None:
+        """Takes away all weights but those of some experts, as a rank has them."""
+        part = ExpertPart(experts.start, self.num_experts)
+        for name in ("gate_up", "down"):
+            whole: ExpertWeights = getattr(self, name)
+            kept = torch.cat([whole.expert(expert) for expert in experts])
+            setattr(self, name, dataclasses.replace(self._stored(kept, len(experts)), part=part))
 
     def expected(self, normed: bool = False) -> torch.Tensor:
         x = self.x.double()
@@ -80,7 +92,7 @@ class Case:
         if kernel == "vector":
             multiply_vectors(self.x, self.choice, self.gate_up, self.down, out, (vector, vector), None, False)
         else:
-            pairs = sort_pairs_reference(self.choice.experts, self.num_experts)
+            pairs = sort_pairs_reference(self.choice.experts, self.gate_up.num_experts, self.gate_up.first_expert)
             multiply_pairs(self.x, self.choice, pairs, self.gate_up, self.down, out, (pair, pair))
         return out
 
@@ -180,6 +192,38 @@ def test_a_token_does_not_depend_on_its_neighbours(kernel: Kernel) -> None:
         apart = case.multiplied(kernel, VECTOR, PAIR)
     assert torch.equal(together[2:4], apart[2:4])
     assert apart[0].isnan().all()
+
+
+# Of two ranks one has three experts and the other two, and of all tokens some have none of them.
+@pytest.mark.parametrize("kind", [None, QuantKind.INT8, QuantKind.INT4])
+@pytest.mark.parametrize("kernel", ["vector", "tile"])
+def test_the_sums_of_ranks_with_whole_experts_add_up(kernel: Kernel, kind: QuantKind | None) -> None:
+    sizes = (5, 5, 2, 96 if kind is QuantKind.INT4 else 40, 32)
+    total = torch.zeros(5, sizes[3])
+    for experts in (range(3), range(3, 5)):
+        case = Case(sizes, kind, torch.float32, "cpu")
+        expected = case.expected()
+        case.choice.experts[0] = torch.tensor([4, 3])
+        case.keep(experts)
+        with kernels_on("cpu"), poisoned_memory("cpu"):
+            part = case.multiplied(kernel, VECTOR, PAIR)
+            assert torch.equal(part[0] == 0, torch.full_like(part[0], 3 not in experts, dtype=torch.bool))
+            close(mixture(case.x, case.choice, case.gate_up, case.down), part.double(), torch.float32)
+        close(mixture_reference(case.x, case.choice, case.gate_up, case.down), part.double(), torch.float32)
+        total += part
+    # Token 0 was sent elsewhere than the expectation's.
+    close(total[1:], expected[1:], torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [1, 4, 33, 600])
+def test_a_rank_s_experts_of_models_agree_with_their_reference(num_tokens: int) -> None:
+    case = Case((num_tokens, 128, 8, 2048, 768), None, torch.bfloat16, "cuda")
+    case.keep(range(64, 128))
+    with kernels_on("cuda"), poisoned_memory("cuda"):
+        found = mixture(case.x, case.choice, case.gate_up, case.down)
+    expected = mixture_reference(case.x, case.choice, case.gate_up, case.down)
+    close(found, expected.double(), torch.bfloat16, roundings=9)
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=20), st.sampled_from([1, 2, 16, 64]))
