@@ -197,7 +197,7 @@ def test_a_token_does_not_depend_on_its_neighbours(kernel: Kernel) -> None:
 # Of two ranks one has three experts and the other two, and of all tokens some have none of them.
 @pytest.mark.parametrize("kind", [None, QuantKind.INT8, QuantKind.INT4])
 @pytest.mark.parametrize("kernel", ["vector", "tile"])
-def test_the_sums_of_ranks_with_whole_experts_add_up(kernel: Kernel, kind: QuantKind | None) -> None:
+def test_what_ranks_with_whole_experts_compute_adds_up(kernel: Kernel, kind: QuantKind | None) -> None:
     sizes = (5, 5, 2, 96 if kind is QuantKind.INT4 else 40, 32)
     total = torch.zeros(5, sizes[3])
     for experts in (range(3), range(3, 5)):
