@@ -7,8 +7,8 @@ each expert that a token chose multiplies its tokens by itself.
 
 Launch rules. Up to 4 tokens each pair reads its expert's weights for itself; more are sorted by
 expert, in tiles of about twice the pairs that an expert has on average, from 16 to 128, so that
-most experts are one tile while a step is bound by memory. Chosen without a card; what they reach
-on one is in docs/experiments.md.
+most experts are one tile while a step is bound by memory. Chosen without a card, but for the
+largest tiles; what they reach on one is in docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -57,12 +57,19 @@ def vector_rule(weights: ExpertWeights) -> VectorTile:
 
 
 def tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
-    """The tile of a product of many pairs."""
+    """The tile of a product of many pairs.
+
+    The largest ones of plain weights, from sm_90 on, are those that took an H200 least for 8,192
+    tokens of Qwen3-30B-A3B: gate and up 741 us in place of 901, down 488 in place of 805
+    (docs/experiments.md, "tiles of many tokens of a mixture").
+    """
     average, kind = triton.cdiv(num_pairs, weights.total_experts), weights.layout().kind
     largest = _LARGEST_TILE
     if kind == "int4":
         largest = _LARGEST_INT4_TILES[not card.has_warpgroup_products(weights.storage.device)]
     block_m = min(max(triton.next_power_of_2(2 * average), _LEAST_TILE), largest)
+    if kind == "plain" and block_m == _LARGEST_TILE and card.has_warpgroup_products(weights.storage.device):
+        return PairTile(128 if gated else 256, block_m, 64, num_warps=8, num_stages=4, outputs_first=True)
     num_warps, num_stages = (8, 3) if block_m == _LARGEST_TILE else (4, 4)
     return PairTile(64 if gated else 128, block_m, 128 if kind in ("int8", "fp8") else 64, num_warps, num_stages)
 

@@ -62,6 +62,8 @@ class PairTile(NamedTuple):
     block_words: int
     num_warps: int
     num_stages: int
+    # Whether programs of one tile's outputs are neighbours, and so share its rows of x in the
+    # second cache; otherwise those of one block of outputs are.
     outputs_first: bool = False
 
 
@@ -278,11 +280,13 @@ def _tile_kernel(
     j = tl.arange(0, BLOCK_WORDS)
     # Pairs and outputs beyond the end repeat the last one, and are not stored.
     m_read = tl.minimum(m, end - 1)
-    pairs = tl.load(order_ptr + m_read)
     HALVES: tl.constexpr = 2 if GATED else 1
     NUM_ROWS: tl.constexpr = N * HALVES * NUM_EXPERTS
     rows = (expert.to(tl.int64) * (HALVES * N) + tl.minimum(n, N - 1))[:, None]
-    x_rows = x_ptr + (pairs // PER_TOKEN if GATED else m_read).to(tl.int64)[None, :] * K
+    x_row = m_read
+    if GATED:
+        x_row = tl.load(order_ptr + m_read) // PER_TOKEN
+    x_rows = x_ptr + x_row.to(tl.int64)[None, :] * K
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up_total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for step in tl.range(0, (WORDS + BLOCK_WORDS - 1) // BLOCK_WORDS):
@@ -309,6 +313,7 @@ def _tile_kernel(
         y = total * tl.sigmoid(total) * up_total
         out_rows = m
     else:
+        pairs = tl.load(order_ptr + m_read)
         y = total * tl.load(weights_ptr + pairs)[None, :]
         out_rows = pairs
     places = out_ptr + out_rows.to(tl.int64)[None, :] * N + n[:, None]
