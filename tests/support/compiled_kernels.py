@@ -161,6 +161,8 @@ _HEADS = (
     Shape(40, 1, 128, 16, None, torch.bfloat16),
     Shape(8, 4, 256, 16, None, torch.bfloat16),
 )
+# gpt-oss' layers with a window, whose kernels differ from others' by the sinks.
+_SINKS = Shape(64, 8, 64, 16, 128, torch.bfloat16, has_sinks=True)
 
 _QUANTIZED = (
     Shape(32, 8, 128, 16, None, torch.bfloat16, "int8"),
@@ -176,7 +178,7 @@ _QUANTIZED_WIDE = (
 
 def _decode_raw(shape: Shape, normed: bool) -> None:
     case = RawCase(shape, [700], "cpu", normed=normed)
-    attention.rotate_write_attend(case.raw, case.kv_cache, case.step, shape.scale, shape.window)
+    attention.rotate_write_attend(case.raw, case.kv_cache, case.step, shape.scale, shape.window, case.case.sinks)
 
 
 def compile_attention(arch: int) -> list[Any]:
@@ -192,11 +194,11 @@ def compile_attention(arch: int) -> list[Any]:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(attention, "INTERPRETED", True))
         compiled = stack.enter_context(compiling_for(arch))
-        for shape in _HEADS[:2]:
+        for shape in (*_HEADS[:2], _SINKS):
             for rows, gather_bytes in ([(700, 1), (0, 20)], 0), ([(2048, 512)], 1 << 24):
                 case = Case(shape, rows, "cpu", gather_bytes=gather_bytes)
-                attention.paged_attention(case.query, case.kv_cache, case.step, shape.scale, shape.window)
-        for shape in _HEADS:
+                attention.paged_attention(case.query, case.kv_cache, case.step, shape.scale, shape.window, case.sinks)
+        for shape in (*_HEADS, _SINKS):
             _decode_raw(shape, normed=shape.window is not None)
         for query_len in (2, 4, 8, 16):
             case = Case(llama, [(700, 1)], "cpu", max_query_len=query_len)
