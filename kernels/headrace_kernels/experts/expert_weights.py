@@ -40,6 +40,8 @@ class ExpertWeights:
     weight: Tensor | QuantizedWeight
     # Experts that are here.
     num_experts: int
+    # [num_experts * num_outputs] in the activations' type; None: there is none.
+    bias: Tensor | None = None
     # None: all experts of the layer are here.
     part: ExpertPart | None = None
 
@@ -89,6 +91,10 @@ class ExpertWeights:
         out = torch.empty(self.num_outputs, self.num_inputs, dtype=self.dtype, device=self.weight.device)
         dequantize_rows(self.weight, rows, out)
         return out
+
+    def expert_bias(self, index: int) -> Tensor | None:
+        """One expert's bias [num_outputs]; None: there is none."""
+        return None if self.bias is None else self.bias.view(self.num_experts, -1)[index]
 
     def bits(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Words, scales and zeros, as kernels read them."""

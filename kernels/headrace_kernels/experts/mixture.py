@@ -1,6 +1,6 @@
 """A mixture of experts: each token through its experts' gated MLPs, and the weighted sum of those.
 
-    y = sum over a token's experts e of weight_e down_e(silu(gate_e(x)) * up_e(x))
+    y = sum over a token's experts e of weight_e down_e(gated(gate_e(x), up_e(x)))
 
 Owns the operation and the rule of which kernels run (`mixture_kernels`). Where Triton does not run,
 each expert that a token chose multiplies its tokens by itself.
@@ -20,10 +20,10 @@ from torch.nn import functional
 
 from headrace_kernels import card
 from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.gating import SILU, Gating, gated_reference
 from headrace_kernels.experts.mixture_kernels import PairTile, VectorTile, multiply_pairs, multiply_vectors
 from headrace_kernels.experts.routing import Choice, sort_pairs
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
-from headrace_kernels.swiglu import swiglu_reference
 from headrace_kernels.triton_runtime import INTERPRETED, uses_triton
 
 # Tokens up to which each reads the weights of its experts for itself. No server runs fp32 on a GPU;
@@ -74,19 +74,22 @@ def tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
     return PairTile(64 if gated else 128, block_m, 128 if kind in ("int8", "fp8") else 64, num_warps, num_stages)
 
 
-def mixture_reference(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
+def mixture_reference(
+    x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating = SILU
+) -> Tensor:
     """Specification of `mixture`, in plain PyTorch."""
     total = torch.zeros(len(x), down.num_outputs, dtype=torch.float32, device=x.device)
     numbers = choice.experts - (gate_up.first_expert or 0)
     for expert in torch.unique(numbers[(numbers >= 0) & (numbers < gate_up.num_experts)]).tolist():
         tokens, slots = (numbers == expert).nonzero(as_tuple=True)
-        inner = swiglu_reference(functional.linear(x[tokens], gate_up.expert(expert)))
-        outputs = functional.linear(inner, down.expert(expert)).float()
+        gates_and_ups = functional.linear(x[tokens], gate_up.expert(expert), gate_up.expert_bias(expert))
+        inner = gated_reference(gates_and_ups, gating)
+        outputs = functional.linear(inner, down.expert(expert), down.expert_bias(expert)).float()
         total.index_add_(0, tokens, outputs.mul_(choice.weights[tokens, slots, None]))
     return total.to(x.dtype)
 
 
-def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
+def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating = SILU) -> Tensor:
     """Computes each token with its experts.
 
     Args:
@@ -94,37 +97,50 @@ def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeigh
         choice: Experts and weights of the tokens.
         gate_up: Gates and ups of all experts, `2 * inner` outputs each.
         down: Down projections of all experts, `inner` inputs each.
+        gating: What is between gate-up and down.
 
     Returns:
         [num_tokens, hidden] in the type of x, without the experts that are not here. The sum over
         experts is rounded once, each expert's output before only where tokens are many.
     """
     if not uses_triton(gate_up.storage):
-        return mixture_reference(x, choice, gate_up, down)
+        return mixture_reference(x, choice, gate_up, down, gating)
     out = x.new_empty(len(x), down.num_outputs)
     if len(x) == 0:
         return out
     if len(x) <= _MOST_VECTORS[x.dtype]:
         multiply_vectors(
-            x.contiguous(), choice, gate_up, down, out, (vector_rule(gate_up), vector_rule(down)), None, False
+            x.contiguous(), choice, gate_up, down, out, (vector_rule(gate_up), vector_rule(down)), None, False, gating
         )
         return out
     num_pairs = choice.experts.numel()
     pairs = sort_pairs(choice.experts, gate_up.num_experts, gate_up.first_expert)
     tiles = tile_rule(num_pairs, gate_up, gated=True), tile_rule(num_pairs, down, gated=False)
-    multiply_pairs(x.contiguous(), choice, pairs, gate_up, down, out, tiles)
+    multiply_pairs(x.contiguous(), choice, pairs, gate_up, down, out, tiles, gating)
     return out
 
 
 def add_mixture_reference(
-    residual: Tensor, norm_weight: Tensor, eps: float, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    choice: Choice,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    gating: Gating = SILU,
 ) -> None:
     """Specification of `add_mixture`, in plain PyTorch."""
-    residual.add_(mixture_reference(rms_norm_reference(residual, norm_weight, eps), choice, gate_up, down))
+    residual.add_(mixture_reference(rms_norm_reference(residual, norm_weight, eps), choice, gate_up, down, gating))
 
 
 def add_mixture(
-    residual: Tensor, norm_weight: Tensor, eps: float, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    choice: Choice,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    gating: Gating = SILU,
 ) -> None:
     """Adds a mixture of the residual stream's norm to the residual stream.
 
@@ -135,9 +151,10 @@ def add_mixture(
         choice: Experts and weights of the tokens.
         gate_up: Gates and ups of all experts, `2 * inner` outputs each.
         down: Down projections of all experts, `inner` inputs each.
+        gating: What is between gate-up and down.
     """
     if not fuses(len(residual), gate_up):
-        residual.add_(mixture(rms_norm(residual, norm_weight, eps), choice, gate_up, down))
+        residual.add_(mixture(rms_norm(residual, norm_weight, eps), choice, gate_up, down, gating))
         return
     tiles = vector_rule(gate_up), vector_rule(down)
-    multiply_vectors(residual, choice, gate_up, down, residual, tiles, (norm_weight, eps), True)
+    multiply_vectors(residual, choice, gate_up, down, residual, tiles, (norm_weight, eps), True, gating)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.support.kernel_case import DEVICES, ROUNDING, Numbers, kernels_on, poisoned_memory
 
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
+from headrace_kernels.experts.gating import SILU, Gating
 from headrace_kernels.experts.mixture import (
     add_mixture,
     add_mixture_reference,
@@ -42,7 +43,10 @@ class Case:
         dtype: torch.dtype,
         device: str,
         group: int = 32,
+        gating: Gating = SILU,
+        has_biases: bool = False,
     ) -> None:
+        self.gating, self._has_biases = gating, has_biases
         num_tokens, self.num_experts, per_token, hidden, inner = sizes
         self.numbers = Numbers(device, dtype, sum(sizes))
         self.kind, self.group = kind, group
@@ -55,17 +59,19 @@ class Case:
         self.choice = choose_experts_reference(logits, per_token, renormalized=True)
 
     def _weights(self, num_outputs: int, num_inputs: int) -> ExpertWeights:
-        plain = self.numbers.randn(self.num_experts * num_outputs, num_inputs) * num_inputs**-0.5
-        return self._stored(plain, self.num_experts)
+        rows = self.num_experts * num_outputs
+        plain = self.numbers.randn(rows, num_inputs) * num_inputs**-0.5
+        bias = self.numbers.randn(rows) if self._has_biases else None
+        return self._stored(plain, self.num_experts, bias)
 
-    def _stored(self, plain: torch.Tensor, num_experts: int) -> ExpertWeights:
+    def _stored(self, plain: torch.Tensor, num_experts: int, bias: torch.Tensor | None) -> ExpertWeights:
         rows, num_inputs = plain.shape
         if self.kind is None:
-            return ExpertWeights(plain, num_experts)
+            return ExpertWeights(plain, num_experts, bias)
         group = self.group if self.kind is QuantKind.INT4 else num_inputs
         packed = allocate(self.kind, rows, num_inputs, group, plain.dtype, plain.device)
         quantize_rows(plain, packed, 0)
-        return ExpertWeights(packed, num_experts)
+        return ExpertWeights(packed, num_experts, bias)
 
     def keep(self, experts: range) -> None:
         """Takes away all weights but those of some experts, as a rank has them."""
@@ -73,7 +79,8 @@ class Case:
         for name in ("gate_up", "down"):
             whole: ExpertWeights = getattr(self, name)
             kept = torch.cat([whole.expert(expert) for expert in experts])
-            setattr(self, name, dataclasses.replace(self._stored(kept, len(experts)), part=part))
+            bias = None if whole.bias is None else whole.bias.view(self.num_experts, -1)[list(experts)].flatten()
+            setattr(self, name, dataclasses.replace(self._stored(kept, len(experts), bias), part=part))
 
     def expected(self, normed: bool = False) -> torch.Tensor:
         x = self.x.double()
@@ -82,18 +89,30 @@ class Case:
         total = torch.zeros_like(x)
         for token, (experts, weights) in enumerate(zip(*self.choice, strict=True)):
             for expert, weight in zip(experts.tolist(), weights.double(), strict=True):
-                gate, up = (self.gate_up.expert(expert).double() @ x[token]).chunk(2)
-                inner = gate / (1 + torch.exp(-gate)) * up
-                total[token] += weight * (self.down.expert(expert).double() @ inner)
+                inner = self._inner(*self._product(self.gate_up, expert, x[token]).chunk(2))
+                total[token] += weight * self._product(self.down, expert, inner)
         return total
+
+    @staticmethod
+    def _product(weights: ExpertWeights, expert: int, x: torch.Tensor) -> torch.Tensor:
+        product, bias = weights.expert(expert).double() @ x, weights.expert_bias(expert)
+        return product if bias is None else product + bias.double()
+
+    def _inner(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        if not self.gating.is_clamped:
+            return gate / (1 + torch.exp(-gate)) * up
+        gate, up = gate.clamp(max=self.gating.limit), up.clamp(-self.gating.limit, self.gating.limit)
+        return (up + 1) * gate / (1 + torch.exp(-self.gating.alpha * gate))
 
     def multiplied(self, kernel: Kernel, vector: VectorTile, pair: PairTile) -> torch.Tensor:
         out = torch.full_like(self.x, float("nan"))
         if kernel == "vector":
-            multiply_vectors(self.x, self.choice, self.gate_up, self.down, out, (vector, vector), None, False)
+            multiply_vectors(
+                self.x, self.choice, self.gate_up, self.down, out, (vector, vector), None, False, self.gating
+            )
         else:
             pairs = sort_pairs_reference(self.choice.experts, self.gate_up.num_experts, self.gate_up.first_expert)
-            multiply_pairs(self.x, self.choice, pairs, self.gate_up, self.down, out, (pair, pair))
+            multiply_pairs(self.x, self.choice, pairs, self.gate_up, self.down, out, (pair, pair), self.gating)
         return out
 
 
@@ -122,6 +141,42 @@ def test_kernels_agree_with_fp64(kernel: Kernel, kind: QuantKind | None) -> None
         case = Case(sizes, kind, torch.float32, "cpu")
         with kernels_on("cpu"), poisoned_memory("cpu"):
             close(case.multiplied(kernel, VECTOR, pair), case.expected(), torch.float32)
+
+
+# Gates and ups on both sides of the limit.
+CLAMPED = Gating(True, 1.702, 0.8)
+
+
+@pytest.mark.parametrize("kind", [None, QuantKind.INT8, QuantKind.INT4])
+@pytest.mark.parametrize("kernel", ["vector", "tile"])
+def test_biases_and_clamped_gates_agree_with_fp64(kernel: Kernel, kind: QuantKind | None) -> None:
+    sizes = (3, 5, 2, 72 if kind is not QuantKind.INT4 else 96, 32)
+    case = Case(sizes, kind, torch.float32, "cpu", gating=CLAMPED, has_biases=True)
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        close(case.multiplied(kernel, VECTOR, PAIR), case.expected(), torch.float32)
+
+
+def test_the_reference_of_biases_and_clamped_gates_agrees_with_fp64() -> None:
+    case = Case((6, 5, 3, 96, 32), None, torch.float32, "cpu", gating=CLAMPED, has_biases=True)
+    found = mixture_reference(case.x, case.choice, case.gate_up, case.down, CLAMPED)
+    close(found, case.expected(), torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [1, 4, 5, 200, 1000])
+def test_biased_mixtures_of_models_agree_with_their_reference(num_tokens: int) -> None:
+    """gpt-oss-20b's experts, dequantized."""
+    gating = Gating(True, 1.702, 7.0)
+    case = Case((num_tokens, 32, 4, 2880, 2880), None, torch.bfloat16, "cuda", gating=gating, has_biases=True)
+    with kernels_on("cuda"), poisoned_memory("cuda"):
+        found = mixture(case.x, case.choice, case.gate_up, case.down, gating)
+        residual = case.x.clone()
+        add_mixture(residual, case.norm, EPS, case.choice, case.gate_up, case.down, gating)
+    expected = mixture_reference(case.x, case.choice, case.gate_up, case.down, gating)
+    close(found, expected.double(), torch.bfloat16, roundings=9)
+    added = case.x.clone()
+    add_mixture_reference(added, case.norm, EPS, case.choice, case.gate_up, case.down, gating)
+    close(residual, added.double(), torch.bfloat16, roundings=9)
 
 
 @pytest.mark.gpu
