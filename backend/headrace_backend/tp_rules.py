@@ -67,6 +67,7 @@ def _layer_part(layer: Layer, world_size: int, whole_experts: bool) -> Layer:
         key=dataclasses.replace(attention.key, outputs=kv_heads * attention.head_dim),
         value=dataclasses.replace(attention.value, outputs=kv_heads * attention.head_dim),
         output=dataclasses.replace(attention.output, inputs=heads * attention.head_dim),
+        sinks=attention.sinks and dataclasses.replace(attention.sinks, num_heads=heads),
     )
     return dataclasses.replace(layer, attention=attention, mlp=_mlp_part(layer.mlp, world_size, whole_experts))
 

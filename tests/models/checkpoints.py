@@ -107,6 +107,28 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "mixtral-window-tied": lambda: transformers.MixtralConfig(
         **_BASE, num_local_experts=4, num_experts_per_tok=1, sliding_window=21, tie_word_embeddings=True
     ),
+    # Windows in every other layer, sinks, biases, clamped gates and yarn: all at their defaults but
+    # for sizes that reach each.
+    "gpt-oss": lambda: transformers.GptOssConfig(
+        **_BASE | {"num_hidden_layers": 4, "num_key_value_heads": 2},
+        head_dim=16,
+        sliding_window=21,
+        num_local_experts=5,
+        num_experts_per_tok=3,
+        swiglu_limit=1.5,
+        **_rope("yarn", factor=32.0, original_max_position_embeddings=8, truncate=False),
+    ),
+    # Other kinds of layers in another order, one expert a token, no biases of attention.
+    "gpt-oss-order-tied": lambda: transformers.GptOssConfig(
+        **_BASE,
+        sliding_window=19,
+        layer_types=["full_attention", "full_attention", "sliding_attention"],
+        num_local_experts=3,
+        num_experts_per_tok=1,
+        attention_bias=False,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+    ),
     # Sizes that groups of 32 divide, also on two ranks.
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
     "mixtral-wide": lambda: transformers.MixtralConfig(**_BASE | {"intermediate_size": 64}, num_local_experts=4),

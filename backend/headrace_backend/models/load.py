@@ -26,6 +26,7 @@ from headrace_backend.weights.nf4_states import load_nf4_states
 from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.progress import Progress
 from headrace_backend.weights.scheme import Schemes
+from headrace_backend.weights.stacked_rows import with_stacked_experts
 from headrace_kernels.weight_formats.dequantized_buffer import scratch_bytes
 from headrace_model_folder import ModelFolder, expected_tensors
 
@@ -103,7 +104,7 @@ def _fill_first(
     if folder is None:
         fill_with_noise(targets, shapes, seed, progress, _FIRST_PHASE)
     else:
-        load_weights(folder, targets, progress, _FIRST_PHASE)
+        load_weights(folder, with_stacked_experts(targets, folder.config.description), progress, _FIRST_PHASE)
 
 
 def _load_quantized(
@@ -128,7 +129,7 @@ def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, Weigh
         name: (into.weight, targets[name]) for name, into in block_targets(targets) if records[name].nf4 is not None
     }
     load_nf4_states(folder, states)
-    load_weights(folder, targets, progress)
+    load_weights(folder, with_stacked_experts(targets, folder.config.description), progress)
     if any(block_targets(targets)):
         model.quantization = summarize_blocks(targets, model.block_weights, records)
 
