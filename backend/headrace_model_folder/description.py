@@ -169,8 +169,8 @@ class ClampedGating:
 class StackedExperts:
     """Tensors of a checkpoint that hold a projection of all experts, gates and ups alternating.
 
-    Plain: `gate_up_proj` [experts, hidden, 2 inner] and `down_proj` [experts, inner, hidden], inputs
-    before outputs. In MXFP4: `gate_up_proj_blocks` [experts, 2 inner, hidden / 32, 16] and
+    Plain: `gate_up_proj` [experts, hidden, 2 inner] and `down_proj` [experts, inner, hidden],
+    inputs before outputs. In MXFP4: `gate_up_proj_blocks` [experts, 2 inner, hidden / 32, 16] and
     `gate_up_proj_scales` [experts, 2 inner, hidden / 32], and so on. Biases: `gate_up_proj_bias`
     [experts, 2 inner] and `down_proj_bias` [experts, hidden].
     """

@@ -23,7 +23,7 @@ Records = Mapping[str, TensorRecord]
 
 
 def expert_tensor(stacked: StackedExperts, tensor: str, number: int) -> str:
-    """Name of one expert's part of a stacked tensor, such as `model.layers.0.mlp.experts.3.down_proj`.
+    """Name of one expert's part of a tensor, such as `model.layers.0.mlp.experts.3.down_proj`.
 
     Args:
         stacked: The layer's tensors.

@@ -13,6 +13,7 @@ JSON per kernel. A process of its own, because Triton decides at import whether 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -37,6 +38,7 @@ from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention import rope_kv
 from headrace_kernels.experts import mixture, routing
 from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.gating import Gating
 from headrace_kernels.linear import block_quantized_kernels as block_linear_kernels
 from headrace_kernels.linear import (
     dense_small_batch,
@@ -55,6 +57,7 @@ from headrace_kernels.linear import (
 from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.weight_formats import block_weight
+from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4
 from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
 
 # Largest shared memory of a program, by architecture.
@@ -588,7 +591,29 @@ def compile_experts(arch: int) -> list[Any]:
             if kind is None:
                 norm = torch.empty(hidden, dtype=x.dtype)
                 mixture.add_mixture(x[:1], norm, 1e-5, routing.Choice(*(part[:1] for part in choice)), gate_up, down)
+        _mxfp4_mixtures(cpu)
     return list({id(kernel): kernel for kernel in compiled}.values())
+
+
+def _mxfp4_mixtures(cpu: torch.device) -> None:
+    """gpt-oss-20b's: one token, normed and added, and each class of tiles."""
+    num_experts, per_token, hidden, inner = 32, 4, 2880, 2880
+    gating = Gating(True, 1.702, 7.0)
+    weights = []
+    for outputs, inputs in ((2 * inner, hidden), (hidden, inner)):
+        stored = allocate_mxfp4(num_experts * outputs, inputs, torch.bfloat16, torch.device("meta"))
+        stored = dataclasses.replace(
+            stored,
+            packed=torch.empty(1, dtype=torch.int16).expand(stored.packed.shape),
+            scales=torch.empty(1, 4, dtype=torch.uint8).expand(stored.scales.shape[0], 4),
+        )
+        weights.append(ExpertWeights(stored, num_experts, torch.empty(num_experts * outputs, dtype=torch.bfloat16)))
+    for num_tokens in (1, 64, 128, 256, 512):
+        x = torch.empty(num_tokens, hidden, dtype=torch.bfloat16)
+        choice = routing.choose_experts(torch.empty(num_tokens, num_experts, dtype=x.dtype), per_token, True)
+        mixture.mixture(x, choice, *weights, gating)
+        if num_tokens == 1:
+            mixture.add_mixture(x, torch.empty(hidden, dtype=x.dtype), 1e-5, choice, *weights, gating)
 
 
 _ROOMS = {

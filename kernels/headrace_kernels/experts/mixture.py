@@ -22,9 +22,11 @@ from headrace_kernels import card
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated_reference
 from headrace_kernels.experts.mixture_kernels import PairTile, VectorTile, multiply_pairs, multiply_vectors
+from headrace_kernels.experts.mxfp4_kernels import FewTile, ManyTile, multiply_few, multiply_many
 from headrace_kernels.experts.routing import Choice, sort_pairs
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
 from headrace_kernels.triton_runtime import INTERPRETED, uses_triton
+from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight
 
 # Tokens up to which each reads the weights of its experts for itself. No server runs fp32 on a GPU;
 # there it serves tests that want exact sums.
@@ -32,6 +34,9 @@ _MOST_VECTORS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 4 if INTERP
 _LEAST_TILE, _LARGEST_TILE = 16, 128
 # Of INT4, whose registers spill in larger ones: with products from shared memory, and without.
 _LARGEST_INT4_TILES = (64, 16)
+# MXFP4's products of few tokens: gate and up, and down.
+FEW_GATE_UP = FewTile(block_n=16, num_warps=1, num_stages=6)
+FEW_DOWN = FewTile(block_n=16, num_warps=1, num_stages=8)
 
 
 def fuses(num_tokens: int, weights: ExpertWeights) -> bool:
@@ -43,7 +48,13 @@ def fuses(num_tokens: int, weights: ExpertWeights) -> bool:
         num_tokens: Tokens of the step, padding included.
         weights: The weight of one of the two products.
     """
-    return uses_triton(weights.storage) and 1 <= num_tokens <= _MOST_VECTORS[weights.dtype]
+    return _takes_kernels(weights) and 1 <= num_tokens <= _MOST_VECTORS[weights.dtype]
+
+
+def _takes_kernels(weights: ExpertWeights) -> bool:
+    """Whether kernels multiply; MXFP4's take activations in 16 bits, but for the interpreter's."""
+    is_taken = not isinstance(weights.weight, Mxfp4Weight) or weights.dtype.itemsize == 2 or INTERPRETED
+    return uses_triton(weights.storage) and is_taken
 
 
 def vector_rule(weights: ExpertWeights) -> VectorTile:
@@ -72,6 +83,14 @@ def tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
         return PairTile(128 if gated else 256, block_m, 64, num_warps=8, num_stages=4, outputs_first=True)
     num_warps, num_stages = (8, 3) if block_m == _LARGEST_TILE else (4, 4)
     return PairTile(64 if gated else 128, block_m, 128 if kind in ("int8", "fp8") else 64, num_warps, num_stages)
+
+
+def many_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> ManyTile:
+    """The tile of a product of many pairs in MXFP4; its size follows the pairs as others' do."""
+    average = triton.cdiv(num_pairs, weights.num_experts)
+    block_m = min(max(triton.next_power_of_2(2 * average), _LEAST_TILE), _LARGEST_TILE)
+    num_warps, num_stages = (8, 3) if block_m == _LARGEST_TILE else (4, 4)
+    return ManyTile(64 if gated else 128, block_m, num_warps, num_stages)
 
 
 def mixture_reference(
@@ -103,21 +122,41 @@ def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeigh
         [num_tokens, hidden] in the type of x, without the experts that are not here. The sum over
         experts is rounded once, each expert's output before only where tokens are many.
     """
-    if not uses_triton(gate_up.storage):
+    if not _takes_kernels(gate_up):
         return mixture_reference(x, choice, gate_up, down, gating)
     out = x.new_empty(len(x), down.num_outputs)
     if len(x) == 0:
         return out
     if len(x) <= _MOST_VECTORS[x.dtype]:
-        multiply_vectors(
-            x.contiguous(), choice, gate_up, down, out, (vector_rule(gate_up), vector_rule(down)), None, False, gating
-        )
+        _multiply_few(x.contiguous(), choice, gate_up, down, out, None, False, gating)
         return out
     num_pairs = choice.experts.numel()
     pairs = sort_pairs(choice.experts, gate_up.num_experts, gate_up.first_expert)
+    if isinstance(gate_up.weight, Mxfp4Weight):
+        rules = many_rule(num_pairs, gate_up, True), many_rule(num_pairs, down, False)
+        multiply_many(x.contiguous(), choice, pairs, gate_up, down, out, rules, gating)
+        return out
     tiles = tile_rule(num_pairs, gate_up, gated=True), tile_rule(num_pairs, down, gated=False)
     multiply_pairs(x.contiguous(), choice, pairs, gate_up, down, out, tiles, gating)
     return out
+
+
+def _multiply_few(
+    x: Tensor,
+    choice: Choice,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    out: Tensor,
+    norm: tuple[Tensor, float] | None,
+    add: bool,
+    gating: Gating,
+) -> None:
+    """Few tokens by the kernels of their weights' kind: see `mixture_kernels.multiply_vectors`."""
+    if isinstance(gate_up.weight, Mxfp4Weight):
+        multiply_few(x, choice, gate_up, down, out, (FEW_GATE_UP, FEW_DOWN), norm, add, gating)
+    else:
+        tiles = vector_rule(gate_up), vector_rule(down)
+        multiply_vectors(x, choice, gate_up, down, out, tiles, norm, add, gating)
 
 
 def add_mixture_reference(
@@ -156,5 +195,4 @@ def add_mixture(
     if not fuses(len(residual), gate_up):
         residual.add_(mixture(rms_norm(residual, norm_weight, eps), choice, gate_up, down, gating))
         return
-    tiles = vector_rule(gate_up), vector_rule(down)
-    multiply_vectors(residual, choice, gate_up, down, residual, tiles, (norm_weight, eps), True, gating)
+    _multiply_few(residual, choice, gate_up, down, residual, (norm_weight, eps), True, gating)

@@ -245,7 +245,7 @@ def _load(ptrs, mask, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _expert_of_tile(starts_ptr, tile, NUM_EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
+def expert_of_tile(starts_ptr, tile, NUM_EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
     """A tile's expert (NUM_EXPERTS or more: there is no such tile), and its number among its tiles.
 
     An expert has as many tiles as hold its pairs, in the order of experts.
@@ -279,7 +279,7 @@ def _tile_kernel(
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     PLAIN: tl.constexpr = LAYOUT.is_plain
     tile = tl.program_id(1 if OUTPUTS_FIRST else 0)
-    expert, number = _expert_of_tile(starts_ptr, tile, NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M)
+    expert, number = expert_of_tile(starts_ptr, tile, NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M)
     if expert >= NUM_EXPERTS:
         return
     end = tl.load(starts_ptr + expert + 1)
@@ -419,11 +419,24 @@ def multiply_pairs(
         tiles: Tile of the gate-up product, and of the down product.
         gating: What is between gate-up and down.
     """
-    num_pairs, num_outputs = len(pairs.order), down.num_outputs
-    inner, outputs = x.new_empty(num_pairs, down.num_inputs), x.new_empty(num_pairs, num_outputs)
+    num_pairs = len(pairs.order)
+    inner, outputs = x.new_empty(num_pairs, down.num_inputs), x.new_empty(num_pairs, down.num_outputs)
     _launch_tiles(x, choice, pairs, gate_up, inner, tiles[0], gating)
     _launch_tiles(inner, choice, pairs, down, outputs, tiles[1], None)
-    _combine_kernel[(len(x), triton.cdiv(num_outputs, _COMBINED))](
+    combine_pairs(outputs, choice, down, out)
+
+
+def combine_pairs(outputs: Tensor, choice: Choice, down: ExpertWeights, out: Tensor) -> None:
+    """Adds up the outputs of each token's pairs.
+
+    Args:
+        outputs: [num_pairs, hidden] of the experts here, times the pairs' weights.
+        choice: Experts of the tokens.
+        down: The weights of which `outputs` are products.
+        out: [num_tokens, hidden], written.
+    """
+    num_outputs = out.shape[1]
+    _combine_kernel[(len(out), triton.cdiv(num_outputs, _COMBINED))](
         outputs, choice.experts, out, down.first_expert,
         N=num_outputs, NUM_EXPERTS=down.num_experts, PER_TOKEN=choice.experts.shape[1], BLOCK=_COMBINED,
     )  # fmt: skip

@@ -25,11 +25,14 @@ from headrace_kernels.experts.mixture import (
     tile_rule,
 )
 from headrace_kernels.experts.mixture_kernels import PairTile, VectorTile, most_tiles, multiply_pairs, multiply_vectors
+from headrace_kernels.experts.mxfp4_kernels import FewTile, ManyTile, multiply_few, multiply_many
 from headrace_kernels.experts.routing import Choice, choose_experts_reference, sort_pairs_reference
+from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4, quantize_mxfp4_rows
 from headrace_kernels.weight_formats.quantized_weight import QuantKind, allocate, quantize_rows
 
 EPS = 1e-5
-KINDS = (None, QuantKind.INT8, QuantKind.FP8, QuantKind.INT4)
+Kind = QuantKind | Literal["mxfp4"] | None
+KINDS: tuple[Kind, ...] = (None, QuantKind.INT8, QuantKind.FP8, QuantKind.INT4, "mxfp4")
 Kernel = Literal["vector", "tile"]
 
 
@@ -39,7 +42,7 @@ class Case:
     def __init__(
         self,
         sizes: tuple[int, int, int, int, int],
-        kind: QuantKind | None,
+        kind: Kind,
         dtype: torch.dtype,
         device: str,
         group: int = 32,
@@ -68,6 +71,10 @@ class Case:
         rows, num_inputs = plain.shape
         if self.kind is None:
             return ExpertWeights(plain, num_experts, bias)
+        if self.kind == "mxfp4":
+            mxfp4 = allocate_mxfp4(rows, num_inputs, plain.dtype, plain.device)
+            quantize_mxfp4_rows(plain, mxfp4, 0)
+            return ExpertWeights(mxfp4, num_experts, bias)
         group = self.group if self.kind is QuantKind.INT4 else num_inputs
         packed = allocate(self.kind, rows, num_inputs, group, plain.dtype, plain.device)
         quantize_rows(plain, packed, 0)
@@ -106,12 +113,19 @@ class Case:
 
     def multiplied(self, kernel: Kernel, vector: VectorTile, pair: PairTile) -> torch.Tensor:
         out = torch.full_like(self.x, float("nan"))
-        if kernel == "vector":
+        pairs = sort_pairs_reference(self.choice.experts, self.gate_up.num_experts, self.gate_up.first_expert)
+        operands = (self.choice, self.gate_up, self.down, out)
+        if self.kind == "mxfp4" and kernel == "vector":
+            few = FewTile(16, vector.num_warps, 2)
+            multiply_few(self.x, *operands, (few, few), None, False, self.gating)
+        elif self.kind == "mxfp4":
+            many = ManyTile(pair.block_n, pair.block_m, pair.num_warps, pair.num_stages)
+            multiply_many(self.x, self.choice, pairs, *operands[1:], (many, many), self.gating)
+        elif kernel == "vector":
             multiply_vectors(
                 self.x, self.choice, self.gate_up, self.down, out, (vector, vector), None, False, self.gating
             )
         else:
-            pairs = sort_pairs_reference(self.choice.experts, self.gate_up.num_experts, self.gate_up.first_expert)
             multiply_pairs(self.x, self.choice, pairs, self.gate_up, self.down, out, (pair, pair), self.gating)
         return out
 
@@ -135,8 +149,8 @@ OUTPUTS_FIRST = PAIR._replace(outputs_first=True)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kernel", ["vector", "tile"])
-def test_kernels_agree_with_fp64(kernel: Kernel, kind: QuantKind | None) -> None:
-    larger = (3, 5, 2, 72 if kind is not QuantKind.INT4 else 96, 32)
+def test_kernels_agree_with_fp64(kernel: Kernel, kind: Kind) -> None:
+    larger = (3, 5, 2, 96 if kind in (QuantKind.INT4, "mxfp4") else 72, 32)
     for sizes, pair in (((1, 3, 1, 32, 32), PAIR), (larger, OUTPUTS_FIRST)):
         case = Case(sizes, kind, torch.float32, "cpu")
         with kernels_on("cpu"), poisoned_memory("cpu"):
@@ -147,10 +161,10 @@ def test_kernels_agree_with_fp64(kernel: Kernel, kind: QuantKind | None) -> None
 CLAMPED = Gating(True, 1.702, 0.8)
 
 
-@pytest.mark.parametrize("kind", [None, QuantKind.INT8, QuantKind.INT4])
+@pytest.mark.parametrize("kind", [None, QuantKind.INT8, QuantKind.INT4, "mxfp4"])
 @pytest.mark.parametrize("kernel", ["vector", "tile"])
-def test_biases_and_clamped_gates_agree_with_fp64(kernel: Kernel, kind: QuantKind | None) -> None:
-    sizes = (3, 5, 2, 72 if kind is not QuantKind.INT4 else 96, 32)
+def test_biases_and_clamped_gates_agree_with_fp64(kernel: Kernel, kind: Kind) -> None:
+    sizes = (3, 5, 2, 96 if kind in (QuantKind.INT4, "mxfp4") else 72, 32)
     case = Case(sizes, kind, torch.float32, "cpu", gating=CLAMPED, has_biases=True)
     with kernels_on("cpu"), poisoned_memory("cpu"):
         close(case.multiplied(kernel, VECTOR, PAIR), case.expected(), torch.float32)
@@ -163,11 +177,12 @@ def test_the_reference_of_biases_and_clamped_gates_agrees_with_fp64() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kind", [None, "mxfp4"])
 @pytest.mark.parametrize("num_tokens", [1, 4, 5, 200, 1000])
-def test_biased_mixtures_of_models_agree_with_their_reference(num_tokens: int) -> None:
-    """gpt-oss-20b's experts, dequantized."""
+def test_biased_mixtures_of_models_agree_with_their_reference(num_tokens: int, kind: Kind) -> None:
+    """gpt-oss-20b's experts, as published and dequantized."""
     gating = Gating(True, 1.702, 7.0)
-    case = Case((num_tokens, 32, 4, 2880, 2880), None, torch.bfloat16, "cuda", gating=gating, has_biases=True)
+    case = Case((num_tokens, 32, 4, 2880, 2880), kind, torch.bfloat16, "cuda", gating=gating, has_biases=True)
     with kernels_on("cuda"), poisoned_memory("cuda"):
         found = mixture(case.x, case.choice, case.gate_up, case.down, gating)
         residual = case.x.clone()
@@ -185,7 +200,7 @@ def test_biased_mixtures_of_models_agree_with_their_reference(num_tokens: int) -
 # Qwen3-30B-A3B, a rank's quarter of Mixtral 8x7B, and 60 experts of which 4 compute a token.
 @pytest.mark.parametrize("sizes", [(128, 8, 2048, 768), (8, 2, 4096, 3584), (60, 4, 2048, 1408)])
 def test_mixtures_of_models_agree_with_their_reference(
-    sizes: tuple[int, int, int, int], num_tokens: int, kind: QuantKind | None
+    sizes: tuple[int, int, int, int], num_tokens: int, kind: Kind
 ) -> None:
     case = Case((num_tokens, *sizes), kind, torch.bfloat16, "cuda", group=128)
     with kernels_on("cuda"), poisoned_memory("cuda"):
