@@ -132,6 +132,13 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     # Sizes that groups of 32 divide, also on two ranks.
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
     "mixtral-wide": lambda: transformers.MixtralConfig(**_BASE | {"intermediate_size": 64}, num_local_experts=4),
+    "gpt-oss-wide": lambda: transformers.GptOssConfig(
+        **_BASE | {"intermediate_size": 128},
+        sliding_window=21,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        **_rope("yarn", factor=32.0, original_max_position_embeddings=8, truncate=False),
+    ),
     # Inputs that blocks of 128 divide, also on two ranks; outputs of keys and values that they do
     # not.
     "llama-blocks": lambda: _llama(head_dim=32, intermediate_size=256),

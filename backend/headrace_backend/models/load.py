@@ -10,6 +10,7 @@ import torch
 
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.quantization.expert_weight import summarize_mxfp4
 from headrace_backend.quantization.folder_layers import stage_layers
 from headrace_backend.quantization.shared_scales import share_scales
 from headrace_backend.quantization.summaries import (
@@ -29,6 +30,7 @@ from headrace_backend.weights.scheme import Schemes
 from headrace_backend.weights.stacked_rows import with_stacked_experts
 from headrace_kernels.weight_formats.dequantized_buffer import scratch_bytes
 from headrace_model_folder import ModelFolder, expected_tensors
+from headrace_model_folder.formats.quantization_config import MXFP4
 
 # What ranks do before they load where scales hold for more than a rank's part.
 _FIRST_PHASE = "scales"
@@ -68,11 +70,13 @@ def load_model(build: ModelBuild, folder: ModelFolder | None, progress: Progress
     with torch.inference_mode():
         if folder is None:
             fill_with_noise(targets, shapes, seed, progress)
-        elif build.config.quantization is not None:
+        elif build.config.quantization is not None and build.config.quantization.method != MXFP4:
             _load_quantized(model, folder, targets, progress)
         else:
             _load_rows(model, folder, targets, progress)
         _check_schemes(model, targets, build.bits)
+        if model.mxfp4_weights:
+            model.quantization = summarize_mxfp4(model.mxfp4_weights.items())
     return model.eval()
 
 

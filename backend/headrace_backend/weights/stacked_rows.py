@@ -9,12 +9,13 @@ stand for. Which bytes are an expert's is `headrace_model_folder.stacked_experts
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from headrace_backend.weights.destination import Destination
+from headrace_backend.weights.mxfp4_rows import Mxfp4Rows
 from headrace_backend.weights.placement import WeightTarget
 from headrace_model_folder import ModelDescription
 from headrace_model_folder.description import Mlp, StackedExperts
@@ -91,21 +92,31 @@ def _expert_targets(
     for end, suffix in (("weight", ""), ("bias", "_bias")):
         gate, up = (targets.pop(f"{part.name}.{end}", None) for part in (expert.gate, expert.up))
         if gate is not None and up is not None:
-            yield from _stored(f"{gate_up}{suffix}", _alternating(gate, up))
+            yield from _stored(f"{gate_up}{suffix}", gate, up)
         if (target := targets.pop(f"{expert.down.name}.{end}", None)) is not None:
             yield from _stored(f"{down}{suffix}", target)
 
 
-def _alternating(gate: WeightTarget, up: WeightTarget) -> WeightTarget:
-    """Rows of both, which a rank keeps the same of."""
-    assert gate.rows == up.rows
-    rows = range(2 * gate.rows.start, 2 * gate.rows.stop)
-    return WeightTarget(AlternatingRows(gate.destination, up.destination), rows, gate.columns)
+def _stored(name: str, first: WeightTarget, *others: WeightTarget) -> Iterator[tuple[str, WeightTarget]]:
+    """The targets of a tensor as the folder has it, whose outputs are one projection's or two's.
 
-
-def _stored(name: str, target: WeightTarget) -> Iterator[tuple[str, WeightTarget]]:
-    """The targets of a tensor as the folder has it: a bias as it is, a weight transposed."""
-    if target.columns is None:
-        yield name, target
+    These are a bias as it is, a plain weight transposed, or the blocks and scales of MXFP4. A rank
+    keeps the same rows of both projections.
+    """
+    count = 1 + len(others)
+    outputs = range(count * first.rows.start, count * first.rows.stop)
+    into = [first.destination, *(other.destination for other in others)]
+    mxfp4 = [rows for rows in into if isinstance(rows, Mxfp4Rows)]
+    if mxfp4:
+        blocks, scales = _joined([rows.blocks for rows in mxfp4]), _joined([rows.scales for rows in mxfp4])
+        yield f"{name}_blocks", WeightTarget(blocks, outputs, first.columns)
+        yield f"{name}_scales", WeightTarget(scales, outputs, first.columns)
+    elif first.columns is None:
+        yield name, WeightTarget(_joined(into), outputs)
     else:
-        yield name, WeightTarget(TransposedRows(target.destination), target.columns, target.rows)
+        yield name, WeightTarget(TransposedRows(_joined(into)), first.columns, outputs)
+
+
+def _joined(into: Sequence[Destination]) -> Destination:
+    """One projection's rows, or by turns those of two."""
+    return into[0] if len(into) == 1 else AlternatingRows(*into)

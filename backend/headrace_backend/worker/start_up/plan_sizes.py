@@ -34,6 +34,7 @@ from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_model_folder import Eagle3Folder, Eagle3Head, ModelConfig, ModelDescription
 from headrace_model_folder.config import parse_config
 from headrace_model_folder.families.eagle3 import is_eagle3, parse_eagle3
+from headrace_model_folder.formats.quantization_config import MXFP4
 
 _CARD = torch.device("cuda", 0)
 # The driver's and libraries' own memory of a card, which a worker measures. A guess.
@@ -152,7 +153,7 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
         token_bytes=described.hidden_size * dtype.itemsize,
         read_bytes=memory.weights - embedding * dtype.itemsize,
         multiplied=_matrix_numbers(model.description) // tp,
-        expert_bytes=int(_expert_weights(described) // tp * _bits_of_experts(config, dtype) / 8),
+        expert_bytes=int(_expert_weights(described) // tp * _bits_of_experts(config, model, dtype) / 8),
         expert_share=experts[0].share if (experts := model.description.expert_layers) else 0.0,
         max_num_seqs=config.max_num_seqs,
         pp=config.pp,
@@ -187,8 +188,10 @@ def _expert_weights(model: ModelDescription) -> int:
     return sum(mixture.size for mixture in model.expert_layers)
 
 
-def _bits_of_experts(config: EngineConfig, dtype: torch.dtype) -> float:
+def _bits_of_experts(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> float:
     """Bits of one weight of an expert, without scales."""
+    if model.quantized_by == MXFP4:
+        return 4
     return {"int8": 8, "fp8": 8, "int4": 4}.get(config.quantize, 8 * dtype.itemsize)
 
 
