@@ -1,26 +1,24 @@
-"""gpt-oss folders with experts in MXFP4, as published, against transformers with the same numbers."""
+"""gpt-oss folders with experts in MXFP4, against transformers with the same numbers."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.checkpoints import VOCAB_SIZE, Pair, load, write_checkpoint
+from tests.models.gpt_oss_folders import quantize_folder
 from tests.models.paged_driver import PagedDriver, Row
 from tests.support.model_builds import load_model, weight_memory
 from tests.support.rank_threads import on_ranks
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.quantization.summaries import StoredSummary
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_kernels.experts.expert_weights import ExpertWeights
-from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4, quantize_mxfp4_rows
 from headrace_model_folder import ModelFolder
 
 CPU = torch.device("cpu")
@@ -29,40 +27,12 @@ PROMPT = [17 * index % VOCAB_SIZE for index in range(60)]
 TOLERANCE = 2e-4
 
 
-def published(plain: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Blocks and scales of weights [experts, inputs, outputs], rounded."""
-    count, inputs, outputs = plain.shape
-    rows = plain.transpose(1, 2).reshape(-1, inputs)
-    weight = allocate_mxfp4(len(rows), inputs, torch.float32, CPU)
-    quantize_mxfp4_rows(rows, weight, 0)
-    words = weight.packed.to(torch.int32).unflatten(1, (-1, 1, 32))
-    codes = (words >> torch.arange(0, 16, 4, dtype=torch.int32)[:, None] & 15).flatten(1)[:, :inputs]
-    blocks = (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8)
-    scales = weight.scales[:, : inputs // 32]
-    return blocks.reshape(count, outputs, -1, 16).contiguous(), scales.reshape(count, outputs, -1).contiguous()
-
-
-def write_mxfp4(path: pathlib.Path) -> Pair:
-    """Writes the folder, and gives transformers' model the numbers that are in it."""
-    theirs = write_checkpoint(path, "gpt-oss-wide")
-    tensors = load_file(path / "model.safetensors")
-    state = theirs.state_dict()
-    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
-        blocks, scales = published(tensors.pop(name))
-        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        state[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-    theirs.load_state_dict(state)
-    save_file(tensors, path / "model.safetensors", {"format": "pt"})
-    config = json.loads((path / "config.json").read_text())
-    plain = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
-    (path / "config.json").write_text(json.dumps(config))
-    return Pair("mxfp4", path, theirs, load(path))
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return write_mxfp4(tmp_path_factory.mktemp("mxfp4"))
+    path = tmp_path_factory.mktemp("mxfp4")
+    theirs = write_checkpoint(path, "gpt-oss-wide")
+    theirs.load_state_dict(theirs.state_dict() | quantize_folder(path))
+    return Pair("mxfp4", path, theirs, load(path))
 
 
 def logits(model: CausalLM) -> torch.Tensor:
