@@ -93,7 +93,7 @@ class Shape:
 
     def config(self) -> dict[str, Any]:
         """config.json."""
-        experts = {
+        experts: dict[str, Any] = {
             "num_experts": self.num_experts,
             "num_experts_per_tok": self.experts_per_token,
             "moe_intermediate_size": self.intermediate_size,

@@ -349,8 +349,8 @@ class CausalLM(nn.Module):
         plain = sum(parameter.nbytes for parameter in self.parameters())
         low_bits = sum(weight.num_bytes for weight in self.low_bit_weights.values())
         low_bits += self.head_weight.num_bytes if self.head_weight is not None else 0
-        stored = (*self.block_weights.values(), *self.mxfp4_weights.values())
-        return plain + low_bits + sum(weight.num_bytes for weight in stored)
+        low_bits += sum(weight.num_bytes for weight in self.mxfp4_weights.values())
+        return plain + low_bits + sum(weight.num_bytes for weight in self.block_weights.values())
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         """Checkpoint tensor name -> the place in a parameter that it fills.

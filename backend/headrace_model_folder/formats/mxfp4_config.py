@@ -8,10 +8,8 @@ bytes, one for each block.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from headrace_model_folder.description import Experts, Shape
 from headrace_model_folder.errors import shown
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.formats.layer_format import LayerFormat, Layout
@@ -50,28 +48,10 @@ def _naming(path: str, entries: Sequence[str]) -> str | None:
     return next((e for e in entries if any(fnmatch.fnmatchcase(beginning, e) for beginning in beginnings)), None)
 
 
-class Mxfp4Tensor(NamedTuple):
-    """A stacked tensor in MXFP4."""
+def mxfp4_shapes(num_experts: int, num_outputs: int, num_inputs: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors that stand in place of a stacked plain one, by the ends of their names.
 
-    # Name of the plain tensor in whose place it stands.
-    plain: str
-    name: str
-    shape: Shape
-
-
-def mxfp4_tensors(experts: Experts) -> Iterator[Mxfp4Tensor]:
-    """The tensors that stand in place of the plain ones of a layer's experts.
-
-    Raises:
-        InvalidModelFolder: Groups of 32 do not divide the inputs of a projection.
+    Groups of 32 divide the inputs.
     """
-    assert experts.stacked is not None
-    first = experts.experts[0]
-    for plain, outputs, linear in (
-        (experts.stacked.gate_up, 2 * experts.inner, first.gate),
-        (experts.stacked.down, first.down.outputs, first.down),
-    ):
-        _FORMAT.check_sizes(linear.name, linear.outputs, linear.inputs)
-        scales = (len(experts.experts), outputs, linear.inputs // _GROUP)
-        yield Mxfp4Tensor(plain, f"{plain}_blocks", (*scales, _GROUP_BYTES))
-        yield Mxfp4Tensor(plain, f"{plain}_scales", scales)
+    scales = (num_experts, num_outputs, num_inputs // _GROUP)
+    return {"_blocks": (*scales, _GROUP_BYTES), "_scales": scales}

@@ -107,7 +107,7 @@ def quantize_mxfp4_rows(rows: Tensor, weight: Mxfp4Weight, first: int) -> None:
 
     The largest number of a group decides its scale, as the format's description proposes.
     """
-    groups = rows.float().unflatten(1, (-1, GROUP))
+    groups = rows.float().reshape(len(rows), -1, GROUP)
     exponents = torch.frexp(groups.abs().amax(-1)).exponent - 1 - _LARGEST_EXPONENT
     codes = (exponents + _BIAS).clamp(0, LARGEST_SCALE)
     scaled = torch.ldexp(groups, (_BIAS - codes)[..., None])
@@ -119,7 +119,8 @@ def quantize_mxfp4_rows(rows: Tensor, weight: Mxfp4Weight, first: int) -> None:
 
 def dequantize_mxfp4_rows(weight: Mxfp4Weight, rows: slice, out: Tensor) -> None:
     """Writes the numbers of some rows to `out` [num_rows, K], in its type."""
-    words = weight.packed[rows].to(torch.int32).unflatten(1, (-1, 1, GROUP))
+    words = weight.packed[rows].to(torch.int32)
+    words = words.view(len(words), -1, 1, GROUP)
     shifts = torch.arange(0, 16, 4, device=words.device, dtype=torch.int32)[:, None]
     codes = (words >> shifts & 15).flatten(1, 2)
     values = torch.tensor((*_MAGNITUDES, *(-value for value in _MAGNITUDES)), device=words.device)
