@@ -92,7 +92,7 @@ def mixtures() -> Iterator[tuple[str, Callable[[], Case]]]:
 
 
 def mxfp4_mixtures() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """The same of gpt-oss-20b's experts in MXFP4."""
+    """Mixtures of gpt-oss-20b in MXFP4, by the launch rules, routing apart."""
     for num_tokens in _TOKENS:
         yield f"gpt_oss_20b {num_tokens}", functools.partial(_mxfp4_case, num_tokens)
 
