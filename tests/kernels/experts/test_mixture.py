@@ -20,6 +20,7 @@ from headrace_kernels.experts.mixture import (
     add_mixture,
     add_mixture_reference,
     fuses,
+    many_rule,
     mixture,
     mixture_reference,
     tile_rule,
@@ -306,8 +307,11 @@ def test_no_routing_makes_more_tiles_than_the_grid_has(counts: list[int], block_
 
 def test_few_classes_of_tiles_serve_all_steps_and_sizes_that_warm_up_runs_meet_each() -> None:
     """Warm-up computes every power of two, so every class has one before the next begins."""
-    for num_experts, per_token in ((128, 8), (8, 2), (60, 4), (512, 10)):
+    for rule, num_experts, per_token in (
+        *((tile_rule, *sizes) for sizes in ((128, 8), (8, 2), (60, 4), (512, 10))),
+        *((many_rule, *sizes) for sizes in ((32, 4), (128, 4))),
+    ):
         weights = ExpertWeights(torch.empty(num_experts * 2, 16), num_experts)
-        classes = {count: tile_rule(count * per_token, weights, gated=True) for count in range(1, 9000)}
+        classes = {count: rule(count * per_token, weights, True) for count in range(1, 9000)}
         met = {classes[count] for count in (*range(1, 10), *(2**power for power in range(4, 14)))}
         assert met == set(classes.values()) and len(met) <= 4
