@@ -71,6 +71,8 @@ GPT_OSS = Family(
         "num_experts_per_tok": 4,
         "rms_norm_eps": 1e-5,
         "rope_theta": 150_000.0,
+        # Published files state none; their tensors are in it.
+        "torch_dtype": "bfloat16",
         # Read where config.json has no `rope_parameters` either.
         "rope_scaling": {
             "rope_type": "yarn",

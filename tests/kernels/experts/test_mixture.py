@@ -178,21 +178,23 @@ def test_the_reference_of_biases_and_clamped_gates_agrees_with_fp64() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", [None, "mxfp4"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(None, torch.bfloat16), ("mxfp4", torch.bfloat16), ("mxfp4", torch.float16)]
+)
 @pytest.mark.parametrize("num_tokens", [1, 4, 5, 200, 1000])
-def test_biased_mixtures_of_models_agree_with_their_reference(num_tokens: int, kind: Kind) -> None:
+def test_biased_mixtures_of_models_agree_with_their_reference(num_tokens: int, kind: Kind, dtype: torch.dtype) -> None:
     """gpt-oss-20b's experts, as published and dequantized."""
     gating = Gating(True, 1.702, 7.0)
-    case = Case((num_tokens, 32, 4, 2880, 2880), kind, torch.bfloat16, "cuda", gating=gating, has_biases=True)
+    case = Case((num_tokens, 32, 4, 2880, 2880), kind, dtype, "cuda", gating=gating, has_biases=True)
     with kernels_on("cuda"), poisoned_memory("cuda"):
         found = mixture(case.x, case.choice, case.gate_up, case.down, gating)
         residual = case.x.clone()
         add_mixture(residual, case.norm, EPS, case.choice, case.gate_up, case.down, gating)
     expected = mixture_reference(case.x, case.choice, case.gate_up, case.down, gating)
-    close(found, expected.double(), torch.bfloat16, roundings=9)
+    close(found, expected.double(), dtype, roundings=9)
     added = case.x.clone()
     add_mixture_reference(added, case.norm, EPS, case.choice, case.gate_up, case.down, gating)
-    close(residual, added.double(), torch.bfloat16, roundings=9)
+    close(residual, added.double(), dtype, roundings=9)
 
 
 @pytest.mark.gpu
