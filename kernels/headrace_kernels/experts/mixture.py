@@ -34,9 +34,10 @@ _MOST_VECTORS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 4 if INTERP
 _LEAST_TILE, _LARGEST_TILE = 16, 128
 # Of INT4, whose registers spill in larger ones: with products from shared memory, and without.
 _LARGEST_INT4_TILES = (64, 16)
-# MXFP4's products of few tokens: gate and up, and down.
-FEW_GATE_UP = FewTile(block_n=16, num_warps=1, num_stages=6)
-FEW_DOWN = FewTile(block_n=16, num_warps=1, num_stages=8)
+# MXFP4's products of few tokens: gate and up, a warp each, and down, a warp for each of four
+# experts. Not measured.
+FEW_GATE_UP = FewTile(block_n=16, num_warps=2, num_stages=4)
+FEW_DOWN = FewTile(block_n=16, num_warps=4, num_stages=4)
 
 
 def fuses(num_tokens: int, weights: ExpertWeights) -> bool:
@@ -88,8 +89,8 @@ def tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
 def many_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> ManyTile:
     """The tile of a product of many pairs in MXFP4; its size follows the pairs as others' do.
 
-    512 tokens of gpt-oss-20b take 402 us on an H200 in tiles of 64 pairs, 472 in tiles of 128, that
-    are better where an expert fills one (docs/experiments.md, "Launch rules of kernels").
+    512 tokens of gpt-oss-20b take 401 us on an H200 in tiles of 64 pairs, 475 in tiles of 128, that
+    are better where an expert fills one (docs/experiments.md, "gpt-oss-20b on an H200").
     """
     average = triton.cdiv(num_pairs, weights.num_experts)
     if average >= _LARGEST_TILE:

@@ -5,8 +5,9 @@ Numbers become bf16 or fp16 in registers, without rounding, and are one side of 
 
 Few tokens: `_few_gate_up_kernel` computes some inner elements of one pair, with the norm before
 and the gating behind; `_few_down_kernel` some outputs of one token over all of its experts, added
-to the residual stream or not. The token is all columns of the product, which has no fewer; on the
-ordinary cores, numbers would take longer to make and multiply than to read.
+to the residual stream or not. A product has eight columns at least: they are eight groups of one
+token, of which each product uses one. On the ordinary cores, numbers would take longer to make and
+multiply than to read.
 
 Many tokens: `_many_kernel` multiplies pairs of one expert as `mixture_kernels` does.
 """
@@ -30,9 +31,6 @@ from headrace_kernels.experts.mixture_kernels import combine_pairs, expert_of_ti
 from headrace_kernels.experts.routing import Choice, SortedPairs
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight, mxfp4_numbers
-
-# Columns of a product of one token: the fewest that an instruction has.
-_COLUMNS = tl.constexpr(8)
 
 
 class FewTile(NamedTuple):
@@ -63,6 +61,42 @@ def _product(w, x, total, PLAIN: tl.constexpr):
 
 
 @triton.jit
+def _few_sums(
+    x_ptr, norm_ptr, word_ptr, scale_ptr, rows,
+    K: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """Products of tokens with rows of weights: sums [B, N, 1], and of squares of x [B, 1, 1].
+
+    Product b is of the K numbers at x_ptr [B, 1, 1] (times norm_ptr's) and of rows [B, N, 1]. The
+    columns are eight groups of x, so that x is one operand of eight products in a row: each has the
+    numbers of one group, and only that column of it counts.
+    """
+    TILES: tl.constexpr = (K + 127) // 128
+    COUNT: tl.constexpr = rows.shape[0]
+    SIZE: tl.constexpr = rows.shape[1]
+    j, i = tl.arange(0, 32)[None, None, :], tl.arange(0, 32)[None, :, None]
+    group = tl.arange(0, 8)[None, None, :]
+    sums = tl.zeros([COUNT, SIZE, 8], tl.float32)
+    squares = tl.zeros([COUNT, 32, 8], tl.float32)
+    for pair in tl.range(0, (TILES + 1) // 2):
+        k = pair * 256 + group * 32 + i
+        x = tl.load(x_ptr + k, mask=k < K, other=0.0)
+        if norm_ptr is not None:
+            wide = x.to(tl.float32)
+            squares += wide * wide
+            x = (wide * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)).to(DTYPE)
+        for half in tl.static_range(2):
+            tile = pair * 2 + half
+            words = tl.load(word_ptr + rows * (32 * TILES) + tile * 32 + j, mask=tile < TILES, other=0)
+            scales = tl.load(scale_ptr + rows * TILES + tile, mask=tile < TILES, other=0)
+            for part in tl.static_range(4):
+                numbers = mxfp4_numbers(words, scales, part, DTYPE, PLAIN)
+                products = _product(numbers, x, tl.zeros([COUNT, SIZE, 8], tl.float32), PLAIN)
+                sums += tl.where(group == half * 4 + part, products, 0.0)
+    return tl.sum(sums, 2, keep_dims=True), tl.sum(tl.sum(squares, 2, keep_dims=True), 1, keep_dims=True)
+
+
+@triton.jit
 def _few_gate_up_kernel(
     x_ptr, norm_ptr, word_ptr, scale_ptr, bias_ptr, experts_ptr, out_ptr,
     eps,
@@ -71,79 +105,53 @@ def _few_gate_up_kernel(
 ):  # fmt: skip
     """Program (n, pair): BLOCK_N inner elements n of one pair, gated.
 
-    With norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums.
+    With norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums. Gates and ups are
+    two products side by side.
     """
-    TILES: tl.constexpr = (K + 127) // 128
-    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     pair = tl.program_id(1)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    j, i = tl.arange(0, 32)[None, :], tl.arange(0, 32)[:, None]
-    x_row = x_ptr + (pair // PER_TOKEN).to(tl.int64) * K
+    n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :, None]
+    is_up = tl.arange(0, 2)[:, None, None]
     # Elements beyond the end repeat the last one, and are not stored.
-    gates = (tl.load(experts_ptr + pair).to(tl.int64) * (2 * N) + tl.minimum(n, N - 1))[:, None]
-    ups = gates + N
-    gate_sums = tl.zeros([BLOCK_N, _COLUMNS], tl.float32)
-    up_sums = tl.zeros([BLOCK_N, _COLUMNS], tl.float32)
-    squares = tl.zeros([32, 1], tl.float32)
-    for tile in tl.range(0, TILES):
-        gate_words = tl.load(word_ptr + gates * (32 * TILES) + tile * 32 + j)
-        up_words = tl.load(word_ptr + ups * (32 * TILES) + tile * 32 + j)
-        gate_scales = tl.load(scale_ptr + gates * TILES + tile)
-        up_scales = tl.load(scale_ptr + ups * TILES + tile)
-        for part in tl.static_range(4):
-            k = tile * 128 + part * 32 + i
-            x = tl.load(x_row + k, mask=k < K, other=0.0)
-            if norm_ptr is not None:
-                wide = x.to(tl.float32)
-                squares += wide * wide
-                x = (wide * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)).to(DTYPE)
-            columns = tl.broadcast_to(x, (32, _COLUMNS))
-            gate_sums = _product(mxfp4_numbers(gate_words, gate_scales, part, DTYPE, PLAIN), columns, gate_sums, PLAIN)
-            up_sums = _product(mxfp4_numbers(up_words, up_scales, part, DTYPE, PLAIN), columns, up_sums, PLAIN)
-    # All columns are equal.
-    gate, up = tl.max(gate_sums, 1)[:, None], tl.max(up_sums, 1)[:, None]
+    first = tl.load(experts_ptr + pair).to(tl.int64) * (2 * N)
+    rows = first + is_up * N + tl.minimum(n, N - 1)
+    x_row = x_ptr + (pair // PER_TOKEN).to(tl.int64) * K + is_up * 0
+    sums, squares = _few_sums(x_row, norm_ptr, word_ptr, scale_ptr, rows, K, x_ptr.dtype.element_ty, PLAIN)
     if norm_ptr is not None:
-        rstd = tl.rsqrt(tl.sum(squares) / K + eps)
-        gate, up = gate * rstd, up * rstd
+        sums = sums * tl.rsqrt(squares / K + eps)
     if bias_ptr is not None:
-        gate, up = gate + tl.load(bias_ptr + gates).to(tl.float32), up + tl.load(bias_ptr + ups).to(tl.float32)
-    places = out_ptr + pair.to(tl.int64) * N + n[:, None]
-    tl.store(places, gated(gate, up, GATING).to(out_ptr.dtype.element_ty), mask=n[:, None] < N)
+        sums += tl.load(bias_ptr + rows).to(tl.float32)
+    gate, up = tl.sum(tl.where(is_up == 0, sums, 0.0), 0), tl.sum(tl.where(is_up == 1, sums, 0.0), 0)
+    m = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+    places = out_ptr + pair.to(tl.int64) * N + m
+    tl.store(places, gated(gate, up, GATING).to(out_ptr.dtype.element_ty), mask=m < N)
 
 
 @triton.jit
 def _few_down_kernel(
     x_ptr, word_ptr, scale_ptr, bias_ptr, experts_ptr, weights_ptr, out_ptr,
-    N: tl.constexpr, K: tl.constexpr, PER_TOKEN: tl.constexpr, ADD: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, PER_TOKEN: tl.constexpr, SLOTS: tl.constexpr, ADD: tl.constexpr,
     BLOCK_N: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Program (n, token): the weighted sum over the token's experts for BLOCK_N outputs n."""
-    TILES: tl.constexpr = (K + 127) // 128
-    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    """Program (n, token): the weighted sum over the token's experts for BLOCK_N outputs n.
+
+    The token's experts are SLOTS products side by side, a power of two; those that it does not have
+    repeat its last one with a weight of 0.
+    """
     token = tl.program_id(1).to(tl.int64)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    j, i = tl.arange(0, 32)[None, :], tl.arange(0, 32)[:, None]
-    y = tl.zeros([BLOCK_N, 1], tl.float32)
-    for slot in tl.range(0, PER_TOKEN):
-        pair = token * PER_TOKEN + slot
-        rows = (tl.load(experts_ptr + pair).to(tl.int64) * N + tl.minimum(n, N - 1))[:, None]
-        sums = tl.zeros([BLOCK_N, _COLUMNS], tl.float32)
-        for tile in tl.range(0, TILES):
-            words = tl.load(word_ptr + rows * (32 * TILES) + tile * 32 + j)
-            scales = tl.load(scale_ptr + rows * TILES + tile)
-            for part in tl.static_range(4):
-                k = tile * 128 + part * 32 + i
-                x = tl.load(x_ptr + pair * K + k, mask=k < K, other=0.0)
-                numbers = mxfp4_numbers(words, scales, part, DTYPE, PLAIN)
-                sums = _product(numbers, tl.broadcast_to(x, (32, _COLUMNS)), sums, PLAIN)
-        product = tl.max(sums, 1)[:, None]
-        if bias_ptr is not None:
-            product += tl.load(bias_ptr + rows).to(tl.float32)
-        y += product * tl.load(weights_ptr + pair)
-    places = out_ptr + token * N + n[:, None]
+    n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :, None]
+    slot = tl.arange(0, SLOTS)[:, None, None]
+    pairs = token * PER_TOKEN + tl.minimum(slot, PER_TOKEN - 1)
+    rows = tl.load(experts_ptr + pairs).to(tl.int64) * N + tl.minimum(n, N - 1)
+    products, _ = _few_sums(x_ptr + pairs * K, None, word_ptr, scale_ptr, rows, K, x_ptr.dtype.element_ty, PLAIN)
+    if bias_ptr is not None:
+        products += tl.load(bias_ptr + rows).to(tl.float32)
+    weights = tl.load(weights_ptr + pairs)
+    y = tl.sum(tl.where(slot < PER_TOKEN, products * weights, 0.0), 0)
+    m = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+    places = out_ptr + token * N + m
     if ADD:
-        y += tl.load(places, mask=n[:, None] < N, other=0.0).to(tl.float32)
-    tl.store(places, y.to(out_ptr.dtype.element_ty), mask=n[:, None] < N)
+        y += tl.load(places, mask=m < N, other=0.0).to(tl.float32)
+    tl.store(places, y.to(out_ptr.dtype.element_ty), mask=m < N)
 
 
 @triton.jit
@@ -243,7 +251,7 @@ def multiply_few(
     )  # fmt: skip
     _few_down_kernel[(triton.cdiv(down.num_outputs, second.block_n), num_tokens)](
         inner, *_bits(down), choice.experts, choice.weights, out,
-        N=down.num_outputs, K=down.num_inputs, PER_TOKEN=per_token, ADD=add,
+        N=down.num_outputs, K=down.num_inputs, PER_TOKEN=per_token, SLOTS=triton.next_power_of_2(per_token), ADD=add,
         BLOCK_N=second.block_n, PLAIN=INTERPRETED, num_warps=second.num_warps, num_stages=second.num_stages,
     )  # fmt: skip
 
