@@ -91,13 +91,14 @@ def many_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> ManyTile:
 
     512 tokens of gpt-oss-20b take 401 us on an H200 in tiles of 64 pairs, 475 in tiles of 128, that
     are better where an expert fills one (docs/experiments.md, "gpt-oss-20b on an H200").
-    Before sm_90 those spill registers.
+    Before sm_90 those, and 128 outputs, spill registers.
     """
-    average = triton.cdiv(num_pairs, weights.num_experts)
-    if average >= _LARGEST_TILE and card.has_warpgroup_products(weights.storage.device):
-        return ManyTile(64 if gated else 128, _LARGEST_TILE, num_warps=4, num_stages=3)
+    average, is_new = triton.cdiv(num_pairs, weights.num_experts), card.has_warpgroup_products(weights.storage.device)
+    block_n = 128 if is_new and not gated else 64
+    if average >= _LARGEST_TILE and is_new:
+        return ManyTile(block_n, _LARGEST_TILE, num_warps=4, num_stages=3)
     block_m = min(max(triton.next_power_of_2(2 * average), _LEAST_TILE), _LARGEST_TILE // 2)
-    return ManyTile(64 if gated else 128, block_m, num_warps=4, num_stages=4)
+    return ManyTile(block_n, block_m, num_warps=4, num_stages=4)
 
 
 def mixture_reference(
