@@ -190,6 +190,8 @@ def test_ranks_that_would_cut_groups_are_refused_by_name() -> None:
         "smallest group of 32 does not divide"
     )
     assert unsuitable_tp(engine(tp=2), parse_config(QUANTIZED | {"intermediate_size": 128})) is None
+    # Which whole experts do not.
+    assert unsuitable_tp(engine(tp=2, expert_parallel=True), parse_config(QUANTIZED | {"num_local_experts": 4})) is None
 
 
 def test_dummy_weights_may_be_mxfp4_and_no_other_bits_are_put_over_it() -> None:

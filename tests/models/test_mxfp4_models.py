@@ -55,7 +55,7 @@ def test_weights_stay_in_4_bits_and_are_reported(pair: Pair) -> None:
     assert pair.ours.weight_bytes == planned
 
 
-@pytest.mark.parametrize("shard", [ALONE, Shard(1, 2)])
+@pytest.mark.parametrize("shard", [ALONE, Shard(1, 2), Shard(1, 2, whole_experts=True)])
 def test_the_planned_memory_counts_the_experts_in_4_bits(pair: Pair, shard: Shard) -> None:
     config = ModelFolder.open(pair.path).config
     plain = dataclasses.replace(config, quantization=None)
@@ -66,8 +66,9 @@ def test_the_planned_memory_counts_the_experts_in_4_bits(pair: Pair, shard: Shar
     assert 16 - 2 * 4.25 <= saved < 16 - 4.25
 
 
+@pytest.mark.parametrize("whole_experts", [False, True])
 @pytest.mark.parametrize("name", ["gpt-oss-wide", "mxfp4"])
-def test_two_ranks_add_up_to_the_whole(pair: Pair, tmp_path: pathlib.Path, name: str) -> None:
+def test_two_ranks_add_up_to_the_whole(pair: Pair, tmp_path: pathlib.Path, name: str, whole_experts: bool) -> None:
     """Each bias counts once, and each head has its own sink."""
     if name != "mxfp4":
         write_checkpoint(tmp_path, name)
@@ -76,7 +77,7 @@ def test_two_ranks_add_up_to_the_whole(pair: Pair, tmp_path: pathlib.Path, name:
 
     def of_rank(shard: Shard) -> torch.Tensor:
         arguments = (folder, folder.config, torch.float32, CPU, "folder", 0, lambda *_: None)
-        return logits(load_model(*arguments, shard=shard))
+        return logits(load_model(*arguments, shard=dataclasses.replace(shard, whole_experts=whole_experts)))
 
     for found in on_ranks(2, of_rank):
         torch.testing.assert_close(found, logits(load(path)), atol=TOLERANCE, rtol=0)
@@ -98,6 +99,18 @@ def test_ranks_have_slices_of_the_whole_s_numbers(pair: Pair) -> None:
             gates, ups = zip(*(part.chunk(2, dim=1) for part in parts), strict=True)
             found = torch.cat((*gates, *ups), dim=1)
         torch.testing.assert_close(found, numbers, rtol=0, atol=0)
+
+
+def test_ranks_with_whole_experts_have_theirs_as_one_rank_has_them(pair: Pair) -> None:
+    folder = ModelFolder.open(pair.path)
+    for rank in range(2):
+        shard = Shard(rank, 2, whole_experts=True)
+        arguments = (folder, folder.config, torch.float32, CPU, "folder", 0, lambda *_: None)
+        model = load_model(*arguments, shard=shard)
+        assert model.weight_bytes == weight_memory(folder.config, torch.float32, None, CPU, shard).weights
+        for path, whole in pair.ours.mxfp4_weights.items():
+            own = _numbers(model.mxfp4_weights[path].experts)
+            torch.testing.assert_close(own, _numbers(whole.experts)[2 * rank : 2 * rank + 2], rtol=0, atol=0)
 
 
 def _numbers(weights: ExpertWeights) -> torch.Tensor:

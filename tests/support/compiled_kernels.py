@@ -37,7 +37,7 @@ from headrace_kernels import card, finite_rows, rms_norm, rounded_tokens, swiglu
 from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention import rope_kv
 from headrace_kernels.experts import mixture, routing
-from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import Gating
 from headrace_kernels.linear import block_quantized_kernels as block_linear_kernels
 from headrace_kernels.linear import (
@@ -560,7 +560,8 @@ _MIXTURES = ((128, 8, 2048, 768), (8, 2, 4096, 3584))
 def compile_experts(arch: int) -> list[Any]:
     """Compiles mixtures of experts: routing, one token, and tiles of every size.
 
-    Weights are plain and of each kind of few bits.
+    Weights are plain and of each kind of few bits, and plain ones of a rank with half of the
+    experts.
     """
     cpu = torch.device("cpu")
     with contextlib.ExitStack() as stack:
@@ -590,13 +591,21 @@ def compile_experts(arch: int) -> list[Any]:
                 mixture.mixture(x, choice, gate_up, down)
             if kind is None:
                 norm = torch.empty(hidden, dtype=x.dtype)
-                mixture.add_mixture(x[:1], norm, 1e-5, routing.Choice(*(part[:1] for part in choice)), gate_up, down)
-        _mxfp4_mixtures(cpu)
+                one = routing.Choice(*(column[:1] for column in choice))
+                mixture.add_mixture(x[:1], norm, 1e-5, one, gate_up, down)
+                mixture.mixture(x[:1], one, *_of_a_rank(weights))
+                mixture.mixture(x, choice, *_of_a_rank(weights))
+        _mxfp4_mixtures()
     return list({id(kernel): kernel for kernel in compiled}.values())
 
 
-def _mxfp4_mixtures(cpu: torch.device) -> None:
-    """gpt-oss-20b's: one token, normed and added, and each class of tiles."""
+def _of_a_rank(weights: list[ExpertWeights]) -> list[ExpertWeights]:
+    """The same experts, as the second half of a layer's."""
+    return [dataclasses.replace(each, part=ExpertPart(each.num_experts, 2 * each.num_experts)) for each in weights]
+
+
+def _mxfp4_mixtures() -> None:
+    """gpt-oss-20b's: one token, normed and added, each class of tiles, and a rank's experts."""
     num_experts, per_token, hidden, inner = 32, 4, 2880, 2880
     gating = Gating(True, 1.702, 7.0)
     weights = []
@@ -614,6 +623,8 @@ def _mxfp4_mixtures(cpu: torch.device) -> None:
         mixture.mixture(x, choice, *weights, gating)
         if num_tokens == 1:
             mixture.add_mixture(x, torch.empty(hidden, dtype=x.dtype), 1e-5, choice, *weights, gating)
+        if num_tokens in (1, 512):
+            mixture.mixture(x, choice, *_of_a_rank(weights), gating)
 
 
 _ROOMS = {

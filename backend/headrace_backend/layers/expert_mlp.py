@@ -35,6 +35,7 @@ class ExpertLinear(ShardedModule):
         rows: range,
         columns: range,
         num_experts: int,
+        part: ExpertPart | None,
         placement: Placement,
         has_bias: bool,
     ) -> None:
@@ -44,13 +45,14 @@ class ExpertLinear(ShardedModule):
             projections: The projections of the first expert, then of the next; all of one size.
             rows: Outputs of each projection that this rank keeps.
             columns: Inputs of each projection that this rank keeps.
-            num_experts: Number of experts.
+            num_experts: Number of experts that this rank has.
+            part: Which ones; None: all of the layer.
             placement: Type and device.
             has_bias: Whether this rank keeps the projections' biases.
         """
         super().__init__()
         self._names = tuple(part.name for part in projections)
-        self._rows, self._columns = rows, columns
+        self._rows, self._columns, self._part = rows, columns, part
         size = len(rows) * len(projections)
         self.weight = make_expert_weight(size, len(columns), num_experts, placement.of(*self._names))
         self.bias = placement.empty(size) if has_bias else None
@@ -58,7 +60,7 @@ class ExpertLinear(ShardedModule):
     @property
     def weights(self) -> ExpertWeights:
         """The projections as products take them."""
-        return dataclasses.replace(self.weight.experts, bias=self.bias)
+        return dataclasses.replace(self.weight.experts, bias=self.bias, part=self._part)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The projections in order."""
@@ -82,12 +84,12 @@ class ExpertMlp(nn.Module):
         self.router = ColumnLinear((experts.router,), (range(count),), dataclasses.replace(placement, scheme=None))
         gates_and_ups = list(itertools.chain.from_iterable((expert.gate, expert.up) for expert in kept))
         downs = [expert.down for expert in kept]
+        part = ExpertPart(own.start, count) if len(own) < count else None
         bias = experts.down.bias
-        self.gate_up_proj = ExpertLinear(gates_and_ups, inner, range(hidden), len(own), placement, bias)
+        self.gate_up_proj = ExpertLinear(gates_and_ups, inner, range(hidden), len(own), part, placement, bias)
         # The ranks' outputs are added up, so each bias is one rank's.
         adds_bias = bias and (placement.shard.whole_experts or placement.shard.rank == 0)
-        self.down_proj = ExpertLinear(downs, range(hidden), inner, len(own), placement, adds_bias)
-        self._part = ExpertPart(own.start, count) if len(own) < count else None
+        self.down_proj = ExpertLinear(downs, range(hidden), inner, len(own), part, placement, adds_bias)
         self._per_token, self._renormalized = experts.per_token, experts.renormalized
         clamped = experts.gating
         self._gating = SILU if clamped is None else Gating(True, clamped.alpha, clamped.limit)
@@ -119,8 +121,7 @@ class ExpertMlp(nn.Module):
 
     @property
     def _weights(self) -> tuple[ExpertWeights, ExpertWeights]:
-        gate_up, down = self.gate_up_proj.weights, self.down_proj.weights
-        return dataclasses.replace(gate_up, part=self._part), dataclasses.replace(down, part=self._part)
+        return self.gate_up_proj.weights, self.down_proj.weights
 
     def _choice(self, logits: Tensor) -> Choice:
         return choose_experts(logits, self._per_token, self._renormalized)

@@ -93,7 +93,7 @@ def many_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> ManyTile:
     are better where an expert fills one (docs/experiments.md, "gpt-oss-20b on an H200").
     Before sm_90 those, and 128 outputs, spill registers.
     """
-    average, is_new = triton.cdiv(num_pairs, weights.num_experts), card.has_warpgroup_products(weights.storage.device)
+    average, is_new = triton.cdiv(num_pairs, weights.total_experts), card.has_warpgroup_products(weights.storage.device)
     block_n = 128 if is_new and not gated else 64
     if average >= _LARGEST_TILE and is_new:
         return ManyTile(block_n, _LARGEST_TILE, num_warps=4, num_stages=3)

@@ -88,7 +88,7 @@ def _wide_numbers(
 
 
 @triton.jit
-def _own_expert(experts_ptr, pairs, first_expert, NUM_EXPERTS: tl.constexpr):
+def own_expert(experts_ptr, pairs, first_expert, NUM_EXPERTS: tl.constexpr):
     """Which of the experts here computes a pair, the first one if none does; and whether one does."""
     expert = tl.load(experts_ptr + pairs).to(tl.int64)
     if first_expert is not None:
@@ -116,7 +116,7 @@ def _vector_gate_up_kernel(
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     j = tl.arange(0, BLOCK_WORDS)[None, :]
     x_row = x_ptr + (pair // PER_TOKEN).to(tl.int64) * K
-    expert, is_here = _own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)
+    expert, is_here = own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)
     if not is_here:
         return
     NUM_ROWS: tl.constexpr = N * 2 * NUM_EXPERTS
@@ -175,7 +175,7 @@ def _vector_down_kernel(
     biases = tl.zeros([BLOCK_N, 1], tl.float32)
     for slot in tl.static_range(PER_TOKEN):
         pair = token * PER_TOKEN + slot
-        expert, is_here = _own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)
+        expert, is_here = own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)
         factor = tl.load(weights_ptr + pair, mask=is_here, other=0.0)
         rows = (expert * N + tl.minimum(n, N - 1))[:, None]
         if bias_ptr is not None:
@@ -346,7 +346,7 @@ def _combine_kernel(
         pair = token * PER_TOKEN + slot
         mask = n < N
         if first_expert is not None:
-            mask = mask & _own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)[1]
+            mask = mask & own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)[1]
         total += tl.load(pairs_ptr + pair * N + n, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * N + n, total.to(out_ptr.dtype.element_ty), mask=n < N)
 

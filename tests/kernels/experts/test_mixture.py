@@ -270,24 +270,36 @@ def test_a_token_does_not_depend_on_its_neighbours(kernel: Kernel) -> None:
 
 
 # Of two ranks one has three experts and the other two, and of all tokens some have none of them.
-@pytest.mark.parametrize("kind", [None, QuantKind.INT8, QuantKind.INT4])
+# A pair's biases are those of the rank that has its expert. Plain kernels are those of all but MXFP4.
+@pytest.mark.parametrize(
+    "kind", [None, "mxfp4", *(pytest.param(kind, marks=pytest.mark.slow) for kind in (QuantKind.INT8, QuantKind.INT4))]
+)
 @pytest.mark.parametrize("kernel", ["vector", "tile"])
-def test_what_ranks_with_whole_experts_compute_adds_up(kernel: Kernel, kind: QuantKind | None) -> None:
-    sizes = (5, 5, 2, 96 if kind is QuantKind.INT4 else 40, 32)
+def test_what_ranks_with_whole_experts_compute_adds_up(kernel: Kernel, kind: Kind) -> None:
+    sizes = (5, 5, 2, 96 if kind in (QuantKind.INT4, "mxfp4") else 40, 32)
     total = torch.zeros(5, sizes[3])
     for experts in (range(3), range(3, 5)):
-        case = Case(sizes, kind, torch.float32, "cpu")
+        case = Case(sizes, kind, torch.float32, "cpu", gating=CLAMPED, has_biases=True)
         expected = case.expected()
         case.choice.experts[0] = torch.tensor([4, 3])
         case.keep(experts)
         with kernels_on("cpu"), poisoned_memory("cpu"):
             part = case.multiplied(kernel, VECTOR, PAIR)
             assert torch.equal(part[0] == 0, torch.full_like(part[0], 3 not in experts, dtype=torch.bool))
-            close(mixture(case.x, case.choice, case.gate_up, case.down), part.double(), torch.float32)
-        close(mixture_reference(case.x, case.choice, case.gate_up, case.down), part.double(), torch.float32)
+        found = mixture_reference(case.x, case.choice, case.gate_up, case.down, CLAMPED)
+        close(found, part.double(), torch.float32)
         total += part
     # Token 0 was sent elsewhere than the expectation's.
     close(total[1:], expected[1:], torch.float32)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5])
+def test_the_operation_takes_the_kernels_with_a_rank_s_experts(num_tokens: int) -> None:
+    case = Case((num_tokens, 5, 2, 40, 32), None, torch.float32, "cpu")
+    case.keep(range(3, 5))
+    expected = mixture_reference(case.x, case.choice, case.gate_up, case.down).double()
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        close(mixture(case.x, case.choice, case.gate_up, case.down), expected, torch.float32)
 
 
 @pytest.mark.gpu
