@@ -190,8 +190,9 @@ def write_checkpoint(path: pathlib.Path, name: str, **options: Any) -> transform
     config = CONFIGS[name]()
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
+        for own_name, parameter in model.named_parameters():
+            # Biases of stacked experts have two dimensions.
+            if parameter.dim() == 1 or own_name.endswith("_bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model.save_pretrained(path, **options)
     return model
