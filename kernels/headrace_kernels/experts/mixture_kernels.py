@@ -89,7 +89,7 @@ def _wide_numbers(
 
 @triton.jit
 def own_expert(experts_ptr, pairs, first_expert, NUM_EXPERTS: tl.constexpr):
-    """Which of the experts here computes a pair, the first one if none does; and whether one does."""
+    """The number, among the experts here, of a pair's expert, or 0; and whether it is here."""
     expert = tl.load(experts_ptr + pairs).to(tl.int64)
     if first_expert is not None:
         expert -= first_expert

@@ -270,7 +270,8 @@ def test_a_token_does_not_depend_on_its_neighbours(kernel: Kernel) -> None:
 
 
 # Of two ranks one has three experts and the other two, and of all tokens some have none of them.
-# A pair's biases are those of the rank that has its expert. Plain kernels are those of all but MXFP4.
+# A pair's biases are those of the rank that has its expert. Weights of INT8 and INT4 take the same
+# kernels as plain ones.
 @pytest.mark.parametrize(
     "kind", [None, "mxfp4", *(pytest.param(kind, marks=pytest.mark.slow) for kind in (QuantKind.INT8, QuantKind.INT4))]
 )
