@@ -600,7 +600,7 @@ def compile_experts(arch: int) -> list[Any]:
 
 
 def _of_a_rank(weights: list[ExpertWeights]) -> list[ExpertWeights]:
-    """The same experts, as the second half of a layer's."""
+    """Experts as the second half of a layer's, which another rank shares."""
     return [dataclasses.replace(each, part=ExpertPart(each.num_experts, 2 * each.num_experts)) for each in weights]
 
 
