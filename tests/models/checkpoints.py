@@ -180,19 +180,21 @@ def load(path: pathlib.Path, dtype: torch.dtype = torch.float32) -> CausalLM:
 
 
 def write_checkpoint(path: pathlib.Path, name: str, **options: Any) -> transformers.PreTrainedModel:
-    """Saves a random model of CONFIGS, norms and biases randomized too.
-
-    transformers starts them at ones and zeros.
-    """
+    """Saves a random model of CONFIGS, norms and biases randomized too."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     config = CONFIGS[name]()
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
-    with torch.no_grad():
-        for own_name, parameter in model.named_parameters():
-            # Biases of stacked experts have two dimensions.
-            if parameter.dim() == 1 or own_name.endswith("_bias"):
-                parameter.add_(torch.randn_like(parameter) * 0.3)
+    randomize_vectors(model)
     model.save_pretrained(path, **options)
     return model
+
+
+def randomize_vectors(model: torch.nn.Module) -> None:
+    """Adds noise to norms, biases and sinks, which transformers starts at ones and zeros."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Biases of stacked experts have two dimensions.
+            if parameter.dim() == 1 or name.endswith("_bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.3)

@@ -127,8 +127,10 @@ def test_any_decodes_of_raw_heads(computed: list[int], window: int | None, seed:
 
 
 # Two groups of heads to a tile, quantized and not, whose rows one, some or many programs share.
-@pytest.mark.parametrize("kv", ["", "fp8"])
-@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize(
+    ("window", "kv"),
+    [(None, ""), (70, "fp8"), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((None, "fp8"), (70, "")))],
+)
 def test_sinks_count_once_however_a_context_is_split(window: int | None, kv: str) -> None:
     shape = Shape(6, 2, 16, window=window, kv=kv, has_sinks=True)
     check(RawCase(shape, [0, 5, 300, 64 * 12], DEVICE, plan_window=10_000, padding=1))

@@ -158,11 +158,15 @@ def test_kernels_agree_with_fp64(kernel: Kernel, kind: Kind) -> None:
             close(case.multiplied(kernel, VECTOR, pair), case.expected(), torch.float32)
 
 
+# Weights of INT8 and INT4 take the same kernels as plain ones.
+EVERY_KERNEL = [
+    None, "mxfp4", *(pytest.param(kind, marks=pytest.mark.slow) for kind in (QuantKind.INT8, QuantKind.INT4)),
+]  # fmt: skip
 # Gates and ups on both sides of the limit.
 CLAMPED = Gating(True, 1.702, 0.8)
 
 
-@pytest.mark.parametrize("kind", [None, QuantKind.INT8, QuantKind.INT4, "mxfp4"])
+@pytest.mark.parametrize("kind", EVERY_KERNEL)
 @pytest.mark.parametrize("kernel", ["vector", "tile"])
 def test_biases_and_clamped_gates_agree_with_fp64(kernel: Kernel, kind: Kind) -> None:
     sizes = (3, 5, 2, 96 if kind in (QuantKind.INT4, "mxfp4") else 72, 32)
@@ -270,11 +274,8 @@ def test_a_token_does_not_depend_on_its_neighbours(kernel: Kernel) -> None:
 
 
 # Of two ranks one has three experts and the other two, and of all tokens some have none of them.
-# A pair's biases are those of the rank that has its expert. Weights of INT8 and INT4 take the same
-# kernels as plain ones.
-@pytest.mark.parametrize(
-    "kind", [None, "mxfp4", *(pytest.param(kind, marks=pytest.mark.slow) for kind in (QuantKind.INT8, QuantKind.INT4))]
-)
+# A pair's biases are those of the rank that has its expert.
+@pytest.mark.parametrize("kind", EVERY_KERNEL)
 @pytest.mark.parametrize("kernel", ["vector", "tile"])
 def test_what_ranks_with_whole_experts_compute_adds_up(kernel: Kernel, kind: Kind) -> None:
     sizes = (5, 5, 2, 96 if kind in (QuantKind.INT4, "mxfp4") else 40, 32)

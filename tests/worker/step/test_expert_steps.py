@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.models.checkpoints import randomize_vectors
 from tests.models.gpt_oss_folders import quantize_folder
 from tests.worker.conftest import load
 from tests.worker.driver import execute
@@ -98,7 +99,9 @@ def test_gpt_oss_draws_the_tokens_of_the_cpu(device: str, tmp_path: pathlib.Path
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
     )
     torch.manual_seed(0)
-    GptOssForCausalLM(config).save_pretrained(tmp_path)
+    model = GptOssForCausalLM(config)
+    randomize_vectors(model)
+    model.save_pretrained(tmp_path)
     quantize_folder(tmp_path)
     whole = load(tmp_path, "cpu")
     expected = cpu_runner(whole)
