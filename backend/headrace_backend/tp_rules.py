@@ -175,4 +175,12 @@ def _working(config: EngineConfig, group: _Group, model: ModelConfig) -> str:
         if config.quantize == "int4" and _reason(config, group._replace(size=other), model) is None
     ]
     other = f"quantize_group {groups[-1]} works with tp {config.tp}" if groups else ""
-    return ", ".join(filter(None, (works, other))) or "no number of ranks works"
+    whole = f"expert_parallel works with tp {config.tp}" if _suits_whole_experts(config, group, model) else ""
+    return ", ".join(filter(None, (works, other, whole))) or "no number of ranks works"
+
+
+def _suits_whole_experts(config: EngineConfig, group: _Group, model: ModelConfig) -> bool:
+    """Whether as many ranks could share the model if each had some experts whole."""
+    if config.expert_parallel or not model.description.expert_layers:
+        return False
+    return _reason(config.model_copy(update={"expert_parallel": True}), group, model) is None
