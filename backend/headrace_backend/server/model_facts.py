@@ -8,6 +8,7 @@ know, once they are ready.
 
 from __future__ import annotations
 
+from headrace_backend.cache_groups import cache_layout
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.request import ModelLimits
 from headrace_backend.server.model_cost import ModelCost, model_cost
@@ -26,6 +27,7 @@ def model_limits(config: EngineConfig, folder: ModelFolder) -> ModelLimits:
         max_model_len=config.max_model_len or folder.config.max_position_embeddings,
         eos_token_ids=folder.generation_defaults.eos_token_ids,
         attention_window=folder.config.description.window,
+        cache_groups=cache_layout(config, folder.config).groups,
     )
 
 

@@ -14,6 +14,7 @@ from tests.engine.fake_worker import chain, expected_tokens, ranked_tokens
 from tests.engine.harness import TOKEN_BYTES, Harness, Reader, request
 from tests.support.examples import examples
 
+from headrace_backend.cache_groups import SequenceBlocks
 from headrace_backend.engine.errors import RequestRefused
 from headrace_backend.engine.events import EndReason, OutputEnd
 from headrace_backend.engine.request import AbortCause, EngineRequest, TenantLimits
@@ -230,7 +231,7 @@ def test_whatever_happens_a_search_ends_as_alone(
         num_blocks, model_len=96, max_num_seqs=5, max_num_batched_tokens=budget,
         enable_prefix_cache=prefix_cache, ageing_s=1e-5,
     )  # fmt: skip
-    fitting = [(spec, pause) for spec, pause in arrivals if spec.most_blocks(16) <= num_blocks]
+    fitting = [(spec, pause) for spec, pause in arrivals if spec.most_blocks(SequenceBlocks(16)) <= num_blocks]
     for spec, reader in harness.serve(fitting, deaths):
         if spec.asked.beam_search is not None:
             check_outputs(spec, reader)

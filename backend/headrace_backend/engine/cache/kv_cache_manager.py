@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from headrace_backend.cache_groups import NO_BLOCK, ONE_GROUP, CacheGroup
 from headrace_backend.engine.cache.block_pool import BlockPool
-from headrace_backend.engine.cache.cache_group import NO_BLOCK, ONE_GROUP, CacheGroup
 from headrace_backend.engine.cache.prefix_keys import PrefixKeys
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.requests.sequence import Sequence
@@ -49,6 +49,7 @@ class KVCacheManager:
         "_has_windows",
         "_held_sources",
         "_keys",
+        "_num_unsettled",
         "_source_accounts",
         "block_size",
         "pool",
@@ -61,14 +62,22 @@ class KVCacheManager:
         enable_prefix_cache: bool,
         keys: PrefixKeys,
         groups: tuple[CacheGroup, ...] = ONE_GROUP,
+        num_unsettled: int = 1 << 30,
     ) -> None:
         """All blocks free, no prefix known.
 
-        `keys` outlive the cache, as sequences remember theirs.
+        Args:
+            num_blocks: Blocks of the pool.
+            block_size: Tokens of a block.
+            enable_prefix_cache: Whether blocks of one sequence are found by others.
+            keys: Makes keys of prefixes. It outlives the cache, as sequences remember theirs.
+            groups: Cache groups of the model.
+            num_unsettled: Most tokens of a sequence that steps in flight compute.
         """
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self._groups = groups
+        self._num_unsettled = num_unsettled
         self._has_windows = any(group.window is not None for group in groups)
         self._keys = keys
         self._enable_prefix_cache = enable_prefix_cache
@@ -126,9 +135,20 @@ class KVCacheManager:
         `prefix` is what `find_prefix` has just returned for it.
         """
         ref_counts, num_blocks, needed = self.pool.ref_counts, self.num_blocks_for(sequence.num_tokens), 0
-        for table in prefix:
-            needed += num_blocks - sum([1 for block in table if block == NO_BLOCK or ref_counts[block]])
+        for group, table in zip(self._groups, prefix, strict=True):
+            missing = num_blocks - sum([1 for block in table if block == NO_BLOCK or ref_counts[block]])
+            needed += min(missing, self._most_blocks(group, sequence.num_tokens))
         return needed
+
+    def num_promised(self, sequence: Sequence) -> int:
+        """Most blocks that a running sequence takes beyond its own until it has caught up.
+
+        In groups with windows it gives some back on its way.
+        """
+        num_tokens = sequence.num_tokens
+        missing = max(0, self.num_blocks_for(num_tokens) - len(sequence.tables[0]))
+        promised = sum([min(missing, self._most_blocks(group, num_tokens)) for group in self._groups])
+        return promised + len(self._shared_tails(sequence)) if sequence.tail_shared else promised
 
     def take_prefix(self, sequence: Sequence, prefix: Prefix) -> None:
         """Gives a sequence without blocks the prefix just found."""
@@ -267,6 +287,9 @@ class KVCacheManager:
         self.pool.check_integrity(dict(holders))
         for account, counted in held.items():
             assert account.num_blocks == len(counted), "an account counts each block of its sequences once"
+
+    def _most_blocks(self, group: CacheGroup, num_tokens: int) -> int:
+        return group.most_blocks(num_tokens, self.block_size, self._num_unsettled)
 
     def _allocate(self) -> int:
         block = self.pool.allocate()

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import msgspec
 import torch
 
+from headrace_backend.cache_groups import cache_layout
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.eagle_head import HeadBuild
@@ -132,7 +133,8 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
     weights = weight_memory(ModelBuild(model, dtype, _CARD, schemes, Shard(0, tp), stage=stage))
     other = _OTHER_BYTES + (_GROUP_BYTES if config.num_ranks > 1 else 0)
     room = Room(_CARD, gpu_bytes - other, gpu_bytes, int(config.memory_budget))
-    sizes = WorkerSizes.of(config, config.max_model_len or model.max_position_embeddings, stage)
+    longest = config.max_model_len or model.max_position_embeddings
+    sizes = WorkerSizes.of(config, longest, stage, cache_layout(config, model, stage))
     beside = None if draft is None else _beside(draft, model, sizes, dtype)
     memory, plan = plan_estimate(sizes, rank_part(described, tp), weights, dtype, room, beside)
     is_read = described.head.tied and schemes.head is None

@@ -53,7 +53,7 @@ class BlockTables(Protocol):
     """The rows' block tables on a GPU (`buffers.DeviceRows`)."""
 
     scratch_row: int
-    # int32 [num_rows + 1, max_blocks]
+    # int32 [num_groups, num_rows + 1, max_blocks], of which the first group's are looked at.
     block_tables: torch.Tensor
 
 
@@ -161,11 +161,11 @@ class DraftPasses:
             positions,
             columns.rows,
             self._rows.last_tokens,
-            self._tables.block_tables,
+            self._tables.block_tables[:1],
             self._block_size,
             token_ids,
             places,
-            slots,
+            slots[None],
         )
         step = self._attention_step(columns, positions + 1, slots)
         hidden = self._model.compute(token_ids, places, columns.rows, step)
@@ -187,7 +187,7 @@ class DraftPasses:
             query_start_loc=self._numbers[: slots.numel() + 1],
             seq_lens=seq_lens,
             rows=columns.rows,
-            block_tables=self._tables.block_tables,
+            block_tables=self._tables.block_tables[0],
             slot_mapping=slots,
             block_size=self._block_size,
             decode=DecodeWork(columns.splits.view(-1, 4), _PASS_QUERY_LEN, self._scratch),
