@@ -134,7 +134,7 @@ def whole_table_bytes(plan: StepPlan, searching: set[int], num_rows: int) -> int
 class Row:
     admission: RowAdmission
     history: list[int]
-    # Of each cache group; None: a block that the worker was never told.
+    # Of each cache group; None: a block that the worker never heard of.
     tables: list[list[int | None]] = dataclasses.field(default_factory=lambda: [[]])
 
     @property
@@ -387,7 +387,7 @@ class FakeWorker:
         return all(self._read(row, p) != POISON for p in range(max(0, num_tokens - window), num_tokens))
 
     def _check_windows(self, row: Row, position: int) -> None:
-        """A token reads what was computed before it in every group, as far as the window reaches."""
+        """A token reads what was computed before it in each group, as far as its window reaches."""
         for number, group in enumerate(self.groups[1:], 1):
             first = 0 if group.window is None else max(0, position - group.window + 1)
             for read in range(first, position):

@@ -304,7 +304,7 @@ class CausalLM(nn.Module):
         """Has each layer read and write the blocks of its cache group in all later steps.
 
         Args:
-            layer_groups: Of each layer its group; empty: there is one.
+            layer_groups: Each layer's group; empty: there is one.
         """
         self.model.use_cache_groups(layer_groups or [0] * self.num_layers)
 

@@ -1,4 +1,4 @@
-"""Several cache groups in the runner for GPUs: padded to captured shapes, and launched as they are."""
+"""Several cache groups in the runner for GPUs, padded to captured shapes and launched as it is."""
 
 from __future__ import annotations
 
