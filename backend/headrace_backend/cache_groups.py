@@ -108,13 +108,13 @@ class CacheLayout:
 
     # The same in all stages; one without a window comes first if there is one.
     groups: tuple[CacheGroup, ...] = ONE_GROUP
-    # Of each layer of the stage its group; empty: all are in the first.
+    # Group of each layer of the stage; empty: all are in the first.
     layer_groups: tuple[int, ...] = ()
     # Layers whose keys and values a block holds; 0: all of the stage's.
     num_places: int = 0
 
     def layer_places(self) -> tuple[int, ...]:
-        """Of each layer its place in the blocks of its group, which no other layer of it has."""
+        """Returns each layer's place in the blocks of its group, which no other layer of it has."""
         taken = [0] * len(self.groups)
         places = []
         for group in self.layer_groups:

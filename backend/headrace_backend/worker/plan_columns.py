@@ -110,8 +110,8 @@ def table_places(plan: ForwardPlan, shape: tuple[int, ...], num_rows: int, num_b
 
     Args:
         plan: Its updates are checked against the limits.
-        shape: Shape of the tables, [num_groups, lines, max_blocks], each group's first `num_rows` lines
-            those of rows.
+        shape: Shape of the tables, [num_groups, lines, max_blocks]; the first `num_rows` lines of
+            each group are those of rows.
         num_rows: Rows of the batch, by which the plan counts the lines of groups.
         num_blocks: Blocks of the cache.
     """

@@ -76,7 +76,7 @@ def test_tokens_are_those_of_transformers(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
 def test_a_worker_of_a_card_has_groups_in_its_graphs(kv_dtype: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """As start-up makes it, with chunks, a preemption, and outputs that share a prompt."""
+    """The runner that start-up makes: chunks, a preemption, and outputs that share a prompt."""
     made = Made(tmp_path_factory.mktemp("mixed"), qwen2(4), "cuda:0")
     sampled = {"temperature": 0.9, "seed": 3, "n": 3}
 
