@@ -130,16 +130,24 @@ WHOLE_CONTEXTS = CacheLayout()
 _Windows = Sequence[int | None]
 
 
-def cache_layout(config: EngineConfig, model: ModelConfig, stage: Stage = WHOLE) -> CacheLayout:
+def cache_layout(
+    config: EngineConfig, model: ModelConfig, stage: Stage = WHOLE, has_draft: bool = False
+) -> CacheLayout:
     """Divides a stage's layers into cache groups.
 
     Engine and workers ask for it independently, and come to the same groups. A draft model or head
     keeps whole contexts, in blocks with the numbers of the first group's. Where no layer of the
     model that it drafts for does so, all of them do.
+
+    Args:
+        config: The engine's configuration.
+        model: The whole model.
+        stage: Which of several pipeline stages has the layers.
+        has_draft: Whether a model or head drafts that the configuration does not name.
     """
     longest = config.max_model_len or model.max_position_embeddings
     of_stages = [_windows(model, part, longest) for part in (stages(config, model) if config.pp > 1 else (stage,))]
-    if config.draft_model is not None and all(None not in windows for windows in of_stages):
+    if (has_draft or config.draft_model is not None) and all(None not in windows for windows in of_stages):
         return WHOLE_CONTEXTS
     groups = _best_groups(of_stages)
     return WHOLE_CONTEXTS if groups == ONE_GROUP else _layout(_windows(model, stage, longest), groups)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from tests.engine.fake_worker import FakeWorker
-from tests.engine.harness import Harness, Reader, request
+from tests.engine.harness import Harness, Reader, config, request
 
 from headrace_backend.cache_groups import CacheLayout, cache_layout
 from headrace_backend.config import EngineConfig
@@ -30,9 +30,16 @@ from headrace_kernels.attention.quantized_kv import is_quantized, tiles_of
 from headrace_model_folder import ModelConfig
 
 
-def layout_of(config: ModelConfig, max_model_len: int = 0) -> CacheLayout:
+def layout_of(model: ModelConfig, max_model_len: int = 0) -> CacheLayout:
     """The cache groups that a model has by itself."""
-    return cache_layout(EngineConfig(model=pathlib.Path("model"), max_model_len=max_model_len), config)
+    return cache_layout(EngineConfig(model=pathlib.Path("model"), max_model_len=max_model_len), model)
+
+
+def worker_runner(model: CausalLM, layout: CacheLayout, num_blocks: int, **settings: Any) -> Runner:
+    """The runner that start-up makes over a cache of so many blocks; a rank's or a stage's too."""
+    sizes = WorkerSizes.of(config(**settings), 256, cache=layout)
+    device = next(model.parameters()).device
+    return make_runner(model, sizes, LoadedModel(model, sizes, torch.float32, device).kv_caches(num_blocks))
 
 
 def greedy(prompt: list[int], max_tokens: int, **changes: Any) -> EngineRequest:
@@ -49,6 +56,8 @@ class RunnerWorker(FakeWorker):
         self.pool: BlockPool | None = None
         self.caches = list({id(cache): cache for cache in caches}.values())
         self.plans: collections.deque[bytes] = collections.deque()
+        # All plans so far.
+        self.computed: list[bytes] = []
         # With each plan the blocks that were free when it was made.
         self.free: collections.deque[list[int]] = collections.deque()
 
@@ -62,7 +71,8 @@ class RunnerWorker(FakeWorker):
             # Of a quantized cache the scales too.
             whole = tiles_of(cache) if is_quantized(cache) else cache
             whole[free] = -1 if is_quantized(cache) else torch.nan
-        plan = StepPlan.decode(self.plans.popleft())
+        self.computed.append(self.plans.popleft())
+        plan = StepPlan.decode(self.computed[-1])
         result = StepResult(plan.step_id, 0, 1000, np.empty(0, np.int32), np.empty(0, np.uint8))
         sampled = self.runner.sample(plan, self.runner.forward(plan))
         if sampled is not None:
@@ -87,9 +97,11 @@ class EngineOnRunner(Harness):
         model_len: int = 256,
         poison: bool = True,
         make: MakeRunner = make_runner,
+        draft: CausalLM | None = None,
         **changes: Any,
     ) -> None:
         """Engine and runner of a model with these cache groups; other arguments are settings."""
+        self.draft = draft
         self.model, self.layout, self.poison, self.model_len, self.make = model, layout, poison, model_len, make
         # Most blocks that sequences held at a time.
         self.most_used = 0
@@ -102,8 +114,13 @@ class EngineOnRunner(Harness):
     def new_worker(self) -> RunnerWorker:
         sizes = WorkerSizes.of(self.config, self.model_len, cache=self.layout)
         device = next(self.model.parameters()).device
-        caches = LoadedModel(self.model, sizes, torch.float32, device).kv_caches(self.num_blocks)
-        runner = self.make(self.model, sizes, caches)
+        loaded = LoadedModel(self.model, sizes, torch.float32, device, draft=self.draft)
+        caches, drafting = loaded.kv_caches(self.num_blocks), loaded.drafting_model(self.num_blocks)
+        if drafting is None:
+            runner = self.make(self.model, sizes, caches)
+        else:
+            runner = make_runner(self.model, sizes, caches, draft=drafting)
+            caches = caches + drafting.kv_caches
         if isinstance(runner, CapturesGraphs):
             runner.capture(lambda *_: None)
         return RunnerWorker(runner, caches)

@@ -87,7 +87,7 @@ class ModelFacts:
             memory=_memory(ready.memory) if ready and ready.memory else None,
             quantization=_quantization(ready.quantization, self._measured) if ready and ready.quantization else None,
             kv_dtype=self._kv_dtype(),
-            kv_bytes_per_token=ready.memory.kv_block_bytes // config.block_size if ready and ready.memory else 0,
+            kv_bytes_per_token=self._kv_bytes_per_token(),
             drafter=config.speculate,
             max_drafts=config.tokens_per_row - 1,
         )
@@ -107,6 +107,15 @@ class ModelFacts:
         # one.
         copies = max(1, self._config.tp // model.description.attention.num_kv_heads)
         return cost._replace(kv_bytes_per_token=copies * cost.kv_bytes_per_token)
+
+    def _kv_bytes_per_token(self) -> int:
+        """Bytes of a token in all layers on each rank's device; 0: not known yet.
+
+        In layers with a window it takes them until the window has passed it.
+        """
+        if self.ready is None or self.ready.memory is None:
+            return 0
+        return len(self._limits.cache_groups) * self.ready.memory.kv_block_bytes // self._config.block_size
 
     def _kv_dtype(self) -> str:
         return self._dtype() if self._config.kv_dtype == "auto" else self._config.kv_dtype

@@ -152,6 +152,19 @@ def test_drafts_from_the_own_context_change_no_tokens(mixed: Made) -> None:
     assert found == [[mixed.expected(tuple(prompt), 40)] for prompt in prompts]
 
 
+@pytest.mark.slow
+def test_a_draft_model_keeps_whole_contexts_over_the_first_groups_blocks(mixed: Made) -> None:
+    """The model drafts for itself: what it finds in its own cache makes every draft right."""
+    prompts = [prompt_of(length, length) for length in (60, 35, 90)]
+    drafting = {"speculate": "draft", "draft_model": pathlib.Path("draft"), "speculate_tokens": "3"}
+    engine = mixed.engine(34, draft=mixed.ours, tokens_per_row=4, **drafting)
+    readers = engine.readers_of([greedy(prompt, 40) for prompt in prompts])
+    for prompt, reader in zip(prompts, readers, strict=True):
+        assert reader.tokens[0] == mixed.expected(tuple(prompt), 40)
+        assert reader.done is not None
+        assert reader.done.draft_tokens == reader.done.accepted_tokens > 20
+
+
 class Schedule(NamedTuple):
     """A request: when it comes, and after how many of its tokens it is cancelled, if at all."""
 

@@ -288,6 +288,7 @@ def plan_memory(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> MemoryPl
         device_bytes=room.device_bytes,
         other_bytes=memory.other,
         reserve_bytes=room.reserve_bytes,
+        num_cache_groups=sizes.num_groups,
     )
 
 
