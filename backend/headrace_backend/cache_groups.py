@@ -50,21 +50,21 @@ class CacheGroup(NamedTuple):
         """Index of the first block that a token at `position`, or any later one, reads."""
         return 0 if self.window is None else max(0, position - self.window + 1) // block_size
 
-    def most_blocks(self, num_tokens: int, block_size: int, num_unsettled: int) -> int:
+    def most_blocks(self, num_tokens: int, block_size: int, step_tokens: int) -> int:
         """Most blocks that a sequence of `num_tokens` tokens holds at a time.
 
         Args:
             num_tokens: Tokens whose keys and values are computed, one after the other.
             block_size: Tokens of a block.
-            num_unsettled: Most tokens of the sequence that steps in flight compute: what the first
-                of them sees is still held.
+            step_tokens: Most tokens that one step computes; what the first of them sees is held.
         """
         whole = -(-num_tokens // block_size)
         if self.window is None:
             return whole
-        # Tokens in a row that begin anywhere in a block.
-        held = self.window - 1 + max(num_unsettled, 1)
-        return min(whole, -(-(held - 1) // block_size) + 1)
+        # Blocks go back whenever settled tokens have filled another block. So the window reaches
+        # back from that block's end at least, and a step may begin at the end of the next.
+        before, after = self.window - 1, max(step_tokens, 1) - 1
+        return min(whole, -(-before // block_size) + 1 + -(-after // block_size))
 
 
 # What a model has whose layers all keep their whole context, whether or not they look at all of it.

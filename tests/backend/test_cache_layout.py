@@ -127,13 +127,36 @@ def test_the_longest_sequence_is_the_longest_that_fits(
     assert most == limit or blocks.most_blocks(most + 1) > num_blocks
 
 
+@hypothesis.settings(max_examples=examples(100), deadline=None)
+@hypothesis.given(
+    groups=st.lists(st.none() | st.integers(1, 70), min_size=1, max_size=3),
+    budget=st.sampled_from([16, 17, 40, 100]),
+    num_prompt_tokens=st.integers(1, 150),
+    max_tokens=st.integers(1, 100),
+    prefix_cache=st.booleans(),
+)
+def test_a_sequence_ends_in_the_cache_that_is_said_to_hold_it(
+    groups: list[int | None], budget: int, num_prompt_tokens: int, max_tokens: int, prefix_cache: bool
+) -> None:
+    made = tuple(map(CacheGroup, groups))
+    num_blocks = SequenceBlocks(16, made, budget).most_blocks(num_prompt_tokens + max_tokens - 1)
+    settings = {"max_num_batched_tokens": budget, "enable_prefix_cache": prefix_cache}
+    harness = Harness(max(num_blocks, 1), groups=made, worker=InstantWorker(), **settings)
+    # The second finds what the first has left, and takes its blocks.
+    for _ in range(2):
+        reader = harness.add(request(num_prompt_tokens, max_tokens))
+        harness.run()
+        assert len(reader.tokens[0]) == max_tokens
+
+
 @pytest.mark.parametrize("step_tokens", [2048, 8192])
 def test_a_window_of_128_in_half_of_the_layers_takes_at_most_55_percent_of_whole_contexts(step_tokens: int) -> None:
     """32 sequences of 8,192 tokens; a block of two groups has half of the layers."""
     used = {}
     for groups in (ONE_GROUP, (CacheGroup(), CacheGroup(128))):
-        harness = Harness(40_000, model_len=8400, groups=groups, max_num_seqs=32, max_num_batched_tokens=step_tokens)
-        worker = harness.worker = InstantWorker()
+        worker = InstantWorker()
+        settings = {"max_num_seqs": 32, "max_num_batched_tokens": step_tokens}
+        harness = Harness(40_000, model_len=8400, groups=groups, worker=worker, **settings)
         for number in range(32):
             # Answers that go on until the last prompt is computed.
             harness.add(request(np.random.default_rng(number).integers(1, 24, 8192).tolist(), 200))

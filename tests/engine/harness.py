@@ -144,6 +144,7 @@ class Harness:
         attention_window: int | None = None,
         tokens_per_row: int | None = None,
         groups: tuple[CacheGroup, ...] = ONE_GROUP,
+        worker: FakeWorker | None = None,
         **changes: Any,
     ) -> None:
         """`plan_bytes` is what the worker's ring takes; None: what the configuration makes of it.
@@ -160,7 +161,7 @@ class Harness:
         self.attention_window = attention_window
         self.tokens_per_row = tokens_per_row
         self.choose_count: Callable[[int], int] = lambda most: most
-        self.worker = self.new_worker()
+        self.worker = worker or self.new_worker()
         self.engine.worker_ready(num_blocks, plan_bytes=plan_bytes, tokens_per_row=tokens_per_row or 1)
         self.readers: dict[tuple[int, int], Reader] = {}
         self._handles = itertools.count(1)

@@ -120,9 +120,7 @@ class Engine:
         self._budget = TokenBudget(config.max_num_batched_tokens, self._step_times)
         self._step_limits = StepLimits(config.step_time_target_ms, config.watchdog_s)
         self._draft_lengths = DraftLengths(self._step_times, config.fixed_drafts())
-        num_unsettled = (self._num_stages + MAX_STEPS_IN_FLIGHT - 1) * config.max_num_batched_tokens
-        about_cache = (model.cache_groups, num_unsettled)
-        self._scheduler = Scheduler(config, self._budget, self._draft_lengths, *about_cache)
+        self._scheduler = Scheduler(config, self._budget, self._draft_lengths, model.cache_groups)
         self._table = RequestTable(config)
         self._admission = Admission(config, rates, model.max_model_len, self._blocks)
         self._quotas = Quotas(self._blocks, self.steps.engine)

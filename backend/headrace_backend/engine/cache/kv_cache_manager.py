@@ -49,7 +49,7 @@ class KVCacheManager:
         "_has_windows",
         "_held_sources",
         "_keys",
-        "_num_unsettled",
+        "_step_tokens",
         "_source_accounts",
         "block_size",
         "pool",
@@ -62,7 +62,7 @@ class KVCacheManager:
         enable_prefix_cache: bool,
         keys: PrefixKeys,
         groups: tuple[CacheGroup, ...] = ONE_GROUP,
-        num_unsettled: int = 1 << 30,
+        step_tokens: int = 1 << 30,
     ) -> None:
         """All blocks free, no prefix known.
 
@@ -72,12 +72,12 @@ class KVCacheManager:
             enable_prefix_cache: Whether blocks of one sequence are found by others.
             keys: Makes keys of prefixes. It outlives the cache, as sequences remember theirs.
             groups: Cache groups of the model.
-            num_unsettled: Most tokens of a sequence that steps in flight compute.
+            step_tokens: Most tokens of one step.
         """
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self._groups = groups
-        self._num_unsettled = num_unsettled
+        self._step_tokens = step_tokens
         self._has_windows = any(group.window is not None for group in groups)
         self._keys = keys
         self._enable_prefix_cache = enable_prefix_cache
@@ -106,8 +106,8 @@ class KVCacheManager:
             if group.window is None:
                 prefix[index] = self._find(sequence, index, 0, most)
                 most = len(prefix[index])
-        while self._has_windows and most and not self._reach(sequence, prefix, most):
-            most -= 1
+        while self._has_windows and most and (gap := self._gap(sequence, prefix, most)) is not None:
+            most = gap
         return [table[:most] for table in prefix]
 
     def num_reusable(self, sequence: Sequence) -> int:
@@ -131,6 +131,8 @@ class KVCacheManager:
 
     def num_needed(self, sequence: Sequence, prefix: Prefix) -> int:
         """Most available blocks that the sequence would use up to compute all its tokens.
+
+        In groups with windows it may have to wait for a step in flight before it goes on.
 
         `prefix` is what `find_prefix` has just returned for it.
         """
@@ -289,7 +291,7 @@ class KVCacheManager:
             assert account.num_blocks == len(counted), "an account counts each block of its sequences once"
 
     def _most_blocks(self, group: CacheGroup, num_tokens: int) -> int:
-        return group.most_blocks(num_tokens, self.block_size, self._num_unsettled)
+        return group.most_blocks(num_tokens, self.block_size, self._step_tokens)
 
     def _allocate(self) -> int:
         block = self.pool.allocate()
@@ -306,19 +308,21 @@ class KVCacheManager:
             blocks.append(block)
         return blocks
 
-    def _reach(self, sequence: Sequence, prefix: Prefix, num_blocks: int) -> bool:
-        """Whether groups with windows have the blocks that the token behind the prefix reads.
+    def _gap(self, sequence: Sequence, prefix: Prefix, num_blocks: int) -> int | None:
+        """Finds a block that a group with a window lacks of those that a token reads.
 
-        The token follows `num_blocks` blocks; `prefix` gets the tables of these groups.
+        The token follows `num_blocks` blocks. Tokens between the lacking block and this one read it
+        too, so that no prefix ends there. None: all are known, and `prefix` has got the tables of
+        these groups.
         """
         for index, group in enumerate(self._groups):
             if group.window is not None:
                 first = group.first_needed(num_blocks * self.block_size, self.block_size)
                 known = self._find(sequence, index, first, num_blocks)
                 if first + len(known) < num_blocks:
-                    return False
+                    return first + len(known)
                 prefix[index] = [NO_BLOCK] * first + known
-        return True
+        return None
 
     def _release_behind_windows(self, sequence: Sequence) -> None:
         """Releases the blocks that only settled tokens read.

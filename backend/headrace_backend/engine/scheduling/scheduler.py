@@ -70,7 +70,6 @@ class Scheduler:
         budget: TokenBudget,
         draft_lengths: DraftLengths,
         groups: tuple[CacheGroup, ...] = ONE_GROUP,
-        num_unsettled: int = 1 << 30,
     ) -> None:
         """Nothing runs, nothing waits, and there is no cache yet.
 
@@ -79,9 +78,8 @@ class Scheduler:
             budget: Tokens that a step may compute.
             draft_lengths: Drafts that each row may have.
             groups: Cache groups of the model.
-            num_unsettled: Most tokens of a sequence that steps in flight compute.
         """
-        self._groups, self._num_unsettled = groups, num_unsettled
+        self._groups = groups
         self._budget = budget
         self._draft_lengths = draft_lengths
         self._micro_batches = MicroBatches(config.pp)
@@ -126,7 +124,7 @@ class Scheduler:
         assert not self.running, "sequences of the worker before were evicted"
         config = self._config
         pool = (num_blocks, config.block_size, config.enable_prefix_cache)
-        self.kv = KVCacheManager(*pool, self._prefix_keys, self._groups, self._num_unsettled)
+        self.kv = KVCacheManager(*pool, self._prefix_keys, self._groups, config.max_num_batched_tokens)
         self._draft_lengths.worker_ready(tokens_per_row - 1)
         self._free_rows = list(range(self.num_rows - 1, -1, -1))
         self._leaving_rows = []
