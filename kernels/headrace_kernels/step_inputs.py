@@ -43,7 +43,8 @@ def build_step_inputs_reference(
     ids = torch.where(token_ids < 0, last_tokens[token_rows], token_ids)
     out_token_ids.copy_(ids.masked_fill(is_padding, 0))
     out_positions.copy_(token_positions)
-    out_slots.copy_((blocks * block_size + token_positions % block_size).masked_fill(is_padding, -1))
+    slots = out_slots[:, : len(token_ids)]
+    slots.copy_((blocks * block_size + token_positions % block_size).masked_fill(is_padding, -1))
 
 
 @triton.jit(
@@ -124,8 +125,8 @@ def build_step_inputs(
         block_size: Tokens per block.
         out_token_ids: [num_tokens] int64, filled; 0 for padding.
         out_positions: [num_tokens] int64, filled; 0 for padding.
-        out_slots: [num_groups, num_tokens] int64, filled; -1 for padding. Each group's are in one
-            piece.
+        out_slots: [num_groups, num_tokens or more] int64, of whose lines the first `num_tokens` are
+            filled; -1 for padding. Each line is in one piece.
     """
     num_tokens, num_groups = token_ids.shape[0], block_tables.shape[0]
     strides = (block_tables.stride(1), block_tables.stride(0), out_slots.stride(0))

@@ -38,12 +38,13 @@ class Columns:
         tables = numbers.integers(0, 2**27, self.num_groups, NUM_ROWS, MAX_BLOCKS, dtype=torch.int32)
         # More room than tokens, as in a step that is no larger than others.
         outputs = torch.full((2 + self.num_groups, len(self.tokens) + 3), POISON, device=device)
-        ids, positions, slots = outputs[:, : len(self.tokens)].tensor_split((1, 2))
+        ids, positions = outputs[:2, : len(self.tokens)]
+        slots = outputs[2:]
         columns = (int32([token[i] for token in self.tokens], device) for i in range(3))
         state = (int32(self.rows, device), last_tokens, tables, BLOCK_SIZE)
-        build_step_inputs(*columns, *state, ids[0], positions[0], slots)
-        for table, of_group in zip(tables, slots, strict=True):
-            found = (ids[0].tolist(), positions[0].tolist(), of_group.tolist())
+        build_step_inputs(*columns, *state, ids, positions, slots)
+        for table, of_group in zip(tables, slots[:, : len(self.tokens)], strict=True):
+            found = (ids.tolist(), positions.tolist(), of_group.tolist())
             assert [list(values) for values in zip(*found, strict=True)] == [
                 self._expected(token, last_tokens, table) for token in self.tokens
             ]

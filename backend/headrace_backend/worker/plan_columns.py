@@ -118,8 +118,8 @@ def table_places(plan: ForwardPlan, shape: tuple[int, ...], num_rows: int, num_b
     num_groups, lines, max_blocks = shape
     assert int((plan.table_starts + plan.table_counts).max()) <= max_blocks, "a block table is longer than the context"
     assert 0 <= plan.table_blocks.min() and plan.table_blocks.max() < num_blocks, "block number out of range"
-    assert plan.table_rows.max() < num_groups * num_rows, "a block table of a group that there is not"
     rows = plan.table_rows.astype(np.int64)
-    if lines > num_rows:
+    if num_groups > 1:
+        assert rows.max() < num_groups * num_rows, "a block table of a group that there is not"
         rows += rows // num_rows * (lines - num_rows)
     return ranges(rows * max_blocks + plan.table_starts, plan.table_counts)

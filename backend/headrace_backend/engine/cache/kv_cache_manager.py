@@ -148,6 +148,8 @@ class KVCacheManager:
         In groups with windows it gives some back on its way.
         """
         num_tokens = sequence.num_tokens
+        if not self._has_windows:
+            return self.num_missing(sequence, num_tokens)
         missing = max(0, self.num_blocks_for(num_tokens) - len(sequence.tables[0]))
         promised = sum([min(missing, self._most_blocks(group, num_tokens)) for group in self._groups])
         return promised + len(self._shared_tails(sequence)) if sequence.tail_shared else promised

@@ -158,7 +158,7 @@ def model_memory(
     return ModelMemory(
         weights=weights.weights,
         activations=sizes.max_num_batched_tokens * per_token + sampled + history + weights.scratch,
-        kv_block=sizes.block_size * _place_bytes(model, sizes, size) * (sizes.cache.num_places or len(model.layers)),
+        kv_block=sizes.block_size * _kv_token_bytes(model, sizes, size),
         graphs=_graphs_estimate(sizes, per_token) if on_gpu else 0,
         scratch=weights.scratch,
         graph_token=per_token,
@@ -166,9 +166,11 @@ def model_memory(
     )
 
 
-def _place_bytes(model: ModelDescription, sizes: WorkerSizes, item_bytes: int) -> int:
-    """Bytes of one token's keys and values in one layer, which all have the same heads."""
-    return kv_token_bytes(model, item_bytes, sizes.kv_dtype) // len(model.layers)
+def _kv_token_bytes(model: ModelDescription, sizes: WorkerSizes, item_bytes: int) -> int:
+    """Bytes of one token's keys and values in all layers that a block holds."""
+    whole = kv_token_bytes(model, item_bytes, sizes.kv_dtype)
+    # Layers that share blocks have the same heads.
+    return whole // len(model.layers) * sizes.cache.num_places if sizes.cache.num_places else whole
 
 
 def _history_bytes(sizes: WorkerSizes) -> int:

@@ -13,6 +13,7 @@ row more than the batch has is scratch: padding reads and writes it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import torch
@@ -64,6 +65,8 @@ class DeviceRows:
         self.scratch_row = num_rows
         shape = (num_groups, _aligned(num_rows + 1), max_blocks)
         self.block_tables = torch.zeros(shape, dtype=torch.int32, device=device)
+        # Each group's, [num_rows + 1 or a few more, max_blocks].
+        self.group_tables = self.block_tables.unbind()
         self.last_tokens = torch.zeros(num_rows + 1, dtype=torch.int32, device=device)
 
     def update_tables(self, plan: ForwardPlan) -> None:
@@ -153,6 +156,7 @@ class StepBuffers:
         self._token_ids, self._positions = torch.zeros(2, largest.num_tokens, dtype=torch.int64, device=device)
         num_slots = _aligned(largest.num_tokens)
         self._slots = torch.zeros(limits.num_groups, num_slots, dtype=torch.int64, device=device)
+        self._group_slots = self._slots.unbind()
         self._decode_scratch = DecodeScratch.allocate(
             sizes.num_heads, num_kv_heads, head_dim, sizes.drafted_query_len, device, sizes.programs
         )
@@ -221,7 +225,6 @@ class StepBuffers:
         if drafts is not None:
             _resolve(columns, drafts)
         token_ids, positions = self.tokens(shape)
-        slots = self._slots[:, : shape.num_tokens]
         build_step_inputs(
             columns.token_ids,
             columns.token_entries,
@@ -232,12 +235,12 @@ class StepBuffers:
             self._block_size,
             token_ids,
             positions,
-            slots,
+            self._slots,
         )
         parts = zip(
             columns.attention,
             shape.parts,
-            torch.split(slots, [part.num_tokens for part in shape.parts], dim=1),
+            self._slots_of_parts(shape),
             gathers or (None,) * len(shape.parts),
             strict=True,
         )
@@ -247,11 +250,16 @@ class StepBuffers:
         first, second = attention
         return StepInputs(token_ids, positions, StepPieces(shape.pieces[0].num_tokens, (first, second)))
 
+    def _slots_of_parts(self, shape: StepShape) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yields the slots of each part's tokens, in each cache group."""
+        lengths = [part.num_tokens for part in shape.parts]
+        return zip(*(slots[: shape.num_tokens].split(lengths) for slots in self._group_slots), strict=True)
+
     def _attention_step(
         self,
         columns: AttentionColumns[torch.Tensor],
         part: StepShape,
-        slots: torch.Tensor,
+        slots: tuple[torch.Tensor, ...],
         gather: GatherColumns | None,
         rows: DeviceRows,
     ) -> StepMetadata:
@@ -270,7 +278,7 @@ class StepBuffers:
                     decode=decode,
                     prefill=prefill,
                 )
-                for block_tables, slot_mapping in zip(rows.block_tables, slots, strict=True)
+                for block_tables, slot_mapping in zip(rows.group_tables, slots, strict=True)
             ]
         )
 
