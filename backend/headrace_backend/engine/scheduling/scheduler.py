@@ -234,9 +234,13 @@ class Scheduler:
         assert self.kv is not None, "there is a worker"
         self.entered.clear()
         self._blocks_short = False
-        catching_up, forced = self._schedule_decodes(
-            builder, self._micro_batches.passed_over(self.running, in_flight), now_ns
-        )
+        passed_over = self._micro_batches.passed_over(self.running, in_flight)
+        catching_up, forced = self._schedule_decodes(builder, passed_over, now_ns)
+        if passed_over and not (builder.num_tokens or forced or in_flight):
+            # The micro-batch lacks blocks that more urgent rows of another one hold, and no result
+            # is to come that gives any back.
+            self._stalled.clear()
+            catching_up, forced = self._schedule_decodes(builder, frozenset(), now_ns)
         builder.close_decodes()
         if forced:
             forced = self._choose_forced(forced, builder, len(catching_up) + len(self.waiting) > 0)
