@@ -234,6 +234,7 @@ class Scheduler:
         assert self.kv is not None, "there is a worker"
         self.entered.clear()
         self._blocks_short = False
+        num_proposed = self._draft_lengths.num_proposed
         passed_over = self._micro_batches.passed_over(self.running, in_flight)
         catching_up, forced = self._schedule_decodes(builder, passed_over, now_ns)
         if passed_over and not (builder.num_tokens or forced or in_flight):
@@ -259,6 +260,9 @@ class Scheduler:
             self._budget.unreserve()
             self._schedule_catching_up(long, builder, now_ns)
         self.kv.end_step()
+        if not builder.num_tokens:
+            # No worker hears of what it would have proposed.
+            self._draft_lengths.num_proposed = num_proposed
         return builder.num_tokens > 0
 
     def take_leaving_rows(self) -> list[int]:
