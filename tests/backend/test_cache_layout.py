@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import hypothesis
 import numpy as np
@@ -22,6 +23,7 @@ from headrace_backend.cache_groups import (
     cache_layout,
 )
 from headrace_backend.config import EngineConfig
+from headrace_backend.engine.request import TenantLimits
 from headrace_backend.pp_rules import stages
 from headrace_model_folder import ModelConfig
 from headrace_model_folder.config import parse_config
@@ -127,29 +129,50 @@ def test_the_longest_sequence_is_the_longest_that_fits(
     assert most == limit or blocks.most_blocks(most + 1) > num_blocks
 
 
-@hypothesis.settings(max_examples=examples(100), deadline=None)
+class Job(NamedTuple):
+    """A request, and the steps before the next one comes."""
+
+    num_prompt_tokens: int
+    max_tokens: int
+    n: int
+    pause: int
+
+
+@hypothesis.settings(max_examples=examples(150), deadline=None)
 @hypothesis.given(
     groups=st.lists(st.none() | st.integers(1, 70), min_size=1, max_size=3),
     budget=st.sampled_from([16, 17, 40, 100]),
-    num_prompt_tokens=st.integers(1, 150),
-    max_tokens=st.integers(1, 100),
+    pp=st.sampled_from([1, 1, 2, 3]),
     prefix_cache=st.booleans(),
+    share=st.sampled_from([0.0, 0.5]),
+    jobs=st.lists(
+        st.builds(Job, st.integers(1, 150), st.integers(1, 60), st.integers(1, 3), st.integers(0, 4)),
+        min_size=1,
+        max_size=8,
+    ),
 )
-def test_a_sequence_ends_in_the_cache_that_is_said_to_hold_it(
-    groups: list[int | None], budget: int, num_prompt_tokens: int, max_tokens: int, prefix_cache: bool
+def test_every_request_ends_in_the_cache_that_is_said_to_hold_its_longest_output(
+    groups: list[int | None], budget: int, pp: int, prefix_cache: bool, share: float, jobs: list[Job]
 ) -> None:
+    """Prompts begin alike, and a tenant's share may hold no more than that output either."""
     made = tuple(map(CacheGroup, groups))
-    num_blocks = SequenceBlocks(16, made, budget).most_blocks(num_prompt_tokens + max_tokens - 1)
-    settings = {"max_num_batched_tokens": budget, "enable_prefix_cache": prefix_cache}
-    harness = Harness(max(num_blocks, 1), groups=made, worker=InstantWorker(), **settings)
-    # The second finds what the first has left, and takes its blocks.
-    for _ in range(2):
-        reader = harness.add(request(num_prompt_tokens, max_tokens))
-        harness.run()
-        assert len(reader.tokens[0]) == max_tokens
+    blocks = SequenceBlocks(16, made, budget)
+    most = max(blocks.most_blocks(job.num_prompt_tokens + job.max_tokens - 1) for job in jobs)
+    settings = {"max_num_batched_tokens": budget, "enable_prefix_cache": prefix_cache, "max_num_seqs": 3, "pp": pp}
+    harness = Harness(max(most, 1) * (2 if share else 1), groups=made, worker=InstantWorker(), **settings)
+    readers = []
+    for job in jobs:
+        asked = request(job.num_prompt_tokens, job.max_tokens, n=job.n, limits=TenantLimits(kv_cache_share=share))
+        readers.append(harness.add(asked))
+        for _ in range(job.pause):
+            harness.checked_step()
+    harness.run()
+    for job, reader in zip(jobs, readers, strict=True):
+        assert [len(reader.tokens[index]) for index in range(job.n)] == [job.max_tokens] * job.n
+    assert harness.engine.load().used_blocks == 0
 
 
-@pytest.mark.parametrize("step_tokens", [2048, 8192])
+@pytest.mark.parametrize("step_tokens", [2048, pytest.param(8192, marks=pytest.mark.slow)])
 def test_a_window_of_128_in_half_of_the_layers_takes_at_most_55_percent_of_whole_contexts(step_tokens: int) -> None:
     """32 sequences of 8,192 tokens; a block of two groups has half of the layers."""
     used = {}

@@ -54,6 +54,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return Recorded(tmp_path_factory.mktemp("grouped"))
 
 
+@pytest.mark.slow
 def test_ranks_draw_the_tokens_of_one(recorded: Recorded) -> None:
     config = recorded.folder.config
 

@@ -108,11 +108,11 @@ def test_tokens_are_those_of_transformers_in_blocks_that_are_used_again(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
     made: Made = request.getfixturevalue(kind)
-    prompts = [prompt_of(length, length) for length in (150, 3, 111, 21, 90)]
-    # The first four would take 25 blocks in each group.
-    engine = made.engine(num_blocks=38 if kind == "mixed" else 16)
-    found = engine.outputs([greedy(prompt, 24) for prompt in prompts])
-    assert found == [[made.expected(tuple(prompt), 24)] for prompt in prompts]
+    prompts = [prompt_of(length, length) for length in (150, 3, 111, 21)]
+    # They would take 22 blocks in each group.
+    engine = made.engine(num_blocks=32 if kind == "mixed" else 14)
+    found = engine.outputs([greedy(prompt, 12) for prompt in prompts])
+    assert found == [[made.expected(tuple(prompt), 12)] for prompt in prompts]
 
 
 def test_a_prefix_is_found_where_the_windows_tail_is_left(mixed: Made) -> None:
@@ -128,19 +128,19 @@ def test_a_prefix_is_found_where_the_windows_tail_is_left(mixed: Made) -> None:
 def test_outputs_share_a_prompt_and_copy_a_block_of_each_group(mixed: Made) -> None:
     prompt = prompt_of(53)
     engine = mixed.engine()
-    asked = greedy(prompt, 20, n=3, temperature=0.9, seed=7)
+    asked = greedy(prompt, 12, n=3, temperature=0.9, seed=7)
     [outputs] = engine.outputs([asked])
     assert len(set(map(tuple, outputs))) == 3
     whole = mixed.engine(layout=WHOLE_CONTEXTS)
-    assert whole.outputs([greedy(prompt, 20, n=3, temperature=0.9, seed=7)]) == [outputs]
+    assert whole.outputs([greedy(prompt, 12, n=3, temperature=0.9, seed=7)]) == [outputs]
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_a_quantized_cache_gives_the_same_tokens_in_groups(mixed: Made, kv_dtype: str) -> None:
-    prompts = [prompt_of(length, length) for length in (90, 40, 25)]
-    found = mixed.engine(24, kv_dtype=kv_dtype).outputs([greedy(prompt, 16) for prompt in prompts])
+    prompts = [prompt_of(length, length) for length in (70, 40, 25)]
+    found = mixed.engine(18, kv_dtype=kv_dtype).outputs([greedy(prompt, 8) for prompt in prompts])
     whole = mixed.engine(layout=WHOLE_CONTEXTS, kv_dtype=kv_dtype)
-    assert found == whole.outputs([greedy(prompt, 16) for prompt in prompts])
+    assert found == whole.outputs([greedy(prompt, 8) for prompt in prompts])
 
 
 @pytest.mark.slow
@@ -215,7 +215,9 @@ def _check_schedule(made: Made, jobs: list[Schedule], num_blocks: int, budget: i
 
 
 @pytest.mark.parametrize("kind", ["mixed", pytest.param("windowed", marks=pytest.mark.slow)])
-@hypothesis.settings(max_examples=examples(40), deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.settings(
+    max_examples=examples(30, least=5), deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+)
 @hypothesis.given(
     jobs=st.lists(schedules, min_size=1, max_size=6),
     num_blocks=st.integers(26, 40),
@@ -228,6 +230,7 @@ def test_no_block_is_read_after_it_went_back(
     _check_schedule(request.getfixturevalue(kind), jobs, num_blocks, budget)
 
 
+@pytest.mark.slow
 def test_the_schedules_preempt(mixed: Made) -> None:
     """What the property above is about does happen."""
     engine = mixed.engine(26, max_num_batched_tokens=16)
