@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import collections
 import pathlib
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.worker.start_up.fitted_runner import LoadedModel, make_runner
 from headrace_backend.worker.start_up.sizes import WorkerSizes
+from headrace_backend.worker.step.drafting_model import DraftingModel
 from headrace_backend.worker.step.runner import CapturesGraphs, Runner
 from headrace_kernels.attention.quantized_kv import is_quantized, tiles_of
 from headrace_model_folder import ModelConfig
@@ -81,7 +81,12 @@ class RunnerWorker(FakeWorker):
         return StepResult.decode(result.encode())
 
 
-MakeRunner = Callable[[CausalLM, WorkerSizes, list[torch.Tensor]], Runner]
+class MakeRunner(Protocol):
+    """Makes a runner over caches, and over what drafts if anything does."""
+
+    def __call__(
+        self, model: CausalLM, sizes: WorkerSizes, kv_caches: list[torch.Tensor], *, draft: DraftingModel | None
+    ) -> Runner: ...
 
 
 class EngineOnRunner(Harness):
@@ -116,10 +121,8 @@ class EngineOnRunner(Harness):
         device = next(self.model.parameters()).device
         loaded = LoadedModel(self.model, sizes, torch.float32, device, draft=self.draft)
         caches, drafting = loaded.kv_caches(self.num_blocks), loaded.drafting_model(self.num_blocks)
-        if drafting is None:
-            runner = self.make(self.model, sizes, caches)
-        else:
-            runner = make_runner(self.model, sizes, caches, draft=drafting)
+        runner = self.make(self.model, sizes, caches, draft=drafting)
+        if drafting is not None:
             caches = caches + drafting.kv_caches
         if isinstance(runner, CapturesGraphs):
             runner.capture(lambda *_: None)
