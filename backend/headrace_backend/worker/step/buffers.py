@@ -253,7 +253,7 @@ class StepBuffers:
     def _slots_of_parts(self, shape: StepShape) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yields the slots of each part's tokens, in each cache group."""
         lengths = [part.num_tokens for part in shape.parts]
-        return zip(*(slots[: shape.num_tokens].split(lengths) for slots in self._group_slots), strict=True)
+        return zip(*(torch.split(slots[: shape.num_tokens], lengths) for slots in self._group_slots), strict=True)
 
     def _attention_step(
         self,

@@ -55,7 +55,7 @@ class BlockTables(Protocol):
     scratch_row: int
     # int32 [num_groups, num_rows + 1, max_blocks], and each group's: the first's are looked at.
     block_tables: torch.Tensor
-    group_tables: Sequence[torch.Tensor]
+    group_tables: tuple[torch.Tensor, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
