@@ -139,7 +139,7 @@ class KVCacheManager:
         ref_counts, num_blocks, needed = self.pool.ref_counts, self.num_blocks_for(sequence.num_tokens), 0
         for group, table in zip(self._groups, prefix, strict=True):
             missing = num_blocks - sum([1 for block in table if block == NO_BLOCK or ref_counts[block]])
-            needed += min(missing, self._most_blocks(group, sequence.num_tokens))
+            needed += missing if group.window is None else min(missing, self._most_blocks(group, sequence.num_tokens))
         return needed
 
     def num_promised(self, sequence: Sequence) -> int:
