@@ -108,8 +108,6 @@ class EngineOnRunner(Harness):
         """Engine and runner of a model with these cache groups; other arguments are settings."""
         self.draft = draft
         self.model, self.layout, self.poison, self.model_len, self.make = model, layout, poison, model_len, make
-        # Most blocks that sequences held at a time.
-        self.most_used = 0
         window = model.attention_window
         super().__init__(num_blocks, model_len, attention_window=window, groups=layout.groups, **changes)
 
@@ -132,9 +130,7 @@ class EngineOnRunner(Harness):
         kv = self.engine._scheduler.kv
         assert kv is not None and isinstance(self.worker, RunnerWorker)
         self.worker.pool = kv.pool if self.poison else None
-        planned = super().plan()
-        self.most_used = max(self.most_used, kv.pool.num_used)
-        return planned
+        return super().plan()
 
     def outputs(self, requests: list[EngineRequest]) -> list[list[list[int]]]:
         """Tokens of each output of each of these requests, which arrive together."""

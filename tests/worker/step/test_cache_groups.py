@@ -109,8 +109,9 @@ def test_tokens_are_those_of_transformers_in_blocks_that_are_used_again(
 ) -> None:
     made: Made = request.getfixturevalue(kind)
     prompts = [prompt_of(length, length) for length in (150, 3, 111, 21)]
-    # They would take 22 blocks in each group.
-    engine = made.engine(num_blocks=32 if kind == "mixed" else 14)
+    # They would take 22 blocks in each group. Without prefixes what goes back is overwritten at
+    # once.
+    engine = made.engine(num_blocks=32 if kind == "mixed" else 14, enable_prefix_cache=False)
     found = engine.outputs([greedy(prompt, 12) for prompt in prompts])
     assert found == [[made.expected(tuple(prompt), 12)] for prompt in prompts]
 
@@ -185,8 +186,8 @@ schedules = st.builds(
 )
 
 
-def _check_schedule(made: Made, jobs: list[Schedule], num_blocks: int, budget: int) -> None:
-    engine = made.engine(num_blocks, max_num_batched_tokens=budget)
+def _check_schedule(made: Made, jobs: list[Schedule], num_blocks: int, **settings: Any) -> None:
+    engine = made.engine(num_blocks, **settings)
     prompts = [prompt_of(job.shared) + prompt_of(job.length, 100 + number) for number, job in enumerate(jobs)]
     asked = [greedy(prompt, job.max_tokens) for prompt, job in zip(prompts, jobs, strict=True)]
     readers = []
@@ -222,12 +223,22 @@ def _check_schedule(made: Made, jobs: list[Schedule], num_blocks: int, budget: i
     jobs=st.lists(schedules, min_size=1, max_size=6),
     num_blocks=st.integers(26, 40),
     budget=st.sampled_from([16, 23, 50]),
+    prefix_cache=st.booleans(),
 )
 def test_no_block_is_read_after_it_went_back(
-    kind: str, request: pytest.FixtureRequest, jobs: list[Schedule], num_blocks: int, budget: int
+    kind: str,
+    request: pytest.FixtureRequest,
+    jobs: list[Schedule],
+    num_blocks: int,
+    budget: int,
+    prefix_cache: bool,
 ) -> None:
-    """Free blocks are full of NaN: chunks, preemptions, prefix hits and cancels in any order."""
-    _check_schedule(request.getfixturevalue(kind), jobs, num_blocks, budget)
+    """Free blocks are full of NaN: chunks, preemptions, prefix hits and cancels in any order.
+
+    Without a prefix cache all that go back are free.
+    """
+    settings = {"max_num_batched_tokens": budget, "enable_prefix_cache": prefix_cache}
+    _check_schedule(request.getfixturevalue(kind), jobs, num_blocks, **settings)
 
 
 @pytest.mark.slow
