@@ -22,7 +22,7 @@ from headrace_backend.engine.request import AbortCause, EngineRequest
 from headrace_backend.engine.scheduling import prefix_followers
 
 MAX_LEN = 96
-GROUPS = [ONE_GROUP, ONE_GROUP, (CacheGroup(), CacheGroup(20)), (CacheGroup(), CacheGroup(33), CacheGroup(5))]
+GROUPS = [ONE_GROUP, ONE_GROUP, (CacheGroup(), CacheGroup(18)), (CacheGroup(), CacheGroup(33), CacheGroup(5))]
 
 
 def expected_end(spec: EngineRequest, output_index: int) -> tuple[list[int], EndReason]:

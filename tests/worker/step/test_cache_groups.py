@@ -23,7 +23,9 @@ from headrace_backend.engine.request import AbortCause
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_model_folder import ModelFolder
 
-BLOCK_SIZE, VOCAB_SIZE, WINDOW = 16, 96, 21
+# When a block is full, a step of its next token is in flight; the one after that is planned behind
+# what goes back, and reaches with such a window just to the last token of another block.
+BLOCK_SIZE, VOCAB_SIZE, WINDOW = 16, 96, 19
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,

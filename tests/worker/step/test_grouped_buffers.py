@@ -53,7 +53,7 @@ def steps_of_groups(inputs: StepInputs) -> list[PagedAttentionStep]:
 
 
 def addresses(inputs: StepInputs) -> list[tuple[int, int]]:
-    """Where each group's tables and slots begin."""
+    """Returns where each group's tables and slots begin."""
     return [(step.block_tables.data_ptr(), step.slot_mapping.data_ptr()) for step in steps_of_groups(inputs)]
 
 
