@@ -158,6 +158,22 @@ def test_nobody_waits_for_a_prompt_that_is_passed_over(monkeypatch: pytest.Monke
     harness.run()
 
 
+@pytest.mark.parametrize("is_between", [False, True])
+def test_nobody_waits_for_a_prompt_that_a_less_urgent_one_precedes(is_between: bool) -> None:
+    """The third one's prompt goes into each step before that of the one to be waited for."""
+    harness = measured_harness(num_blocks=800, model_len=4000, max_num_batched_tokens=256, ageing_s=60.0)
+    harness.add(request(prompt(3600, 1, 1), 1))
+    harness.checked_step()
+    if is_between:
+        between = harness.add(request(prompt(0, 3600, 2), 1, priority=1))
+        harness.checked_step()
+        assert between.started is not None
+    urgent = harness.add(request(prompt(1200, 1, 3), 1, priority=2))
+    harness.plan()
+    assert (urgent.started is not None) == is_between
+    harness.run()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["staggered by 20 ms", "forks: 8 ends of a half", "ever more urgent, 5 ms"])
 def test_a_simulated_card_computes_a_prefix_once(name: str) -> None:
