@@ -102,10 +102,11 @@ class PrefixFollowers:
         if not self._leaders or num_reusable < least:
             return False
         for leader in self._leaders.get(kv.key(sequence, num_known // kv.block_size), ()):
-            if self._is_cut_off(leader, sequence):
+            is_urgent = sequence.urgency < leader.urgency
+            if is_urgent and self._is_cut_off(leader, sequence):
                 continue
             num_shared = min(_num_shared(leader.request, sequence.request), num_reusable)
-            if leader.prompt_log is not None or sequence.urgency < leader.urgency:
+            if is_urgent or leader.prompt_log is not None:
                 num_shared = min(num_shared, leader.num_computed)
             num_shared -= num_shared % kv.block_size
             if num_shared >= least:
