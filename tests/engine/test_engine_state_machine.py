@@ -116,6 +116,7 @@ class EngineMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["", "other"]),
         deadline_ns=st.none() | st.integers(1, 60_000),
         num_prompt_logprobs=st.sampled_from([-1, -1, 0, 2]),
+        salt=st.sampled_from([b"", b"", b"salt"]),
     )
     def add(
         self,
@@ -132,6 +133,7 @@ class EngineMachine(RuleBasedStateMachine):
         tenant: str,
         deadline_ns: int | None,
         num_prompt_logprobs: int,
+        salt: bytes,
     ) -> None:
         spec = request(
             [5] * shared + own,
@@ -146,6 +148,7 @@ class EngineMachine(RuleBasedStateMachine):
             tenant=tenant,
             deadline_ns=None if deadline_ns is None else self.harness.now_ns + deadline_ns,
             num_prompt_logprobs=num_prompt_logprobs,
+            cache_salt=salt,
         )
         try:
             reader = self.harness.add(spec)

@@ -17,8 +17,9 @@ the rows and the available blocks.
    behind 3, with a share kept for them).
 3. Waiting sequences, most urgent first, unless blocks were short in this step, until the plan has
    no room for the next one's admission (`plan_bytes`). Those whose prompt goes on as one that is
-   being computed wait for that (`prefix_followers`). All sequences of a search take their rows at
-   once, and lose them at once (`beams`).
+   being computed wait for that, and whoever is overtaken in computing it gives way
+   (`prefix_followers`). All sequences of a search take their rows at once, and lose them at once
+   (`beams`).
 
 A tenant's sequences hold at most its share of the blocks. One that waits for more is passed over
 with its whole tenant, and those of others go on; one that runs and needs more preempts the least
@@ -251,6 +252,7 @@ class Scheduler:
         for sequence, count in forced:
             builder.add_forced(sequence, count)
         self._budget.note_decodes(builder.load.num_decodes)
+        catching_up = [sequence for sequence in catching_up if not self._gives_way(sequence, now_ns)]
         if catching_up or self.waiting:
             self._budget.begin(builder.load, self._num_backlog_tokens(catching_up))
             long = self._take_long(catching_up)
@@ -424,6 +426,18 @@ class Scheduler:
                 self._add_known(sequence, count, builder, now_ns)
             elif self._blocks_short:
                 return
+
+    def _gives_way(self, sequence: Sequence, now_ns: int) -> bool:
+        """Whether a sequence computes nothing in this step, since others have computed it already.
+
+        It gives its row back when nothing of it is in flight any more, and finds theirs.
+        """
+        assert self.kv is not None, "there is a worker"
+        if not self._followers.is_overtaken(sequence, self.kv):
+            return False
+        if sequence.num_settled == sequence.num_computed:
+            self._return_to_queue(sequence, now_ns)
+        return True
 
     def _admit_waiting(self, catching_up: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
         """Admits waiting sequences that fit with all their tokens.
