@@ -92,7 +92,7 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
     return ModelConfig(
         architecture=family.architecture,
         description=description,
-        max_position_embeddings=min(max(max_position, description.rope.stretched_context), MAX_CONTEXT),
+        max_position_embeddings=min(max(max_position, description.stretched_context), MAX_CONTEXT),
         torch_dtype=_dtype(fields),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.token_ids("eos_token_id", description.vocab_size),

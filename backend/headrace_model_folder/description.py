@@ -14,9 +14,11 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from headrace_model_folder.rope_config import RopeConfig
+from headrace_model_folder.rope_config import NO_ROPE, RopeConfig
 
 Shape = tuple[int, ...]
+# Parameters of a rotary embedding, and the elements of a head that it turns.
+Rotation = tuple[RopeConfig, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,6 +98,11 @@ class Attention:
     # Norms over each head's query and key before the rotation; None: there are none.
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+
+    @property
+    def rotation(self) -> Rotation:
+        """What a table of cosines and sines is made from; layers with the same one share it."""
+        return self.rope, self.rotary_dim
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -218,6 +225,10 @@ class Layer:
         """The projections in the order of a forward pass."""
         return self.attention.linears + self.mlp.linears
 
+    def with_rope(self, rope: RopeConfig) -> Layer:
+        """Returns the same layer with another rotary embedding."""
+        return dataclasses.replace(self, attention=dataclasses.replace(self.attention, rope=rope))
+
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of each of the layer's tensors, each projection by itself."""
         parts: tuple[tuple[Linear | Norm, ...], ...] = (
@@ -274,13 +285,24 @@ class ModelDescription:
 
     @property
     def attention(self) -> Attention:
-        """The attention of the first layer, whose heads and rotation all layers share."""
+        """The attention of the first layer, whose heads all layers share."""
         return self.layers[0].attention
 
     @property
     def rope(self) -> RopeConfig:
-        """The rotary embedding that all layers share."""
-        return self.attention.rope
+        """The rotary embedding of the first layer that rotates."""
+        ropes = (layer.attention.rope for layer in self.layers)
+        return next((rope for rope in ropes if rope != NO_ROPE), NO_ROPE)
+
+    @property
+    def stretched_context(self) -> int:
+        """Tokens that YaRN stretches the context to in any layer; 0 where none has YaRN."""
+        return max(layer.attention.rope.stretched_context for layer in self.layers)
+
+    @property
+    def rotations(self) -> tuple[Rotation, ...]:
+        """The rotations that the layers have, each once, in the order of the layers."""
+        return tuple(dict.fromkeys(layer.attention.rotation for layer in self.layers))
 
     @property
     def window(self) -> int | None:
@@ -329,9 +351,6 @@ class ModelDescription:
             yield self.head_tensor()
 
     def with_rope(self, rope: RopeConfig) -> ModelDescription:
-        """Returns the same model with another rotary embedding in all layers."""
-        layers = (
-            dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, rope=rope))
-            for layer in self.layers
-        )
+        """Returns the same model with another rotary embedding in all layers that rotate."""
+        layers = (layer if layer.attention.rope == NO_ROPE else layer.with_rope(rope) for layer in self.layers)
         return dataclasses.replace(self, layers=tuple(layers))

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from headrace_model_folder.errors import shown
 from headrace_model_folder.fields import Fields
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "none"]
+# Those that a config may name.
 _TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _MAX_FACTOR = 65_536.0
 
@@ -24,6 +25,7 @@ class RopeConfig:
     """Parameters of the rotary embedding. Those that a type does not use keep their defaults.
 
     `dynamic` only differs from `default` beyond max_position_embeddings, where no request may go.
+    `none` turns nothing: layers that have it know no positions, though others of the model do.
     """
 
     rope_type: RopeType = "default"
@@ -59,6 +61,10 @@ class RopeConfig:
         Their config states the usable context itself.
         """
         return int(self.original_max_position_embeddings * self.factor) if self.rope_type == "yarn" else 0
+
+
+# Of layers without rotation.
+NO_ROPE = RopeConfig("none")
 
 
 def read_rotary_dim(config: Fields, head_dim: int) -> int:

@@ -107,6 +107,11 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "mixtral-window-tied": lambda: transformers.MixtralConfig(
         **_BASE, num_local_experts=4, num_experts_per_tok=1, sliding_window=21, tie_word_embeddings=True
     ),
+    # The second layer of three does not rotate.
+    "smollm3": lambda: transformers.SmolLM3Config(**_BASE, no_rope_layer_interval=2, tie_word_embeddings=False),
+    "smollm3-window-tied": lambda: transformers.SmolLM3Config(
+        **_BASE, no_rope_layers=[0, 1, 0], use_sliding_window=True, sliding_window=21, attention_bias=True
+    ),
     # Sizes that groups of 32 divide, also on two ranks.
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
     "mixtral-wide": lambda: transformers.MixtralConfig(**_BASE | {"intermediate_size": 64}, num_local_experts=4),

@@ -39,7 +39,10 @@ from headrace_model_folder import ModelFolder
 CPU = torch.device("cpu")
 # Three layers each: one model per thing that the first or the last stage has by itself, or that
 # differs between families, over two stages or over as many as there are layers.
-FAMILIES = {"llama-biases": 3, "qwen3-tied-bias": 2, "qwen2-window-tied": 3, "mistral-window": 2, "phi3-partial": 2}
+FAMILIES = {
+    "llama-biases": 3, "qwen3-tied-bias": 2, "qwen2-window-tied": 3, "mistral-window": 2, "phi3-partial": 2,
+    "smollm3-window-tied": 3,
+}  # fmt: skip
 
 
 @functools.cache

@@ -27,9 +27,11 @@ from headrace_model_folder import ModelFolder
 
 CPU = torch.device("cpu")
 # One model per thing that is shared out in its own way: biases, head norms, tied embeddings,
-# one key/value head for all ranks, as many as query heads, windows, fused projections, experts.
+# one key/value head for all ranks, as many as query heads, windows, fused projections, experts,
+# layers without rotation.
 NAMES = (
     "llama-biases", "qwen3-tied-bias", "qwen2-window-tied", "llama-group-8", "llama-mha", "phi3-partial", "qwen3-moe",
+    "smollm3-window-tied",
 )  # fmt: skip
 PROMPT = [17 * index % 89 + 3 for index in range(37)]
 NUM_TOKENS = 8

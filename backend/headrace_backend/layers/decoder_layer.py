@@ -13,6 +13,7 @@ from headrace_backend.layers.attention import Attention
 from headrace_backend.layers.expert_mlp import ExpertMlp
 from headrace_backend.layers.mlp import GatedMlp
 from headrace_backend.layers.norm import residual_norm
+from headrace_backend.layers.rotary import Rotations
 from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.placement import Placement
@@ -26,9 +27,16 @@ class DecoderLayer(nn.Module):
     An output is added to the residual stream by the norm that follows it, in one operation.
     """
 
-    def __init__(self, layer: Layer, placement: Placement) -> None:
-        """Allocates the parts that the description names, of several ranks this one's share."""
+    def __init__(self, layer: Layer, placement: Placement, rotation: int = 0) -> None:
+        """Allocates the parts that the description names, of several ranks this one's share.
+
+        Args:
+            layer: The layer's parts.
+            placement: Type, device and rank.
+            rotation: Which of a step's rotations its heads take.
+        """
         super().__init__()
+        self.rotation = rotation
         self.input_layernorm = residual_norm(layer.attention_norm, placement)
         self.self_attn = Attention(layer.attention, placement)
         self.post_attention_layernorm = residual_norm(layer.mlp_norm, placement)
@@ -39,7 +47,7 @@ class DecoderLayer(nn.Module):
         self._is_whole = placement.shard.world_size == 1
 
     def forward(
-        self, pending: Tensor | None, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata
+        self, pending: Tensor | None, residual: Tensor, rotations: Rotations, kv_cache: Tensor, metadata: StepMetadata
     ) -> Tensor:
         """Runs the layer.
 
@@ -47,7 +55,7 @@ class DecoderLayer(nn.Module):
             pending: [num_tokens, hidden_size] the layer before's output, of several ranks this
                 one's part of it, not yet in the residual stream; None for the first layer.
             residual: [num_tokens, hidden_size] the residual stream, changed in place.
-            rotations: The step's rows of the rotary table.
+            rotations: The step's rows of each rotary table.
             kv_cache: This layer's cache.
             metadata: The step.
 
@@ -58,11 +66,11 @@ class DecoderLayer(nn.Module):
         return self.after_heads(heads, residual)
 
     def heads(
-        self, pending: Tensor | None, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata
+        self, pending: Tensor | None, residual: Tensor, rotations: Rotations, kv_cache: Tensor, metadata: StepMetadata
     ) -> Tensor:
         """The half of `forward` in which tokens see each other: [num_tokens, heads' outputs]."""
         normed = self.input_layernorm.of_stream(pending, residual, self.self_attn.rounds_to(len(residual)))
-        return self.self_attn.heads(normed, rotations, kv_cache, metadata)
+        return self.self_attn.heads(normed, rotations[self.rotation], kv_cache, metadata)
 
     def after_heads(self, heads: Tensor, residual: Tensor) -> Tensor:
         """The other half, in which each token is by itself, so that it may be given some of them.
@@ -90,7 +98,7 @@ class DecoderLayer(nn.Module):
             and self.mlp.fuses(num_tokens)
         )
 
-    def forward_fused(self, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> None:
+    def forward_fused(self, residual: Tensor, rotations: Rotations, kv_cache: Tensor, metadata: StepMetadata) -> None:
         """Computes what `forward` does with nothing pending before or after.
 
         Norms, SwiGLU and additions are part of the products.
@@ -98,7 +106,7 @@ class DecoderLayer(nn.Module):
         A few tokens' products take as long as their weights take to read, and each operation beside
         them a launch.
         """
-        self.self_attn.add_to(residual, self.input_layernorm, rotations, kv_cache, metadata)
+        self.self_attn.add_to(residual, self.input_layernorm, rotations[self.rotation], kv_cache, metadata)
         self.mlp.add_to(residual, self.post_attention_layernorm)
 
     def launch_kind(self) -> Hashable:

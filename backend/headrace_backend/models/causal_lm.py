@@ -17,7 +17,7 @@ from headrace_backend.layers.cut_step import CutStep
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
 from headrace_backend.layers.norm import residual_norm
-from headrace_backend.layers.rotary import RotaryTable
+from headrace_backend.layers.rotary import RotaryTables, Rotations
 from headrace_backend.layers.sharded_module import weight_targets
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.layers.stream_taps import StreamTaps
@@ -39,8 +39,9 @@ class Decoder(nn.Module):
         super().__init__()
         # None in stages behind the first, which are given the residual stream.
         self.embed_tokens = TokenEmbedding(model.embedding, placement) if stage.is_first else None
-        self.rotary = RotaryTable(model.rope, model.attention.rotary_dim, max_position, placement.device)
-        layers = [DecoderLayer(layer, placement) for layer in model.layers]
+        self.rotary = RotaryTables(model, max_position, placement.device)
+        self._device = placement.device
+        layers = [DecoderLayer(layer, placement, self.rotary.number(layer.attention)) for layer in model.layers]
         self.layers = nn.ModuleList()
         for layer, module in zip(model.layers, layers, strict=True):
             # By its number in the whole model, as messages name it.
@@ -86,7 +87,7 @@ class Decoder(nn.Module):
         return self.norm.add(last.after_heads(heads, residual), residual)
 
     def _stream_behind(
-        self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata
+        self, residual: Tensor, rotations: Rotations, kv_caches: list[Tensor], metadata: StepMetadata
     ) -> Tensor:
         """The residual stream behind a stage's layers, nothing of which is pending."""
         if self.fuses(len(residual)):
@@ -99,7 +100,7 @@ class Decoder(nn.Module):
         return residual.add_(pending if self._together is None else self._together.all_reduce(pending))
 
     def _last_heads(
-        self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata | StepPieces
+        self, residual: Tensor, rotations: Rotations, kv_caches: list[Tensor], metadata: StepMetadata | StepPieces
     ) -> Tensor:
         """Runs all layers up to the heads of the last one, and returns those heads' outputs.
 
@@ -122,7 +123,7 @@ class Decoder(nn.Module):
         layer: DecoderLayer,
         pending: Tensor | None,
         residual: Tensor,
-        rotations: Tensor,
+        rotations: Rotations,
         kv_cache: Tensor,
         metadata: StepMetadata,
     ) -> Tensor:
@@ -136,8 +137,7 @@ class Decoder(nn.Module):
         """Has the streams that enter some layers copied: `CausalLM.tap_streams` says how."""
         assert self.embed_tokens is not None and self.norm is not None, "stages tap nothing"
         layers = [self._layers[place] for place in places]
-        device = self.rotary.table.device
-        self._taps = StreamTaps(layers, self.norm.weight.shape[0], max_tokens, dtype, device)
+        self._taps = StreamTaps(layers, self.norm.weight.shape[0], max_tokens, dtype, self._device)
         return self._taps.streams
 
     def fuses(self, num_tokens: int) -> bool:
@@ -145,7 +145,7 @@ class Decoder(nn.Module):
         return all(layer.fuses(num_tokens) for layer in self._kinds)
 
     def _forward_fused(
-        self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata
+        self, residual: Tensor, rotations: Rotations, kv_caches: list[Tensor], metadata: StepMetadata
     ) -> None:
         for layer, kv_cache in self._reported(zip(self._layers, kv_caches, strict=True)):
             if self._taps is not None:

@@ -9,10 +9,11 @@ from headrace_model_folder.families.mixtral import MIXTRAL
 from headrace_model_folder.families.phi3 import PHI3
 from headrace_model_folder.families.qwen import QWEN2, QWEN3
 from headrace_model_folder.families.qwen_moe import QWEN3_MOE
+from headrace_model_folder.families.smollm3 import SMOLLM3
 
 # By Hugging Face class name, in the order in which messages list them.
 FAMILIES: dict[str, Family] = {
-    family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, QWEN3_MOE, MIXTRAL)
+    family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, QWEN3_MOE, MIXTRAL, SMOLLM3)
 }
 # By the name that GGUF files state.
 GGUF_FAMILIES: dict[str, Family] = {family.gguf.name: family for family in FAMILIES.values() if family.gguf is not None}
