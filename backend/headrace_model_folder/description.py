@@ -95,9 +95,15 @@ class Attention:
     key: Linear
     value: Linear
     output: Linear
-    # Norms over each head's query and key before the rotation; None: there are none.
+    # Norms of queries and keys before the rotation, over each head or over all of them together, as
+    # their sizes say; None: there are none.
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+
+    @property
+    def norms_projections(self) -> bool:
+        """Whether the norms of queries and keys are over all heads together."""
+        return self.query_norm is not None and self.query_norm.size != self.head_dim
 
     @property
     def rotation(self) -> Rotation:
@@ -210,15 +216,45 @@ class Experts:
 class Layer:
     """A decoder layer: norm, attention, norm, MLP or experts.
 
-    Outputs of attention and MLP are added to the residual stream.
+    Outputs of attention and MLP are added to the residual stream, some families' behind norms of
+    their own. Where there is no norm before a part, it takes the residual stream as it is.
     """
 
     # Such as model.layers.0.
     name: str
-    attention_norm: Norm
+    attention_norm: Norm | None
     attention: Attention
-    mlp_norm: Norm
+    mlp_norm: Norm | None
     mlp: Mlp | Experts
+    # Norms of both outputs before they are added; None: they are added as they are.
+    attention_output_norm: Norm | None = None
+    mlp_output_norm: Norm | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.attention_output_norm is None) == (self.mlp_output_norm is None), "both outputs are normed or none"
+        has_inputs_normed = self.attention_norm is not None and self.mlp_norm is not None
+        assert has_inputs_normed or self.norms_outputs, "what is added without a norm is read behind one"
+
+    @property
+    def norms_outputs(self) -> bool:
+        """Whether outputs are normed before they reach the residual stream."""
+        return self.attention_output_norm is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its norms are those before attention and MLP, and of each head, and no others.
+
+        Products of such layers may take norms and additions inside, a step of several ranks may be
+        cut into pieces, and scales of inputs can be folded into what makes them. Other layers are
+        computed one operation after another.
+        """
+        return not self.norms_outputs and not self.attention.norms_projections
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """The norms before and behind attention and MLP, in the order of a forward pass."""
+        norms = (self.attention_norm, self.attention_output_norm, self.mlp_norm, self.mlp_output_norm)
+        return tuple(norm for norm in norms if norm is not None)
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -235,7 +271,7 @@ class Layer:
             self.attention.linears,
             self.attention.norms,
             self.mlp.linears,
-            (self.attention_norm, self.mlp_norm),
+            self.norms,
         )
         for part in itertools.chain.from_iterable(parts):
             yield from part.tensors()
@@ -293,6 +329,11 @@ class ModelDescription:
         """The rotary embedding of the first layer that rotates."""
         ropes = (layer.attention.rope for layer in self.layers)
         return next((rope for rope in ropes if rope != NO_ROPE), NO_ROPE)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all layers are (`Layer.is_plain`)."""
+        return all(layer.is_plain for layer in self.layers)
 
     @property
     def stretched_context(self) -> int:

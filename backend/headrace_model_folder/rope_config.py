@@ -90,6 +90,36 @@ def refuse_partial_rotation(config: Fields) -> None:
         raise fields.error("partial_rotary_factor", "must be 1: this architecture rotates whole heads")
 
 
+def by_layer_type(config: Fields, sliding_theta: float) -> tuple[Fields, Fields]:
+    """Splits the rotary fields of a model whose layers of a sliding window rotate by their own.
+
+    The newer form has an object for each kind of layer; in the older one the scaling is that of
+    layers which see the whole context, and the others have none.
+
+    Args:
+        config: The fields of config.json.
+        sliding_theta: `rope_theta` of layers with a window, where no object of theirs states it.
+
+    Returns:
+        The fields as layers that see the whole context have them, and as layers with a window do;
+        `read_rope` takes either.
+    """
+    nested = config.get("rope_parameters")
+    if not isinstance(nested, dict) or not any(isinstance(value, dict) for value in nested.values()):
+        unscaled = {"rope_parameters": None, "rope_scaling": None, "rope_theta": sliding_theta}
+        return config, Fields(config.name, {**config.values, **unscaled})
+    if any(kind not in ("full_attention", "sliding_attention") for kind in nested):
+        raise config.error("rope_parameters", "must be of 'full_attention' and 'sliding_attention'")
+    full, sliding = nested.get("full_attention"), nested.get("sliding_attention")
+    return (
+        Fields(config.name, {**config.values, "rope_parameters": {} if full is None else full}),
+        Fields(
+            config.name,
+            {**config.values, "rope_theta": sliding_theta, "rope_parameters": {} if sliding is None else sliding},
+        ),
+    )
+
+
 def read_rope(config: Fields, max_position: int, rotary_dim: int) -> RopeConfig:
     """The rotary embedding of a config, whose `rotary_dim` elements of a head are rotated.
 

@@ -35,7 +35,7 @@ def test_smollm3_rotates_where_its_list_or_interval_says() -> None:
     assert (listed.rope.theta, len(listed.rotations)) == (5e6, 2)
 
 
-def test_smollm3_has_windows_only_where_it_is_told_to() -> None:
+def test_smollm3_has_windows_only_where_its_config_says() -> None:
     window = {"sliding_window": 8, "no_rope_layers": [1, 0, 1, 0]}
     assert windows(describe("SmolLM3ForCausalLM", **window)) == [None] * 4
     assert windows(describe("SmolLM3ForCausalLM", **window, use_sliding_window=True)) == [None, 8, None, 8]
@@ -44,9 +44,45 @@ def test_smollm3_has_windows_only_where_it_is_told_to() -> None:
     assert windows(stated) == [8, None, None, None]
 
 
+def test_olmo_norms_outputs_and_whole_projections() -> None:
+    layer = describe("Olmo2ForCausalLM").layers[1]
+    assert layer.attention_norm is None and layer.mlp_norm is None and not layer.is_plain
+    assert [(norm.name, norm.size, norm.eps) for norm in (*layer.norms, *layer.attention.norms)] == [
+        ("model.layers.1.post_attention_layernorm", 16, 1e-5),
+        ("model.layers.1.post_feedforward_layernorm", 16, 1e-5),
+        ("model.layers.1.self_attn.q_norm", 16, 1e-5),
+        ("model.layers.1.self_attn.k_norm", 8, 1e-5),
+    ]
+
+
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 500_000.0, "rope_scaling": YARN},
+        {"rope_scaling": YARN},
+        {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}}},
+        {"rope_parameters": {"full_attention": {**YARN, "rope_theta": 500_000.0}}},
+    ],
+)
+def test_olmo3_stretches_the_context_of_layers_without_a_window(rope: dict[str, Any]) -> None:
+    config = parse_config({**CONFIG, "architectures": ["Olmo3ForCausalLM"], "num_hidden_layers": 4, **rope})
+    assert rope_types(config.description) == ["default"] * 3 + ["yarn"]
+    assert windows(config.description) == [4096] * 3 + [None]
+    assert {layer.attention.rope.theta for layer in config.description.layers} == {500_000.0}
+    assert config.max_position_embeddings == 512
+
+
 @pytest.mark.parametrize(
     ("architecture", "changes", "field"),
     [
+        ("Olmo3ForCausalLM", {"rope_parameters": {"chunked_attention": {}}}, "rope_parameters"),
+        ("Olmo3ForCausalLM", {"rope_parameters": {"full_attention": {}, "sliding_attention": 3}}, "rope_parameters"),
+        ("Olmo3ForCausalLM", {"rope_parameters": {"full_attention": {"rope_type": "odd"}}}, "rope_type"),
+        ("Olmo3ForCausalLM", {"layer_types": ["full_attention"] * 3}, "layer_types"),
+        ("Olmo2ForCausalLM", {"rope_parameters": {"full_attention": {}}}, "rope_parameters"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1, 2]}, "no_rope_layers"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": "1010"}, "no_rope_layers"),

@@ -112,6 +112,23 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "smollm3-window-tied": lambda: transformers.SmolLM3Config(
         **_BASE, no_rope_layers=[0, 1, 0], use_sliding_window=True, sliding_window=21, attention_bias=True
     ),
+    "olmo2": lambda: transformers.Olmo2Config(**_BASE | {"num_key_value_heads": 2}),
+    "olmo2-bias-tied": lambda: transformers.Olmo2Config(**_BASE, attention_bias=True, tie_word_embeddings=True),
+    # The window's layers rotate without the scaling of the third, and with another base.
+    "olmo3": lambda: transformers.Olmo3Config(
+        **_BASE,
+        sliding_window=21,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 1000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    ),  # fmt: skip
     # Sizes that groups of 32 divide, also on two ranks.
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
     "mixtral-wide": lambda: transformers.MixtralConfig(**_BASE | {"intermediate_size": 64}, num_local_experts=4),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from headrace_backend.layers.linear import ColumnLinear, RowLinear
 from headrace_backend.layers.norm import RmsNorm
+from headrace_backend.layers.projection_norms import projection_norms
 from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.attention.paged import RawHeads, rotate_write_attend
@@ -34,8 +35,9 @@ class Attention(nn.Module):
         projections = (attention.query, attention.key, attention.value)
         self.qkv_proj = ColumnLinear(projections, (query, key, key), placement)
         self.o_proj = RowLinear(attention.output, query, placement)
-        self.q_norm = None if attention.query_norm is None else RmsNorm(attention.query_norm, placement)
-        self.k_norm = None if attention.key_norm is None else RmsNorm(attention.key_norm, placement)
+        self.projection_norms = projection_norms(attention, query, key, placement)
+        of_heads = (None, None) if attention.norms_projections else (attention.query_norm, attention.key_norm)
+        self.q_norm, self.k_norm = (None if norm is None else RmsNorm(norm, placement) for norm in of_heads)
 
     def heads(self, x: Activations, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
         """Computes the attention of the step's tokens, without the output projection.
@@ -72,7 +74,7 @@ class Attention(nn.Module):
         """Computes what lies between the projections: norms, rotation, cache write and attention.
 
         Args:
-            qkv: [num_tokens, queries, keys and values of all heads].
+            qkv: [num_tokens, queries, keys and values of all heads], which may be overwritten.
             rotations: The step's rows of the rotary table.
             kv_cache: This layer's cache; the tokens' keys and values are written first.
             metadata: The step.
@@ -80,6 +82,8 @@ class Attention(nn.Module):
         Returns:
             [num_tokens, all heads' outputs].
         """
+        if self.projection_norms is not None:
+            self.projection_norms(qkv)
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         raw = RawHeads(qkv, rotations, self.num_heads, *self._head_norms)
         return rotate_write_attend(raw, kv_cache, metadata, self.scale, self.sliding_window).flatten(1)
@@ -90,7 +94,7 @@ class Attention(nn.Module):
 
     @property
     def _head_norms(self) -> tuple[Tensor | None, Tensor | None, float]:
-        """Weights of the norms of queries and keys, and their epsilon.
+        """Weights of the norms of each head's query and key, and their epsilon.
 
         No weights where the model has no such norms.
         """

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from headrace_backend.layers.decoder_layer import DecoderLayer
-from headrace_backend.layers.norm import RmsNorm
+from headrace_backend.layers.norm import PlainStream, RmsNorm
 from headrace_backend.layers.rotary import Rotations
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.layers.stream_taps import StreamTaps
@@ -47,7 +47,7 @@ class _Piece:
     # What goes into the residual stream next.
     pending: PendingAllReduce | None = None
 
-    def normed(self, norm: RmsNorm, rounds_to: Callable[[int], torch.dtype | None]) -> Activations:
+    def normed(self, norm: RmsNorm | PlainStream, rounds_to: Callable[[int], torch.dtype | None]) -> Activations:
         """The norm of the residual stream, once the pending all-reduce is in it."""
         added = None if self.pending is None else self.pending.wait()
         self.pending = None

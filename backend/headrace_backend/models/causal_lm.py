@@ -52,7 +52,8 @@ class Decoder(nn.Module):
         # One layer of each kind: those of a folder that another tool quantized may differ.
         self._kinds = tuple({layer.launch_kind(): layer for layer in layers}.values())
         # None in stages before the last, which give the residual stream away.
-        self.norm = residual_norm(model.norm, placement) if stage.is_last else None
+        is_whole = model.layers[-1].norms_outputs
+        self.norm = residual_norm(model.norm, placement, is_whole) if stage.is_last else None
         self._together = placement.shard.collectives
         # Copies the streams that enter some layers; None: nobody wants them.
         self._taps: StreamTaps | None = None
@@ -97,7 +98,10 @@ class Decoder(nn.Module):
         for layer, kv_cache in self._reported(zip(self._layers, kv_caches, strict=True)):
             pending = layer(pending, residual, rotations, kv_cache, metadata)
         assert pending is not None, "a stage has a layer"
-        return residual.add_(pending if self._together is None else self._together.all_reduce(pending))
+        if not self._layers[-1].is_output_whole:
+            assert self._together is not None, "parts of an output are those of several ranks"
+            pending = self._together.all_reduce(pending)
+        return residual.add_(pending)
 
     def _last_heads(
         self, residual: Tensor, rotations: Rotations, kv_caches: list[Tensor], metadata: StepMetadata | StepPieces
@@ -197,6 +201,7 @@ class CausalLM(nn.Module):
         if stage.is_last:
             self.lm_head = OutputHead(model, placement, self.model.embed_tokens)
         self.num_layers = len(model.layers)
+        self._is_plain = model.is_plain
         self.shard = placement.shard
         # Of this rank: what attention and the KV cache need.
         part = rank_part(model, placement.shard.world_size).attention
@@ -263,10 +268,11 @@ class CausalLM(nn.Module):
         A step that is replayed from a graph has other sizes than one launched kernel by kernel.
 
         Decided by sizes alone, so alike on all ranks. A step of several stages stays whole: one
-        stream goes from each to the next.
+        stream goes from each to the next. So does that of a model whose layers have other norms
+        than those before attention and MLP: no other sum may come between the two pieces'.
         """
         together = self.shard.collectives
-        if self.stage.count > 1 or together is None or together.piece_rule is None:
+        if self.stage.count > 1 or not self._is_plain or together is None or together.piece_rule is None:
             return None
         return together.piece_rule.first_piece(num_tokens, self.hidden_size * self.dtype.itemsize, is_captured)
 
