@@ -99,6 +99,8 @@ class Attention:
     # their sizes say; None: there are none.
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    # Whether neighbours among the rotated elements form a plane, and not those half of them apart.
+    interleaved: bool = False
 
     @property
     def norms_projections(self) -> bool:

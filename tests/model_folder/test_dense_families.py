@@ -55,6 +55,17 @@ def test_olmo_norms_outputs_and_whole_projections() -> None:
     ]
 
 
+def test_glm4_has_norms_on_both_sides_and_turns_neighbours_in_half_a_head() -> None:
+    model = describe("Glm4ForCausalLM", head_dim=16)
+    layer = model.layers[0]
+    names = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+    assert [norm.name for norm in layer.norms] == [f"model.layers.0.{name}" for name in names]
+    assert (layer.attention.rotary_dim, layer.attention.interleaved, layer.is_plain) == (8, True, False)
+    assert [linear.bias for linear in layer.attention.linears] == [True, True, True, False]
+    stored = list(model.stored_tensors())
+    assert "model.layers.0.mlp.gate_up_proj.weight" in stored and "model.layers.0.mlp.up_proj.weight" not in stored
+
+
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 
 

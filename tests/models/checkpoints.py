@@ -39,6 +39,13 @@ def _llama(**changes: Any) -> transformers.PreTrainedConfig:
     return transformers.LlamaConfig(**{**_BASE, **changes})
 
 
+def _glm4(**changes: Any) -> transformers.PreTrainedConfig:
+    config = transformers.Glm4Config(**{**_BASE, **changes})
+    # A config without one is given those of the published models.
+    config.eos_token_id = None
+    return config
+
+
 def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 1000.0, **parameters}}
 
@@ -129,6 +136,14 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
         },
     ),  # fmt: skip
+    "glm4": lambda: _glm4(head_dim=16),
+    "glm4-tied": lambda: _glm4(
+        num_key_value_heads=2,
+        head_dim=24,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        **_rope("default", partial_rotary_factor=1.0),
+    ),
     # Sizes that groups of 32 divide, also on two ranks.
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
     "mixtral-wide": lambda: transformers.MixtralConfig(**_BASE | {"intermediate_size": 64}, num_local_experts=4),

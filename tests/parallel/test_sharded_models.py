@@ -34,7 +34,7 @@ NAMES = (
     "smollm3-window-tied",
 )  # fmt: skip
 # Layers that are not plain, whose steps are never cut: norms of outputs, of whole queries and keys.
-NAMES_OF_WHOLE_STEPS = ("olmo2", "olmo3")
+NAMES_OF_WHOLE_STEPS = ("olmo2", "olmo3", "glm4")
 PROMPT = [17 * index % 89 + 3 for index in range(37)]
 NUM_TOKENS = 8
 

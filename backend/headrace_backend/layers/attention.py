@@ -32,6 +32,7 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads, self.head_dim = len(query) // head_dim, len(key) // head_dim, head_dim
         self.sliding_window = attention.window
         self.scale = head_dim**-0.5
+        self._rotary_dim, self._interleaved = attention.rotary_dim, attention.interleaved
         projections = (attention.query, attention.key, attention.value)
         self.qkv_proj = ColumnLinear(projections, (query, key, key), placement)
         self.o_proj = RowLinear(attention.output, query, placement)
@@ -85,12 +86,19 @@ class Attention(nn.Module):
         if self.projection_norms is not None:
             self.projection_norms(qkv)
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        raw = RawHeads(qkv, rotations, self.num_heads, *self._head_norms)
+        raw = RawHeads(qkv, rotations, self.num_heads, *self._head_norms, self._interleaved)
         return rotate_write_attend(raw, kv_cache, metadata, self.scale, self.sliding_window).flatten(1)
 
     def launch_kind(self) -> Hashable:
         """What decides which kernels `attended` launches, beside step, cache and norm weights."""
-        return self.num_heads, self.num_kv_heads, self.head_dim, self.sliding_window
+        return (
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.sliding_window,
+            self._rotary_dim,
+            self._interleaved,
+        )
 
     @property
     def _head_norms(self) -> tuple[Tensor | None, Tensor | None, float]:
