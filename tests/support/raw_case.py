@@ -108,5 +108,5 @@ class RawCase:
         is_paired = self.raw.interleaved
         a, b = (wide[..., 0::2], wide[..., 1::2]) if is_paired else wide.chunk(2, dim=-1)
         cosine, _, sine = self.raw.rotations[: heads.shape[0], :, None].double().unbind(1)
-        turned = torch.stack((a * cosine - b * sine, b * cosine + a * sine), dim=-1 if is_paired else -2).flatten(-2)
-        return torch.cat((turned, still), dim=-1).to(self.shape.dtype)
+        rotated = torch.stack((a * cosine - b * sine, b * cosine + a * sine), dim=-1 if is_paired else -2).flatten(-2)
+        return torch.cat((rotated, still), dim=-1).to(self.shape.dtype)

@@ -28,7 +28,7 @@ class ProjectionNorms(ShardedModule):
         Args:
             attention: The attention whose projections are normed.
             query: The outputs of the query projection that this rank keeps.
-            key: Those of the key projection.
+            key: The outputs of the key projection that it keeps.
             placement: Type, device and rank.
         """
         super().__init__()

@@ -92,8 +92,8 @@ class Step:
         is_paired = self.heads.interleaved
         a, b = (wide[..., 0::2], wide[..., 1::2]) if is_paired else wide.chunk(2, dim=-1)
         cosine, _, sine = (self.rotations if rotations is None else rotations).double()[:, None].unbind(2)
-        turned = torch.stack((a * cosine - b * sine, b * cosine + a * sine), dim=-1 if is_paired else -2).flatten(-2)
-        expected = torch.cat((turned, still), dim=-1)
+        rotated = torch.stack((a * cosine - b * sine, b * cosine + a * sine), dim=-1 if is_paired else -2).flatten(-2)
+        expected = torch.cat((rotated, still), dim=-1)
         # Both parts of a plane may cancel, so an error is relative to the plane. Normed heads are
         # rounded twice more before.
         sums = a.abs() + b.abs()
