@@ -80,7 +80,8 @@ def _mlp_part(mlp: Mlp | Experts, world_size: int) -> Mlp | Experts:
 
 def _dense_part(mlp: Mlp, world_size: int) -> Mlp:
     inner = mlp.inner // world_size
-    return Mlp(
+    return dataclasses.replace(
+        mlp,
         gate=dataclasses.replace(mlp.gate, outputs=inner),
         up=dataclasses.replace(mlp.up, outputs=inner),
         down=dataclasses.replace(mlp.down, inputs=inner),

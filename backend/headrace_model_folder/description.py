@@ -13,10 +13,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from typing import Literal
 
 from headrace_model_folder.rope_config import NO_ROPE, RopeConfig
 
 Shape = tuple[int, ...]
+# What an MLP's gate passes through: x * sigmoid(x), or GELU in its approximation by tanh.
+Activation = Literal["silu", "gelu_tanh"]
 # Parameters of a rotary embedding, and the elements of a head that it turns.
 Rotation = tuple[RopeConfig, int]
 
@@ -73,6 +76,8 @@ class Norm:
     name: str
     size: int
     eps: float
+    # Whether its factors are 1 more than the tensor's numbers.
+    adds_one: bool = False
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of its weight."""
@@ -99,6 +104,8 @@ class Attention:
     # their sizes say; None: there are none.
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    # What multiplies products of queries and keys; None: one over the root of head_dim.
+    scale: float | None = None
     # Whether neighbours among the rotated elements form a plane, and not those half of them apart.
     interleaved: bool = False
 
@@ -125,11 +132,12 @@ class Attention:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mlp:
-    """down(silu(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x))."""
 
     gate: Linear
     up: Linear
     down: Linear
+    activation: Activation = "silu"
 
     @property
     def inner(self) -> int:
@@ -244,13 +252,14 @@ class Layer:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its norms are those before attention and MLP, and of each head, and no others.
+        """Whether its norms are those before attention and MLP and of heads, and its gate is silu.
 
         Products of such layers may take norms and additions inside, a step of several ranks may be
         cut into pieces, and scales of inputs can be folded into what makes them. Other layers are
         computed one operation after another.
         """
-        return not self.norms_outputs and not self.attention.norms_projections
+        has_silu = isinstance(self.mlp, Experts) or self.mlp.activation == "silu"
+        return has_silu and not self.norms_outputs and not self.attention.norms_projections
 
     @property
     def norms(self) -> tuple[Norm, ...]:
@@ -286,6 +295,8 @@ class Embedding:
     name: str
     vocab_size: int
     hidden_size: int
+    # What multiplies the rows; as the output layer's weight they are not multiplied.
+    scale: float = 1.0
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of its table."""

@@ -241,7 +241,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Args:
         x: [..., size] in any floating type; may be a view with strides.
-        weight: [size] in the type of x.
+        weight: [size] in the type of x, or fp32.
         eps: Added to the mean square.
 
     Returns:
@@ -259,7 +259,7 @@ def rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) 
 
     Args:
         x: [num_tokens, size].
-        weight: [size] in the type of x.
+        weight: [size] in the type of x, or fp32.
         eps: Added to the mean square.
         dtype: 8-bit dtype, as `round_tokens` takes it.
 

@@ -38,6 +38,15 @@ def test_rms_norm_of_any_size(rows: int, size: int, dtype: torch.dtype, device: 
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_weights_may_be_wider_than_what_they_multiply(device: str) -> None:
+    numbers = Numbers(device, torch.bfloat16)
+    # Of 16 bits 1 has no room for what is added.
+    weight = 1 + 1e-3 * numbers.randn(48).float()
+    check_norm(numbers.randn(5, 48), weight)
+    assert weight.dtype is torch.float32 and not torch.equal(weight.bfloat16().float(), weight)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("tokens, heads, first, count, size", [(3, 6, 4, 1, 16), (1, 6, 0, 4, 80), (5, 10, 8, 2, 128)])
 def test_rms_norm_of_some_of_the_heads(tokens: int, heads: int, first: int, count: int, size: int, device: str) -> None:
     numbers = Numbers(device, torch.float16)

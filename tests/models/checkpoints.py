@@ -32,6 +32,20 @@ _BASE: dict[str, Any] = {
 }
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 
+_GEMMA3 = {
+    **_BASE,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 21,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+_GEMMA3_STRETCHED = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    },
+}
+
 LONGROPE = {"short_factor": [1.0, 1.25, 1.5, 2.0], "long_factor": [1.0, 2.5, 7.0, 31.5]}
 
 
@@ -144,6 +158,23 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         attention_bias=False,
         **_rope("default", partial_rotary_factor=1.0),
     ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**_GEMMA3, tie_word_embeddings=False),
+    # As Gemma 3 4B: text and vision, of which the text is read.
+    "gemma3-part": lambda: transformers.Gemma3Config(
+        text_config=_GEMMA3 | _GEMMA3_STRETCHED,
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "patch_size": 14,
+        },
+        mm_tokens_per_image=4,
+        image_token_index=VOCAB_SIZE - 1,
+        boi_token_index=VOCAB_SIZE - 2,
+        eoi_token_index=VOCAB_SIZE - 3,
+    ),  # fmt: skip
     # Sizes that groups of 32 divide, also on two ranks.
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
     "mixtral-wide": lambda: transformers.MixtralConfig(**_BASE | {"intermediate_size": 64}, num_local_experts=4),

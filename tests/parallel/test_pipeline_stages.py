@@ -41,7 +41,7 @@ CPU = torch.device("cpu")
 # differs between families, over two stages or over as many as there are layers.
 FAMILIES = {
     "llama-biases": 3, "qwen3-tied-bias": 2, "qwen2-window-tied": 3, "mistral-window": 2, "phi3-partial": 2,
-    "smollm3-window-tied": 3, "olmo3": 2, "glm4": 2,
+    "smollm3-window-tied": 3, "olmo3": 2, "glm4": 2, "gemma3-part": 3,
 }  # fmt: skip
 
 

@@ -33,8 +33,8 @@ NAMES = (
     "llama-biases", "qwen3-tied-bias", "qwen2-window-tied", "llama-group-8", "llama-mha", "phi3-partial", "qwen3-moe",
     "smollm3-window-tied",
 )  # fmt: skip
-# Layers that are not plain, whose steps are never cut: norms of outputs, of whole queries and keys.
-NAMES_OF_WHOLE_STEPS = ("olmo2", "olmo3", "glm4")
+# Layers that are not plain, whose steps are never cut: norms of outputs, of all heads together.
+NAMES_OF_WHOLE_STEPS = ("olmo2", "olmo3", "glm4", "gemma3-part")
 PROMPT = [17 * index % 89 + 3 for index in range(37)]
 NUM_TOKENS = 8
 

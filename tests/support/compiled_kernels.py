@@ -174,7 +174,7 @@ _QUANTIZED_WIDE = (
 )
 
 
-def _decode_raw(shape: Shape, normed: bool, interleaved: bool = False) -> None:
+def _decode_raw(shape: Shape, normed: bool, interleaved: bool = False, wide_norms: bool = False) -> None:
     case = RawCase(
         shape,
         [700],
@@ -182,6 +182,7 @@ def _decode_raw(shape: Shape, normed: bool, interleaved: bool = False) -> None:
         normed=normed,
         rotary_dim=shape.head_dim // 2 if interleaved else None,
         interleaved=interleaved,
+        wide_norms=wide_norms,
     )
     attention.rotate_write_attend(case.raw, case.kv_cache, case.step, shape.scale, shape.window)
 
@@ -206,6 +207,7 @@ def compile_attention(arch: int) -> list[Any]:
         for shape in _HEADS:
             _decode_raw(shape, normed=shape.window is not None)
         _decode_raw(llama, normed=False, interleaved=True)
+        _decode_raw(_HEADS[-1], normed=True, wide_norms=True)
         for query_len in (2, 4, 8, 16):
             case = Case(llama, [(700, 1)], "cpu", max_query_len=query_len)
             attention.paged_attention(case.query, case.kv_cache, case.step, llama.scale)
@@ -499,7 +501,8 @@ def compile_rounded(arch: int) -> list[Any]:
             x, weight = torch.empty(3, hidden, dtype=dtype), torch.empty(hidden, dtype=dtype)
             rms_norm.rounded_rms_norm(x, weight, 1e-5, number)
             rms_norm.rounded_add_rms_norm(x, x, weight, 1e-5, number)
-            swiglu.rounded_swiglu(torch.empty(3, 2 * inner, dtype=dtype), number)
+            for activation in ("silu", "gelu_tanh"):
+                swiglu.rounded_swiglu(torch.empty(3, 2 * inner, dtype=dtype), number, activation)
             rounded_tokens.round_tokens(x, number)
             rounded_tokens.round_tokens(x, number, 0.5)
     return compiled

@@ -39,6 +39,7 @@ class RawCase:
         plan_window: int | None = None,
         rotary_dim: int | None = None,
         interleaved: bool = False,
+        wide_norms: bool = False,
     ) -> None:
         rows = [(count, 1) for count in computed]
         self.shape, self._num_rows = shape, len(rows)
@@ -53,7 +54,8 @@ class RawCase:
         qkv[len(rows) :] = float("nan")
         angles = 6 * torch.rand(tokens, (rotary_dim or shape.head_dim) // 2, generator=generator, device=device)
         rotations = torch.stack((angles.cos(), -angles.sin(), angles.sin()), dim=1)
-        weights = [randn(shape.head_dim) if normed else None for _ in range(2)]
+        kept = torch.float32 if wide_norms else shape.dtype
+        weights = [randn(shape.head_dim).to(kept) if normed else None for _ in range(2)]
         self.raw = RawHeads(qkv, rotations, shape.num_heads, *weights, EPS, interleaved)
         self.places = [self._place(i, position) for i, position in enumerate(computed)]
         for i, (block, offset) in enumerate(self.places):

@@ -31,7 +31,7 @@ class Attention(nn.Module):
         key = placement.shard.split_kv_heads(attention.num_kv_heads, head_dim)
         self.num_heads, self.num_kv_heads, self.head_dim = len(query) // head_dim, len(key) // head_dim, head_dim
         self.sliding_window = attention.window
-        self.scale = head_dim**-0.5
+        self.scale = head_dim**-0.5 if attention.scale is None else attention.scale
         self._rotary_dim, self._interleaved = attention.rotary_dim, attention.interleaved
         projections = (attention.query, attention.key, attention.value)
         self.qkv_proj = ColumnLinear(projections, (query, key, key), placement)

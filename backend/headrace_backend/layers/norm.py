@@ -11,12 +11,14 @@ a norm, `PlainStream` stands in its place.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
+from headrace_backend.weights.destination import RaisedRows, TensorRows
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.rms_norm import add_rms_norm, rms_norm, rounded_add_rms_norm, rounded_rms_norm
 from headrace_kernels.rounded_tokens import Activations, round_tokens
@@ -29,7 +31,11 @@ class RmsNorm(ShardedModule):
     def __init__(self, norm: Norm, placement: Placement) -> None:
         super().__init__()
         self._name = norm.name
-        self.weight = placement.empty(norm.size)
+        # A factor that is 1 more than a number of the checkpoint has no room in 16 bits.
+        self._adds_one = norm.adds_one
+        self.weight = (dataclasses.replace(placement, dtype=torch.float32) if norm.adds_one else placement).empty(
+            norm.size
+        )
         self.eps = norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,7 +77,8 @@ class RmsNorm(ShardedModule):
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight."""
-        yield CheckpointPart(f"{self._name}.weight", WeightTarget.of(self.weight, range(self.weight.shape[0])))
+        rows = (RaisedRows if self._adds_one else TensorRows)(self.weight)
+        yield CheckpointPart(f"{self._name}.weight", WeightTarget(rows, range(self.weight.shape[0])))
 
 
 class SummingRmsNorm(RmsNorm):

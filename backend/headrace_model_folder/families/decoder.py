@@ -122,7 +122,8 @@ def _layer(name: str, sizes: Sizes, window: int | None, switches: Switches) -> L
 def _attention(name: str, sizes: Sizes, window: int | None, switches: Switches) -> Attention:
     hidden, head_dim = sizes.hidden_size, sizes.head_dim
     query, key = sizes.num_heads * head_dim, sizes.num_kv_heads * head_dim
-    norms = [Norm(f"{name}.{part}", head_dim, sizes.norm_eps) for part in ("q_norm", "k_norm") if switches.head_norms]
+    norms = [Norm(f"{name}.{part}", head_dim, sizes.norm_eps) for part in ("q_norm", "k_norm")]
+    query_norm, key_norm = norms if switches.head_norms else (None, None)
     return Attention(
         sizes.num_heads,
         sizes.num_kv_heads,
@@ -134,7 +135,8 @@ def _attention(name: str, sizes: Sizes, window: int | None, switches: Switches) 
         Linear(f"{name}.k_proj", key, hidden, switches.qkv_bias),
         Linear(f"{name}.v_proj", key, hidden, switches.qkv_bias),
         Linear(f"{name}.o_proj", hidden, query, switches.output_bias),
-        *norms,
+        query_norm,
+        key_norm,
     )
 
 

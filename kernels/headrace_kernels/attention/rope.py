@@ -89,8 +89,8 @@ def rope_reference(x: Tensor, rows: Tensor, interleaved: bool = False) -> Tensor
     if 2 * half < x.shape[-1]:
         return torch.cat((rope_reference(x[..., : 2 * half], rows, interleaved), x[..., 2 * half :]), dim=-1)
     if interleaved:
-        halves = x.unflatten(-1, (half, 2)).transpose(-1, -2).flatten(-2)
-        return rope_reference(halves, rows).unflatten(-1, (2, half)).transpose(-1, -2).flatten(-2)
+        halves = torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
+        return torch.stack(rope_reference(halves, rows).chunk(2, dim=-1), dim=-1).view(x.shape)
     halves = x.view(*x.shape[:-1], 2, half)
     wide = halves.float()
     rotated = wide * rows[:, None, :1]

@@ -108,6 +108,10 @@ def test_neighbours_turn_together_where_they_form_planes(shape: Shape, rotary_di
     check(RawCase(shape, [1, 40, 17], DEVICE, normed=normed, rotary_dim=rotary_dim, interleaved=True))
 
 
+def test_weights_of_norms_may_be_wider_than_heads() -> None:
+    check(RawCase(Shape(3, 1, 32, 16, dtype=torch.bfloat16), [1, 40, 17], DEVICE, normed=True, wide_norms=True))
+
+
 # With norms of heads and without: the first shape both ways, the others in turn.
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(

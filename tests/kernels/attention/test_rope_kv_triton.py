@@ -31,6 +31,8 @@ class Heads:
     rotary: int = 0
     # Whether neighbours turn together.
     interleaved: bool = False
+    # Whether weights of norms are fp32, whatever the heads are.
+    wide_norms: bool = False
 
 
 class Step:
@@ -45,7 +47,8 @@ class Step:
         self.rotations = rope_rows(table, numbers.integers(0, 512, len(slots)))
         self.qkv = numbers.randn(len(slots), heads.query + 2 * heads.kv, heads.size)
         self.kv_cache = numbers.randn(num_blocks, 2, heads.kv, block_size, heads.size)
-        self.weights = [numbers.randn(heads.size) if heads.normed else None for _ in range(2)]
+        kept = torch.float32 if heads.wide_norms else numbers.dtype
+        self.weights = [numbers.randn(heads.size).to(kept) if heads.normed else None for _ in range(2)]
         self.slot_mapping = torch.tensor(slots, device=device, dtype=torch.int64)
 
     def run(self) -> torch.Tensor:
@@ -113,6 +116,7 @@ SHAPES = (
     Heads(4, 2, 16, normed=True, rotary=4),
     Heads(3, 3, 80, rotary=20),
     Heads(4, 2, 16, interleaved=True),
+    Heads(4, 2, 16, normed=True, wide_norms=True),
     Heads(3, 1, 80, normed=True, rotary=20, interleaved=True),
 )
 
