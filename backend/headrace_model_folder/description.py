@@ -78,6 +78,8 @@ class Norm:
     eps: float
     # Whether its factors are 1 more than the tensor's numbers.
     adds_one: bool = False
+    # Whether results are rounded behind the factors alone, which are fp32 then, and not before too.
+    rounds_once: bool = False
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of its weight."""

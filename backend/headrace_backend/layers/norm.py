@@ -31,11 +31,8 @@ class RmsNorm(ShardedModule):
     def __init__(self, norm: Norm, placement: Placement) -> None:
         super().__init__()
         self._name = norm.name
-        # A factor that is 1 more than a number of the checkpoint has no room in 16 bits.
         self._adds_one = norm.adds_one
-        self.weight = (dataclasses.replace(placement, dtype=torch.float32) if norm.adds_one else placement).empty(
-            norm.size
-        )
+        self.weight = norm_weight(norm, norm.size, placement)
         self.eps = norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -110,6 +107,15 @@ class SummingRmsNorm(RmsNorm):
         if number is None:
             return self.add(pending, residual)
         return self._shard.together.rounded_add_rms_norm(pending, residual, self.weight, self.eps, number)
+
+
+def norm_weight(norm: Norm, size: int, placement: Placement) -> nn.Parameter:
+    """The factors of a norm, still to be filled: `size` of them, in fp32 if that decides rounding.
+
+    A factor that is 1 more than a number of the checkpoint has no room in 16 bits either.
+    """
+    is_wide = norm.rounds_once or norm.adds_one
+    return (dataclasses.replace(placement, dtype=torch.float32) if is_wide else placement).empty(size)
 
 
 class PlainStream(nn.Module):

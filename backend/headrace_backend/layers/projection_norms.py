@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from headrace_backend.layers.norm import norm_weight
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.rms_norm import rms_norm
@@ -35,7 +36,9 @@ class ProjectionNorms(ShardedModule):
         assert attention.query_norm is not None and attention.key_norm is not None
         self._norms = attention.query_norm, attention.key_norm
         self._kept = query, key
-        self.query_weight, self.key_weight = placement.empty(len(query)), placement.empty(len(key))
+        self.query_weight, self.key_weight = (
+            norm_weight(norm, len(kept), placement) for norm, kept in zip(self._norms, self._kept, strict=True)
+        )
 
     def forward(self, qkv: Tensor) -> None:
         """Norms queries and keys in place.
@@ -79,8 +82,8 @@ class SummingProjectionNorms(ProjectionNorms):
         sums = self._shard.together.all_reduce(sums)
         for place, (part, weight) in enumerate(zip(parts, self._weights, strict=True)):
             mean_square = sums[:, place, None] / self._sizes[place]
-            normed = (part.float() * (mean_square + self._norms[place].eps).rsqrt()).to(qkv.dtype)
-            part.copy_(normed * weight)
+            normed = (part.float() * (mean_square + self._norms[place].eps).rsqrt()).to(weight.dtype)
+            part.copy_(normed.mul_(weight))
 
 
 def projection_norms(

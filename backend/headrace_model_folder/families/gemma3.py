@@ -60,7 +60,9 @@ def _sliding(fields: Fields, num_layers: int) -> list[bool]:
 
 def _with_own_parts(layer: Layer, sizes: Sizes, scale: float) -> Layer:
     def norm(name: str) -> Norm:
-        return Norm(f"{layer.name}.{name}_layernorm", sizes.hidden_size, sizes.norm_eps, adds_one=True)
+        return Norm(
+            f"{layer.name}.{name}_layernorm", sizes.hidden_size, sizes.norm_eps, adds_one=True, rounds_once=True
+        )
 
     attention, mlp = layer.attention, layer.mlp
     assert isinstance(mlp, Mlp), "the family has no experts"
@@ -78,7 +80,7 @@ def _with_own_parts(layer: Layer, sizes: Sizes, scale: float) -> Layer:
 
 
 def _raised(norm: Norm) -> Norm:
-    return dataclasses.replace(norm, adds_one=True)
+    return dataclasses.replace(norm, adds_one=True, rounds_once=True)
 
 
 # config.json of the published models that see leaves out most of them.

@@ -39,23 +39,28 @@ def describe_olmo3(fields: Fields) -> ModelDescription:
 def _with_own_norms(fields: Fields, sizes: Sizes, windows: list[int | None]) -> ModelDescription:
     bias = fields.boolean("attention_bias", False)
     model = decoder(sizes, windows, Switches(bias, bias))
-    return dataclasses.replace(model, layers=tuple(_normed(layer, sizes) for layer in model.layers))
+    layers = tuple(_normed(layer, sizes) for layer in model.layers)
+    return dataclasses.replace(model, layers=layers, norm=_norm(model.norm.name, sizes.hidden_size, sizes))
 
 
 def _normed(layer: Layer, sizes: Sizes) -> Layer:
-    attention = dataclasses.replace(
-        layer.attention,
-        query_norm=Norm(f"{layer.name}.self_attn.q_norm", layer.attention.query.outputs, sizes.norm_eps),
-        key_norm=Norm(f"{layer.name}.self_attn.k_norm", layer.attention.key.outputs, sizes.norm_eps),
-    )
+    attention, name = layer.attention, layer.name
     return dataclasses.replace(
         layer,
-        attention=attention,
+        attention=dataclasses.replace(
+            attention,
+            query_norm=_norm(f"{name}.self_attn.q_norm", attention.query.outputs, sizes),
+            key_norm=_norm(f"{name}.self_attn.k_norm", attention.key.outputs, sizes),
+        ),
         attention_norm=None,
         mlp_norm=None,
-        attention_output_norm=Norm(f"{layer.name}.post_attention_layernorm", sizes.hidden_size, sizes.norm_eps),
-        mlp_output_norm=Norm(f"{layer.name}.post_feedforward_layernorm", sizes.hidden_size, sizes.norm_eps),
+        attention_output_norm=_norm(f"{name}.post_attention_layernorm", sizes.hidden_size, sizes),
+        mlp_output_norm=_norm(f"{name}.post_feedforward_layernorm", sizes.hidden_size, sizes),
     )
+
+
+def _norm(name: str, size: int, sizes: Sizes) -> Norm:
+    return Norm(name, size, sizes.norm_eps, rounds_once=True)
 
 
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}

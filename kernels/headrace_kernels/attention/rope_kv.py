@@ -159,8 +159,8 @@ def _rope_and_write_kv_kernel(
         weight_a = _norm_weights(query_norm, key_norm, heads, offs_a, mask, NUM_HEADS)
         weight_b = _norm_weights(query_norm, key_norm, heads, offs_b, mask, NUM_HEADS)
         mean_square = tl.sum(a * a + b * b, axis=1) / (2 * HALF)
-        a = scaled_by_rms(a, mean_square, weight_a, eps, dtype).to(dtype).to(tl.float32)
-        b = scaled_by_rms(b, mean_square, weight_b, eps, dtype).to(dtype).to(tl.float32)
+        a = scaled_by_rms(a, mean_square, weight_a, eps).to(dtype).to(tl.float32)
+        b = scaled_by_rms(b, mean_square, weight_b, eps).to(dtype).to(tl.float32)
     rotated_a = rotated(a, b, cosine, -sine).to(qkv.dtype.element_ty)
     rotated_b = rotated(b, a, cosine, sine).to(qkv.dtype.element_ty)
 
@@ -275,8 +275,8 @@ def rotated_heads(
         zeros = mask_row.to(tl.int32)[:, None] * 0
         factor = tl.load(weight + dims + zeros, mask=mask, other=0.0)
         partner_factor = tl.load(weight + partners + zeros, mask=mask, other=0.0)
-        x = scaled_by_rms(x, mean_square, factor, eps, dtype).to(dtype).to(tl.float32)
-        partner = scaled_by_rms(partner, mean_square, partner_factor, eps, dtype).to(dtype).to(tl.float32)
+        x = scaled_by_rms(x, mean_square, factor, eps).to(dtype).to(tl.float32)
+        partner = scaled_by_rms(partner, mean_square, partner_factor, eps).to(dtype).to(tl.float32)
     return rotated(x, partner, cosine, sine).to(dtype)
 
 
