@@ -19,7 +19,7 @@ _OF_ALL = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TextPart:
-    """Where a folder has its text part."""
+    """Place of the text part in a folder: a field of config.json, and beginnings of names."""
 
     # Field of config.json that holds the text part's fields.
     field: str

@@ -46,8 +46,8 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     # One reduction instead of square and mean: the mean square is the norm squared over the size.
     norm: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     inverse = norm.mul_(norm).div_(x.shape[-1]).add_(eps).rsqrt_()
-    # Rounding to the weight's type, mostly the storage type, happens before the weight is applied, as
-    # in the models' training code.
+    # Rounding to the weight's type, mostly the storage type, happens before the weight is applied,
+    # as in the models' training code.
     normed: Tensor = (wide * inverse).to(weight.dtype)
     return normed.mul_(weight).to(x.dtype)
 

@@ -31,7 +31,7 @@ CHUNKS = (100, 33, 5, 1, 22)
 DEMO = pathlib.Path(__file__).parents[3] / "models" / "demo"
 
 
-# Phi-3 rotates three quarters of each head. Families' own special tokens are beyond this vocabulary.
+# Phi-3 rotates three quarters of each head. Families' own tokens are beyond this vocabulary.
 _TOKENS = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 OWN_FIELDS: dict[str, dict[str, Any]] = {
     "SmolLM3": _TOKENS,
