@@ -52,7 +52,7 @@ _CARD_STEPS, _CPU_STEPS = 40, 5
 # Those with prompts take a hundred times as long.
 _CHUNK_STEPS = 4
 # Options that a record repeats.
-_SAID = ("ranks", "shape", "dtype", "quant", "quant_head", "kv_dtype", "cut_mib", "chunk_graphs")
+_SAID = ("ranks", "expert_parallel", "shape", "dtype", "quant", "quant_head", "kv_dtype", "cut_mib", "chunk_graphs")
 _CARD_BLOCKS, _CPU_BLOCKS = 16_384, 256
 
 
@@ -164,7 +164,7 @@ def measured(options: argparse.Namespace, seat: Seat, device: torch.device) -> I
     # On a CPU ranks share the cores with each other.
     about = (options.shape, settings | {"worker_threads": 1})
     schemes = Schemes.named(options.quant, options.quant_group, options.quant_head)
-    model, config = make_model(*about, schemes, Shard(seat.rank, seat.world_size, switch))
+    model, config = make_model(*about, schemes, Shard(seat.rank, seat.world_size, switch, options.expert_parallel))
     num_blocks = _CARD_BLOCKS if on_card else _CPU_BLOCKS
     caches, pool = make_caches(model, config, num_blocks), BlockPool(num_blocks, config.block_size)
     long_sizes = chunk_sizes(kinds) if options.chunk_graphs else []
@@ -201,6 +201,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b" if on_card else "demo")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--expert-parallel", action="store_true", help="ranks have whole experts of a mixture")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if on_card else "cpu")
     parser.add_argument("--dtype", choices=["auto", "bf16", "fp16", "fp32"], default="auto")
     parser.add_argument("--quant", choices=["off", "int8", "int4", "fp8", "nf4"], default="off")
@@ -218,6 +219,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", type=pathlib.Path)
     rank_processes.add_seat(parser)
     options = parser.parse_args()
+    if options.expert_parallel and not SHAPES[options.shape].num_experts:
+        parser.error(f"--expert-parallel is for mixtures of experts, and {options.shape} has none")
     if options.chunk_graphs and options.device == "cpu":
         parser.error("--chunk-graphs is for cards: a CPU has no graphs")
     return options

@@ -2,7 +2,8 @@
 
     python -m benchmarks.bench_structured_output --json FILE
 
-The schemas are our own (`made_schemas`), because guidance-ai's JSONSchemaBench lies on a model hub.
+The schemas are our own (`made_schemas`). With `--schemas-from FOLDER` also those that lie there as
+files, such as guidance-ai's JSONSchemaBench.
 Vocabularies: the demo model's 4,096 tokens, and a synthetic one of 128,256 (`synthetic_tokenizer`).
 Texts are drawn at random from the masks, which is harder for a lexer than what a model writes.
 
@@ -34,6 +35,7 @@ from llguidance import LLMatcher
 
 from benchmarks import figures
 from benchmarks.made_schemas import long_schema, make_schema
+from benchmarks.schema_files import measure_files
 from benchmarks.shapes import write_model_folder
 from headrace_backend.engine.output_grammar import MASKED, MaskOutcome
 from headrace_backend.engine.scheduling.masks import MaskCall, MaskJob
@@ -201,15 +203,18 @@ def main() -> None:
     parser.add_argument(
         "--rows", type=lambda text: [int(part) for part in text.split(",")], default=[], help="rows of whole steps"
     )
+    parser.add_argument("--schemas-from", type=pathlib.Path, help="a folder of schemas in *.json files")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
-    results, steps = [], []
+    results, steps, files = [], [], []
     for make in (demo_tokenizer, large_tokenizer):
         took_ms, (vocabulary, tokenizer) = timed_ms(make)
         if options.schemas:
             results.append({"tokenizer_ms": took_ms, **measure(vocabulary, tokenizer, options.schemas)})
+        if options.schemas_from is not None:
+            files.append(measure_files(vocabulary, tokenizer, options.schemas_from))
         steps += [measure_step(vocabulary, tokenizer, rows, ahead) for rows in options.rows for ahead in (False, True)]
-    figures.report("structured_output", {"results": results, "steps": steps}, options.json)
+    figures.report("structured_output", {"results": results, "files": files, "steps": steps}, options.json)
 
 
 if __name__ == "__main__":

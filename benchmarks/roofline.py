@@ -4,10 +4,11 @@ Owns the time of a step and a schedule: in-flight batching with a token budget, 
 running rows, first come first served. A step reads all matrices (of a mixture the experts that its
 tokens hit, if each chose any with equal odds) at copy bandwidth or multiplies at the matrix rate,
 whichever takes longer; so does the output layer for sampled tokens; then the KV cache of the rows
-that decode is read, and the prompt tokens' attention is computed. Launches, sampling, norms and the
-host cost nothing. Ranks that share a model have an even part of all of it, and what they tell each
-other costs nothing. The matrix rate is that of the plain types, also where weights are in FP8. (A
-small model's weights may lie in caches that beat the copy bandwidth; then the floor is none.)
+that decode is read, of layers with windows no more than those, and the prompt tokens' attention is
+computed. Launches, sampling, norms and the host cost nothing. Ranks that share a model have an even
+part of all of it, and what they tell each other costs nothing. The matrix rate is that of the plain
+types, also where weights are in FP8. (A small model's weights may lie in caches that beat the copy
+bandwidth; then the floor is none.)
 """
 
 from __future__ import annotations
@@ -54,11 +55,14 @@ class StepTime:
         shape, width = self.shape, self.bytes_per_element
         bandwidth, rate = self.ceilings.copy_bytes_s, self.ceilings.best_flop_s
         weight, head_weight = self.bits_per_weight / 8 or width, self.head_bits_per_weight / 8 or width
-        read, multiplied = shape.read_parameters(tokens), shape.multiplied_parameters
-        layers = max(read * weight / bandwidth, 2 * multiplied * tokens / rate)
+        # Of a folder with experts in MXFP4 the bits are theirs alone.
+        other_weight = width if shape.mxfp4 else weight
+        read = shape.layer_parameters * other_weight + shape.read_experts(tokens) * weight
+        layers = max(read / bandwidth, 2 * shape.multiplied_parameters * tokens / rate)
         head = max(shape.head_parameters * head_weight / bandwidth, 2 * shape.head_parameters * samples / rate)
-        cache = decode_context * (self.kv_bytes_per_token or shape.kv_elements * width) / bandwidth
-        attention = 4 * shape.num_layers * shape.num_heads * shape.head_dim * prefill_pairs / rate
+        cache = shape.seen(decode_context, samples) * (self.kv_bytes_per_token or shape.kv_elements * width) / bandwidth
+        pairs = shape.seen(prefill_pairs, tokens)
+        attention = 4 * shape.num_layers * shape.num_heads * shape.head_dim * pairs / rate
         return (layers + (head if samples else 0.0) + cache + attention) / self.ranks
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.synthetic_tokenizer import write_tokenizer
 from headrace_model_folder import ModelFolder
+from headrace_model_folder.formats.quantization_config import MXFP4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +39,11 @@ class Shape:
     # Of every layer, in place of an MLP; 0: none. `intermediate_size` is then one expert's.
     num_experts: int = 0
     experts_per_token: int = 0
+    # Whether experts are in MXFP4, in a folder that says so, and all else is plain.
+    mxfp4: bool = False
+    # Layers that see no further back than so many tokens; 0: none.
+    windowed_layers: int = 0
+    window: int = 0
 
     @property
     def layer_parameters(self) -> int:
@@ -56,9 +62,19 @@ class Shape:
         """Share of a layer's experts that compute one token."""
         return self.experts_per_token / self.num_experts if self.num_experts else 0.0
 
-    def read_parameters(self, tokens: int) -> float:
-        """Parameters that a step of so many tokens reads, each of which may choose any expert."""
-        return self.layer_parameters + self.expert_parameters * (1.0 - (1.0 - self.expert_share) ** tokens)
+    def read_experts(self, tokens: int) -> float:
+        """Experts' parameters that a step of so many tokens reads, each of which may choose any."""
+        return self.expert_parameters * (1.0 - (1.0 - self.expert_share) ** tokens)
+
+    def seen(self, context: float, tokens: int) -> float:
+        """Tokens that a layer reads of contexts, summed and on average over layers.
+
+        Args:
+            context: Tokens that so many tokens would see without windows, summed.
+            tokens: Tokens that look back.
+        """
+        windowed = min(context, tokens * self.window)
+        return context + (windowed - context) * self.windowed_layers / self.num_layers
 
     @property
     def multiplied_parameters(self) -> float:
@@ -77,12 +93,19 @@ class Shape:
 
     def config(self) -> dict[str, Any]:
         """config.json."""
-        experts = {
+        experts: dict[str, Any] = {
             "num_experts": self.num_experts,
             "num_experts_per_tok": self.experts_per_token,
             "moe_intermediate_size": self.intermediate_size,
             "norm_topk_prob": True,
         }
+        if self.mxfp4:
+            # Windows by turns are the family's default.
+            experts = {
+                "num_local_experts": self.num_experts,
+                "num_experts_per_tok": self.experts_per_token,
+                "quantization_config": {"quant_method": "mxfp4"},
+            }
         return (experts if self.num_experts else {}) | {
             "architectures": [self.architecture],
             "model_type": self.architecture.removesuffix("ForCausalLM").lower(),
@@ -106,6 +129,15 @@ class Shape:
         }
 
 
+# Layers alternate between windows of 128 tokens and all, as the family's defaults have it.
+_GPT_OSS_SCALING = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 _LLAMA31_SCALING = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -139,6 +171,42 @@ SHAPES: Mapping[str, Shape] = {
         rms_norm_eps=1e-6,
         num_experts=128,
         experts_per_token=8,
+    ),
+    "gpt-oss-20b": Shape(
+        "GptOssForCausalLM",
+        2880,
+        24,
+        64,
+        8,
+        64,
+        2880,
+        201_088,
+        131_072,
+        150_000.0,
+        rope_scaling=_GPT_OSS_SCALING,
+        num_experts=32,
+        experts_per_token=4,
+        mxfp4=True,
+        windowed_layers=12,
+        window=128,
+    ),
+    "gpt-oss-120b": Shape(
+        "GptOssForCausalLM",
+        2880,
+        36,
+        64,
+        8,
+        64,
+        2880,
+        201_088,
+        131_072,
+        150_000.0,
+        rope_scaling=_GPT_OSS_SCALING,
+        num_experts=128,
+        experts_per_token=4,
+        mxfp4=True,
+        windowed_layers=18,
+        window=128,
     ),
     # models/demo's own numbers.
     "demo": Shape("LlamaForCausalLM", 256, 8, 8, 4, 32, 704, 4096, 2048, 10_000.0, tied=True),
@@ -210,4 +278,7 @@ def shape_of(folder: pathlib.Path) -> Shape:
         model.head.tied,
         num_experts=len(experts[0].experts) if experts else 0,
         experts_per_token=experts[0].per_token if experts else 0,
+        mxfp4=config.quantized_by == MXFP4,
+        windowed_layers=sum(layer.attention.window is not None for layer in model.layers),
+        window=model.window or 0,
     )

@@ -154,6 +154,8 @@ WORKLOADS: Mapping[str, Callable[[int], Workload]] = {
     "single": _single,
     "burst256": lambda seed: Workload("burst256", burst256(seed=2 + seed)),
     "burst256_penalized": _burst256_penalized,
+    # What others publish of gpt-oss: equal prompts and answers, many open at once.
+    "even1000": lambda seed: Workload("even1000", _uniform(1024, 1000, 1000, 9 + seed)),
     "mix1000": lambda seed: Workload("mix1000", mix1000(seed=3 + seed)),
     "prefill8k": lambda seed: Workload("prefill8k", prefill8k(seed=4 + seed)),
     "longctx": lambda seed: Workload("longctx", longctx(seed=5 + seed)),

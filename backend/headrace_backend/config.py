@@ -98,6 +98,15 @@ class EngineConfig(_Frozen):
             ),
         ),
     ] = 1
+    expert_parallel: Annotated[
+        bool,
+        Field(
+            description=(
+                "each of tp ranks has some experts of a mixture whole, in place of a part of every expert; the rest "
+                "of the model is shared as ever"
+            )
+        ),
+    ] = False
     dtype: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
         Field(description="weights and activations; auto: the model's, fp32 on a CPU"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 from headrace_model_folder import ModelConfig, ModelFolder
+from headrace_model_folder.formats.quantization_config import MXFP4
 
 # Inputs of a block of NF4.
 NF4_INPUTS = 64
@@ -31,7 +32,7 @@ def unsuitable_quantization(config: EngineConfig, model: ModelConfig, gguf_file:
             f"quantize is {config.quantize}, and {gguf_file} is a GGUF file, whose weights stay as they are; quantize "
             "off works"
         )
-    if config.load == "dummy" and model.quantized_by is not None:
+    if config.load == "dummy" and model.quantized_by not in (None, MXFP4):
         return (
             f"load is dummy, and config.json says that the folder is quantized ({model.quantized_by}): dummy weights "
             "of few bits are made by quantize, from a config.json without quantization_config"

@@ -25,8 +25,10 @@ def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
         config: The engine's configuration.
         model: Its sizes, and what another tool made of its weights.
     """
+    if config.expert_parallel and not model.description.expert_layers:
+        return "expert_parallel is set, and the model has no experts: without it, ranks have a part of each layer"
     group = _group(config)
-    reason = _reason(config.tp, group, model)
+    reason = _reason(config, group, model)
     if reason is None:
         return None
     return f"tp is {config.tp}, {reason}; {_working(config, group, model)}"
@@ -34,23 +36,27 @@ def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
 
 def fewer_ranks(config: EngineConfig, model: ModelConfig, most: int) -> str:
     """The numbers of ranks up to `most` that suit the model, as the end of a refusal."""
-    sizes = [
-        size for size in range(1, most + 1) if unsuitable_tp(config.model_copy(update={"tp": size}), model) is None
-    ]
+    sizes = [size for size in range(1, most + 1) if unsuitable_tp(_with_tp(config, size), model) is None]
     return f"tp {', '.join(map(str, sizes))} {'work' if len(sizes) > 1 else 'works'}"
 
 
-def rank_part(model: ModelDescription, world_size: int) -> ModelDescription:
-    """What one rank computes of a model.
+def rank_part(model: ModelDescription, world_size: int, whole_experts: bool = False) -> ModelDescription:
+    """What the first of several ranks computes of a model.
 
     The vocabulary stays whole, because every rank gets whole logits.
+
+    Args:
+        model: The model.
+        world_size: Ranks that share it.
+        whole_experts: Whether each has some experts whole, in place of a part of every one.
     """
     if world_size == 1:
         return model
-    return dataclasses.replace(model, layers=tuple(_layer_part(layer, world_size) for layer in model.layers))
+    layers = (_layer_part(layer, world_size, whole_experts) for layer in model.layers)
+    return dataclasses.replace(model, layers=tuple(layers))
 
 
-def _layer_part(layer: Layer, world_size: int) -> Layer:
+def _layer_part(layer: Layer, world_size: int, whole_experts: bool) -> Layer:
     attention = layer.attention
     heads, kv_heads = attention.num_heads // world_size, max(attention.num_kv_heads // world_size, 1)
     query_norm, key_norm = attention.query_norm, attention.key_norm
@@ -67,13 +73,16 @@ def _layer_part(layer: Layer, world_size: int) -> Layer:
         key=dataclasses.replace(attention.key, outputs=kv_heads * attention.head_dim),
         value=dataclasses.replace(attention.value, outputs=kv_heads * attention.head_dim),
         output=dataclasses.replace(attention.output, inputs=heads * attention.head_dim),
+        sinks=attention.sinks and dataclasses.replace(attention.sinks, num_heads=heads),
     )
-    return dataclasses.replace(layer, attention=attention, mlp=_mlp_part(layer.mlp, world_size))
+    return dataclasses.replace(layer, attention=attention, mlp=_mlp_part(layer.mlp, world_size, whole_experts))
 
 
-def _mlp_part(mlp: Mlp | Experts, world_size: int) -> Mlp | Experts:
-    """Every rank has a part of each expert, and the whole router."""
+def _mlp_part(mlp: Mlp | Experts, world_size: int, whole_experts: bool) -> Mlp | Experts:
+    """Every rank has a part of each expert or some whole, and the whole router."""
     if isinstance(mlp, Experts):
+        if whole_experts:
+            return dataclasses.replace(mlp, experts=mlp.experts[: len(mlp.experts) // world_size])
         return dataclasses.replace(mlp, experts=tuple(_dense_part(expert, world_size) for expert in mlp.experts))
     return _dense_part(mlp, world_size)
 
@@ -86,6 +95,10 @@ def _dense_part(mlp: Mlp, world_size: int) -> Mlp:
         up=dataclasses.replace(mlp.up, outputs=inner),
         down=dataclasses.replace(mlp.down, inputs=inner),
     )
+
+
+def _with_tp(config: EngineConfig, tp: int) -> EngineConfig:
+    return config.model_copy(update={"tp": tp})
 
 
 class _Group(NamedTuple):
@@ -102,46 +115,53 @@ def _group(config: EngineConfig) -> _Group:
     return _Group(config.quantize_group if config.quantize == "int4" else 1, "quantize_group")
 
 
-def _reason(world_size: int, group: _Group, model: ModelConfig) -> str | None:
+def _reason(config: EngineConfig, group: _Group, model: ModelConfig) -> str | None:
+    world_size, whole_experts = config.tp, config.expert_parallel
     if world_size == 1:
-        return None
+        return "which is one rank, and expert_parallel deals experts out to several" if whole_experts else None
     described = model.description
-    for name, size in _dealt_out(described):
+    for name, size in _dealt_out(described, whole_experts):
         if size % world_size:
             return f"which does not divide {name} {size}"
     for num_kv_heads in {layer.attention.num_kv_heads for layer in described.layers}:
         if num_kv_heads % world_size and world_size % num_kv_heads:
             return f"which neither divides num_key_value_heads {num_kv_heads} nor is a multiple of it"
-    return _straddling(world_size, group, model) or _cut_layer(world_size, model)
+    return _straddling(world_size, whole_experts, group, model) or _cut_layer(world_size, whole_experts, model)
 
 
-def _dealt_out(model: ModelDescription) -> Iterator[tuple[str, int]]:
+def _dealt_out(model: ModelDescription, whole_experts: bool) -> Iterator[tuple[str, int]]:
     """Sizes that are split evenly over the ranks, by config.json's names."""
     for layer in model.layers:
         yield "num_attention_heads", layer.attention.num_heads
-        is_dense = isinstance(layer.mlp, Mlp)
-        yield "intermediate_size" if is_dense else "the inner size of experts", layer.mlp.inner
+        if isinstance(layer.mlp, Mlp):
+            yield "intermediate_size", layer.mlp.inner
+        elif whole_experts:
+            yield "the number of experts", len(layer.mlp.experts)
+        else:
+            yield "the inner size of experts", layer.mlp.inner
     yield "vocab_size", model.vocab_size
 
 
-def _cut_layer(world_size: int, model: ModelConfig) -> str | None:
+def _cut_layer(world_size: int, whole_experts: bool, model: ModelConfig) -> str | None:
     """Layers that another tool quantized are cut where their words, groups and blocks end."""
     if model.quantization is None:
         return None
-    parts = rank_part(model.description, world_size).linears
-    for whole, part in zip(model.description.linears, parts, strict=True):
-        form = model.quantization.layers.get(whole.name)
-        if form is None:
+    parts = {part.name: part for part in rank_part(model.description, world_size, whole_experts).linears}
+    for whole in model.description.linears:
+        form, part = model.quantization.layers.get(whole.name), parts.get(whole.name)
+        if form is None or part is None:
             continue
         if (reason := form.cuts(part.outputs, part.inputs, (whole.outputs, whole.inputs))) is not None:
             return f"which {whole.name} does not bear: {reason}"
     return None
 
 
-def _straddling(world_size: int, group: _Group, model: ModelConfig) -> str | None:
+def _straddling(world_size: int, whole_experts: bool, group: _Group, model: ModelConfig) -> str | None:
     """Inputs that share a scale must lie on one rank."""
     for layer in model.description.layers:
         for linear, block in zip((layer.attention.output, layer.mlp.down), model.shared_blocks, strict=True):
+            if whole_experts and linear is layer.mlp.down and isinstance(layer.mlp, Experts):
+                continue
             unit, part = group if block == 1 else _Group(block, "a block of"), linear.inputs // world_size
             if part % unit.size:
                 name = linear.name.rpartition(".")[2]
@@ -154,12 +174,20 @@ def _straddling(world_size: int, group: _Group, model: ModelConfig) -> str | Non
 
 def _working(config: EngineConfig, group: _Group, model: ModelConfig) -> str:
     """Describes what can be set instead."""
-    sizes = [size for size in range(1, MAX_TP + 1) if _reason(size, group, model) is None]
+    sizes = [size for size in range(1, MAX_TP + 1) if _reason(_with_tp(config, size), group, model) is None]
     works = f"tp {', '.join(map(str, sizes))} {'work' if len(sizes) > 1 else 'works'}" if sizes else ""
     groups = [
         other
         for other in QUANTIZE_GROUPS
-        if config.quantize == "int4" and _reason(config.tp, group._replace(size=other), model) is None
+        if config.quantize == "int4" and _reason(config, group._replace(size=other), model) is None
     ]
     other = f"quantize_group {groups[-1]} works with tp {config.tp}" if groups else ""
-    return ", ".join(filter(None, (works, other))) or "no number of ranks works"
+    whole = f"expert_parallel works with tp {config.tp}" if _suits_whole_experts(config, group, model) else ""
+    return ", ".join(filter(None, (works, other, whole))) or "no number of ranks works"
+
+
+def _suits_whole_experts(config: EngineConfig, group: _Group, model: ModelConfig) -> bool:
+    """Whether as many ranks could share the model if each had some experts whole."""
+    if config.expert_parallel or not model.description.expert_layers:
+        return False
+    return _reason(config.model_copy(update={"expert_parallel": True}), group, model) is None

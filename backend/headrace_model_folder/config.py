@@ -22,7 +22,12 @@ from headrace_model_folder.families.family import Family
 from headrace_model_folder.families.registry import FAMILIES
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.formats.bitsandbytes_tensors import GROUP, refuse_other_bitsandbytes
-from headrace_model_folder.formats.quantization_config import BITSANDBYTES, FolderQuantization, read_quantization
+from headrace_model_folder.formats.quantization_config import (
+    BITSANDBYTES,
+    MXFP4,
+    FolderQuantization,
+    read_quantization,
+)
 
 CONFIG_FILE = "config.json"
 _CONFIG_LIMIT = 4 * MIB
@@ -110,11 +115,16 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
 
 
 def _refuse_quantized_experts(fields: Fields, model: ModelDescription) -> None:
-    if model.expert_layers and fields.get("quantization_config") is not None:
-        raise fields.error(
-            "quantization_config",
-            "is not supported for a mixture of experts: quantize int8, fp8 and int4 of a plain folder work",
-        )
+    stated = fields.get("quantization_config")
+    if not model.expert_layers or stated is None:
+        return
+    is_stacked = all(experts.stacked is not None for experts in model.expert_layers)
+    if not is_stacked:
+        works = "quantize int8, fp8 and int4 of a plain folder work"
+        raise fields.error("quantization_config", f"is not supported for this mixture of experts: {works}")
+    if isinstance(stated, dict) and stated.get("quant_method") != MXFP4:
+        method = shown(stated.get("quant_method"))
+        raise fields.error("quantization_config", f"must have quant_method {MXFP4!r} for stacked experts, has {method}")
 
 
 def _quantization(fields: Fields, model: ModelDescription) -> FolderQuantization | None:

@@ -87,6 +87,19 @@ class Norm:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Sinks:
+    """One learned logit for each head, which joins the denominator of attention's softmax alone."""
+
+    # The tensor's whole name.
+    name: str
+    num_heads: int
+
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of the logits."""
+        yield self.name, (self.num_heads,)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Attention:
     """Grouped-query self-attention with rotated queries and keys."""
 
@@ -110,6 +123,8 @@ class Attention:
     scale: float | None = None
     # Whether neighbours among the rotated elements form a plane, and not those half of them apart.
     interleaved: bool = False
+    # None: probabilities of the context add up to 1.
+    sinks: Sinks | None = None
 
     @property
     def norms_projections(self) -> bool:
@@ -168,6 +183,38 @@ class Mlp:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ClampedGating:
+    """(up + 1) * gate * sigmoid(alpha * gate), the gate at most `limit`, up within +-`limit`."""
+
+    alpha: float
+    limit: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """Tensors of a checkpoint that hold a projection of all experts, gates and ups alternating.
+
+    Plain: `gate_up_proj` [experts, hidden, 2 inner] and `down_proj` [experts, inner, hidden],
+    inputs before outputs. In MXFP4: `gate_up_proj_blocks` [experts, 2 inner, hidden / 32, 16] and
+    `gate_up_proj_scales` [experts, 2 inner, hidden / 32], and so on. Biases: `gate_up_proj_bias`
+    [experts, 2 inner] and `down_proj_bias` [experts, hidden].
+    """
+
+    # Path of the tensors without the last word, such as model.layers.0.mlp.experts.
+    name: str
+
+    @property
+    def gate_up(self) -> str:
+        """Name of gates and ups."""
+        return f"{self.name}.gate_up_proj"
+
+    @property
+    def down(self) -> str:
+        """Name of the down projections."""
+        return f"{self.name}.down_proj"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts: MLPs of one size, a few of which compute each token.
 
@@ -177,12 +224,16 @@ class Experts:
 
     # Hidden state -> one logit for each expert.
     router: Linear
-    # All alike but for their names.
+    # All alike but for their names; of several ranks those of one, while the router is whole.
     experts: tuple[Mlp, ...]
     # Experts that compute a token.
     per_token: int
     # Whether a token's weights are divided by their sum, so that they add up to 1.
     renormalized: bool
+    # None: silu(gate) * up.
+    gating: ClampedGating | None = None
+    # None: each projection of each expert has tensors of its own.
+    stacked: StackedExperts | None = None
 
     @property
     def inner(self) -> int:
@@ -192,7 +243,7 @@ class Experts:
     @property
     def share(self) -> float:
         """Share of the experts that compute one token."""
-        return self.per_token / len(self.experts)
+        return self.per_token / self.router.outputs
 
     @property
     def down(self) -> Linear:
@@ -221,7 +272,7 @@ class Experts:
         These are the inner elements and the output of each of its experts, and the logits, which
         are in fp32.
         """
-        return self.per_token * (self.inner + self.down.outputs) + 2 * len(self.experts)
+        return self.per_token * (self.inner + self.down.outputs) + 2 * self.router.outputs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -280,9 +331,11 @@ class Layer:
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of each of the layer's tensors, each projection by itself."""
-        parts: tuple[tuple[Linear | Norm, ...], ...] = (
+        sinks = self.attention.sinks
+        parts: tuple[tuple[Linear | Norm | Sinks, ...], ...] = (
             self.attention.linears,
             self.attention.norms,
+            () if sinks is None else (sinks,),
             self.mlp.linears,
             self.norms,
         )
@@ -388,10 +441,14 @@ class ModelDescription:
 
     def stored_tensors(self) -> dict[str, Shape]:
         """Shape of each tensor of a checkpoint by name, without a tied output layer's."""
-        fused = {name for linear in self.linears if linear.fused for name, _ in linear.tensors()}
-        stored = (linear.tensors() for linear in self.stored_linears().values())
-        own = {name: shape for name, shape in self.tensors() if name not in fused}
-        return own | dict(itertools.chain.from_iterable(stored))
+        stacks = [experts for experts in self.expert_layers if experts.stacked is not None]
+        stacked = {linear.name for experts in stacks for expert in experts.experts for linear in expert.linears}
+        elsewhere = [linear for linear in self.linears if linear.fused or linear.name in stacked]
+        names = {name for linear in elsewhere for name, _ in linear.tensors()}
+        own = {name: shape for name, shape in self.tensors() if name not in names}
+        linears = (linear for name, linear in self.stored_linears().items() if name not in stacked)
+        stored = itertools.chain.from_iterable(linear.tensors() for linear in linears)
+        return own | dict(stored) | dict(itertools.chain.from_iterable(map(stacked_tensors, stacks)))
 
     def head_tensor(self) -> tuple[str, Shape]:
         """Name and shape of the output layer's weight; a tied one need not be in a folder."""
@@ -410,3 +467,14 @@ class ModelDescription:
         """Returns the same model with another rotary embedding in all layers that rotate."""
         layers = (layer if layer.attention.rope == NO_ROPE else layer.with_rope(rope) for layer in self.layers)
         return dataclasses.replace(self, layers=tuple(layers))
+
+
+def stacked_tensors(experts: Experts) -> Iterator[tuple[str, Shape]]:
+    """Name and shape of each tensor in which a checkpoint keeps all experts of a layer, plain."""
+    assert experts.stacked is not None
+    count, inner, hidden = len(experts.experts), experts.inner, experts.down.outputs
+    yield experts.stacked.gate_up, (count, hidden, 2 * inner)
+    yield experts.stacked.down, (count, inner, hidden)
+    if experts.down.bias:
+        yield f"{experts.stacked.gate_up}_bias", (count, 2 * inner)
+        yield f"{experts.stacked.down}_bias", (count, hidden)

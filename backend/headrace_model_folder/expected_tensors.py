@@ -15,6 +15,7 @@ from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.description import Shape
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.formats.layer_format import LayerFormat
+from headrace_model_folder.formats.mxfp4_config import mxfp4_shapes
 from headrace_model_folder.safetensors_header import TensorRecord
 
 WEIGHT_DTYPES = ("F32", "F16", "BF16")
@@ -74,8 +75,17 @@ def _folder_tensors(config: ModelConfig) -> dict[str, _Expected]:
             continue
         layer = name.removesuffix(".weight")
         form.check_sizes(layer, *shape)
-        for tensor in form.tensors(*shape):
-            expected[f"{layer}.{tensor.suffix}"] = _Expected(tensor.shapes, tensor.dtypes, tensor.is_required)
+        for part in form.tensors(*shape):
+            expected[f"{layer}.{part.suffix}"] = _Expected(part.shapes, part.dtypes, part.is_required)
+    for experts in config.description.expert_layers:
+        if experts.stacked is not None and (form := layers.get(experts.down.name)) is not None:
+            for name in (experts.stacked.gate_up, experts.stacked.down):
+                # Of the plain tensor in whose place these stand: inputs before outputs.
+                count, num_inputs, num_outputs = tensors[name]
+                form.check_sizes(name, num_outputs, num_inputs)
+                del expected[name]
+                for end, shape in mxfp4_shapes(count, num_outputs, num_inputs).items():
+                    expected[f"{name}{end}"] = _Expected((shape,), ("U8",))
     stored = config.description.stored_linears()
     biases = _needless_biases(config, {name: (stored[name].outputs,) for name in layers}, tensors)
     expected.update((name, _Expected((shape,), is_required=False)) for name, shape in biases.items())

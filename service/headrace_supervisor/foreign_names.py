@@ -16,6 +16,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "model_name": ("--served-model-name",),
     "tp": ("--tensor-parallel-size", "-tp"),
     "pp": ("--pipeline-parallel-size", "-pp"),
+    "expert_parallel": ("--enable-expert-parallel",),
     "replicas": ("--data-parallel-size", "-dp"),
     "max_model_len": ("--max-seq-len",),
     "kv_dtype": ("--kv-cache-dtype",),

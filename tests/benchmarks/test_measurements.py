@@ -35,6 +35,19 @@ def test_the_floor_of_a_mixture_reads_what_its_tokens_hit(tmp_path: pathlib.Path
     assert floor.seconds(256, 1, 0, 0.0) == pytest.approx((every + head) / 4.3e12, rel=1e-3)
 
 
+def test_the_floor_of_gpt_oss_counts_windows_and_the_experts_own_bits(tmp_path: pathlib.Path) -> None:
+    shape = SHAPES["gpt-oss-20b"]
+    assert shape_of(write_model_folder("gpt-oss-20b", tmp_path)) == dataclasses.replace(shape, rope_scaling=None)
+    floor = StepTime(shape, TABLE, 2, bits_per_weight=4.25)
+    head, plain = 2 * 201_088 * 2880, 2 * 24 * 2880 * (64 * 144 + 32)
+    active = 24 * 4 * 3 * 2880 * 2880 * 4.25 / 8
+    assert floor.seconds(1, 1, 0, 0.0) == pytest.approx((plain + active + head) / 4.3e12)
+    # Two rows of 5,000 tokens: half of the layers read 128 of each.
+    cache = 2 * 2 * 8 * 64 * 12 * (10_000 + 256)
+    with_cache = floor.seconds(2, 2, 10_000, 0.0) - floor.seconds(2, 2, 0, 0.0)
+    assert with_cache == pytest.approx(cache / 4.3e12)
+
+
 def column(*values: int) -> bytes:
     return np.asarray(values, "<u4").tobytes()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+import pytest
 from benchmarks import simulate_quotas
 
 
+@pytest.mark.slow  # tests/engine/limits has the rules.
 def test_a_noisy_key_within_its_streams_moves_another_keys_first_tokens_at_most_1_2_times() -> None:
     """Simulated, so a busy machine changes nothing; 60 s and three seeds give 1.00."""
     arguments = argparse.Namespace(

@@ -41,6 +41,8 @@ PARAMETERS = {
     "qwen3-8b": 8_190_735_360,
     "demo": 6_951_168,
     "qwen3-30b-a3b": 30_532_122_624,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
 }
 
 
@@ -158,6 +160,7 @@ def test_numbers_are_rounded_to_e4m3_as_torch_does() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow  # Benchmarks alone use it.
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "demo"])
 def test_the_synthetic_tokenizer_gives_back_ids_and_text(name: str, tmp_path: pathlib.Path) -> None:
     vocab_size = SHAPES[name].vocab_size

@@ -23,6 +23,7 @@ def bench(server: RunningServer, *arguments: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow  # An interrupted bench keeps its levels, below.
 def test_a_closed_loop_measures_every_level(server: RunningServer) -> None:
     result = bench(server, "--concurrency", "1,3", "--requests", "4", "--prompt-tokens", "40", "--output-tokens", "6")
     assert [point["concurrency"] for point in result["points"]] == [1, 3]

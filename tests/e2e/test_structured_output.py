@@ -89,6 +89,7 @@ def test_what_sampling_asks_for_holds_beside_a_form(client: Client) -> None:
     assert all(1 <= count < 20 for count in reported.logprobs.top_counts)
 
 
+@pytest.mark.slow  # tests/engine/scheduling/test_late_masks.py: rows do not depend on masks.
 def test_a_seed_gives_the_same_form_again_and_others_are_not_touched(client: Client) -> None:
     options: dict[str, Any] = {"temperature": 1.0, "seed": 11, "max_tokens": 50}
     alone = client.complete(PROMPT, **options).outputs[0].token_ids

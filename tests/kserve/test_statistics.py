@@ -131,6 +131,7 @@ for pages in 2 12 40; do mount -t tmpfs -o size=$((4 * pages))k tmpfs "$1" &&
 """
 
 
+@pytest.mark.slow  # test_full_folder.py has it of one process.
 def test_a_full_disk_costs_counts_and_no_process(tmp_path: pathlib.Path) -> None:
     namespace = ["unshare", "--user", "--map-root-user", "--mount"]
     if not shutil.which("unshare") or subprocess.run([*namespace, "true"], capture_output=True).returncode != 0:

@@ -144,7 +144,26 @@ def test_ranks_share_each_expert_and_have_the_whole_router() -> None:
     assert (len(part.experts), part.inner, part.router.outputs) == (4, 6, 4)
     assert unsuitable_tp(engine(tp=2), model) is None
     odd = parse_config(config(QWEN, moe_intermediate_size=13))
-    assert unsuitable_tp(engine(tp=2), odd) == "tp is 2, which does not divide the inner size of experts 13; tp 1 works"
+    reason = "tp is 2, which does not divide the inner size of experts 13; tp 1 works, expert_parallel works with tp 2"
+    assert unsuitable_tp(engine(tp=2), odd) == reason
+
+
+def test_ranks_with_whole_experts_share_the_rest_of_the_model() -> None:
+    model = parse_config(QWEN)
+    layer = rank_part(model.description, 2, whole_experts=True).layers[0]
+    assert isinstance(layer.mlp, Experts)
+    assert (len(layer.mlp.experts), layer.mlp.inner, layer.mlp.router.outputs) == (2, 12, 4)
+    assert layer.attention.num_heads == model.description.attention.num_heads // 2
+    together = engine(tp=2, expert_parallel=True)
+    assert unsuitable_tp(together, model) is None
+    # Which one rank can't have a part of each of.
+    assert unsuitable_tp(together, parse_config(config(QWEN, moe_intermediate_size=13))) is None
+    assert unsuitable_tp(together, parse_config(config(QWEN, num_experts=7))) == (
+        "tp is 2, which does not divide the number of experts 7; no number of ranks works"
+    )
+    assert unsuitable_tp(engine(expert_parallel=True), model) == (
+        "tp is 1, which is one rank, and expert_parallel deals experts out to several; tp 2, 4 work"
+    )
 
 
 def test_bits_that_experts_do_not_have_are_refused() -> None:

@@ -126,7 +126,7 @@ def test_a_valid_folder_is_opened(quantization: dict[str, Any], tmp_path: pathli
     ("quantization", "words"),
     [
         ({"quant_method": "quanto"},
-         "quant_method must be one of gptq, awq, compressed-tensors, fp8, bitsandbytes, is 'quanto'"),
+         "quant_method must be one of gptq, awq, compressed-tensors, fp8, mxfp4, bitsandbytes, is 'quanto'"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True},
          "load_in_4bit must be True: of bitsandbytes only NF4 is read"),
         ({}, "quant_method is missing"),

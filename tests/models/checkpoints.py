@@ -175,9 +175,38 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         boi_token_index=VOCAB_SIZE - 2,
         eoi_token_index=VOCAB_SIZE - 3,
     ),  # fmt: skip
+    # Windows in every other layer, sinks, biases, clamped gates and yarn: all at their defaults but
+    # for sizes that reach each.
+    "gpt-oss": lambda: transformers.GptOssConfig(
+        **_BASE | {"num_hidden_layers": 4, "num_key_value_heads": 2},
+        head_dim=16,
+        sliding_window=21,
+        num_local_experts=5,
+        num_experts_per_tok=3,
+        swiglu_limit=1.5,
+        **_rope("yarn", factor=32.0, original_max_position_embeddings=8, truncate=False),
+    ),
+    # Other kinds of layers in another order, one expert a token, no biases of attention.
+    "gpt-oss-order-tied": lambda: transformers.GptOssConfig(
+        **_BASE,
+        sliding_window=19,
+        layer_types=["full_attention", "full_attention", "sliding_attention"],
+        num_local_experts=3,
+        num_experts_per_tok=1,
+        attention_bias=False,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+    ),
     # Sizes that groups of 32 divide, also on two ranks.
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
     "mixtral-wide": lambda: transformers.MixtralConfig(**_BASE | {"intermediate_size": 64}, num_local_experts=4),
+    "gpt-oss-wide": lambda: transformers.GptOssConfig(
+        **_BASE | {"intermediate_size": 128},
+        sliding_window=21,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        **_rope("yarn", factor=32.0, original_max_position_embeddings=8, truncate=False),
+    ),
     # Inputs that blocks of 128 divide, also on two ranks; outputs of keys and values that they do
     # not.
     "llama-blocks": lambda: _llama(head_dim=32, intermediate_size=256),
@@ -219,18 +248,21 @@ def load(path: pathlib.Path, dtype: torch.dtype = torch.float32) -> CausalLM:
 
 
 def write_checkpoint(path: pathlib.Path, name: str, **options: Any) -> transformers.PreTrainedModel:
-    """Saves a random model of CONFIGS, norms and biases randomized too.
-
-    transformers starts them at ones and zeros.
-    """
+    """Saves a random model of CONFIGS, norms and biases randomized too."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     config = CONFIGS[name]()
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.3)
+    randomize_vectors(model)
     model.save_pretrained(path, **options)
     return model
+
+
+def randomize_vectors(model: torch.nn.Module) -> None:
+    """Adds noise to norms, biases and sinks, which transformers starts at ones and zeros."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Biases of stacked experts have two dimensions.
+            if parameter.dim() == 1 or name.endswith("_bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.3)

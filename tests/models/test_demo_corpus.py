@@ -70,6 +70,8 @@ def _exchanges(count: int, seed: int) -> set[tuple[str, str]]:
     return pairs
 
 
+# Corpora change with the demo model's training alone.
+pytestmark = pytest.mark.slow
 # Who is held out is decided by a hash before anything is drawn: a mistake there shows in few draws.
 MANY = [1, pytest.param(12, marks=pytest.mark.slow)]
 

@@ -170,6 +170,7 @@ def test_memory_is_what_the_plan_said(
     assert model.weight_bytes == plain - instead + VOCAB_SIZE * (config.description.hidden_size + 4)
 
 
+@pytest.mark.slow  # Small heads have the same buffer.
 def test_an_8b_models_head_takes_half_and_its_part_of_the_buffer() -> None:
     config, on_card = parse_config(LLAMA_8B), torch.device("cuda", 0)
     plain, low = (weight_memory(config, torch.bfloat16, None, on_card, head=head) for head in (None, HEADS["int8"]))

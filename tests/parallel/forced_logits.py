@@ -8,6 +8,7 @@ Rank 0 writes the logits of each case to FOLDER/TP-CASE.npy. All ranks must have
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import hashlib
 import json
@@ -55,10 +56,13 @@ class Case(NamedTuple):
     group: int = 128
     head: str = "off"
     kv_dtype: str = "auto"
+    # Whether ranks have some experts whole.
+    whole_experts: bool = False
 
 
 CASES = {
     "plain": Case(),
+    "experts": Case(whole_experts=True),
     "kv-fp8": Case(kv_dtype="fp8"),
     "kv-int8": Case(kv_dtype="int8"),
     "int4": Case("int4"),
@@ -134,7 +138,9 @@ def run_rank(seat: Seat, kind: str, folder: pathlib.Path, names: list[str], out:
     shard = Shard(seat.rank, seat.world_size, collectives)
     opened = ModelFolder.open(folder)
     for name in names:
-        logits, tokens = forced(CASES[name], opened, device, shard)
+        case = CASES[name]
+        own = dataclasses.replace(shard, whole_experts=case.whole_experts)
+        logits, tokens = forced(case, opened, device, own)
         if collectives is not None:
             check_alike(collectives, logits, tokens)
         if seat.rank == 0:

@@ -45,6 +45,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A Qwen3-MoE whose experts two and four ranks divide."""
+    path = tmp_path_factory.mktemp("logits") / "experts"
+    torch.manual_seed(0)
+    experts = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=128)
+    config = transformers.Qwen3MoeConfig(**_SIZES, **experts, initializer_range=0.08)
+    transformers.Qwen3MoeForCausalLM(config).bfloat16().save_pretrained(path)
+    return path
+
+
 def answers(folder: pathlib.Path, device: str, tp: int, cases: Sequence[str]) -> dict[str, Answers]:
     """All cases by one group of so many ranks."""
     arguments = ["--device", device, "--folder", str(folder), "--cases", ",".join(cases), "--out", str(folder.parent)]
@@ -82,8 +93,11 @@ def on_cards(folder: pathlib.Path) -> dict[int, dict[str, Answers]]:
     A group takes its time for compiling kernels of its own sizes, so that those that have room
     beside each other start together.
     """
-    # Caches of few bits alone are among these.
-    most, few = [name for name in CASES if name not in ("kv-fp8", "kv-int8")], ["plain", "int4", "fp8-kv-fp8"]
+    # Caches of few bits alone are among these, and this model has no experts.
+    most, few = (
+        [name for name in CASES if name not in ("kv-fp8", "kv-int8", "experts")],
+        ["plain", "int4", "fp8-kv-fp8"],
+    )
     if torch.cuda.device_count() < 4:
         return {tp: answers(folder, "cuda", tp, most) for tp in (1, 2)}
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -116,3 +130,27 @@ def test_cards_are_as_exact_as_one(folder: pathlib.Path) -> None:
         print(f"tp {tp} {name}: {figures}{' WRONG' if is_wrong else ''}")
         wrong += [f"tp {tp} {name}"] if is_wrong else []
     assert not wrong
+
+
+# Ranks as threads are in test_sharded_models.
+@pytest.mark.slow
+def test_ranks_of_a_cpu_with_whole_experts_draw_the_tokens_of_one(mixture: pathlib.Path) -> None:
+    shared = answers(mixture, "cpu", 2, ["plain", "experts"])
+    alone = Answers(*forced(Case(), ModelFolder.open(mixture), torch.device("cpu"), ALONE))
+    for found in shared.values():
+        assert found.tokens == alone.tokens
+        assert distance(found.logits, alone.logits) < 1e-4
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs several CUDA GPUs")
+@pytest.mark.timeout(600)
+def test_cards_with_whole_experts_are_as_exact_as_one(mixture: pathlib.Path) -> None:
+    exact, _ = forced(Case(), ModelFolder.open(mixture), torch.device("cpu"), ALONE)
+    alone = answers(mixture, "cuda", 1, ["plain"])["plain"]
+    own = distance(alone.logits, exact)
+    for name, found in answers(mixture, "cuda", 2, ["plain", "experts"]).items():
+        error = distance(found.logits, exact)
+        print(f"tp 2 {name}: off by {error:.2e}, tp 1 by {own:.2e}")
+        # Two experts that are nearly as likely may change places on either side.
+        assert error < 2 * own, name

@@ -57,6 +57,11 @@ def test_sizes_that_do_not_divide_are_refused(tp: int, changes: dict[str, int], 
     assert unsuitable_tp(config(tp), demo_config(**changes)) == reason
 
 
+def test_whole_experts_of_a_model_without_experts_are_refused() -> None:
+    said = unsuitable_tp(config(2, expert_parallel=True), MODEL)
+    assert said is not None and said.startswith("expert_parallel is set, and the model has no experts")
+
+
 def test_files_in_blocks_are_shared_where_blocks_end() -> None:
     said = unsuitable_tp(config(2), dataclasses.replace(MODEL, shared_blocks=(64, 64)))
     assert said == (

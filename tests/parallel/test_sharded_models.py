@@ -5,6 +5,7 @@ Logits up to the order of additions, greedy tokens exactly, and every rank the s
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 from typing import NamedTuple
@@ -123,6 +124,43 @@ def test_ranks_draw_the_tokens_of_one(folders: functools.partial[ModelFolder], n
         # fp32, sums in another order.
         torch.testing.assert_close(rank.logits, alone.logits, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(rank.logits, ranks[0].logits, rtol=0, atol=0)
+
+
+def whole_experts(shard: Shard) -> Shard:
+    return dataclasses.replace(shard, whole_experts=True)
+
+
+# Four ranks with one expert each; layers with and without experts, and a tied output layer.
+@pytest.mark.parametrize(
+    ("name", "world_size"), [("qwen3-moe-dense-layers", 2), pytest.param("mixtral-wide", 4, marks=pytest.mark.slow)]
+)
+def test_ranks_with_whole_experts_draw_the_tokens_of_one(
+    folders: functools.partial[ModelFolder], name: str, world_size: int
+) -> None:
+    folder = folders(name)
+    alone = run(folder, None, {})
+    ranks = on_ranks(world_size, lambda shard: run(folder, None, {}, whole_experts(shard)))
+    for rank in ranks:
+        assert rank.tokens == alone.tokens
+        # fp32, sums in another order.
+        torch.testing.assert_close(rank.logits, alone.logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(rank.logits, ranks[0].logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("scheme", [None, "int4"])
+def test_whole_experts_are_those_of_one_rank(folders: functools.partial[ModelFolder], scheme: str | None) -> None:
+    """Their bytes are planned, and their numbers a slice of all experts' also where rounded."""
+    folder, bits = folders("mixtral-wide"), SCHEMES[scheme] if scheme else None
+    alone = load(folder, scheme=bits)
+    for rank in range(2):
+        shard = whole_experts(Shard(rank, 2))
+        model = load(folder, shard, bits)
+        planned = weight_memory(folder.config, torch.float32, bits, CPU, shard).weights
+        assert planned == model.weight_bytes < 0.7 * alone.weight_bytes
+        for name in ("gate_up_proj", "down_proj"):
+            own, whole = (getattr(each.model.layers[1].mlp, name).weight.experts for each in (model, alone))
+            for index in range(2):
+                assert torch.equal(own.expert(index), whole.expert(2 * rank + index))
 
 
 def test_a_shared_prefix_gives_the_same_tokens(folders: functools.partial[ModelFolder]) -> None:

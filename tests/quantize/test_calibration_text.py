@@ -30,6 +30,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 # A piece of a few ids may occur twice in a text of templates.
+@pytest.mark.slow  # Texts change with their corpora alone.
 @settings(max_examples=12)
 @given(length=st.integers(16, 300), samples=st.integers(1, 12))
 def test_no_text_is_both_calibrated_on_and_held_out(text: pathlib.Path, length: int, samples: int) -> None:

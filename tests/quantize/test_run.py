@@ -53,6 +53,7 @@ def reports(text: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tu
     return found
 
 
+@pytest.mark.slow  # Layers alone: tests/quantize/test_gptq.py and test_awq.py.
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_calibration_beats_rounding_on_text_that_it_did_not_see(
     reports: dict[str, tuple[pathlib.Path, RunReport]], method: str

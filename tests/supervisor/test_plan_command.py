@@ -68,6 +68,7 @@ def test_groups_that_do_not_divide_are_refused_on_any_number_of_ranks() -> None:
     assert ended.exit_code == 1 and "quantize_group is 128" in json.loads(ended.output)[0]["refused"]
 
 
+@pytest.mark.slow  # Single numbers of ranks are planned above.
 def test_every_number_of_ranks_has_its_row() -> None:
     ended = run("--model", str(DEMO), "--gpus", "4", "--users", "8", "--json")
     assert ended.exit_code == 0
@@ -395,6 +396,9 @@ QWEN3_30B_A3B: dict[str, Any] = {
 }  # fmt: skip
 
 
+WHOLE_EXPERTS = {"load": "dummy", "expert_parallel": True}
+
+
 def test_a_mixture_reads_the_experts_that_a_step_hits() -> None:
     expert_weights = 48 * 128 * 3 * 2048 * 768
     for engine, bytes_each in ({}, 2), ({"quantize": "int4"}, 0.5), ({"tp": 4}, 0.5):
@@ -404,6 +408,12 @@ def test_a_mixture_reads_the_experts_that_a_step_hits() -> None:
         assert sizes.expert_share == 1 / 16
         # What computes a token is a tenth of 30.5 billion weights.
         assert 3.0e9 < sizes.multiplied * sizes.tp < 3.1e9
+    by_parts, whole = answers(Question(QWEN3_30B_A3B, [{"load": "dummy"}, WHOLE_EXPERTS], 140 << 30, [2]))
+    assert (whole.weight_bytes, whole.expert_bytes) == (by_parts.weight_bytes, by_parts.expert_bytes)
+    # A step holds all inner elements of a token's experts on one rank where all of them are there.
+    assert whole.activation_bytes > by_parts.activation_bytes
+    (alone,) = answers(Question(QWEN3_30B_A3B, [WHOLE_EXPERTS], 140 << 30, [1]))
+    assert "expert_parallel deals experts out to several; tp 2, 4, 8 work" in alone.refused
     ranks = RankSizes(1, 48, 4096, 60_000, 1, 1, 1, 1, expert_bytes=58_000, expert_share=1 / 16)
     assert ranks.read_by(1) == pytest.approx(2_000 + 58_000 / 16)
     assert ranks.read_by(256) == pytest.approx(60_000, rel=1e-4)

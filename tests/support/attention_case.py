@@ -51,6 +51,7 @@ class Shape:
     dtype: torch.dtype = torch.float32
     # Of the cache: "int8", "fp8", or as dtype.
     kv: str = ""
+    has_sinks: bool = False
 
     @property
     def scale(self) -> float:
@@ -101,6 +102,14 @@ def spoil(kv_cache: Tensor, block: int, offset: int) -> None:
     (scales_of(kv_cache) if is_quantized(kv_cache) else kv_cache)[block, :, :, offset] = float("nan")
 
 
+def probabilities(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of scores [kv_heads, group, .., slots] with each head's sink in the denominator."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    column = sinks.double().view(*scores.shape[:2], 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1]
+
+
 class Case:
     """A step of rows with (computed tokens, tokens of this step).
 
@@ -133,6 +142,8 @@ class Case:
         joint = self._random(num_tokens + padding, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
         # A view of a joint projection, as in the model.
         self.query = joint[:, : shape.num_heads]
+        # Sinks of very different weights: some outweigh their head's context, some nothing.
+        self.sinks = 4 * self._random(shape.num_heads) if shape.has_sinks else None
         self.contexts: list[Tensor] = []
         tables = self._fill_cache(spare_blocks)
         self.step = PagedAttentionStep(
@@ -241,7 +252,7 @@ class Case:
             other = torch.arange(computed + count, device=self.device)
             hidden = (other > position) | (position - other >= (self.shape.window or 10**9))
             scores = torch.einsum("thgd,hsd->hgts", query, key) * self.shape.scale
-            weights = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1)
+            weights = probabilities(scores.masked_fill(hidden, -math.inf), self.sinks)
             outputs.append(torch.einsum("hgts,hsd->thgd", weights, value).flatten(1, 2))
             start += count
         return torch.cat(outputs)

@@ -13,6 +13,7 @@ JSON per kernel. A process of its own, because Triton decides at import whether 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -36,7 +37,8 @@ from headrace_kernels import card, finite_rows, rms_norm, rounded_tokens, swiglu
 from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention import rope_kv
 from headrace_kernels.experts import mixture, routing
-from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
+from headrace_kernels.experts.gating import Gating
 from headrace_kernels.linear import block_quantized_kernels as block_linear_kernels
 from headrace_kernels.linear import (
     dense_small_batch,
@@ -55,6 +57,7 @@ from headrace_kernels.linear import (
 from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.weight_formats import block_weight
+from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4
 from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
 
 # Largest shared memory of a program, by architecture.
@@ -161,6 +164,8 @@ _HEADS = (
     Shape(40, 1, 128, 16, None, torch.bfloat16),
     Shape(8, 4, 256, 16, None, torch.bfloat16),
 )
+# gpt-oss' layers with a window, whose kernels differ from others' by the sinks.
+_SINKS = Shape(64, 8, 64, 16, 128, torch.bfloat16, has_sinks=True)
 
 _QUANTIZED = (
     Shape(32, 8, 128, 16, None, torch.bfloat16, "int8"),
@@ -184,7 +189,7 @@ def _decode_raw(shape: Shape, normed: bool, interleaved: bool = False, wide_norm
         interleaved=interleaved,
         wide_norms=wide_norms,
     )
-    attention.rotate_write_attend(case.raw, case.kv_cache, case.step, shape.scale, shape.window)
+    attention.rotate_write_attend(case.raw, case.kv_cache, case.step, shape.scale, shape.window, case.case.sinks)
 
 
 def compile_attention(arch: int) -> list[Any]:
@@ -200,11 +205,11 @@ def compile_attention(arch: int) -> list[Any]:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(attention, "INTERPRETED", True))
         compiled = stack.enter_context(compiling_for(arch))
-        for shape in _HEADS[:2]:
+        for shape in (*_HEADS[:2], _SINKS):
             for rows, gather_bytes in ([(700, 1), (0, 20)], 0), ([(2048, 512)], 1 << 24):
                 case = Case(shape, rows, "cpu", gather_bytes=gather_bytes)
-                attention.paged_attention(case.query, case.kv_cache, case.step, shape.scale, shape.window)
-        for shape in _HEADS:
+                attention.paged_attention(case.query, case.kv_cache, case.step, shape.scale, shape.window, case.sinks)
+        for shape in (*_HEADS, _SINKS):
             _decode_raw(shape, normed=shape.window is not None)
         _decode_raw(llama, normed=False, interleaved=True)
         _decode_raw(_HEADS[-1], normed=True, wide_norms=True)
@@ -567,7 +572,8 @@ _MIXTURES = ((128, 8, 2048, 768), (8, 2, 4096, 3584))
 def compile_experts(arch: int) -> list[Any]:
     """Compiles mixtures of experts: routing, one token, and tiles of every size.
 
-    Weights are plain and of each kind of few bits.
+    Weights are plain and of each kind of few bits, and plain ones of a rank with half of the
+    experts.
     """
     cpu = torch.device("cpu")
     with contextlib.ExitStack() as stack:
@@ -597,8 +603,40 @@ def compile_experts(arch: int) -> list[Any]:
                 mixture.mixture(x, choice, gate_up, down)
             if kind is None:
                 norm = torch.empty(hidden, dtype=x.dtype)
-                mixture.add_mixture(x[:1], norm, 1e-5, routing.Choice(*(part[:1] for part in choice)), gate_up, down)
+                one = routing.Choice(*(column[:1] for column in choice))
+                mixture.add_mixture(x[:1], norm, 1e-5, one, gate_up, down)
+                mixture.mixture(x[:1], one, *_of_a_rank(weights))
+                mixture.mixture(x, choice, *_of_a_rank(weights))
+        _mxfp4_mixtures()
     return list({id(kernel): kernel for kernel in compiled}.values())
+
+
+def _of_a_rank(weights: list[ExpertWeights]) -> list[ExpertWeights]:
+    """Experts as the second half of a layer's, which another rank shares."""
+    return [dataclasses.replace(each, part=ExpertPart(each.num_experts, 2 * each.num_experts)) for each in weights]
+
+
+def _mxfp4_mixtures() -> None:
+    """gpt-oss-20b's: one token, normed and added, each class of tiles, and a rank's experts."""
+    num_experts, per_token, hidden, inner = 32, 4, 2880, 2880
+    gating = Gating(True, 1.702, 7.0)
+    weights = []
+    for outputs, inputs in ((2 * inner, hidden), (hidden, inner)):
+        stored = allocate_mxfp4(num_experts * outputs, inputs, torch.bfloat16, torch.device("meta"))
+        stored = dataclasses.replace(
+            stored,
+            packed=torch.empty(1, dtype=torch.int16).expand(stored.packed.shape),
+            scales=torch.empty(1, 4, dtype=torch.uint8).expand(stored.scales.shape[0], 4),
+        )
+        weights.append(ExpertWeights(stored, num_experts, torch.empty(num_experts * outputs, dtype=torch.bfloat16)))
+    for num_tokens in (1, 64, 128, 256, 512):
+        x = torch.empty(num_tokens, hidden, dtype=torch.bfloat16)
+        choice = routing.choose_experts(torch.empty(num_tokens, num_experts, dtype=x.dtype), per_token, True)
+        mixture.mixture(x, choice, *weights, gating)
+        if num_tokens == 1:
+            mixture.add_mixture(x, torch.empty(hidden, dtype=x.dtype), 1e-5, choice, *weights, gating)
+        if num_tokens in (1, 512):
+            mixture.mixture(x, choice, *_of_a_rank(weights), gating)
 
 
 _ROOMS = {

@@ -85,7 +85,8 @@ class RawCase:
             query = rope_and_write_kv(
                 raw.qkv, raw.rotations, cache, self.step.slot_mapping, raw.num_heads, *norms, raw.interleaved
             )
-        return paged_attention(query, cache, self.step, self.shape.scale, self.shape.window), cache
+        arguments = (self.step, self.shape.scale, self.shape.window, self.case.sinks)
+        return paged_attention(query, cache, *arguments), cache
 
     def oracle(self) -> Tensor:
         """[rows, num_heads, head_dim] in fp64.

@@ -84,6 +84,7 @@ def attribute(span: dict[str, Any], name: str) -> int:
     return int(value)
 
 
+@pytest.mark.slow  # tests/e2e/test_traces.py follows tokens through a server.
 @pytest.mark.timeout(900)
 async def test_random_sleeps_of_the_worker_are_the_waits_of_the_tokens(tmp_path: pathlib.Path) -> None:
     model, slept, traces = write_model_folder(tmp_path / "model"), tmp_path / "slept", tmp_path / "traces.jsonl"

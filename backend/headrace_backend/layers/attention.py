@@ -6,7 +6,7 @@ projection.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,25 @@ from torch import Tensor, nn
 from headrace_backend.layers.linear import ColumnLinear, RowLinear
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.projection_norms import projection_norms
+from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.layers.step_metadata import StepMetadata
-from headrace_backend.weights.placement import Placement
+from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.attention.paged import RawHeads, rotate_write_attend
 from headrace_kernels.rounded_tokens import Activations
 from headrace_model_folder import description
+
+
+class AttentionSinks(ShardedModule):
+    """A logit for each of a rank's heads, which joins the denominator of the softmax alone."""
+
+    def __init__(self, name: str, heads: range, placement: Placement) -> None:
+        super().__init__()
+        self._name, self._heads = name, heads
+        self.logits = placement.empty(len(heads))
+
+    def checkpoint_parts(self) -> Iterator[CheckpointPart]:
+        """The logits of this rank's heads."""
+        yield CheckpointPart(self._name, WeightTarget.of(self.logits, self._heads))
 
 
 class Attention(nn.Module):
@@ -39,6 +53,8 @@ class Attention(nn.Module):
         self.projection_norms = projection_norms(attention, query, key, placement)
         of_heads = (None, None) if attention.norms_projections else (attention.query_norm, attention.key_norm)
         self.q_norm, self.k_norm = (None if norm is None else RmsNorm(norm, placement) for norm in of_heads)
+        heads = range(query.start // head_dim, query.stop // head_dim)
+        self.sinks = None if attention.sinks is None else AttentionSinks(attention.sinks.name, heads, placement)
 
     def heads(self, x: Activations, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
         """Computes the attention of the step's tokens, without the output projection.
@@ -87,7 +103,8 @@ class Attention(nn.Module):
             self.projection_norms(qkv)
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         raw = RawHeads(qkv, rotations, self.num_heads, *self._head_norms, self._interleaved)
-        return rotate_write_attend(raw, kv_cache, metadata, self.scale, self.sliding_window).flatten(1)
+        sinks = None if self.sinks is None else self.sinks.logits
+        return rotate_write_attend(raw, kv_cache, metadata, self.scale, self.sliding_window, sinks).flatten(1)
 
     def launch_kind(self) -> Hashable:
         """What decides which kernels `attended` launches, beside step, cache and norm weights."""

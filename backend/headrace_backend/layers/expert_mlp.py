@@ -1,7 +1,7 @@
 """The mixture of experts of a decoder layer: a router, and experts that each compute few tokens.
 
-Several ranks have a part of every expert's inner elements each, and the whole router, so all choose
-alike and their outputs add up.
+Several ranks have a part of every expert's inner elements each, or some experts whole, and the
+whole router. So all choose alike and their outputs add up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.quantization.expert_weight import make_expert_weight
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.experts import mixture
-from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
+from headrace_kernels.experts.gating import SILU, Gating
 from headrace_kernels.experts.routing import Choice, choose_experts
 from headrace_kernels.rounded_tokens import Activations
 from headrace_model_folder.description import Experts, Linear
@@ -29,7 +30,14 @@ class ExpertLinear(ShardedModule):
     """A projection of every expert, or gate and up of every expert, in one weight."""
 
     def __init__(
-        self, projections: Sequence[Linear], rows: range, columns: range, num_experts: int, placement: Placement
+        self,
+        projections: Sequence[Linear],
+        rows: range,
+        columns: range,
+        num_experts: int,
+        part: ExpertPart | None,
+        placement: Placement,
+        has_bias: bool,
     ) -> None:
         """Allocates the weight.
 
@@ -37,13 +45,22 @@ class ExpertLinear(ShardedModule):
             projections: The projections of the first expert, then of the next; all of one size.
             rows: Outputs of each projection that this rank keeps.
             columns: Inputs of each projection that this rank keeps.
-            num_experts: Number of experts.
+            num_experts: Number of experts that this rank has.
+            part: Which ones; None: all of the layer.
             placement: Type and device.
+            has_bias: Whether this rank keeps the projections' biases.
         """
         super().__init__()
         self._names = tuple(part.name for part in projections)
-        self._rows, self._columns = rows, columns
-        self.weight = make_expert_weight(len(rows) * len(projections), len(columns), num_experts, placement)
+        self._rows, self._columns, self._part = rows, columns, part
+        size = len(rows) * len(projections)
+        self.weight = make_expert_weight(size, len(columns), num_experts, placement.of(*self._names))
+        self.bias = placement.empty(size) if has_bias else None
+
+    @property
+    def weights(self) -> ExpertWeights:
+        """The projections as products take them."""
+        return dataclasses.replace(self.weight.experts, bias=self.bias, part=self._part)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The projections in order."""
@@ -51,27 +68,36 @@ class ExpertLinear(ShardedModule):
             kept = range(number * len(self._rows), (number + 1) * len(self._rows))
             target = WeightTarget(self.weight.destination(kept), self._rows, self._columns)
             yield CheckpointPart(f"{name}.weight", target)
+            if self.bias is not None:
+                yield CheckpointPart(f"{name}.bias", WeightTarget.of(self.bias[kept.start : kept.stop], self._rows))
 
 
 class ExpertMlp(nn.Module):
-    """The weighted sum of a token's experts, each down(silu(gate(x)) * up(x))."""
+    """The weighted sum of a token's experts, each down(gated(gate(x), up(x)))."""
 
     def __init__(self, experts: Experts, placement: Placement) -> None:
         super().__init__()
         count, hidden = len(experts.experts), experts.router.inputs
-        inner = placement.shard.split(experts.inner)
+        inner, own = placement.shard.split_inner(experts.inner), placement.shard.split_experts(count)
+        kept = experts.experts[own.start : own.stop]
         # In the model's type whatever the experts have: its product decides what is computed.
         self.router = ColumnLinear((experts.router,), (range(count),), dataclasses.replace(placement, scheme=None))
-        gates_and_ups = list(itertools.chain.from_iterable((expert.gate, expert.up) for expert in experts.experts))
-        downs = [expert.down for expert in experts.experts]
-        self.gate_up_proj = ExpertLinear(gates_and_ups, inner, range(hidden), count, placement)
-        self.down_proj = ExpertLinear(downs, range(experts.down.outputs), inner, count, placement)
+        gates_and_ups = list(itertools.chain.from_iterable((expert.gate, expert.up) for expert in kept))
+        downs = [expert.down for expert in kept]
+        part = ExpertPart(own.start, count) if len(own) < count else None
+        bias = experts.down.bias
+        self.gate_up_proj = ExpertLinear(gates_and_ups, inner, range(hidden), len(own), part, placement, bias)
+        # The ranks' outputs are added up, so each bias is one rank's.
+        adds_bias = bias and (placement.shard.whole_experts or placement.shard.rank == 0)
+        self.down_proj = ExpertLinear(downs, range(hidden), inner, len(own), part, placement, adds_bias)
         self._per_token, self._renormalized = experts.per_token, experts.renormalized
+        clamped = experts.gating
+        self._gating = SILU if clamped is None else Gating(True, clamped.alpha, clamped.limit)
 
     def forward(self, x: Activations) -> Tensor:
         """[num_tokens, hidden_size] -> the same shape, of several ranks this one's part of it."""
         assert isinstance(x, Tensor), "experts take tokens in the model's type"
-        return mixture.mixture(x, self._choice(self.router(x)), *self._weights)
+        return mixture.mixture(x, self._choice(self.router(x)), *self._weights, self._gating)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
         """The 8-bit type in which `forward` may be given tokens: none."""
@@ -86,16 +112,16 @@ class ExpertMlp(nn.Module):
     def launch_kind(self) -> Hashable:
         """What decides, beside tokens, which kernels the products launch."""
         linears = (self.router, self.gate_up_proj, self.down_proj)
-        return self._per_token, self._renormalized, *(linear.weight.launch_kind() for linear in linears)
+        return self._per_token, self._renormalized, self._gating, *(linear.weight.launch_kind() for linear in linears)
 
     def add_to(self, residual: Tensor, norm: RmsNorm) -> None:
         """`residual += forward(norm(residual))`, for steps that fuse."""
         choice = self._choice(self.router.after_norm(norm, residual))
-        mixture.add_mixture(residual, norm.weight, norm.eps, choice, *self._weights)
+        mixture.add_mixture(residual, norm.weight, norm.eps, choice, *self._weights, self._gating)
 
     @property
     def _weights(self) -> tuple[ExpertWeights, ExpertWeights]:
-        return self.gate_up_proj.weight.experts, self.down_proj.weight.experts
+        return self.gate_up_proj.weights, self.down_proj.weights
 
     def _choice(self, logits: Tensor) -> Choice:
         return choose_experts(logits, self._per_token, self._renormalized)

@@ -24,6 +24,7 @@ from headrace_backend.layers.stream_taps import StreamTaps
 from headrace_backend.models.representative_layers import representative_places
 from headrace_backend.pp_rules import WHOLE, Stage
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
+from headrace_backend.quantization.expert_weight import Mxfp4ExpertWeight
 from headrace_backend.quantization.head_weight import HeadWeight
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
 from headrace_backend.quantization.summaries import QuantizationSummary, StoredSummary
@@ -228,10 +229,15 @@ class CausalLM(nn.Module):
         self.block_weights = {
             path: weight for path, weight in self.named_modules() if isinstance(weight, BlockLinearWeight)
         }
+        # Weights of experts that a folder has in MXFP4.
+        self.mxfp4_weights = {
+            path: weight for path, weight in self.named_modules() if isinstance(weight, Mxfp4ExpertWeight)
+        }
         # Of this rank; tied embeddings count once.
         self.parameter_count = sum(parameter.numel() for parameter in self.parameters())
         self.parameter_count += sum(weight.num_weights for weight in self.low_bit_weights.values())
         self.parameter_count += sum(weight.num_block_weights for weight in self.block_weights.values())
+        self.parameter_count += sum(weight.num_weights for weight in self.mxfp4_weights.values())
         if self.head_weight is not None and not model.head.tied:
             self.parameter_count += self.head_weight.num_weights
 
@@ -349,6 +355,7 @@ class CausalLM(nn.Module):
         plain = sum(parameter.nbytes for parameter in self.parameters())
         low_bits = sum(weight.num_bytes for weight in self.low_bit_weights.values())
         low_bits += self.head_weight.num_bytes if self.head_weight is not None else 0
+        low_bits += sum(weight.num_bytes for weight in self.mxfp4_weights.values())
         return plain + low_bits + sum(weight.num_bytes for weight in self.block_weights.values())
 
     def weight_targets(self) -> dict[str, WeightTarget]:

@@ -10,6 +10,7 @@ import torch
 
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.quantization.expert_weight import summarize_mxfp4
 from headrace_backend.quantization.folder_layers import stage_layers
 from headrace_backend.quantization.shared_scales import share_scales
 from headrace_backend.quantization.summaries import (
@@ -26,8 +27,10 @@ from headrace_backend.weights.nf4_states import load_nf4_states
 from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.progress import Progress
 from headrace_backend.weights.scheme import Schemes
+from headrace_backend.weights.stacked_rows import with_stacked_experts
 from headrace_kernels.weight_formats.dequantized_buffer import scratch_bytes
 from headrace_model_folder import ModelFolder, expected_tensors
+from headrace_model_folder.formats.quantization_config import MXFP4
 
 # What ranks do before they load where scales hold for more than a rank's part.
 _FIRST_PHASE = "scales"
@@ -60,18 +63,20 @@ def load_model(build: ModelBuild, folder: ModelFolder | None, progress: Progress
     """
     model = build.empty_model()
     targets, shapes = model.weight_targets(), expected_tensors(build.config)
-    # Biases that are added once are rank 0's, other stages' layers are not here.
-    has_all = build.shard.rank == 0 and build.stage.count == 1
+    # Biases that are added once are rank 0's, other ranks' experts and stages' layers are not here.
+    has_all = build.shard.rank == 0 and build.stage.count == 1 and not build.shard.whole_experts
     assert targets.keys() == shapes.keys() if has_all else targets.keys() <= shapes.keys()
     share_scales(targets, shapes, build.shard, functools.partial(_fill_first, folder, shapes, seed, progress))
     with torch.inference_mode():
         if folder is None:
             fill_with_noise(targets, shapes, seed, progress)
-        elif build.config.quantization is not None:
+        elif build.config.quantization is not None and build.config.quantization.method != MXFP4:
             _load_quantized(model, folder, targets, progress)
         else:
             _load_rows(model, folder, targets, progress)
         _check_schemes(model, targets, build.bits)
+        if model.mxfp4_weights:
+            model.quantization = summarize_mxfp4(model.mxfp4_weights.items())
     return model.eval()
 
 
@@ -103,7 +108,7 @@ def _fill_first(
     if folder is None:
         fill_with_noise(targets, shapes, seed, progress, _FIRST_PHASE)
     else:
-        load_weights(folder, targets, progress, _FIRST_PHASE)
+        load_weights(folder, with_stacked_experts(targets, folder.config.description), progress, _FIRST_PHASE)
 
 
 def _load_quantized(
@@ -128,7 +133,7 @@ def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, Weigh
         name: (into.weight, targets[name]) for name, into in block_targets(targets) if records[name].nf4 is not None
     }
     load_nf4_states(folder, states)
-    load_weights(folder, targets, progress)
+    load_weights(folder, with_stacked_experts(targets, folder.config.description), progress)
     if any(block_targets(targets)):
         model.quantization = summarize_blocks(targets, model.block_weights, records)
 

@@ -7,13 +7,20 @@ quantized while it is read is quantized here as well. Products are those of expe
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
+
 import torch
+from torch import nn
 
 from headrace_backend.quantization.linear_weight import PlainWeight
 from headrace_backend.quantization.low_bit_weight import RoundedWeight
+from headrace_backend.quantization.summaries import StoredSummary
+from headrace_backend.weights.mxfp4_rows import Mxfp4Rows
 from headrace_backend.weights.placement import Placement
-from headrace_backend.weights.scheme import Scheme
+from headrace_backend.weights.scheme import QuantizationRefused, Scheme
 from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.launch_kind import launch_kind
+from headrace_kernels.weight_formats.mxfp4 import GROUP, allocate_mxfp4, has_large_scales
 
 
 class PlainExpertWeight(PlainWeight):
@@ -50,10 +57,65 @@ class RoundedExpertWeight(RoundedWeight):
         return ExpertWeights(self.quantized, self.num_experts)
 
 
+class Mxfp4ExpertWeight(nn.Module):
+    """The experts' weights in MXFP4, as a folder has them."""
+
+    def __init__(self, num_outputs: int, num_inputs: int, num_experts: int, placement: Placement) -> None:
+        """Allocates it, empty; `num_outputs` are those of all experts together."""
+        super().__init__()
+        self._weight = allocate_mxfp4(num_outputs, num_inputs, placement.dtype, placement.device)
+        self.num_weights = num_outputs * num_inputs
+        self.num_experts = num_experts
+
+    @property
+    def experts(self) -> ExpertWeights:
+        """The weight as products of experts take it."""
+        return ExpertWeights(self._weight, self.num_experts)
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes, scales included."""
+        return self._weight.num_bytes
+
+    def launch_kind(self) -> Hashable:
+        """What decides, beside tokens, which kernels its products launch."""
+        return type(self), launch_kind(self._weight)
+
+    def destination(self, outputs: range) -> Mxfp4Rows:
+        """What fills these outputs from one checkpoint tensor."""
+        return Mxfp4Rows(self._weight, outputs)
+
+    def finish(self, layer: str) -> None:
+        """Checks the weight once it is filled.
+
+        Raises:
+            QuantizationRefused: It has a scale that no product takes; the layer is named.
+        """
+        if has_large_scales(self._weight, slice(None)):
+            raise QuantizationRefused(f"layer {layer!r}: has an MXFP4 scale above 2, which is not supported, or NaN")
+
+
+def summarize_mxfp4(weights: Iterable[tuple[str, Mxfp4ExpertWeight]]) -> StoredSummary:
+    """Checks all weights in MXFP4 of a model, of which there is at least one.
+
+    Args:
+        weights: Path in the model, and weight.
+
+    Raises:
+        QuantizationRefused: A weight has a scale that no product takes.
+    """
+    found = dict(weights)
+    for path, weight in found.items():
+        weight.finish(path.removesuffix(".weight"))
+    num_bytes = sum(weight.num_bytes for weight in found.values())
+    num_weights = sum(weight.num_weights for weight in found.values())
+    return StoredSummary("mxfp4", GROUP, 8 * num_bytes / num_weights, len(found))
+
+
 def make_expert_weight(
     num_outputs: int, num_inputs: int, num_experts: int, placement: Placement
-) -> PlainExpertWeight | RoundedExpertWeight:
-    """Makes an empty weight of the placement's type and scheme.
+) -> PlainExpertWeight | RoundedExpertWeight | Mxfp4ExpertWeight:
+    """Makes an empty weight of the placement's type and scheme, or of the folder's format.
 
     Args:
         num_outputs: Outputs of all experts together that this rank keeps.
@@ -64,6 +126,9 @@ def make_expert_weight(
     Raises:
         QuantizationRefused: The scheme's groups do not divide the inputs.
     """
+    if any(placement.layer_formats):
+        assert {form and form.number for form in placement.layer_formats} == {"mxfp4"}
+        return Mxfp4ExpertWeight(num_outputs, num_inputs, num_experts, placement)
     if placement.scheme is None:
         return PlainExpertWeight(num_outputs, num_inputs, num_experts, placement)
     return RoundedExpertWeight(num_outputs, num_inputs, num_experts, placement.scheme, placement)

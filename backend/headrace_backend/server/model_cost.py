@@ -57,7 +57,12 @@ def model_cost(
     """
     item_bytes = _DTYPE_BYTES[dtype]
     model = config.description
-    layers = sum(linear.size for linear in model.linears if not linear.keeps_dtype)
+    formats = None if config.quantization is None else config.quantization.layers
+    layers = sum(
+        linear.size
+        for linear in model.linears
+        if not linear.keeps_dtype and (formats is None or linear.name in formats)
+    )
     head = model.hidden_size * model.vocab_size
     num_read = parameter_count(config) - (0 if model.head.tied else head)
     weight_bytes = num_read * item_bytes

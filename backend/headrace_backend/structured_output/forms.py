@@ -12,23 +12,13 @@ from typing import Any, Final
 import msgspec
 from llguidance import LLMatcher
 
+from headrace_request import json_schema
 from headrace_request.structured_output import StructuredOutput, Tag
 
-# Between the parts of JSON: a space or two, or one line break and an indent. Bounded, because a
-# model may never leave off writing spaces.
-_WHITESPACE: Final = r"[\x20\x09]{1,2}|[\x20\x09]{0,2}\x0D?\x0A[\x20\x09]{0,20}"
 # Forms that are written in Lark's notation, all others as JSON.
 _LARK_FORMS: Final = ("grammar", "choice", "structural_tags")
 # What `StructuredOutput.around` calls the form.
 _ANSWER: Final = "answer"
-# Set over what a schema says of itself under "x-guidance": both would let outputs pass that the
-# schema does not allow.
-_JSON_OPTIONS: Final[dict[str, Any]] = {
-    "whitespace_pattern": _WHITESPACE,
-    "whitespace_flexible": True,
-    "lenient": False,
-    "coerce_one_of": False,
-}
 
 
 def grammar_of(asked: StructuredOutput) -> str:
@@ -64,9 +54,7 @@ def form_grammar(asked: StructuredOutput) -> str:
 
 def schema_grammar(schema: Any) -> str:
     """The grammar of JSON that a schema allows."""
-    if not isinstance(schema, dict):
-        schema = {} if schema else {"enum": []}
-    return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]  # TypedDict
+    return LLMatcher.grammar_from_json_schema(json_schema.held(schema))
 
 
 def _tags_grammar(tags: list[Tag]) -> str:
@@ -79,9 +67,7 @@ def _tags_grammar(tags: list[Tag]) -> str:
     for index, tag in enumerate(tags):
         # A lazy lexeme ends where its text has come to the trigger, so free text can't contain one.
         lines.append(f"trigger_{index}[lazy]: TEXT {_quoted(tag.trigger)}")
-        schema = json.loads(tag.json_schema)
-        if isinstance(schema, dict):
-            schema["x-guidance"] = _JSON_OPTIONS
+        schema = json_schema.held(json.loads(tag.json_schema))
         parts = [_quoted(tag.begin.removeprefix(tag.trigger)), f"%json {json.dumps(schema)}", _quoted(tag.end)]
         lines.append(f"tag_{index}: trigger_{index} {' '.join(part for part in parts if part != _EMPTY)}")
     return "\n".join(lines)

@@ -17,7 +17,7 @@ import signal
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, BinaryIO, Final
 
 import llguidance
@@ -27,8 +27,8 @@ from llguidance import LLMatcher, LLParserLimits
 from headrace_backend.structured_output.forms import form_grammar, schema_grammar
 from headrace_backend.structured_output.stacks import TRIAL_STACK_BYTES
 from headrace_backend.structured_output.vocabulary import Vocabulary, make_tokenizer
+from headrace_request import json_schema
 from headrace_request.structured_output import StructuredOutput
-from headrace_request.structured_rules import pointer_part
 
 MAX_COMPILE_S: Final = 2
 MAX_COMPILE_BYTES: Final = 256 << 20
@@ -92,7 +92,7 @@ def _place_of(error: str, schema: Any, error_of: Callable[[Any], str]) -> str:
     root = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
     place, part, num_tried = "", schema, 0
     while True:
-        for path, child in _parts(part):
+        for path, child in json_schema.parts(part):
             num_tried += 1
             if num_tried > _MAX_PARTS_TRIED:
                 return place
@@ -101,27 +101,6 @@ def _place_of(error: str, schema: Any, error_of: Callable[[Any], str]) -> str:
                 break
         else:
             return place
-
-
-def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas directly within a schema, with their paths."""
-    for key, value in schema.items() if isinstance(schema, dict) else ():
-        entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        step = f"/{pointer_part(key)}"
-        if key in _SCHEMAS and isinstance(value, dict):
-            yield step, value
-        elif key in _SCHEMAS or key in _MAPS:
-            for name, child in entries:
-                if isinstance(child, dict):
-                    yield f"{step}/{pointer_part(name)}", child
-
-
-# Keywords whose value is a schema or a list of some, and those whose values are.
-_SCHEMAS: Final = frozenset(
-    "items prefixItems additionalItems additionalProperties contains not if then else propertyNames allOf anyOf oneOf "
-    "unevaluatedItems unevaluatedProperties".split()
-)
-_MAPS: Final = frozenset("properties patternProperties dependentSchemas $defs definitions".split())
 
 
 def read_record(stream: BinaryIO) -> bytes | None:

@@ -35,8 +35,12 @@ def block_kinds(records: Mapping[str, TensorRecord]) -> dict[str, BlockKind]:
 def with_rotated_rows(
     targets: Mapping[str, WeightTarget], records: Mapping[str, TensorRecord]
 ) -> dict[str, WeightTarget]:
-    """Returns the targets, made to take rows in the order in which the file has them."""
-    return {name: _ordered(target, records[name].head_rows) for name, target in targets.items()}
+    """Returns the targets, made to take rows in the order in which the file has them.
+
+    Targets without a record of their own name stay as they are.
+    """
+    head_rows = {name: records[name].head_rows for name in targets if name in records}
+    return {name: _ordered(target, head_rows.get(name, 0)) for name, target in targets.items()}
 
 
 def _ordered(target: WeightTarget, head_rows: int) -> WeightTarget:

@@ -28,6 +28,8 @@ class Shard:
     # What the ranks compute together; None where there is one rank, or where weights are placed and
     # nothing is computed.
     collectives: Collectives | None = None
+    # Whether each rank has some experts of a mixture whole, in place of a part of every one.
+    whole_experts: bool = False
 
     @property
     def together(self) -> Collectives:
@@ -46,6 +48,22 @@ class Shard:
             raise ValueError(f"{units} can't be split evenly over {self.world_size} ranks")
         share = units // self.world_size * unit
         return range(self.rank * share, (self.rank + 1) * share)
+
+    def split_experts(self, count: int) -> range:
+        """The experts of a mixture that this rank has, whole or a part of each.
+
+        Raises:
+            ValueError: whole ones can't be dealt evenly.
+        """
+        return self.split(count) if self.whole_experts else range(count)
+
+    def split_inner(self, size: int) -> range:
+        """The inner elements that this rank keeps of an expert that it has.
+
+        Raises:
+            ValueError: they can't be dealt evenly.
+        """
+        return range(size) if self.whole_experts else self.split(size)
 
     def split_kv_heads(self, num_kv_heads: int, head_dim: int) -> range:
         """Splits by heads as `split` does; more ranks than heads keep each head several times."""

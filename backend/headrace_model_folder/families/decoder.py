@@ -122,7 +122,7 @@ def _layer(name: str, sizes: Sizes, window: int | None, switches: Switches) -> L
 def _attention(name: str, sizes: Sizes, window: int | None, switches: Switches) -> Attention:
     hidden, head_dim = sizes.hidden_size, sizes.head_dim
     query, key = sizes.num_heads * head_dim, sizes.num_kv_heads * head_dim
-    norms = [Norm(f"{name}.{part}", head_dim, sizes.norm_eps) for part in ("q_norm", "k_norm")]
+    norms = (Norm(f"{name}.{part}", head_dim, sizes.norm_eps) for part in ("q_norm", "k_norm"))
     query_norm, key_norm = norms if switches.head_norms else (None, None)
     return Attention(
         sizes.num_heads,

@@ -40,6 +40,8 @@ class Routing(NamedTuple):
     inner: int
     # Whether a token's weights are divided by their sum.
     renormalized: bool
+    # Whether router and projections have biases.
+    has_biases: bool = False
 
 
 def read_routing(
@@ -69,16 +71,18 @@ def read_routing(
 def with_experts(layer: Layer, routing: Routing, names: ExpertNames) -> Layer:
     """Returns the layer with a mixture of experts in place of its MLP."""
     hidden, block = layer.attention.query.inputs, f"{layer.name}.{names.block}"
-    router = Linear(f"{block}.{names.router}", routing.num_experts, hidden, keeps_dtype=True)
+    bias = routing.has_biases
+    router = Linear(f"{block}.{names.router}", routing.num_experts, hidden, bias, keeps_dtype=True)
     experts = tuple(
-        _expert(f"{block}.experts.{number}", hidden, routing.inner, names) for number in range(routing.num_experts)
+        _expert(f"{block}.experts.{number}", hidden, routing.inner, names, bias)
+        for number in range(routing.num_experts)
     )
     return dataclasses.replace(layer, mlp=Experts(router, experts, routing.per_token, routing.renormalized))
 
 
-def _expert(name: str, hidden: int, inner: int, names: ExpertNames) -> Mlp:
+def _expert(name: str, hidden: int, inner: int, names: ExpertNames, bias: bool) -> Mlp:
     return Mlp(
-        gate=Linear(f"{name}.{names.gate}", inner, hidden),
-        up=Linear(f"{name}.{names.up}", inner, hidden),
-        down=Linear(f"{name}.{names.down}", hidden, inner),
+        gate=Linear(f"{name}.{names.gate}", inner, hidden, bias),
+        up=Linear(f"{name}.{names.up}", inner, hidden, bias),
+        down=Linear(f"{name}.{names.down}", hidden, inner, bias),
     )

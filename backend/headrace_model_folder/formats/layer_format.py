@@ -42,6 +42,8 @@ class Layout(enum.Enum):
     AWQ = "awq"
     PACKED = "packed"
     WHOLE = "whole"
+    # Of stacked experts (`formats.mxfp4_config`), whose tensors hold all experts of a layer.
+    MXFP4 = "mxfp4"
 
 
 class Role(enum.Enum):
@@ -93,7 +95,7 @@ class LayerFormat:
     """One layer's layout, with what its configuration leaves open decided."""
 
     layout: Layout
-    number: Literal["int4", "int8", "fp8"]
+    number: Literal["int4", "int8", "fp8", "mxfp4"]
     scales: Literal["tensor", "channel", "group", "block"]
     # Inputs that share a scale, of groups; 0: all.
     group_size: int = 0
@@ -117,7 +119,7 @@ class LayerFormat:
     @property
     def bits(self) -> int:
         """Bits of one number."""
-        return 4 if self.number == "int4" else 8
+        return 4 if self.number in ("int4", "mxfp4") else 8
 
     def num_groups(self, num_inputs: int) -> int:
         """Scales of an output."""
@@ -187,7 +189,9 @@ class LayerFormat:
             )
 
     def tensors(self, num_outputs: int, num_inputs: int) -> Iterator[SourceTensor]:
-        """The tensors of a layer, those that need not be there included."""
+        """The tensors of a layer, those that need not be there included; none of a stacked one."""
+        if self.layout is Layout.MXFP4:
+            return
         if self.layout in (Layout.GPTQ, Layout.AWQ):
             yield from self._gptq_and_awq(num_outputs, num_inputs)
         else:

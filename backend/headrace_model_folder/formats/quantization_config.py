@@ -21,10 +21,13 @@ from headrace_model_folder.formats.layer_names import (
     dotted_parts,
     strings,
 )
+from headrace_model_folder.formats.mxfp4_config import read_mxfp4
 
 # The method whose folders say per tensor, not per layer, what was quantized: `bitsandbytes_tensors`
 # reads them.
 BITSANDBYTES = "bitsandbytes"
+# The method whose folders have stacked experts in few bits, and all else plain.
+MXFP4 = "mxfp4"
 _NAME = "config.json: quantization_config"
 _GROUP_SIZES = (32, 64, 128)
 # What GPTQ may change per layer that says nothing of the file.
@@ -38,7 +41,7 @@ _BORROWING_TOOL = "gptqmodel"
 class FolderQuantization:
     """Which layers are quantized, and how."""
 
-    # As config.json spells it: gptq, awq, compressed-tensors or fp8.
+    # As config.json spells it: gptq, awq, compressed-tensors, fp8 or mxfp4.
     method: str
     # Layer, such as model.layers.0.self_attn.q_proj -> format. Layers that are not here are plain.
     layers: Mapping[str, LayerFormat]
@@ -65,6 +68,7 @@ def read_quantization(values: object, names: Sequence[str]) -> FolderQuantizatio
         "awq": _awq,
         "compressed-tensors": read_compressed_tensors,
         "fp8": _fp8,
+        MXFP4: read_mxfp4,
     }
     method = fields.text("quant_method")
     if method not in readers:

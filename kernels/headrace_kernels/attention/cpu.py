@@ -129,6 +129,7 @@ class _Rows:
     block_size: int
     num_kv_heads: int
     window: int | None
+    has_sinks: bool
     device: torch.device
 
     def entries(self, rows: _Int64Array, width: int) -> Tensor:
@@ -155,6 +156,7 @@ def plan_gathers(
     num_kv_heads: int,
     head_dim: int,
     sliding_window: int | None,
+    has_sinks: bool = False,
 ) -> GatherPlan:
     """Groups the rows of a step.
 
@@ -166,6 +168,7 @@ def plan_gathers(
         num_kv_heads: Key/value heads of the cache.
         head_dim: Their size.
         sliding_window: Tokens that a token sees, itself included; None: all before it.
+        has_sinks: Whether every token sees a sink too, before which no mask is plain causal.
     """
     query_len, seq_len = query_lens.astype(np.int64), seq_lens.astype(np.int64)
     first_seen = (
@@ -182,6 +185,7 @@ def plan_gathers(
         block_size=block_size,
         num_kv_heads=num_kv_heads,
         window=sliding_window,
+        has_sinks=has_sinks,
         device=block_tables.device,
     )
     decodes = np.flatnonzero(query_len == 1)
@@ -251,7 +255,7 @@ def _chunk(rows: _Rows, row: int) -> Chunk:
     entries = rows.entries(np.array([row]), int(rows.num_blocks[row]))
     base = int(rows.first_block[row]) * rows.block_size
     count, seq_len, token = int(rows.query_len[row]), int(rows.seq_len[row]), int(rows.first_token[row])
-    if count == seq_len and (rows.window is None or seq_len <= rows.window):
+    if count == seq_len and not rows.has_sinks and (rows.window is None or seq_len <= rows.window):
         return Chunk(entries, [ChunkTile(token, token + count, seq_len, None)])
     tile = max(_MAX_MASK_ENTRIES // (seq_len - base), 1)
     tiles = [_tile(rows, row, start, min(start + tile, count), base) for start in range(0, count, tile)]
@@ -270,21 +274,51 @@ def _tile(rows: _Rows, row: int, start: int, end: int, base: int) -> ChunkTile:
     return ChunkTile(token + start, token + end, computed + end - base, rows.on_device(mask))
 
 
-def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scale: float) -> Tensor:
+def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scale: float, sinks: Tensor | None = None) -> Tensor:
     """Runs a plan. Arguments and result as `attention.paged.paged_attention`."""
     if len(plan.buckets) == 1 and plan.buckets[0].tokens is None:
-        return _attend_bucket(query, kv_cache, plan, plan.buckets[0], scale)
+        return _attend_bucket(query, kv_cache, plan, plan.buckets[0], scale, sinks)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for bucket in plan.buckets:
         assert bucket.tokens is not None
-        attended = _attend_bucket(query.index_select(0, bucket.tokens), kv_cache, plan, bucket, scale)
+        attended = _attend_bucket(query.index_select(0, bucket.tokens), kv_cache, plan, bucket, scale, sinks)
         output.index_copy_(0, bucket.tokens, attended)
     for chunk in plan.chunks:
-        _attend_chunk(query, kv_cache, plan, chunk, scale, output)
+        _attend_chunk(query, kv_cache, plan, chunk, scale, sinks, output)
     return output
 
 
-def _attend_bucket(query: Tensor, kv_cache: Tensor, plan: GatherPlan, bucket: DecodeBucket, scale: float) -> Tensor:
+def _softmax_of(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, sinks: Tensor | None
+) -> Tensor:
+    """PyTorch's fused attention, with a sink for each head and query.
+
+    Args:
+        query: [.., num_queries, head_dim].
+        key: [.., num_slots, head_dim].
+        value: [.., num_slots, head_dim].
+        mask: [.., num_slots], 0 or -inf; None: every query sees every slot.
+        scale: Multiplies the scores.
+        sinks: Broadcast to [.., num_queries]; None: there are none.
+
+    Returns:
+        [.., num_queries, head_dim].
+    """
+    if sinks is None:
+        return functional.scaled_dot_product_attention(query, key, value, mask, scale=scale)
+    # One more dimension, 0 in all keys but the last, which has nothing else: its score is the sink,
+    # so that one mask serves all heads. Its value is 0.
+    key, value = functional.pad(key, (0, 1, 0, 1)), functional.pad(value, (0, 1, 0, 1))
+    key[..., -1, -1] = 1.0
+    column = (sinks.float() / scale).to(query.dtype)[..., None].expand(*query.shape[:-1], 1)
+    mask = None if mask is None else functional.pad(mask, (0, 1))
+    query = torch.cat((query, column), dim=-1)
+    return functional.scaled_dot_product_attention(query, key, value, mask, scale=scale)[..., :-1]
+
+
+def _attend_bucket(
+    query: Tensor, kv_cache: Tensor, plan: GatherPlan, bucket: DecodeBucket, scale: float, sinks: Tensor | None
+) -> Tensor:
     """[num_rows, num_heads, head_dim] for a bucket's queries of the same shape."""
     num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
     gathered = plan.gather(kv_cache, bucket.entries).to(query.dtype)
@@ -297,11 +331,18 @@ def _attend_bucket(query: Tensor, kv_cache: Tensor, plan: GatherPlan, bucket: De
         key, value = key[:, :, slice(*bucket.cut)], value[:, :, slice(*bucket.cut)]
     grouped = query.view(bucket.num_rows, num_kv_heads, -1, head_dim)
     mask = None if bucket.mask is None else bucket.mask.to(query.dtype)
-    return functional.scaled_dot_product_attention(grouped, key, value, mask, scale=scale).reshape(query.shape)
+    sinks = None if sinks is None else sinks.view(num_kv_heads, -1)
+    return _softmax_of(grouped, key, value, mask, scale, sinks).reshape(query.shape)
 
 
 def _attend_chunk(
-    query: Tensor, kv_cache: Tensor, plan: GatherPlan, chunk: Chunk, scale: float, output: Tensor
+    query: Tensor,
+    kv_cache: Tensor,
+    plan: GatherPlan,
+    chunk: Chunk,
+    scale: float,
+    sinks: Tensor | None,
+    output: Tensor,
 ) -> None:
     """Fills the chunk's tokens of the output [num_tokens, num_heads, head_dim]."""
     num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
@@ -312,12 +353,10 @@ def _attend_chunk(
         tokens = slice(tile.first_token, tile.end_token)
         # [num_kv_heads, group, tokens, head_dim]
         heads = query[tokens].view(-1, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
-        attended = functional.scaled_dot_product_attention(
-            heads,
-            key[:, :, : tile.end_slot],
-            value[:, :, : tile.end_slot],
-            None if tile.mask is None else tile.mask.to(query.dtype),
-            is_causal=tile.mask is None,
-            scale=scale,
-        )
+        seen = key[:, :, : tile.end_slot], value[:, :, : tile.end_slot]
+        if tile.mask is None:
+            attended = functional.scaled_dot_product_attention(heads, *seen, is_causal=True, scale=scale)
+        else:
+            of_heads = None if sinks is None else sinks.view(num_kv_heads, group, 1)
+            attended = _softmax_of(heads, *seen, tile.mask.to(query.dtype), scale, of_heads)
         output[tokens].view(-1, num_kv_heads, group, head_dim).copy_(attended.permute(2, 0, 1, 3))

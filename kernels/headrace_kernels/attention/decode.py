@@ -54,6 +54,7 @@ def decode_attention(
     sliding_window: int | None,
     output: Tensor,
     *,
+    sinks: Tensor | None = None,
     raw: RawHeads | None = None,
     launch: Launch | None = None,
     at_once: int | None = None,
@@ -71,6 +72,7 @@ def decode_attention(
         scale: Multiplies the scores.
         sliding_window: Tokens that a token sees.
         output: [num_tokens, num_heads, head_dim] contiguous.
+        sinks: [num_heads] logits in the denominators; the first split of a row counts them.
         raw: Heads as the projection gave them. They are normed and rotated here, and keys and
             values are written to `step.slot_mapping`; the work must be of one query token an entry.
         launch: Replaces the rule, for measurements.
@@ -84,7 +86,7 @@ def decode_attention(
     columns = (work.splits, step.query_start_loc, step.seq_lens, step.rows, step.block_tables)
     strides = (query.stride(0), step.block_tables.stride(0))
     work_args = (memory.numbers, memory.scales, output, scratch.partial, scratch.lse, scratch.done, *columns, *strides)
-    scores = (scale * LOG2_E, sliding_window or 0)
+    scores = (scale * LOG2_E, sliding_window or 0, sinks)
     constants = {
         "SHAPE": shape,
         "SPLIT": split,

@@ -18,7 +18,7 @@ from headrace_kernels.attention.merge import store_merged
 from headrace_kernels.attention.quantized import absorb_quantized, divided_query, first_unit
 from headrace_kernels.attention.quantized_kv import quantized_heads
 from headrace_kernels.attention.rope_kv import mean_squares, rotated_heads, rotation_rows
-from headrace_kernels.attention.tiles import absorb, key_offsets
+from headrace_kernels.attention.tiles import absorb, absorb_sinks, key_offsets
 from headrace_kernels.attention.transposed import absorb_context
 from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 
@@ -203,6 +203,7 @@ def decode_kernel(
     table_stride,
     score_scale,
     window,
+    sinks,
     SHAPE: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
@@ -233,6 +234,8 @@ def decode_kernel(
         acc, largest, total, first_unit(), q, seq_len - num_tokens + token, first_seen, begin, end, window, table,
         kv_head, kv_cache, scales, score_scale, SHAPE, SPLIT,
     )  # fmt: skip
+    if sinks is not None:
+        acc, largest, total = absorb_sinks(acc, largest, total, sinks, head, mask_row, index == 0)
     _store_result(
         output, partial, lse, done, acc, largest, total, unit, first_token, num_tokens, token, head, mask_row, kv_head,
         index, count, place, SHAPE, SPLIT,
@@ -356,6 +359,7 @@ def raw_decode_kernel(
     table_stride,
     score_scale,
     window,
+    sinks,
     eps,
     SHAPE: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -401,6 +405,8 @@ def raw_decode_kernel(
         acc, largest, total, unit, q, seq_len - num_tokens + token, first_seen, begin, end, window, table, kv_head,
         kv_cache, scales, score_scale, SHAPE, SPLIT,
     )  # fmt: skip
+    if sinks is not None:
+        acc, largest, total = absorb_sinks(acc, largest, total, sinks, head, mask_row, index == 0)
     _store_result(
         output, partial, lse, done, acc, largest, total, unit, first_token, num_tokens, token, head, mask_row, kv_head,
         index, count, place, SHAPE, SPLIT,

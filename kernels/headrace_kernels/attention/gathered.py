@@ -23,7 +23,14 @@ from headrace_kernels.attention.plan import GATHER_MULTIPLE, prefill_tile_rows
 from headrace_kernels.attention.prefill import key_ranges, sees
 from headrace_kernels.attention.quantized_kv import CacheMemory, memory_of, scale_offsets
 from headrace_kernels.attention.step import GatheredContext, PagedAttentionStep
-from headrace_kernels.attention.tiles import LOG2_E, absorb, attention_shape, key_offsets, pipeline_stages
+from headrace_kernels.attention.tiles import (
+    LOG2_E,
+    absorb,
+    absorb_sinks,
+    attention_shape,
+    key_offsets,
+    pipeline_stages,
+)
 from headrace_kernels.weight_formats.conversions import numbers_of
 
 # Columns are views into one buffer, at addresses that change with their sizes: alignment must not
@@ -120,6 +127,7 @@ def _gathered_kernel(
     capacity,
     score_scale,
     window,
+    sinks,
     SHAPE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
@@ -169,6 +177,8 @@ def _gathered_kernel(
             TILE, True, WINDOWED, SHAPE.fp32_dot,
         )  # fmt: skip
 
+    if sinks is not None:
+        acc, largest, total = absorb_sinks(acc, largest, total, sinks, head, mask_row, True)
     offs_out = ((first_token + token).to(tl.int64) * SHAPE.num_heads + head) * SHAPE.head_dim
     result = (acc / total[:, None]).to(output.dtype.element_ty)
     tl.store(output + offs_out[:, None] + offs_dim[None, :], result, mask=mask_row[:, None])
@@ -183,6 +193,7 @@ def gathered_attention(
     scale: float,
     sliding_window: int | None,
     output: Tensor,
+    sinks: Tensor | None = None,
 ) -> None:
     """Gathers, then fills the rows of `output` that belong to the tiles, int32 [num_tiles, 2].
 
@@ -210,6 +221,7 @@ def gathered_attention(
         scratch.capacity,
         scale * LOG2_E,
         sliding_window or 0,
+        sinks,
         SHAPE=attention_shape(num_heads, head_dim, kv_cache, memory),
         ROWS=rows,
         TILE=scratch.tile_keys,

@@ -7,12 +7,12 @@ path's description of a step (`AttentionMetadata`); the Triton kernels read a `P
 A layer calls `rotate_write_attend` with what its projection gave; `paged_attention` is the part
 after keys and values of the step's own tokens are in the cache.
 
-What compiles, once for each kind of layer (with a window or without): `attention.decode`'s kernel
-for each `DecodeWork.max_query_len` in use, and once more for steps of decodes alone, which rotate
-and write heads themselves; `attention.prefill`'s one, `attention.gathered`'s two. Nothing depends
-on batch sizes, lengths, the number of splits or tiles, or the window's width. So a step of decodes
-alone, a decode per `max_query_len` beside a chunk and one beside a gathered chunk warm everything
-up, and their columns may be all padding.
+What compiles, once for each kind of layer (with or without a window, sinks): `attention.decode`'s
+kernel for each `DecodeWork.max_query_len` in use, and once more for steps of decodes alone, which
+rotate and write heads themselves; `attention.prefill`'s one, `attention.gathered`'s two. Nothing
+depends on batch sizes, lengths, the number of splits or tiles, or the window's width. So a step of
+decodes alone, a decode per `max_query_len` beside a chunk and one beside a gathered chunk warm
+everything up, and their columns may be all padding.
 """
 
 from __future__ import annotations
@@ -85,11 +85,13 @@ class AttentionMetadata:
     # [num_rows] int32.
     seq_lens_cpu: _Int32Array
     # Made by the first layer that needs it, used by all others of the step.
-    _plans: dict[tuple[int, int, int | None], GatherPlan] = dataclasses.field(default_factory=dict, repr=False)
+    _plans: dict[tuple[int, int, int | None, bool], GatherPlan] = dataclasses.field(default_factory=dict, repr=False)
 
-    def gather_plan(self, num_kv_heads: int, head_dim: int, sliding_window: int | None) -> GatherPlan:
+    def gather_plan(
+        self, num_kv_heads: int, head_dim: int, sliding_window: int | None, has_sinks: bool = False
+    ) -> GatherPlan:
         """How to collect the rows' keys and values for layers with these heads and this window."""
-        key = (num_kv_heads, head_dim, sliding_window)
+        key = (num_kv_heads, head_dim, sliding_window, has_sinks)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = plan_gathers(
@@ -100,12 +102,18 @@ class AttentionMetadata:
                 num_kv_heads,
                 head_dim,
                 sliding_window,
+                has_sinks,
             )
         return plan
 
 
 def paged_attention_reference(
-    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scale: float, sliding_window: int | None = None
+    query: Tensor,
+    kv_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    sliding_window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Row by row in fp32 with a full matrix of scores. The specification; see `paged_attention`."""
     num_heads = query.shape[1]
@@ -123,8 +131,16 @@ def paged_attention_reference(
         key, value = context.repeat_interleave(num_heads // context.shape[1], dim=1)
         scores = torch.einsum("qhd,hkd->hqk", query[start:end].float(), key) * scale
         scores.masked_fill_(~_visible(count, seq_len, sliding_window, query.device), float("-inf"))
-        output[start:end] = torch.einsum("hqk,hkd->qhd", scores.softmax(dim=-1), value).to(query.dtype)
+        output[start:end] = torch.einsum("hqk,hkd->qhd", _probabilities(scores, sinks), value).to(query.dtype)
     return output
+
+
+def _probabilities(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of scores [num_heads, count, seq_len], with each head's sink in the denominator."""
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    column = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
+    return torch.cat((scores, column), dim=-1).softmax(dim=-1)[:, :, :-1]
 
 
 def _visible(count: int, seq_len: int, sliding_window: int | None, device: torch.device) -> Tensor:
@@ -141,6 +157,7 @@ def paged_attention(
     metadata: AttentionMetadata | PagedAttentionStep,
     scale: float,
     sliding_window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of every token of the step over its row's context up to itself.
 
@@ -154,6 +171,8 @@ def paged_attention(
             PyTorch's attention over gathered blocks.
         scale: Multiplies the scores before the softmax, which is fp32. Positive.
         sliding_window: Tokens that a token sees, itself included; None: all before it.
+        sinks: [num_heads] finite logits, each of which joins the denominator of its head's softmax
+            as a score whose value is 0; None: there are none.
 
     Returns:
         [num_tokens, num_heads, head_dim] contiguous, in the type of query. Tokens that no entry of
@@ -164,10 +183,10 @@ def paged_attention(
             that is neither contiguous nor one of `quantized_kv`.
     """
     if isinstance(metadata, AttentionMetadata):
-        plan = metadata.gather_plan(kv_cache.shape[2], kv_cache.shape[4], sliding_window)
-        return attend(query, kv_cache, plan, scale)
+        plan = metadata.gather_plan(kv_cache.shape[2], kv_cache.shape[4], sliding_window, sinks is not None)
+        return attend(query, kv_cache, plan, scale, sinks)
     _refuse_what_kernels_cannot_read(query, kv_cache)
-    return _run_kernels(heads_in_line(query), kv_cache, metadata, scale, sliding_window)
+    return _run_kernels(heads_in_line(query), kv_cache, metadata, scale, sliding_window, sinks)
 
 
 def rotate_write_attend(
@@ -176,6 +195,7 @@ def rotate_write_attend(
     metadata: AttentionMetadata | PagedAttentionStep,
     scale: float,
     sliding_window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Norms and rotates heads, writes keys and values, and attends: all between two projections.
 
@@ -187,6 +207,7 @@ def rotate_write_attend(
         metadata: The step (`paged_attention`).
         scale: Multiplies the scores (`paged_attention`).
         sliding_window: Tokens that a token sees (`paged_attention`).
+        sinks: Logits in the denominators (`paged_attention`).
 
     Returns:
         [num_tokens, num_heads, head_dim], see `paged_attention`.
@@ -197,10 +218,10 @@ def rotate_write_attend(
     if isinstance(metadata, PagedAttentionStep) and _is_decodes_alone(metadata):
         # One row of 640 tokens takes 8.1 us a layer on an H200, and 9.4 where another kernel
         # rotates and writes.
-        return _attend_raw(raw, kv_cache, metadata, scale, sliding_window)
+        return _attend_raw(raw, kv_cache, metadata, scale, sliding_window, sinks)
     slots, norms = metadata.slot_mapping, (raw.query_norm, raw.key_norm, raw.eps)
     query = rope_and_write_kv(raw.qkv, raw.rotations, kv_cache, slots, raw.num_heads, *norms, raw.interleaved)
-    return paged_attention(query, kv_cache, metadata, scale, sliding_window)
+    return paged_attention(query, kv_cache, metadata, scale, sliding_window, sinks)
 
 
 def _is_decodes_alone(step: PagedAttentionStep) -> bool:
@@ -212,13 +233,18 @@ def _is_decodes_alone(step: PagedAttentionStep) -> bool:
 
 
 def _attend_raw(
-    raw: RawHeads, kv_cache: Tensor, step: PagedAttentionStep, scale: float, sliding_window: int | None
+    raw: RawHeads,
+    kv_cache: Tensor,
+    step: PagedAttentionStep,
+    scale: float,
+    sliding_window: int | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     _refuse_what_kernels_cannot_read(raw.qkv, kv_cache)
     assert step.decode is not None
     qkv = raw.qkv.contiguous()
     output = torch.empty(qkv.shape[0], raw.num_heads, qkv.shape[2], dtype=qkv.dtype, device=qkv.device)
-    decode_attention(qkv, kv_cache, step, step.decode, scale, sliding_window, output, raw=raw)
+    decode_attention(qkv, kv_cache, step, step.decode, scale, sliding_window, output, sinks=sinks, raw=raw)
     return output
 
 
@@ -229,16 +255,21 @@ def _refuse_what_kernels_cannot_read(query: Tensor, kv_cache: Tensor) -> None:
 
 
 def _run_kernels(
-    query: Tensor, kv_cache: Tensor, step: PagedAttentionStep, scale: float, sliding_window: int | None
+    query: Tensor,
+    kv_cache: Tensor,
+    step: PagedAttentionStep,
+    scale: float,
+    sliding_window: int | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if step.decode is not None:
-        decode_attention(query, kv_cache, step, step.decode, scale, sliding_window, output)
+        decode_attention(query, kv_cache, step, step.decode, scale, sliding_window, output, sinks=sinks)
     if step.prefill is None:
         return output
     tiles, gathered = step.prefill.tiles, step.prefill.gathered
     if gathered is None:
-        prefill_attention(query, kv_cache, step, tiles, scale, sliding_window, output)
+        prefill_attention(query, kv_cache, step, tiles, scale, sliding_window, output, sinks)
     else:
-        gathered_attention(query, kv_cache, step, tiles, gathered, scale, sliding_window, output)
+        gathered_attention(query, kv_cache, step, tiles, gathered, scale, sliding_window, output, sinks)
     return output

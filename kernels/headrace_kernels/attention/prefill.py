@@ -30,6 +30,7 @@ from headrace_kernels.attention.tiles import (
     LOG2_E,
     Launch,
     absorb,
+    absorb_sinks,
     attention_shape,
     key_offsets,
     pipeline_stages,
@@ -141,6 +142,7 @@ def _paged_kernel(
     table_stride,
     score_scale,
     window,
+    sinks,
     SHAPE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
@@ -197,6 +199,8 @@ def _paged_kernel(
             first_seen, end, window, score_scale, SHAPE, TILE, True, WINDOWED,
         )  # fmt: skip
 
+    if sinks is not None:
+        acc, largest, total = absorb_sinks(acc, largest, total, sinks, head, mask_row, True)
     offs_out = ((first_token + token).to(tl.int64) * SHAPE.num_heads + head) * SHAPE.head_dim
     if SHAPE.kind != "":
         acc = acc * unit
@@ -212,6 +216,7 @@ def prefill_attention(
     scale: float,
     sliding_window: int | None,
     output: Tensor,
+    sinks: Tensor | None = None,
     launch: Launch | None = None,
 ) -> None:
     """Fills the rows of `output` that belong to the tiles, int32 [num_tiles, 2].
@@ -239,6 +244,7 @@ def prefill_attention(
         step.block_tables.stride(0),
         scale * LOG2_E,
         sliding_window or 0,
+        sinks,
         SHAPE=shape,
         ROWS=rows,
         TILE=launch.tile,

@@ -141,6 +141,23 @@ def absorb(
 
 
 @triton.jit
+def absorb_sinks(acc, largest, total, sinks, head, mask_row, is_counted):
+    """Adds each row's sink to the online softmax: a score whose value is 0.
+
+    `sinks` has a logit for each head, `head` [M] is the rows' own. Of several programs that share a
+    row's context only the one for which `is_counted` holds adds it.
+
+    Returns acc [M, D], largest [M], total [M].
+    """
+    # log2(e), as `LOG2_E` has it.
+    sink = tl.load(sinks + head, mask=mask_row, other=0.0).to(tl.float32) * 1.4426950408889634
+    new_largest = tl.where(is_counted, tl.maximum(largest, sink), largest)
+    shrink = tl.exp2(largest - new_largest)
+    total = total * shrink + tl.where(is_counted, tl.exp2(sink - new_largest), 0.0)
+    return acc * shrink[:, None], new_largest, total
+
+
+@triton.jit
 def key_offsets(table, positions, mask, kv_head, SHAPE: tl.constexpr):
     """Offsets of the keys at `positions` [N] of a block table, int64 [N].
 

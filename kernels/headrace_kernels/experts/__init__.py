@@ -2,8 +2,9 @@
 
 routing          a token's likeliest experts, and pairs of token and expert sorted by expert
 expert_weights   the weights of all experts side by side, plain or quantized
+gating           what an expert does between its projections
 mixture          the experts' MLPs and the sum of their outputs, by the number of tokens; its
-                 kernels are `mixture_kernels`
+                 kernels are `mixture_kernels`, and `mxfp4_kernels` for weights in MXFP4
 
 Routing stays on the device: grids depend on the number of tokens alone, so that a step is captured
 once and nothing compiles late whatever the routing.

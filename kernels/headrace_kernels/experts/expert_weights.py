@@ -1,8 +1,9 @@
 """The weights of all experts of a layer, side by side in one matrix.
 
 Expert e's outputs are rows e N to (e + 1) N - 1, in which a gated product has the gates first and
-as many ups behind them. So a mixture is stored, filled and rounded as any other weight, plain or a
-`QuantizedWeight` of INT8 or FP8 by outputs or INT4 by groups.
+as many ups behind them. So a mixture is stored, filled and rounded as any other weight, plain, a
+`QuantizedWeight` of INT8 or FP8 by outputs or INT4 by groups, or in MXFP4, which has kernels of its
+own.
 
 Owns how kernels take it (`bits`, `layout`) and how one expert's numbers are read on a CPU.
 """
@@ -10,16 +11,27 @@ Owns how kernels take it (`bits`, `layout`) and how one expert's numbers are rea
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.kernel_layout import WeightLayout, bits_of, layout_of
+from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight, dequantize_mxfp4_rows
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, dequantize_rows
 
 # Words that a kernel may load at a time where the layout leaves it open.
 _PLANE = 1 << 12
+
+
+class ExpertPart(NamedTuple):
+    """Which of a layer's experts a rank has, where it has not all: some that follow each other."""
+
+    # Number of the first one, by which a choice names it.
+    first: int
+    # Experts of the layer, those of all ranks together.
+    total: int
 
 
 @dataclasses.dataclass(slots=True, frozen=True)
@@ -27,8 +39,13 @@ class ExpertWeights:
     """One projection, or gate and up, of every expert: [num_experts * num_outputs, num_inputs]."""
 
     # A plain one has contiguous rows wherever a kernel reads it.
-    weight: Tensor | QuantizedWeight
+    weight: Tensor | QuantizedWeight | Mxfp4Weight
+    # Experts that are here.
     num_experts: int
+    # [num_experts * num_outputs] in the activations' type; None: there is none.
+    bias: Tensor | None = None
+    # None: all experts of the layer are here.
+    part: ExpertPart | None = None
 
     def __post_init__(self) -> None:
         weight = self.weight
@@ -36,17 +53,27 @@ class ExpertWeights:
             assert takes(weight), "experts have 8 bits by outputs, or 4 by groups, and inputs in order"
 
     @property
+    def total_experts(self) -> int:
+        """Experts of the layer, of which a choice names some."""
+        return self.num_experts if self.part is None else self.part.total
+
+    @property
+    def first_expert(self) -> int | None:
+        """Number of the first expert that is here; None: all are."""
+        return None if self.part is None else self.part.first
+
+    @property
     def num_outputs(self) -> int:
         """Outputs of one expert, of a gated product gates and ups together."""
         weight = self.weight
-        rows = weight.num_outputs if isinstance(weight, QuantizedWeight) else weight.shape[0]
+        rows = weight.shape[0] if isinstance(weight, Tensor) else weight.num_outputs
         return rows // self.num_experts
 
     @property
     def num_inputs(self) -> int:
         """Inputs of each expert."""
         weight = self.weight
-        return weight.num_inputs if isinstance(weight, QuantizedWeight) else weight.shape[1]
+        return weight.shape[1] if isinstance(weight, Tensor) else weight.num_inputs
 
     @property
     def dtype(self) -> torch.dtype:
@@ -56,23 +83,32 @@ class ExpertWeights:
     @property
     def storage(self) -> Tensor:
         """The tensor with the numbers or words of all experts."""
-        return self.weight.packed if isinstance(self.weight, QuantizedWeight) else self.weight
+        return self.weight if isinstance(self.weight, Tensor) else self.weight.packed
 
     def expert(self, index: int) -> Tensor:
-        """One expert's numbers [num_outputs, num_inputs] in the activations' type."""
+        """Numbers [num_outputs, num_inputs] of the index-th expert that is here, dequantized."""
         rows = slice(index * self.num_outputs, (index + 1) * self.num_outputs)
-        if not isinstance(self.weight, QuantizedWeight):
+        if isinstance(self.weight, Tensor):
             return self.weight[rows]
         out = torch.empty(self.num_outputs, self.num_inputs, dtype=self.dtype, device=self.weight.device)
-        dequantize_rows(self.weight, rows, out)
+        if isinstance(self.weight, Mxfp4Weight):
+            dequantize_mxfp4_rows(self.weight, rows, out)
+        else:
+            dequantize_rows(self.weight, rows, out)
         return out
 
+    def expert_bias(self, index: int) -> Tensor | None:
+        """One expert's bias [num_outputs]; None: there is none."""
+        return None if self.bias is None else self.bias.view(self.num_experts, -1)[index]
+
     def bits(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Words, scales and zeros, as kernels read them."""
+        """Words, scales and zeros, as `mixture_kernels` read them."""
+        assert not isinstance(self.weight, Mxfp4Weight), "MXFP4 has kernels of its own"
         return bits_of(self.weight) if isinstance(self.weight, QuantizedWeight) else (self.weight, None, None)
 
     def layout(self) -> WeightLayout:
-        """What kernels are compiled for; a plain weight's kind is "plain"."""
+        """What `mixture_kernels` are compiled for; a plain weight's kind is "plain"."""
+        assert not isinstance(self.weight, Mxfp4Weight), "MXFP4 has kernels of its own"
         if isinstance(self.weight, QuantizedWeight):
             layout = layout_of(self.weight, self.dtype)
             return layout if layout.is_grouped else layout._replace(plane=_PLANE)

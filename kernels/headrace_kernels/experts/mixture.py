@@ -1,14 +1,14 @@
 """A mixture of experts: each token through its experts' gated MLPs, and the weighted sum of those.
 
-    y = sum over a token's experts e of weight_e down_e(silu(gate_e(x)) * up_e(x))
+    y = sum over a token's experts e of weight_e down_e(gated(gate_e(x), up_e(x)))
 
 Owns the operation and the rule of which kernels run (`mixture_kernels`). Where Triton does not run,
 each expert that a token chose multiplies its tokens by itself.
 
 Launch rules. Up to 4 tokens each pair reads its expert's weights for itself; more are sorted by
 expert, in tiles of about twice the pairs that an expert has on average, from 16 to 128, so that
-most experts are one tile while a step is bound by memory. Chosen without a card; what they reach
-on one is in docs/experiments.md.
+most experts are one tile while a step is bound by memory. Chosen without a card, but for the
+largest tiles; what they reach on one is in docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from torch.nn import functional
 
 from headrace_kernels import card
 from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.gating import SILU, Gating, gated_reference
 from headrace_kernels.experts.mixture_kernels import PairTile, VectorTile, multiply_pairs, multiply_vectors
+from headrace_kernels.experts.mxfp4_kernels import FewTile, ManyTile, multiply_few, multiply_many
 from headrace_kernels.experts.routing import Choice, sort_pairs
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
-from headrace_kernels.swiglu import swiglu_reference
 from headrace_kernels.triton_runtime import INTERPRETED, uses_triton
+from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight
 
 # Tokens up to which each reads the weights of its experts for itself. No server runs fp32 on a GPU;
 # there it serves tests that want exact sums.
@@ -32,6 +34,10 @@ _MOST_VECTORS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 4 if INTERP
 _LEAST_TILE, _LARGEST_TILE = 16, 128
 # Of INT4, whose registers spill in larger ones: with products from shared memory, and without.
 _LARGEST_INT4_TILES = (64, 16)
+# MXFP4's products of few tokens: gate and up, a warp each, and down, a warp for each of four
+# experts. Not measured.
+FEW_GATE_UP = FewTile(block_n=16, num_warps=2, num_stages=4)
+FEW_DOWN = FewTile(block_n=16, num_warps=4, num_stages=4)
 
 
 def fuses(num_tokens: int, weights: ExpertWeights) -> bool:
@@ -43,7 +49,13 @@ def fuses(num_tokens: int, weights: ExpertWeights) -> bool:
         num_tokens: Tokens of the step, padding included.
         weights: The weight of one of the two products.
     """
-    return uses_triton(weights.storage) and 1 <= num_tokens <= _MOST_VECTORS[weights.dtype]
+    return _takes_kernels(weights) and 1 <= num_tokens <= _MOST_VECTORS[weights.dtype]
+
+
+def _takes_kernels(weights: ExpertWeights) -> bool:
+    """Whether kernels multiply; MXFP4's take activations in 16 bits, but for the interpreter's."""
+    is_taken = not isinstance(weights.weight, Mxfp4Weight) or weights.dtype.itemsize == 2 or INTERPRETED
+    return uses_triton(weights.storage) and is_taken
 
 
 def vector_rule(weights: ExpertWeights) -> VectorTile:
@@ -57,28 +69,54 @@ def vector_rule(weights: ExpertWeights) -> VectorTile:
 
 
 def tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
-    """The tile of a product of many pairs."""
-    average, kind = triton.cdiv(num_pairs, weights.num_experts), weights.layout().kind
+    """The tile of a product of many pairs.
+
+    The largest ones of plain weights, from sm_90 on, are those that took an H200 least for 8,192
+    tokens of Qwen3-30B-A3B: gate and up 741 us in place of 901, down 488 in place of 805
+    (docs/experiments.md, "tiles of many tokens of a mixture").
+    """
+    average, kind = triton.cdiv(num_pairs, weights.total_experts), weights.layout().kind
     largest = _LARGEST_TILE
     if kind == "int4":
         largest = _LARGEST_INT4_TILES[not card.has_warpgroup_products(weights.storage.device)]
     block_m = min(max(triton.next_power_of_2(2 * average), _LEAST_TILE), largest)
+    if kind == "plain" and block_m == _LARGEST_TILE and card.has_warpgroup_products(weights.storage.device):
+        return PairTile(128 if gated else 256, block_m, 64, num_warps=8, num_stages=4, outputs_first=True)
     num_warps, num_stages = (8, 3) if block_m == _LARGEST_TILE else (4, 4)
     return PairTile(64 if gated else 128, block_m, 128 if kind in ("int8", "fp8") else 64, num_warps, num_stages)
 
 
-def mixture_reference(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
+def many_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> ManyTile:
+    """The tile of a product of many pairs in MXFP4; its size follows the pairs as others' do.
+
+    512 tokens of gpt-oss-20b take 401 us on an H200 in tiles of 64 pairs, 475 in tiles of 128, that
+    are better where an expert fills one (docs/experiments.md, "gpt-oss-20b on an H200").
+    Before sm_90 those, and 128 outputs, spill registers.
+    """
+    average, is_new = triton.cdiv(num_pairs, weights.total_experts), card.has_warpgroup_products(weights.storage.device)
+    block_n = 128 if is_new and not gated else 64
+    if average >= _LARGEST_TILE and is_new:
+        return ManyTile(block_n, _LARGEST_TILE, num_warps=4, num_stages=3)
+    block_m = min(max(triton.next_power_of_2(2 * average), _LEAST_TILE), _LARGEST_TILE // 2)
+    return ManyTile(block_n, block_m, num_warps=4, num_stages=4)
+
+
+def mixture_reference(
+    x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating = SILU
+) -> Tensor:
     """Specification of `mixture`, in plain PyTorch."""
     total = torch.zeros(len(x), down.num_outputs, dtype=torch.float32, device=x.device)
-    for expert in torch.unique(choice.experts).tolist():
-        tokens, slots = (choice.experts == expert).nonzero(as_tuple=True)
-        inner = swiglu_reference(functional.linear(x[tokens], gate_up.expert(expert)))
-        outputs = functional.linear(inner, down.expert(expert)).float()
+    numbers = choice.experts - (gate_up.first_expert or 0)
+    for expert in torch.unique(numbers[(numbers >= 0) & (numbers < gate_up.num_experts)]).tolist():
+        tokens, slots = (numbers == expert).nonzero(as_tuple=True)
+        gates_and_ups = functional.linear(x[tokens], gate_up.expert(expert), gate_up.expert_bias(expert))
+        inner = gated_reference(gates_and_ups, gating)
+        outputs = functional.linear(inner, down.expert(expert), down.expert_bias(expert)).float()
         total.index_add_(0, tokens, outputs.mul_(choice.weights[tokens, slots, None]))
     return total.to(x.dtype)
 
 
-def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
+def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating = SILU) -> Tensor:
     """Computes each token with its experts.
 
     Args:
@@ -86,36 +124,70 @@ def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeigh
         choice: Experts and weights of the tokens.
         gate_up: Gates and ups of all experts, `2 * inner` outputs each.
         down: Down projections of all experts, `inner` inputs each.
+        gating: What is between gate-up and down.
 
     Returns:
-        [num_tokens, hidden] in the type of x; the sum over experts is rounded once, each expert's
-        output before only where tokens are many.
+        [num_tokens, hidden] in the type of x, without the experts that are not here. The sum over
+        experts is rounded once, each expert's output before only where tokens are many.
     """
-    if not uses_triton(gate_up.storage):
-        return mixture_reference(x, choice, gate_up, down)
+    if not _takes_kernels(gate_up):
+        return mixture_reference(x, choice, gate_up, down, gating)
     out = x.new_empty(len(x), down.num_outputs)
     if len(x) == 0:
         return out
     if len(x) <= _MOST_VECTORS[x.dtype]:
-        multiply_vectors(
-            x.contiguous(), choice, gate_up, down, out, (vector_rule(gate_up), vector_rule(down)), None, False
-        )
+        _multiply_few(x.contiguous(), choice, gate_up, down, out, None, False, gating)
         return out
     num_pairs = choice.experts.numel()
+    pairs = sort_pairs(choice.experts, gate_up.num_experts, gate_up.first_expert)
+    if isinstance(gate_up.weight, Mxfp4Weight):
+        rules = many_rule(num_pairs, gate_up, True), many_rule(num_pairs, down, False)
+        multiply_many(x.contiguous(), choice, pairs, gate_up, down, out, rules, gating)
+        return out
     tiles = tile_rule(num_pairs, gate_up, gated=True), tile_rule(num_pairs, down, gated=False)
-    multiply_pairs(x.contiguous(), choice, sort_pairs(choice.experts, gate_up.num_experts), gate_up, down, out, tiles)
+    multiply_pairs(x.contiguous(), choice, pairs, gate_up, down, out, tiles, gating)
     return out
 
 
+def _multiply_few(
+    x: Tensor,
+    choice: Choice,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    out: Tensor,
+    norm: tuple[Tensor, float] | None,
+    add: bool,
+    gating: Gating,
+) -> None:
+    """Few tokens by the kernels of their weights' kind: see `mixture_kernels.multiply_vectors`."""
+    if isinstance(gate_up.weight, Mxfp4Weight):
+        multiply_few(x, choice, gate_up, down, out, (FEW_GATE_UP, FEW_DOWN), norm, add, gating)
+    else:
+        tiles = vector_rule(gate_up), vector_rule(down)
+        multiply_vectors(x, choice, gate_up, down, out, tiles, norm, add, gating)
+
+
 def add_mixture_reference(
-    residual: Tensor, norm_weight: Tensor, eps: float, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    choice: Choice,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    gating: Gating = SILU,
 ) -> None:
     """Specification of `add_mixture`, in plain PyTorch."""
-    residual.add_(mixture_reference(rms_norm_reference(residual, norm_weight, eps), choice, gate_up, down))
+    residual.add_(mixture_reference(rms_norm_reference(residual, norm_weight, eps), choice, gate_up, down, gating))
 
 
 def add_mixture(
-    residual: Tensor, norm_weight: Tensor, eps: float, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    choice: Choice,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    gating: Gating = SILU,
 ) -> None:
     """Adds a mixture of the residual stream's norm to the residual stream.
 
@@ -126,9 +198,9 @@ def add_mixture(
         choice: Experts and weights of the tokens.
         gate_up: Gates and ups of all experts, `2 * inner` outputs each.
         down: Down projections of all experts, `inner` inputs each.
+        gating: What is between gate-up and down.
     """
     if not fuses(len(residual), gate_up):
-        residual.add_(mixture(rms_norm(residual, norm_weight, eps), choice, gate_up, down))
+        residual.add_(mixture(rms_norm(residual, norm_weight, eps), choice, gate_up, down, gating))
         return
-    tiles = vector_rule(gate_up), vector_rule(down)
-    multiply_vectors(residual, choice, gate_up, down, residual, tiles, (norm_weight, eps), True)
+    _multiply_few(residual, choice, gate_up, down, residual, (norm_weight, eps), True, gating)

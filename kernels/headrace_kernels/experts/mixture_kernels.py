@@ -17,7 +17,7 @@ Sums are fp32 in an order that depends on the tile alone: no atomics, the same b
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,assignment,var-annotated"
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from headrace_kernels import card
 from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.gating import SILU, Gating, gated
 from headrace_kernels.experts.routing import Choice, SortedPairs
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.conversions import dequantized_nibbles, numbers_of, wide_bytes
@@ -62,6 +63,8 @@ class PairTile(NamedTuple):
     block_words: int
     num_warps: int
     num_stages: int
+    # Whether programs of one tile's outputs are neighbours, and so share its rows of x in the
+    # second cache; otherwise those of one block of outputs are.
     outputs_first: bool = False
 
 
@@ -85,13 +88,23 @@ def _wide_numbers(
 
 
 @triton.jit
+def own_expert(experts_ptr, pairs, first_expert, NUM_EXPERTS: tl.constexpr):
+    """The number, among the experts here, of a pair's expert, or 0; and whether it is here."""
+    expert = tl.load(experts_ptr + pairs).to(tl.int64)
+    if first_expert is not None:
+        expert -= first_expert
+    is_here = (expert >= 0) & (expert < NUM_EXPERTS)
+    return tl.where(is_here, expert, 0), is_here
+
+
+@triton.jit(do_not_specialize=["first_expert"])
 def _vector_gate_up_kernel(
-    x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, experts_ptr, out_ptr,
-    eps,
+    x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, experts_ptr, out_ptr,
+    eps, first_expert,
     N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
+    GATING: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Program (pair, n): silu(gate) * up for BLOCK_N inner elements n of one pair.
+    """Program (pair, n): BLOCK_N inner elements n of one pair, gated.
 
     With norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums.
     """
@@ -103,7 +116,9 @@ def _vector_gate_up_kernel(
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     j = tl.arange(0, BLOCK_WORDS)[None, :]
     x_row = x_ptr + (pair // PER_TOKEN).to(tl.int64) * K
-    expert = tl.load(experts_ptr + pair).to(tl.int64)
+    expert, is_here = own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)
+    if not is_here:
+        return
     NUM_ROWS: tl.constexpr = N * 2 * NUM_EXPERTS
     # Elements beyond the end repeat the last one, and are not stored.
     gates = (expert * (2 * N) + tl.minimum(n, N - 1))[:, None]
@@ -133,14 +148,17 @@ def _vector_gate_up_kernel(
     if norm_ptr is not None:
         rstd = tl.rsqrt(tl.sum(squares) / K + eps)
         gate, up = gate * rstd, up * rstd
-    inner = gate * tl.sigmoid(gate) * up
+    if bias_ptr is not None:
+        gate, up = gate + tl.load(bias_ptr + gates).to(tl.float32), up + tl.load(bias_ptr + ups).to(tl.float32)
+    inner = gated(gate, up, GATING)
     places = out_ptr + pair.to(tl.int64) * N + n[:, None]
     tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=n[:, None] < N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_expert"])
 def _vector_down_kernel(
-    x_ptr, word_ptr, scale_ptr, zero_ptr, experts_ptr, weights_ptr, out_ptr,
+    x_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, experts_ptr, weights_ptr, out_ptr,
+    first_expert,
     N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
     ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
 ):  # fmt: skip
@@ -154,25 +172,31 @@ def _vector_down_kernel(
     j = tl.arange(0, BLOCK_WORDS)[None, :]
     NUM_ROWS: tl.constexpr = N * NUM_EXPERTS
     total = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
+    biases = tl.zeros([BLOCK_N, 1], tl.float32)
     for slot in tl.static_range(PER_TOKEN):
         pair = token * PER_TOKEN + slot
-        factor = tl.load(weights_ptr + pair)
-        rows = (tl.load(experts_ptr + pair).to(tl.int64) * N + tl.minimum(n, N - 1))[:, None]
+        expert, is_here = own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)
+        factor = tl.load(weights_ptr + pair, mask=is_here, other=0.0)
+        rows = (expert * N + tl.minimum(n, N - 1))[:, None]
+        if bias_ptr is not None:
+            biases += factor * tl.load(bias_ptr + rows).to(tl.float32)
         if scale_ptr is not None:
             if not LAYOUT.is_grouped:
                 factor = factor * tl.load(scale_ptr + rows)
         sums = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
         for first in tl.static_range(0, WORDS, BLOCK_WORDS):
             word = first + j
-            words = tl.load(word_ptr + rows * WORDS + word, mask=word < WORDS, other=0)
+            words = tl.load(word_ptr + rows * WORDS + word, mask=(word < WORDS) & is_here, other=0)
             for part in tl.static_range(PARTS):
                 piece = (first // BLOCK_WORDS // BLOCKS * PARTS + part) * LAYOUT.plane
                 k = piece + first // BLOCK_WORDS % BLOCKS * BLOCK_WORDS + j
-                x = tl.load(x_ptr + pair * K + k, mask=k < K, other=0.0).to(tl.float32)
+                x = tl.load(x_ptr + pair * K + k, mask=(k < K) & is_here, other=0.0).to(tl.float32)
                 group = tl.minimum(piece, K - 1) // LAYOUT.group
                 sums += x * _wide_numbers(words, scale_ptr, zero_ptr, rows, group, NUM_ROWS, part, LAYOUT)
         total += sums * factor
     y = tl.sum(total, 1)
+    if bias_ptr is not None:
+        y += tl.sum(biases, 1)
     places = out_ptr + token * N + n
     if ADD:
         y += tl.load(places, mask=n < N, other=0.0).to(tl.float32)
@@ -221,7 +245,7 @@ def _load(ptrs, mask, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _expert_of_tile(starts_ptr, tile, NUM_EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
+def expert_of_tile(starts_ptr, tile, NUM_EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
     """A tile's expert (NUM_EXPERTS or more: there is no such tile), and its number among its tiles.
 
     An expert has as many tiles as hold its pairs, in the order of experts.
@@ -236,17 +260,17 @@ def _expert_of_tile(starts_ptr, tile, NUM_EXPERTS: tl.constexpr, BLOCK_EXPERTS: 
 
 @triton.jit
 def _tile_kernel(
-    x_ptr, word_ptr, scale_ptr, zero_ptr, order_ptr, starts_ptr, weights_ptr, out_ptr,
+    x_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, order_ptr, starts_ptr, weights_ptr, out_ptr,
     N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
-    BLOCK_EXPERTS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr, GATING: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_WORDS: tl.constexpr, GATED: tl.constexpr,
     OUTPUTS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, n): Y^T = W X^T for BLOCK_N outputs and BLOCK_M pairs of one expert.
 
-    GATED: x has a row for each token, and silu(gate) * up of the pair at place m is row m of the
-    results. Otherwise x has a row for each place, and the product times the pair's weight is the
-    row of the pair.
+    GATED: x has a row for each token, and the gated elements of the pair at place m are row m of
+    the results. Otherwise x has a row for each place, and the product times the pair's weight is
+    the row of the pair.
     """
     K: tl.constexpr = LAYOUT.num_inputs
     WORDS: tl.constexpr = LAYOUT.num_words
@@ -255,7 +279,7 @@ def _tile_kernel(
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     PLAIN: tl.constexpr = LAYOUT.is_plain
     tile = tl.program_id(1 if OUTPUTS_FIRST else 0)
-    expert, number = _expert_of_tile(starts_ptr, tile, NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M)
+    expert, number = expert_of_tile(starts_ptr, tile, NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M)
     if expert >= NUM_EXPERTS:
         return
     end = tl.load(starts_ptr + expert + 1)
@@ -264,11 +288,13 @@ def _tile_kernel(
     j = tl.arange(0, BLOCK_WORDS)
     # Pairs and outputs beyond the end repeat the last one, and are not stored.
     m_read = tl.minimum(m, end - 1)
-    pairs = tl.load(order_ptr + m_read)
     HALVES: tl.constexpr = 2 if GATED else 1
     NUM_ROWS: tl.constexpr = N * HALVES * NUM_EXPERTS
     rows = (expert.to(tl.int64) * (HALVES * N) + tl.minimum(n, N - 1))[:, None]
-    x_rows = x_ptr + (pairs // PER_TOKEN if GATED else m_read).to(tl.int64)[None, :] * K
+    x_row = m_read
+    if GATED:
+        x_row = tl.load(order_ptr + m_read) // PER_TOKEN
+    x_rows = x_ptr + x_row.to(tl.int64)[None, :] * K
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up_total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for step in tl.range(0, (WORDS + BLOCK_WORDS - 1) // BLOCK_WORDS):
@@ -291,24 +317,37 @@ def _tile_kernel(
             total *= tl.load(scale_ptr + rows)
             if GATED:
                 up_total *= tl.load(scale_ptr + rows + N)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + rows).to(tl.float32)
+        if GATED:
+            up_total += tl.load(bias_ptr + rows + N).to(tl.float32)
     if GATED:
-        y = total * tl.sigmoid(total) * up_total
+        y = gated(total, up_total, GATING)
         out_rows = m
     else:
+        pairs = tl.load(order_ptr + m_read)
         y = total * tl.load(weights_ptr + pairs)[None, :]
         out_rows = pairs
     places = out_ptr + out_rows.to(tl.int64)[None, :] * N + n[:, None]
     tl.store(places, y.to(out_ptr.dtype.element_ty), mask=(m < end)[None, :] & (n < N)[:, None])
 
 
-@triton.jit
-def _combine_kernel(pairs_ptr, out_ptr, N: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (token, n): the sum of the token's pairs [PER_TOKEN, N] in order."""
+@triton.jit(do_not_specialize=["first_expert"])
+def _combine_kernel(
+    pairs_ptr, experts_ptr, out_ptr,
+    first_expert,
+    N: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (token, n): the sum of the token's pairs [PER_TOKEN, N] in order, of experts here."""
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for slot in tl.static_range(PER_TOKEN):
-        total += tl.load(pairs_ptr + (token * PER_TOKEN + slot) * N + n, mask=n < N, other=0.0).to(tl.float32)
+        pair = token * PER_TOKEN + slot
+        mask = n < N
+        if first_expert is not None:
+            mask = mask & own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)[1]
+        total += tl.load(pairs_ptr + pair * N + n, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * N + n, total.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -321,6 +360,7 @@ def multiply_vectors(
     tiles: tuple[VectorTile, VectorTile],
     norm: tuple[Tensor, float] | None,
     add: bool,
+    gating: Gating = SILU,
 ) -> None:
     """Computes few tokens.
 
@@ -333,6 +373,7 @@ def multiply_vectors(
         tiles: Tile of the gate-up product, and of the down product.
         norm: Weight and epsilon of an RMS norm of x; None: x is multiplied as it is.
         add: The result is added to `out`.
+        gating: What is between gate-up and down.
     """
     num_tokens, per_token = choice.experts.shape
     inner = x.new_empty(num_tokens * per_token, down.num_inputs)
@@ -340,12 +381,12 @@ def multiply_vectors(
     norm_weight, eps = norm or (None, 0.0)
     grid = (len(inner), triton.cdiv(down.num_inputs, tiles[0].block_n))
     _vector_gate_up_kernel[grid](
-        x, norm_weight, *gate_up.bits(), choice.experts, inner, eps, N=down.num_inputs,
-        **shared, **_vector_options(gate_up, tiles[0]),
+        x, norm_weight, *gate_up.bits(), gate_up.bias, choice.experts, inner, eps, gate_up.first_expert,
+        N=down.num_inputs, **shared, GATING=gating, **_vector_options(gate_up, tiles[0]),
     )  # fmt: skip
     grid = (num_tokens, triton.cdiv(down.num_outputs, tiles[1].block_n))
     _vector_down_kernel[grid](
-        inner, *down.bits(), choice.experts, choice.weights, out, N=down.num_outputs,
+        inner, *down.bits(), down.bias, choice.experts, choice.weights, out, down.first_expert, N=down.num_outputs,
         **shared, ADD=add, **_vector_options(down, tiles[1]),
     )  # fmt: skip
 
@@ -364,7 +405,7 @@ def _block_words(most: int, layout: WeightLayout) -> int:
 
 def multiply_pairs(
     x: Tensor, choice: Choice, pairs: SortedPairs, gate_up: ExpertWeights, down: ExpertWeights, out: Tensor,
-    tiles: tuple[PairTile, PairTile],
+    tiles: tuple[PairTile, PairTile], gating: Gating = SILU,
 ) -> None:  # fmt: skip
     """Computes many tokens, whose pairs are sorted by expert.
 
@@ -376,14 +417,29 @@ def multiply_pairs(
         down: Down projections of all experts, `inner` inputs each.
         out: [num_tokens, hidden], written.
         tiles: Tile of the gate-up product, and of the down product.
+        gating: What is between gate-up and down.
     """
-    num_pairs, num_outputs = len(pairs.order), down.num_outputs
-    inner, outputs = x.new_empty(num_pairs, down.num_inputs), x.new_empty(num_pairs, num_outputs)
-    _launch_tiles(x, choice, pairs, gate_up, inner, tiles[0], gated=True)
-    _launch_tiles(inner, choice, pairs, down, outputs, tiles[1], gated=False)
-    _combine_kernel[(len(x), triton.cdiv(num_outputs, _COMBINED))](
-        outputs, out, N=num_outputs, PER_TOKEN=choice.experts.shape[1], BLOCK=_COMBINED
-    )
+    num_pairs = len(pairs.order)
+    inner, outputs = x.new_empty(num_pairs, down.num_inputs), x.new_empty(num_pairs, down.num_outputs)
+    _launch_tiles(x, choice, pairs, gate_up, inner, tiles[0], gating)
+    _launch_tiles(inner, choice, pairs, down, outputs, tiles[1], None)
+    combine_pairs(outputs, choice, down, out)
+
+
+def combine_pairs(outputs: Tensor, choice: Choice, down: ExpertWeights, out: Tensor) -> None:
+    """Adds up the outputs of each token's pairs.
+
+    Args:
+        outputs: [num_pairs, hidden] of the experts here, times the pairs' weights.
+        choice: Experts of the tokens.
+        down: The weights of which `outputs` are products.
+        out: [num_tokens, hidden], written.
+    """
+    num_outputs = out.shape[1]
+    _combine_kernel[(len(out), triton.cdiv(num_outputs, _COMBINED))](
+        outputs, choice.experts, out, down.first_expert,
+        N=num_outputs, NUM_EXPERTS=down.num_experts, PER_TOKEN=choice.experts.shape[1], BLOCK=_COMBINED,
+    )  # fmt: skip
 
 
 def most_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:
@@ -396,7 +452,13 @@ def most_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:
 
 
 def _launch_tiles(
-    x: Tensor, choice: Choice, pairs: SortedPairs, weights: ExpertWeights, out: Tensor, tile: PairTile, gated: bool
+    x: Tensor,
+    choice: Choice,
+    pairs: SortedPairs,
+    weights: ExpertWeights,
+    out: Tensor,
+    tile: PairTile,
+    gating: Gating | None,
 ) -> None:
     assert INTERPRETED or x.dtype != torch.float32, "tensor cores would cut fp32 to tf32"
     layout, num_experts = weights.layout(), weights.num_experts
@@ -404,11 +466,11 @@ def _launch_tiles(
     num_tiles = most_tiles(len(pairs.order), num_experts, tile.block_m)
     grid = (num_tiles, triton.cdiv(out.shape[1], tile.block_n))
     _tile_kernel[grid[::-1] if tile.outputs_first else grid](
-        x, *weights.bits(), *pairs, choice.weights, out,
+        x, *weights.bits(), weights.bias, *pairs, choice.weights, out,
         N=out.shape[1], LAYOUT=layout, NUM_EXPERTS=num_experts, PER_TOKEN=choice.experts.shape[1],
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts), BLOCK_N=tile.block_n, BLOCK_M=tile.block_m,
-        BLOCK_WORDS=block_words, GATED=gated, OUTPUTS_FIRST=tile.outputs_first,
-        num_warps=tile.num_warps, num_stages=_stages(tile, weights, layout, block_words, gated, x),
+        BLOCK_WORDS=block_words, GATED=gating is not None, GATING=gating or SILU, OUTPUTS_FIRST=tile.outputs_first,
+        num_warps=tile.num_warps, num_stages=_stages(tile, weights, layout, block_words, gating is not None, x),
     )  # fmt: skip
 
 

@@ -40,9 +40,9 @@ class Choice(NamedTuple):
 class SortedPairs(NamedTuple):
     """Pairs of token and expert, those of an expert together."""
 
-    # [num_pairs] int32, the pair at each place.
+    # [num_pairs] int32, the pair at each place; anything behind the last expert's pairs.
     order: Tensor
-    # [num_experts + 1] int32, the place of each expert's first pair, and the number of pairs.
+    # [num_experts + 1] int32, the place of each expert's first pair, and the number of their pairs.
     starts: Tensor
 
 
@@ -115,15 +115,28 @@ def choose_experts(logits: Tensor, per_token: int, renormalized: bool) -> Choice
     return choose(logits, per_token, renormalized)
 
 
-def sort_pairs_reference(experts: Tensor, num_experts: int) -> SortedPairs:
+def sort_pairs_reference(experts: Tensor, num_experts: int, first: int | None = None) -> SortedPairs:
     """Specification of `sort_pairs`, in plain PyTorch."""
-    found, order = experts.flatten().sort(stable=True)
+    numbers = experts.flatten() - (first or 0)
+    found, order = numbers.where((numbers >= 0) & (numbers < num_experts), num_experts).sort(stable=True)
     starts = torch.searchsorted(found, torch.arange(num_experts + 1, dtype=found.dtype, device=found.device))
     return SortedPairs(order.to(torch.int32), starts.to(torch.int32))
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
-def _sort_kernel(experts_ptr, order_ptr, starts_ptr, num_pairs, NUM_EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit
+def _chosen(experts_ptr, pairs, num_pairs, first_expert, NUM_EXPERTS: tl.constexpr):
+    """Experts of some pairs, counted from the first one; of all others a number behind the last."""
+    chosen = tl.load(experts_ptr + pairs, mask=pairs < num_pairs, other=NUM_EXPERTS)
+    if first_expert is not None:
+        chosen -= first_expert
+        chosen = tl.where((chosen >= 0) & (chosen < NUM_EXPERTS) & (pairs < num_pairs), chosen, NUM_EXPERTS + 1)
+    return chosen
+
+
+@triton.jit(do_not_specialize=["num_pairs", "first_expert"])
+def _sort_kernel(
+    experts_ptr, order_ptr, starts_ptr, num_pairs, first_expert, NUM_EXPERTS: tl.constexpr, BLOCK: tl.constexpr
+):
     """Program (expert): counts pairs of the experts before it, then places its own in order."""
     expert = tl.program_id(0)
     block = tl.arange(0, BLOCK)
@@ -131,12 +144,12 @@ def _sort_kernel(experts_ptr, order_ptr, starts_ptr, num_pairs, NUM_EXPERTS: tl.
     place = tl.sum(tl.zeros([BLOCK], tl.int32), 0)
     for first in tl.range(0, num_pairs, BLOCK):
         pairs = first + block
-        chosen = tl.load(experts_ptr + pairs, mask=pairs < num_pairs, other=NUM_EXPERTS)
+        chosen = _chosen(experts_ptr, pairs, num_pairs, first_expert, NUM_EXPERTS)
         place += tl.sum((chosen < expert).to(tl.int32), 0)
     tl.store(starts_ptr + expert, place)
     for first in tl.range(0, num_pairs, BLOCK):
         pairs = first + block
-        chosen = tl.load(experts_ptr + pairs, mask=pairs < num_pairs, other=NUM_EXPERTS)
+        chosen = _chosen(experts_ptr, pairs, num_pairs, first_expert, NUM_EXPERTS)
         # The program behind the last expert has no pairs.
         is_own = (chosen == expert) & (pairs < num_pairs)
         rank = tl.cumsum(is_own.to(tl.int32), 0)
@@ -144,22 +157,24 @@ def _sort_kernel(experts_ptr, order_ptr, starts_ptr, num_pairs, NUM_EXPERTS: tl.
         place += tl.sum(is_own.to(tl.int32), 0)
 
 
-def _sort_pairs_triton(experts: Tensor, num_experts: int) -> SortedPairs:
+def _sort_pairs_triton(experts: Tensor, num_experts: int, first: int | None) -> SortedPairs:
     num_pairs, device = experts.numel(), experts.device
     order = torch.empty(num_pairs, dtype=torch.int32, device=device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
     _sort_kernel[(num_experts + 1,)](
-        experts, order, starts, num_pairs, NUM_EXPERTS=num_experts, BLOCK=_SORT_BLOCK, num_warps=4
+        experts, order, starts, num_pairs, first, NUM_EXPERTS=num_experts, BLOCK=_SORT_BLOCK, num_warps=4
     )
     return SortedPairs(order, starts)
 
 
-def sort_pairs(experts: Tensor, num_experts: int) -> SortedPairs:
+def sort_pairs(experts: Tensor, num_experts: int, first: int | None = None) -> SortedPairs:
     """Sorts pairs of token and expert by expert; those of one expert keep their order.
 
     Args:
-        experts: [num_tokens, per_token] int32 from 0 to num_experts - 1.
-        num_experts: Number of experts.
+        experts: [num_tokens, per_token] int32, numbers of experts.
+        num_experts: Number of experts whose pairs are sorted.
+        first: The first of those; pairs of all others are left out. None: they are all experts that
+            there are.
     """
     sort = _sort_pairs_triton if uses_triton(experts) else sort_pairs_reference
-    return sort(experts, num_experts)
+    return sort(experts, num_experts, first)

@@ -107,7 +107,8 @@ def _multiply_in_parts(x: Tensor, weight: BlockWeight, bias: Tensor | None, out:
             dequantize_into(weight, range(rows.start, rows.stop), numbers)
         else:
             dequantize_rows(weight, rows, numbers)
-        out[:, rows] = plain_linear(x, numbers, None if bias is None else bias[rows], out.dtype)
+        part_bias = None if bias is None else bias[rows]
+        out[:, rows] = plain_linear(x, numbers, part_bias, out.dtype, is_parameter=False)
 
 
 def embedding_reference(token_ids: Tensor, weight: BlockWeight) -> Tensor:

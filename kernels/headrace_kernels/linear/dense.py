@@ -29,6 +29,7 @@ def linear(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    is_parameter: bool = True,
 ) -> Tensor:
     """Multiplies by a weight.
 
@@ -39,12 +40,14 @@ def linear(
         bias: [out].
         out_dtype: Dtype of the result; None: the dtype of x. On a GPU fp32 is the unrounded sum.
         out: [num_tokens, out] of that type, contiguous, to be written; None: a new tensor.
+        is_parameter: No kernel writes the weight, so that it may be read before earlier kernels
+            have ended. A buffer of dequantized numbers is none.
 
     Returns:
         [num_tokens, out], summed in fp32; `out` if given.
     """
     if fuses(x.shape[0], weight):
-        return small_linear(x, weight, bias, out_dtype, out)
+        return small_linear(x, weight, bias, out_dtype, out, is_parameter)
     if x.is_cuda and out_dtype == torch.float32 != x.dtype and bias is None:
         if out is None:
             return torch.mm(x, weight.t(), out_dtype=torch.float32)

@@ -93,6 +93,7 @@ def small_linear(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    is_parameter: bool = True,
 ) -> Tensor:
     """X W^T + b by Triton, for `linear`, whose description holds here too.
 
@@ -102,10 +103,11 @@ def small_linear(
         bias: [out].
         out_dtype: Dtype of the result; None: the dtype of x.
         out: [num_rows, out] of that type, to be written; None: a new tensor.
+        is_parameter: No kernel writes the weight.
     """
     if out is None:
         out = x.new_empty(x.shape[0], weight.shape[0], dtype=out_dtype)
-    _multiply(x, weight, bias, out)
+    _multiply(x, weight, bias, out, is_parameter=is_parameter)
     return out
 
 
@@ -117,13 +119,15 @@ def _multiply(
     norm: tuple[Tensor, float] | None = None,
     gated: bool = False,
     add: bool = False,
+    is_parameter: bool = True,
 ) -> None:
-    """A product by the kernel and tile of the rules; arguments are those of `multiply`."""
+    """A product by the kernel and tile of the rules; arguments are those of `multiply_streams`."""
     streams = stream_rule(x.shape[0], weight, gated)
     if streams is None:
         multiply(x, weight, bias, out, launch_rule(x.shape[0], out.shape[1], x.shape[1]), norm, gated, add)
     else:
-        multiply_streams(x if norm is None else rms_norm(x, *norm), weight, bias, out, streams, gated, add)
+        normed = x if norm is None else rms_norm(x, *norm)
+        multiply_streams(normed, weight, bias, out, streams, gated, add, is_parameter)
 
 
 def norm_linear_reference(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:

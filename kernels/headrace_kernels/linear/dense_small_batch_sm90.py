@@ -18,7 +18,9 @@ tile alone.
 
 **Launched early.** A program starts while the kernel before it still runs (programmatic dependent
 launch), has its first steps of the weight copied, and only then waits for what that kernel writes:
-x, and the residual stream. So a weight must not be written by the kernel just before.
+x, and the residual stream. Kernels that start early follow each other so closely that a weight may
+be read while the second or third kernel before still writes; so a weight that any kernel writes,
+such as a buffer of dequantized numbers, is not multiplied by a kernel that is launched early.
 """
 
 # Gluon's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -251,18 +253,19 @@ def multiply_streams(
     tile: StreamTile,
     gated: bool = False,
     add: bool = False,
+    is_parameter: bool = True,
 ) -> None:
     """Some rows times a weight that the kernel `takes_streams`.
 
     Args:
         x: [num_rows, K], at most MAX_WARPGROUP_ROWS of them.
-        weight: [N, K], or [2 N, K] with the gate first. The kernel launched before must not write
-            it.
+        weight: [N, K], or [2 N, K] with the gate first.
         bias: One per row of weight.
         out: [num_rows, N], written, or with `add` added to.
         tile: The sizes.
         gated: SwiGLU of the two halves.
         add: The result is added to `out`.
+        is_parameter: No kernel writes the weight. Otherwise the kernel waits for all before it.
     """
     (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
     assert 1 <= num_rows <= MAX_WARPGROUP_ROWS and weight.shape == (num_outputs * (2 if gated else 1), num_inputs)
@@ -274,7 +277,7 @@ def multiply_streams(
         _descriptor(weight, tile.block_n), _descriptor(x, rows), bias, out, num_rows,
         N=num_outputs, K=num_inputs, SLICES=tile.slices, SUBS=tile.subs, SLOTS=tile.slots, ROWS=rows,
         STEP_BYTES=_step_bytes(tile, num_rows, gated), GATED=gated, ADD=add,
-        num_warps=_NUM_WARPS, maxnreg=None, launch_pdl=True,
+        num_warps=_NUM_WARPS, maxnreg=None, launch_pdl=is_parameter,
     )  # fmt: skip
 
 

@@ -32,14 +32,15 @@ def dequantized_linear(
     numbers = dequantized_buffer.room(step, weight.num_inputs, x.dtype, x.device)
     if step == weight.num_outputs:
         dequantize_into(weight, range(step), numbers)
-        return plain_linear(x, numbers, bias, out_dtype, out)
+        return plain_linear(x, numbers, bias, out_dtype, out, is_parameter=False)
     if out is None:
         out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype)
     for first in range(0, weight.num_outputs, step):
         rows = range(first, min(first + step, weight.num_outputs))
         part, places = numbers[: len(rows)], slice(rows.start, rows.stop)
         dequantize_into(weight, rows, part)
-        out[:, places] = plain_linear(x, part, None if bias is None else bias[places], out.dtype)
+        part_bias = None if bias is None else bias[places]
+        out[:, places] = plain_linear(x, part, part_bias, out.dtype, is_parameter=False)
     return out
 
 
@@ -54,4 +55,5 @@ def multiply_in_blocks(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, 
         rows = slice(first, min(first + step, weight.num_outputs))
         numbers = block[: rows.stop - first]
         dequantize_ordered_rows(weight, rows, numbers)
-        out[:, rows] = plain_linear(x, numbers, None if bias is None else bias[rows], out.dtype)
+        part_bias = None if bias is None else bias[rows]
+        out[:, rows] = plain_linear(x, numbers, part_bias, out.dtype, is_parameter=False)

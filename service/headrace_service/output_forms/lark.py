@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from headrace_request import json_schema
 from headrace_service.output_forms.call_format import Tool, ToolUse
 
 # Special tokens that markers are, by marker.
@@ -17,14 +18,6 @@ TokenIds = Mapping[str, int]
 # Rules that grammars refer to. Free text may be empty; space is bounded, because a model may never
 # leave off writing it.
 COMMON = "\n".join(["rest: TEXT", r"TEXT: /(.|\n)*/", r"space: /[ \n]{1,8}/"])
-# Set over what a schema says of itself. Between the parts of JSON stands a space or two, or one
-# line break and an indent.
-_JSON_OPTIONS: dict[str, Any] = {
-    "whitespace_pattern": r"[\x20\x09]{1,2}|[\x20\x09]{0,2}\x0D?\x0A[\x20\x09]{0,20}",
-    "whitespace_flexible": True,
-    "lenient": False,
-    "coerce_one_of": False,
-}
 
 
 def quoted(text: str) -> str:
@@ -34,10 +27,7 @@ def quoted(text: str) -> str:
 
 def json_of(schema: Mapping[str, Any] | bool) -> str:
     """Returns the rule of JSON that a schema allows."""
-    if schema is False:
-        schema = {"enum": []}
-    held = {**schema, "x-guidance": _JSON_OPTIONS} if isinstance(schema, Mapping) else {"x-guidance": _JSON_OPTIONS}
-    return f"%json {json.dumps(held)}"
+    return f"%json {json.dumps(json_schema.held(schema))}"
 
 
 def arguments_of(tool: Tool) -> str:

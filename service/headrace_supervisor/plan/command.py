@@ -107,6 +107,7 @@ class _Lengths(NamedTuple):
 @click.option("--gpu", type=click.Choice(list(GPUS)), default="h200", show_default=True, help="kind of GPU")
 @click.option("--gpus", type=click.IntRange(1, 8), default=1, show_default=True, help="GPUs of one machine")
 @click.option("--pp", type=click.IntRange(1, 8), default=1, show_default=True, help="pipeline stages of each engine")
+@click.option("--expert-parallel", is_flag=True, help="ranks have whole experts of a mixture, not a part of each")
 @click.option("--users", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="users in a closed loop")
 @click.option("--prompt-tokens", type=_TOKENS, default=512, show_default=True, help="mean of a user's prompts")
 @click.option("--output-tokens", type=_TOKENS, default=256, show_default=True, help="mean of the answers")
@@ -347,7 +348,7 @@ def _engines(options: dict[str, Any]) -> list[dict[str, Any]]:
     """The engines to ask about: of each kind of weights, each kind of cache."""
     weights = _QUANTIZE if options["quantize"] == _ANY else (options["quantize"],)
     caches = _KV_DTYPES if options["kv_dtype"] == _ANY else (options["kv_dtype"],)
-    names = ("quantize_head", "speculate", "draft_model", "max_model_len", "pp")
+    names = ("quantize_head", "speculate", "draft_model", "max_model_len", "pp", "expert_parallel")
     shared = {name: options[name] for name in names} | {"load": "dummy"}
     return [
         shared | {"quantize": quantize, "kv_dtype": kv_dtype}

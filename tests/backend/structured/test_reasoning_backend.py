@@ -83,6 +83,7 @@ async def test_the_end_marker_is_forced_when_the_budget_is_spent(engine: EngineC
     assert (await settled(await reasoned(engine, None, 40, n=2))).outputs == free.outputs
 
 
+@pytest.mark.slow  # tests/engine/test_reasoning.py loses workers.
 async def test_the_form_begins_behind_the_end_marker_even_if_workers_are_lost(
     engine: EngineClient, backend: BackendProcess
 ) -> None:

@@ -156,6 +156,7 @@ def test_without_quotas_another_waits_for_seconds() -> None:
     assert p99_ms([beside]) > 50 * p99_ms([alone])
 
 
+@pytest.mark.slow  # tests/engine/cache/test_kv_share.py has it without a simulation.
 def test_share_alone_keeps_blocks_for_others() -> None:
     """Five contexts like these fill the cache.
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies
+from tests.support.attention_case import probabilities
 from tests.support.examples import examples
 from torch import Tensor
 
@@ -36,6 +37,8 @@ class Case:
     kv_cache: Tensor
     metadata: AttentionMetadata
     window: int | None
+    # [num_heads]; None: there are none.
+    sinks: Tensor | None = None
 
     def oracle(self) -> Tensor:
         """[num_tokens, num_heads, head_dim] fp64, from the rows' own keys and values."""
@@ -46,7 +49,7 @@ class Case:
             position, other = torch.arange(computed, computed + count)[:, None], torch.arange(computed + count)
             hidden = (other > position) | (position - other >= (self.window or 10**9))
             scores = torch.einsum("thgd,hsd->hgts", query, key) * 0.3
-            weights = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1)
+            weights = probabilities(scores.masked_fill(hidden, -math.inf), self.sinks)
             outputs.append(torch.einsum("hgts,hsd->thgd", weights, value).flatten(1, 2))
             start += count
         return torch.cat(outputs)
@@ -85,7 +88,7 @@ def build(
     return Case(rows, query, contexts, kv_cache, metadata, window)
 
 
-Attention = Callable[[Tensor, Tensor, AttentionMetadata, float, int | None], Tensor]
+Attention = Callable[[Tensor, Tensor, AttentionMetadata, float, int | None, Tensor | None], Tensor]
 _ROWS = strategies.lists(
     strategies.tuples(strategies.integers(0, 90), strategies.one_of(strategies.just(1), strategies.integers(1, 40))),
     min_size=1,
@@ -101,6 +104,7 @@ _ROWS = strategies.lists(
     group=strategies.sampled_from([1, 2, 8]),
     block_size=strategies.sampled_from([16, 32]),
     window=strategies.none() | strategies.integers(1, 70),
+    sink=strategies.none() | strategies.floats(0, 9),
 )
 def test_any_step_equals_the_dense_oracle(
     attention: Attention,
@@ -109,9 +113,12 @@ def test_any_step_equals_the_dense_oracle(
     group: int,
     block_size: int,
     window: int | None,
+    sink: float | None,
 ) -> None:
     case = build(rows, num_kv_heads, group, block_size, window)
-    found = attention(case.query, case.kv_cache, case.metadata, 0.3, window)
+    if sink is not None:
+        case.sinks = sink * torch.linspace(-1.0, 1.0, num_kv_heads * group)
+    found = attention(case.query, case.kv_cache, case.metadata, 0.3, window, case.sinks)
     torch.testing.assert_close(found.double(), case.oracle(), atol=TOLERANCE, rtol=0)
 
 

@@ -34,7 +34,7 @@ def poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(case: Case) -> None:
     shape = case.shape
-    found = paged_attention(case.query, case.kv_cache, case.step, shape.scale, shape.window)
+    found = paged_attention(case.query, case.kv_cache, case.step, shape.scale, shape.window, case.sinks)
     assert found.is_contiguous() and found.dtype == shape.dtype
     expected = case.oracle()
     # What is gathered of a quantized cache is rounded to the type once more.
@@ -60,9 +60,14 @@ SHAPES = [
     Shape(8, 2, 64, 16, dtype=torch.bfloat16, kv="int8"),
     Shape(2, 1, 80, 64, window=40, dtype=torch.float16, kv="int8"),
     Shape(4, 4, 64, 16, dtype=torch.float16, kv="fp8"),
+    Shape(8, 2, 16, has_sinks=True),
+    Shape(7, 1, 8, 16, kv="fp8", has_sinks=True),
+    Shape(16, 2, 64, 16, window=40, dtype=torch.bfloat16, has_sinks=True),
 ]
 _IDS = [
-    f"{s.num_heads}-{s.num_kv_heads}-{s.head_dim}-{s.window}-{str(s.dtype)[6:]}{s.kv and '-' + s.kv}" for s in SHAPES
+    f"{s.num_heads}-{s.num_kv_heads}-{s.head_dim}-{s.window}-{str(s.dtype)[6:]}{s.kv and '-' + s.kv}"
+    + "-sinks" * s.has_sinks
+    for s in SHAPES
 ]
 
 
@@ -101,6 +106,23 @@ def test_rows_of_drafts_that_are_columns_equal_fp64(max_query_len: int, window: 
     shape = Shape(4, 2, 32, 16, window, torch.float16, kv)
     rows = [(300 + 10 * count, count) for count in range(1, max_query_len + 1)] + [(0, 1), (0, max_query_len)]
     check(Case(shape, rows, DEVICE, max_query_len=max_query_len))
+
+
+@pytest.mark.usefixtures("poisoned_outputs")
+@pytest.mark.parametrize(("window", "kv"), [(None, ""), (70, "fp8"), (1, "")])
+def test_rows_of_drafts_with_sinks_equal_fp64_when_their_context_is_split(window: int | None, kv: str) -> None:
+    shape = Shape(6, 2, 16, window=window, kv=kv, has_sinks=True)
+    rows = [(64 * 10, 1), (310, 3), (0, 1), (0, 4)]
+    check(Case(shape, rows, DEVICE, max_query_len=4, plan_window=10_000))
+
+
+@pytest.mark.usefixtures("poisoned_outputs")
+@pytest.mark.parametrize("window", [None, 50])
+def test_gathered_contexts_with_sinks_equal_fp64(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace_kernels.attention.plan._MIN_GATHER_ROWS", 1)
+    monkeypatch.setattr("headrace_kernels.attention.plan._MIN_GATHER_KEYS", 1)
+    shape = Shape(4, 2, 64, 16, window, torch.bfloat16, has_sinks=True)
+    check(Case(shape, [(70, 129), (0, 20), (3, 1)], DEVICE, gather_bytes=GATHER_BYTES))
 
 
 @pytest.mark.usefixtures("poisoned_outputs")
@@ -197,6 +219,10 @@ LARGE = [
     Shape(8, 2, 80, 16, None, torch.bfloat16, "fp8"),
     Shape(8, 4, 256, 16, None, torch.bfloat16, "int8"),
     Shape(16, 2, 64, 16, None, torch.float32, "fp8"),
+    # gpt-oss' two kinds of layers.
+    Shape(64, 8, 64, 16, None, torch.bfloat16, has_sinks=True),
+    Shape(64, 8, 64, 16, 128, torch.bfloat16, has_sinks=True),
+    Shape(64, 8, 64, 16, 128, torch.bfloat16, "fp8", has_sinks=True),
 ]
 
 

@@ -54,7 +54,9 @@ def check(case: RawCase) -> None:
     Padding must be untouched, and counters back at 0.
     """
     expected, (_, cache) = case.oracle(), case.separately()
-    found = rotate_write_attend(case.raw, case.kv_cache, case.step, case.shape.scale, case.shape.window)
+    found = rotate_write_attend(
+        case.raw, case.kv_cache, case.step, case.shape.scale, case.shape.window, case.case.sinks
+    )
     torch.testing.assert_close(found[: expected.shape[0]].double(), expected, atol=TOLERANCE[case.shape.dtype], rtol=0)
     if case.shape.dtype == torch.float32 and case.raw.key_norm is not None and case.shape.kv and not INTERPRETED:
         check_but_for_rounding(case.kv_cache, cache)
@@ -141,6 +143,16 @@ def test_the_new_token_where_a_narrow_window_leaves_the_last_splits_empty(plan_w
 )
 def test_any_decodes_of_raw_heads(computed: list[int], window: int | None, seed: int) -> None:
     check(RawCase(Shape(3, 1, 8, window=window), computed, DEVICE, seed=seed, normed=seed % 2 == 1))
+
+
+# Two groups of heads to a tile, quantized and not, whose rows one, some or many programs share.
+@pytest.mark.parametrize(
+    ("window", "kv"),
+    [(None, ""), (70, "fp8"), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((None, "fp8"), (70, "")))],
+)
+def test_sinks_count_once_however_a_context_is_split(window: int | None, kv: str) -> None:
+    shape = Shape(6, 2, 16, window=window, kv=kv, has_sinks=True)
+    check(RawCase(shape, [0, 5, 300, 64 * 12], DEVICE, plan_window=10_000, padding=1))
 
 
 def test_tokens_without_a_slot_are_seen_and_not_stored() -> None:
@@ -273,6 +285,10 @@ LARGE = [
     Shape(8, 2, 80, 16, None, torch.bfloat16, "int8"),
     Shape(8, 4, 256, 16, None, torch.bfloat16, "fp8"),
     Shape(8, 2, 64, 16, None, torch.float32, "fp8"),
+    # gpt-oss' two kinds of layers.
+    Shape(64, 8, 64, 16, None, torch.bfloat16, has_sinks=True),
+    Shape(64, 8, 64, 16, 128, torch.bfloat16, has_sinks=True),
+    Shape(64, 8, 64, 16, 128, torch.bfloat16, "fp8", has_sinks=True),
 ]
 
 

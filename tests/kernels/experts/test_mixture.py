@@ -5,6 +5,7 @@ They run in the interpreter at awkward sizes, on a GPU at the sizes of models.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal
 
 import pytest
@@ -13,21 +14,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.kernel_case import DEVICES, ROUNDING, Numbers, kernels_on, poisoned_memory
 
-from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
+from headrace_kernels.experts.gating import SILU, Gating
 from headrace_kernels.experts.mixture import (
     add_mixture,
     add_mixture_reference,
     fuses,
+    many_rule,
     mixture,
     mixture_reference,
     tile_rule,
 )
 from headrace_kernels.experts.mixture_kernels import PairTile, VectorTile, most_tiles, multiply_pairs, multiply_vectors
+from headrace_kernels.experts.mxfp4_kernels import FewTile, ManyTile, multiply_few, multiply_many
 from headrace_kernels.experts.routing import Choice, choose_experts_reference, sort_pairs_reference
+from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4, quantize_mxfp4_rows
 from headrace_kernels.weight_formats.quantized_weight import QuantKind, allocate, quantize_rows
 
 EPS = 1e-5
-KINDS = (None, QuantKind.INT8, QuantKind.FP8, QuantKind.INT4)
+Kind = QuantKind | Literal["mxfp4"] | None
+KINDS: tuple[Kind, ...] = (None, QuantKind.INT8, QuantKind.FP8, QuantKind.INT4, "mxfp4")
 Kernel = Literal["vector", "tile"]
 
 
@@ -37,11 +43,14 @@ class Case:
     def __init__(
         self,
         sizes: tuple[int, int, int, int, int],
-        kind: QuantKind | None,
+        kind: Kind,
         dtype: torch.dtype,
         device: str,
         group: int = 32,
+        gating: Gating = SILU,
+        has_biases: bool = False,
     ) -> None:
+        self.gating, self._has_biases = gating, has_biases
         num_tokens, self.num_experts, per_token, hidden, inner = sizes
         self.numbers = Numbers(device, dtype, sum(sizes))
         self.kind, self.group = kind, group
@@ -56,12 +65,30 @@ class Case:
     def _weights(self, num_outputs: int, num_inputs: int) -> ExpertWeights:
         rows = self.num_experts * num_outputs
         plain = self.numbers.randn(rows, num_inputs) * num_inputs**-0.5
+        bias = self.numbers.randn(rows) if self._has_biases else None
+        return self._stored(plain, self.num_experts, bias)
+
+    def _stored(self, plain: torch.Tensor, num_experts: int, bias: torch.Tensor | None) -> ExpertWeights:
+        rows, num_inputs = plain.shape
         if self.kind is None:
-            return ExpertWeights(plain, self.num_experts)
+            return ExpertWeights(plain, num_experts, bias)
+        if self.kind == "mxfp4":
+            mxfp4 = allocate_mxfp4(rows, num_inputs, plain.dtype, plain.device)
+            quantize_mxfp4_rows(plain, mxfp4, 0)
+            return ExpertWeights(mxfp4, num_experts, bias)
         group = self.group if self.kind is QuantKind.INT4 else num_inputs
         packed = allocate(self.kind, rows, num_inputs, group, plain.dtype, plain.device)
         quantize_rows(plain, packed, 0)
-        return ExpertWeights(packed, self.num_experts)
+        return ExpertWeights(packed, num_experts, bias)
+
+    def keep(self, experts: range) -> None:
+        """Takes away all weights but those of some experts, as a rank has them."""
+        part = ExpertPart(experts.start, self.num_experts)
+        for name in ("gate_up", "down"):
+            whole: ExpertWeights = getattr(self, name)
+            kept = torch.cat([whole.expert(expert) for expert in experts])
+            bias = None if whole.bias is None else whole.bias.view(self.num_experts, -1)[list(experts)].flatten()
+            setattr(self, name, dataclasses.replace(self._stored(kept, len(experts), bias), part=part))
 
     def expected(self, normed: bool = False) -> torch.Tensor:
         x = self.x.double()
@@ -70,18 +97,37 @@ class Case:
         total = torch.zeros_like(x)
         for token, (experts, weights) in enumerate(zip(*self.choice, strict=True)):
             for expert, weight in zip(experts.tolist(), weights.double(), strict=True):
-                gate, up = (self.gate_up.expert(expert).double() @ x[token]).chunk(2)
-                inner = gate / (1 + torch.exp(-gate)) * up
-                total[token] += weight * (self.down.expert(expert).double() @ inner)
+                inner = self._inner(*self._product(self.gate_up, expert, x[token]).chunk(2))
+                total[token] += weight * self._product(self.down, expert, inner)
         return total
+
+    @staticmethod
+    def _product(weights: ExpertWeights, expert: int, x: torch.Tensor) -> torch.Tensor:
+        product, bias = weights.expert(expert).double() @ x, weights.expert_bias(expert)
+        return product if bias is None else product + bias.double()
+
+    def _inner(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        if not self.gating.is_clamped:
+            return gate / (1 + torch.exp(-gate)) * up
+        gate, up = gate.clamp(max=self.gating.limit), up.clamp(-self.gating.limit, self.gating.limit)
+        return (up + 1) * gate / (1 + torch.exp(-self.gating.alpha * gate))
 
     def multiplied(self, kernel: Kernel, vector: VectorTile, pair: PairTile) -> torch.Tensor:
         out = torch.full_like(self.x, float("nan"))
-        if kernel == "vector":
-            multiply_vectors(self.x, self.choice, self.gate_up, self.down, out, (vector, vector), None, False)
+        pairs = sort_pairs_reference(self.choice.experts, self.gate_up.num_experts, self.gate_up.first_expert)
+        operands = (self.choice, self.gate_up, self.down, out)
+        if self.kind == "mxfp4" and kernel == "vector":
+            few = FewTile(16, vector.num_warps, 2)
+            multiply_few(self.x, *operands, (few, few), None, False, self.gating)
+        elif self.kind == "mxfp4":
+            many = ManyTile(pair.block_n, pair.block_m, pair.num_warps, pair.num_stages)
+            multiply_many(self.x, self.choice, pairs, *operands[1:], (many, many), self.gating)
+        elif kernel == "vector":
+            multiply_vectors(
+                self.x, self.choice, self.gate_up, self.down, out, (vector, vector), None, False, self.gating
+            )
         else:
-            pairs = sort_pairs_reference(self.choice.experts, self.num_experts)
-            multiply_pairs(self.x, self.choice, pairs, self.gate_up, self.down, out, (pair, pair))
+            multiply_pairs(self.x, self.choice, pairs, self.gate_up, self.down, out, (pair, pair), self.gating)
         return out
 
 
@@ -99,15 +145,60 @@ def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, round
 
 # Sizes that no tile divides: outputs, inputs and pairs.
 VECTOR, PAIR = VectorTile(4, 64, 2), PairTile(16, 16, 32, 2, 2)
+OUTPUTS_FIRST = PAIR._replace(outputs_first=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kernel", ["vector", "tile"])
-def test_kernels_agree_with_fp64(kernel: Kernel, kind: QuantKind | None) -> None:
-    for sizes in ((1, 3, 1, 32, 32), (3, 5, 2, 72 if kind is not QuantKind.INT4 else 96, 32)):
+def test_kernels_agree_with_fp64(kernel: Kernel, kind: Kind) -> None:
+    larger = (3, 5, 2, 96 if kind in (QuantKind.INT4, "mxfp4") else 72, 32)
+    for sizes, pair in (((1, 3, 1, 32, 32), PAIR), (larger, OUTPUTS_FIRST)):
         case = Case(sizes, kind, torch.float32, "cpu")
         with kernels_on("cpu"), poisoned_memory("cpu"):
-            close(case.multiplied(kernel, VECTOR, PAIR), case.expected(), torch.float32)
+            close(case.multiplied(kernel, VECTOR, pair), case.expected(), torch.float32)
+
+
+# Weights of INT8 and INT4 take the same kernels as plain ones.
+EVERY_KERNEL = [
+    None, "mxfp4", *(pytest.param(kind, marks=pytest.mark.slow) for kind in (QuantKind.INT8, QuantKind.INT4)),
+]  # fmt: skip
+# Gates and ups on both sides of the limit.
+CLAMPED = Gating(True, 1.702, 0.8)
+
+
+@pytest.mark.parametrize("kind", EVERY_KERNEL)
+@pytest.mark.parametrize("kernel", ["vector", "tile"])
+def test_biases_and_clamped_gates_agree_with_fp64(kernel: Kernel, kind: Kind) -> None:
+    sizes = (3, 5, 2, 96 if kind in (QuantKind.INT4, "mxfp4") else 72, 32)
+    case = Case(sizes, kind, torch.float32, "cpu", gating=CLAMPED, has_biases=True)
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        close(case.multiplied(kernel, VECTOR, PAIR), case.expected(), torch.float32)
+
+
+def test_the_reference_of_biases_and_clamped_gates_agrees_with_fp64() -> None:
+    case = Case((6, 5, 3, 96, 32), None, torch.float32, "cpu", gating=CLAMPED, has_biases=True)
+    found = mixture_reference(case.x, case.choice, case.gate_up, case.down, CLAMPED)
+    close(found, case.expected(), torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(None, torch.bfloat16), ("mxfp4", torch.bfloat16), ("mxfp4", torch.float16)]
+)
+@pytest.mark.parametrize("num_tokens", [1, 4, 5, 200, 1000])
+def test_biased_mixtures_of_models_agree_with_their_reference(num_tokens: int, kind: Kind, dtype: torch.dtype) -> None:
+    """gpt-oss-20b's experts, as published and dequantized."""
+    gating = Gating(True, 1.702, 7.0)
+    case = Case((num_tokens, 32, 4, 2880, 2880), kind, dtype, "cuda", gating=gating, has_biases=True)
+    with kernels_on("cuda"), poisoned_memory("cuda"):
+        found = mixture(case.x, case.choice, case.gate_up, case.down, gating)
+        residual = case.x.clone()
+        add_mixture(residual, case.norm, EPS, case.choice, case.gate_up, case.down, gating)
+    expected = mixture_reference(case.x, case.choice, case.gate_up, case.down, gating)
+    close(found, expected.double(), dtype, roundings=9)
+    added = case.x.clone()
+    add_mixture_reference(added, case.norm, EPS, case.choice, case.gate_up, case.down, gating)
+    close(residual, added.double(), dtype, roundings=9)
 
 
 @pytest.mark.gpu
@@ -116,7 +207,7 @@ def test_kernels_agree_with_fp64(kernel: Kernel, kind: QuantKind | None) -> None
 # Qwen3-30B-A3B, a rank's quarter of Mixtral 8x7B, and 60 experts of which 4 compute a token.
 @pytest.mark.parametrize("sizes", [(128, 8, 2048, 768), (8, 2, 4096, 3584), (60, 4, 2048, 1408)])
 def test_mixtures_of_models_agree_with_their_reference(
-    sizes: tuple[int, int, int, int], num_tokens: int, kind: QuantKind | None
+    sizes: tuple[int, int, int, int], num_tokens: int, kind: Kind
 ) -> None:
     case = Case((num_tokens, *sizes), kind, torch.bfloat16, "cuda", group=128)
     with kernels_on("cuda"), poisoned_memory("cuda"):
@@ -182,6 +273,48 @@ def test_a_token_does_not_depend_on_its_neighbours(kernel: Kernel) -> None:
     assert apart[0].isnan().all()
 
 
+# Of two ranks one has three experts and the other two, and of all tokens some have none of them.
+# A pair's biases are those of the rank that has its expert.
+@pytest.mark.parametrize("kind", EVERY_KERNEL)
+@pytest.mark.parametrize("kernel", ["vector", "tile"])
+def test_what_ranks_with_whole_experts_compute_adds_up(kernel: Kernel, kind: Kind) -> None:
+    sizes = (5, 5, 2, 96 if kind in (QuantKind.INT4, "mxfp4") else 40, 32)
+    total = torch.zeros(5, sizes[3])
+    for experts in (range(3), range(3, 5)):
+        case = Case(sizes, kind, torch.float32, "cpu", gating=CLAMPED, has_biases=True)
+        expected = case.expected()
+        case.choice.experts[0] = torch.tensor([4, 3])
+        case.keep(experts)
+        with kernels_on("cpu"), poisoned_memory("cpu"):
+            part = case.multiplied(kernel, VECTOR, PAIR)
+            assert torch.equal(part[0] == 0, torch.full_like(part[0], 3 not in experts, dtype=torch.bool))
+        found = mixture_reference(case.x, case.choice, case.gate_up, case.down, CLAMPED)
+        close(found, part.double(), torch.float32)
+        total += part
+    # Token 0 was sent elsewhere than the expectation's.
+    close(total[1:], expected[1:], torch.float32)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5])
+def test_the_operation_takes_the_kernels_with_a_rank_s_experts(num_tokens: int) -> None:
+    case = Case((num_tokens, 5, 2, 40, 32), None, torch.float32, "cpu")
+    case.keep(range(3, 5))
+    expected = mixture_reference(case.x, case.choice, case.gate_up, case.down).double()
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        close(mixture(case.x, case.choice, case.gate_up, case.down), expected, torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [1, 4, 33, 600])
+def test_a_rank_s_experts_of_models_agree_with_their_reference(num_tokens: int) -> None:
+    case = Case((num_tokens, 128, 8, 2048, 768), None, torch.bfloat16, "cuda")
+    case.keep(range(64, 128))
+    with kernels_on("cuda"), poisoned_memory("cuda"):
+        found = mixture(case.x, case.choice, case.gate_up, case.down)
+    expected = mixture_reference(case.x, case.choice, case.gate_up, case.down)
+    close(found, expected.double(), torch.bfloat16, roundings=9)
+
+
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=20), st.sampled_from([1, 2, 16, 64]))
 def test_no_routing_makes_more_tiles_than_the_grid_has(counts: list[int], block_m: int) -> None:
     used = sum(-(-count // block_m) for count in counts)
@@ -190,8 +323,11 @@ def test_no_routing_makes_more_tiles_than_the_grid_has(counts: list[int], block_
 
 def test_few_classes_of_tiles_serve_all_steps_and_sizes_that_warm_up_runs_meet_each() -> None:
     """Warm-up computes every power of two, so every class has one before the next begins."""
-    for num_experts, per_token in ((128, 8), (8, 2), (60, 4), (512, 10)):
+    for rule, num_experts, per_token in (
+        *((tile_rule, *sizes) for sizes in ((128, 8), (8, 2), (60, 4), (512, 10))),
+        *((many_rule, *sizes) for sizes in ((32, 4), (128, 4))),
+    ):
         weights = ExpertWeights(torch.empty(num_experts * 2, 16), num_experts)
-        classes = {count: tile_rule(count * per_token, weights, gated=True) for count in range(1, 9000)}
+        classes = {count: rule(count * per_token, weights, True) for count in range(1, 9000)}
         met = {classes[count] for count in (*range(1, 10), *(2**power for power in range(4, 14)))}
         assert met == set(classes.values()) and len(met) <= 4

@@ -63,6 +63,23 @@ def test_a_token_that_is_not_finite_gets_experts_that_exist_and_weights_that_sho
     torch.testing.assert_close(found.weights[3].cpu(), choose_experts_reference(logits[3:], 2, True).weights[0])
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_pairs_of_experts_that_are_elsewhere_are_left_out(device: str) -> None:
+    for first, num_experts in ((0, 3), (3, 4), (6, 1), (2, 5)):
+        # 2,400 pairs, more than a program reads at a time.
+        experts = Numbers("cpu", torch.float32, first).integers(0, 7, 1200, 2, dtype=torch.int32)
+        with kernels_on(device), poisoned_memory(device):
+            found = sort_pairs(experts.to(device), num_experts, first)
+        expected = sort_pairs_reference(experts, num_experts, first)
+        count = int(expected.starts[-1])
+        own = (experts >= first) & (experts < first + num_experts)
+        assert count == int(own.sum()) and torch.equal(found.starts.cpu(), expected.starts)
+        order = found.order[:count].cpu()
+        assert torch.equal(order, expected.order[:count])
+        chosen = experts.flatten()[order.long()].tolist()
+        assert chosen == sorted(experts[own].tolist())
+
+
 def check_sorting(experts: torch.Tensor, num_experts: int, device: str) -> None:
     with kernels_on(device), poisoned_memory(device):
         found = sort_pairs(experts.to(device), num_experts)

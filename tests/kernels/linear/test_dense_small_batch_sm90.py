@@ -5,6 +5,8 @@ It is emulated without a GPU, run on one, and asked which weights it is for.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from tests.kernels.linear.test_dense_small_batch import Product
@@ -12,6 +14,7 @@ from tests.support.gluon_emulation import emulating
 from tests.support.kernel_case import ROUNDING
 
 from headrace_kernels import card
+from headrace_kernels.linear import dense_small_batch
 from headrace_kernels.linear import dense_small_batch_sm90 as streams
 from headrace_kernels.linear.dense_small_batch_sm90 import (
     StreamTile,
@@ -99,6 +102,21 @@ def test_every_variant_fits_a_card(gated: bool) -> None:
     assert len(set(tiles)) == len(tiles) > 2
     # Barriers take little besides.
     assert all(tile.shared_bytes(16, gated) <= 232_448 - 1024 for tile in tiles)
+
+
+@pytest.mark.parametrize("is_parameter", [True, False])
+def test_only_a_weight_that_no_kernel_writes_is_read_ahead(monkeypatch: pytest.MonkeyPatch, is_parameter: bool) -> None:
+    launches: list[dict[str, object]] = []
+
+    class Recorder:
+        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+            return lambda *values, **options: launches.append(options)
+
+    monkeypatch.setattr(streams, "_stream_kernel", Recorder())
+    monkeypatch.setattr(dense_small_batch, "stream_rule", lambda *product: StreamTile(2, 1, 3))
+    x, weight = torch.zeros(9, 512, dtype=torch.bfloat16), torch.zeros(64, 512, dtype=torch.bfloat16)
+    dense_small_batch.small_linear(x, weight, is_parameter=is_parameter)
+    assert [launch["launch_pdl"] for launch in launches] == [is_parameter]
 
 
 @pytest.mark.gpu

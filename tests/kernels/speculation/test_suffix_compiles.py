@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from tests.support.compiling import compiled
 
 
+@pytest.mark.slow  # Launched on a GPU; elsewhere its results are tested.
 def test_every_kernel_is_compiled_once() -> None:
     kernels = compiled("compiled_suffix", 90)
     # The lookup once in rows, and once in memories.

@@ -42,6 +42,7 @@ def test_all_of_its_special_tokens_are_special() -> None:
     assert table.special_ids == {tokenizer.token_to_id(text) for text in SPECIAL}
 
 
+@pytest.mark.slow  # It makes 200,000 tokens.
 def test_a_tokenizer_of_its_size_has_its_special_tokens_where_they_are() -> None:
     saved = full_size_tokenizer()
     table, tokenizer = parse_token_table(saved), library_tokenizer(saved)

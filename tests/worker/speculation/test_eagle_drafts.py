@@ -264,6 +264,7 @@ def settled_per_step(results: list[StepResult]) -> float:
     return float(np.concatenate([result.counts for result in results]).mean())
 
 
+@pytest.mark.slow  # It trains a head.
 def test_a_head_that_knows_the_model_has_its_drafts_accepted(
     llama: CausalLM, llama_path: pathlib.Path, trained_folder: pathlib.Path
 ) -> None:

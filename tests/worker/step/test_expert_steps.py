@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.models.checkpoints import randomize_vectors
+from tests.models.gpt_oss_folders import quantize_folder
 from tests.worker.conftest import load
 from tests.worker.driver import execute
 from tests.worker.step.test_gpu_runner import DEVICES, cpu_runner, gpu_runner, mixed_plans
@@ -72,3 +74,37 @@ def test_tokens_are_those_of_the_cpu(
 ) -> None:
     runner = gpu_runner(loaded(device), device, batch_sizes)
     assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
+
+
+# `tests/models` and `tests/kernels` cover its parts.
+@pytest.mark.slow
+def test_gpt_oss_draws_the_tokens_of_the_cpu(device: str, tmp_path: pathlib.Path) -> None:
+    """Sinks, a window in the first layer, biases, clamped gates; two experts in MXFP4."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        hidden_size=32,
+        intermediate_size=32,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        sliding_window=5,
+        vocab_size=97,
+        max_position_embeddings=256,
+        eos_token_id=2,
+        initializer_range=0.3,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+    )
+    torch.manual_seed(0)
+    model = GptOssForCausalLM(config)
+    randomize_vectors(model)
+    model.save_pretrained(tmp_path)
+    quantize_folder(tmp_path)
+    whole = load(tmp_path, "cpu")
+    expected = cpu_runner(whole)
+    runner = gpu_runner(whole if device == "cpu" else load(tmp_path, device), device, (1, 2, 4, 8))
+    for plan, again in zip(mixed_plans(), mixed_plans(), strict=True):
+        assert execute(runner, plan).tokens.tolist() == execute(expected, again).tokens.tolist()

@@ -147,7 +147,7 @@ class PlanTiming:
 
     @property
     def knows_due(self) -> bool:
-        """Whether it can say when a plan is due, so that a plan may wait for something until then."""
+        """Whether it can say when a plan is due, so that a plan may wait until then."""
         return self._holds and self._lead.known
 
     def may_plan(self, now_ns: int, worthwhile: bool) -> bool:

@@ -34,6 +34,7 @@ from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_model_folder import Eagle3Folder, Eagle3Head, ModelConfig, ModelDescription
 from headrace_model_folder.config import parse_config
 from headrace_model_folder.families.eagle3 import is_eagle3, parse_eagle3
+from headrace_model_folder.formats.quantization_config import MXFP4
 
 _CARD = torch.device("cuda", 0)
 # The driver's and libraries' own memory of a card, which a worker measures. A guess.
@@ -131,12 +132,13 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
     tp, described = config.tp, stage_part(model.description, stage)
     dtype = choose_dtype(config.dtype, model, _CARD)
     schemes = Schemes.named(config.quantize, config.quantize_group, config.quantize_head)
-    weights = weight_memory(ModelBuild(model, dtype, _CARD, schemes, Shard(0, tp), stage=stage))
+    shard = Shard(0, tp, whole_experts=config.expert_parallel)
+    weights = weight_memory(ModelBuild(model, dtype, _CARD, schemes, shard, stage=stage))
     other = _OTHER_BYTES + (_GROUP_BYTES if config.num_ranks > 1 else 0)
     room = Room(_CARD, gpu_bytes - other, gpu_bytes, int(config.memory_budget))
     sizes = WorkerSizes.of(config, config.max_model_len or model.max_position_embeddings, stage)
     beside = None if draft is None else _beside(draft, model, sizes, dtype)
-    memory, plan = plan_estimate(sizes, rank_part(described, tp), weights, dtype, room, beside)
+    memory, plan = plan_estimate(sizes, rank_part(described, tp, config.expert_parallel), weights, dtype, room, beside)
     is_read = described.head.tied and schemes.head is None
     has_table = stage.is_first and not is_read
     embedding = described.vocab_size * described.hidden_size // tp if has_table else 0
@@ -153,7 +155,7 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
         token_bytes=described.hidden_size * dtype.itemsize,
         read_bytes=memory.weights - embedding * dtype.itemsize,
         multiplied=_matrix_numbers(model.description) // tp,
-        expert_bytes=int(_expert_weights(described) // tp * _bits_of_experts(config, dtype) / 8),
+        expert_bytes=int(_expert_weights(described) // tp * _bits_of_experts(config, model, dtype) / 8),
         expert_share=experts[0].share if (experts := model.description.expert_layers) else 0.0,
         max_num_seqs=config.max_num_seqs,
         pp=config.pp,
@@ -189,8 +191,10 @@ def _expert_weights(model: ModelDescription) -> int:
     return sum(mixture.size for mixture in model.expert_layers)
 
 
-def _bits_of_experts(config: EngineConfig, dtype: torch.dtype) -> float:
+def _bits_of_experts(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> float:
     """Bits of one weight of an expert, without scales."""
+    if model.quantized_by == MXFP4:
+        return 4
     return {"int8": 8, "fp8": 8, "int4": 4}.get(config.quantize, 8 * dtype.itemsize)
 
 

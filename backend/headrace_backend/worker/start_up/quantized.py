@@ -53,7 +53,8 @@ def checked_schemes(config: EngineConfig, folder: ModelFolder, device: torch.dev
 def folder_kinds(folder: ModelFolder) -> set[QuantKind]:
     """Kinds of numbers that another tool gave the folder's layers."""
     quantization = folder.config.quantization
-    return {KINDS[form.number] for form in quantization.layers.values()} if quantization else set()
+    numbers = {form.number for form in quantization.layers.values()} if quantization else set()
+    return {KINDS[number] for number in numbers if number in KINDS}
 
 
 def without_products(kinds: Collection[QuantKind | BlockKind], card: str, capability: tuple[int, int]) -> str | None:

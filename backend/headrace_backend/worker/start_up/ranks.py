@@ -84,13 +84,13 @@ def take_place(
     rank = links.rank % config.tp
     try:
         if config.pp == 1:
-            return RankPlace(Shard(rank, config.tp, join(seat, device, greeting)), line)
+            return RankPlace(Shard(rank, config.tp, join(seat, device, greeting), config.expert_parallel), line)
         stage_seat = join_stages(seat, config.pp, device, greeting)
     except MixedRanks as mixed:
         asked = f"tp is {config.tp}" + (f" and pp is {config.pp}" if config.pp > 1 else "")
         alone = "tp 1" if config.pp == 1 else "tp 1 with pp 1"
         raise StartRefused(f"{asked}: {mixed}; a device of which the next ones are alike works, or {alone}") from None
-    return RankPlace(Shard(rank, config.tp, stage_seat.stage), line, stage_seat)
+    return RankPlace(Shard(rank, config.tp, stage_seat.stage, config.expert_parallel), line, stage_seat)
 
 
 def _own_line(num_ranks: int, links: RankLinks | None) -> RankLine | None:

@@ -134,7 +134,7 @@ class WorkerStart:
 
     def _planned(self, build: ModelBuild) -> tuple[ModelMemory, MemoryPlan]:
         """The plan before anything is allocated, sent, and the estimates behind it."""
-        part = rank_part(build.description, self._sizes.num_ranks)
+        part = rank_part(build.description, self._sizes.num_ranks, build.shard.whole_experts)
         draft = None if self._draft is None else self._draft.memory()
         estimate, plan = plan_estimate(self._sizes, part, weight_memory(build), self._dtype, self._room, draft)
         plan = agreed_plan(plan, self._place)
