@@ -59,8 +59,14 @@ def rank_part(model: ModelDescription, world_size: int, whole_experts: bool = Fa
 def _layer_part(layer: Layer, world_size: int, whole_experts: bool) -> Layer:
     attention = layer.attention
     heads, kv_heads = attention.num_heads // world_size, max(attention.num_kv_heads // world_size, 1)
+    query_norm, key_norm = attention.query_norm, attention.key_norm
+    if attention.norms_projections and query_norm is not None and key_norm is not None:
+        query_norm = dataclasses.replace(query_norm, size=heads * attention.head_dim)
+        key_norm = dataclasses.replace(key_norm, size=kv_heads * attention.head_dim)
     attention = dataclasses.replace(
         attention,
+        query_norm=query_norm,
+        key_norm=key_norm,
         num_heads=heads,
         num_kv_heads=kv_heads,
         query=dataclasses.replace(attention.query, outputs=heads * attention.head_dim),
@@ -83,7 +89,8 @@ def _mlp_part(mlp: Mlp | Experts, world_size: int, whole_experts: bool) -> Mlp |
 
 def _dense_part(mlp: Mlp, world_size: int) -> Mlp:
     inner = mlp.inner // world_size
-    return Mlp(
+    return dataclasses.replace(
+        mlp,
         gate=dataclasses.replace(mlp.gate, outputs=inner),
         up=dataclasses.replace(mlp.up, outputs=inner),
         down=dataclasses.replace(mlp.down, inputs=inner),

@@ -10,6 +10,7 @@ architecture's name alone.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import pathlib
 from typing import Any, Literal
 
@@ -30,6 +31,8 @@ from headrace_model_folder.formats.quantization_config import (
 
 CONFIG_FILE = "config.json"
 _CONFIG_LIMIT = 4 * MIB
+# Of an architecture, of which the nearest are looked for.
+_LONGEST_NAME = 100
 
 DType = Literal["bfloat16", "float16", "float32"]
 
@@ -85,8 +88,11 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
     Raises InvalidModelFolder naming the field, the rule and the value.
     """
     family = _family(values)
+    names_own_code = _names_own_code(values)
+    if family.text_part is not None:
+        values = family.text_part.values(values)
     stated = Fields(CONFIG_FILE, values)
-    _refuse_unsupported(stated)
+    _refuse_unsupported(stated, family)
     # A null in the file means null (Mistral: no window), so the defaults only fill what is absent.
     fields = Fields(CONFIG_FILE, {**family.defaults, **values})
     description = family.describe(fields)
@@ -97,14 +103,14 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
     return ModelConfig(
         architecture=family.architecture,
         description=description,
-        max_position_embeddings=min(max(max_position, description.rope.stretched_context), MAX_CONTEXT),
+        max_position_embeddings=min(max(max_position, description.stretched_context), MAX_CONTEXT),
         torch_dtype=_dtype(fields),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.token_ids("eos_token_id", description.vocab_size),
         quantization=None if is_bitsandbytes else _quantization(fields, description),
         is_bitsandbytes=is_bitsandbytes,
         shared_blocks=(GROUP, GROUP) if is_bitsandbytes else (1, 1),
-        names_own_code=_names_own_code(values),
+        names_own_code=names_own_code,
     )
 
 
@@ -136,9 +142,12 @@ def _family(values: dict[str, Any]) -> Family:
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
     if not isinstance(name, str) or name not in FAMILIES:
         found = names[0] if isinstance(names, list) and names else names
-        known = ", ".join(FAMILIES)
+        nearest = ", ".join(difflib.get_close_matches(str(found)[:_LONGEST_NAME], FAMILIES, n=3, cutoff=0.0))
         advice = "; code of the folder's own (auto_map) is never run" if _names_own_code(values) else ""
-        raise InvalidModelFolder(f"{CONFIG_FILE}: architectures must name one of {known}, is {shown(found)}{advice}")
+        raise InvalidModelFolder(
+            f"{CONFIG_FILE}: architectures must name one of the {len(FAMILIES)} that are served (nearest: {nearest}), "
+            f"is {shown(found)}{advice}"
+        )
     return FAMILIES[name]
 
 
@@ -146,11 +155,12 @@ def _names_own_code(values: dict[str, Any]) -> bool:
     return bool(values.get("auto_map"))
 
 
-def _refuse_unsupported(fields: Fields) -> None:
+def _refuse_unsupported(fields: Fields, family: Family) -> None:
     if _is_bitsandbytes(fields):
         refuse_other_bitsandbytes(fields, fields.get("quantization_config"))
-    if fields.text("hidden_act", "silu") not in ("silu", "swish"):
-        raise fields.error("hidden_act", f"must be 'silu', is {shown(fields.get('hidden_act'))}")
+    name, known = family.activation_field, family.activations
+    if fields.text(name, known[0]) not in known:
+        raise fields.error(name, f"must be {known[0]!r}, is {shown(fields.get(name))}")
 
 
 def _is_bitsandbytes(fields: Fields) -> bool:

@@ -13,10 +13,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from typing import Literal
 
-from headrace_model_folder.rope_config import RopeConfig
+from headrace_model_folder.rope_config import NO_ROPE, RopeConfig
 
 Shape = tuple[int, ...]
+# What an MLP's gate passes through: x * sigmoid(x), or GELU in its approximation by tanh.
+Activation = Literal["silu", "gelu_tanh"]
+# Parameters of a rotary embedding, and the elements of a head that it turns.
+Rotation = tuple[RopeConfig, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,6 +76,10 @@ class Norm:
     name: str
     size: int
     eps: float
+    # Whether its factors are 1 more than the tensor's numbers.
+    adds_one: bool = False
+    # Whether results are rounded behind the factors alone, which are fp32 then, and not before too.
+    rounds_once: bool = False
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of its weight."""
@@ -106,11 +115,26 @@ class Attention:
     key: Linear
     value: Linear
     output: Linear
-    # Norms over each head's query and key before the rotation; None: there are none.
+    # Norms of queries and keys before the rotation, over each head or over all of them together, as
+    # their sizes say; None: there are none.
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    # What multiplies products of queries and keys; None: one over the root of head_dim.
+    scale: float | None = None
+    # Whether neighbours among the rotated elements form a plane, and not those half of them apart.
+    interleaved: bool = False
     # None: probabilities of the context add up to 1.
     sinks: Sinks | None = None
+
+    @property
+    def norms_projections(self) -> bool:
+        """Whether the norms of queries and keys are over all heads together."""
+        return self.query_norm is not None and self.query_norm.size != self.head_dim
+
+    @property
+    def rotation(self) -> Rotation:
+        """What a table of cosines and sines is made from; layers with the same one share it."""
+        return self.rope, self.rotary_dim
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -125,11 +149,12 @@ class Attention:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mlp:
-    """down(silu(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x))."""
 
     gate: Linear
     up: Linear
     down: Linear
+    activation: Activation = "silu"
 
     @property
     def inner(self) -> int:
@@ -254,20 +279,55 @@ class Experts:
 class Layer:
     """A decoder layer: norm, attention, norm, MLP or experts.
 
-    Outputs of attention and MLP are added to the residual stream.
+    Outputs of attention and MLP are added to the residual stream, some families' behind norms of
+    their own. Where there is no norm before a part, it takes the residual stream as it is.
     """
 
     # Such as model.layers.0.
     name: str
-    attention_norm: Norm
+    attention_norm: Norm | None
     attention: Attention
-    mlp_norm: Norm
+    mlp_norm: Norm | None
     mlp: Mlp | Experts
+    # Norms of both outputs before they are added; None: they are added as they are.
+    attention_output_norm: Norm | None = None
+    mlp_output_norm: Norm | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.attention_output_norm is None) == (self.mlp_output_norm is None), "both outputs are normed or none"
+        has_inputs_normed = self.attention_norm is not None and self.mlp_norm is not None
+        assert has_inputs_normed or self.norms_outputs, "what is added without a norm is read behind one"
+
+    @property
+    def norms_outputs(self) -> bool:
+        """Whether outputs are normed before they reach the residual stream."""
+        return self.attention_output_norm is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its norms are those before attention and MLP and of heads, and its gate is silu.
+
+        Products of such layers may take norms and additions inside, a step of several ranks may be
+        cut into pieces, and scales of inputs can be folded into what makes them. Other layers are
+        computed one operation after another.
+        """
+        has_silu = isinstance(self.mlp, Experts) or self.mlp.activation == "silu"
+        return has_silu and not self.norms_outputs and not self.attention.norms_projections
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """The norms before and behind attention and MLP, in the order of a forward pass."""
+        norms = (self.attention_norm, self.attention_output_norm, self.mlp_norm, self.mlp_output_norm)
+        return tuple(norm for norm in norms if norm is not None)
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """The projections in the order of a forward pass."""
         return self.attention.linears + self.mlp.linears
+
+    def with_rope(self, rope: RopeConfig) -> Layer:
+        """Returns the same layer with another rotary embedding."""
+        return dataclasses.replace(self, attention=dataclasses.replace(self.attention, rope=rope))
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of each of the layer's tensors, each projection by itself."""
@@ -277,7 +337,7 @@ class Layer:
             self.attention.norms,
             () if sinks is None else (sinks,),
             self.mlp.linears,
-            (self.attention_norm, self.mlp_norm),
+            self.norms,
         )
         for part in itertools.chain.from_iterable(parts):
             yield from part.tensors()
@@ -290,6 +350,8 @@ class Embedding:
     name: str
     vocab_size: int
     hidden_size: int
+    # What multiplies the rows; as the output layer's weight they are not multiplied.
+    scale: float = 1.0
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of its table."""
@@ -327,13 +389,29 @@ class ModelDescription:
 
     @property
     def attention(self) -> Attention:
-        """The attention of the first layer, whose heads and rotation all layers share."""
+        """The attention of the first layer, whose heads all layers share."""
         return self.layers[0].attention
 
     @property
     def rope(self) -> RopeConfig:
-        """The rotary embedding that all layers share."""
-        return self.attention.rope
+        """The rotary embedding of the first layer that rotates."""
+        ropes = (layer.attention.rope for layer in self.layers)
+        return next((rope for rope in ropes if rope != NO_ROPE), NO_ROPE)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all layers are (`Layer.is_plain`)."""
+        return all(layer.is_plain for layer in self.layers)
+
+    @property
+    def stretched_context(self) -> int:
+        """Tokens that YaRN stretches the context to in any layer; 0 where none has YaRN."""
+        return max(layer.attention.rope.stretched_context for layer in self.layers)
+
+    @property
+    def rotations(self) -> tuple[Rotation, ...]:
+        """The rotations that the layers have, each once, in the order of the layers."""
+        return tuple(dict.fromkeys(layer.attention.rotation for layer in self.layers))
 
     @property
     def window(self) -> int | None:
@@ -386,11 +464,8 @@ class ModelDescription:
             yield self.head_tensor()
 
     def with_rope(self, rope: RopeConfig) -> ModelDescription:
-        """Returns the same model with another rotary embedding in all layers."""
-        layers = (
-            dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, rope=rope))
-            for layer in self.layers
-        )
+        """Returns the same model with another rotary embedding in all layers that rotate."""
+        layers = (layer if layer.attention.rope == NO_ROPE else layer.with_rope(rope) for layer in self.layers)
         return dataclasses.replace(self, layers=tuple(layers))
 
 

@@ -18,6 +18,7 @@ from headrace_model_folder.chat_template import ChatTemplate, read_chat_template
 from headrace_model_folder.config import CONFIG_FILE, ModelConfig, read_config
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.expected_tensors import check_tensors, parameter_count
+from headrace_model_folder.families.registry import FAMILIES
 from headrace_model_folder.formats.bitsandbytes_tensors import joined_nf4
 from headrace_model_folder.formats.input_orders import with_input_orders
 from headrace_model_folder.formats.input_scales import with_input_scales
@@ -76,6 +77,8 @@ class ModelFolder:
         )
         index = read_tensor_index(folder) if require_weights else TensorIndex({}, {})
         tensors: Mapping[str, TensorRecord] = index.tensors
+        if (text_part := FAMILIES[config.architecture].text_part) is not None:
+            tensors = text_part.tensors(tensors)
         if require_weights and config.is_bitsandbytes:
             tensors = joined_nf4(folder, tensors)
         if require_weights:

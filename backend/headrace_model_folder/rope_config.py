@@ -14,7 +14,8 @@ from typing import Any, Literal
 from headrace_model_folder.errors import shown
 from headrace_model_folder.fields import Fields
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "none"]
+# Those that a config may name.
 _TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _MAX_FACTOR = 65_536.0
 
@@ -24,6 +25,7 @@ class RopeConfig:
     """Parameters of the rotary embedding. Those that a type does not use keep their defaults.
 
     `dynamic` only differs from `default` beyond max_position_embeddings, where no request may go.
+    `none` turns nothing: layers that have it know no positions, though others of the model do.
     """
 
     rope_type: RopeType = "default"
@@ -61,6 +63,10 @@ class RopeConfig:
         return int(self.original_max_position_embeddings * self.factor) if self.rope_type == "yarn" else 0
 
 
+# Of layers without rotation.
+NO_ROPE = RopeConfig("none")
+
+
 def read_rotary_dim(config: Fields, head_dim: int) -> int:
     """Elements of a head that are rotated, as `partial_rotary_factor` says.
 
@@ -82,6 +88,36 @@ def refuse_partial_rotation(config: Fields) -> None:
     fields = _rope_fields(config)
     if fields.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
         raise fields.error("partial_rotary_factor", "must be 1: this architecture rotates whole heads")
+
+
+def by_layer_type(config: Fields, sliding_theta: float) -> tuple[Fields, Fields]:
+    """Splits the rotary fields of a model whose layers of a sliding window rotate by their own.
+
+    The newer form has an object for each kind of layer; in the older one the scaling is that of
+    layers which see the whole context, and the others have none.
+
+    Args:
+        config: The fields of config.json.
+        sliding_theta: `rope_theta` of layers with a window, where no object of theirs states it.
+
+    Returns:
+        The fields as layers that see the whole context have them, and as layers with a window do;
+        `read_rope` takes either.
+    """
+    nested = config.get("rope_parameters")
+    if not isinstance(nested, dict) or not any(isinstance(value, dict) for value in nested.values()):
+        unscaled = {"rope_parameters": None, "rope_scaling": None, "rope_theta": sliding_theta}
+        return config, Fields(config.name, {**config.values, **unscaled})
+    if any(kind not in ("full_attention", "sliding_attention") for kind in nested):
+        raise config.error("rope_parameters", "must be of 'full_attention' and 'sliding_attention'")
+    full, sliding = nested.get("full_attention"), nested.get("sliding_attention")
+    return (
+        Fields(config.name, {**config.values, "rope_parameters": {} if full is None else full}),
+        Fields(
+            config.name,
+            {**config.values, "rope_theta": sliding_theta, "rope_parameters": {} if sliding is None else sliding},
+        ),
+    )
 
 
 def read_rope(config: Fields, max_position: int, rotary_dim: int) -> RopeConfig:

@@ -97,6 +97,11 @@ def _open(config: QuantizeConfig) -> ModelFolder:
             f"MODEL_FOLDER {folder} is a mixture of experts, which is not supported yet: --quantize of a server rounds "
             "such a model as it loads"
         )
+    if not model.config.description.is_plain:
+        raise QuantizeRefused(
+            f"MODEL_FOLDER {folder} is of {model.config.architecture}, whose layers have norms behind their "
+            "projections, which is not supported yet: --quantize of a server rounds such a model as it loads"
+        )
     if model.gguf_file is not None:
         raise QuantizeRefused(
             f"MODEL_FOLDER {folder} is a GGUF file, whose weights have their own bits: a folder is needed"

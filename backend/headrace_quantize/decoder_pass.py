@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace_backend.layers.decoder_layer import DecoderLayer
-from headrace_backend.layers.rotary import RotaryTable
+from headrace_backend.layers.rotary import RotaryTables, Rotations
 from headrace_backend.layers.sharded_module import weight_targets
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement, WeightTarget
@@ -72,8 +72,8 @@ class DecoderPass:
         self._rows = max(_BATCH_TOKENS // length, 1)
         self.dtype, self.device, self._length = dtype, device, length
         self._description = model.config.description
-        self._rotary = RotaryTable(self._description.rope, self._description.attention.rotary_dim, length, device)
-        self._steps: dict[int, tuple[AttentionMetadata, Tensor]] = {}
+        self._rotary = RotaryTables(self._description, length, device)
+        self._steps: dict[int, tuple[AttentionMetadata, Rotations]] = {}
         self._cache: Tensor | None = None
 
     def embed(self, pieces: Pieces, source: SourceTensors) -> Tensor:
@@ -87,7 +87,8 @@ class DecoderPass:
         Raises:
             InvalidModelFolder: A tensor can't be read, or is not finite.
         """
-        layer = DecoderLayer(self._description.layers[index], Placement(self.dtype, self.device))
+        described = self._description.layers[index]
+        layer = DecoderLayer(described, Placement(self.dtype, self.device), self._rotary.number(described.attention))
         targets = weight_targets(layer)
         load_weights(self._folder, targets, lambda *_: None)
         return LoadedLayer(layer.eval(), targets)
@@ -181,7 +182,7 @@ class DecoderPass:
             self._cache = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return self._cache[:blocks]
 
-    def _step(self, rows: int) -> tuple[AttentionMetadata, Tensor]:
+    def _step(self, rows: int) -> tuple[AttentionMetadata, Rotations]:
         if rows not in self._steps:
             positions = torch.arange(self._length, device=self.device).repeat(rows)
             self._steps[rows] = self._metadata(rows), self._rotary(positions)

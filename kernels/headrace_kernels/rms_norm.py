@@ -46,10 +46,10 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     # One reduction instead of square and mean: the mean square is the norm squared over the size.
     norm: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     inverse = norm.mul_(norm).div_(x.shape[-1]).add_(eps).rsqrt_()
-    # Rounding to the storage type happens before the weight is applied, as in the models' training
-    # code.
-    normed: Tensor = (wide * inverse).to(x.dtype)
-    return normed.mul_(weight)
+    # Rounding to the weight's type, mostly the storage type, happens before the weight is applied,
+    # as in the models' training code.
+    normed: Tensor = (wide * inverse).to(weight.dtype)
+    return normed.mul_(weight).to(x.dtype)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -73,14 +73,14 @@ def rounded_add_rms_norm_reference(
 
 
 @triton.jit
-def scaled_by_rms(wide, mean_square, weight, eps, DTYPE: tl.constexpr):
+def scaled_by_rms(wide, mean_square, weight, eps):
     """`wide` [rows, n] fp32 over its root mean square, times `weight`, fp32.
 
-    The mean square [rows] is given. The quotient is rounded to the storage type, the product once
-    more by the store.
+    The mean square [rows] is given. The quotient is rounded to the weight's type, which is the
+    storage type or fp32, the product once more by the store.
     """
     inverse = tl.rsqrt(mean_square + eps)
-    return (wide * inverse[:, None]).to(DTYPE).to(tl.float32) * weight.to(tl.float32)
+    return (wide * inverse[:, None]).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
 
 
 @triton.jit
@@ -116,7 +116,7 @@ def store_added_norm(
     tl.store(residual + places, total, mask=mask)
     wide = total.to(tl.float32)
     mean_square = tl.sum(wide * wide, axis=1) / SIZE
-    normed = scaled_by_rms(wide, mean_square, factors, eps, DTYPE)
+    normed = scaled_by_rms(wide, mean_square, factors, eps)
     _store(normed, out, scales, places, mask, rows, num_rows, DTYPE)
 
 
@@ -146,7 +146,7 @@ def _rms_norm_kernel(
     wide = tl.load(x + starts[:, None] + offs, mask=mask, other=0.0).to(tl.float32)
     factors = _weights(weight, rows, offs, mask)
     mean_square = tl.sum(wide * wide, axis=1) / SIZE
-    normed = scaled_by_rms(wide, mean_square, factors, eps, x.dtype.element_ty)
+    normed = scaled_by_rms(wide, mean_square, factors, eps)
     _store(normed, out, scales, rows[:, None] * SIZE + offs, mask, rows, num_rows, x.dtype.element_ty)
 
 
@@ -241,7 +241,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Args:
         x: [..., size] in any floating type; may be a view with strides.
-        weight: [size] in the type of x.
+        weight: [size] in the type of x, or fp32, which leaves one rounding: that of the product.
         eps: Added to the mean square.
 
     Returns:
@@ -259,7 +259,7 @@ def rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) 
 
     Args:
         x: [num_tokens, size].
-        weight: [size] in the type of x.
+        weight: [size] in the type of x, or fp32, which leaves one rounding: that of the product.
         eps: Added to the mean square.
         dtype: 8-bit dtype, as `round_tokens` takes it.
 

@@ -1,4 +1,7 @@
-"""SwiGLU: silu(gate) * up over the two halves of one projection.
+"""SwiGLU: silu(gate) * up over the two halves of one projection; GeGLU with GELU in silu's place.
+
+GELU is its approximation by tanh, which is gate * sigmoid(2 u) with
+u = sqrt(2 / pi) (gate + 0.044715 gate^3), where silu is gate * sigmoid(gate).
 
 Its results are in the model's dtype, or rounded to 8 bits for the product behind it.
 
@@ -13,6 +16,8 @@ and reach 4.26 TB/s at 8,192 rows on an H200 (docs/experiments.md, "Launch rules
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 import triton
@@ -29,43 +34,52 @@ from headrace_kernels.rounded_tokens import (
 )
 from headrace_kernels.triton_runtime import uses_triton
 
+# What the gate passes through.
+Activation = Literal["silu", "gelu_tanh"]
 # Outputs of a row that one program holds.
 _LONGEST_ROW = 32_768
+# 2 sqrt(2 / pi)
+_GELU_SLOPE = tl.constexpr(1.5957691216057308)
 
 
-def swiglu_reference(gate_up: Tensor) -> Tensor:
+def swiglu_reference(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
     """Specification of `swiglu`, in plain PyTorch."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up)
+    passed = functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
+    return passed.mul_(up)
 
 
-def rounded_swiglu_reference(gate_up: Tensor, dtype: torch.dtype) -> RoundedTokens:
+def rounded_swiglu_reference(gate_up: Tensor, dtype: torch.dtype, activation: Activation = "silu") -> RoundedTokens:
     """SwiGLU in the type of gate_up, then rounded. See `rounded_swiglu`."""
-    return round_tokens_reference(swiglu_reference(gate_up), dtype)
+    return round_tokens_reference(swiglu_reference(gate_up, activation), dtype)
 
 
 @triton.jit
-def _gated(gate, up):
-    """silu(gate) * up of numbers in the storage type, fp32, to be rounded to it."""
+def _gated(gate, up, IS_GELU: tl.constexpr):
+    """activation(gate) * up of numbers in the storage type, fp32, to be rounded to it."""
     wide = gate.to(tl.float32)
-    # silu(gate) is rounded to the storage type before the product, as two operations would.
-    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
-    return silu * up.to(tl.float32)
+    if IS_GELU:
+        slope = _GELU_SLOPE * (wide + 0.044715 * wide * wide * wide)
+    else:
+        slope = wide
+    # The gate is rounded to the storage type before the product, as two operations would.
+    passed = (wide / (1.0 + tl.exp(-slope))).to(gate.dtype).to(tl.float32)
+    return passed * up.to(tl.float32)
 
 
 @triton.jit
-def _swiglu_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _swiglu_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, IS_GELU: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < SIZE
     start = gate_up + row * (2 * SIZE)
     gate = tl.load(start + offs, mask=mask, other=0.0)
     up = tl.load(start + SIZE + offs, mask=mask, other=0.0)
-    tl.store(out + row * SIZE + offs, _gated(gate, up).to(out.dtype.element_ty), mask=mask)
+    tl.store(out + row * SIZE + offs, _gated(gate, up, IS_GELU).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _rounded_swiglu_kernel(gate_up, out, scales, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _rounded_swiglu_kernel(gate_up, out, scales, SIZE: tl.constexpr, BLOCK: tl.constexpr, IS_GELU: tl.constexpr):
     rows = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     offs = tl.arange(0, BLOCK)[None, :]
     mask = offs < SIZE
@@ -73,7 +87,7 @@ def _rounded_swiglu_kernel(gate_up, out, scales, SIZE: tl.constexpr, BLOCK: tl.c
     gate = tl.load(start + offs, mask=mask, other=0.0)
     up = tl.load(start + SIZE + offs, mask=mask, other=0.0)
     store_rounded(
-        _gated(gate, up), out, scales, rows[:, None] * SIZE + offs, mask, rows, None, gate_up.dtype.element_ty
+        _gated(gate, up, IS_GELU), out, scales, rows[:, None] * SIZE + offs, mask, rows, None, gate_up.dtype.element_ty
     )
 
 
@@ -88,44 +102,47 @@ def rounded_launch_rule(size: int) -> tuple[int, int]:
     return block, min(16, max(1, block // 2048))
 
 
-def _swiglu_triton(gate_up: Tensor) -> Tensor:
+def _swiglu_triton(gate_up: Tensor, activation: Activation) -> Tensor:
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)
     block, num_warps = launch_rule(num_tokens)
     if num_tokens:
         grid = (num_tokens, triton.cdiv(size, block))
-        _swiglu_kernel[grid](gate_up.contiguous(), out, size, block, num_warps=num_warps)
+        _swiglu_kernel[grid](gate_up.contiguous(), out, size, block, activation == "gelu_tanh", num_warps=num_warps)
     return out
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
+def swiglu(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
     """The gated activation of an MLP.
 
     Args:
         gate_up: [num_tokens, 2 * size], the gate in the first half, the value in the second.
+        activation: What the gate passes through.
 
     Returns:
         [num_tokens, size] in the type of gate_up.
     """
-    return _swiglu_triton(gate_up) if uses_triton(gate_up) else swiglu_reference(gate_up)
+    run = _swiglu_triton if uses_triton(gate_up) else swiglu_reference
+    return run(gate_up, activation)
 
 
-def rounded_swiglu(gate_up: Tensor, dtype: torch.dtype) -> RoundedTokens:
+def rounded_swiglu(gate_up: Tensor, dtype: torch.dtype, activation: Activation = "silu") -> RoundedTokens:
     """`round_tokens` of `swiglu`, in one operation.
 
     Args:
         gate_up: [num_tokens, 2 * size], the gate in the first half, the value in the second.
         dtype: 8-bit dtype, as `round_tokens` takes it.
+        activation: What the gate passes through.
 
     Returns:
         [num_tokens, size].
     """
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     if not uses_triton(gate_up) or size > _LONGEST_ROW or not takes_size(size) or num_tokens == 0:
-        return round_tokens(swiglu(gate_up), dtype)
+        return round_tokens(swiglu(gate_up, activation), dtype)
     tokens = RoundedTokens.empty((num_tokens, size), dtype, gate_up.device)
     block, num_warps = rounded_launch_rule(size)
     _rounded_swiglu_kernel[(num_tokens,)](
-        gate_up.contiguous(), tokens.numbers, tokens.scales, size, block, num_warps=num_warps
+        gate_up.contiguous(), tokens.numbers, tokens.scales, size, block, activation == "gelu_tanh", num_warps=num_warps
     )
     return tokens

@@ -90,7 +90,7 @@ def test_settings_that_make_no_pair_are_refused(head: pathlib.Path, tmp_path: pa
 
     assert "no draft_model is named: the folder of the model's EAGLE-3 head" in said("--speculate", "eagle")
     assert "draft_quantize is int8, and speculate is eagle" in said(*flags(head), "--draft-quantize", "int8")
-    assert "must name one of LlamaForCausalLM" in said("--speculate", "draft", "--draft-model", str(head))
+    assert "that are served (nearest: LlamaForCausalLM," in said("--speculate", "draft", "--draft-model", str(head))
     of_a_model = said("--speculate", "eagle", "--draft-model", str(DEMO / "draft"))
     assert "architectures of an EAGLE-3 head name one of LlamaForCausalLMEagle3" in of_a_model
     assert "no such folder" in said("--speculate", "eagle", "--draft-model", str(tmp_path / "nowhere"))

@@ -11,16 +11,20 @@ from tests.support.kernel_case import DEVICES, DTYPES, Numbers, assert_rounded, 
 from headrace_kernels.attention.kv_cache import copy_blocks
 from headrace_kernels.attention.rope import rope_rows, rope_rows_reference
 from headrace_kernels.embedding import embedding
-from headrace_kernels.swiglu import swiglu
+from headrace_kernels.swiglu import Activation, swiglu
 
 
-def check_swiglu(rows: int, size: int, dtype: torch.dtype, device: str) -> None:
+def check_swiglu(rows: int, size: int, dtype: torch.dtype, device: str, activation: Activation = "silu") -> None:
     gate_up = Numbers(device, dtype, seed=rows * size).randn(rows, 2 * size) * 4
     with kernels_on(device), poisoned_memory(device):
-        found = swiglu(gate_up)
+        found = swiglu(gate_up, activation)
     gate, up = gate_up.double().chunk(2, dim=-1)
-    # silu is rounded, and so is the product.
-    assert_rounded(found, gate / (1 + torch.exp(-gate)) * up, roundings=2)
+    if activation == "silu":
+        gate = gate / (1 + torch.exp(-gate))
+    else:
+        gate = torch.nn.functional.gelu(gate, approximate="tanh")
+    # What the gate gives is rounded, and so is the product.
+    assert_rounded(found, gate * up, roundings=2)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -31,10 +35,19 @@ def test_swiglu_of_any_size(rows: int, size: int, dtype: torch.dtype, device: st
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_swiglu_of_large_gates_is_the_value_or_nothing(device: str) -> None:
+@pytest.mark.parametrize(
+    "rows, size, dtype", [(3, 7, torch.float16), (2, 1100, torch.bfloat16), (66, 24, torch.float32)]
+)
+def test_geglu_is_gelu_of_the_gate(rows: int, size: int, dtype: torch.dtype, device: str) -> None:
+    check_swiglu(rows, size, dtype, device, "gelu_tanh")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_swiglu_of_large_gates_is_the_value_or_nothing(activation: Activation, device: str) -> None:
     with kernels_on(device):
-        found = swiglu(torch.tensor([[1e4, -1e4, 3.0, 3.0]], device=device))
-    assert found.tolist() == [[3e4, 0.0]]
+        found = swiglu(torch.tensor([[1e4, -1e4, 1e14, 3.0, 3.0, 3.0]], device=device), activation)
+    assert found.tolist() == [[3e4, 0.0, pytest.approx(3e14)]]
 
 
 @pytest.mark.gpu

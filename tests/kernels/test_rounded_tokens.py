@@ -214,9 +214,17 @@ class Made:
             lambda: rounded_swiglu_reference(gate_up, number),
         )
 
+    def other_activation(self, number: torch.dtype) -> tuple[Callable[[], RoundedTokens], ...]:
+        gate_up = self.gate_up
+        return (
+            lambda: rounded_swiglu(gate_up, number, "gelu_tanh"),
+            lambda: round_tokens(swiglu(gate_up, "gelu_tanh"), number),
+            lambda: rounded_swiglu_reference(gate_up, number, "gelu_tanh"),
+        )
+
 
 def check_same_bits(made: Made, number: torch.dtype, device: str) -> None:
-    for ways in (made.norm, made.add_norm, made.activation):
+    for ways in (made.norm, made.add_norm, made.activation, made.other_activation):
         by_the_maker, behind, reference = ways(number)
         with kernels_on(device), poisoned_memory(device):
             found, expected = by_the_maker(), behind()

@@ -97,8 +97,8 @@ def test_what_a_file_leaves_out_is_as_published() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layer_types": ["full_attention"]}, "layer_types must be a list of 3"),
-        ({"layer_types": ["linear_attention"] * 3}, "layer_types must be a list of 3"),
+        ({"layer_types": ["full_attention"]}, "layer_types must be a list of num_hidden_layers (3)"),
+        ({"layer_types": ["linear_attention"] * 3}, "layer_types must hold"),
         ({"sliding_window": None}, "sliding_window is missing"),
         ({"sliding_window": 0}, "sliding_window must be"),
         ({"num_experts_per_tok": 4}, "num_experts_per_tok must be"),

@@ -32,11 +32,32 @@ _BASE: dict[str, Any] = {
 }
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 
+_GEMMA3 = {
+    **_BASE,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 21,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+_GEMMA3_STRETCHED = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    },
+}
+
 LONGROPE = {"short_factor": [1.0, 1.25, 1.5, 2.0], "long_factor": [1.0, 2.5, 7.0, 31.5]}
 
 
 def _llama(**changes: Any) -> transformers.PreTrainedConfig:
     return transformers.LlamaConfig(**{**_BASE, **changes})
+
+
+def _glm4(**changes: Any) -> transformers.PreTrainedConfig:
+    config = transformers.Glm4Config(**{**_BASE, **changes})
+    # A config without one is given those of the published models.
+    config.eos_token_id = None
+    return config
 
 
 def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
@@ -107,6 +128,53 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "mixtral-window-tied": lambda: transformers.MixtralConfig(
         **_BASE, num_local_experts=4, num_experts_per_tok=1, sliding_window=21, tie_word_embeddings=True
     ),
+    # The second layer of three does not rotate.
+    "smollm3": lambda: transformers.SmolLM3Config(**_BASE, no_rope_layer_interval=2, tie_word_embeddings=False),
+    "smollm3-window-tied": lambda: transformers.SmolLM3Config(
+        **_BASE, no_rope_layers=[0, 1, 0], use_sliding_window=True, sliding_window=21, attention_bias=True
+    ),
+    "olmo2": lambda: transformers.Olmo2Config(**_BASE | {"num_key_value_heads": 2}),
+    "olmo2-bias-tied": lambda: transformers.Olmo2Config(**_BASE, attention_bias=True, tie_word_embeddings=True),
+    # The window's layers rotate without the scaling of the third, and with another base.
+    "olmo3": lambda: transformers.Olmo3Config(
+        **_BASE,
+        sliding_window=21,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 1000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    ),  # fmt: skip
+    "glm4": lambda: _glm4(head_dim=16),
+    "glm4-tied": lambda: _glm4(
+        num_key_value_heads=2,
+        head_dim=24,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        **_rope("default", partial_rotary_factor=1.0),
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**_GEMMA3, tie_word_embeddings=False),
+    # As Gemma 3 4B: text and vision, of which the text is read.
+    "gemma3-part": lambda: transformers.Gemma3Config(
+        text_config=_GEMMA3 | _GEMMA3_STRETCHED,
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "patch_size": 14,
+        },
+        mm_tokens_per_image=4,
+        image_token_index=VOCAB_SIZE - 1,
+        boi_token_index=VOCAB_SIZE - 2,
+        eoi_token_index=VOCAB_SIZE - 3,
+    ),  # fmt: skip
     # Windows in every other layer, sinks, biases, clamped gates and yarn: all at their defaults but
     # for sizes that reach each.
     "gpt-oss": lambda: transformers.GptOssConfig(

@@ -19,7 +19,9 @@ SIZES = (
     "llama-wide", "mixtral-wide", "gpt-oss-wide", "llama-blocks", "phi3-blocks", "llama-whole-blocks", "llama-long",
     "llama-wide-heads",
 )  # fmt: skip
-NAMES = [pytest.param(name, marks=pytest.mark.slow if name in SIZES else ()) for name in CONFIGS]
+# What they have is in others of their family too.
+VARIANTS = ("smollm3", "olmo2-bias-tied", "glm4-tied", "gemma3")
+NAMES = [pytest.param(name, marks=pytest.mark.slow if name in SIZES + VARIANTS else ()) for name in CONFIGS]
 
 
 @pytest.fixture(scope="module", params=NAMES)

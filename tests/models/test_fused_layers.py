@@ -78,6 +78,19 @@ def test_fused_layers_equal_the_others(model: CausalLM, monkeypatch: pytest.Monk
         torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0, equal_nan=True)
 
 
+def test_layers_with_other_norms_are_computed_one_operation_after_another(tmp_path: pathlib.Path) -> None:
+    write_checkpoint(tmp_path, "olmo2")
+    ours = load(tmp_path)
+    for parameter in ours.parameters():
+        parameter.data = parameter.data.contiguous()
+    separate, forced_on = PagedDriver(ours), PagedDriver(ours)
+    expected = separate.step([Row(list(PROMPT))], [len(PROMPT)])
+    with forced():
+        assert not ours.model.fuses(1)
+        found = forced_on.step([Row(list(PROMPT))], [len(PROMPT)])
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
+
+
 def test_only_steps_of_one_token_on_one_rank_fuse(model: CausalLM) -> None:
     layer = model.model.layers[0]
     assert isinstance(layer, DecoderLayer)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.models.checkpoints import write_checkpoint
 from tests.parallel.rank_group import ranks
 from tests.parallel.test_rank_processes import PROMPT, plans, tokens_of_one
-from tests.parallel.test_sharded_models import NAMES, SCHEMES, load, run
+from tests.parallel.test_sharded_models import NAMES, NAMES_OF_WHOLE_STEPS, SCHEMES, load, run
 from tests.support.rank_threads import ThreadCollectives, ThreadGroup, on_ranks
 from tests.worker.driver import Entry, admission, make_runner, step
 
@@ -140,6 +140,14 @@ def test_ranks_that_cut_their_steps_draw_the_tokens_of_one(
         # fp32, sums in another order.
         torch.testing.assert_close(logits, alone.logits, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(logits, found[0][1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", NAMES_OF_WHOLE_STEPS)
+def test_layers_with_other_norms_keep_their_steps_whole(folders: Callable[[str], ModelFolder], name: str) -> None:
+    def first_piece(shard: Shard) -> int | None:
+        return load(folders(name), late(shard)[0]).first_piece(100_000, is_captured=False)
+
+    assert on_ranks(2, first_piece) == [None, None]
 
 
 @pytest.mark.one_in(2)

@@ -39,7 +39,10 @@ from headrace_model_folder import ModelFolder
 CPU = torch.device("cpu")
 # Three layers each: one model per thing that the first or the last stage has by itself, or that
 # differs between families, over two stages or over as many as there are layers.
-FAMILIES = {"llama-biases": 3, "qwen3-tied-bias": 2, "qwen2-window-tied": 3, "mistral-window": 2, "phi3-partial": 2}
+FAMILIES = {
+    "llama-biases": 3, "qwen3-tied-bias": 2, "qwen2-window-tied": 3, "mistral-window": 2, "phi3-partial": 2,
+    "smollm3-window-tied": 3, "olmo3": 2, "glm4": 2, "gemma3-part": 3,
+}  # fmt: skip
 
 
 @functools.cache
@@ -116,9 +119,10 @@ def test_stages_of_a_gguf_file(checkpoint: functools.partial[ModelFolder], tmp_p
     check_stages(ModelFolder.open(tmp_path / "model.gguf"), 3)
 
 
-def test_ranks_of_stages_add_up_what_goes_on(checkpoint: functools.partial[ModelFolder]) -> None:
-    """Behind a stage its ranks have parts of a sum; the next stage is given the whole."""
-    folder = checkpoint("llama-biases")
+@pytest.mark.parametrize("name", ["llama-biases", "olmo3"])
+def test_ranks_of_stages_add_up_what_goes_on(checkpoint: functools.partial[ModelFolder], name: str) -> None:
+    """Behind a stage its ranks have parts of a sum, or the whole; the next stage is given it."""
+    folder = checkpoint(name)
 
     def answered(shard: Shard) -> list[StepResult]:
         stages = staged(stage_models(folder, 2, shard=shard), runner)

@@ -28,10 +28,14 @@ from headrace_model_folder import ModelFolder
 
 CPU = torch.device("cpu")
 # One model per thing that is shared out in its own way: biases, head norms, tied embeddings,
-# one key/value head for all ranks, as many as query heads, windows, fused projections, experts.
+# one key/value head for all ranks, as many as query heads, windows, fused projections, experts,
+# layers without rotation.
 NAMES = (
     "llama-biases", "qwen3-tied-bias", "qwen2-window-tied", "llama-group-8", "llama-mha", "phi3-partial", "qwen3-moe",
+    "smollm3-window-tied",
 )  # fmt: skip
+# Layers that are not plain, whose steps are never cut: norms of outputs, of all heads together.
+NAMES_OF_WHOLE_STEPS = ("olmo2", "olmo3", "glm4", "gemma3-part")
 PROMPT = [17 * index % 89 + 3 for index in range(37)]
 NUM_TOKENS = 8
 
@@ -107,9 +111,9 @@ def on_all_ranks(folder: ModelFolder, world_size: int, scheme: Scheme | None = N
 @pytest.mark.parametrize(
     ("name", "world_size"),
     [
-        *((name, 4) for name in NAMES),
+        *((name, 4) for name in (*NAMES, *NAMES_OF_WHOLE_STEPS)),
         (NAMES[0], 2),
-        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in NAMES[1:]),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in (*NAMES[1:], *NAMES_OF_WHOLE_STEPS)),
     ],
 )
 def test_ranks_draw_the_tokens_of_one(folders: functools.partial[ModelFolder], name: str, world_size: int) -> None:
@@ -277,6 +281,22 @@ def test_quantized_weights_are_shared_out(
     assert ranks[0].tokens == alone.tokens
     # The numbers are the same; fp32, sums in another order.
     torch.testing.assert_close(ranks[0].logits, alone.logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", NAMES_OF_WHOLE_STEPS)
+def test_layers_with_other_norms_are_quantized_and_planned_as_others(
+    folders: functools.partial[ModelFolder], name: str
+) -> None:
+    folder, scheme = folders(name), SCHEMES["int8"]
+    alone, ranks = run(folder, scheme, {}), on_all_ranks(folder, 2, scheme)
+    for rank in ranks:
+        assert rank.tokens == alone.tokens
+        # The numbers are the same; fp32, sums in another order.
+        torch.testing.assert_close(rank.logits, alone.logits, rtol=1e-4, atol=1e-4)
+    for shard in (ALONE, Shard(0, 2), Shard(1, 2)):
+        planned = weight_memory(folder.config, torch.float32, None, CPU, shard).weights
+        assert planned == load(folder, shard).weight_bytes
 
 
 @pytest.mark.parametrize("head", ["int8", "fp8"])

@@ -13,9 +13,12 @@ from tests.quantize.quantize_parts import LENGTH, Bench
 from headrace_quantize.evaluation import Quality, compare
 from headrace_quantize.stages import STAGES, num_inputs
 
+# Of Gemma, which `headrace quantize` refuses, embeddings and the last norm are no plain tensors.
+FAMILIES = [name for name in CONFIGS if not name.startswith("gemma")]
+
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_layer_by_layer_gives_what_transformers_gives(tmp_path: pathlib.Path, family: str) -> None:
     bench = Bench(tmp_path, family, method="rtn", group_size="channel")

@@ -418,3 +418,21 @@ def test_a_mixture_reads_the_experts_that_a_step_hits() -> None:
     assert ranks.read_by(1) == pytest.approx(2_000 + 58_000 / 16)
     assert ranks.read_by(256) == pytest.approx(60_000, rel=1e-4)
     assert step_s(ranks, GPUS["h200"], 1, 0) < step_s(ranks, GPUS["h200"], 8, 0)
+
+
+# As published: most fields of the text part are the family's defaults.
+GEMMA3_4B: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "torch_dtype": "bfloat16", "vision_config": {},
+    "text_config": {
+        "hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34, "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    },
+}  # fmt: skip
+
+
+def test_the_text_part_of_a_model_that_sees_is_planned() -> None:
+    (alone, shared) = answers(Question(GEMMA3_4B, [{"load": "dummy"}], 140 << 30, [1, 2]))
+    assert not alone.refused and not shared.refused and alone.num_layers == 34
+    # 3.88 billion weights, of which a rank has half and all norms.
+    assert alone.weight_bytes == pytest.approx(2 * 3.88e9, rel=1e-3)
+    assert shared.weight_bytes == pytest.approx(alone.weight_bytes / 2, rel=1e-2)

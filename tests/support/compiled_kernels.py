@@ -179,8 +179,16 @@ _QUANTIZED_WIDE = (
 )
 
 
-def _decode_raw(shape: Shape, normed: bool) -> None:
-    case = RawCase(shape, [700], "cpu", normed=normed)
+def _decode_raw(shape: Shape, normed: bool, interleaved: bool = False, wide_norms: bool = False) -> None:
+    case = RawCase(
+        shape,
+        [700],
+        "cpu",
+        normed=normed,
+        rotary_dim=shape.head_dim // 2 if interleaved else None,
+        interleaved=interleaved,
+        wide_norms=wide_norms,
+    )
     attention.rotate_write_attend(case.raw, case.kv_cache, case.step, shape.scale, shape.window, case.case.sinks)
 
 
@@ -203,6 +211,8 @@ def compile_attention(arch: int) -> list[Any]:
                 attention.paged_attention(case.query, case.kv_cache, case.step, shape.scale, shape.window, case.sinks)
         for shape in (*_HEADS, _SINKS):
             _decode_raw(shape, normed=shape.window is not None)
+        _decode_raw(llama, normed=False, interleaved=True)
+        _decode_raw(_HEADS[-1], normed=True, wide_norms=True)
         for query_len in (2, 4, 8, 16):
             case = Case(llama, [(700, 1)], "cpu", max_query_len=query_len)
             attention.paged_attention(case.query, case.kv_cache, case.step, llama.scale)
@@ -223,7 +233,8 @@ def _quantized_steps(shape: Shape) -> None:
     raw = RawCase(shape, [700], "cpu").raw
     heads = (raw.qkv, raw.rotations, empty_cache(50, shape, "cpu"), torch.zeros(1, dtype=torch.int64))
     with mock.patch.object(rope_kv, "uses_triton", lambda tensor: True):
-        rope_kv.rope_and_write_kv(*heads, raw.num_heads)
+        for interleaved in (False, True):
+            rope_kv.rope_and_write_kv(*heads, raw.num_heads, interleaved=interleaved)
     _decode_raw(shape, normed=shape.window is not None)
     for rows, gather_bytes, query_len in (
         ([(700, 8), (0, 20)], 0, 1 if shape.window else 8),
@@ -495,7 +506,8 @@ def compile_rounded(arch: int) -> list[Any]:
             x, weight = torch.empty(3, hidden, dtype=dtype), torch.empty(hidden, dtype=dtype)
             rms_norm.rounded_rms_norm(x, weight, 1e-5, number)
             rms_norm.rounded_add_rms_norm(x, x, weight, 1e-5, number)
-            swiglu.rounded_swiglu(torch.empty(3, 2 * inner, dtype=dtype), number)
+            for activation in ("silu", "gelu_tanh"):
+                swiglu.rounded_swiglu(torch.empty(3, 2 * inner, dtype=dtype), number, activation)
             rounded_tokens.round_tokens(x, number)
             rounded_tokens.round_tokens(x, number, 0.5)
     return compiled

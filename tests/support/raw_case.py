@@ -38,6 +38,8 @@ class RawCase:
         padding: int = 0,
         plan_window: int | None = None,
         rotary_dim: int | None = None,
+        interleaved: bool = False,
+        wide_norms: bool = False,
     ) -> None:
         rows = [(count, 1) for count in computed]
         self.shape, self._num_rows = shape, len(rows)
@@ -52,8 +54,9 @@ class RawCase:
         qkv[len(rows) :] = float("nan")
         angles = 6 * torch.rand(tokens, (rotary_dim or shape.head_dim) // 2, generator=generator, device=device)
         rotations = torch.stack((angles.cos(), -angles.sin(), angles.sin()), dim=1)
-        weights = [randn(shape.head_dim) if normed else None for _ in range(2)]
-        self.raw = RawHeads(qkv, rotations, shape.num_heads, *weights, EPS)
+        kept = torch.float32 if wide_norms else shape.dtype
+        weights = [randn(shape.head_dim).to(kept) if normed else None for _ in range(2)]
+        self.raw = RawHeads(qkv, rotations, shape.num_heads, *weights, EPS, interleaved)
         self.places = [self._place(i, position) for i, position in enumerate(computed)]
         for i, (block, offset) in enumerate(self.places):
             self.step.slot_mapping[i] = block * shape.block_size + offset
@@ -79,7 +82,9 @@ class RawCase:
         raw, cache = self.raw, copy_of(self.kv_cache)
         norms = (raw.query_norm, raw.key_norm, raw.eps)
         with forced() if INTERPRETED else contextlib.nullcontext():
-            query = rope_and_write_kv(raw.qkv, raw.rotations, cache, self.step.slot_mapping, raw.num_heads, *norms)
+            query = rope_and_write_kv(
+                raw.qkv, raw.rotations, cache, self.step.slot_mapping, raw.num_heads, *norms, raw.interleaved
+            )
         arguments = (self.step, self.shape.scale, self.shape.window, self.case.sinks)
         return paged_attention(query, cache, *arguments), cache
 
@@ -103,6 +108,8 @@ class RawCase:
             wide = wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
         turning = 2 * self.raw.rotations.shape[-1]
         wide, still = wide[..., :turning], wide[..., turning:]
-        a, b = wide.chunk(2, dim=-1)
+        is_paired = self.raw.interleaved
+        a, b = (wide[..., 0::2], wide[..., 1::2]) if is_paired else wide.chunk(2, dim=-1)
         cosine, _, sine = self.raw.rotations[: heads.shape[0], :, None].double().unbind(1)
-        return torch.cat((a * cosine - b * sine, b * cosine + a * sine, still), dim=-1).to(self.shape.dtype)
+        rotated = torch.stack((a * cosine - b * sine, b * cosine + a * sine), dim=-1 if is_paired else -2).flatten(-2)
+        return torch.cat((rotated, still), dim=-1).to(self.shape.dtype)

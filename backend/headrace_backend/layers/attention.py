@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from headrace_backend.layers.linear import ColumnLinear, RowLinear
 from headrace_backend.layers.norm import RmsNorm
+from headrace_backend.layers.projection_norms import projection_norms
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.layers.step_metadata import StepMetadata, of_group
 from headrace_backend.weights.placement import Placement, WeightTarget
@@ -46,12 +47,14 @@ class Attention(nn.Module):
         self.sliding_window = attention.window
         # Of several cache groups the one in whose blocks the layer's keys and values lie.
         self.cache_group = 0
-        self.scale = head_dim**-0.5
+        self.scale = head_dim**-0.5 if attention.scale is None else attention.scale
+        self._rotary_dim, self._interleaved = attention.rotary_dim, attention.interleaved
         projections = (attention.query, attention.key, attention.value)
         self.qkv_proj = ColumnLinear(projections, (query, key, key), placement)
         self.o_proj = RowLinear(attention.output, query, placement)
-        self.q_norm = None if attention.query_norm is None else RmsNorm(attention.query_norm, placement)
-        self.k_norm = None if attention.key_norm is None else RmsNorm(attention.key_norm, placement)
+        self.projection_norms = projection_norms(attention, query, key, placement)
+        of_heads = (None, None) if attention.norms_projections else (attention.query_norm, attention.key_norm)
+        self.q_norm, self.k_norm = (None if norm is None else RmsNorm(norm, placement) for norm in of_heads)
         heads = range(query.start // head_dim, query.stop // head_dim)
         self.sinks = None if attention.sinks is None else AttentionSinks(attention.sinks.name, heads, placement)
 
@@ -90,7 +93,7 @@ class Attention(nn.Module):
         """Computes what lies between the projections: norms, rotation, cache write and attention.
 
         Args:
-            qkv: [num_tokens, queries, keys and values of all heads].
+            qkv: [num_tokens, queries, keys and values of all heads], which may be overwritten.
             rotations: The step's rows of the rotary table.
             kv_cache: This layer's cache; the tokens' keys and values are written first.
             metadata: The step.
@@ -98,19 +101,28 @@ class Attention(nn.Module):
         Returns:
             [num_tokens, all heads' outputs].
         """
+        if self.projection_norms is not None:
+            self.projection_norms(qkv)
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        raw = RawHeads(qkv, rotations, self.num_heads, *self._head_norms)
+        raw = RawHeads(qkv, rotations, self.num_heads, *self._head_norms, self._interleaved)
         sinks = None if self.sinks is None else self.sinks.logits
         step = of_group(metadata, self.cache_group)
         return rotate_write_attend(raw, kv_cache, step, self.scale, self.sliding_window, sinks).flatten(1)
 
     def launch_kind(self) -> Hashable:
         """What decides which kernels `attended` launches, beside step, cache and norm weights."""
-        return self.num_heads, self.num_kv_heads, self.head_dim, self.sliding_window
+        return (
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.sliding_window,
+            self._rotary_dim,
+            self._interleaved,
+        )
 
     @property
     def _head_norms(self) -> tuple[Tensor | None, Tensor | None, float]:
-        """Weights of the norms of queries and keys, and their epsilon.
+        """Weights of the norms of each head's query and key, and their epsilon.
 
         No weights where the model has no such norms.
         """

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from headrace_backend.layers.decoder_layer import DecoderLayer
-from headrace_backend.layers.norm import RmsNorm
+from headrace_backend.layers.norm import PlainStream, RmsNorm
+from headrace_backend.layers.rotary import Rotations
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.layers.stream_taps import StreamTaps
 from headrace_backend.parallel.collectives import Collectives, PendingAllReduce
@@ -39,14 +40,14 @@ from headrace_kernels.rounded_tokens import Activations
 class _Piece:
     """Some of the step's tokens."""
 
-    # Their parts of the residual stream and of the step's rows of the rotary table.
+    # Their parts of the residual stream and of the step's rows of each rotary table.
     residual: Tensor
-    rotations: Tensor
+    rotations: Rotations
     metadata: StepMetadata
     # What goes into the residual stream next.
     pending: PendingAllReduce | None = None
 
-    def normed(self, norm: RmsNorm, rounds_to: Callable[[int], torch.dtype | None]) -> Activations:
+    def normed(self, norm: RmsNorm | PlainStream, rounds_to: Callable[[int], torch.dtype | None]) -> Activations:
         """The norm of the residual stream, once the pending all-reduce is in it."""
         added = None if self.pending is None else self.pending.wait()
         self.pending = None
@@ -56,7 +57,7 @@ class _Piece:
         """Returns this piece's heads in front of a layer's o_proj (`DecoderLayer.heads`)."""
         attention = layer.self_attn
         normed = self.normed(layer.input_layernorm, attention.rounds_to)
-        return attention.heads(normed, self.rotations, kv_cache, self.metadata)
+        return attention.heads(normed, self.rotations[layer.rotation], kv_cache, self.metadata)
 
 
 class CutStep:
@@ -65,7 +66,7 @@ class CutStep:
     def __init__(
         self,
         residual: Tensor,
-        rotations: Tensor,
+        rotations: Rotations,
         pieces: StepPieces,
         together: Collectives,
         taps: StreamTaps | None = None,
@@ -74,13 +75,14 @@ class CutStep:
 
         Args:
             residual: [num_tokens, hidden_size] the residual stream, changed in place.
-            rotations: The step's rows of the rotary table.
+            rotations: The step's rows of each rotary table.
             pieces: The two pieces of the step, neither of them empty.
             together: The collectives that all-reduce each piece's partial outputs.
             taps: Copies the streams that enter some layers; None: nobody wants them.
         """
         sizes = [pieces.first, len(residual) - pieces.first]
-        parts = zip(torch.split(residual, sizes), torch.split(rotations, sizes), pieces.metadata, strict=True)
+        turns = zip(*(torch.split(rows, sizes) for rows in rotations), strict=True)
+        parts = zip(torch.split(residual, sizes), turns, pieces.metadata, strict=True)
         self._pieces = [_Piece(*part) for part in parts]
         self._residual, self._together, self._taps = residual, together, taps
 

@@ -1,6 +1,6 @@
-"""One pre-norm decoder layer.
+"""One decoder layer.
 
-Attention and MLP, each behind a norm and added to the residual stream.
+Attention and MLP, with norms before or behind them, each added to the residual stream.
 """
 
 from __future__ import annotations
@@ -12,34 +12,49 @@ from torch import Tensor, nn
 from headrace_backend.layers.attention import Attention
 from headrace_backend.layers.expert_mlp import ExpertMlp
 from headrace_backend.layers.mlp import GatedMlp
-from headrace_backend.layers.norm import residual_norm
+from headrace_backend.layers.norm import RmsNorm, residual_norm, stream_norm
+from headrace_backend.layers.rotary import Rotations
 from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.launch_kind import launch_kind
-from headrace_model_folder.description import Experts, Layer
+from headrace_model_folder.description import Experts, Layer, Norm
 
 
 class DecoderLayer(nn.Module):
-    """Norm, attention, norm, MLP.
+    """Norm, attention, norm, MLP; of some families norms of both outputs.
 
-    An output is added to the residual stream by the norm that follows it, in one operation.
+    An output is added to the residual stream by the norm that follows it, in one operation. Of
+    several ranks that norm adds up their parts of the output, unless the output has a norm of its
+    own, which does so.
     """
 
-    def __init__(self, layer: Layer, placement: Placement) -> None:
-        """Allocates the parts that the description names, of several ranks this one's share."""
+    def __init__(self, layer: Layer, placement: Placement, rotation: int = 0) -> None:
+        """Allocates the parts that the description names, of several ranks this one's share.
+
+        Args:
+            layer: The layer's parts.
+            placement: Type, device and rank.
+            rotation: Which of a step's rotations its heads take.
+        """
         super().__init__()
-        self.input_layernorm = residual_norm(layer.attention_norm, placement)
+        self.rotation = rotation
+        self._is_plain = layer.is_plain
+        # Whether what it returns is the whole output, and not one rank's part.
+        self.is_output_whole = layer.norms_outputs or placement.shard.world_size == 1
+        self.input_layernorm = stream_norm(layer.attention_norm, placement, self.is_output_whole)
         self.self_attn = Attention(layer.attention, placement)
-        self.post_attention_layernorm = residual_norm(layer.mlp_norm, placement)
+        self.attention_output_norm = _output_norm(layer.attention_output_norm, placement)
+        self.post_attention_layernorm = stream_norm(layer.mlp_norm, placement, self.is_output_whole)
         self.mlp: GatedMlp | ExpertMlp = (
             ExpertMlp(layer.mlp, placement) if isinstance(layer.mlp, Experts) else GatedMlp(layer.mlp, placement)
         )
+        self.mlp_output_norm = _output_norm(layer.mlp_output_norm, placement)
         # Partial outputs of several ranks are all-reduced before they reach the residual stream.
         self._is_whole = placement.shard.world_size == 1
 
     def forward(
-        self, pending: Tensor | None, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata
+        self, pending: Tensor | None, residual: Tensor, rotations: Rotations, kv_cache: Tensor, metadata: StepMetadata
     ) -> Tensor:
         """Runs the layer.
 
@@ -47,7 +62,7 @@ class DecoderLayer(nn.Module):
             pending: [num_tokens, hidden_size] the layer before's output, of several ranks this
                 one's part of it, not yet in the residual stream; None for the first layer.
             residual: [num_tokens, hidden_size] the residual stream, changed in place.
-            rotations: The step's rows of the rotary table.
+            rotations: The step's rows of each rotary table.
             kv_cache: This layer's cache.
             metadata: The step.
 
@@ -58,11 +73,11 @@ class DecoderLayer(nn.Module):
         return self.after_heads(heads, residual)
 
     def heads(
-        self, pending: Tensor | None, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata
+        self, pending: Tensor | None, residual: Tensor, rotations: Rotations, kv_cache: Tensor, metadata: StepMetadata
     ) -> Tensor:
         """The half of `forward` in which tokens see each other: [num_tokens, heads' outputs]."""
         normed = self.input_layernorm.of_stream(pending, residual, self.self_attn.rounds_to(len(residual)))
-        return self.self_attn.heads(normed, rotations, kv_cache, metadata)
+        return self.self_attn.heads(normed, rotations[self.rotation], kv_cache, metadata)
 
     def after_heads(self, heads: Tensor, residual: Tensor) -> Tensor:
         """The other half, in which each token is by itself, so that it may be given some of them.
@@ -75,22 +90,25 @@ class DecoderLayer(nn.Module):
             [n, hidden_size] this layer's output, not yet in the residual stream.
         """
         attended: Tensor = self.self_attn.o_proj(heads)
+        if self.attention_output_norm is not None:
+            attended = self.attention_output_norm.of_output(attended)
         normed = self.post_attention_layernorm.of_stream(attended, residual, self.mlp.rounds_to(len(residual)))
         out: Tensor = self.mlp(normed)
-        return out
+        return out if self.mlp_output_norm is None else self.mlp_output_norm.of_output(out)
 
     def fuses(self, num_tokens: int) -> bool:
         """Whether a step of so many tokens takes `forward_fused`.
 
-        Decided by sizes and types of weights alone.
+        Decided by the kind of layer and by sizes and types of weights alone.
         """
         return (
             self._is_whole
+            and self._is_plain
             and all(weight.fuses(num_tokens) for weight in self._attention_weights())
             and self.mlp.fuses(num_tokens)
         )
 
-    def forward_fused(self, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> None:
+    def forward_fused(self, residual: Tensor, rotations: Rotations, kv_cache: Tensor, metadata: StepMetadata) -> None:
         """Computes what `forward` does with nothing pending before or after.
 
         Norms, SwiGLU and additions are part of the products.
@@ -98,7 +116,8 @@ class DecoderLayer(nn.Module):
         A few tokens' products take as long as their weights take to read, and each operation beside
         them a launch.
         """
-        self.self_attn.add_to(residual, self.input_layernorm, rotations, kv_cache, metadata)
+        assert isinstance(self.input_layernorm, RmsNorm) and isinstance(self.post_attention_layernorm, RmsNorm)
+        self.self_attn.add_to(residual, self.input_layernorm, rotations[self.rotation], kv_cache, metadata)
         self.mlp.add_to(residual, self.post_attention_layernorm)
 
     def launch_kind(self) -> Hashable:
@@ -117,3 +136,7 @@ class DecoderLayer(nn.Module):
     def _attention_weights(self) -> Iterator[LinearWeight]:
         for linear in (self.self_attn.qkv_proj, self.self_attn.o_proj):
             yield linear.weight
+
+
+def _output_norm(norm: Norm | None, placement: Placement) -> RmsNorm | None:
+    return None if norm is None else residual_norm(norm, placement)

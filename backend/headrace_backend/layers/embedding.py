@@ -38,6 +38,8 @@ class TokenEmbedding(ShardedModule):
         self._is_whole = len(self._rows) == embedding.vocab_size
         self.weight = _table(len(self._rows), embedding.hidden_size, placement.of(embedding.name))
         self._copy: tuple[HeadWeight, ...] = ()
+        # Rounded to the model's type, as models that have one were trained.
+        self._scale = float(torch.tensor(embedding.scale, dtype=placement.dtype))
 
     def fill_too(self, copy: HeadWeight) -> None:
         """Makes this embedding's tensor fill an output head too, which has its own form."""
@@ -46,6 +48,10 @@ class TokenEmbedding(ShardedModule):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, size], a new tensor."""
+        rows = self._rows_of(token_ids)
+        return rows if self._scale == 1.0 else rows.mul_(self._scale)
+
+    def _rows_of(self, token_ids: Tensor) -> Tensor:
         if isinstance(self.weight, BlockLinearWeight):
             return self._of_blocks(self.weight, token_ids)
         found = embedding(token_ids, self.weight, self._rows.start, self._is_whole)

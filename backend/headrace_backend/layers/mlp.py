@@ -16,19 +16,23 @@ from headrace_model_folder.description import Mlp
 
 
 class GatedMlp(nn.Module):
-    """down(silu(gate(x)) * up(x)), gate and up in one weight."""
+    """down(activation(gate(x)) * up(x)), gate and up in one weight."""
 
     def __init__(self, mlp: Mlp, placement: Placement) -> None:
         super().__init__()
         inner = placement.shard.split(mlp.inner)
         self.gate_up_proj = ColumnLinear((mlp.gate, mlp.up), (inner, inner), placement)
         self.down_proj = RowLinear(mlp.down, inner, placement)
+        self._activation = mlp.activation
 
     def forward(self, x: Activations) -> Tensor:
         """[num_tokens, hidden_size] -> the same shape."""
         gate_up: Tensor = self.gate_up_proj(x)
         number = self.down_proj.rounds_to(len(gate_up))
-        out: Tensor = self.down_proj(swiglu(gate_up) if number is None else rounded_swiglu(gate_up, number))
+        if number is None:
+            out: Tensor = self.down_proj(swiglu(gate_up, self._activation))
+        else:
+            out = self.down_proj(rounded_swiglu(gate_up, number, self._activation))
         return out
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
@@ -44,7 +48,7 @@ class GatedMlp(nn.Module):
 
     def launch_kind(self) -> Hashable:
         """What decides, beside tokens and biases, which kernels the products launch."""
-        return self.gate_up_proj.weight.launch_kind(), self.down_proj.weight.launch_kind()
+        return self._activation, self.gate_up_proj.weight.launch_kind(), self.down_proj.weight.launch_kind()
 
     def add_to(self, residual: Tensor, norm: RmsNorm) -> None:
         """`residual += forward(norm(residual))` in two operations, for steps that fuse."""

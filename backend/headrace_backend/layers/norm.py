@@ -5,20 +5,23 @@ It returns the form that the product behind it takes.
 Every rank holds the whole weight.
 
 A norm behind a projection whose inputs are shared out takes the ranks' partial outputs and adds
-them up first: `residual_norm` makes the right kind.
+them up first: `residual_norm` makes the right kind. Where a layer reads the residual stream without
+a norm, `PlainStream` stands in its place.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
+from headrace_backend.weights.destination import RaisedRows, TensorRows
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.rms_norm import add_rms_norm, rms_norm, rounded_add_rms_norm, rounded_rms_norm
-from headrace_kernels.rounded_tokens import Activations
+from headrace_kernels.rounded_tokens import Activations, round_tokens
 from headrace_model_folder.description import Norm
 
 
@@ -28,7 +31,8 @@ class RmsNorm(ShardedModule):
     def __init__(self, norm: Norm, placement: Placement) -> None:
         super().__init__()
         self._name = norm.name
-        self.weight = placement.empty(norm.size)
+        self._adds_one = norm.adds_one
+        self.weight = norm_weight(norm, norm.size, placement)
         self.eps = norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,6 +57,14 @@ class RmsNorm(ShardedModule):
         """
         return self.of_sum(pending, residual, number)
 
+    def of_output(self, x: Tensor) -> Tensor:
+        """The norm of a projection's output, of several ranks of the sum of their parts.
+
+        [num_tokens, size] -> the same shape; x may be overwritten.
+        """
+        normed: Tensor = self(x)
+        return normed
+
     def of_sum(self, added: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
         """Returns the norm of `added`, which is already the whole output."""
         about = (residual, self.weight, self.eps)
@@ -62,7 +74,8 @@ class RmsNorm(ShardedModule):
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight."""
-        yield CheckpointPart(f"{self._name}.weight", WeightTarget.of(self.weight, range(self.weight.shape[0])))
+        rows = (RaisedRows if self._adds_one else TensorRows)(self.weight)
+        yield CheckpointPart(f"{self._name}.weight", WeightTarget(rows, range(self.weight.shape[0])))
 
 
 class SummingRmsNorm(RmsNorm):
@@ -79,6 +92,11 @@ class SummingRmsNorm(RmsNorm):
         """
         return self._shard.together.add_rms_norm(x, residual, self.weight, self.eps)
 
+    def of_output(self, x: Tensor) -> Tensor:
+        """Returns the norm of the all-reduced x, which may be overwritten."""
+        normed: Tensor = self(self._shard.together.all_reduce(x))
+        return normed
+
     def of_stream(self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
         """Returns the norm of the residual stream after adding the all-reduced `pending` to it.
 
@@ -91,7 +109,50 @@ class SummingRmsNorm(RmsNorm):
         return self._shard.together.rounded_add_rms_norm(pending, residual, self.weight, self.eps, number)
 
 
-def residual_norm(norm: Norm, placement: Placement) -> RmsNorm:
-    """The norm that adds a `RowLinear`'s output to the residual stream, for one rank or several."""
-    kind = RmsNorm if placement.shard.world_size == 1 else SummingRmsNorm
+def norm_weight(norm: Norm, size: int, placement: Placement) -> nn.Parameter:
+    """The factors of a norm, still to be filled: `size` of them, in fp32 if that decides rounding.
+
+    A factor that is 1 more than a number of the checkpoint has no room in 16 bits either.
+    """
+    is_wide = norm.rounds_once or norm.adds_one
+    return (dataclasses.replace(placement, dtype=torch.float32) if is_wide else placement).empty(size)
+
+
+class PlainStream(nn.Module):
+    """The residual stream as it is, where others have its norm. What is added to it is whole."""
+
+    def of_stream(self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
+        """Returns the residual stream, to which `pending` is added first in place.
+
+        Args:
+            pending: [num_tokens, size] the whole output of the layer before; None: there is none.
+            residual: [num_tokens, size].
+            number: The 8-bit type to round to; None: the model's type, and the stream itself.
+        """
+        return self.of_sum(pending, residual, number)
+
+    def of_sum(self, added: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
+        """Does what `of_stream` does."""
+        if added is not None:
+            residual.add_(added)
+        return residual if number is None else round_tokens(residual, number)
+
+
+def residual_norm(norm: Norm, placement: Placement, is_whole: bool = False) -> RmsNorm:
+    """The norm behind a `RowLinear`'s output, for one rank or several.
+
+    Args:
+        norm: Its name and size.
+        placement: Type, device and rank.
+        is_whole: Whether several ranks' parts of that output have been added up already.
+    """
+    kind = RmsNorm if is_whole or placement.shard.world_size == 1 else SummingRmsNorm
     return kind(norm, placement)
+
+
+def stream_norm(norm: Norm | None, placement: Placement, is_whole: bool) -> RmsNorm | PlainStream:
+    """What stands before a part of a layer: its norm, or none. See `residual_norm`."""
+    if norm is None:
+        assert is_whole, "what is added without a norm behind it is whole"
+        return PlainStream()
+    return residual_norm(norm, placement, is_whole)

@@ -1,9 +1,12 @@
-"""The rotary embedding of a model.
+"""The rotary embeddings of a model: tables of cosines and sines, made from the description once.
 
-Its table of cosines and sines, made from the configuration once.
+Layers that rotate alike share a table. A step takes its rows of each once (`Rotations`), and a
+layer knows by a number which of them are its own.
 """
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +22,15 @@ from headrace_kernels.attention.rope_frequencies import (
     yarn_attention_factor,
     yarn_frequencies,
 )
-from headrace_model_folder import RopeConfig
+from headrace_model_folder import ModelDescription, RopeConfig
+from headrace_model_folder.description import Attention
+
+# A step's rows of each table, in the order of `ModelDescription.rotations`.
+Rotations: TypeAlias = tuple[Tensor, ...]
 
 
 class RotaryTable(nn.Module):
-    """[max_position, 2, rotary_dim / 2] fp32 cosines and sines, shared by all layers."""
+    """[max_position, 2, rotary_dim / 2] fp32 cosines and sines of layers that rotate alike."""
 
     table: Tensor
 
@@ -37,6 +44,23 @@ class RotaryTable(nn.Module):
     def forward(self, positions: Tensor) -> Tensor:
         """[num_tokens] int64 -> the step's rotations for `headrace_kernels.attention.rope`."""
         return rope_rows(self.table, positions)
+
+
+class RotaryTables(nn.Module):
+    """The table of each rotation that some layer of a model has."""
+
+    def __init__(self, model: ModelDescription, max_position: int, device: torch.device) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(RotaryTable(*rotation, max_position, device) for rotation in model.rotations)
+        self._numbers = {rotation: number for number, rotation in enumerate(model.rotations)}
+
+    def forward(self, positions: Tensor) -> Rotations:
+        """[num_tokens] int64 -> the step's rotations, a tensor for each table."""
+        return tuple(table(positions) for table in self.tables)
+
+    def number(self, attention: Attention) -> int:
+        """Which of the step's rotations a layer's heads take."""
+        return self._numbers[attention.rotation]
 
 
 def rope_frequencies(rope: RopeConfig, rotary_dim: int, max_position: int) -> tuple[Tensor, float]:
@@ -67,6 +91,9 @@ def rope_frequencies(rope: RopeConfig, rotary_dim: int, max_position: int) -> tu
             return _yarn(rope, rotary_dim)
         case "longrope":
             return _longrope(rope, rotary_dim, max_position)
+        case "none":
+            # A cosine of 1 and a sine of 0 in all positions leave heads as they are, to the bit.
+            return torch.zeros(rotary_dim // 2), 1.0
 
 
 def _longrope(rope: RopeConfig, rotary_dim: int, max_position: int) -> tuple[Tensor, float]:

@@ -17,7 +17,7 @@ from headrace_backend.layers.cut_step import CutStep
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
 from headrace_backend.layers.norm import residual_norm
-from headrace_backend.layers.rotary import RotaryTable
+from headrace_backend.layers.rotary import RotaryTables, Rotations
 from headrace_backend.layers.sharded_module import weight_targets
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.layers.stream_taps import StreamTaps
@@ -40,8 +40,9 @@ class Decoder(nn.Module):
         super().__init__()
         # None in stages behind the first, which are given the residual stream.
         self.embed_tokens = TokenEmbedding(model.embedding, placement) if stage.is_first else None
-        self.rotary = RotaryTable(model.rope, model.attention.rotary_dim, max_position, placement.device)
-        layers = [DecoderLayer(layer, placement) for layer in model.layers]
+        self.rotary = RotaryTables(model, max_position, placement.device)
+        self._device = placement.device
+        layers = [DecoderLayer(layer, placement, self.rotary.number(layer.attention)) for layer in model.layers]
         self.layers = nn.ModuleList()
         for layer, module in zip(model.layers, layers, strict=True):
             # By its number in the whole model, as messages name it.
@@ -52,7 +53,8 @@ class Decoder(nn.Module):
         # One layer of each kind: those of a folder that another tool quantized may differ.
         self._kinds = tuple({layer.launch_kind(): layer for layer in layers}.values())
         # None in stages before the last, which give the residual stream away.
-        self.norm = residual_norm(model.norm, placement) if stage.is_last else None
+        is_whole = model.layers[-1].norms_outputs
+        self.norm = residual_norm(model.norm, placement, is_whole) if stage.is_last else None
         self._together = placement.shard.collectives
         # Copies the streams that enter some layers; None: nobody wants them.
         self._taps: StreamTaps | None = None
@@ -87,7 +89,7 @@ class Decoder(nn.Module):
         return self.norm.add(last.after_heads(heads, residual), residual)
 
     def _stream_behind(
-        self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata
+        self, residual: Tensor, rotations: Rotations, kv_caches: list[Tensor], metadata: StepMetadata
     ) -> Tensor:
         """The residual stream behind a stage's layers, nothing of which is pending."""
         if self.fuses(len(residual)):
@@ -97,10 +99,13 @@ class Decoder(nn.Module):
         for layer, kv_cache in self._reported(zip(self._layers, kv_caches, strict=True)):
             pending = layer(pending, residual, rotations, kv_cache, metadata)
         assert pending is not None, "a stage has a layer"
-        return residual.add_(pending if self._together is None else self._together.all_reduce(pending))
+        if not self._layers[-1].is_output_whole:
+            assert self._together is not None, "parts of an output are those of several ranks"
+            pending = self._together.all_reduce(pending)
+        return residual.add_(pending)
 
     def _last_heads(
-        self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata | StepPieces
+        self, residual: Tensor, rotations: Rotations, kv_caches: list[Tensor], metadata: StepMetadata | StepPieces
     ) -> Tensor:
         """Runs all layers up to the heads of the last one, and returns those heads' outputs.
 
@@ -123,7 +128,7 @@ class Decoder(nn.Module):
         layer: DecoderLayer,
         pending: Tensor | None,
         residual: Tensor,
-        rotations: Tensor,
+        rotations: Rotations,
         kv_cache: Tensor,
         metadata: StepMetadata,
     ) -> Tensor:
@@ -137,8 +142,7 @@ class Decoder(nn.Module):
         """Has the streams that enter some layers copied: `CausalLM.tap_streams` says how."""
         assert self.embed_tokens is not None and self.norm is not None, "stages tap nothing"
         layers = [self._layers[place] for place in places]
-        device = self.rotary.table.device
-        self._taps = StreamTaps(layers, self.norm.weight.shape[0], max_tokens, dtype, device)
+        self._taps = StreamTaps(layers, self.norm.weight.shape[0], max_tokens, dtype, self._device)
         return self._taps.streams
 
     def use_cache_groups(self, layer_groups: Sequence[int]) -> None:
@@ -151,7 +155,7 @@ class Decoder(nn.Module):
         return all(layer.fuses(num_tokens) for layer in self._kinds)
 
     def _forward_fused(
-        self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata
+        self, residual: Tensor, rotations: Rotations, kv_caches: list[Tensor], metadata: StepMetadata
     ) -> None:
         for layer, kv_cache in self._reported(zip(self._layers, kv_caches, strict=True)):
             if self._taps is not None:
@@ -203,6 +207,7 @@ class CausalLM(nn.Module):
         if stage.is_last:
             self.lm_head = OutputHead(model, placement, self.model.embed_tokens)
         self.num_layers = len(model.layers)
+        self._is_plain = model.is_plain
         self.shard = placement.shard
         # Of this rank: what attention and the KV cache need.
         part = rank_part(model, placement.shard.world_size).attention
@@ -275,10 +280,11 @@ class CausalLM(nn.Module):
         A step that is replayed from a graph has other sizes than one launched kernel by kernel.
 
         Decided by sizes alone, so alike on all ranks. A step of several stages stays whole: one
-        stream goes from each to the next.
+        stream goes from each to the next. So does that of a model whose layers have other norms
+        than those before attention and MLP: no other sum may come between the two pieces'.
         """
         together = self.shard.collectives
-        if self.stage.count > 1 or together is None or together.piece_rule is None:
+        if self.stage.count > 1 or not self._is_plain or together is None or together.piece_rule is None:
             return None
         return together.piece_rule.first_piece(num_tokens, self.hidden_size * self.dtype.itemsize, is_captured)
 

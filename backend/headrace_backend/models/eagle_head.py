@@ -108,6 +108,7 @@ class EagleHead(nn.Module):
         head = folder.head
         model, [layer] = head.model, head.model.layers
         assert isinstance(layer.mlp, Mlp), "a head has no experts"
+        assert layer.attention_norm is not None and layer.mlp_norm is not None, "a head's parts are behind norms"
         self.embed_tokens = TokenEmbedding(model.embedding, placement) if folder.has_embedding else None
         self.fc = ColumnLinear((head.fusion,), (range(head.fusion.outputs),), placement)
         self.input_layernorm = RmsNorm(layer.attention_norm, placement)

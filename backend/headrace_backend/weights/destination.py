@@ -56,6 +56,19 @@ class TensorRows(Destination):
         return self.tensor
 
 
+class RaisedRows(TensorRows):
+    """A view of a parameter in fp32 that holds 1 more than the checkpoint's numbers."""
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """Implements `Destination.put`."""
+        self.tensor[first : first + len(rows)].copy_(rows).add_(1.0)
+
+    @property
+    def in_place(self) -> Tensor | None:
+        """Implements `Destination.in_place`: what is filled directly would not be raised."""
+        return None
+
+
 class CopiedRows(Destination):
     """Two destinations of the same rows: a tied tensor that is kept in two forms."""
 

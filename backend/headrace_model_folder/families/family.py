@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace_model_folder.description import ModelDescription
 from headrace_model_folder.fields import Fields
+from headrace_model_folder.text_part import TextPart
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,5 +35,11 @@ class Family:
     # Called with the fields of config.json, defaults filled in. Raises InvalidModelFolder naming
     # the field, the rule and the value.
     describe: Callable[[Fields], ModelDescription]
+    # The field that names the activation of MLPs, and its values that mean what the family has; the
+    # first is transformers' default.
+    activation_field: str = "hidden_act"
+    activations: tuple[str, ...] = ("silu", "swish")
+    # Where the text part lies in a folder that has other parts too; None: it is the whole.
+    text_part: TextPart | None = None
     # None: GGUF files of the family say that they are another one's.
     gguf: GgufNaming | None = None

@@ -9,10 +9,10 @@ from headrace_model_folder.errors import shown
 from headrace_model_folder.families.decoder import MAX_CONTEXT, Switches, decoder, read_sizes
 from headrace_model_folder.families.experts import ExpertNames, Routing, read_routing, with_experts
 from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.layer_types import read_sliding
 from headrace_model_folder.fields import Fields
 
 _NAMES = ExpertNames("mlp", "router", gate="gate_proj", up="up_proj", down="down_proj")
-_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def describe(fields: Fields) -> ModelDescription:
@@ -40,17 +40,11 @@ def _layer(layer: Layer, routing: Routing, gating: ClampedGating) -> Layer:
 
 
 def _windows(fields: Fields, num_layers: int) -> list[int | None]:
-    types = fields.get("layer_types")
-    if types is None:
-        types = [(_SLIDING, _FULL)[index % 2] for index in range(num_layers)]
-    if not isinstance(types, list) or len(types) != num_layers or any(kind not in (_SLIDING, _FULL) for kind in types):
-        raise fields.error(
-            "layer_types", f"must be a list of {num_layers} of {_SLIDING!r} and {_FULL!r}, is {shown(types)}"
-        )
-    if _SLIDING not in types:
+    sliding = read_sliding(fields, num_layers) or [index % 2 == 0 for index in range(num_layers)]
+    if not any(sliding):
         return [None] * num_layers
     window = fields.integer("sliding_window", 1, MAX_CONTEXT)
-    return [window if kind == _SLIDING else None for kind in types]
+    return [window if is_sliding else None for is_sliding in sliding]
 
 
 def _refuse_other_number(fields: Fields) -> None:

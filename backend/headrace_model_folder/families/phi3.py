@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from headrace_model_folder.description import Fused, Layer, Linear, Mlp, ModelDescription
+from headrace_model_folder.description import Layer, Mlp, ModelDescription
 from headrace_model_folder.families.decoder import MAX_CONTEXT, Switches, decoder, read_sizes, read_window
 from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.fused import fused
 from headrace_model_folder.fields import Fields
 
 
@@ -39,19 +40,10 @@ def _with_longrope(fields: Fields) -> Fields:
 def _with_fused_tensors(layer: Layer) -> Layer:
     attention, mlp = layer.attention, layer.mlp
     assert isinstance(mlp, Mlp), "the family has no experts"
-    query, key, value = _fused(f"{layer.name}.self_attn.qkv_proj", attention.query, attention.key, attention.value)
-    gate, up = _fused(f"{layer.name}.mlp.gate_up_proj", mlp.gate, mlp.up)
+    query, key, value = fused(f"{layer.name}.self_attn.qkv_proj", attention.query, attention.key, attention.value)
+    gate, up = fused(f"{layer.name}.mlp.gate_up_proj", mlp.gate, mlp.up)
     attention = dataclasses.replace(attention, query=query, key=key, value=value)
     return dataclasses.replace(layer, attention=attention, mlp=dataclasses.replace(mlp, gate=gate, up=up))
-
-
-def _fused(name: str, *parts: Linear) -> list[Linear]:
-    """The projections, one after the other in the tensors of `name`."""
-    outputs = [part.outputs for part in parts]
-    return [
-        dataclasses.replace(part, fused=Fused(name, sum(outputs), sum(outputs[:index])))
-        for index, part in enumerate(parts)
-    ]
 
 
 PHI3 = Family(

@@ -7,9 +7,9 @@ instead, and a head_dim of its own. Layers of both may have a sliding window.
 from __future__ import annotations
 
 from headrace_model_folder.description import ModelDescription
-from headrace_model_folder.errors import shown
 from headrace_model_folder.families.decoder import Switches, decoder, read_sizes, read_window
 from headrace_model_folder.families.family import Family, GgufNaming
+from headrace_model_folder.families.layer_types import read_sliding
 from headrace_model_folder.fields import Fields
 
 _DEFAULTS = {"max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4096}
@@ -31,18 +31,11 @@ def _windows(fields: Fields, num_layers: int) -> list[int | None]:
     """Each layer's window, by `layer_types` or from `max_window_layers` on."""
     if not fields.boolean("use_sliding_window", False) or (window := read_window(fields)) is None:
         return [None] * num_layers
-    types = fields.get("layer_types")
-    if types is None:
+    sliding = read_sliding(fields, num_layers)
+    if sliding is None:
         first = fields.integer("max_window_layers", 0, 1 << 30, 28)
-        return [window if layer >= first else None for layer in range(num_layers)]
-    if not isinstance(types, list) or len(types) != num_layers:
-        raise fields.error(
-            "layer_types", f"must be a list of num_hidden_layers ({num_layers}) entries, is {shown(types)}"
-        )
-    for kind in types:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise fields.error("layer_types", f"must hold 'full_attention' or 'sliding_attention', has {shown(kind)}")
-    return [window if kind == "sliding_attention" else None for kind in types]
+        sliding = [layer >= first for layer in range(num_layers)]
+    return [window if is_sliding else None for is_sliding in sliding]
 
 
 QWEN2 = Family("Qwen2ForCausalLM", _DEFAULTS, describe_qwen2, gguf=GgufNaming("qwen2"))

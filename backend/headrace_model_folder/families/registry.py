@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.gemma3 import GEMMA3, GEMMA3_OF_SEVERAL
+from headrace_model_folder.families.glm4 import GLM4
 from headrace_model_folder.families.gpt_oss import GPT_OSS
 from headrace_model_folder.families.llama import LLAMA
 from headrace_model_folder.families.mistral import MISTRAL
 from headrace_model_folder.families.mixtral import MIXTRAL
+from headrace_model_folder.families.olmo import OLMO2, OLMO3
 from headrace_model_folder.families.phi3 import PHI3
 from headrace_model_folder.families.qwen import QWEN2, QWEN3
 from headrace_model_folder.families.qwen_moe import QWEN3_MOE
+from headrace_model_folder.families.smollm3 import SMOLLM3
 
 # By Hugging Face class name, in the order in which messages list them.
 FAMILIES: dict[str, Family] = {
-    family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, QWEN3_MOE, MIXTRAL, GPT_OSS)
+    family.architecture: family
+    for family in (
+        LLAMA,
+        MISTRAL,
+        QWEN2,
+        QWEN3,
+        PHI3,
+        QWEN3_MOE,
+        MIXTRAL,
+        GPT_OSS,
+        SMOLLM3,
+        OLMO2,
+        OLMO3,
+        GLM4,
+        GEMMA3,
+        GEMMA3_OF_SEVERAL,
+    )
 }
 # By the name that GGUF files state.
 GGUF_FAMILIES: dict[str, Family] = {family.gguf.name: family for family in FAMILIES.values() if family.gguf is not None}

@@ -129,6 +129,7 @@ def _split_shape(
         merged_rows=triton.next_power_of_2(query_rows),
         at_once=at_once or merged_at_once(query_rows, shape.padded_dim, launch.warps),
         rotary_dim=2 * raw.rotations.shape[2] if raw is not None else 0,
+        interleaved=raw is not None and raw.interleaved,
         norm_heads=heads_for_norm(shape.head_dim // 2, launch.warps) if is_normed else 0,
         is_early=card.launches_early(query.device),
     )

@@ -36,7 +36,9 @@ def _mean_square_as_written(place, is_newest, SHAPE: tl.constexpr, SPLIT: tl.con
     """
     copies = tl.arange(0, SPLIT.norm_heads) * 0
     is_first = (copies == 0) & is_newest
-    return tl.max(mean_squares(place + copies, is_first, SHAPE.head_dim // 2, SPLIT.rotary_dim // 2), 0)
+    return tl.max(
+        mean_squares(place + copies, is_first, SHAPE.head_dim // 2, SPLIT.rotary_dim // 2, SPLIT.interleaved), 0
+    )
 
 
 @triton.jit
@@ -263,17 +265,17 @@ def _rotated_rows(
     key_places, mask_key_row = new_key + offs_row * 0, mask_row & is_newest
     query_square, key_square = 0.0, 0.0
     if NORMED:
-        query_square = mean_squares(places, mask_row, SHAPE.head_dim // 2, SPLIT.rotary_dim // 2)
+        query_square = mean_squares(places, mask_row, SHAPE.head_dim // 2, SPLIT.rotary_dim // 2, SPLIT.interleaved)
         key_square = _mean_square_as_written(new_key, is_newest, SHAPE, SPLIT)
         key_square += tl.full([SPLIT.rows], 0.0, tl.float32)
-    cosine, sine = rotation_rows(rotation, offs_row, mask_row, SPLIT.rotary_dim, SHAPE.padded_dim)
+    cosine, sine = rotation_rows(rotation, offs_row, mask_row, SPLIT.rotary_dim, SHAPE.padded_dim, SPLIT.interleaved)
     q = rotated_heads(
         places, mask_row, cosine, sine, query_norm, query_square, eps,
-        NORMED, SHAPE.head_dim, SPLIT.rotary_dim, SHAPE.padded_dim,
+        NORMED, SHAPE.head_dim, SPLIT.rotary_dim, SHAPE.padded_dim, SPLIT.interleaved,
     )  # fmt: skip
     k_new = rotated_heads(
         key_places, mask_key_row, cosine, sine, key_norm, key_square, eps,
-        NORMED, SHAPE.head_dim, SPLIT.rotary_dim, SHAPE.padded_dim,
+        NORMED, SHAPE.head_dim, SPLIT.rotary_dim, SHAPE.padded_dim, SPLIT.interleaved,
     )  # fmt: skip
     return q, k_new
 

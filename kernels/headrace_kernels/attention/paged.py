@@ -220,7 +220,7 @@ def rotate_write_attend(
         # rotates and writes.
         return _attend_raw(raw, kv_cache, metadata, scale, sliding_window, sinks)
     slots, norms = metadata.slot_mapping, (raw.query_norm, raw.key_norm, raw.eps)
-    query = rope_and_write_kv(raw.qkv, raw.rotations, kv_cache, slots, raw.num_heads, *norms)
+    query = rope_and_write_kv(raw.qkv, raw.rotations, kv_cache, slots, raw.num_heads, *norms, raw.interleaved)
     return paged_attention(query, kv_cache, metadata, scale, sliding_window, sinks)
 
 

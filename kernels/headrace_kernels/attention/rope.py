@@ -1,7 +1,8 @@
-"""Rotary position embedding, in the half-split layout of Hugging Face checkpoints.
+"""Rotary position embedding, in the half-split layout of most Hugging Face checkpoints.
 
 Dimension i of the first half and dimension i of the second half form a plane, which rotates by the
-angle of the token's position. If only the first `rotary_dim` of a head's dimensions rotate, the two
+angle of the token's position. In the interleaved layout (GLM) each two dimensions that follow each
+other do. If only the first `rotary_dim` of a head's dimensions rotate, the two
 halves are theirs, and the other dimensions stay as they are; the width of the table says how many
 rotate. The step's rows of the table are taken once (`rope_rows`) and serve every layer. On a GPU a
 layer rotates its heads in `rope_kv` or `attention.decode`, together with what comes before and
@@ -82,11 +83,14 @@ def rope_rows(table: Tensor, positions: Tensor) -> Tensor:
     return _rope_rows_triton(table, positions) if uses_triton(table) else rope_rows_reference(table, positions)
 
 
-def rope_reference(x: Tensor, rows: Tensor) -> Tensor:
+def rope_reference(x: Tensor, rows: Tensor, interleaved: bool = False) -> Tensor:
     """Specification of `rope`, in plain PyTorch."""
     half = rows.shape[-1]
     if 2 * half < x.shape[-1]:
-        return torch.cat((rope_reference(x[..., : 2 * half], rows), x[..., 2 * half :]), dim=-1)
+        return torch.cat((rope_reference(x[..., : 2 * half], rows, interleaved), x[..., 2 * half :]), dim=-1)
+    if interleaved:
+        halves = torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
+        return torch.stack(rope_reference(halves, rows).chunk(2, dim=-1), dim=-1).view(x.shape)
     halves = x.view(*x.shape[:-1], 2, half)
     wide = halves.float()
     rotated = wide * rows[:, None, :1]
@@ -94,15 +98,16 @@ def rope_reference(x: Tensor, rows: Tensor) -> Tensor:
     return rotated.view(x.shape).to(x.dtype)
 
 
-def rope(x: Tensor, rows: Tensor) -> Tensor:
+def rope(x: Tensor, rows: Tensor, interleaved: bool = False) -> Tensor:
     """Rotates every head of every token.
 
     Args:
         x: [num_tokens, num_heads, head_dim], queries or keys or both; may be a view with strides.
         rows: [num_tokens, 3, rotary_dim / 2] fp32 of `rope_rows`; dimensions of x from rotary_dim
             on stay as they are.
+        interleaved: Whether planes are of neighbours, and not of the two halves.
 
     Returns:
         [num_tokens, num_heads, head_dim] contiguous, in the type of x.
     """
-    return rope_reference(x, rows)
+    return rope_reference(x, rows, interleaved)

@@ -52,6 +52,8 @@ class RawHeads:
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
     eps: float = 0.0
+    # Whether neighbours rotate together, and not a head's two halves.
+    interleaved: bool = False
 
 
 def rope_and_write_kv_reference(
@@ -63,27 +65,32 @@ def rope_and_write_kv_reference(
     query_norm: Tensor | None = None,
     key_norm: Tensor | None = None,
     eps: float = 0.0,
+    interleaved: bool = False,
 ) -> Tensor:
     """Specification of `rope_and_write_kv`, in plain PyTorch."""
     num_kv_heads = (qkv.shape[1] - num_heads) // 2
     end = num_heads + num_kv_heads
     if query_norm is None or key_norm is None:
-        rotated = rope_reference(qkv[:, :end], rotations)
+        rotated = rope_reference(qkv[:, :end], rotations, interleaved)
         query, key = rotated[:, :num_heads], rotated[:, num_heads:]
     else:
-        query = rope_reference(rms_norm_reference(qkv[:, :num_heads], query_norm, eps), rotations)
-        key = rope_reference(rms_norm_reference(qkv[:, num_heads:end], key_norm, eps), rotations)
+        query = rope_reference(rms_norm_reference(qkv[:, :num_heads], query_norm, eps), rotations, interleaved)
+        key = rope_reference(rms_norm_reference(qkv[:, num_heads:end], key_norm, eps), rotations, interleaved)
     write_kv_reference(key, qkv[:, end:], kv_cache, slot_mapping)
     return query
 
 
 @triton.jit
-def _plane_offsets(offs, HALF: tl.constexpr, ROTARY_HALF: tl.constexpr):
+def _plane_offsets(offs, HALF: tl.constexpr, ROTARY_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Offsets of the two elements of each of a head's HALF planes.
 
     The first ROTARY_HALF planes rotate, the others pair what stays as it is.
     """
-    if ROTARY_HALF == HALF:
+    if INTERLEAVED:
+        rotates = offs < ROTARY_HALF
+        offs_a = tl.where(rotates, 2 * offs, offs + ROTARY_HALF)
+        offs_b = tl.where(rotates, 2 * offs + 1, offs + HALF)
+    elif ROTARY_HALF == HALF:
         offs_a, offs_b = offs, offs + HALF
     else:
         rotates = offs < ROTARY_HALF
@@ -121,6 +128,7 @@ def _rope_and_write_kv_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     ROTARY_HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     HEADS: tl.constexpr,
     PLANES: tl.constexpr,
     EARLY: tl.constexpr,
@@ -134,7 +142,7 @@ def _rope_and_write_kv_kernel(
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     offs = tl.arange(0, PLANES)[None, :]
     mask = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & (offs < HALF)
-    offs_a, offs_b = _plane_offsets(offs, HALF, ROTARY_HALF)
+    offs_a, offs_b = _plane_offsets(offs, HALF, ROTARY_HALF, INTERLEAVED)
     place = qkv + token * TOKEN_STRIDE + heads[:, None] * (2 * HALF)
     raw_a = tl.load(place + offs_a, mask=mask, other=0.0)
     raw_b = tl.load(place + offs_b, mask=mask, other=0.0)
@@ -151,8 +159,8 @@ def _rope_and_write_kv_kernel(
         weight_a = _norm_weights(query_norm, key_norm, heads, offs_a, mask, NUM_HEADS)
         weight_b = _norm_weights(query_norm, key_norm, heads, offs_b, mask, NUM_HEADS)
         mean_square = tl.sum(a * a + b * b, axis=1) / (2 * HALF)
-        a = scaled_by_rms(a, mean_square, weight_a, eps, dtype).to(dtype).to(tl.float32)
-        b = scaled_by_rms(b, mean_square, weight_b, eps, dtype).to(dtype).to(tl.float32)
+        a = scaled_by_rms(a, mean_square, weight_a, eps).to(dtype).to(tl.float32)
+        b = scaled_by_rms(b, mean_square, weight_b, eps).to(dtype).to(tl.float32)
     rotated_a = rotated(a, b, cosine, -sine).to(qkv.dtype.element_ty)
     rotated_b = rotated(b, a, cosine, sine).to(qkv.dtype.element_ty)
 
@@ -191,7 +199,7 @@ def launch_rule(num_tokens: int, half: int) -> tuple[int, int, int]:
 
 
 @triton.jit
-def mean_squares(places, mask_head, HALF: tl.constexpr, ROTARY_HALF: tl.constexpr):
+def mean_squares(places, mask_head, HALF: tl.constexpr, ROTARY_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Mean square of the heads that begin at `places`, [heads].
 
     Squares are added up in the order of `_rope_and_write_kv_kernel` if there are as many heads as
@@ -199,7 +207,7 @@ def mean_squares(places, mask_head, HALF: tl.constexpr, ROTARY_HALF: tl.constexp
     """
     offs = tl.arange(0, triton.next_power_of_2(HALF))[None, :]
     mask = mask_head[:, None] & (offs < HALF)
-    offs_a, offs_b = _plane_offsets(offs, HALF, ROTARY_HALF)
+    offs_a, offs_b = _plane_offsets(offs, HALF, ROTARY_HALF, INTERLEAVED)
     a = tl.load(places[:, None] + offs_a, mask=mask, other=0.0).to(tl.float32)
     b = tl.load(places[:, None] + offs_b, mask=mask, other=0.0).to(tl.float32)
     return tl.sum(a * a + b * b, axis=1) / (2 * HALF)
@@ -214,7 +222,9 @@ def heads_for_norm(half: int, num_warps: int) -> int:
 
 
 @triton.jit
-def rotation_rows(rotation, offs_row, mask_row, ROTARY_DIM: tl.constexpr, PADDED_DIM: tl.constexpr):
+def rotation_rows(
+    rotation, offs_row, mask_row, ROTARY_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, INTERLEAVED: tl.constexpr
+):
     """One token's cosines and signed sines of every dimension, [rows, PADDED_DIM] each.
 
     They are the same in all rows, which are there so that the loads have the layout of the heads
@@ -222,10 +232,14 @@ def rotation_rows(rotation, offs_row, mask_row, ROTARY_DIM: tl.constexpr, PADDED
     """
     dims = tl.arange(0, PADDED_DIM)[None, :] + offs_row[:, None] * 0
     mask = mask_row[:, None] & (dims < ROTARY_DIM)
-    # A rotation is cosine, minus sine, sine: one cosine for both halves, and the two signs side by
-    # side.
-    cosine = tl.load(rotation + dims % (ROTARY_DIM // 2), mask=mask, other=1.0)
-    return cosine, tl.load(rotation + ROTARY_DIM // 2 + dims, mask=mask, other=0.0)
+    # A rotation is cosine, minus sine, sine: one cosine for both elements of a plane, and the two
+    # signs side by side.
+    if INTERLEAVED:
+        planes, signs = dims // 2, dims % 2 * (ROTARY_DIM // 2) + dims // 2
+    else:
+        planes, signs = dims % (ROTARY_DIM // 2), dims
+    cosine = tl.load(rotation + planes, mask=mask, other=1.0)
+    return cosine, tl.load(rotation + ROTARY_DIM // 2 + signs, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -241,6 +255,7 @@ def rotated_heads(
     HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
 ):
     """Heads that begin at `places` [rows], normed and rotated, [rows, PADDED_DIM].
 
@@ -248,7 +263,10 @@ def rotated_heads(
     their dtype, and are 0 where masked and beyond HEAD_DIM.
     """
     dims = tl.arange(0, PADDED_DIM)[None, :]
-    partners = (dims + ROTARY_DIM // 2) % ROTARY_DIM
+    if INTERLEAVED:
+        partners = dims ^ 1
+    else:
+        partners = (dims + ROTARY_DIM // 2) % ROTARY_DIM
     mask = mask_row[:, None] & (dims < HEAD_DIM)
     dtype: tl.constexpr = places.dtype.element_ty
     x = tl.load(places[:, None] + dims, mask=mask, other=0.0).to(tl.float32)
@@ -257,8 +275,8 @@ def rotated_heads(
         zeros = mask_row.to(tl.int32)[:, None] * 0
         factor = tl.load(weight + dims + zeros, mask=mask, other=0.0)
         partner_factor = tl.load(weight + partners + zeros, mask=mask, other=0.0)
-        x = scaled_by_rms(x, mean_square, factor, eps, dtype).to(dtype).to(tl.float32)
-        partner = scaled_by_rms(partner, mean_square, partner_factor, eps, dtype).to(dtype).to(tl.float32)
+        x = scaled_by_rms(x, mean_square, factor, eps).to(dtype).to(tl.float32)
+        partner = scaled_by_rms(partner, mean_square, partner_factor, eps).to(dtype).to(tl.float32)
     return rotated(x, partner, cosine, sine).to(dtype)
 
 
@@ -271,6 +289,7 @@ def _rope_and_write_kv_triton(
     query_norm: Tensor | None,
     key_norm: Tensor | None,
     eps: float,
+    interleaved: bool,
 ) -> Tensor:
     memory = memory_of(kv_cache)
     num_tokens, total_heads, head_dim = qkv.shape
@@ -300,6 +319,7 @@ def _rope_and_write_kv_triton(
         num_kv_heads,
         half,
         rotations.shape[2],
+        interleaved,
         heads,
         planes,
         early,
@@ -318,6 +338,7 @@ def rope_and_write_kv(
     query_norm: Tensor | None = None,
     key_norm: Tensor | None = None,
     eps: float = 0.0,
+    interleaved: bool = False,
 ) -> Tensor:
     """Turns queries and keys to their positions and stores keys and values.
 
@@ -335,9 +356,10 @@ def rope_and_write_kv(
             such norm.
         key_norm: [head_dim] weight of the norm of each key; both norms or neither.
         eps: Added to the norms' mean square.
+        interleaved: Whether neighbours rotate together, and not a head's two halves.
 
     Returns:
         [num_tokens, num_heads, head_dim] the rotated queries.
     """
     run = _rope_and_write_kv_triton if uses_triton(qkv) else rope_and_write_kv_reference
-    return run(qkv, rotations, kv_cache, slot_mapping, num_heads, query_norm, key_norm, eps)
+    return run(qkv, rotations, kv_cache, slot_mapping, num_heads, query_norm, key_norm, eps, interleaved)

@@ -83,6 +83,8 @@ class SplitShape(NamedTuple):
     norm_heads: int = 0
     # Dimensions of a head that the kernel rotates; 0: none.
     rotary_dim: int = 0
+    # Whether neighbours of those rotate together, and not the two halves.
+    interleaved: bool = False
     # Whether it starts while the kernel before it still runs, and lets the one behind do so.
     is_early: bool = False
 

@@ -133,7 +133,7 @@ def one_shot_norm_kernel(
         tl.store(residual + offs, total, mask=mask[:, None])
         wide = total.to(tl.float32)
         mean_square = tl.sum(tl.sum(wide * wide, axis=1), axis=0) / SIZE
-        normed = scaled_by_rms(wide, mean_square + tl.zeros((BLOCK,), tl.float32), factors, eps, TYPE)
+        normed = scaled_by_rms(wide, mean_square + tl.zeros((BLOCK,), tl.float32), factors, eps)
         tl.store(out + offs, normed.to(TYPE), mask=mask[:, None])
     count_call(state, now[0], num_vectors, 0)
 

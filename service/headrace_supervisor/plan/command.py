@@ -229,7 +229,7 @@ def _plan_fleets(config: dict[str, Any], options: dict[str, Any], as_json: bool)
     [answer] = _asked(question | {"ranks": [max(tp for tp in _RANKS if tp <= options["gpus"])]})
     if answer["refused"]:
         _refuse(answer["refused"])
-    asked = _fleet_asked(_rank_sizes(answer, config), gpu, options)
+    asked = _fleet_asked(_rank_sizes(answer), gpu, options)
     rows = fleet_rows(asked, counts)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -368,7 +368,7 @@ def _rows(config: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any
         row = answer | {"replicas": gpus // (answer["tp"] * answer["pp"]), "holds": False}
         if not answer["refused"]:
             demand = Demand(-(-options["users"] // row["replicas"]), *lengths, options["think_s"])
-            found = predict(_rank_sizes(answer, config), gpu, demand)
+            found = predict(_rank_sizes(answer), gpu, demand)
             row |= _shown(found) | {"holds": _holds(found, options["target_itl_ms"])}
         rows.append(row)
     return rows
@@ -389,7 +389,7 @@ def engine_sizes(shape: str, engine: dict[str, Any], gpu: Gpu) -> RankSizes:
     [answer] = _asked(question)
     if answer["refused"]:
         raise ValueError(answer["refused"])
-    return _rank_sizes(answer, _SHAPES[shape])
+    return _rank_sizes(answer)
 
 
 def _asked(question: dict[str, Any]) -> list[dict[str, Any]]:
@@ -408,13 +408,13 @@ def _asked(question: dict[str, Any]) -> list[dict[str, Any]]:
     return answers
 
 
-def _rank_sizes(answer: dict[str, Any], config: dict[str, Any]) -> RankSizes:
+def _rank_sizes(answer: dict[str, Any]) -> RankSizes:
     names: tuple[str, ...] = ("token_bytes", "read_bytes", "multiplied", "kv_token_bytes", "kv_tokens", "max_num_seqs")
-    names += ("expert_bytes", "expert_share", "kv_windows")
+    names += ("expert_bytes", "expert_share", "kv_windows", "num_layers")
     named: dict[str, Any] = {name: answer[name] for name in names}
     products = PRODUCTS[answer["quantize"]]
     ranks = {"tp": answer["tp"], "pp": answer["pp"]}
-    return RankSizes(num_layers=config["num_hidden_layers"], products=products, **ranks, **named)
+    return RankSizes(products=products, **ranks, **named)
 
 
 def _shown(found: Prediction) -> dict[str, Any]:

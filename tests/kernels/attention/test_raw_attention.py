@@ -95,6 +95,25 @@ def test_dimensions_that_do_not_turn_stay_as_they_are(shape: Shape, rotary_dim: 
     check(RawCase(shape, [1, 40, 17], DEVICE, normed=normed, rotary_dim=rotary_dim))
 
 
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "rotary_dim"),
+    [
+        (Shape(8, 2, 16), 16),
+        (Shape(16, 1, 128, 16, dtype=torch.bfloat16), 64),
+        (Shape(7, 1, 8, 16, kv="fp8"), 2),
+    ],
+    ids=str,
+)
+def test_neighbours_turn_together_where_they_form_planes(shape: Shape, rotary_dim: int, normed: bool) -> None:
+    check(RawCase(shape, [1, 40, 17], DEVICE, normed=normed, rotary_dim=rotary_dim, interleaved=True))
+
+
+def test_weights_of_norms_may_be_wider_than_heads() -> None:
+    check(RawCase(Shape(3, 1, 32, 16, dtype=torch.bfloat16), [1, 40, 17], DEVICE, normed=True, wide_norms=True))
+
+
 # With norms of heads and without: the first shape both ways, the others in turn.
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(

@@ -29,6 +29,10 @@ class Heads:
     normed: bool = False
     # Dimensions that turn; 0: all.
     rotary: int = 0
+    # Whether neighbours turn together.
+    interleaved: bool = False
+    # Whether weights of norms are fp32, whatever the heads are.
+    wide_norms: bool = False
 
 
 class Step:
@@ -43,7 +47,8 @@ class Step:
         self.rotations = rope_rows(table, numbers.integers(0, 512, len(slots)))
         self.qkv = numbers.randn(len(slots), heads.query + 2 * heads.kv, heads.size)
         self.kv_cache = numbers.randn(num_blocks, 2, heads.kv, block_size, heads.size)
-        self.weights = [numbers.randn(heads.size) if heads.normed else None for _ in range(2)]
+        kept = torch.float32 if heads.wide_norms else numbers.dtype
+        self.weights = [numbers.randn(heads.size).to(kept) if heads.normed else None for _ in range(2)]
         self.slot_mapping = torch.tensor(slots, device=device, dtype=torch.int64)
 
     def run(self) -> torch.Tensor:
@@ -51,7 +56,14 @@ class Step:
         device = self.qkv.device.type
         with kernels_on(device), poisoned_memory(device):
             return rope_and_write_kv(
-                self.qkv, self.rotations, self.kv_cache, self.slot_mapping, self.heads.query, *self.weights, EPS
+                self.qkv,
+                self.rotations,
+                self.kv_cache,
+                self.slot_mapping,
+                self.heads.query,
+                *self.weights,
+                EPS,
+                self.heads.interleaved,
             )
 
     def check(self) -> None:
@@ -80,12 +92,16 @@ class Step:
             wide = wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
         turning = self.heads.rotary or self.heads.size
         wide, still = wide[..., :turning], wide[..., turning:]
-        a, b = wide.chunk(2, dim=-1)
+        is_paired = self.heads.interleaved
+        a, b = (wide[..., 0::2], wide[..., 1::2]) if is_paired else wide.chunk(2, dim=-1)
         cosine, _, sine = (self.rotations if rotations is None else rotations).double()[:, None].unbind(2)
-        expected = torch.cat((a * cosine - b * sine, b * cosine + a * sine, still), dim=-1)
+        rotated = torch.stack((a * cosine - b * sine, b * cosine + a * sine), dim=-1 if is_paired else -2).flatten(-2)
+        expected = torch.cat((rotated, still), dim=-1)
         # Both parts of a plane may cancel, so an error is relative to the plane. Normed heads are
         # rounded twice more before.
-        plane = torch.cat(((a.abs() + b.abs()).repeat(1, 1, 2), still.abs()), dim=-1)
+        sums = a.abs() + b.abs()
+        sums = sums.repeat_interleave(2, dim=-1) if is_paired else sums.repeat(1, 1, 2)
+        plane = torch.cat((sums, still.abs()), dim=-1)
         assert_rounded(found, expected, 1 if weight is None else 3, plane)
 
 
@@ -99,6 +115,9 @@ SHAPES = (
     Heads(3, 1, 128, rotary=96),
     Heads(4, 2, 16, normed=True, rotary=4),
     Heads(3, 3, 80, rotary=20),
+    Heads(4, 2, 16, interleaved=True),
+    Heads(4, 2, 16, normed=True, wide_norms=True),
+    Heads(3, 1, 80, normed=True, rotary=20, interleaved=True),
 )
 
 
@@ -135,9 +154,10 @@ def test_a_step_without_tokens_changes_nothing(device: str) -> None:
         strategies.integers(-1, 4 * 8 - 1), min_size=1, max_size=9, unique_by=lambda s: s if s >= 0 else object()
     ),
     normed=strategies.booleans(),
+    interleaved=strategies.booleans(),
 )
-def test_exactly_the_mapped_slots_are_written(slots: list[int], normed: bool, rotary: int) -> None:
-    Step(Heads(3, 2, 8, normed, rotary), slots, Numbers("cpu", torch.float16), block_size=8).check()
+def test_exactly_the_mapped_slots_are_written(slots: list[int], normed: bool, rotary: int, interleaved: bool) -> None:
+    Step(Heads(3, 2, 8, normed, rotary, interleaved), slots, Numbers("cpu", torch.float16), block_size=8).check()
 
 
 @pytest.mark.parametrize(("normed", "rotary"), [(False, 0), (True, 0), (False, 12), (True, 12)])
@@ -162,6 +182,7 @@ MODEL_HEADS = (
     Heads(16, 4, 256, normed=True),
     Heads(24, 8, 128, rotary=96),
     Heads(24, 8, 128, normed=True, rotary=96),
+    Heads(32, 2, 128, rotary=64, interleaved=True),
 )
 
 

@@ -160,8 +160,8 @@ def test_tokens_are_rounded_by_what_makes_them_in_registers(arch: int) -> None:
     # other paths.
     count = 8 if arch >= 89 else 4
     names = ("_rms_norm_kernel", "_add_rms_norm_kernel", "_rounded_swiglu_kernel")
-    # The kernel of its own by scales of tokens and by a static one.
-    expected = {**dict.fromkeys(names, count), "_round_kernel": 2 * count}
+    # The kernel of its own by scales of tokens and by a static one, SwiGLU with silu and with GELU.
+    expected = {**dict.fromkeys(names, count), "_round_kernel": 2 * count, "_rounded_swiglu_kernel": 2 * count}
     assert Counter(kernel["name"] for kernel in kernels) == expected
     assert not any(kernel["stack_bytes"] for kernel in kernels)
     # A word for each warp's sums and largest numbers: rows keep their layout from load to store, or

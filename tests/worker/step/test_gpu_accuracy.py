@@ -31,14 +31,22 @@ CHUNKS = (100, 33, 5, 1, 22)
 DEMO = pathlib.Path(__file__).parents[3] / "models" / "demo"
 
 
-# Phi-3 rotates three quarters of each head; its own padding token is beyond this vocabulary.
+# Phi-3 rotates three quarters of each head. Families' own tokens are beyond this vocabulary.
+_TOKENS = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 OWN_FIELDS: dict[str, dict[str, Any]] = {
+    "SmolLM3": _TOKENS,
+    "Olmo2": _TOKENS,
+    "Olmo3": _TOKENS | {"sliding_window": 100},
+    "Glm4": _TOKENS,
+    "Gemma3": {"query_pre_attn_scalar": 48, "sliding_window": 100},
     "Phi3": {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75},
         "pad_token_id": None,
         "eos_token_id": 2,
-    }
+    },
 }
+# Of Gemma's other configuration text is a part.
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 
 
 class Recorder:
@@ -65,7 +73,7 @@ def random_model(family: str, path: pathlib.Path) -> pathlib.Path:
 
     sizes = dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=6, num_attention_heads=8, head_dim=64)
     sizes |= dict(num_key_value_heads=2, vocab_size=2000, max_position_embeddings=1024, initializer_range=0.05)
-    config = getattr(transformers, f"{family}Config")(**sizes, **OWN_FIELDS.get(family, {}))
+    config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**sizes, **OWN_FIELDS.get(family, {}))
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     model.to(torch.bfloat16).save_pretrained(path)
@@ -104,7 +112,7 @@ def theirs(path: pathlib.Path, ids: list[int], positions: list[int], dtype: torc
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Phi3", "demo"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Phi3", "SmolLM3", "Olmo2", "Olmo3", "Glm4", "Gemma3", "demo"])
 def test_error_is_no_larger_than_that_of_transformers(family: str, dtype: torch.dtype, tmp_path: pathlib.Path) -> None:
     path = DEMO if family == "demo" else random_model(family, tmp_path / family)
     vocab_size = ModelFolder.open(path).config.vocab_size

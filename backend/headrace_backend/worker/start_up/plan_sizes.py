@@ -93,6 +93,8 @@ class Sizes(msgspec.Struct):
     max_num_seqs: int = 0
     # Pipeline stages.
     pp: int = 1
+    # Of all stages.
+    num_layers: int = 0
 
 
 def answers(question: Question) -> list[Sizes]:
@@ -162,6 +164,7 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
         expert_share=experts[0].share if (experts := model.description.expert_layers) else 0.0,
         max_num_seqs=config.max_num_seqs,
         pp=config.pp,
+        num_layers=len(model.description.layers),
     )
 
 

@@ -1,0 +1,61 @@
+"""The text part of a model that sees or hears too: its fields of config.json, and its tensors.
+
+Owns what is left out, and the names by which the rest of the room knows what stays. The other
+parts' tensors are neither checked nor read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from headrace_model_folder.errors import InvalidModelFolder, shown
+from headrace_model_folder.safetensors_header import TensorRecord
+
+# Fields that hold for the whole model, wherever they stand.
+_OF_ALL = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TextPart:
+    """Place of the text part in a folder: a field of config.json, and beginnings of names."""
+
+    # Field of config.json that holds the text part's fields.
+    field: str
+    # Beginning of a tensor's name in the folder -> in a folder of the text part alone.
+    prefixes: Mapping[str, str]
+    # Beginnings of the names of other parts' tensors.
+    others: tuple[str, ...]
+
+    def values(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The text part's fields of config.json, with those that hold for the whole model.
+
+        Raises InvalidModelFolder if there are none.
+        """
+        own = config.get(self.field)
+        if not isinstance(own, dict):
+            raise InvalidModelFolder(f"config.json: {self.field} must be an object, is {shown(own)}")
+        of_all = {name: config[name] for name in (*_OF_ALL, "architectures") if config.get(name) is not None}
+        return {**own, **of_all}
+
+    def tensors(self, found: Mapping[str, TensorRecord]) -> dict[str, TensorRecord]:
+        """The text part's tensors by the names of a folder that has nothing else.
+
+        Raises InvalidModelFolder if a tensor is there under two names.
+        """
+        kept: dict[str, TensorRecord] = {}
+        for name, record in found.items():
+            if name.startswith(self.others):
+                continue
+            own = self._own_name(name)
+            if own in kept:
+                raise InvalidModelFolder(f"{record.file}: tensor {shown(name)} is there twice, as {shown(own)}")
+            kept[own] = record
+        return kept
+
+    def _own_name(self, name: str) -> str:
+        for theirs, ours in self.prefixes.items():
+            if name.startswith(theirs):
+                return ours + name.removeprefix(theirs)
+        return name

@@ -1,0 +1,168 @@
+"""What config.json of a dense family says of its layers, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+from tests.model_folder.folders import CONFIG, header_of, write_safetensors
+
+from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
+from headrace_model_folder.config import parse_config
+from headrace_model_folder.description import Mlp, ModelDescription
+
+
+def describe(architecture: str, **changes: Any) -> ModelDescription:
+    return parse_config({**CONFIG, "architectures": [architecture], "num_hidden_layers": 4, **changes}).description
+
+
+def rope_types(model: ModelDescription) -> list[str]:
+    return [layer.attention.rope.rope_type for layer in model.layers]
+
+
+def windows(model: ModelDescription) -> list[int | None]:
+    return [layer.attention.window for layer in model.layers]
+
+
+def test_smollm3_rotates_where_its_list_or_interval_says() -> None:
+    by_default = describe("SmolLM3ForCausalLM")
+    assert rope_types(by_default) == ["default", "default", "default", "none"]
+    assert by_default.rope.theta == 2_000_000.0 and by_default.head.tied
+    assert rope_types(describe("SmolLM3ForCausalLM", no_rope_layer_interval=2)) == ["default", "none"] * 2
+    # A list may have entries for more layers than the model has.
+    listed = describe("SmolLM3ForCausalLM", no_rope_layers=[0, 1, 1, 0, 1], rope_theta=5e6)
+    assert rope_types(listed) == ["none", "default", "default", "none"]
+    assert (listed.rope.theta, len(listed.rotations)) == (5e6, 2)
+
+
+def test_smollm3_has_windows_only_where_its_config_says() -> None:
+    window = {"sliding_window": 8, "no_rope_layers": [1, 0, 1, 0]}
+    assert windows(describe("SmolLM3ForCausalLM", **window)) == [None] * 4
+    assert windows(describe("SmolLM3ForCausalLM", **window, use_sliding_window=True)) == [None, 8, None, 8]
+    types = ["sliding_attention", "full_attention", "full_attention", "full_attention"]
+    stated = describe("SmolLM3ForCausalLM", **window, use_sliding_window=True, layer_types=types)
+    assert windows(stated) == [8, None, None, None]
+
+
+def test_olmo_norms_outputs_and_whole_projections() -> None:
+    layer = describe("Olmo2ForCausalLM").layers[1]
+    assert layer.attention_norm is None and layer.mlp_norm is None and not layer.is_plain
+    assert [(norm.name, norm.size, norm.eps) for norm in (*layer.norms, *layer.attention.norms)] == [
+        ("model.layers.1.post_attention_layernorm", 16, 1e-5),
+        ("model.layers.1.post_feedforward_layernorm", 16, 1e-5),
+        ("model.layers.1.self_attn.q_norm", 16, 1e-5),
+        ("model.layers.1.self_attn.k_norm", 8, 1e-5),
+    ]
+
+
+def test_glm4_has_norms_on_both_sides_and_turns_neighbours_in_half_a_head() -> None:
+    model = describe("Glm4ForCausalLM", head_dim=16)
+    layer = model.layers[0]
+    names = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+    assert [norm.name for norm in layer.norms] == [f"model.layers.0.{name}" for name in names]
+    assert (layer.attention.rotary_dim, layer.attention.interleaved, layer.is_plain) == (8, True, False)
+    assert [linear.bias for linear in layer.attention.linears] == [True, True, True, False]
+    stored = list(model.stored_tensors())
+    assert "model.layers.0.mlp.gate_up_proj.weight" in stored and "model.layers.0.mlp.up_proj.weight" not in stored
+
+
+GEMMA = {"head_dim": 8, "sliding_window": 8, "eos_token_id": 1}
+
+
+def test_gemma3_has_raised_norms_on_both_sides_gelu_scaled_embeddings_and_a_stated_scale() -> None:
+    model = describe("Gemma3ForCausalLM", **GEMMA, query_pre_attn_scalar=64)
+    layer = model.layers[0]
+    names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    assert [norm.name for norm in layer.norms] == [f"model.layers.0.{name}_layernorm" for name in names]
+    assert all(norm.adds_one for norm in (*layer.norms, *layer.attention.norms, model.norm))
+    assert isinstance(layer.mlp, Mlp) and layer.mlp.activation == "gelu_tanh" and not layer.is_plain
+    assert (model.embedding.scale, layer.attention.scale, model.head.tied) == (4.0, 0.125, True)
+
+
+def test_gemma3_has_a_window_and_a_base_of_their_own_in_most_layers() -> None:
+    model = describe(
+        "Gemma3ForCausalLM", **GEMMA, sliding_window_pattern=2, rope_scaling={"type": "linear", "factor": 8}
+    )
+    assert windows(model) == [8, None] * 2
+    assert [layer.attention.rope.theta for layer in model.layers] == [10_000.0, 1_000_000.0] * 2
+    assert [layer.attention.rope.factor for layer in model.layers] == [1.0, 8.0] * 2
+    types = ["full_attention"] + ["sliding_attention"] * 3
+    ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
+    stated = describe("Gemma3ForCausalLM", **GEMMA, layer_types=types, rope_parameters=ropes)
+    assert [layer.attention.rope.theta for layer in stated.layers] == [1_000_000.0, 300.0, 300.0, 300.0]
+
+
+OUTER = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 3], "torch_dtype": "bfloat16"}
+TEXT = {key: value for key, value in CONFIG.items() if key not in (*OUTER, "torch_dtype")}
+
+
+def test_the_text_part_of_a_model_that_sees_is_read_and_the_rest_left_out(tmp_path: pathlib.Path) -> None:
+    config = {**OUTER, "text_config": {**TEXT, **GEMMA}, "vision_config": {"hidden_size": 4}}
+    parsed = parse_config(config)
+    assert (parsed.eos_token_ids, parsed.torch_dtype) == ((1, 3), "bfloat16")
+    expected = expected_tensors(parsed)
+    for outer in ("language_model.model.", "model.language_model."):
+        folder = tmp_path / outer
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        named = {outer + name.removeprefix("model."): shape for name, shape in expected.items()}
+        header, size = header_of({**named, "vision_tower.embed.weight": (3,), "multi_modal_projector.weight": (5,)})
+        write_safetensors(folder / "model.safetensors", header, size)
+        assert ModelFolder.open(folder).tensors.keys() == expected.keys()
+        header, size = header_of({**named, "audio_tower.embed.weight": (3,)})
+        write_safetensors(folder / "model.safetensors", header, size)
+        with pytest.raises(InvalidModelFolder, match="'audio_tower.embed.weight' is surplus"):
+            ModelFolder.open(folder)
+        header, size = header_of({**named, "model.norm.weight": (16,)})
+        write_safetensors(folder / "model.safetensors", header, size)
+        with pytest.raises(InvalidModelFolder, match="there twice"):
+            ModelFolder.open(folder)
+
+
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 500_000.0, "rope_scaling": YARN},
+        {"rope_scaling": YARN},
+        {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}}},
+        {"rope_parameters": {"full_attention": {**YARN, "rope_theta": 500_000.0}}},
+    ],
+)
+def test_olmo3_stretches_the_context_of_layers_without_a_window(rope: dict[str, Any]) -> None:
+    config = parse_config({**CONFIG, "architectures": ["Olmo3ForCausalLM"], "num_hidden_layers": 4, **rope})
+    assert rope_types(config.description) == ["default"] * 3 + ["yarn"]
+    assert windows(config.description) == [4096] * 3 + [None]
+    assert {layer.attention.rope.theta for layer in config.description.layers} == {500_000.0}
+    assert config.max_position_embeddings == 512
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "field"),
+    [
+        ("Gemma3ForCausalLM", {**GEMMA, "final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ("Gemma3ForCausalLM", {**GEMMA, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("Gemma3ForCausalLM", {**GEMMA, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("Gemma3ForCausalLM", {**GEMMA, "hidden_activation": "gelu"}, "hidden_activation"),
+        ("Gemma3ForCausalLM", {**GEMMA, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        ("Gemma3ForConditionalGeneration", GEMMA, "text_config must be an object"),
+        ("Gemma3ForConditionalGeneration", {"text_config": [1]}, "text_config must be an object"),
+        ("Olmo3ForCausalLM", {"rope_parameters": {"chunked_attention": {}}}, "rope_parameters"),
+        ("Olmo3ForCausalLM", {"rope_parameters": {"full_attention": {}, "sliding_attention": 3}}, "rope_parameters"),
+        ("Olmo3ForCausalLM", {"rope_parameters": {"full_attention": {"rope_type": "odd"}}}, "rope_type"),
+        ("Olmo3ForCausalLM", {"layer_types": ["full_attention"] * 3}, "layer_types"),
+        ("Olmo2ForCausalLM", {"rope_parameters": {"full_attention": {}}}, "rope_parameters"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1, 2]}, "no_rope_layers"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": "1010"}, "no_rope_layers"),
+        ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        ("SmolLM3ForCausalLM", {"layer_types": ["chunked_attention"] * 4}, "layer_types"),
+    ],
+)
+def test_what_a_family_cannot_do_is_refused_by_name(architecture: str, changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidModelFolder, match=field):
+        describe(architecture, **changes)
