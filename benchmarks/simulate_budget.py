@@ -224,13 +224,23 @@ class Simulation:
         device: Device,
         tokens_per_row: int = 1,
         drafted_graphs: tuple[tuple[int, float], ...] = (),
+        num_blocks: int = _NUM_BLOCKS,
     ) -> None:
-        """An engine that has computed nothing; the last two are what its worker says of drafts."""
+        """An engine that has computed nothing.
+
+        Args:
+            workload: What is asked of it.
+            config: Its configuration.
+            device: What computes its steps.
+            tokens_per_row: Most tokens that a step settles for a row that decodes, by its drafts.
+            drafted_graphs: Tokens and microseconds of the graphs that verify drafts.
+            num_blocks: Blocks of its KV cache.
+        """
         self.now_ms = 1000.0
         limits = ModelLimits(_VOCAB_SIZE, _MAX_LEN, (2,))
         self.engine = Engine(config, limits, None, lambda: int(self.now_ms * 1e6), lambda: 0)
         self.engine.worker_ready(
-            _NUM_BLOCKS,
+            num_blocks,
             on_gpu=True,
             captured_mixed_sizes=config.captured_mixed_sizes(),
             tokens_per_row=tokens_per_row,
@@ -261,11 +271,16 @@ class Simulation:
         while self._unsent and self._unsent[0][1] <= self.now_ms and self._num_open < most_open:
             index, planned_ms = self._unsent.popleft()
             prompt, num_tokens = self._workload.trace[index]
-            request = EngineRequest(f"r{index}", Request(np.array(prompt, np.int32).tobytes(), Stop(num_tokens)))
+            asked = Request(np.array(prompt, np.int32).tobytes(), Stop(num_tokens), priority=self.priority(index))
+            request = EngineRequest(f"r{index}", asked)
             self.engine.add(request, Subscriber(index % _NUM_STREAMS, index + 1))
             sent_ms = planned_ms if self._workload.arrivals_s is not None else self.now_ms
             self.answers[index] = Answer(sent_ms)
             self._num_open += 1
+
+    def priority(self, index: int) -> int:
+        """The priority of the workload's request of this index."""
+        return 0
 
     def _wait(self) -> None:
         """Goes on to whatever comes first: a result, a request, or a plan that is due."""

@@ -112,8 +112,9 @@ def build_step_inputs_case(num_tokens: int) -> Case:
     rows = torch.randperm(512, device="cuda").int()
     positions = torch.randint(0, 8192, (num_tokens,), device="cuda", dtype=torch.int32)
     last_tokens = torch.randint(0, VOCABULARY, (513,), device="cuda", dtype=torch.int32)
-    tables = torch.randint(0, 10_000, (513, 8192 // BLOCK_SIZE), device="cuda", dtype=torch.int32)
-    outputs = [torch.empty(num_tokens, device="cuda", dtype=torch.int64) for _ in range(3)]
+    tables = torch.randint(0, 10_000, (1, 513, 8192 // BLOCK_SIZE), device="cuda", dtype=torch.int32)
+    ids_out, positions_out, slots = torch.empty(3, num_tokens, device="cuda", dtype=torch.int64)
+    outputs = (ids_out, positions_out, slots[None])
     ids = torch.full_like(entries, -1)
     columns = (ids, entries, positions, rows, last_tokens, tables)
     return launch_case(lambda: build_step_inputs(*columns, BLOCK_SIZE, *outputs), (3 * 4 + 3 * 4 + 3 * 8) * num_tokens)

@@ -39,11 +39,12 @@ def build_step_inputs_reference(
     is_padding = token_entries < 0
     token_rows = rows[token_entries.clamp(min=0).long()].long()
     token_positions = positions.long().masked_fill(is_padding, 0)
-    blocks = block_tables[token_rows, token_positions // block_size].long()
+    blocks = block_tables[:, token_rows, token_positions // block_size].long()
     ids = torch.where(token_ids < 0, last_tokens[token_rows], token_ids)
     out_token_ids.copy_(ids.masked_fill(is_padding, 0))
     out_positions.copy_(token_positions)
-    out_slots.copy_((blocks * block_size + token_positions % block_size).masked_fill(is_padding, -1))
+    slots = out_slots[:, : len(token_ids)]
+    slots.copy_((blocks * block_size + token_positions % block_size).masked_fill(is_padding, -1))
 
 
 @triton.jit(
@@ -59,6 +60,8 @@ def build_step_inputs_reference(
         "out_slots",
         "num_tokens",
         "max_blocks",
+        "group_stride",
+        "slot_stride",
     ]
 )
 def _build_kernel(
@@ -73,10 +76,14 @@ def _build_kernel(
     out_slots,
     num_tokens,
     max_blocks,
+    group_stride,
+    slot_stride,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    # A program makes the slots of its tokens in one cache group; all make the same ids.
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    group = tl.program_id(1).to(tl.int64)
     mask = offs < num_tokens
     entry = tl.load(token_entries + offs, mask=mask, other=-1)
     mask_used = entry >= 0
@@ -86,11 +93,12 @@ def _build_kernel(
     token = tl.where(token < 0, tl.load(last_tokens + row, mask=mask_used & (token < 0), other=0), token)
     # The slot: the position's block in the row's table, and the place in it.
     position = tl.load(positions + offs, mask=mask_used, other=0)
-    block = tl.load(block_tables + row.to(tl.int64) * max_blocks + position // BLOCK_SIZE, mask=mask_used, other=0)
+    table = block_tables + group * group_stride + row.to(tl.int64) * max_blocks
+    block = tl.load(table + position // BLOCK_SIZE, mask=mask_used, other=0)
     slot = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
     tl.store(out_token_ids + offs, token.to(tl.int64), mask=mask)
     tl.store(out_positions + offs, position.to(tl.int64), mask=mask)
-    tl.store(out_slots + offs, tl.where(mask_used, slot, -1), mask=mask)
+    tl.store(out_slots + group * slot_stride + offs, tl.where(mask_used, slot, -1), mask=mask)
 
 
 def build_step_inputs(
@@ -113,20 +121,22 @@ def build_step_inputs(
         positions: [num_tokens] int32, within the entry's block table.
         rows: [num_entries] int32, the row of each entry.
         last_tokens: [num_rows] int32.
-        block_tables: [num_rows, max_blocks] int32.
+        block_tables: [num_groups, num_rows, max_blocks] int32, contiguous.
         block_size: Tokens per block.
         out_token_ids: [num_tokens] int64, filled; 0 for padding.
         out_positions: [num_tokens] int64, filled; 0 for padding.
-        out_slots: [num_tokens] int64, filled; -1 for padding.
+        out_slots: [num_groups, num_tokens or more] int64, of whose lines the first `num_tokens` are
+            filled; -1 for padding. Each line is in one piece.
     """
-    num_tokens, max_blocks = token_ids.shape[0], block_tables.stride(0)
+    num_tokens, num_groups = token_ids.shape[0], block_tables.shape[0]
+    strides = (block_tables.stride(1), block_tables.stride(0), out_slots.stride(0))
     columns = (token_ids, token_entries, positions, rows, last_tokens, block_tables)
     outputs = (out_token_ids, out_positions, out_slots)
     if not uses_triton(token_ids):
         build_step_inputs_reference(*columns, block_size, *outputs)
     elif num_tokens:
-        grid = (triton.cdiv(num_tokens, _BLOCK),)
-        _build_kernel[grid](*columns, *outputs, num_tokens, max_blocks, block_size, _BLOCK, num_warps=4)
+        grid = (triton.cdiv(num_tokens, _BLOCK), num_groups)
+        _build_kernel[grid](*columns, *outputs, num_tokens, *strides, block_size, _BLOCK, num_warps=4)
 
 
 def scatter_int32_reference(target: Tensor, places: Tensor, values: Tensor) -> None:

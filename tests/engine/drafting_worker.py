@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from tests.engine.fake_worker import FakeWorker, Row, chain, draw, top_tokens
 
+from headrace_backend.cache_groups import ONE_GROUP, CacheGroup
 from headrace_backend.step.plan import StepPlan, StepResult
 
 # What a rejected draft leaves in its slot.
@@ -35,9 +36,15 @@ class DraftingWorker(FakeWorker):
     """Settles `choose_count(most)` tokens of a row that decodes, where its plan allows `most`."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, token_budget: int, num_rows: int, choose_count: Callable[[int], int]
+        self,
+        num_blocks: int,
+        block_size: int,
+        token_budget: int,
+        num_rows: int,
+        choose_count: Callable[[int], int],
+        groups: tuple[CacheGroup, ...] = ONE_GROUP,
     ) -> None:
-        super().__init__(num_blocks, block_size, token_budget, num_rows)
+        super().__init__(num_blocks, block_size, token_budget, num_rows, groups)
         self.choose_count = choose_count
         # Largest count that was settled, and how many times a row settled none.
         self.largest_count = 0
@@ -62,6 +69,7 @@ class DraftingWorker(FakeWorker):
             if known_count:
                 assert known_count == count and row.num_computed in (None, start)
                 for position, token in enumerate(known[:count], start):
+                    self._check_windows(row, position)
                     self._write(row, position, chain(self._read(row, position - 1) if position else 0, token))
                     hidden.append((row, position + 1))
                 known = known[count:]
@@ -75,6 +83,7 @@ class DraftingWorker(FakeWorker):
         position, last = row.num_computed, row.last_token
         assert position is not None and last is not None and position <= bound, "a bound is not above the truth"
         assert bound + count <= len(row.table) * self.block_size, "there is no room for all drafts"
+        self._check_windows(row, position)
         self._write(row, position, chain(self._read(row, position - 1), last))
         for draft in range(position + 1, position + count):
             self._write(row, draft, GARBAGE)

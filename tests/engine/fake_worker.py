@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from headrace_backend.cache_groups import ONE_GROUP, CacheGroup
 from headrace_backend.engine.request import EngineRequest
 from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS, RowAdmission, StepPlan, StepResult
@@ -122,18 +123,25 @@ def column_bytes(plan: StepPlan) -> int:
     return FRAME_BYTES + sum(column.nbytes for column in columns)
 
 
-def whole_table_bytes(plan: StepPlan, searching: set[int]) -> int:
+def whole_table_bytes(plan: StepPlan, searching: set[int], num_rows: int) -> int:
     """What block tables take that come with the plan's admissions, or of rows of a search."""
     admitted, forward = {admission.row for admission in plan.admissions} | searching, plan.forward
     updates = zip(forward.table_rows.tolist(), forward.table_counts.tolist(), strict=True)
-    return sum(table_bytes(count) for row, count in updates if row in admitted)
+    return sum(table_bytes(count) for row, count in updates if row % num_rows in admitted)
 
 
 @dataclasses.dataclass
 class Row:
     admission: RowAdmission
     history: list[int]
-    table: list[int] = dataclasses.field(default_factory=list)
+    # Of each cache group; None: a block that the worker never heard of.
+    tables: list[list[int | None]] = dataclasses.field(default_factory=lambda: [[]])
+
+    @property
+    def table(self) -> list[int | None]:
+        """The table of the first group, which keeps everything."""
+        return self.tables[0]
+
     # None until the first entry says where the prefix cache left off.
     num_computed: int | None = None
     last_token: int | None = None
@@ -142,11 +150,21 @@ class Row:
 class FakeWorker:
     """Executes plans in order, each when its result is asked for."""
 
-    def __init__(self, num_blocks: int, block_size: int, token_budget: int, num_rows: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        token_budget: int,
+        num_rows: int,
+        groups: tuple[CacheGroup, ...] = ONE_GROUP,
+    ) -> None:
         self.block_size = block_size
+        assert groups[0].window is None, "draws depend on everything that the first group holds"
+        self.groups = groups
         self.token_budget = token_budget
         self.num_rows = num_rows
-        self.blocks = [[_EMPTY_SLOT] * block_size for _ in range(num_blocks)]
+        # Of each slot the group that wrote it, and what of the sequence was computed there.
+        self.blocks = [[(0, _EMPTY_SLOT)] * block_size for _ in range(num_blocks)]
         self.rows: dict[int, Row] = {}
         self.plans: deque[bytes] = deque()
         # Rows of searches, of plans that were pushed.
@@ -179,7 +197,7 @@ class FakeWorker:
         encoded = plan.encode()
         for admission in plan.admissions:
             (self.searching.add if admission.sampling == NO_SAMPLING else self.searching.discard)(admission.row)
-        columns = column_bytes(plan) - whole_table_bytes(plan, self.searching)
+        columns = column_bytes(plan) - whole_table_bytes(plan, self.searching, self.num_rows)
         assert len(encoded) <= self.plan_bytes, "a plan outgrows its ring"
         assert columns <= self.column_bytes, "columns outgrow their part"
         assert len(encoded) - columns <= self.plan_bytes - self.column_bytes, "admissions outgrow their part"
@@ -225,7 +243,7 @@ class FakeWorker:
             assert admission.row not in self.rows, "a row is taken twice"
             assert 0 <= admission.row < self.num_rows
             history = np.frombuffer(admission.prompt_ids + admission.output_ids, np.int32).tolist()
-            self.rows[admission.row] = Row(admission, history)
+            self.rows[admission.row] = Row(admission, history, [[] for _ in self.groups])
 
     def _update_tables(self, plan: StepPlan) -> None:
         forward = plan.forward
@@ -233,7 +251,11 @@ class FakeWorker:
         for row, start, count in zip(
             forward.table_rows.tolist(), forward.table_starts.tolist(), forward.table_counts.tolist(), strict=True
         ):
-            table = self.rows[row].table
+            group, row = divmod(row, self.num_rows)
+            table = self.rows[row].tables[group]
+            if self.groups[group].window is not None:
+                # Behind a window there are blocks that this worker never hears of.
+                table += [None] * (start - len(table))
             assert start <= len(table), "a table has a hole"
             table[start : start + count] = forward.table_blocks[first : first + count].tolist()
             first += count
@@ -275,8 +297,10 @@ class FakeWorker:
                 if previous == POISON and self.attention_window is not None:
                     # As in the last layer, whose keys and values only those in the window see.
                     previous = 0
+                self._check_windows(row, position)
                 self._write(row, position, self._poisoned(row_index) or chain(previous, token))
-                writes.append((row.table[position // self.block_size], position % self.block_size))
+                for table in row.tables:
+                    writes.append((table[position // self.block_size], position % self.block_size))
                 hidden.append((row, position + 1))
             row.num_computed = start + count
         assert not known
@@ -362,10 +386,21 @@ class FakeWorker:
         window = self.attention_window or num_tokens
         return all(self._read(row, p) != POISON for p in range(max(0, num_tokens - window), num_tokens))
 
-    def _read(self, row: Row, position: int) -> int:
-        slot = self.blocks[row.table[position // self.block_size]][position % self.block_size]
+    def _check_windows(self, row: Row, position: int) -> None:
+        """A token reads what was computed before it in each group, as far as its window reaches."""
+        for number, group in enumerate(self.groups[1:], 1):
+            first = 0 if group.window is None else max(0, position - group.window + 1)
+            for read in range(first, position):
+                assert self._read(row, read, number) == self._read(row, read), "a group holds other tokens"
+
+    def _read(self, row: Row, position: int, group: int = 0) -> int:
+        block = row.tables[group][position // self.block_size]
+        assert block is not None, "a block behind the window is read"
+        of_group, slot = self.blocks[block][position % self.block_size]
         assert slot != _EMPTY_SLOT, "a slot is read that was never written"
+        assert of_group == group, "a block is read that another group wrote"
         return slot
 
     def _write(self, row: Row, position: int, value: int) -> None:
-        self.blocks[row.table[position // self.block_size]][position % self.block_size] = value
+        for group, table in enumerate(row.tables):
+            self.blocks[table[position // self.block_size]][position % self.block_size] = (group, value)

@@ -13,6 +13,7 @@ import numpy as np
 from tests.engine.drafting_worker import DraftingWorker
 from tests.engine.fake_worker import VOCAB_SIZE, FakeWorker
 
+from headrace_backend.cache_groups import ONE_GROUP, CacheGroup
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.events import (
@@ -133,6 +134,8 @@ def logprob_entries(columns: LogprobColumns) -> list[tuple[float, int, list[int]
 class Harness:
     """Everything in one place; `step` is one turn of the server's loop."""
 
+    token_bytes: list[bytes] | None = TOKEN_BYTES
+
     def __init__(
         self,
         num_blocks: int = 64,
@@ -140,6 +143,8 @@ class Harness:
         plan_bytes: int | None = None,
         attention_window: int | None = None,
         tokens_per_row: int | None = None,
+        groups: tuple[CacheGroup, ...] = ONE_GROUP,
+        worker: FakeWorker | None = None,
         **changes: Any,
     ) -> None:
         """`plan_bytes` is what the worker's ring takes; None: what the configuration makes of it.
@@ -149,23 +154,29 @@ class Harness:
         self.now_ns = 1_000_000_000
         self.config = config(**changes)
         self.num_blocks = num_blocks
-        self.plan_bytes = plan_bytes or max_plan_bytes(self.config, model_len)
-        limits = ModelLimits(VOCAB_SIZE, model_len, (EOS,), attention_window)
-        self.engine = Engine(self.config, limits, TOKEN_BYTES, lambda: self.now_ns, lambda: self.now_ns)
+        self.groups = groups
+        self.plan_bytes = plan_bytes or max_plan_bytes(self.config, model_len, len(groups))
+        limits = self.model_limits(model_len, attention_window)
+        self.engine = Engine(self.config, limits, self.token_bytes, lambda: self.now_ns, lambda: self.now_ns)
         self.attention_window = attention_window
         self.tokens_per_row = tokens_per_row
         self.choose_count: Callable[[int], int] = lambda most: most
-        self.worker = self.new_worker()
+        self.worker = worker or self.new_worker()
         self.engine.worker_ready(num_blocks, plan_bytes=plan_bytes, tokens_per_row=tokens_per_row or 1)
         self.readers: dict[tuple[int, int], Reader] = {}
         self._handles = itertools.count(1)
 
+    def model_limits(self, model_len: int, attention_window: int | None) -> ModelLimits:
+        return ModelLimits(VOCAB_SIZE, model_len, (EOS,), attention_window, self.groups)
+
     def new_worker(self) -> FakeWorker:
         config = self.config
         sizes = (self.num_blocks, config.block_size, config.max_num_batched_tokens, config.max_num_seqs)
-        drafting = self.tokens_per_row is not None
-        worker = DraftingWorker(*sizes, lambda most: self.choose_count(most)) if drafting else FakeWorker(*sizes)
-        worker.plan_bytes, worker.column_bytes = self.plan_bytes, columns_bytes(config)
+        if self.tokens_per_row is not None:
+            worker: FakeWorker = DraftingWorker(*sizes, lambda most: self.choose_count(most), self.groups)
+        else:
+            worker = FakeWorker(*sizes, self.groups)
+        worker.plan_bytes, worker.column_bytes = self.plan_bytes, columns_bytes(config, len(self.groups))
         worker.attention_window = self.attention_window
         return worker
 

@@ -15,12 +15,14 @@ from tests.engine.fake_worker import expected_prompt, expected_tokens
 from tests.engine.harness import TOKEN_BYTES, Harness, Reader, request
 from tests.support.examples import examples
 
+from headrace_backend.cache_groups import ONE_GROUP, CacheGroup
 from headrace_backend.engine.errors import RequestRefused
 from headrace_backend.engine.events import EndReason
 from headrace_backend.engine.request import AbortCause, EngineRequest
 from headrace_backend.engine.scheduling import prefix_followers
 
 MAX_LEN = 96
+GROUPS = [ONE_GROUP, ONE_GROUP, (CacheGroup(), CacheGroup(18)), (CacheGroup(), CacheGroup(33), CacheGroup(5))]
 
 
 def expected_end(spec: EngineRequest, output_index: int) -> tuple[list[int], EndReason]:
@@ -66,12 +68,22 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.sampled_from([16, 17, 40, 200]),
         prefix_cache=st.booleans(),
         least_shared=st.sampled_from([16, 128]),
+        groups=st.sampled_from(GROUPS),
     )
-    def start(self, num_blocks: int, num_rows: int, budget: int, prefix_cache: bool, least_shared: int) -> None:
+    def start(
+        self,
+        num_blocks: int,
+        num_rows: int,
+        budget: int,
+        prefix_cache: bool,
+        least_shared: int,
+        groups: tuple[CacheGroup, ...],
+    ) -> None:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(prefix_followers, "LEAST_SHARED_TOKENS", least_shared)
         self.harness = Harness(
-            num_blocks,
+            # With few groups enough for one long sequence, or hardly.
+            num_blocks + 4 * (len(groups) - 1),
             model_len=MAX_LEN,
             max_num_seqs=num_rows,
             max_num_batched_tokens=budget,
@@ -79,6 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_outputs=4,
             ageing_s=1e-5,
             tokens_per_row=self.tokens_per_row,
+            groups=groups,
         )
         self.harness.choose_count = self.choose_count
         self.engine = self.harness.engine
@@ -103,6 +116,7 @@ class EngineMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["", "other"]),
         deadline_ns=st.none() | st.integers(1, 60_000),
         num_prompt_logprobs=st.sampled_from([-1, -1, 0, 2]),
+        salt=st.sampled_from([b"", b"", b"salt"]),
     )
     def add(
         self,
@@ -119,6 +133,7 @@ class EngineMachine(RuleBasedStateMachine):
         tenant: str,
         deadline_ns: int | None,
         num_prompt_logprobs: int,
+        salt: bytes,
     ) -> None:
         spec = request(
             [5] * shared + own,
@@ -133,6 +148,7 @@ class EngineMachine(RuleBasedStateMachine):
             tenant=tenant,
             deadline_ns=None if deadline_ns is None else self.harness.now_ns + deadline_ns,
             num_prompt_logprobs=num_prompt_logprobs,
+            cache_salt=salt,
         )
         try:
             reader = self.harness.add(spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import hypothesis
@@ -63,6 +64,15 @@ TestDraftingMachine = DraftingMachine.TestCase
 TestDraftingMachine.settings = SETTINGS
 TestOneAtMostMachine = OneAtMostMachine.TestCase
 TestOneAtMostMachine.settings = SETTINGS
+
+
+def test_a_step_verifies_what_a_plan_that_was_sent_asked_for() -> None:
+    """Now and then both rows wait for a result, and nothing is planned. The worker asserts it."""
+    harness = drafting(num_blocks=5, model_len=96, max_num_seqs=2, max_num_batched_tokens=40, speculate_tokens="auto")
+    harness.choose_count = functools.partial(random.Random(16).randint, 0)
+    readers = [harness.add(request(length, max_tokens)) for length, max_tokens in ((27, 7), (23, 12))]
+    harness.run()
+    assert [len(reader.tokens[0]) for reader in readers] == [7, 12]
 
 
 requests = st.builds(

@@ -44,7 +44,9 @@ class Model:
         ids, positions, slots = torch.empty(3, size + offset, dtype=torch.int64, device="cuda")[:, offset:]
         columns = [self.column(size, *bounds, offset) for bounds in ((-1, 50), (-1, 7), (0, 64))]
         rows = self.column(7, 0, 300, offset)
-        build_step_inputs(*columns, rows, self.last_tokens, self.block_tables, BLOCK_SIZE, ids, positions, slots)
+        build_step_inputs(
+            *columns, rows, self.last_tokens, self.block_tables[None], BLOCK_SIZE, ids, positions, slots[None]
+        )
         residual = embedding(ids, self.embeddings)
         normed = add_rms_norm(rms_norm(residual, self.weight, 1e-5), residual, self.weight, 1e-5)
         qkv = self.numbers.randn(size, HEADS + 2 * KV_HEADS, HEAD_DIM)

@@ -29,18 +29,26 @@ class Columns:
     rows: list[int]
     # (id or -1, entry or -1, position)
     tokens: list[tuple[int, int, int]]
+    num_groups: int = 1
 
     def run(self, device: str) -> None:
         """Runs the operation and compares it with what the words say, token by token."""
         numbers = Numbers(device, torch.float32)
         last_tokens = numbers.integers(0, 1000, NUM_ROWS, dtype=torch.int32)
-        tables = numbers.integers(0, 2**27, NUM_ROWS, MAX_BLOCKS, dtype=torch.int32)
-        outputs = [torch.full((len(self.tokens),), POISON, device=device) for _ in range(3)]
+        tables = numbers.integers(0, 2**27, self.num_groups, NUM_ROWS, MAX_BLOCKS, dtype=torch.int32)
+        # More room than tokens, as in a step that is no larger than others.
+        outputs = torch.full((2 + self.num_groups, len(self.tokens) + 3), POISON, device=device)
+        ids, positions = outputs[:2, : len(self.tokens)]
+        slots = outputs[2:]
         columns = (int32([token[i] for token in self.tokens], device) for i in range(3))
-        build_step_inputs(*columns, int32(self.rows, device), last_tokens, tables, BLOCK_SIZE, *outputs)
-        assert [list(found) for found in zip(*(out.tolist() for out in outputs), strict=True)] == [
-            self._expected(token, last_tokens, tables) for token in self.tokens
-        ]
+        state = (int32(self.rows, device), last_tokens, tables, BLOCK_SIZE)
+        build_step_inputs(*columns, *state, ids, positions, slots)
+        for table, of_group in zip(tables, slots[:, : len(self.tokens)], strict=True):
+            found = (ids.tolist(), positions.tolist(), of_group.tolist())
+            assert [list(values) for values in zip(*found, strict=True)] == [
+                self._expected(token, last_tokens, table) for token in self.tokens
+            ]
+        assert (outputs[:, len(self.tokens) :] == POISON).all()
 
     def _expected(self, token: tuple[int, int, int], last_tokens: torch.Tensor, tables: torch.Tensor) -> list[int]:
         token_id, entry, position = token
@@ -60,7 +68,7 @@ def columns(draw: strategies.DrawFn) -> Columns:
         strategies.integers(-1, len(rows) - 1),
         strategies.integers(0, BLOCK_SIZE * MAX_BLOCKS - 1),
     )
-    return Columns(rows, draw(strategies.lists(token, max_size=12)))
+    return Columns(rows, draw(strategies.lists(token, max_size=12)), draw(strategies.integers(1, 3)))
 
 
 @hypothesis.settings(max_examples=examples(50), deadline=None)

@@ -13,6 +13,7 @@ from tests.engine.fake_worker import VOCAB_SIZE, column_bytes, expected_tokens
 from tests.engine.harness import Harness, config, request
 from tests.support.examples import examples
 
+from headrace_backend.cache_groups import SequenceBlocks
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
@@ -120,7 +121,7 @@ def largest_request_bytes(made: EngineConfig, context: int) -> int:
         bad_words=((1,) * limits.MAX_BAD_WORD_TOKENS,) * limits.MAX_BAD_WORD_SEQUENCES,
         token_ids=frozenset(range(limits.MAX_STOP_TOKEN_IDS)),
     )
-    return most_admission_bytes(spec, made.block_size)
+    return most_admission_bytes(spec, SequenceBlocks(made.block_size))
 
 
 def test_columns_fit_their_part_when_every_row_copies_and_grows() -> None:
@@ -213,7 +214,7 @@ def test_every_plan_fits_and_every_request_ends_with_its_tokens(
         )
         for seed, each in enumerate(requests)
     ]
-    room = max(most_admission_bytes(spec, 16) for spec, _ in arrivals) + spare_bytes
+    room = max(most_admission_bytes(spec, SequenceBlocks(16)) for spec, _ in arrivals) + spare_bytes
     harness = Harness(
         num_blocks, plan_bytes=columns_bytes(made) + room, **changes, enable_prefix_cache=enable_prefix_cache
     )

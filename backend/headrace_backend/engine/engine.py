@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as AbstractSequence
 from collections.abc import Set as AbstractSet
 
+from headrace_backend.cache_groups import SequenceBlocks
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.answers import (
     AbortOutcome,
@@ -106,7 +107,7 @@ class Engine:
         """
         self._clock = clock
         self._model = model
-        self._block_size = config.block_size
+        self._blocks = SequenceBlocks(config.block_size, model.cache_groups, config.max_num_batched_tokens)
         self._with_history = config.drafts_from_history
         self._num_stages = config.pp
         self.steps = steps or StepLog()
@@ -119,10 +120,10 @@ class Engine:
         self._budget = TokenBudget(config.max_num_batched_tokens, self._step_times)
         self._step_limits = StepLimits(config.step_time_target_ms, config.watchdog_s)
         self._draft_lengths = DraftLengths(self._step_times, config.fixed_drafts())
-        self._scheduler = Scheduler(config, self._budget, self._draft_lengths)
+        self._scheduler = Scheduler(config, self._budget, self._draft_lengths, model.cache_groups)
         self._table = RequestTable(config)
-        self._admission = Admission(config, rates, model.max_model_len)
-        self._quotas = Quotas(config.block_size, self.steps.engine)
+        self._admission = Admission(config, rates, model.max_model_len, self._blocks)
+        self._quotas = Quotas(self._blocks, self.steps.engine)
         self._deadlines = Deadlines[LiveRequest]()
         self._endings = Endings(
             self._scheduler,
@@ -406,7 +407,7 @@ class Engine:
         if num_blocks is None:
             return self._model.max_model_len
         # The last token's KV is never needed.
-        return min(self._model.max_model_len, num_blocks * self._block_size + 1)
+        return 1 + self._blocks.most_tokens(num_blocks, self._model.max_model_len - 1)
 
     def plan(self) -> StepPlan | None:
         """Plans the next step; returns None if no step is to be planned now.
@@ -433,6 +434,7 @@ class Engine:
             self._admission.max_admission_bytes,
             self._model.attention_window,
             self._with_history,
+            len(self._model.cache_groups),
         )
         if not self._scheduler.schedule(builder, now_ns, self._in_flight):
             return None

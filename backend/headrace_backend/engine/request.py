@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from headrace_backend.cache_groups import ONE_GROUP, CacheGroup, SequenceBlocks
 from headrace_backend.engine.events import LogprobColumns, OutputEnd, PromptLogprobs, RequestDone
 from headrace_backend.engine.output_grammar import Grammar
 from headrace_facts import facts
@@ -152,14 +153,17 @@ class EngineRequest:
             self, asked=asked, emitted=(), emitted_logprobs=(), prompt_logprobs=(), ends=(), grammar=None
         )
 
-    def most_blocks(self, block_size: int) -> int:
-        """Most blocks of one cache group that an output needs, or all beams of a search together.
+    def most_blocks(self, blocks: SequenceBlocks) -> int:
+        """Most blocks that an output needs at a time, or all beams of a search together.
 
         The last token's KV is never needed.
         """
         num_tokens = len(self.prompt_ids) + self.asked.stop.max_tokens - 1
         width = self.asked.beam_search.width if self.asked.beam_search is not None else 1
-        return beam_blocks(width, len(self.prompt_ids), num_tokens, block_size)
+        if width == 1:
+            return blocks.most_blocks(num_tokens)
+        # Beams that go on in each other's places hold what one of them looks back to.
+        return len(blocks.groups) * beam_blocks(width, len(self.prompt_ids), num_tokens, blocks.block_size)
 
     @property
     def has_ended(self) -> bool:
@@ -204,3 +208,4 @@ class ModelLimits:
     # Tokens that a token sees in every layer, itself included: the smallest sliding window of any.
     # None: no layer has one.
     attention_window: int | None = None
+    cache_groups: tuple[CacheGroup, ...] = ONE_GROUP

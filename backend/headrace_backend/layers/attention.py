@@ -15,7 +15,7 @@ from headrace_backend.layers.linear import ColumnLinear, RowLinear
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.projection_norms import projection_norms
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
-from headrace_backend.layers.step_metadata import StepMetadata
+from headrace_backend.layers.step_metadata import StepMetadata, of_group
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.attention.paged import RawHeads, rotate_write_attend
 from headrace_kernels.rounded_tokens import Activations
@@ -45,6 +45,8 @@ class Attention(nn.Module):
         key = placement.shard.split_kv_heads(attention.num_kv_heads, head_dim)
         self.num_heads, self.num_kv_heads, self.head_dim = len(query) // head_dim, len(key) // head_dim, head_dim
         self.sliding_window = attention.window
+        # Of several cache groups the one in whose blocks the layer's keys and values lie.
+        self.cache_group = 0
         self.scale = head_dim**-0.5 if attention.scale is None else attention.scale
         self._rotary_dim, self._interleaved = attention.rotary_dim, attention.interleaved
         projections = (attention.query, attention.key, attention.value)
@@ -104,7 +106,8 @@ class Attention(nn.Module):
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         raw = RawHeads(qkv, rotations, self.num_heads, *self._head_norms, self._interleaved)
         sinks = None if self.sinks is None else self.sinks.logits
-        return rotate_write_attend(raw, kv_cache, metadata, self.scale, self.sliding_window, sinks).flatten(1)
+        step = of_group(metadata, self.cache_group)
+        return rotate_write_attend(raw, kv_cache, step, self.scale, self.sliding_window, sinks).flatten(1)
 
     def launch_kind(self) -> Hashable:
         """What decides which kernels `attended` launches, beside step, cache and norm weights."""

@@ -145,6 +145,11 @@ class Decoder(nn.Module):
         self._taps = StreamTaps(layers, self.norm.weight.shape[0], max_tokens, dtype, self._device)
         return self._taps.streams
 
+    def use_cache_groups(self, layer_groups: Sequence[int]) -> None:
+        """Tells each layer its cache group: `CausalLM.use_cache_groups` says how."""
+        for layer, group in zip(self._layers, layer_groups, strict=True):
+            layer.self_attn.cache_group = group
+
     def fuses(self, num_tokens: int) -> bool:
         """Whether all layers fuse norms, SwiGLU and additions into the products of such a step."""
         return all(layer.fuses(num_tokens) for layer in self._kinds)
@@ -255,7 +260,8 @@ class CausalLM(nn.Module):
             entering: [num_tokens] int64 token ids; behind the first stage [num_tokens, hidden_size]
                 the residual stream that the stage before returned, which is changed in place.
             positions: [num_tokens] int64, below max_position.
-            kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+            kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim]; layers of
+                different cache groups may have the same.
             metadata: Rows, lengths, block tables and slots of the step; of one with a
                 `first_piece`, of its pieces.
             wanted: int32 or int64, tokens whose hidden states are wanted: for others the last layer
@@ -305,6 +311,14 @@ class CausalLM(nn.Module):
             side by side, in the order of its tokens.
         """
         return self.model.tap(places, max_tokens, self.dtype)
+
+    def use_cache_groups(self, layer_groups: Sequence[int]) -> None:
+        """Has each layer read and write the blocks of its cache group in all later steps.
+
+        Args:
+            layer_groups: Each layer's group; empty: there is one.
+        """
+        self.model.use_cache_groups(layer_groups or [0] * self.num_layers)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] hidden states of the rows that sample -> [n, vocab_size] fp32."""

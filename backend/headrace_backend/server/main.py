@@ -193,6 +193,11 @@ async def _run(
     backend = Backend(config, address, tls, engine_loop, health, facts, service, teller)
     shows_bars = config.log_format == "console" and sys.stderr.isatty()
     launch = WorkerLaunch(
-        config.engine, limits.max_model_len, worker_command, shows_bars=shows_bars, vocab_size=limits.vocab_size
+        config.engine,
+        limits.max_model_len,
+        worker_command,
+        shows_bars=shows_bars,
+        vocab_size=limits.vocab_size,
+        num_cache_groups=len(limits.cache_groups),
     )
     return await backend.run(launch)

@@ -8,6 +8,7 @@ know, once they are ready.
 
 from __future__ import annotations
 
+from headrace_backend.cache_groups import cache_layout
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.request import ModelLimits
 from headrace_backend.server.model_cost import ModelCost, model_cost
@@ -26,6 +27,7 @@ def model_limits(config: EngineConfig, folder: ModelFolder) -> ModelLimits:
         max_model_len=config.max_model_len or folder.config.max_position_embeddings,
         eos_token_ids=folder.generation_defaults.eos_token_ids,
         attention_window=folder.config.description.window,
+        cache_groups=cache_layout(config, folder.config).groups,
     )
 
 
@@ -85,7 +87,7 @@ class ModelFacts:
             memory=_memory(ready.memory) if ready and ready.memory else None,
             quantization=_quantization(ready.quantization, self._measured) if ready and ready.quantization else None,
             kv_dtype=self._kv_dtype(),
-            kv_bytes_per_token=ready.memory.kv_block_bytes // config.block_size if ready and ready.memory else 0,
+            kv_bytes_per_token=self._kv_bytes_per_token(),
             drafter=config.speculate,
             max_drafts=config.tokens_per_row - 1,
         )
@@ -105,6 +107,15 @@ class ModelFacts:
         # one.
         copies = max(1, self._config.tp // model.description.attention.num_kv_heads)
         return cost._replace(kv_bytes_per_token=copies * cost.kv_bytes_per_token)
+
+    def _kv_bytes_per_token(self) -> int:
+        """Bytes of a token in all layers on each rank's device; 0: not known yet.
+
+        In layers with a window it takes them until the window has passed it.
+        """
+        if self.ready is None or self.ready.memory is None:
+            return 0
+        return len(self._limits.cache_groups) * self.ready.memory.kv_block_bytes // self._config.block_size
 
     def _kv_dtype(self) -> str:
         return self._dtype() if self._config.kv_dtype == "auto" else self._config.kv_dtype

@@ -155,7 +155,7 @@ class ForwardPlan:
     token_ids: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     # Block table updates, [num_updates]: write `table_counts[i]` block numbers at `table_starts[i]`
     # of row `table_rows[i]`. A row has a table in each cache group: that of group g counts as row
-    # g * max_num_seqs + row. Workers have one group, in which it is the row itself.
+    # g * max_num_seqs + row; where there is one group it is the row itself.
     table_rows: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     table_starts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     table_counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)

@@ -17,10 +17,12 @@ from headrace_backend.step.plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS
 from headrace_request import limits
 
 _INT = 4
-# Integers of one row: released (1); its entry (4); updates of its table for a copied block and for
-# new ones, the last of which may be begun (6 and 2); its copy (2); its draw (3); its run of prompt
-# tokens (3); its forced tokens (2).
-_INTS_PER_ROW = 23
+# Integers of one row: released (1); its entry (4); its draw (3); its run of prompt tokens (3); its
+# forced tokens (2).
+_INTS_PER_ROW = 13
+# Of one row in each cache group: updates of its table for a copied block and for new ones, the last
+# of which may be begun (6 and 2); its copy (2).
+_INTS_PER_TABLE = 10
 # Beginning of a table update.
 _UPDATE_INTS = 3
 # Fields of an admission that every request has, msgpack's marks included; and a model's own
@@ -37,12 +39,15 @@ _USUAL_ADMISSION_BYTES = 4096
 _MAX_ADMISSIONS_BYTES = 24 << 20
 
 
-def columns_bytes(config: EngineConfig) -> int:
-    """Most bytes of a plan without its admissions, the block tables that come with these apart."""
+def columns_bytes(config: EngineConfig, num_groups: int = 1) -> int:
+    """Most bytes of a plan without its admissions, the block tables that come with these apart.
+
+    Rows have a table in each of `num_groups` cache groups.
+    """
     rows = min(config.max_num_seqs, config.max_num_batched_tokens)
     budget = config.max_num_batched_tokens
-    tokens = budget + budget // config.block_size + min(budget, MAX_PROMPT_LOGPROBS)
-    return FRAME_BYTES + _INT * (_INTS_PER_ROW * rows + tokens)
+    tokens = budget + num_groups * (budget // config.block_size) + min(budget, MAX_PROMPT_LOGPROBS)
+    return FRAME_BYTES + _INT * ((_INTS_PER_ROW + num_groups * _INTS_PER_TABLE) * rows + tokens)
 
 
 def table_bytes(num_blocks: int) -> int:
@@ -50,8 +55,8 @@ def table_bytes(num_blocks: int) -> int:
     return _INT * (_UPDATE_INTS + num_blocks)
 
 
-def largest_admission_bytes(config: EngineConfig, max_model_len: int) -> int:
-    """Most bytes of one admission with its block table.
+def largest_admission_bytes(config: EngineConfig, max_model_len: int, num_groups: int = 1) -> int:
+    """Most bytes of one admission with its block tables.
 
     The history has the length of the whole context, and every list is at its limit.
     """
@@ -59,10 +64,10 @@ def largest_admission_bytes(config: EngineConfig, max_model_len: int) -> int:
     lists = 2 * _INT * limits.MAX_LOGIT_BIAS + limits.MAX_BAD_WORD_SEQUENCES * word_bytes
     lists += _INT * limits.MAX_STOP_TOKEN_IDS + _END_TOKEN_BYTES
     num_blocks = -(-max_model_len // config.block_size)
-    return FIELD_BYTES + lists + _INT * max_model_len + table_bytes(num_blocks)
+    return FIELD_BYTES + lists + _INT * max_model_len + num_groups * table_bytes(num_blocks)
 
 
-def max_plan_bytes(config: EngineConfig, max_model_len: int) -> int:
+def max_plan_bytes(config: EngineConfig, max_model_len: int, num_groups: int = 1) -> int:
     """Bytes of the largest plan.
 
     It has all columns, and admissions of every row with a whole history, or as many as fit 24 MiB.
@@ -70,7 +75,10 @@ def max_plan_bytes(config: EngineConfig, max_model_len: int) -> int:
     Args:
         config: The engine's configuration.
         max_model_len: Longest sequence in tokens.
+        num_groups: Cache groups of the model.
     """
-    per_row = _INT * max_model_len + table_bytes(max_model_len // config.block_size) + _USUAL_ADMISSION_BYTES
+    tables = num_groups * table_bytes(max_model_len // config.block_size)
+    per_row = _INT * max_model_len + tables + _USUAL_ADMISSION_BYTES
     wanted = min(config.max_num_seqs * per_row, _MAX_ADMISSIONS_BYTES)
-    return columns_bytes(config) + max(wanted, largest_admission_bytes(config, max_model_len))
+    largest = largest_admission_bytes(config, max_model_len, num_groups)
+    return columns_bytes(config, num_groups) + max(wanted, largest)

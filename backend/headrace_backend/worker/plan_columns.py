@@ -103,16 +103,23 @@ def last_sampled_bounds(plan: ForwardPlan) -> Int32Column:
     return np.where(plan.known_counts < plan.counts, plan.starts + plan.known_counts, np.int32(-1))
 
 
-def table_places(plan: ForwardPlan, max_blocks: int, num_blocks: int) -> Int64Column:
-    """Indices of `plan.table_blocks` in block tables [num_rows, max_blocks] read as one line.
+def table_places(plan: ForwardPlan, shape: tuple[int, ...], num_rows: int, num_blocks: int) -> Int64Column:
+    """Indices of `plan.table_blocks` in the block tables of all cache groups read as one line.
 
     The plan has at least one update.
 
     Args:
-        plan: Its updates are checked against the two limits.
-        max_blocks: Blocks that a table holds.
+        plan: Its updates are checked against the limits.
+        shape: Shape of the tables, [num_groups, lines, max_blocks]; the first `num_rows` lines of
+            each group are those of rows.
+        num_rows: Rows of the batch, by which the plan counts the lines of groups.
         num_blocks: Blocks of the cache.
     """
+    num_groups, lines, max_blocks = shape
     assert int((plan.table_starts + plan.table_counts).max()) <= max_blocks, "a block table is longer than the context"
     assert 0 <= plan.table_blocks.min() and plan.table_blocks.max() < num_blocks, "block number out of range"
-    return ranges(plan.table_rows.astype(np.int64) * max_blocks + plan.table_starts, plan.table_counts)
+    rows = plan.table_rows.astype(np.int64)
+    if num_groups > 1:
+        assert rows.max() < num_groups * num_rows, "a block table of a group that there is not"
+        rows += rows // num_rows * (lines - num_rows)
+    return ranges(rows * max_blocks + plan.table_starts, plan.table_counts)

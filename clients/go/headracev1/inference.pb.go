@@ -2648,7 +2648,8 @@ type Model struct {
 	// token and head.
 	KvDtype string `protobuf:"bytes,20,opt,name=kv_dtype,json=kvDtype,proto3" json:"kv_dtype,omitempty"`
 	// Bytes that a token takes in the KV cache on each rank's device, all layers and scales included.
-	// A block takes kv_block_tokens times as many. 0 until the model is loaded.
+	// A block takes kv_block_tokens times as many, or where some layers have sliding windows and blocks
+	// of their own, memory_plan.kv_cache_bytes / kv_blocks. 0 until the model is loaded.
 	KvBytesPerToken uint32 `protobuf:"varint,21,opt,name=kv_bytes_per_token,json=kvBytesPerToken,proto3" json:"kv_bytes_per_token,omitempty"`
 	// Who drafts tokens that steps then verify, as --speculate names it; "off": nobody.
 	Drafter string `protobuf:"bytes,17,opt,name=drafter,proto3" json:"drafter,omitempty"`

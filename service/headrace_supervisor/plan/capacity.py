@@ -116,6 +116,13 @@ class RankSizes(NamedTuple):
     # one token.
     expert_bytes: int = 0
     expert_share: float = 0.0
+    # Window of each cache group, in which `kv_tokens` and `kv_token_bytes` count; 0: it keeps whole
+    # contexts.
+    kv_windows: tuple[int, ...] = (0,)
+
+    def held_tokens(self, context: float) -> float:
+        """Returns the tokens of all cache groups that a sequence of such a length holds."""
+        return sum(min(context, window or context) for window in self.kv_windows)
 
     def read_by(self, tokens: float) -> float:
         """Returns the bytes of weights that a step of so many tokens reads.
@@ -171,14 +178,14 @@ def step_s(sizes: RankSizes, gpu: Gpu, rows: float, context: float) -> float:
     rows /= sizes.pp
     reading_s = sizes.read_by(rows) / (gpu.copy_bytes_per_s * sizes.products.read)
     products_s = 2 * sizes.multiplied * rows / (gpu.flops_per_s * sizes.products.decode)
-    caches_s = rows * context * sizes.kv_token_bytes / (gpu.copy_bytes_per_s * _CACHE_SHARE)
+    caches_s = rows * sizes.held_tokens(context) * sizes.kv_token_bytes / (gpu.copy_bytes_per_s * _CACHE_SHARE)
     layer_s = _LAYER_S + 2 * exchange_s(sizes, rows)
     return max(reading_s, products_s) + caches_s + sizes.num_layers * layer_s
 
 
 def predict(sizes: RankSizes, gpu: Gpu, demand: Demand) -> Prediction:
     """Returns the state in which one engine and all of the users are in balance."""
-    held = min(sizes.kv_tokens // (demand.prompt + demand.output), sizes.max_num_seqs)
+    held = min(int(sizes.kv_tokens // sizes.held_tokens(demand.prompt + demand.output)), sizes.max_num_seqs)
     low, high = 0.0, _LONGEST_ANSWER_S
     for _ in range(_HALVINGS):
         answer_s = (low + high) / 2

@@ -410,7 +410,7 @@ def _asked(question: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _rank_sizes(answer: dict[str, Any]) -> RankSizes:
     names: tuple[str, ...] = ("token_bytes", "read_bytes", "multiplied", "kv_token_bytes", "kv_tokens", "max_num_seqs")
-    names += ("expert_bytes", "expert_share", "num_layers")
+    names += ("expert_bytes", "expert_share", "kv_windows", "num_layers")
     named: dict[str, Any] = {name: answer[name] for name in names}
     products = PRODUCTS[answer["quantize"]]
     ranks = {"tp": answer["tp"], "pp": answer["pp"]}

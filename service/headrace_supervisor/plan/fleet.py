@@ -136,8 +136,9 @@ class Simulation:
         self._beginnings = self._tokens.integers(0, _VOCABULARY, shape, dtype=np.uint32)
         # Zipf's law: the second is asked for half as often as the first, and so on.
         self._weights = list(itertools.accumulate(1 / rank for rank in range(1, fleet.prefixes + 1)))
-        held = fleet.sizes.kv_tokens - self._balance.active * (fleet.demand.prompt + fleet.demand.output)
-        self._most_cached = int(max(0.0, held) // max(1, fleet.demand.cached))
+        sizes, demand = fleet.sizes, fleet.demand
+        held = sizes.kv_tokens - self._balance.active * sizes.held_tokens(demand.prompt + demand.output)
+        self._most_cached = int(max(0.0, held) // max(1, sizes.held_tokens(demand.cached)))
         self._ends: list[tuple[float, int, _Request, int]] = []
         self._sequence = itertools.count()
         self._hits: list[bool] = []

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.engine.harness import request
 from tests.support.examples import examples
 
-from headrace_backend.engine.cache.cache_group import NO_BLOCK, ONE_GROUP, CacheGroup
+from headrace_backend.cache_groups import NO_BLOCK, ONE_GROUP, CacheGroup
 from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager, Prefix
 from headrace_backend.engine.cache.prefix_keys import PrefixKeys
 from headrace_backend.engine.limits.tenant_account import TenantAccount

@@ -7,6 +7,7 @@ import dataclasses
 
 from tests.engine.harness import request
 
+from headrace_backend.cache_groups import SequenceBlocks
 from headrace_backend.engine.errors import RequestRefused
 from headrace_backend.engine.limits.quotas import Quotas
 from headrace_backend.engine.limits.sharing.reports import QuotaReport
@@ -34,7 +35,7 @@ class QuotaNetwork:
         self.ways: dict[tuple[int, str, str], collections.deque[QuotaReport]] = {}
         self.running: list[Running] = []
         for engine in engines:
-            self.engines[engine] = Quotas(16, engine)
+            self.engines[engine] = Quotas(SequenceBlocks(16), engine)
         for service, named in services.items():
             for engine in named:
                 self.connect(service, engine)
@@ -42,7 +43,7 @@ class QuotaNetwork:
     # -- the network
 
     def connect(self, service: int, engine: str) -> None:
-        self.engines.setdefault(engine, Quotas(16, engine))
+        self.engines.setdefault(engine, Quotas(SequenceBlocks(16), engine))
         self.services[service].add(engine)
         self._name(service)
 

@@ -14,6 +14,7 @@ from tests.engine.fake_worker import chain, expected_tokens, ranked_tokens
 from tests.engine.harness import TOKEN_BYTES, Harness, Reader, request
 from tests.support.examples import examples
 
+from headrace_backend.cache_groups import ONE_GROUP, CacheGroup, SequenceBlocks
 from headrace_backend.engine.errors import RequestRefused
 from headrace_backend.engine.events import EndReason, OutputEnd
 from headrace_backend.engine.request import AbortCause, EngineRequest, TenantLimits
@@ -221,16 +222,25 @@ _OTHERS = st.builds(request, st.lists(st.integers(1, 3), min_size=1, max_size=40
     budget=st.sampled_from([16, 17, 40]),
     prefix_cache=st.booleans(),
     deaths=st.sets(st.integers(1, 40), max_size=2),
+    window=st.sampled_from([None, None, 5, 20]),
 )
 @hypothesis.settings(max_examples=examples(150), deadline=None, report_multiple_bugs=False)
 def test_whatever_happens_a_search_ends_as_alone(
-    arrivals: list[tuple[EngineRequest, int]], num_blocks: int, budget: int, prefix_cache: bool, deaths: set[int]
+    arrivals: list[tuple[EngineRequest, int]],
+    num_blocks: int,
+    budget: int,
+    prefix_cache: bool,
+    deaths: set[int],
+    window: int | None,
 ) -> None:
+    groups = ONE_GROUP if window is None else (CacheGroup(), CacheGroup(window))
+    num_blocks *= len(groups)
     harness = Harness(
         num_blocks, model_len=96, max_num_seqs=5, max_num_batched_tokens=budget,
-        enable_prefix_cache=prefix_cache, ageing_s=1e-5,
+        enable_prefix_cache=prefix_cache, ageing_s=1e-5, groups=groups,
     )  # fmt: skip
-    fitting = [(spec, pause) for spec, pause in arrivals if spec.most_blocks(16) <= num_blocks]
+    blocks = SequenceBlocks(16, groups, budget)
+    fitting = [(spec, pause) for spec, pause in arrivals if spec.most_blocks(blocks) <= num_blocks]
     for spec, reader in harness.serve(fitting, deaths):
         if spec.asked.beam_search is not None:
             check_outputs(spec, reader)

@@ -67,6 +67,15 @@ def test_chunks_of_one_prompt_follow_each_other() -> None:
     assert [plan.starts.tolist() for plan in plans] == [[0], [16], [32], [48]]
 
 
+def test_a_micro_batch_whose_blocks_another_one_holds_makes_way() -> None:
+    """Each output needs two blocks of three, and the less urgent one's turn comes first."""
+    harness = Harness(num_blocks=3, pp=2, max_num_seqs=3, enable_prefix_cache=False)
+    spec = request(1, 18, n=2)
+    reader = harness.add(spec)
+    harness.run()
+    assert [reader.tokens[index] for index in range(2)] == [expected_tokens(spec, index) for index in range(2)]
+
+
 ARRIVALS = strategies.lists(
     strategies.tuples(strategies.integers(1, 40), strategies.integers(1, 12), strategies.integers(0, 3)),
     min_size=1,
@@ -78,7 +87,7 @@ ARRIVALS = strategies.lists(
 @hypothesis.given(
     pp=strategies.integers(2, 4),
     arrivals=ARRIVALS,
-    num_blocks=strategies.integers(6, 30),
+    num_blocks=strategies.integers(4, 30),
     deaths=strategies.sets(strategies.integers(1, 20), max_size=2),
 )
 def test_stages_change_no_tokens(

@@ -10,6 +10,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from benchmarks import simulate_prefixes
 from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
@@ -17,7 +18,7 @@ from tests.support.examples import examples
 
 from headrace_backend.engine.events import EndReason
 from headrace_backend.engine.request import AbortCause, EngineRequest
-from headrace_backend.engine.scheduling import prefix_followers
+from headrace_backend.engine.scheduling import plan_builder, prefix_followers
 
 
 def prompt(shared: int, own: int, number: int = 0) -> list[int]:
@@ -110,15 +111,99 @@ def test_a_prompt_that_shares_little_does_not_wait() -> None:
 
 
 @pytest.mark.parametrize("priority", [0, 1])
-def test_only_the_less_urgent_waits_for_the_other(priority: int) -> None:
+def test_a_prompt_waits_for_one_that_computes_the_same_whoever_is_more_urgent(priority: int) -> None:
+    """A less urgent one waits for all that both share, a more urgent one for what is in flight."""
     harness = measured_harness(max_num_batched_tokens=150, ageing_s=60.0)
-    first = harness.add(request(prompt(400, 1, 1), 2))
+    before = harness.worker.num_tokens
+    first = harness.add(request(prompt(400, 1, 1), 1))
     harness.step()
-    second = harness.add(request(prompt(400, 1, 2), 2, priority=priority))
+    second = harness.add(request(prompt(400, 1, 2), 1, priority=priority))
     harness.plan()
-    assert first.started is not None
-    assert (second.started is None) == (priority == 0)
+    assert first.started is not None and second.started is None
     harness.run()
+    assert harness.worker.num_tokens - before == 400 + 1 + 1
+
+
+def test_whoever_is_overtaken_takes_up_what_the_other_computed() -> None:
+    """The more urgent one finds too little in flight to wait for, and then is the faster one."""
+    harness = measured_harness(num_blocks=200, model_len=1024, max_num_batched_tokens=64, ageing_s=60.0)
+    before = harness.worker.num_tokens
+    specs = [request(prompt(900, 1, number), 3, priority=number) for number in range(2)]
+    readers = [harness.add(specs[0])]
+    harness.checked_step()
+    readers.append(harness.add(specs[1]))
+    harness.checked_step()
+    assert [reader.started is not None for reader in readers] == [True, True]
+    while harness.engine.has_work:
+        harness.checked_step()
+    assert [reader.tokens[0] for reader in readers] == [expected_tokens(spec, 0) for spec in specs]
+    assert harness.worker.num_tokens - before <= 900 + 2 * (1 + 2) + prefix_followers.LEAST_SHARED_TOKENS
+    assert harness.engine.load().preemptions == 0
+
+
+def test_nobody_waits_for_a_prompt_that_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps report few prompt tokens, and a more urgent prompt takes all of these."""
+    monkeypatch.setattr(plan_builder, "MAX_PROMPT_LOGPROBS", 64)
+    harness = Harness(400, model_len=4000, max_num_batched_tokens=256, ageing_s=60.0)
+    harness.add(request(prompt(2400, 1, 1), 1, num_prompt_logprobs=0))
+    for _ in range(3):
+        harness.checked_step()
+    harness.add(request(prompt(0, 400, 2), 1, num_prompt_logprobs=0, priority=1))
+    for _ in range(2):
+        harness.checked_step()
+    follower = harness.add(request(prompt(1200, 1, 3), 1))
+    for _ in range(3):
+        harness.checked_step()
+    assert follower.started is not None
+    harness.run()
+
+
+@pytest.mark.parametrize("is_between", [False, True])
+def test_nobody_waits_for_a_prompt_that_a_less_urgent_one_precedes(is_between: bool) -> None:
+    """The third one's prompt goes into each step before that of the one to be waited for."""
+    harness = measured_harness(num_blocks=800, model_len=4000, max_num_batched_tokens=256, ageing_s=60.0)
+    harness.add(request(prompt(3600, 1, 1), 1))
+    harness.checked_step()
+    if is_between:
+        between = harness.add(request(prompt(0, 3600, 2), 1, priority=1))
+        harness.checked_step()
+        assert between.started is not None
+    urgent = harness.add(request(prompt(1200, 1, 3), 1, priority=2))
+    harness.plan()
+    assert (urgent.started is not None) == is_between
+    harness.run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["staggered by 20 ms", "forks: 8 ends of a half", "ever more urgent, 5 ms"])
+def test_a_simulated_card_computes_a_prefix_once(name: str) -> None:
+    """Long prompts and limited steps, where the property with random arrivals has short ones."""
+    case = next(case for case in simulate_prefixes.cases(seed=3) if case.name == name)
+    computed, _ = simulate_prefixes.play(case, budget=2048, seed=3)
+    assert computed <= 1.03 * simulate_prefixes.least_tokens(case.prompts)
+
+
+@st.composite
+def urgent_arrivals(draw: st.DrawFn) -> tuple[EngineRequest, int]:
+    ids = draw(st.sampled_from([prompt(900, 0), prompt(500, 0), prompt(0, 700)]))
+    own = draw(st.lists(st.integers(1, 20), min_size=1, max_size=20))
+    return request(ids + own, 1, n=draw(st.integers(1, 2)), priority=draw(st.integers(-2, 2))), draw(st.integers(0, 4))
+
+
+@hypothesis.settings(max_examples=examples(60), deadline=None)
+@hypothesis.given(
+    arrivals=st.lists(urgent_arrivals(), min_size=2, max_size=8), budget=st.sampled_from([32, 64, 100, 256, 1000])
+)
+def test_no_prompt_computes_much_of_what_others_compute(arrivals: list[tuple[EngineRequest, int]], budget: int) -> None:
+    """Whoever comes when, and is more urgent than whom, where blocks are plenty."""
+    harness = measured_harness(num_blocks=1000, model_len=1000, max_num_batched_tokens=budget, ageing_s=60.0)
+    before = harness.worker.num_tokens
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix_followers, "LEAST_SHARED_TOKENS", 32)
+        served = harness.serve(arrivals)
+    least = simulate_prefixes.least_tokens([spec.prompt_ids.tolist() for spec, _ in served])
+    assert harness.worker.num_tokens - before <= least + len(served) * 64
+    assert all(reader.tokens[0] == expected_tokens(spec, 0) for spec, reader in served)
 
 
 @pytest.mark.parametrize("cause", ["leader", "follower", "worker"])

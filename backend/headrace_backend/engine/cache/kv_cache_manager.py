@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from headrace_backend.cache_groups import NO_BLOCK, ONE_GROUP, CacheGroup
 from headrace_backend.engine.cache.block_pool import BlockPool
-from headrace_backend.engine.cache.cache_group import NO_BLOCK, ONE_GROUP, CacheGroup
 from headrace_backend.engine.cache.prefix_keys import PrefixKeys
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.requests.sequence import Sequence
@@ -49,6 +49,7 @@ class KVCacheManager:
         "_has_windows",
         "_held_sources",
         "_keys",
+        "_step_tokens",
         "_source_accounts",
         "block_size",
         "pool",
@@ -61,14 +62,22 @@ class KVCacheManager:
         enable_prefix_cache: bool,
         keys: PrefixKeys,
         groups: tuple[CacheGroup, ...] = ONE_GROUP,
+        step_tokens: int = 1 << 30,
     ) -> None:
         """All blocks free, no prefix known.
 
-        `keys` outlive the cache, as sequences remember theirs.
+        Args:
+            num_blocks: Blocks of the pool.
+            block_size: Tokens of a block.
+            enable_prefix_cache: Whether blocks of one sequence are found by others.
+            keys: Makes keys of prefixes. It outlives the cache, as sequences remember theirs.
+            groups: Cache groups of the model.
+            step_tokens: Most tokens of one step.
         """
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self._groups = groups
+        self._step_tokens = step_tokens
         self._has_windows = any(group.window is not None for group in groups)
         self._keys = keys
         self._enable_prefix_cache = enable_prefix_cache
@@ -97,8 +106,8 @@ class KVCacheManager:
             if group.window is None:
                 prefix[index] = self._find(sequence, index, 0, most)
                 most = len(prefix[index])
-        while self._has_windows and most and not self._reach(sequence, prefix, most):
-            most -= 1
+        while self._has_windows and most and (gap := self._gap(sequence, prefix, most)) is not None:
+            most = gap
         return [table[:most] for table in prefix]
 
     def num_reusable(self, sequence: Sequence) -> int:
@@ -123,12 +132,27 @@ class KVCacheManager:
     def num_needed(self, sequence: Sequence, prefix: Prefix) -> int:
         """Most available blocks that the sequence would use up to compute all its tokens.
 
+        In groups with windows it may have to wait for a step in flight before it goes on.
+
         `prefix` is what `find_prefix` has just returned for it.
         """
         ref_counts, num_blocks, needed = self.pool.ref_counts, self.num_blocks_for(sequence.num_tokens), 0
-        for table in prefix:
-            needed += num_blocks - sum([1 for block in table if block == NO_BLOCK or ref_counts[block]])
+        for group, table in zip(self._groups, prefix, strict=True):
+            missing = num_blocks - sum([1 for block in table if block == NO_BLOCK or ref_counts[block]])
+            needed += missing if group.window is None else min(missing, self._most_blocks(group, sequence.num_tokens))
         return needed
+
+    def num_promised(self, sequence: Sequence) -> int:
+        """Most blocks that a running sequence takes beyond its own until it has caught up.
+
+        In groups with windows it gives some back on its way.
+        """
+        num_tokens = sequence.num_tokens
+        if not self._has_windows:
+            return self.num_missing(sequence, num_tokens)
+        missing = max(0, self.num_blocks_for(num_tokens) - len(sequence.tables[0]))
+        promised = sum([min(missing, self._most_blocks(group, num_tokens)) for group in self._groups])
+        return promised + len(self._shared_tails(sequence)) if sequence.tail_shared else promised
 
     def take_prefix(self, sequence: Sequence, prefix: Prefix) -> None:
         """Gives a sequence without blocks the prefix just found."""
@@ -268,6 +292,9 @@ class KVCacheManager:
         for account, counted in held.items():
             assert account.num_blocks == len(counted), "an account counts each block of its sequences once"
 
+    def _most_blocks(self, group: CacheGroup, num_tokens: int) -> int:
+        return group.most_blocks(num_tokens, self.block_size, self._step_tokens)
+
     def _allocate(self) -> int:
         block = self.pool.allocate()
         assert block is not None, "the scheduler looked before it took"
@@ -283,19 +310,21 @@ class KVCacheManager:
             blocks.append(block)
         return blocks
 
-    def _reach(self, sequence: Sequence, prefix: Prefix, num_blocks: int) -> bool:
-        """Whether groups with windows have the blocks that the token behind the prefix reads.
+    def _gap(self, sequence: Sequence, prefix: Prefix, num_blocks: int) -> int | None:
+        """Finds a block that a group with a window lacks of those that a token reads.
 
-        The token follows `num_blocks` blocks; `prefix` gets the tables of these groups.
+        The token follows `num_blocks` blocks. Tokens between the lacking block and this one read it
+        too, so that no prefix ends there. None: all are known, and `prefix` has got the tables of
+        these groups.
         """
         for index, group in enumerate(self._groups):
             if group.window is not None:
                 first = group.first_needed(num_blocks * self.block_size, self.block_size)
                 known = self._find(sequence, index, first, num_blocks)
                 if first + len(known) < num_blocks:
-                    return False
+                    return first + len(known)
                 prefix[index] = [NO_BLOCK] * first + known
-        return True
+        return None
 
     def _release_behind_windows(self, sequence: Sequence) -> None:
         """Releases the blocks that only settled tokens read.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from headrace_backend.cache_groups import SequenceBlocks
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.errors import RefusalCode, RefusalReason, RequestRefused
 from headrace_backend.engine.limits.tenant_account import TenantAccount
@@ -34,14 +35,16 @@ _MAX_RETRY_NS = 30 * _NS_PER_S
 class Admission:
     """Holds the queue's bounds, and refuses requests that exceed them."""
 
-    def __init__(self, config: EngineConfig, rates: Rates, max_model_len: int) -> None:
+    def __init__(self, config: EngineConfig, rates: Rates, max_model_len: int, blocks: SequenceBlocks) -> None:
         """Nothing waits."""
+        self._blocks = blocks
         self._config = config
         self._rates = rates
-        self._column_bytes = columns_bytes(config)
+        num_groups = len(blocks.groups)
+        self._column_bytes = columns_bytes(config, num_groups)
         # What sequences that take a row with one step may bring into its plan together
         # (`plan_bytes`).
-        self.max_admission_bytes = max_plan_bytes(config, max_model_len) - self._column_bytes
+        self.max_admission_bytes = max_plan_bytes(config, max_model_len, num_groups) - self._column_bytes
         # None until a worker has said how large its cache is.
         self.num_blocks: int | None = None
         self.draining = False
@@ -123,13 +126,13 @@ class Admission:
 
         The output is taken to have the whole cache and a step plan for itself.
         """
-        num_bytes = most_admission_bytes(request, self._config.block_size, self._config.drafts_from_history)
+        num_bytes = most_admission_bytes(request, self._blocks, self._config.drafts_from_history)
         if num_bytes > self.max_admission_bytes:
             limit = self.max_admission_bytes
             return f"spec: an output of it may take {num_bytes} bytes of a step plan; the limit is {limit}"
         if self.num_blocks is None:
             return None
-        num_blocks, beams = request.most_blocks(self._config.block_size), request.asked.beam_search
+        num_blocks, beams = request.most_blocks(self._blocks), request.asked.beam_search
         if num_blocks <= self.num_blocks:
             return None
         if beams is not None and beams.width > 1:
@@ -138,7 +141,7 @@ class Admission:
                 f"KV cache; there are {self.num_blocks}"
             )
         num_tokens = len(request.prompt_ids) + request.asked.stop.max_tokens - 1
-        capacity = self.num_blocks * self._config.block_size
+        capacity = self._blocks.most_tokens(self.num_blocks, num_tokens)
         return f"spec.stop.max_tokens: prompt and max_tokens need {num_tokens} tokens of KV cache; there are {capacity}"
 
     def _check_sizes(self, request: EngineRequest) -> None:
@@ -215,8 +218,8 @@ def _bounded_retry(retry_ns: int) -> int:
     return min(max(retry_ns, _MIN_RETRY_NS), _MAX_RETRY_NS)
 
 
-def most_admission_bytes(request: EngineRequest, block_size: int, with_history: bool = False) -> int:
-    """Most bytes that one output's admission can take in a plan, with its block table.
+def most_admission_bytes(request: EngineRequest, blocks: SequenceBlocks, with_history: bool = False) -> int:
+    """Most bytes that one output's admission can take in a plan, with its block tables.
 
     The largest admission has the history of all tokens: the output comes back at its end. Every
     admission has one with `with_history`, but for those of beams, of which all come together.
@@ -225,7 +228,8 @@ def most_admission_bytes(request: EngineRequest, block_size: int, with_history: 
     num_tokens = len(request.prompt_ids) + stop.max_tokens
     words = sum(RUN_BYTES + len(word) for word in sampling.bad_words)
     lists = words + 2 * len(sampling.logit_bias_ids) + len(stop.token_ids)
-    num_bytes = FIELD_BYTES + lists + table_bytes(-(-num_tokens // block_size))
+    num_bytes = FIELD_BYTES + lists
+    num_bytes += len(blocks.groups) * table_bytes(-(-num_tokens // blocks.block_size))
     if request.asked.beam_search is not None:
         return num_bytes + (request.asked.num_sequences - 1) * SIBLING_BYTES
     return num_bytes + (4 * num_tokens if with_history or sampling.needs_history else 0)

@@ -31,6 +31,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from headrace_backend.cache_groups import SequenceBlocks
 from headrace_backend.engine.errors import RefusalCode, RefusalReason, RequestRefused
 from headrace_backend.engine.limits.sharing.pools import MINUTE_NS, RateBucket
 from headrace_backend.engine.limits.sharing.reports import QuotaReport
@@ -57,10 +58,10 @@ class _Wait(NamedTuple):
 class Quotas:
     """The accounts of all tenants that are active or were within the last minute."""
 
-    def __init__(self, block_size: int, engine: str) -> None:
+    def __init__(self, blocks: SequenceBlocks, engine: str) -> None:
         """Nobody has taken anything, and there is no cache yet; `engine` is the engine's name."""
         self.shared = SharedQuotas(engine)
-        self._block_size = block_size
+        self._blocks = blocks
         self._num_blocks: int | None = None
         self._accounts: dict[str, TenantAccount] = {}
         # Accounts without streams whose buckets fill up, and since when; the oldest first.
@@ -110,12 +111,12 @@ class Quotas:
         It returns None if the output fits when its tenant has nothing else in the cache.
         """
         num_tokens = len(request.prompt_ids) + request.asked.stop.max_tokens - 1
-        num_blocks = request.most_blocks(self._block_size)
+        num_blocks = request.most_blocks(self._blocks)
         if num_blocks <= account.max_blocks:
             return None
         return (
             f"kv_cache_share: prompt and max_tokens need {num_tokens} tokens of KV cache, {num_blocks} blocks of "
-            f"{self._block_size}; the share of this key is"
+            f"{self._blocks.block_size}; the share of this key is"
             f" {account.max_blocks} of {self._num_blocks} blocks"
         )
 

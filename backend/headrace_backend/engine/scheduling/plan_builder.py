@@ -119,6 +119,7 @@ class PlanBuilder:
         "_forced",
         "_forced_entries",
         "_last_admitted",
+        "_num_groups",
         "_prompt_indices",
         "_prompt_runs",
         "_rows",
@@ -144,6 +145,7 @@ class PlanBuilder:
         max_admission_bytes: int,
         attention_window: int | None = None,
         with_history: bool = False,
+        num_groups: int = 1,
     ) -> None:
         """Starts an empty step.
 
@@ -153,8 +155,10 @@ class PlanBuilder:
             attention_window: Tokens that a token sees in every layer; None: all.
             with_history: Whether every admission brings all tokens of its sequence, or only those
                 of sequences whose sampling depends on them.
+            num_groups: Cache groups, in each of which a row has a block table.
         """
         self.step_id = step_id
+        self._num_groups = num_groups
         self._with_history = with_history
         self._admission_bytes_left = max_admission_bytes
         self._last_admitted: Sequence | None = None
@@ -202,7 +206,7 @@ class PlanBuilder:
         return log.most_computed(num_known, num_missing, MAX_PROMPT_LOGPROBS - self.num_prompt_logprobs)
 
     def admit(self, sequence: Sequence, row: int, num_blocks: int) -> bool:
-        """Has the sequence take a row with this step, and write a block table of so many blocks.
+        """Has the sequence take a row with this step, and write block tables of so many blocks.
 
         False: the plan has no room left, and nothing has changed.
         """
@@ -211,7 +215,7 @@ class PlanBuilder:
             admission = SiblingAdmission(row, sequence.log.output_index, self._history(sequence)).after(before)
         else:
             admission = self._admission(sequence, row)
-        num_bytes = admission_bytes(admission, before) + table_bytes(num_blocks)
+        num_bytes = admission_bytes(admission, before) + self._num_groups * table_bytes(num_blocks)
         if num_bytes > self._admission_bytes_left:
             return False
         self._take(admission, sequence, num_bytes)
@@ -224,7 +228,8 @@ class PlanBuilder:
         """
         before = self._admissions[-1] if self._admissions else None
         leader = self._admission(beams[0], rows[0])
-        num_bytes = admission_bytes(leader, before) + table_bytes(num_blocks) + (len(beams) - 1) * SIBLING_BYTES
+        tables = self._num_groups * table_bytes(num_blocks)
+        num_bytes = admission_bytes(leader, before) + tables + (len(beams) - 1) * SIBLING_BYTES
         if num_bytes > self._admission_bytes_left:
             return False
         self._take(leader, beams[0], num_bytes)
@@ -232,12 +237,12 @@ class PlanBuilder:
             self._take(SiblingAdmission(row, beam.log.output_index, b"").after(leader), beam, 0)
         return True
 
-    def take_table(self, num_blocks: int, num_groups: int) -> bool:
+    def take_table(self, num_blocks: int) -> bool:
         """Counts tables of so many blocks that a row gets without being admitted.
 
         False: the plan has no room left, and nothing has changed.
         """
-        num_bytes = num_groups * table_bytes(num_blocks)
+        num_bytes = self._num_groups * table_bytes(num_blocks)
         if num_bytes > self._admission_bytes_left:
             return False
         self._admission_bytes_left -= num_bytes

@@ -1,16 +1,28 @@
 """Sequences that wait for another one to compute the prefix that they share with it.
 
 Owns who waits for whom, and until how many tokens are published: it takes sequences out of the
-waiting queue and gives them back. Does not own rows or blocks (`scheduler`), and never looks for a
-prefix in the cache (`kv_cache_manager`).
+waiting queue and gives them back. Does not own rows or blocks (`scheduler`), nor what is known of a
+prefix (`kv_cache_manager`).
 
 A *leader* has a row and a prompt of which full blocks are not published yet; it is known by the key
-of the first of these. A sequence whose prompt goes on with that very block, and which the leader
-precedes in urgency, can become its *follower*: it leaves the waiting queue and comes back when all
-that both share is published, or when the leader loses its row, whatever the reason. As a leader is
-more urgent than its followers and holds a row, nobody waits in a circle. A follower would have to
-compute the same tokens within the same budget, so what it loses is the wait for the step in flight;
-a few shared tokens, which cost less than that, are computed again.
+of the first of these. A sequence whose prompt goes on with that very block can become its
+*follower*: it leaves the waiting queue and comes back when what it waits for is published, or when
+the leader loses its row, whatever the reason. It waits
+
+    for all that both share    behind a more urgent leader: where a step has no room for that one,
+                               it has none for the follower either
+    for what is in flight      otherwise, and behind a leader that reports prompt log probabilities,
+                               of which a step has only so many: what is passed over holds up nobody
+
+A more urgent sequence does not wait where the prompt of a third one, whose turn is between both,
+would be computed before the leader's.
+
+Followers have neither row nor blocks, so nobody waits in a circle. A follower would have to compute
+the same tokens within the same budget: what it loses is the wait for the step in flight. A few
+shared tokens, which cost less than that, are computed again.
+
+A leader is *overtaken* when another sequence has published what it would compute next. It gives its
+row back as soon as nothing of it is in flight, and takes up what the other has computed.
 """
 
 from __future__ import annotations
@@ -90,12 +102,33 @@ class PrefixFollowers:
         if not self._leaders or num_reusable < least:
             return False
         for leader in self._leaders.get(kv.key(sequence, num_known // kv.block_size), ()):
+            is_urgent = sequence.urgency < leader.urgency
+            if is_urgent and self._is_cut_off(leader, sequence):
+                continue
             num_shared = min(_num_shared(leader.request, sequence.request), num_reusable)
+            if is_urgent or leader.prompt_log is not None:
+                num_shared = min(num_shared, leader.num_computed)
             num_shared -= num_shared % kv.block_size
-            if num_shared >= least and leader.urgency < sequence.urgency:
+            if num_shared >= least:
                 self._follow(self._waiting.pop(), leader, num_shared)
                 return True
         return False
+
+    def is_overtaken(self, sequence: Sequence, kv: KVCacheManager) -> bool:
+        """Whether a prompt that is being computed would have more if it began again.
+
+        Others have published its blocks up to `LEAST_SHARED_TOKENS` behind the last token that a
+        step computes for it.
+        """
+        num_blocks = (sequence.num_computed + LEAST_SHARED_TOKENS) // kv.block_size
+        if sequence not in self._keys or sequence.search is not None:
+            return False
+        if num_blocks * kv.block_size > kv.num_reusable(sequence):
+            return False
+        # One key says that there is nothing to find, as it nearly always is.
+        if kv.pool.find(kv.key(sequence, num_blocks - 1)) is None:
+            return False
+        return len(kv.find_prefix(sequence)[0]) >= num_blocks
 
     def note_left(self, sequence: Sequence) -> None:
         """A follower follows nobody any more; its entry stays until its leader gets to it."""
@@ -109,7 +142,15 @@ class PrefixFollowers:
         assert set(self._following) <= set(self._keys), "somebody follows nobody"
         followers = list(self)
         assert all(follower.leader in self._keys for follower in followers), "a follower's leader leads no longer"
+        for leader, heap in self._following.items():
+            for num_shared, urgency, follower in heap:
+                comes = num_shared <= leader.num_computed or (leader.urgency < urgency and leader.prompt_log is None)
+                assert follower.ended or comes, "a follower waits for what nobody may be about to compute"
         assert self.num_counted_tokens == sum(follower.num_counted_tokens for follower in followers)
+
+    def _is_cut_off(self, leader: Sequence, sequence: Sequence) -> bool:
+        """Whether others come between a leader and a more urgent sequence."""
+        return any(sequence.urgency < other.urgency < leader.urgency for other in self._keys)
 
     def _follow(self, sequence: Sequence, leader: Sequence, num_shared: int) -> None:
         heapq.heappush(self._following.setdefault(leader, []), (num_shared, sequence.urgency, sequence))

@@ -6,7 +6,7 @@ first. Does not own blocks (`kv_cache_manager`) nor who may have them (`schedule
 
 from __future__ import annotations
 
-from headrace_backend.engine.cache.cache_group import NO_BLOCK
+from headrace_backend.cache_groups import NO_BLOCK
 from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.requests.sequence import Sequence
 from headrace_backend.engine.scheduling.plan_builder import PlanBuilder
@@ -45,7 +45,7 @@ class RowTables:
         """
         assert sequence.table_from is not None, "there is something that the worker does not know"
         first = min(sequence.table_from, sequence.num_computed // kv.block_size)
-        if not builder.take_table(kv.num_blocks_for(num_tokens) - first, len(sequence.tables)):
+        if not builder.take_table(kv.num_blocks_for(num_tokens) - first):
             return False
         for copy in kv.copy_on_write(sequence):
             builder.add_copy(copy)

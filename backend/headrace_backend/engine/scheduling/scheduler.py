@@ -17,8 +17,9 @@ the rows and the available blocks.
    behind 3, with a share kept for them).
 3. Waiting sequences, most urgent first, unless blocks were short in this step, until the plan has
    no room for the next one's admission (`plan_bytes`). Those whose prompt goes on as one that is
-   being computed wait for that (`prefix_followers`). All sequences of a search take their rows at
-   once, and lose them at once (`beams`).
+   being computed wait for that, and whoever is overtaken in computing it gives way
+   (`prefix_followers`). All sequences of a search take their rows at once, and lose them at once
+   (`beams`).
 
 A tenant's sequences hold at most its share of the blocks. One that waits for more is passed over
 with its whole tenant, and those of others go on; one that runs and needs more preempts the least
@@ -39,6 +40,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as AbstractSequence
 from collections.abc import Set as AbstractSet
 
+from headrace_backend.cache_groups import ONE_GROUP, CacheGroup
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.cache.prefix_keys import PrefixKeys
@@ -54,17 +56,31 @@ from headrace_backend.engine.scheduling.row_tables import RowTables
 from headrace_backend.engine.scheduling.token_budget import TokenBudget
 from headrace_backend.engine.scheduling.waiting_queue import MAX_COUNTED_TOKENS, WaitingQueue
 
-# One block is left available for so many running sequences when another is admitted: each of them
-# asks for one within `block_size` steps, and what is admitted only to be preempted at once was
-# computed for nothing.
+# One block of each cache group is left available for so many running sequences when another is
+# admitted: each of them asks for one within `block_size` steps, and what is admitted only to be
+# preempted at once was computed for nothing.
 _RUNNING_PER_SPARE_BLOCK = 4
 
 
 class Scheduler:
     """Decides steps over the sequences that it is given."""
 
-    def __init__(self, config: EngineConfig, budget: TokenBudget, draft_lengths: DraftLengths) -> None:
-        """Nothing runs, nothing waits, and there is no cache yet."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        budget: TokenBudget,
+        draft_lengths: DraftLengths,
+        groups: tuple[CacheGroup, ...] = ONE_GROUP,
+    ) -> None:
+        """Nothing runs, nothing waits, and there is no cache yet.
+
+        Args:
+            config: The engine's configuration.
+            budget: Tokens that a step may compute.
+            draft_lengths: Drafts that each row may have.
+            groups: Cache groups of the model.
+        """
+        self._groups = groups
         self._budget = budget
         self._draft_lengths = draft_lengths
         self._micro_batches = MicroBatches(config.pp)
@@ -108,7 +124,8 @@ class Scheduler:
         """
         assert not self.running, "sequences of the worker before were evicted"
         config = self._config
-        self.kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_cache, self._prefix_keys)
+        pool = (num_blocks, config.block_size, config.enable_prefix_cache)
+        self.kv = KVCacheManager(*pool, self._prefix_keys, self._groups, config.max_num_batched_tokens)
         self._draft_lengths.worker_ready(tokens_per_row - 1)
         self._free_rows = list(range(self.num_rows - 1, -1, -1))
         self._leaving_rows = []
@@ -218,9 +235,14 @@ class Scheduler:
         assert self.kv is not None, "there is a worker"
         self.entered.clear()
         self._blocks_short = False
-        catching_up, forced = self._schedule_decodes(
-            builder, self._micro_batches.passed_over(self.running, in_flight), now_ns
-        )
+        num_proposed = self._draft_lengths.num_proposed
+        passed_over = self._micro_batches.passed_over(self.running, in_flight)
+        catching_up, forced = self._schedule_decodes(builder, passed_over, now_ns)
+        if passed_over and not (builder.num_tokens or forced or in_flight):
+            # The micro-batch lacks blocks that more urgent rows of another one hold, and no result
+            # is to come that gives any back.
+            self._stalled.clear()
+            catching_up, forced = self._schedule_decodes(builder, frozenset(), now_ns)
         builder.close_decodes()
         if forced:
             forced = self._choose_forced(forced, builder, len(catching_up) + len(self.waiting) > 0)
@@ -230,6 +252,7 @@ class Scheduler:
         for sequence, count in forced:
             builder.add_forced(sequence, count)
         self._budget.note_decodes(builder.load.num_decodes)
+        catching_up = [sequence for sequence in catching_up if not self._gives_way(sequence, now_ns)]
         if catching_up or self.waiting:
             self._budget.begin(builder.load, self._num_backlog_tokens(catching_up))
             long = self._take_long(catching_up)
@@ -239,6 +262,9 @@ class Scheduler:
             self._budget.unreserve()
             self._schedule_catching_up(long, builder, now_ns)
         self.kv.end_step()
+        if not builder.num_tokens:
+            # No worker hears of what it would have proposed.
+            self._draft_lengths.num_proposed = num_proposed
         return builder.num_tokens > 0
 
     def take_leaving_rows(self) -> list[int]:
@@ -401,6 +427,18 @@ class Scheduler:
             elif self._blocks_short:
                 return
 
+    def _gives_way(self, sequence: Sequence, now_ns: int) -> bool:
+        """Whether a sequence computes nothing in this step, since others have computed it already.
+
+        It gives its row back when nothing of it is in flight any more, and finds theirs.
+        """
+        assert self.kv is not None, "there is a worker"
+        if not self._followers.is_overtaken(sequence, self.kv):
+            return False
+        if sequence.num_settled == sequence.num_computed:
+            self._return_to_queue(sequence, now_ns)
+        return True
+
     def _admit_waiting(self, catching_up: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
         """Admits waiting sequences that fit with all their tokens.
 
@@ -410,7 +448,7 @@ class Scheduler:
         assert kv is not None, "there is a worker"
         promised: Counter[TenantAccount] = Counter()
         for computing in catching_up:
-            promised[computing.request.account] += kv.num_missing(computing, computing.num_tokens)
+            promised[computing.request.account] += kv.num_promised(computing)
         num_promised = promised.total()
         while self._free_rows and budget.num_tokens_left > 0:
             sequence = self.waiting.peek()
@@ -426,15 +464,15 @@ class Scheduler:
                 continue
             num_needed = kv.num_needed(sequence, prefix)
             if sequence.search is not None:
-                num_needed += beams.num_further_blocks(sequence, kv.block_size)
-            if num_needed + _num_spare_blocks(account.num_running) + promised[account] > account.num_blocks_left:
+                num_needed += len(self._groups) * beams.num_further_blocks(sequence, kv.block_size)
+            if num_needed + self._num_spare_blocks(account.num_running) + promised[account] > account.num_blocks_left:
                 self.waiting.park()
                 continue
             # A token sampled before a preemption may still be on its way; it has to be read before
             # it can be computed again.
             if sequence.num_unread:
                 return
-            if num_needed + _num_spare_blocks(len(self.running)) + num_promised > kv.pool.num_available:
+            if num_needed + self._num_spare_blocks(len(self.running)) + num_promised > kv.pool.num_available:
                 return
             count = budget.chunk(num_known, builder.most_computed(sequence, num_known))
             if count == 0 or not self._admit(sequence, kv.num_blocks_for(num_known + count), builder):
@@ -449,9 +487,12 @@ class Scheduler:
             kv.grow(sequence, sequence.num_computed + count)
             self._tables.write(sequence, builder)
             self._add_known(sequence, count, builder, now_ns)
-            num_missing = kv.num_missing(sequence, sequence.num_tokens)
-            num_promised += num_missing
-            promised[account] += num_missing
+            num_further = kv.num_promised(sequence)
+            num_promised += num_further
+            promised[account] += num_further
+
+    def _num_spare_blocks(self, num_running: int) -> int:
+        return len(self._groups) * -(-num_running // _RUNNING_PER_SPARE_BLOCK)
 
     def _admit(self, sequence: Sequence, num_blocks: int, builder: PlanBuilder) -> bool:
         """Whether the plan has room for the sequence that takes a row, or for all of its search."""
@@ -593,10 +634,6 @@ class Scheduler:
         sequence.request.account.num_running -= 1
         self.waiting.unpark(sequence.request.account)
         sequence.request.lost_row(now_ns)
-
-
-def _num_spare_blocks(num_running: int) -> int:
-    return -(-num_running // _RUNNING_PER_SPARE_BLOCK)
 
 
 def _planned_in(sequence: Sequence) -> int:

@@ -62,7 +62,8 @@ class StartReport:
         """Writes the plan as one line, without the sizes that are 0."""
         sizes = {name: format_bytes(size) for name, field in _SIZES.items() if (size := getattr(plan, field))}
         event = "memory plan, measured" if plan.is_measured else "memory plan"
-        kv_tokens = plan.num_blocks * plan.block_size
+        # Windows hold more of them, as they give blocks back.
+        kv_tokens = plan.num_blocks // plan.num_cache_groups * plan.block_size
         self._log.info(event, device=plan.device, **sizes, num_blocks=plan.num_blocks, kv_tokens=kv_tokens)
 
     def on_progress(self, progress: LoadProgress) -> None:

@@ -105,6 +105,8 @@ class WorkerLaunch:
     shows_bars: bool = False
     # Tokens of the vocabulary: bounds the masks of rows with grammars. 0: there are none.
     vocab_size: int = 0
+    # Cache groups of the model: rows have a block table in each.
+    num_cache_groups: int = 1
 
     @property
     def world_size(self) -> int:
@@ -118,7 +120,8 @@ def plan_ring_bytes(launch: WorkerLaunch) -> int:
     A ring that was read whole thus takes any plan at once.
     """
     masks_bytes = max_masks_bytes(launch.config.max_num_seqs, launch.vocab_size)
-    return 2 * (max_plan_bytes(launch.config, launch.max_model_len) + masks_bytes + 2 * _RECORD_BYTES)
+    plan_bytes = max_plan_bytes(launch.config, launch.max_model_len, launch.num_cache_groups)
+    return 2 * (plan_bytes + masks_bytes + 2 * _RECORD_BYTES)
 
 
 def result_ring_bytes(config: EngineConfig) -> int:

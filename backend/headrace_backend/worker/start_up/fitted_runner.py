@@ -44,7 +44,7 @@ from headrace_backend.worker.step.buffers import DeviceRows, StepLimits
 from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
 from headrace_backend.worker.step.drafting_model import DraftingModel
 from headrace_backend.worker.step.gpu_runner import GpuRunner
-from headrace_backend.worker.step.kv_caches import allocate_kv_caches, cache_bytes, kv_type
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, cache_bytes, kv_type, spread_over_layers
 from headrace_backend.worker.step.runner import CapturesGraphs, Runner
 from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 
@@ -81,11 +81,12 @@ class LoadedModel:
     draft: CausalLM | EagleHead | None = None
 
     def kv_caches(self, num_blocks: int) -> list[torch.Tensor]:
-        """One cache per layer."""
-        model = self.causal_lm
+        """The cache of each layer; layers of different cache groups may have the same."""
+        model, layout = self.causal_lm, self.sizes.cache
         shape = (num_blocks, 2, model.num_kv_heads, self.sizes.block_size, model.head_dim)
         dtype = kv_type(self.sizes.kv_dtype, self.dtype)
-        return allocate_kv_caches(model.num_layers, shape, dtype, self.device)
+        places = allocate_kv_caches(layout.num_places or model.num_layers, shape, dtype, self.device)
+        return spread_over_layers(places, layout)
 
     def drafting_model(self, num_blocks: int) -> DraftingModel | None:
         """What drafts, over caches of as many blocks as the model's."""
@@ -108,15 +109,17 @@ def make_runner(
     Args:
         model: The model.
         sizes: Sizes of the model's steps.
-        kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+        kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], as the sizes say
+            which layers share one.
         long_sizes: Tokens of steps with prompts to capture beside those that always are.
         draft: A small model or a head that drafts, over caches of as many blocks; None: there is
             none.
     """
     num_blocks, device = kv_caches[0].shape[0], kv_caches[0].device
     sampler = Sampler(sizes.max_num_seqs, model.vocab_size, device)
+    model.use_cache_groups(sizes.cache.layer_groups)
     if device.type == "cpu":
-        batch = CpuBatch(sizes.max_num_seqs, sizes.max_model_len, sizes.block_size, num_blocks)
+        batch = CpuBatch(sizes.max_num_seqs, sizes.max_model_len, sizes.block_size, num_blocks, sizes.num_groups)
         speculation = cpu_speculation(model, sizes, sampler, batch, draft)
         return CpuRunner(model, batch, sampler, kv_caches, speculation)
     limits = StepLimits(
@@ -125,6 +128,7 @@ def make_runner(
         sizes.max_model_len,
         model.attention_window,
         sizes.tokens_per_row,
+        sizes.num_groups,
     )
     attention = AttentionSizes.of(model.num_heads, kv_caches[0], model.dtype, sizes.tokens_per_row)
     mixed_sizes = sorted({*sizes.mixed_graphs, *long_sizes})
@@ -132,7 +136,8 @@ def make_runner(
     shapes = captured_shapes(sizes.batch_graphs, mixed_sizes, limits.max_num_seqs, attention, first_piece)
     shapes = [shape for shape in shapes if shape.num_tokens <= limits.max_num_batched_tokens]
     agreed_times = functools.partial(slowest_times, model.shard.collectives)
-    rows = DeviceRows(sizes.max_num_seqs, -(-sizes.max_model_len // sizes.block_size), num_blocks, device)
+    max_blocks = -(-sizes.max_model_len // sizes.block_size)
+    rows = DeviceRows(sizes.max_num_seqs, max_blocks, num_blocks, device, sizes.num_groups)
     speculation = gpu_speculation(model, sizes, sampler, rows, draft)
     return GpuRunner(model, sampler, kv_caches, limits, attention, shapes, agreed_times, speculation, rows)
 

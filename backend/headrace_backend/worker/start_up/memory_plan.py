@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from headrace_backend.cache_groups import WHOLE_CONTEXTS
 from headrace_backend.kv_bytes import kv_token_bytes
 from headrace_backend.models.load import WeightMemory
 from headrace_backend.parallel.stage_links import MOST_UNDER_WAY
@@ -134,7 +135,7 @@ def model_memory(
     and a block holds its keys and values beside the model's.
     """
     if draft is not None:
-        alone = dataclasses.replace(sizes, num_ranks=1, stage=WHOLE)
+        alone = dataclasses.replace(sizes, num_ranks=1, stage=WHOLE, cache=WHOLE_CONTEXTS)
         beside = model_memory(draft.description, alone, draft.weights, dtype, on_gpu)
         beside = dataclasses.replace(beside, kv_block=beside.kv_block + sizes.block_size * draft.state_bytes)
         return _both(model_memory(model, sizes, weights, dtype, on_gpu), beside)
@@ -157,12 +158,19 @@ def model_memory(
     return ModelMemory(
         weights=weights.weights,
         activations=sizes.max_num_batched_tokens * per_token + sampled + history + weights.scratch,
-        kv_block=sizes.block_size * kv_token_bytes(model, size, sizes.kv_dtype),
+        kv_block=sizes.block_size * _kv_token_bytes(model, sizes, size),
         graphs=_graphs_estimate(sizes, per_token) if on_gpu else 0,
         scratch=weights.scratch,
         graph_token=per_token,
         streams=_num_streams(sizes.stage) * sizes.max_num_batched_tokens * model.hidden_size * size,
     )
+
+
+def _kv_token_bytes(model: ModelDescription, sizes: WorkerSizes, item_bytes: int) -> int:
+    """Bytes of one token's keys and values in all layers that a block holds."""
+    whole = kv_token_bytes(model, item_bytes, sizes.kv_dtype)
+    # Layers that share blocks have the same heads.
+    return whole // len(model.layers) * sizes.cache.num_places if sizes.cache.num_places else whole
 
 
 def _history_bytes(sizes: WorkerSizes) -> int:
@@ -261,7 +269,7 @@ def plan_memory(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> MemoryPl
     """
     is_configured = bool(sizes.num_blocks or sizes.kv_memory)
     num_blocks = sizes.num_blocks or (sizes.kv_memory or _cache_share(memory, room)) // memory.kv_block
-    needed_blocks = 1 if is_configured else -(-sizes.max_model_len // sizes.block_size)
+    needed_blocks = 1 if is_configured else sizes.sequence_blocks.most_blocks(sizes.max_model_len)
     cache_bytes = max(num_blocks, needed_blocks) * memory.kv_block
     if num_blocks < needed_blocks or memory.beside_cache + cache_bytes + room.reserve_bytes > room.usable_bytes:
         raise DoesNotFit(
@@ -282,6 +290,7 @@ def plan_memory(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> MemoryPl
         device_bytes=room.device_bytes,
         other_bytes=memory.other,
         reserve_bytes=room.reserve_bytes,
+        num_cache_groups=sizes.num_groups,
     )
 
 
@@ -384,7 +393,7 @@ def _nearest(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> str:
         return f"; num_blocks of at most {most} fits"
     if sizes.kv_memory:
         return f"; kv_memory from {memory.kv_block} (one block) to {most * memory.kv_block} fits"
-    return f"; max_model_len of at most {most * sizes.block_size} fits"
+    return f"; max_model_len of at most {sizes.sequence_blocks.most_tokens(most, sizes.max_model_len)} fits"
 
 
 def _mib(num_bytes: int) -> str:

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import msgspec
 import torch
 
+from headrace_backend.cache_groups import cache_layout
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.eagle_head import HeadBuild
@@ -73,9 +74,11 @@ class Sizes(msgspec.Struct):
     activation_bytes: int = 0
     graph_bytes: int = 0
     kv_cache_bytes: int = 0
+    # Tokens of one cache group that the cache holds, and bytes of one in the caches of all stages.
     kv_tokens: int = 0
-    # In the caches of all stages.
     kv_token_bytes: int = 0
+    # Window of each cache group; 0: it keeps whole contexts.
+    kv_windows: tuple[int, ...] = (0,)
     # Of a token's hidden state, which ranks add up.
     token_bytes: int = 0
     # Of the weights of all stages: what a step of many tokens reads, and how many numbers a token
@@ -136,7 +139,8 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
     weights = weight_memory(ModelBuild(model, dtype, _CARD, schemes, shard, stage=stage))
     other = _OTHER_BYTES + (_GROUP_BYTES if config.num_ranks > 1 else 0)
     room = Room(_CARD, gpu_bytes - other, gpu_bytes, int(config.memory_budget))
-    sizes = WorkerSizes.of(config, config.max_model_len or model.max_position_embeddings, stage)
+    longest = config.max_model_len or model.max_position_embeddings
+    sizes = WorkerSizes.of(config, longest, stage, cache_layout(config, model, stage, draft is not None))
     beside = None if draft is None else _beside(draft, model, sizes, dtype)
     memory, plan = plan_estimate(sizes, rank_part(described, tp, config.expert_parallel), weights, dtype, room, beside)
     is_read = described.head.tied and schemes.head is None
@@ -152,6 +156,7 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
         kv_cache_bytes=plan.kv_cache_bytes,
         kv_tokens=plan.num_blocks * plan.block_size,
         kv_token_bytes=memory.kv_block // plan.block_size,
+        kv_windows=tuple(group.window or 0 for group in sizes.cache.groups),
         token_bytes=described.hidden_size * dtype.itemsize,
         read_bytes=memory.weights - embedding * dtype.itemsize,
         multiplied=_matrix_numbers(model.description) // tp,

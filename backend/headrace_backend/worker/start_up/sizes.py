@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, Self
 
+from headrace_backend.cache_groups import WHOLE_CONTEXTS, CacheLayout, SequenceBlocks
 from headrace_backend.config import EngineConfig
 from headrace_backend.device_defaults import default_graph_sizes, long_graph_sizes, mixed_graph_sizes
 from headrace_backend.pp_rules import WHOLE, Stage
@@ -41,15 +42,20 @@ class WorkerSizes:
     # Who drafts tokens, and most tokens that a step settles for a row: one more than are drafted.
     speculate: Literal["off", "ngram", "suffix", "draft", "eagle"] = "off"
     tokens_per_row: int = 1
+    # How layers share the cache's blocks.
+    cache: CacheLayout = WHOLE_CONTEXTS
 
     @classmethod
-    def of(cls, config: EngineConfig, max_model_len: int, stage: Stage = WHOLE) -> Self:
+    def of(
+        cls, config: EngineConfig, max_model_len: int, stage: Stage = WHOLE, cache: CacheLayout = WHOLE_CONTEXTS
+    ) -> Self:
         """The configured sizes.
 
         Args:
             config: The engine's configuration.
             max_model_len: Longest sequence in tokens, with the model's context in place of 0.
             stage: Which of several pipeline stages the worker is of.
+            cache: How the stage's layers share the cache's blocks.
         """
         return cls(
             max_num_seqs=config.max_num_seqs,
@@ -66,6 +72,7 @@ class WorkerSizes:
             stage=stage,
             speculate=config.speculate,
             tokens_per_row=config.tokens_per_row,
+            cache=cache,
         )
 
     def with_steps(self, max_num_batched_tokens: int, max_num_seqs: int) -> Self:
@@ -79,6 +86,16 @@ class WorkerSizes:
             mixed_graphs=mixed_graph_sizes(max_num_batched_tokens) if captures else (),
             long_graphs=long_graph_sizes(max_num_batched_tokens) if captures else (),
         )
+
+    @property
+    def num_groups(self) -> int:
+        """Cache groups, in each of which a row has a block table."""
+        return len(self.cache.groups)
+
+    @property
+    def sequence_blocks(self) -> SequenceBlocks:
+        """How many blocks one sequence takes that has the cache for itself."""
+        return SequenceBlocks(self.block_size, self.cache.groups, self.max_num_batched_tokens)
 
     @property
     def max_rows(self) -> int:

@@ -13,6 +13,7 @@ import gc
 import msgspec
 import torch
 
+from headrace_backend.cache_groups import cache_layout
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
@@ -83,7 +84,8 @@ class WorkerStart:
         max_model_len = checked_max_model_len(config, folder)
         for reason in filter(None, (unsuitable_tp(config, folder.config), unsuitable_pp(config, folder.config))):
             raise StartRefused(reason)
-        self._sizes = WorkerSizes.of(config, max_model_len, stages(config, folder.config)[links.rank // config.tp])
+        stage = stages(config, folder.config)[links.rank // config.tp]
+        self._sizes = WorkerSizes.of(config, max_model_len, stage, cache_layout(config, folder.config, stage))
         self._device = _prepared_device(config, folder, links.rank, channel)
         self._dtype = choose_dtype(config.dtype, folder.config, self._device)
         self._memory = CudaMemory(self._device) if self._device.type == "cuda" else None

@@ -13,11 +13,12 @@ row more than the batch has is scratch: padding reads and writes it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import torch
 
-from headrace_backend.layers.step_metadata import StepPieces
+from headrace_backend.layers.step_metadata import StepMetadata, StepPieces, grouped
 from headrace_backend.pp_rules import WHOLE, Stage
 from headrace_backend.step.plan import ForwardPlan, StepPlan
 from headrace_backend.worker.device_copies import copy_to_device, staging_memory
@@ -45,21 +46,33 @@ from headrace_kernels.attention.step import (
 from headrace_kernels.speculation.draft_inputs import PlannedEntries, lower_bounds, resolve_tokens
 from headrace_kernels.step_inputs import build_step_inputs, scatter_int32
 
+# Tables and slots of each cache group begin at multiples of 16 bytes, as kernels know them.
+_ALIGNMENT = 4
+
 
 class DeviceRows:
-    """Block tables int32 [num_rows + 1, max_blocks] and last tokens int32 [num_rows + 1]."""
+    """What a GPU keeps of each row.
 
-    def __init__(self, num_rows: int, max_blocks: int, num_blocks: int, device: torch.device) -> None:
+    Block tables int32 [num_groups, num_rows + 1 or a few more, max_blocks], one for each cache
+    group, and last tokens int32 [num_rows + 1].
+    """
+
+    def __init__(
+        self, num_rows: int, max_blocks: int, num_blocks: int, device: torch.device, num_groups: int = 1
+    ) -> None:
         self._num_blocks = num_blocks
         self._device = device
         self.scratch_row = num_rows
-        self.block_tables = torch.zeros(num_rows + 1, max_blocks, dtype=torch.int32, device=device)
+        shape = (num_groups, _aligned(num_rows + 1), max_blocks)
+        self.block_tables = torch.zeros(shape, dtype=torch.int32, device=device)
+        # Each group's, [num_rows + 1 or a few more, max_blocks].
+        self.group_tables = self.block_tables.unbind()
         self.last_tokens = torch.zeros(num_rows + 1, dtype=torch.int32, device=device)
 
     def update_tables(self, plan: ForwardPlan) -> None:
         """Applies the plan's block table updates."""
         if plan.table_rows.size:
-            places = table_places(plan, self.block_tables.shape[1], self._num_blocks)
+            places = table_places(plan, self.block_tables.shape, self.scratch_row, self._num_blocks)
             places_there, blocks = (copy_to_device(column, self._device) for column in (places, plan.table_blocks))
             scatter_int32(self.block_tables.view(-1), places_there, blocks)
 
@@ -79,6 +92,8 @@ class StepLimits:
     attention_window: int | None = None
     # Most tokens that a step draws for a row.
     tokens_per_row: int = 1
+    # Cache groups, in each of which a row has a block table.
+    num_groups: int = 1
 
     @property
     def max_num_draws(self) -> int:
@@ -101,7 +116,7 @@ class StepInputs:
     token_ids: torch.Tensor
     # int64 [num_tokens]
     positions: torch.Tensor
-    attention: PagedAttentionStep | StepPieces
+    attention: StepMetadata | StepPieces
 
 
 class StepBuffers:
@@ -138,9 +153,10 @@ class StepBuffers:
         # Wherever a step is cut, a piece has no more entries and tiles than it all.
         largest_cut = dataclasses.replace(largest, num_samples=limits.max_num_wanted, pieces=(largest, largest))
         self._piece = torch.zeros(columns_size(largest_cut), dtype=torch.int32, device=device)
-        self._token_ids, self._positions, self._slots = torch.zeros(
-            3, largest.num_tokens, dtype=torch.int64, device=device
-        )
+        self._token_ids, self._positions = torch.zeros(2, largest.num_tokens, dtype=torch.int64, device=device)
+        num_slots = _aligned(largest.num_tokens)
+        self._slots = torch.zeros(limits.num_groups, num_slots, dtype=torch.int64, device=device)
+        self._group_slots = self._slots.unbind()
         self._decode_scratch = DecodeScratch.allocate(
             sizes.num_heads, num_kv_heads, head_dim, sizes.drafted_query_len, device, sizes.programs
         )
@@ -209,7 +225,6 @@ class StepBuffers:
         if drafts is not None:
             _resolve(columns, drafts)
         token_ids, positions = self.tokens(shape)
-        slots = self._slots[: shape.num_tokens]
         build_step_inputs(
             columns.token_ids,
             columns.token_entries,
@@ -220,12 +235,12 @@ class StepBuffers:
             self._block_size,
             token_ids,
             positions,
-            slots,
+            self._slots,
         )
         parts = zip(
             columns.attention,
             shape.parts,
-            slots.split([part.num_tokens for part in shape.parts]),
+            self._slots_of_parts(shape),
             gathers or (None,) * len(shape.parts),
             strict=True,
         )
@@ -235,23 +250,36 @@ class StepBuffers:
         first, second = attention
         return StepInputs(token_ids, positions, StepPieces(shape.pieces[0].num_tokens, (first, second)))
 
+    def _slots_of_parts(self, shape: StepShape) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yields the slots of each part's tokens, in each cache group."""
+        lengths = [part.num_tokens for part in shape.parts]
+        return zip(*(torch.split(slots[: shape.num_tokens], lengths) for slots in self._group_slots), strict=True)
+
     def _attention_step(
         self,
         columns: AttentionColumns[torch.Tensor],
         part: StepShape,
-        slots: torch.Tensor,
+        slots: tuple[torch.Tensor, ...],
         gather: GatherColumns | None,
         rows: DeviceRows,
-    ) -> PagedAttentionStep:
-        return PagedAttentionStep(
-            query_start_loc=columns.query_start_loc,
-            seq_lens=columns.seq_lens,
-            rows=columns.rows,
-            block_tables=rows.block_tables,
-            slot_mapping=slots,
-            block_size=self._block_size,
-            decode=self._decode_work(columns, part.query_len) if part.num_splits else None,
-            prefill=PrefillWork(columns.tiles.view(-1, 2), self._gathered(gather)) if part.num_tiles else None,
+    ) -> StepMetadata:
+        decode = self._decode_work(columns, part.query_len) if part.num_splits else None
+        prefill = PrefillWork(columns.tiles.view(-1, 2), self._gathered(gather)) if part.num_tiles else None
+        # Groups differ in where keys and values lie; work is divided by lengths, which they share.
+        return grouped(
+            [
+                PagedAttentionStep(
+                    query_start_loc=columns.query_start_loc,
+                    seq_lens=columns.seq_lens,
+                    rows=columns.rows,
+                    block_tables=block_tables,
+                    slot_mapping=slot_mapping,
+                    block_size=self._block_size,
+                    decode=decode,
+                    prefill=prefill,
+                )
+                for block_tables, slot_mapping in zip(rows.group_tables, slots, strict=True)
+            ]
         )
 
     def _decode_work(self, columns: AttentionColumns[torch.Tensor], query_len: int) -> DecodeWork:
@@ -269,6 +297,10 @@ class StepBuffers:
 
     def _send(self, host: torch.Tensor) -> None:
         self._piece[: host.numel()].copy_(host, non_blocking=True)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _resolve(columns: StepColumns[torch.Tensor], drafts: RowDrafts) -> None:

@@ -18,7 +18,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from headrace_backend.layers.step_metadata import StepPieces
+from headrace_backend.layers.step_metadata import StepMetadata, StepPieces, grouped, of_first_group
 from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import ForwardPlan, Int32Column, SamplePlan, StepPlan
 from headrace_backend.worker.plan_columns import (
@@ -50,24 +50,27 @@ class ModelInput:
     token_ids: torch.Tensor
     # int64 [num_tokens]
     positions: torch.Tensor
-    metadata: AttentionMetadata | StepPieces
+    metadata: StepMetadata | StepPieces
 
 
 class CpuBatch:
     """Turns plans into model inputs."""
 
-    def __init__(self, num_rows: int, max_model_len: int, block_size: int, num_blocks: int) -> None:
+    def __init__(
+        self, num_rows: int, max_model_len: int, block_size: int, num_blocks: int, num_groups: int = 1
+    ) -> None:
         self._block_size = block_size
         self._num_blocks = num_blocks
-        # [num_rows, max_blocks] block numbers. Past a row's own blocks stand old, valid ones.
-        self._block_tables: Int32Column = np.zeros((num_rows, -(-max_model_len // block_size)), np.int32)
+        # [num_groups, num_rows, max_blocks] block numbers. Past a row's own blocks, and behind the
+        # window of a group that has one, stand old, valid ones.
+        self._block_tables: Int32Column = np.zeros((num_groups, num_rows, -(-max_model_len // block_size)), np.int32)
         # [num_rows]
         self._last_tokens: Int64Column = np.zeros(num_rows, np.int64)
 
     def update_tables(self, plan: ForwardPlan) -> None:
         """Applies the plan's block table updates; before `build`, and before blocks are copied."""
         if plan.table_rows.size:
-            places = table_places(plan, self._block_tables.shape[1], self._num_blocks)
+            places = table_places(plan, self._block_tables.shape, self._last_tokens.size, self._num_blocks)
             self._block_tables.reshape(-1)[places] = plan.table_blocks
 
     def build(self, plan: ForwardPlan, first_piece: int | None = None) -> ModelInput:
@@ -79,7 +82,7 @@ class CpuBatch:
         return ModelInput(
             token_ids=torch.from_numpy(self._token_ids(plan, ends)),
             positions=torch.from_numpy(ranges(plan.starts, plan.counts)),
-            metadata=self.metadata(Entries.of(plan)) if first_piece is None else self._pieces(plan, first_piece),
+            metadata=self._grouped(Entries.of(plan)) if first_piece is None else self._pieces(plan, first_piece),
         )
 
     def remember(self, rows: Int32Column, tokens: torch.Tensor) -> None:
@@ -94,22 +97,25 @@ class CpuBatch:
 
     def _pieces(self, plan: ForwardPlan, first: int) -> StepPieces:
         one, other = Entries.of(plan).cut(first)
-        return StepPieces(first, (self.metadata(one), self.metadata(other)))
+        return StepPieces(first, (self._grouped(one), self._grouped(other)))
 
-    def metadata(self, entries: Entries) -> AttentionMetadata:
-        """What attention needs of entries whose columns are exact, at least one."""
-        block_size = self._block_size
+    def _grouped(self, entries: Entries) -> StepMetadata:
+        return grouped([self.metadata(entries, group) for group in range(len(self._block_tables))])
+
+    def metadata(self, entries: Entries, group: int = 0) -> AttentionMetadata:
+        """What a cache group's attention needs of entries whose columns are exact, at least one."""
+        block_size, block_tables = self._block_size, self._block_tables[group]
         query_start_loc = np.zeros(entries.counts.size + 1, np.int32)
         np.cumsum(entries.counts, out=query_start_loc[1:])
         positions = ranges(entries.starts, entries.counts)
         seq_lens = entries.seq_lens
         max_seq_len = int(seq_lens.max())
         token_rows = np.repeat(entries.rows, entries.counts)
-        blocks = self._block_tables[token_rows, positions // block_size].astype(np.int64)
+        blocks = block_tables[token_rows, positions // block_size].astype(np.int64)
         return AttentionMetadata(
             query_start_loc=torch.from_numpy(query_start_loc),
             seq_lens=torch.from_numpy(seq_lens),
-            block_tables=torch.from_numpy(self._block_tables[entries.rows, : -(-max_seq_len // block_size)]),
+            block_tables=torch.from_numpy(block_tables[entries.rows, : -(-max_seq_len // block_size)]),
             slot_mapping=torch.from_numpy(blocks * block_size + positions % block_size),
             block_size=block_size,
             max_query_len=int(entries.counts.max()),
@@ -136,7 +142,8 @@ class CpuRunner:
             model: The model.
             batch: Block tables and last tokens.
             sampler: Sampling parameters and the draw.
-            kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+            kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim]; layers of
+                different cache groups may have the same.
             speculation: Drafts tokens for steps after this one; None: nobody does.
         """
         self._model = model
@@ -178,7 +185,7 @@ class CpuRunner:
         inputs = self._inputs(exact)
         self._drafted = inputs, exact, draws
         hidden = self._forward(exact, inputs)
-        speculation.follow(plan, inputs.token_ids, inputs.positions, inputs.metadata)
+        speculation.follow(plan, inputs.token_ids, inputs.positions, of_first_group(inputs.metadata))
         return hidden
 
     def _inputs(self, plan: StepPlan) -> ModelInput:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from headrace_backend.layers.step_metadata import StepMetadata
+from headrace_backend.layers.step_metadata import GroupMetadata
 from headrace_backend.step.plan import ForwardPlan
 from headrace_backend.worker.step.kv_caches import cache_bytes, copy_planned_blocks
 from headrace_backend.worker.step.runner import CausalModel
@@ -36,7 +36,7 @@ class DraftingModel(Protocol):
     def copy_blocks(self, plan: ForwardPlan) -> None:
         """Copies the blocks that a plan has copied, before anything of it is computed."""
 
-    def begin(self, rows: torch.Tensor, positions: torch.Tensor, step: StepMetadata) -> None:
+    def begin(self, rows: torch.Tensor, positions: torch.Tensor, step: GroupMetadata) -> None:
         """Takes the rows of the passes to come, before the first.
 
         Args:
@@ -46,7 +46,7 @@ class DraftingModel(Protocol):
         """
 
     def compute(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: StepMetadata
+        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: GroupMetadata
     ) -> torch.Tensor:
         """Passes over one token of each row: hidden states [n, hidden_size].
 
@@ -57,7 +57,7 @@ class DraftingModel(Protocol):
             step: The pass.
         """
 
-    def follow(self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, first: int) -> None:
+    def follow(self, token_ids: torch.Tensor, positions: torch.Tensor, step: GroupMetadata, first: int) -> None:
         """Computes keys and values of tokens that the target has just computed.
 
         Args:
@@ -100,16 +100,16 @@ class SmallModel:
         """Implements `DraftingModel.copy_blocks`."""
         copy_planned_blocks(plan, self.kv_caches)
 
-    def begin(self, rows: torch.Tensor, positions: torch.Tensor, step: StepMetadata) -> None:
+    def begin(self, rows: torch.Tensor, positions: torch.Tensor, step: GroupMetadata) -> None:
         """Implements `DraftingModel.begin`: its cache is all that a pass needs."""
 
     def compute(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: StepMetadata
+        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: GroupMetadata
     ) -> torch.Tensor:
         """Implements `DraftingModel.compute`."""
         return self._model(token_ids, positions, self.kv_caches, step)
 
-    def follow(self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, first: int) -> None:
+    def follow(self, token_ids: torch.Tensor, positions: torch.Tensor, step: GroupMetadata, first: int) -> None:
         """Implements `DraftingModel.follow` by a whole pass."""
         self._model(token_ids, positions, self.kv_caches, step)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace_backend.layers.step_metadata import StepMetadata
+from headrace_backend.layers.step_metadata import GroupMetadata
 from headrace_backend.models.eagle_head import EagleHead
 from headrace_backend.step.plan import ForwardPlan
 from headrace_backend.worker.step.kv_caches import allocate_states, cache_bytes, copy_planned_blocks
@@ -56,12 +56,12 @@ class EagleDrafts:
         copy_planned_blocks(plan, self.kv_caches)
         copy_planned_blocks(plan, [self._states])
 
-    def begin(self, rows: torch.Tensor, positions: torch.Tensor, step: StepMetadata) -> None:
+    def begin(self, rows: torch.Tensor, positions: torch.Tensor, step: GroupMetadata) -> None:
         """Implements `DraftingModel.begin`."""
         self._carried.index_copy_(0, rows.long(), self._states_before(positions.long(), step))
 
     def compute(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: StepMetadata
+        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: GroupMetadata
     ) -> torch.Tensor:
         """Implements `DraftingModel.compute`."""
         rows = rows.long()
@@ -70,7 +70,7 @@ class EagleDrafts:
         self._carried.index_copy_(0, rows, states)
         return hidden
 
-    def follow(self, token_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, first: int) -> None:
+    def follow(self, token_ids: torch.Tensor, positions: torch.Tensor, step: GroupMetadata, first: int) -> None:
         """Implements `DraftingModel.follow`: a layer's keys and values need no attention."""
         slots = step.slot_mapping
         kept = slots.masked_fill(slots < 0, self._scratch_slot)
@@ -91,7 +91,7 @@ class EagleDrafts:
         """[num_slots, hidden_size]."""
         return self._states.flatten(0, 1)
 
-    def _states_before(self, positions: torch.Tensor, step: StepMetadata) -> torch.Tensor:
+    def _states_before(self, positions: torch.Tensor, step: GroupMetadata) -> torch.Tensor:
         """The state of the token before each of a step's, zeros before a sequence's first."""
         before = (positions - 1).clamp_(min=0)
         blocks = _token_tables(step, len(positions), before // self._block_size)
@@ -99,7 +99,7 @@ class EagleDrafts:
         return found.masked_fill_((positions == 0)[:, None], 0)
 
 
-def _token_tables(step: StepMetadata, num_tokens: int, places: torch.Tensor) -> torch.Tensor:
+def _token_tables(step: GroupMetadata, num_tokens: int, places: torch.Tensor) -> torch.Tensor:
     """The block at a place of each token's block table, int64 [num_tokens].
 
     Args:

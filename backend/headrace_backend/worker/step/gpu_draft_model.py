@@ -53,8 +53,9 @@ class BlockTables(Protocol):
     """The rows' block tables on a GPU (`buffers.DeviceRows`)."""
 
     scratch_row: int
-    # int32 [num_rows + 1, max_blocks]
+    # int32 [num_groups, num_rows + 1, max_blocks], and each group's: the first's are looked at.
     block_tables: torch.Tensor
+    group_tables: tuple[torch.Tensor, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,6 +105,8 @@ class DraftPasses:
         # int64 [1] drafts that each row has so far.
         self._place = torch.zeros(1, dtype=torch.int64, device=device)
         self._token_ids, self._positions, self._slots = torch.zeros(3, max_num_seqs, dtype=torch.int64, device=device)
+        # The same, and the tables, as one cache group's.
+        self._group_slots, self._group_tables = self._slots[None], tables.block_tables[:1]
         # int32 [max_num_seqs, num_drafts] what is drafted for the rows of the step in the making.
         self.drafts = torch.zeros(max_num_seqs, rows.tokens_per_row - 1, dtype=torch.int32, device=device)
 
@@ -161,11 +164,11 @@ class DraftPasses:
             positions,
             columns.rows,
             self._rows.last_tokens,
-            self._tables.block_tables,
+            self._group_tables,
             self._block_size,
             token_ids,
             places,
-            slots,
+            self._group_slots,
         )
         step = self._attention_step(columns, positions + 1, slots)
         hidden = self._model.compute(token_ids, places, columns.rows, step)
@@ -187,7 +190,7 @@ class DraftPasses:
             query_start_loc=self._numbers[: slots.numel() + 1],
             seq_lens=seq_lens,
             rows=columns.rows,
-            block_tables=self._tables.block_tables,
+            block_tables=self._tables.group_tables[0],
             slot_mapping=slots,
             block_size=self._block_size,
             decode=DecodeWork(columns.splits.view(-1, 4), _PASS_QUERY_LEN, self._scratch),

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from headrace_backend.layers.step_metadata import of_first_group
 from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import Int32Column, SamplePlan, StepPlan
 from headrace_backend.weights.progress import Progress
@@ -84,7 +85,8 @@ class GpuRunner:
         Args:
             model: The model.
             sampler: Sampling parameters and the draw.
-            kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+            kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim]; layers of
+                different cache groups may have the same.
             limits: Limits of a step.
             sizes: Sizes of a layer's attention.
             shapes: What `capture` captures, smallest first. It keeps those that no larger one makes
@@ -101,7 +103,7 @@ class GpuRunner:
         num_blocks, _, _, block_size, _ = kv_caches[0].shape
         self._sizes = sizes
         max_blocks = -(-limits.max_model_len // block_size)
-        self._rows = rows or DeviceRows(limits.max_num_seqs, max_blocks, num_blocks, self._device)
+        self._rows = rows or DeviceRows(limits.max_num_seqs, max_blocks, num_blocks, self._device, limits.num_groups)
         about_model = (model.dtype, model.hidden_size, (model.part_size, model.vocab_size))
         self._buffers = StepBuffers(limits, sizes, kv_caches[0], *about_model, _GATHER_BYTES, model.stage)
         # Other stages draw nothing.
@@ -257,7 +259,7 @@ class GpuRunner:
         if self._is_padded and self._is_captured(_Piece.FORWARD, shape):
             inputs = self._captured_inputs[shape]
         assert inputs is not None, "a forward pass has inputs"
-        self._speculation.follow(plan, inputs.token_ids, inputs.positions, inputs.attention)
+        self._speculation.follow(plan, inputs.token_ids, inputs.positions, of_first_group(inputs.attention))
 
     @torch.inference_mode()
     def remember(self, rows: Int32Column, tokens: torch.Tensor) -> None:

@@ -1,18 +1,24 @@
-"""The KV caches: one tensor per layer, allocated once.
+"""The KV caches: a tensor for each place of a block, allocated once.
 
 The copies of whole blocks that a plan asks for.
 
 Owns how the memory is made and how blocks are copied before a forward pass. Does not own how many
 blocks there are (`memory_plan`) nor who holds which (the engine).
+
+A block holds some tokens of one cache group, in as many layers as the group has: each layer has its
+place in the group's blocks. So layers of different groups that have the same place share a tensor,
+and block tables keep them apart. A model with one group has a place, and a tensor, for each layer.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 
+from headrace_backend.cache_groups import CacheLayout
 from headrace_backend.step.plan import ForwardPlan
 from headrace_backend.worker.device_copies import indices_on_device
 from headrace_kernels.attention.kv_cache import copy_blocks
@@ -20,9 +26,9 @@ from headrace_kernels.attention.quantized_kv import KV_TYPES, num_bytes, tile_by
 
 
 def allocate_kv_caches(
-    num_layers: int, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device
+    num_caches: int, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """One zeroed cache [num_blocks, 2, num_kv_heads, block_size, head_dim] per layer.
+    """One zeroed cache [num_blocks, 2, num_kv_heads, block_size, head_dim] per layer or place.
 
     Of a type of 8 bits with its scales.
 
@@ -32,8 +38,18 @@ def allocate_kv_caches(
     if dtype in KV_TYPES.values():
         block_size, head_dim = shape[3:]
         memory = (*shape[:3], tile_bytes(block_size, head_dim))
-        return [view_of(_zeros(memory, torch.uint8, device), block_size, head_dim, dtype) for _ in range(num_layers)]
-    return [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        return [view_of(_zeros(memory, torch.uint8, device), block_size, head_dim, dtype) for _ in range(num_caches)]
+    return [_zeros(shape, dtype, device) for _ in range(num_caches)]
+
+
+def spread_over_layers(places: list[torch.Tensor], layout: CacheLayout) -> list[torch.Tensor]:
+    """The cache of each layer, of those that the places of a block have."""
+    return [places[place] for place in layout.layer_places()] if layout.layer_groups else places
+
+
+def _distinct(kv_caches: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Each cache once, though layers share it."""
+    return list({id(cache): cache for cache in kv_caches}.values())
 
 
 def allocate_states(
@@ -50,12 +66,12 @@ def kv_type(kv_dtype: str, dtype: torch.dtype) -> torch.dtype:
 
 def cache_bytes(kv_caches: list[torch.Tensor]) -> int:
     """Memory of all layers' caches, scales included."""
-    return sum(map(num_bytes, kv_caches))
+    return sum(map(num_bytes, _distinct(kv_caches)))
 
 
 def clear_blocks(kv_caches: list[torch.Tensor], num_blocks: int) -> None:
     """Zeros the first blocks of every layer, scales included."""
-    for cache in kv_caches:
+    for cache in _distinct(kv_caches):
         whole = tiles_of(cache) if cache.dtype in KV_TYPES.values() else cache
         whole[:num_blocks].zero_()
 
@@ -71,7 +87,7 @@ def copy_planned_blocks(plan: ForwardPlan, kv_caches: list[torch.Tensor]) -> Non
     if plan.copy_sources.size:
         device = kv_caches[0].device
         sources, targets = (indices_on_device(blocks, device) for blocks in (plan.copy_sources, plan.copy_targets))
-        copy_blocks(kv_caches, sources, targets)
+        copy_blocks(_distinct(kv_caches), sources, targets)
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
