@@ -26,11 +26,13 @@ def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
     architecture = type(model).__name__
     config = parse_config({**json.loads(theirs.to_json_string()), "architectures": [architecture]})
     cost = model_cost(config, "bf16")
+    # Of a model that sees too, the part that reads and writes text.
+    theirs, decoder = theirs.get_text_config(), model.get_decoder()
     # Biases of all of a layer's experts are one parameter, and no matrix.
-    named = model.model.layers.named_parameters()
+    named = decoder.layers.named_parameters()
     matrices = [parameter for name, parameter in named if parameter.dim() == 2 and not name.endswith("_bias")]
     # All of a layer's experts are one parameter, and some of them compute a token.
-    experts = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 3]
+    experts = [parameter for parameter in decoder.layers.parameters() if parameter.dim() == 3]
     share = theirs.num_experts_per_tok / theirs.num_local_experts if experts else 0.0
     num_expert_weights = sum(matrix.numel() for matrix in experts)
     assert cost.flops_per_token == pytest.approx(
@@ -41,15 +43,15 @@ def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
     assert cost.flops_per_sample == 2 * head.numel()
     # Tied embeddings are one parameter, and the output layer reads it.
     unread = 0 if theirs.tie_word_embeddings else model.get_input_embeddings().weight.numel()
-    assert cost.weight_bytes + cost.expert_bytes == 2 * (
-        sum(parameter.numel() for parameter in model.parameters()) - unread
-    )
-    attention = model.model.layers[0].self_attn
+    # Tied, it is one of the decoder's.
+    parameters = {*decoder.parameters(), head}
+    assert cost.weight_bytes + cost.expert_bytes == 2 * (sum(each.numel() for each in parameters) - unread)
+    attention = decoder.layers[0].self_attn
     key_and_value = 2 * theirs.num_key_value_heads * attention.head_dim
-    assert cost.kv_bytes_per_token == 2 * len(model.model.layers) * key_and_value
+    assert cost.kv_bytes_per_token == 2 * len(decoder.layers) * key_and_value
     # A product with each key's elements and one with each value's, for as many elements as the
     # output projection takes in.
-    assert cost.flops_per_pair == 2 * 2 * len(model.model.layers) * attention.o_proj.weight.shape[1]
+    assert cost.flops_per_pair == 2 * 2 * len(decoder.layers) * attention.o_proj.weight.shape[1]
 
 
 def test_bytes_follow_the_type() -> None:
