@@ -13,8 +13,8 @@ from tests.quantize.quantize_parts import LENGTH, Bench
 from headrace_quantize.evaluation import Quality, compare
 from headrace_quantize.stages import STAGES, num_inputs
 
-# `headrace quantize` refuses Gemma, whose embeddings and last norm are no plain tensors, and gpt-oss,
-# whose experts are stacked.
+# `headrace quantize` refuses Gemma, whose embeddings and last norm are no plain tensors, and
+# gpt-oss, whose experts are stacked.
 FAMILIES = [name for name in CONFIGS if not name.startswith(("gemma", "gpt-oss"))]
 
 
