@@ -178,6 +178,7 @@ async def test_load_comes_every_second_with_refusals_and_restarts(
     assert len(steps) == 400 == len(set(steps)), "what was lost is sampled again by another step, and appears once"
 
 
+@pytest.mark.slow  # tests/e2e/test_metrics.py has it come again.
 async def test_a_telemetry_process_that_comes_again_hears_of_engine_and_requests(
     client: EngineClient, peer: Peer
 ) -> None:

@@ -117,6 +117,7 @@ def infer(row: Row, facts: Facts, stream: bool) -> Any:
     return kserve.text(prompt, sampling=sampling, id="bad", stream=stream)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("row", KSERVE, ids=ids_of_rows(KSERVE))
 @pytest.mark.asyncio(loop_scope="module")
 async def test_kserve_unary(running: Running, row: Row) -> None:
@@ -125,6 +126,7 @@ async def test_kserve_unary(running: Running, row: Row) -> None:
     check(row, refused.value.code(), refused.value.details() or "")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("row", KSERVE, ids=ids_of_rows(KSERVE))
 @pytest.mark.asyncio(loop_scope="module")
 async def test_kserve_stream_stays_open(running: Running, row: Row) -> None:
@@ -180,6 +182,7 @@ async def engine(backend: BackendProcess) -> AsyncIterator[EngineClient]:
 ENGINE = [row for row in ROWS if row.engine is not None]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("row", ENGINE, ids=ids_of_rows(ENGINE))
 async def test_engine_socket(engine: EngineClient, row: Row) -> None:
     assert row.engine is not None

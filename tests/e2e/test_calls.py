@@ -10,6 +10,7 @@ import sys
 import uuid
 
 import psutil
+import pytest
 from tests.support.processes import wait_until
 from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, generate, greedy, read
 from tests.support.running_server import RunningServer, environment
@@ -106,6 +107,7 @@ def num_connections(server: RunningServer) -> dict[int, int]:
     }
 
 
+@pytest.mark.slow  # Tests of shared quotas and replicas ask several services.
 def test_any_service_process_gives_the_same_answers(server: RunningServer) -> None:
     submitted = inference_pb2.SubmitRequest(spec=greedy(STORY, 200), idempotency_key=uuid.uuid4().hex)
     used: set[int] = set()

@@ -104,6 +104,7 @@ def test_several_outputs_under_preemption_answer_like_one(
             assert [transcript.tokens[index] for index in range(5)] == [golden[short]] * 5
 
 
+@pytest.mark.slow  # tests/engine/limits/test_quotas.py fills the queue of an engine.
 def test_a_full_queue_refuses_and_says_when_to_come_back(cramped_server: RunningServer) -> None:
     with connected(cramped_server.address) as stub:
         request = inference_pb2.SubmitRequest(spec=greedy(PROMPTS[0], 150))

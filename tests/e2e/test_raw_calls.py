@@ -79,6 +79,7 @@ def test_a_valid_call_is_answered(server: RunningServer, method: str) -> None:
     assert answer.status == OK and answer.messages
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_an_unknown_encoding_ends_the_call(server: RunningServer, method: str, compressed: bool) -> None:
@@ -92,6 +93,7 @@ def test_compression_without_an_encoding_ends_the_call(server: RunningServer, me
     check_refused(called(server, method, message(METHODS[method], compressed=True)), INTERNAL, "ompression")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_of_two_requests_the_first_is_answered(server: RunningServer, method: str) -> None:
     one = called(server, method, message(METHODS[method]))
@@ -112,6 +114,7 @@ def test_a_call_without_a_request_is_refused_as_such(server: RunningServer, meth
     check_refused(called(server, method, b""), INVALID_ARGUMENT, "request: is missing")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_call_that_ends_within_a_request_ends(server: RunningServer, method: str) -> None:
     with RawCall(server.address, method) as call:
@@ -124,12 +127,14 @@ def test_a_stream_without_a_request_ends(server: RunningServer, method: str) -> 
     assert called(server, method, b"").status == OK
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", [*METHODS, *STREAMS])
 def test_a_call_that_is_reset_before_its_request_leaves_nothing(server: RunningServer, method: str) -> None:
     with RawCall(server.address, method) as call:
         call.send(frame(RST_STREAM, 0, 1, CANCEL.to_bytes(4, "big")))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("value", ["!!!!", "a", "Y Q="])
 @pytest.mark.parametrize("method", METHODS)
 def test_bad_base64_ends_the_call(server: RunningServer, method: str, value: str) -> None:

@@ -130,6 +130,7 @@ def test_drafts_save_steps_and_are_counted(drafting: RunningServer) -> None:
     assert ledger.step_count <= TOKENS - ledger.accepted_tokens + 1
 
 
+@pytest.mark.slow  # tests/worker/speculation/test_cpu_verification.py has them without a server.
 @pytest.mark.parametrize("name", ["prompt_logprobs", "several"])
 def test_what_takes_several_rows_or_checks_its_prompt_answers_as_without_drafts(
     drafting: RunningServer, golden: dict[str, Transcript], name: str
@@ -137,6 +138,7 @@ def test_what_takes_several_rows_or_checks_its_prompt_answers_as_without_drafts(
     assert_same(generate(drafting.address, SPECS[name]), golden[name], name)
 
 
+@pytest.mark.slow  # tests/engine preempts rows with drafts.
 def test_preempted_rows_answer_as_without_drafts(drafting: RunningServer, golden: dict[str, Transcript]) -> None:
     names = [name for name in SPECS if name not in ("prompt_logprobs", "several")]
     for _ in range(10):

@@ -77,6 +77,7 @@ def numbers(model: CausalLM) -> dict[str, torch.Tensor]:
     return {path: dequantize(weight.quantized) for path, weight in model.low_bit_weights.items()}
 
 
+@pytest.mark.slow  # test_quantized_folders.py cuts pieces of each format.
 @settings(max_examples=examples(12, least=4), deadline=None)
 @given(
     piece_bytes=st.sampled_from([1, 300, 1000, 4097, 1 << 20]),

@@ -71,7 +71,12 @@ async def service(model_path: pathlib.Path, sockets: pathlib.Path, **settings: o
 
 
 @pytest.mark.parametrize(
-    "floods", [BLOCKS, FRAMES], ids=["header blocks without end", "frames beside any flow control"]
+    "floods",
+    [
+        pytest.param(BLOCKS, id="header blocks without end"),
+        # tests/stack/test_proxy.py: they do not reach the service.
+        pytest.param(FRAMES, marks=pytest.mark.slow, id="frames beside any flow control"),
+    ],
 )
 async def test_a_flood_without_a_key_takes_no_memory(
     model_path: pathlib.Path, sockets: pathlib.Path, floods: dict[str, Flood]

@@ -99,6 +99,7 @@ def answered_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_command, "_asked", asked)
 
 
+@pytest.mark.slow  # Its parts are tested beside it.
 @pytest.mark.usefixtures("answered_here")
 def test_fleets_say_users_cards_and_money() -> None:
     arguments = ["--fleet", "8,4", "--think-s", "20", "--shared-tokens", "256", "--card-hour", "2.5"]

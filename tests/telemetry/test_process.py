@@ -246,6 +246,7 @@ def test_a_trace_file_of_full_size_gives_way_once(tmp_path: pathlib.Path) -> Non
     assert path.stat().st_size == before
 
 
+@pytest.mark.slow  # Collectors that are too slow are dropped alike, beside this.
 async def test_a_trace_file_that_is_too_slow_drops_and_counts(tmp_path: pathlib.Path) -> None:
     counts = ExportCounts()
     file = TraceFile(tmp_path / "traces.jsonl", 1 << 30, b"", counts)

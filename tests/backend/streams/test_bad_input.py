@@ -207,6 +207,7 @@ BAD_ADDS: list[tuple[str, str, Change]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("field", "change"), [bad[1:] for bad in BAD_ADDS], ids=[bad[0] for bad in BAD_ADDS])
 async def test_bad_add_is_refused_by_field(client: EngineClient, field: str, change: Change) -> None:
     subscription = client.subscription()
@@ -223,6 +224,7 @@ async def test_bad_add_is_refused_by_field(client: EngineClient, field: str, cha
         assert marker not in str(status)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("share", [1.01, -0.5, math.nan, -math.inf])
 async def test_bad_limits_of_a_reader_are_refused_by_field(client: EngineClient, share: float) -> None:
     request = await client.add(PROMPT, 400, detached=True)

@@ -85,6 +85,7 @@ def test_any_mixed_step_equals_fp64(shape: Shape) -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.usefixtures("poisoned_outputs")
 # Each number of drafts with and without a window, and in one of the caches.
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("max_query_len", "window", "kv"),
     [

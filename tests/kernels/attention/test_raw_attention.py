@@ -125,6 +125,7 @@ def test_decodes_of_raw_heads_equal_fp64_and_write_what_the_separate_kernels_wri
     check(RawCase(shape, computed, DEVICE, normed=normed, padding=2))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("computed", [[63], [64], [65], [127, 128], [0], [1499, 2]])
 def test_the_new_token_at_the_edges_of_splits(computed: list[int]) -> None:
     check(RawCase(Shape(4, 1, 16), computed, DEVICE))

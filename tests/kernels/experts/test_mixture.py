@@ -148,6 +148,7 @@ VECTOR, PAIR = VectorTile(4, 64, 2), PairTile(16, 16, 32, 2, 2)
 OUTPUTS_FIRST = PAIR._replace(outputs_first=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kernel", ["vector", "tile"])
 def test_kernels_agree_with_fp64(kernel: Kernel, kind: Kind) -> None:
