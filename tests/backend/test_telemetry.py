@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
+import pytest
 import pytest_asyncio
 import structlog
 from tests.backend.backend_harness import (
