@@ -580,13 +580,13 @@ class Engine:
 
     @property
     def _awaits_masks(self) -> bool:
-        """Whether masks of the step in flight may still say what the next one is to compute.
+        """Whether masks of the step in flight are likely to say what the next one is to compute.
 
         Its own draw waits for them too, so that little is lost by waiting, but what follows must
         not be planned so late that the device waits for it. With pipeline stages other rows' steps
         go on meanwhile.
         """
-        return bool(self._masks.num_looking_ahead and self._in_flight and self._num_stages == 1)
+        return bool(self._masks.num_awaited and self._in_flight and self._num_stages == 1)
 
     def _gains_by_waiting(self) -> bool:
         """Whether a request that arrives while a step is in flight could join the next step.

@@ -14,13 +14,18 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from headrace_backend.engine.events import EndReason, OutputEnd
 from headrace_backend.engine.output_grammar import MaskOutcome, MaskState, OutputGrammar
 from headrace_backend.engine.requests.endings import Endings
 from headrace_backend.engine.requests.sequence import Sequence
 from headrace_backend.engine.scheduling.plan_builder import InFlightStep, MaskedDraw
+
+
+# The next plan is to know what must follow where that is likely to be so many tokens for each mask:
+# where it is less, waiting for the masks costs more steps than it saves.
+_AWAITED_SHARE: Final = 0.1
 
 
 class MaskJob(NamedTuple):
@@ -51,8 +56,8 @@ class MaskCall:
     jobs: list[MaskJob]
     # In the order of the jobs: whose they are, and the positions of their draws.
     owners: list[tuple[Sequence, int]]
-    # Whether what comes of it may say which tokens must follow, which the next plan is to know.
-    looks_ahead: bool
+    # Whether so many tokens are likely to turn out as what must follow that the next plan is to know.
+    is_awaited: bool
 
 
 class Masks:
@@ -63,10 +68,10 @@ class Masks:
         self._endings = endings
         self._life = 0
         self._waiting: list[tuple[int, list[MaskedDraw]]] = []
-        # Calls that are being computed for the workers there are, and those of them that may say
-        # what must come.
+        # Calls that are being computed for the workers there are, and those of them that the next
+        # plan is to know.
         self.num_computing = 0
-        self.num_looking_ahead = 0
+        self.num_awaited = 0
 
     def planned(self, step: InFlightStep) -> None:
         """Notes the masked draws of a step that was planned."""
@@ -77,7 +82,7 @@ class Masks:
         """Nothing that was asked for is of use any more."""
         self._life += 1
         self._waiting.clear()
-        self.num_computing = self.num_looking_ahead = 0
+        self.num_computing = self.num_awaited = 0
 
     def take_ready(self) -> list[MaskCall]:
         """Takes the calls of steps whose draws all have their tokens."""
@@ -87,7 +92,7 @@ class Masks:
         self._waiting = [step for step in self._waiting if step not in ready]
         calls = [self._call(step_id, draws) for step_id, draws in ready]
         self.num_computing += len(calls)
-        self.num_looking_ahead += sum(call.looks_ahead for call in calls)
+        self.num_awaited += sum(call.is_awaited for call in calls)
         return calls
 
     def is_current(self, call: MaskCall) -> bool:
@@ -102,7 +107,7 @@ class Masks:
         if not self.is_current(call):
             return
         self.num_computing -= 1
-        self.num_looking_ahead -= call.looks_ahead
+        self.num_awaited -= call.is_awaited
         for (sequence, position), outcome in zip(call.owners, outcomes, strict=True):
             if outcome.state in (MaskState.MASKED, MaskState.OPEN):
                 sequence.note_given(position, outcome.forced)
@@ -115,7 +120,9 @@ class Masks:
     def _call(self, step_id: int, draws: list[MaskedDraw]) -> MaskCall:
         asking = [draw for draw in draws if not draw.sequence.ended]
         jobs, owners = list(map(_job, asking)), [(draw.sequence, draw.position) for draw in asking]
-        return MaskCall(step_id, self._life, jobs, owners, any(job.looks_ahead for job in jobs))
+        looking = [draw.sequence.forced_rate for draw in asking if draw.sequence.skips_forced]
+        is_awaited = bool(looking) and sum(looking) >= _AWAITED_SHARE * len(jobs)
+        return MaskCall(step_id, self._life, jobs, owners, is_awaited)
 
 
 def _is_ready(draw: MaskedDraw) -> bool:
