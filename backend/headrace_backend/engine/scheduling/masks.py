@@ -22,7 +22,6 @@ from headrace_backend.engine.requests.endings import Endings
 from headrace_backend.engine.requests.sequence import Sequence
 from headrace_backend.engine.scheduling.plan_builder import InFlightStep, MaskedDraw
 
-
 # The next plan is to know what must follow where that is likely to be so many tokens for each mask:
 # where it is less, waiting for the masks costs more steps than it saves.
 _AWAITED_SHARE: Final = 0.1
@@ -56,7 +55,7 @@ class MaskCall:
     jobs: list[MaskJob]
     # In the order of the jobs: whose they are, and the positions of their draws.
     owners: list[tuple[Sequence, int]]
-    # Whether so many tokens are likely to turn out as what must follow that the next plan is to know.
+    # Whether enough tokens are likely to turn out as what must follow for the next plan to wait.
     is_awaited: bool
 
 
