@@ -564,6 +564,15 @@ def compile_blocks(arch: int, every: bool = False) -> list[Any]:
     return compiled
 
 
+# Kind, group (0: whole rows), and what else folders of other tools have.
+_EXPERT_KINDS: tuple[tuple[QuantKind | None, int, Arrangement], ...] = (
+    (None, 0, Arrangement()),
+    (QuantKind.INT8, 0, Arrangement()),
+    (QuantKind.INT8, 128, Arrangement(has_zeros=True)),
+    (QuantKind.FP8, 0, Arrangement()),
+    (QuantKind.FP8, 128, Arrangement(scale_outputs=128)),
+    (QuantKind.INT4, 128, Arrangement()),
+)
 # Qwen3-30B-A3B, and a rank's quarter of Mixtral 8x7B: experts, of which so many compute a token,
 # hidden and inner elements.
 _MIXTURES = ((128, 8, 2048, 768), (8, 2, 4096, 3584))
@@ -582,7 +591,7 @@ def compile_experts(arch: int) -> list[Any]:
         for room in (mixture, routing):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
-        for sizes, kind in itertools.product(_MIXTURES, (None, *QuantKind)):
+        for sizes, (kind, grouped, arrangement) in itertools.product(_MIXTURES, _EXPERT_KINDS):
             num_experts, per_token, hidden, inner = sizes
             weights = []
             for outputs, inputs in ((2 * inner, hidden), (hidden, inner)):
@@ -590,8 +599,8 @@ def compile_experts(arch: int) -> list[Any]:
                     num_experts * outputs, inputs, dtype=torch.bfloat16
                 )
                 if kind is not None:
-                    group = 128 if kind is QuantKind.INT4 else inputs
-                    stored = allocate(kind, num_experts * outputs, inputs, group, torch.bfloat16, cpu)
+                    rows = num_experts * outputs
+                    stored = allocate(kind, rows, inputs, grouped or inputs, torch.bfloat16, cpu, arrangement)
                 weights.append(ExpertWeights(stored, num_experts))
             gate_up, down = weights
             average = num_experts // per_token
