@@ -256,6 +256,12 @@ class Experts:
         return self.router, *itertools.chain.from_iterable(expert.linears for expert in self.experts)
 
     @property
+    def products(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the projections that one product takes: of gates and ups, and of downs."""
+        gates_and_ups = itertools.chain.from_iterable((expert.gate, expert.up) for expert in self.experts)
+        return tuple(linear.name for linear in gates_and_ups), tuple(expert.down.name for expert in self.experts)
+
+    @property
     def size(self) -> int:
         """Number of weights of all experts, without the router's."""
         return len(self.experts) * self.experts[0].size
@@ -434,6 +440,11 @@ class ModelDescription:
     def expert_layers(self) -> tuple[Experts, ...]:
         """The experts of each layer that has some; all layers of a model have as many."""
         return tuple(layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts))
+
+    @property
+    def expert_products(self) -> Iterator[tuple[str, ...]]:
+        """`Experts.products` of all layers."""
+        return itertools.chain.from_iterable(experts.products for experts in self.expert_layers)
 
     def stored_linears(self) -> dict[str, Linear]:
         """The projections of all layers as the checkpoint has them, by name, in forward order."""

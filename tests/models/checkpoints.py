@@ -200,6 +200,16 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     # Sizes that groups of 32 divide, also on two ranks.
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
     "mixtral-wide": lambda: transformers.MixtralConfig(**_BASE | {"intermediate_size": 64}, num_local_experts=4),
+    # Also on two ranks, of which each has whole blocks of 128 inner elements.
+    "qwen3-moe-blocks": lambda: transformers.Qwen3MoeConfig(
+        **_BASE | {"hidden_size": 160, "num_hidden_layers": 2, "intermediate_size": 256},
+        head_dim=16,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=256,
+        norm_topk_prob=True,
+        mlp_only_layers=[0],
+    ),
     "gpt-oss-wide": lambda: transformers.GptOssConfig(
         **_BASE | {"intermediate_size": 128},
         sliding_window=21,

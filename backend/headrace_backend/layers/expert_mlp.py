@@ -54,7 +54,7 @@ class ExpertLinear(ShardedModule):
         self._names = tuple(part.name for part in projections)
         self._rows, self._columns, self._part = rows, columns, part
         size = len(rows) * len(projections)
-        self.weight = make_expert_weight(size, len(columns), num_experts, placement.of(*self._names))
+        self.weight = make_expert_weight(rows, columns, num_experts, placement.of(*self._names))
         self.bias = placement.empty(size) if has_bias else None
 
     @property
