@@ -83,7 +83,10 @@ def test_the_inputs_that_are_taken_are_those_of_each_product(tmp_path: pathlib.P
     assert torch.equal(hidden, before)
     sizes = bench.job.model.config
     for stage in STAGES:
-        assert torch.cat(taken[stage.product]).shape == (len(bench.pieces) * LENGTH, num_inputs(stage, sizes))
+        assert torch.cat(taken[stage.product]).shape == (
+            len(bench.pieces) * LENGTH,
+            num_inputs(stage, sizes.description.layers[0]),
+        )
     normed = torch.nn.functional.rms_norm(hidden.flatten(0, 1), hidden.shape[-1:], eps=sizes.description.norm.eps)
     expected = normed * bench.source.read("model.layers.0.input_layernorm.weight")
     assert torch.allclose(torch.cat(taken["self_attn.qkv_proj"]), expected, atol=1e-4)

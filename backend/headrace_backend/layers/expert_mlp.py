@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from headrace_backend.layers.linear import ColumnLinear
 from headrace_backend.layers.mlp import GatedMlp
@@ -21,7 +22,7 @@ from headrace_backend.quantization.expert_weight import make_expert_weight
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.experts import mixture
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
-from headrace_kernels.experts.gating import SILU, Gating
+from headrace_kernels.experts.gating import SILU, Gating, gated_reference
 from headrace_kernels.experts.routing import Choice, choose_experts
 from headrace_kernels.experts.scored_routing import Scoring, choose_scored_experts
 from headrace_kernels.rounded_tokens import Activations
@@ -120,8 +121,20 @@ class ExpertMlp(nn.Module):
     def forward(self, x: Activations) -> Tensor:
         """[num_tokens, hidden_size] -> the same shape, of several ranks this one's part of it."""
         assert isinstance(x, Tensor), "experts take tokens in the model's type"
-        out = mixture.mixture(x, self._choice(self.router(x)), *self._weights, self._gating)
+        out = mixture.mixture(x, self.choose(x), *self._weights, self._gating)
         return out if self.shared is None else out.add_(self.shared(x))
+
+    def choose(self, x: Tensor) -> Choice:
+        """The experts of tokens [num_tokens, hidden_size], and their weights."""
+        return self._choice(self.router(x))
+
+    def inner(self, x: Tensor, index: int) -> Tensor:
+        """Inner elements [num_tokens, inner] of the index-th expert that is here, for any tokens.
+
+        For those who look at experts one by one; `forward` computes all together.
+        """
+        weights = self.gate_up_proj.weights
+        return gated_reference(functional.linear(x, weights.expert(index), weights.expert_bias(index)), self._gating)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
         """The 8-bit type in which `forward` may be given tokens: none."""
