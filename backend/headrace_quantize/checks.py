@@ -16,6 +16,7 @@ import pathlib
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 from headrace_model_folder.bounded_files import read_json_object
 from headrace_model_folder.config import CONFIG_FILE
+from headrace_model_folder.families.registry import FAMILIES
 from headrace_model_folder.measured_loss import REPORT_FILE
 from headrace_quantize.config import GROUP_SIZES, QuantizeConfig
 
@@ -107,10 +108,15 @@ def _open(config: QuantizeConfig) -> ModelFolder:
             "--method awq is not for mixtures of experts, all of which would share the scales of their inputs; rtn and "
             "gptq work"
         )
-    if not model.config.description.is_plain:
+    if config.method == "awq" and not model.config.description.is_plain:
         raise QuantizeRefused(
-            f"MODEL_FOLDER {folder} is of {model.config.architecture}, whose layers have norms behind their "
-            "projections, which is not supported yet: --quantize of a server rounds such a model as it loads"
+            f"--method awq is not for {model.config.architecture}, whose norms are not all before products, where "
+            "scales of inputs could be folded into them; rtn and gptq work"
+        )
+    if FAMILIES[model.config.architecture].text_part is not None:
+        raise QuantizeRefused(
+            f"MODEL_FOLDER {folder} has parts beside its text part, which would be lost: --quantize of a server rounds "
+            "such a model as it loads"
         )
     if model.gguf_file is not None:
         raise QuantizeRefused(

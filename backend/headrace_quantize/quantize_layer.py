@@ -111,7 +111,7 @@ class LayerQuantizer:
             if self._is_quantized(name) and f"{projection}.weight_scale" in tensors:
                 target.tensor.copy_(matrix_of(projection, tensors, self.format(projection)).restored())
             elif not self._is_quantized(name) and name in tensors:
-                target.tensor.copy_(tensors[name])
+                target.put(tensors[name].flatten(), target.rows.start, target.rows.stop)
 
     def format(self, projection: str) -> NumberFormat:
         """The numbers of a projection; scales have the type of its original weight."""

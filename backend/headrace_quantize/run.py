@@ -131,9 +131,9 @@ class Run:
             self.out.write(shard, {name: self._source.read(name) for name in names}, {})
 
     def _quality(self, before: Tensor, after: Tensor, tied: bool) -> Quality:
-        eps, pieces = self._job.model.config.description.norm.eps, self._text.held_out
+        norm, pieces = self._job.model.config.description.norm, self._text.held_out
         self._progress.begin_measuring(len(pieces))
-        return compare(pieces, before, after, self._source, self._passes, tied, eps, self._progress.on_piece)
+        return compare(pieces, before, after, self._source, self._passes, tied, norm, self._progress.on_piece)
 
     def _report(self, layers: list[LayerReport], quality: Quality | None) -> RunReport:
         job = self._job

@@ -28,7 +28,7 @@ INT4, FP8 = NumberFormat(4, True, False, torch.float32), NumberFormat(8, True, T
 def logits_of_transformers(
     original: pathlib.Path, weights: dict[str, torch.Tensor], into: pathlib.Path
 ) -> torch.Tensor:
-    """Of a plain folder with these weights, read as transformers reads any."""
+    """Logits of a plain folder with these weights, which transformers reads as any other."""
     shutil.copytree(original, into, ignore=shutil.ignore_patterns("*.safetensors"))
     safetensors.torch.save_file(
         {name: tensor.contiguous() for name, tensor in weights.items()}, into / "model.safetensors"
