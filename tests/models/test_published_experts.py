@@ -156,7 +156,9 @@ def test_published_experts_are_those_that_transformers_has(name: str, folders: M
     assert summary.scheme.startswith(RECIPES[name].config()["quant_method"])
 
 
-@recipes
+@pytest.mark.parametrize(
+    "name", ["fp8 inverse blocks", *(pytest.param(name, marks=pytest.mark.slow) for name in list(RECIPES)[1:])]
+)
 @pytest.mark.parametrize("whole_experts", [False, True])
 def test_ranks_compute_the_logits_of_one(name: str, whole_experts: bool, folders: Made) -> None:
     path = folders[name].path
