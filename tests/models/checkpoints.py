@@ -229,6 +229,14 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         mlp_only_layers=[0],
     ),
     "glm4-moe-wide": lambda: _glm4_moe(moe_intermediate_size=64, intermediate_size=128, num_hidden_layers=2),
+    "qwen3-moe-wide": lambda: transformers.Qwen3MoeConfig(
+        **_BASE | {"num_hidden_layers": 2, "intermediate_size": 128},
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        norm_topk_prob=True,
+    ),
     "gpt-oss-wide": lambda: transformers.GptOssConfig(
         **_BASE | {"intermediate_size": 128},
         sliding_window=21,

@@ -13,16 +13,20 @@ from collections.abc import Hashable, Iterable
 import torch
 from torch import nn
 
-from headrace_backend.quantization.linear_weight import PlainWeight
-from headrace_backend.quantization.low_bit_weight import RoundedWeight
+from headrace_backend.quantization.linear_weight import PlainWeight, WeightReport
+from headrace_backend.quantization.low_bit_weight import LowBitWeight, RoundedWeight
 from headrace_backend.quantization.stored_weight import StoredWeight, input_rounding
 from headrace_backend.quantization.summaries import StoredSummary
+from headrace_backend.weights.expert_block_rows import EXPERT_BLOCKS, ExpertBlockRows
 from headrace_backend.weights.mxfp4_rows import Mxfp4Rows
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.launch_kind import launch_kind
+from headrace_kernels.weight_formats.block_weight import BlockKind
+from headrace_kernels.weight_formats.gguf_blocks import FILE_BLOCKS
 from headrace_kernels.weight_formats.mxfp4 import GROUP, allocate_mxfp4, has_large_scales
+from headrace_kernels.weight_formats.quantized_weight import allocate
 from headrace_model_folder import LayerFormat
 
 
@@ -93,6 +97,37 @@ class StoredExpertWeight(StoredWeight):
         return ExpertWeights(self.quantized, self.num_experts)
 
 
+class BlockExpertWeight(LowBitWeight):
+    """The experts' weights with the numbers of a GGUF file's blocks, in groups of 32."""
+
+    def __init__(
+        self, num_outputs: int, num_inputs: int, num_experts: int, kind: BlockKind, placement: Placement
+    ) -> None:
+        """Allocates it, empty; `num_outputs` are those of all experts together."""
+        sizes = (num_outputs, num_inputs, FILE_BLOCKS[kind].inputs)
+        super().__init__(allocate(EXPERT_BLOCKS[kind], *sizes, placement.dtype, placement.device))
+        self.num_experts, self._kind = num_experts, kind
+
+    @property
+    def experts(self) -> ExpertWeights:
+        """The weight as products of experts take it."""
+        return ExpertWeights(self.quantized, self.num_experts)
+
+    def destination(self, outputs: range) -> ExpertBlockRows:
+        """Implements `LinearWeight.destination`."""
+        return ExpertBlockRows(self.quantized, self._kind, outputs)
+
+    def finish(self, layer: str) -> None:
+        """Implements `LinearWeight.finish`."""
+        if not bool(self.quantized.scales.isfinite().all()):
+            raise QuantizationRefused(f"layer {layer!r}: has a scale that is not finite in the model's type")
+        super().finish(layer)
+
+    def report(self) -> WeightReport:
+        """Implements `LinearWeight.report`, in the file's words."""
+        return WeightReport(self.num_bytes, {self._kind.value: self.num_weights})
+
+
 class Mxfp4ExpertWeight(nn.Module):
     """The experts' weights in MXFP4, as a folder has them."""
 
@@ -148,7 +183,7 @@ def summarize_mxfp4(weights: Iterable[tuple[str, Mxfp4ExpertWeight]]) -> StoredS
     return StoredSummary("mxfp4", GROUP, 8 * num_bytes / num_weights, len(found))
 
 
-ExpertWeight = PlainExpertWeight | RoundedExpertWeight | StoredExpertWeight | Mxfp4ExpertWeight
+ExpertWeight = PlainExpertWeight | RoundedExpertWeight | StoredExpertWeight | BlockExpertWeight | Mxfp4ExpertWeight
 
 
 def make_expert_weight(outputs: range, inputs: range, num_experts: int, placement: Placement) -> ExpertWeight:
@@ -169,6 +204,9 @@ def make_expert_weight(outputs: range, inputs: range, num_experts: int, placemen
         if form.number == "mxfp4":
             return Mxfp4ExpertWeight(*sizes, placement)
         return StoredExpertWeight(form, outputs, inputs, count, num_experts, placement)
+    if (kinds := placement.block_kinds) is not None:
+        assert kinds[0] is not None and len(set(kinds)) == 1
+        return BlockExpertWeight(*sizes, kinds[0], placement)
     if placement.scheme is None:
         return PlainExpertWeight(*sizes, placement)
     return RoundedExpertWeight(*sizes, placement.scheme, placement)
