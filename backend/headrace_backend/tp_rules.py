@@ -13,7 +13,7 @@ from typing import NamedTuple
 from headrace_backend.config import MAX_TP, QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.quantize_rules import NF4_INPUTS
 from headrace_model_folder import ModelConfig
-from headrace_model_folder.description import Experts, Layer, Mlp, ModelDescription
+from headrace_model_folder.description import Experts, Layer, Linear, Mlp, ModelDescription
 
 
 def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
@@ -79,12 +79,14 @@ def _layer_part(layer: Layer, world_size: int, whole_experts: bool) -> Layer:
 
 
 def _mlp_part(mlp: Mlp | Experts, world_size: int, whole_experts: bool) -> Mlp | Experts:
-    """Every rank has a part of each expert or some whole, and the whole router."""
-    if isinstance(mlp, Experts):
-        if whole_experts:
-            return dataclasses.replace(mlp, experts=mlp.experts[: len(mlp.experts) // world_size])
-        return dataclasses.replace(mlp, experts=tuple(_dense_part(expert, world_size) for expert in mlp.experts))
-    return _dense_part(mlp, world_size)
+    """Every rank has a part of each expert or some whole, a part of the shared one, the router."""
+    if isinstance(mlp, Mlp):
+        return _dense_part(mlp, world_size)
+    experts = tuple(_dense_part(expert, world_size) for expert in mlp.experts)
+    if whole_experts:
+        experts = mlp.experts[: len(mlp.experts) // world_size]
+    shared = None if mlp.shared is None else _dense_part(mlp.shared, world_size)
+    return dataclasses.replace(mlp, experts=experts, shared=shared)
 
 
 def _dense_part(mlp: Mlp, world_size: int) -> Mlp:
@@ -139,6 +141,8 @@ def _dealt_out(model: ModelDescription, whole_experts: bool) -> Iterator[tuple[s
             yield "the number of experts", len(layer.mlp.experts)
         else:
             yield "the inner size of experts", layer.mlp.inner
+        if isinstance(layer.mlp, Experts) and layer.mlp.shared is not None:
+            yield "the inner size of shared experts", layer.mlp.shared.inner
     yield "vocab_size", model.vocab_size
 
 
@@ -159,9 +163,11 @@ def _cut_layer(world_size: int, whole_experts: bool, model: ModelConfig) -> str 
 def _straddling(world_size: int, whole_experts: bool, group: _Group, model: ModelConfig) -> str | None:
     """Inputs that share a scale must lie on one rank."""
     for layer in model.description.layers:
-        for linear, block in zip((layer.attention.output, layer.mlp.down), model.shared_blocks, strict=True):
-            if whole_experts and linear is layer.mlp.down and isinstance(layer.mlp, Experts):
-                continue
+        attention, mlp = model.shared_blocks
+        for linear, block in (
+            (layer.attention.output, attention),
+            *((down, mlp) for down in _downs(layer.mlp, whole_experts)),
+        ):
             unit, part = group if block == 1 else _Group(block, "a block of"), linear.inputs // world_size
             if part % unit.size:
                 name = linear.name.rpartition(".")[2]
@@ -170,6 +176,14 @@ def _straddling(world_size: int, whole_experts: bool, group: _Group, model: Mode
                     "does not divide those"
                 )
     return None
+
+
+def _downs(mlp: Mlp | Experts, whole_experts: bool) -> list[Linear]:
+    """Down projections of each size whose inputs ranks share."""
+    if isinstance(mlp, Mlp):
+        return [mlp.down]
+    shared = [] if mlp.shared is None else [mlp.shared.down]
+    return shared if whole_experts else [mlp.down, *shared]
 
 
 def _working(config: EngineConfig, group: _Group, model: ModelConfig) -> str:

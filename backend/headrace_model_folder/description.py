@@ -191,6 +191,29 @@ class ClampedGating:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SigmoidScores:
+    """Experts' scores are sigmoids of their logits, each by itself.
+
+    Experts are in groups of as many that follow each other. A correction for each expert is added
+    to its score to choose by: first the groups whose two best add up to most, then the best experts
+    in those. Weights are the chosen experts' scores without the correction, normed and scaled.
+    """
+
+    # The tensor with each expert's correction, its whole name.
+    correction: str
+    num_experts: int
+    num_groups: int
+    # Groups that a token's experts are chosen from.
+    top_groups: int
+    # What a token's weights are multiplied by in the end.
+    scale: float
+
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of the correction."""
+        yield self.correction, (self.num_experts,)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StackedExperts:
     """Tensors of a checkpoint that hold a projection of all experts, gates and ups alternating.
 
@@ -218,8 +241,9 @@ class StackedExperts:
 class Experts:
     """A mixture of experts: MLPs of one size, a few of which compute each token.
 
-    The router's logits become probabilities by a softmax over all experts. The likeliest
-    `per_token` of them compute the token, and their outputs are added up with those weights.
+    The router's logits become probabilities by a softmax over all experts, or scores of another
+    kind. The likeliest `per_token` of them compute the token, and their outputs are added up with
+    those weights. A shared expert computes every token besides, with a weight of 1.
     """
 
     # Hidden state -> one logit for each expert.
@@ -234,6 +258,10 @@ class Experts:
     gating: ClampedGating | None = None
     # None: each projection of each expert has tensors of its own.
     stacked: StackedExperts | None = None
+    # None: a softmax over all experts.
+    scores: SigmoidScores | None = None
+    # None: there is none.
+    shared: Mlp | None = None
 
     @property
     def inner(self) -> int:
@@ -252,18 +280,26 @@ class Experts:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """The router, then the projections of each expert."""
-        return self.router, *itertools.chain.from_iterable(expert.linears for expert in self.experts)
+        """The router, then the projections of each expert and those of the shared one."""
+        shared = () if self.shared is None else self.shared.linears
+        return self.router, *itertools.chain.from_iterable(expert.linears for expert in self.experts), *shared
+
+    @property
+    def products(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the projections that one product takes: of gates and ups, and of downs."""
+        gates_and_ups = itertools.chain.from_iterable((expert.gate, expert.up) for expert in self.experts)
+        return tuple(linear.name for linear in gates_and_ups), tuple(expert.down.name for expert in self.experts)
 
     @property
     def size(self) -> int:
-        """Number of weights of all experts, without the router's."""
+        """Number of weights of all experts, without the router's and the shared one's."""
         return len(self.experts) * self.experts[0].size
 
     @property
     def multiplied(self) -> int:
         """Number of weights that one token is multiplied by: the router's and its experts'."""
-        return self.router.size + self.per_token * self.experts[0].size
+        shared = 0 if self.shared is None else self.shared.size
+        return self.router.size + self.per_token * self.experts[0].size + shared
 
     @property
     def token_elements(self) -> int:
@@ -272,7 +308,8 @@ class Experts:
         These are the inner elements and the output of each of its experts, and the logits, which
         are in fp32.
         """
-        return self.per_token * (self.inner + self.down.outputs) + 2 * self.router.outputs
+        shared = 0 if self.shared is None else self.shared.token_elements + self.down.outputs
+        return self.per_token * (self.inner + self.down.outputs) + 2 * self.router.outputs + shared
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -332,11 +369,13 @@ class Layer:
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of each of the layer's tensors, each projection by itself."""
         sinks = self.attention.sinks
-        parts: tuple[tuple[Linear | Norm | Sinks, ...], ...] = (
+        scores = self.mlp.scores if isinstance(self.mlp, Experts) else None
+        parts: tuple[tuple[Linear | Norm | Sinks | SigmoidScores, ...], ...] = (
             self.attention.linears,
             self.attention.norms,
             () if sinks is None else (sinks,),
             self.mlp.linears,
+            () if scores is None else (scores,),
             self.norms,
         )
         for part in itertools.chain.from_iterable(parts):
@@ -376,6 +415,8 @@ class ModelDescription:
     # The norm behind the last layer.
     norm: Norm
     head: Head
+    # Beginnings of names of tensors that a checkpoint may have and nothing here computes with.
+    unused: tuple[str, ...] = ()
 
     @property
     def hidden_size(self) -> int:
@@ -434,6 +475,11 @@ class ModelDescription:
     def expert_layers(self) -> tuple[Experts, ...]:
         """The experts of each layer that has some; all layers of a model have as many."""
         return tuple(layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts))
+
+    @property
+    def expert_products(self) -> Iterator[tuple[str, ...]]:
+        """`Experts.products` of all layers."""
+        return itertools.chain.from_iterable(experts.products for experts in self.expert_layers)
 
     def stored_linears(self) -> dict[str, Linear]:
         """The projections of all layers as the checkpoint has them, by name, in forward order."""

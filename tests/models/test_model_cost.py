@@ -44,7 +44,8 @@ def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
     # Tied embeddings are one parameter, and the output layer reads it.
     unread = 0 if theirs.tie_word_embeddings else model.get_input_embeddings().weight.numel()
     # Tied, it is one of the decoder's.
-    parameters = {*decoder.parameters(), head}
+    corrections = [each for name, each in decoder.named_buffers() if name.endswith("e_score_correction_bias")]
+    parameters = {*decoder.parameters(), *corrections, head}
     assert cost.weight_bytes + cost.expert_bytes == 2 * (sum(each.numel() for each in parameters) - unread)
     attention = decoder.layers[0].self_attn
     key_and_value = 2 * theirs.num_key_value_heads * attention.head_dim

@@ -9,11 +9,14 @@ and activations do not: together they are below 1%. No torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from headrace_backend.kv_bytes import kv_token_bytes
 from headrace_model_folder.config import ModelConfig
+from headrace_model_folder.description import Linear
 from headrace_model_folder.expected_tensors import parameter_count
+from headrace_model_folder.formats.layer_format import LayerFormat
 
 _DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -58,11 +61,7 @@ def model_cost(
     item_bytes = _DTYPE_BYTES[dtype]
     model = config.description
     formats = None if config.quantization is None else config.quantization.layers
-    layers = sum(
-        linear.size
-        for linear in model.linears
-        if not linear.keeps_dtype and (formats is None or linear.name in formats)
-    )
+    layers = sum(linear.size for linear in model.linears if _has_few_bits(linear, formats))
     head = model.hidden_size * model.vocab_size
     num_read = parameter_count(config) - (0 if model.head.tied else head)
     weight_bytes = num_read * item_bytes
@@ -72,7 +71,11 @@ def model_cost(
         weight_bytes -= int(head * (item_bytes - head_bits / 8))
     experts = model.expert_layers
     expert_weights = sum(mixture.size for mixture in experts)
-    expert_bytes = int(expert_weights * (item_bytes if layer_bits is None else layer_bits / 8))
+    expert_bytes = expert_weights * item_bytes
+    if layer_bits is not None:
+        linears = (linear for mixture in experts for expert in mixture.experts for linear in expert.linears)
+        low_bits = sum(linear.size for linear in linears if _has_few_bits(linear, formats))
+        expert_bytes -= int(low_bits * (item_bytes - layer_bits / 8))
     return ModelCost(
         weight_bytes=weight_bytes - expert_bytes,
         flops_per_token=2.0 * model.multiplied,
@@ -83,3 +86,8 @@ def model_cost(
         expert_bytes=expert_bytes,
         expert_share=experts[0].share if experts else 0.0,
     )
+
+
+def _has_few_bits(linear: Linear, formats: Mapping[str, LayerFormat] | None) -> bool:
+    """Whether a projection is quantized, in its folder or, where that is plain, by the settings."""
+    return linear.name in formats if formats is not None else not linear.keeps_dtype

@@ -20,6 +20,8 @@ class GgufNaming:
     # Whether the two elements that are rotated together follow each other in the rows of queries
     # and keys, where a Hugging Face folder has them half a head apart.
     alternates: bool = False
+    # Whether layers have experts, all of a layer in one tensor.
+    has_experts: bool = False
     # Architecture of files that state a sliding window; "": the family's own.
     windowed: str = ""
 

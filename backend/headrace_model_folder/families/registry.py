@@ -5,6 +5,7 @@ from __future__ import annotations
 from headrace_model_folder.families.family import Family
 from headrace_model_folder.families.gemma3 import GEMMA3, GEMMA3_OF_SEVERAL
 from headrace_model_folder.families.glm4 import GLM4
+from headrace_model_folder.families.glm4_moe import GLM4_MOE
 from headrace_model_folder.families.gpt_oss import GPT_OSS
 from headrace_model_folder.families.llama import LLAMA
 from headrace_model_folder.families.mistral import MISTRAL
@@ -26,6 +27,7 @@ FAMILIES: dict[str, Family] = {
         PHI3,
         QWEN3_MOE,
         MIXTRAL,
+        GLM4_MOE,
         GPT_OSS,
         SMOLLM3,
         OLMO2,
