@@ -77,8 +77,10 @@ class ModelFolder:
         )
         index = read_tensor_index(folder) if require_weights else TensorIndex({}, {})
         tensors: Mapping[str, TensorRecord] = index.tensors
-        if (text_part := FAMILIES[config.architecture].text_part) is not None:
-            tensors = text_part.tensors(tensors)
+        family = FAMILIES[config.architecture]
+        if family.text_part is not None:
+            tensors = family.text_part.tensors(tensors)
+        tensors = {name: record for name, record in tensors.items() if not name.startswith(family.left_out)}
         if require_weights and config.is_bitsandbytes:
             tensors = joined_nf4(folder, tensors)
         if require_weights:

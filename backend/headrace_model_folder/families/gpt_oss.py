@@ -35,8 +35,8 @@ def _layer(layer: Layer, routing: Routing, gating: ClampedGating) -> Layer:
     layer = with_experts(layer, routing, _NAMES)
     assert isinstance(layer.mlp, Experts)
     mlp = dataclasses.replace(layer.mlp, gating=gating, stacked=StackedExperts(f"{layer.name}.mlp.experts"))
-    sinks = Sinks(f"{layer.name}.self_attn.sinks", layer.attention.num_heads)
-    return dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, sinks=sinks), mlp=mlp)
+    sinks = Sinks(f"{layer.name}.self_attn.sinks", layer.kv_attention.num_heads)
+    return dataclasses.replace(layer, attention=dataclasses.replace(layer.kv_attention, sinks=sinks), mlp=mlp)
 
 
 def _windows(fields: Fields, num_layers: int) -> list[int | None]:
