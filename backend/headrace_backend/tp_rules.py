@@ -57,7 +57,7 @@ def rank_part(model: ModelDescription, world_size: int, whole_experts: bool = Fa
 
 
 def _layer_part(layer: Layer, world_size: int, whole_experts: bool) -> Layer:
-    attention = layer.attention
+    attention = layer.kv_attention
     heads, kv_heads = attention.num_heads // world_size, max(attention.num_kv_heads // world_size, 1)
     query_norm, key_norm = attention.query_norm, attention.key_norm
     if attention.norms_projections and query_norm is not None and key_norm is not None:
@@ -69,7 +69,7 @@ def _layer_part(layer: Layer, world_size: int, whole_experts: bool) -> Layer:
         key_norm=key_norm,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        query=dataclasses.replace(attention.query, outputs=heads * attention.head_dim),
+        query=dataclasses.replace(attention.query, outputs=heads * attention.query_width),
         key=dataclasses.replace(attention.key, outputs=kv_heads * attention.head_dim),
         value=dataclasses.replace(attention.value, outputs=kv_heads * attention.head_dim),
         output=dataclasses.replace(attention.output, inputs=heads * attention.head_dim),
@@ -120,10 +120,12 @@ def _reason(config: EngineConfig, group: _Group, model: ModelConfig) -> str | No
     if world_size == 1:
         return "which is one rank, and expert_parallel deals experts out to several" if whole_experts else None
     described = model.description
+    if described.recurrent_layers:
+        return f"and ranks do not share recurrent layers ({model.architecture}) yet"
     for name, size in _dealt_out(described, whole_experts):
         if size % world_size:
             return f"which does not divide {name} {size}"
-    for num_kv_heads in {layer.attention.num_kv_heads for layer in described.layers}:
+    for num_kv_heads in {attention.num_kv_heads for attention in described.attentions}:
         if num_kv_heads % world_size and world_size % num_kv_heads:
             return f"which neither divides num_key_value_heads {num_kv_heads} nor is a multiple of it"
     return _straddling(world_size, whole_experts, group, model) or _cut_layer(world_size, whole_experts, model)
@@ -132,7 +134,7 @@ def _reason(config: EngineConfig, group: _Group, model: ModelConfig) -> str | No
 def _dealt_out(model: ModelDescription, whole_experts: bool) -> Iterator[tuple[str, int]]:
     """Sizes that are split evenly over the ranks, by config.json's names."""
     for layer in model.layers:
-        yield "num_attention_heads", layer.attention.num_heads
+        yield "num_attention_heads", layer.kv_attention.num_heads
         if isinstance(layer.mlp, Mlp):
             yield "intermediate_size", layer.mlp.inner
         elif whole_experts:

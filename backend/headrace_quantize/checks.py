@@ -99,8 +99,8 @@ def _open(config: QuantizeConfig) -> ModelFolder:
         )
     if not model.config.description.is_plain:
         raise QuantizeRefused(
-            f"MODEL_FOLDER {folder} is of {model.config.architecture}, whose layers have norms behind their "
-            "projections, which is not supported yet: --quantize of a server rounds such a model as it loads"
+            f"MODEL_FOLDER {folder} is of {model.config.architecture}, whose layers have {_further_parts(model)}, "
+            "which is not supported yet: --quantize of a server rounds such a model as it loads"
         )
     if model.gguf_file is not None:
         raise QuantizeRefused(
@@ -109,6 +109,10 @@ def _open(config: QuantizeConfig) -> ModelFolder:
     if (config.calibration or config.evaluation) and model.tokenizer_path is None:
         raise QuantizeRefused(f"MODEL_FOLDER {folder} has no tokenizer.json, which --calibration and --evaluation need")
     return model
+
+
+def _further_parts(model: ModelFolder) -> str:
+    return "states" if model.config.description.recurrent_layers else "norms behind their projections"
 
 
 def _kept(patterns: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
