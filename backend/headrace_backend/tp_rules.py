@@ -80,11 +80,14 @@ def _layer_part(layer: Layer, world_size: int, whole_experts: bool) -> Layer:
 
 def _mlp_part(mlp: Mlp | Experts, world_size: int, whole_experts: bool) -> Mlp | Experts:
     """Every rank has a part of each expert or some whole, and the whole router."""
-    if isinstance(mlp, Experts):
-        if whole_experts:
-            return dataclasses.replace(mlp, experts=mlp.experts[: len(mlp.experts) // world_size])
-        return dataclasses.replace(mlp, experts=tuple(_dense_part(expert, world_size) for expert in mlp.experts))
-    return _dense_part(mlp, world_size)
+    if not isinstance(mlp, Experts):
+        return _dense_part(mlp, world_size)
+    shared = mlp.shared and dataclasses.replace(mlp.shared, mlp=_dense_part(mlp.shared.mlp, world_size))
+    if whole_experts:
+        experts = mlp.experts[: len(mlp.experts) // world_size]
+    else:
+        experts = tuple(_dense_part(expert, world_size) for expert in mlp.experts)
+    return dataclasses.replace(mlp, experts=experts, shared=shared)
 
 
 def _dense_part(mlp: Mlp, world_size: int) -> Mlp:
@@ -135,6 +138,8 @@ def _dealt_out(model: ModelDescription, whole_experts: bool) -> Iterator[tuple[s
     """Sizes that are split evenly over the ranks, by config.json's names."""
     for layer in model.layers:
         yield "num_attention_heads", layer.kv_attention.num_heads
+        if isinstance(layer.mlp, Experts) and layer.mlp.shared is not None:
+            yield "shared_expert_intermediate_size", layer.mlp.shared.mlp.inner
         if isinstance(layer.mlp, Mlp):
             yield "intermediate_size", layer.mlp.inner
         elif whole_experts:

@@ -35,6 +35,7 @@ __all__ = [
     "Norm",
     "Rotation",
     "Shape",
+    "SharedExpert",
     "Sinks",
     "StackedExperts",
     "Vector",
@@ -177,6 +178,25 @@ class StackedExperts:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """An MLP that computes every token beside its experts; the sigmoid of a gate multiplies it."""
+
+    mlp: Mlp
+    # Hidden state -> one logit.
+    gate: Linear
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The projections in the order of a forward pass."""
+        return *self.mlp.linears, self.gate
+
+    @property
+    def size(self) -> int:
+        """Number of its weights, all of which a token is multiplied by."""
+        return sum(linear.size for linear in self.linears)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts: MLPs of one size, a few of which compute each token.
 
@@ -196,6 +216,11 @@ class Experts:
     gating: ClampedGating | None = None
     # None: each projection of each expert has tensors of its own.
     stacked: StackedExperts | None = None
+    # None: only chosen experts compute a token.
+    shared: SharedExpert | None = None
+    # Path of tensors that may hold all experts in place of their own, outputs before inputs; None:
+    # there are none.
+    joined: str | None = None
 
     @property
     def inner(self) -> int:
@@ -214,27 +239,30 @@ class Experts:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """The router, then the projections of each expert."""
-        return self.router, *itertools.chain.from_iterable(expert.linears for expert in self.experts)
+        """The router, then the projections of each expert and of the shared one."""
+        chosen = itertools.chain.from_iterable(expert.linears for expert in self.experts)
+        return self.router, *chosen, *(self.shared.linears if self.shared else ())
 
     @property
     def size(self) -> int:
-        """Number of weights of all experts, without the router's."""
+        """Number of weights of all experts that are chosen from, without the router's."""
         return len(self.experts) * self.experts[0].size
 
     @property
     def multiplied(self) -> int:
         """Number of weights that one token is multiplied by: the router's and its experts'."""
-        return self.router.size + self.per_token * self.experts[0].size
+        shared = self.shared.size if self.shared else 0
+        return self.router.size + self.per_token * self.experts[0].size + shared
 
     @property
     def token_elements(self) -> int:
         """Elements that a step holds for each token.
 
-        These are the inner elements and the output of each of its experts, and the logits, which
-        are in fp32.
+        These are the inner elements and the output of each of its experts, the logits, which are
+        in fp32, and what a shared expert holds with its output.
         """
-        return self.per_token * (self.inner + self.down.outputs) + 2 * self.router.outputs
+        shared = self.shared.mlp.token_elements + self.down.outputs if self.shared else 0
+        return self.per_token * (self.inner + self.down.outputs) + 2 * self.router.outputs + shared
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import re
@@ -96,6 +97,54 @@ def test_what_sees_and_what_predicts_further_tokens_is_left_out(tmp_path: pathli
             ModelFolder.open(folder)
 
 
+EXPERTS = {
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 5,
+    "shared_expert_intermediate_size": 7,
+}
+
+
+def test_every_layer_of_a_mixture_has_experts_and_a_shared_one() -> None:
+    without_inner = {name: value for name, value in HYBRID.items() if name != "intermediate_size"}
+    model = parse_config({**without_inner, **EXPERTS}).description
+    assert len(model.expert_layers) == 4
+    for experts in model.expert_layers:
+        assert experts.renormalized and experts.shared is not None
+        assert (experts.inner, experts.shared.mlp.inner, experts.router.keeps_dtype) == (5, 7, True)
+        shared = 3 * 7 * 16 + 16
+        assert experts.multiplied == 3 * 16 + 2 * 3 * 5 * 16 + shared
+    names = [name for name, _ in model.tensors() if name.startswith("model.layers.1.mlp.shared")]
+    assert names == [
+        f"model.layers.1.mlp.shared_expert{name}.weight" for name in (".gate_proj", ".up_proj", ".down_proj", "_gate")
+    ]
+
+
+def test_experts_may_lie_in_one_tensor_as_published(tmp_path: pathlib.Path) -> None:
+    config = {**HYBRID, **EXPERTS}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = expected_tensors(parse_config(config))
+    joined = {name: shape for name, shape in expected.items() if ".experts." not in name}
+    for layer in range(4):
+        joined[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = (3, 10, 16)
+        joined[f"model.layers.{layer}.mlp.experts.down_proj"] = (3, 16, 5)
+    write_safetensors(tmp_path / "model.safetensors", *header_of(joined))
+    tensors = ModelFolder.open(tmp_path).tensors
+    assert {name: record.shape for name, record in tensors.items()} == expected
+    # They cover the file without a gap, each expert's gate before its up.
+    ordered = sorted(tensors.values(), key=lambda record: record.offset)
+    assert all(one.offset + one.num_bytes == other.offset for one, other in itertools.pairwise(ordered))
+    first = [
+        name for name, record in sorted(tensors.items(), key=lambda item: item[1].offset) if "s.1.mlp.experts.0" in name
+    ]
+    assert first == [f"model.layers.1.mlp.experts.0.{part}_proj.weight" for part in ("gate", "up", "down")]
+    joined["model.layers.2.mlp.experts.down_proj"] = (3, 5, 16)
+    write_safetensors(tmp_path / "model.safetensors", *header_of(joined))
+    with pytest.raises(InvalidModelFolder, match=r"experts\.down_proj' has shape \[3, 5, 16\], \[3, 16, 5\] expected"):
+        ModelFolder.open(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -114,6 +163,10 @@ def test_what_sees_and_what_predicts_further_tokens_is_left_out(tmp_path: pathli
         ({"layer_types": KINDS[1:]}, "layer_types must be a list of num_hidden_layers"),
         ({"attn_output_gate": False}, "attn_output_gate must be true"),
         ({"hidden_act": "gelu"}, "hidden_act"),
+        ({**EXPERTS, "num_experts_per_tok": 4}, "num_experts_per_tok must be an integer from 1 to 3, is 4"),
+        ({**EXPERTS, "shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size must be an integer"),
+        ({**EXPERTS, "moe_intermediate_size": None}, "moe_intermediate_size is missing"),
+        ({**EXPERTS, "quantization_config": {"quant_method": "fp8"}}, "not supported for this mixture of experts"),
         ({"partial_rotary_factor": 0.1}, "partial_rotary_factor must leave an even number"),
     ],
 )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace_backend.layers.linear import ColumnLinear
+from headrace_backend.layers.mlp import GatedMlp
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.quantization.expert_weight import make_expert_weight
@@ -23,6 +24,7 @@ from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating
 from headrace_kernels.experts.routing import Choice, choose_experts
 from headrace_kernels.rounded_tokens import Activations
+from headrace_model_folder import description
 from headrace_model_folder.description import Experts, Linear
 
 
@@ -72,6 +74,26 @@ class ExpertLinear(ShardedModule):
                 yield CheckpointPart(f"{name}.bias", WeightTarget.of(self.bias[kept.start : kept.stop], self._rows))
 
 
+class SharedExpert(nn.Module):
+    """An MLP that computes every token, times the sigmoid of a gate."""
+
+    def __init__(self, shared: description.SharedExpert, placement: Placement) -> None:
+        super().__init__()
+        self.mlp = GatedMlp(shared.mlp, placement)
+        # Whole on every rank, in the model's type whatever the MLP has.
+        self.gate = ColumnLinear((shared.gate,), (range(1),), dataclasses.replace(placement, scheme=None))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] -> the same shape, of several ranks this one's part of it."""
+        gate: Tensor = self.gate(x)
+        out: Tensor = self.mlp(x)
+        return out.mul_(gate.sigmoid())
+
+    def launch_kind(self) -> Hashable:
+        """What decides, beside tokens, which kernels the products launch."""
+        return self.mlp.launch_kind(), self.gate.weight.launch_kind()
+
+
 class ExpertMlp(nn.Module):
     """The weighted sum of a token's experts, each down(gated(gate(x), up(x)))."""
 
@@ -91,13 +113,15 @@ class ExpertMlp(nn.Module):
         adds_bias = bias and (placement.shard.whole_experts or placement.shard.rank == 0)
         self.down_proj = ExpertLinear(downs, range(hidden), inner, len(own), part, placement, adds_bias)
         self._per_token, self._renormalized = experts.per_token, experts.renormalized
+        self.shared = None if experts.shared is None else SharedExpert(experts.shared, placement)
         clamped = experts.gating
         self._gating = SILU if clamped is None else Gating(True, clamped.alpha, clamped.limit)
 
     def forward(self, x: Activations) -> Tensor:
         """[num_tokens, hidden_size] -> the same shape, of several ranks this one's part of it."""
         assert isinstance(x, Tensor), "experts take tokens in the model's type"
-        return mixture.mixture(x, self._choice(self.router(x)), *self._weights, self._gating)
+        out = mixture.mixture(x, self._choice(self.router(x)), *self._weights, self._gating)
+        return out if self.shared is None else out + self.shared(x)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
         """The 8-bit type in which `forward` may be given tokens: none."""
@@ -105,14 +129,15 @@ class ExpertMlp(nn.Module):
 
     def fuses(self, num_tokens: int) -> bool:
         """Whether products of so many tokens take norm, SwiGLU and addition inside."""
-        return self.router.weight.fuses(num_tokens) and all(
-            mixture.fuses(num_tokens, weights) for weights in self._weights
-        )
+        fuses = self.shared is None and self.router.weight.fuses(num_tokens)
+        return fuses and all(mixture.fuses(num_tokens, weights) for weights in self._weights)
 
     def launch_kind(self) -> Hashable:
         """What decides, beside tokens, which kernels the products launch."""
         linears = (self.router, self.gate_up_proj, self.down_proj)
-        return self._per_token, self._renormalized, self._gating, *(linear.weight.launch_kind() for linear in linears)
+        weights = tuple(linear.weight.launch_kind() for linear in linears)
+        shared = None if self.shared is None else self.shared.launch_kind()
+        return self._per_token, self._renormalized, self._gating, weights, shared
 
     def add_to(self, residual: Tensor, norm: RmsNorm) -> None:
         """`residual += forward(norm(residual))`, for steps that fuse."""

@@ -1,5 +1,7 @@
 """Qwen3.5 and 3.6: Gated DeltaNet in three of four layers, gated attention in the fourth.
 
+Dense, or with experts in every layer and one that all tokens share.
+
 Norms' factors are 1 more than the tensors say, and a quarter of each head is rotated. Published
 folders see as well: their text part is read. What they have to predict several tokens at once
 (`mtp`) is left out.
@@ -10,8 +12,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from headrace_model_folder.description import GatedDeltaNet, Layer, Linear, ModelDescription, Norm, Vector
+from headrace_model_folder.description import (
+    Experts,
+    GatedDeltaNet,
+    Layer,
+    Linear,
+    Mlp,
+    ModelDescription,
+    Norm,
+    SharedExpert,
+    Vector,
+)
 from headrace_model_folder.families.decoder import MAX_WIDTH, Sizes, Switches, decoder, read_sizes
+from headrace_model_folder.families.experts import ExpertNames, read_routing, with_experts
 from headrace_model_folder.families.family import Family
 from headrace_model_folder.families.layer_types import FULL, read_other_kind
 from headrace_model_folder.fields import Fields
@@ -46,6 +59,30 @@ def describe(fields: Fields) -> ModelDescription:
         for layer, is_linear in zip(model.layers, _linear_layers(fields, sizes.num_layers), strict=True)
     )
     return dataclasses.replace(model, layers=tuple(layers), norm=_raised_norm(model.norm))
+
+
+def describe_moe(fields: Fields) -> ModelDescription:
+    """Every layer has experts, whose weights add up to 1, and a shared one with a gate."""
+    inner = fields.integer("moe_intermediate_size", 1, MAX_WIDTH)
+    shared = fields.integer("shared_expert_intermediate_size", 1, MAX_WIDTH)
+    # The dense model with an MLP of an expert's size, which experts take the place of.
+    model = describe(Fields(fields.name, {**fields.values, "intermediate_size": inner}))
+    routing = read_routing(fields, "num_experts", "moe_intermediate_size", len(model.layers), renormalized=True)
+    layers = (_with_shared(with_experts(layer, routing, _NAMES), shared) for layer in model.layers)
+    return dataclasses.replace(model, layers=tuple(layers))
+
+
+def _with_shared(layer: Layer, inner: int) -> Layer:
+    assert isinstance(layer.mlp, Experts), "every layer has experts"
+    name, hidden = f"{layer.name}.mlp.shared_expert", layer.mlp.router.inputs
+    mlp = Mlp(
+        Linear(f"{name}.gate_proj", inner, hidden),
+        Linear(f"{name}.up_proj", inner, hidden),
+        Linear(f"{name}.down_proj", hidden, inner),
+    )
+    shared = SharedExpert(mlp, Linear(f"{name}_gate", 1, hidden, keeps_dtype=True))
+    experts = dataclasses.replace(layer.mlp, shared=shared, joined=f"{layer.name}.mlp.experts")
+    return dataclasses.replace(layer, mlp=experts)
 
 
 def _read_linear(fields: Fields) -> _LinearSizes:
@@ -137,6 +174,14 @@ _DEFAULTS = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
+_EXPERT_DEFAULTS = {
+    "num_key_value_heads": 2,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+_NAMES = ExpertNames("mlp", "gate", gate="gate_proj", up="up_proj", down="down_proj")
 # Layers behind the last, which predict further tokens.
 _PREDICTION = "mtp."
 _TEXT_PART = TextPart("text_config", {"model.language_model.": "model."}, ("model.visual.", _PREDICTION))
@@ -144,4 +189,8 @@ _TEXT_PART = TextPart("text_config", {"model.language_model.": "model."}, ("mode
 QWEN3_5 = Family("Qwen3_5ForCausalLM", _DEFAULTS, describe, left_out=(_PREDICTION,))
 QWEN3_5_OF_SEVERAL = dataclasses.replace(
     QWEN3_5, architecture="Qwen3_5ForConditionalGeneration", text_part=_TEXT_PART, left_out=()
+)
+QWEN3_5_MOE = Family("Qwen3_5MoeForCausalLM", _DEFAULTS | _EXPERT_DEFAULTS, describe_moe, left_out=(_PREDICTION,))
+QWEN3_5_MOE_OF_SEVERAL = dataclasses.replace(
+    QWEN3_5_MOE, architecture="Qwen3_5MoeForConditionalGeneration", text_part=_TEXT_PART, left_out=()
 )

@@ -12,7 +12,7 @@ from headrace_model_folder.families.mixtral import MIXTRAL
 from headrace_model_folder.families.olmo import OLMO2, OLMO3
 from headrace_model_folder.families.phi3 import PHI3
 from headrace_model_folder.families.qwen import QWEN2, QWEN3
-from headrace_model_folder.families.qwen_hybrid import QWEN3_5, QWEN3_5_OF_SEVERAL
+from headrace_model_folder.families.qwen_hybrid import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_OF_SEVERAL, QWEN3_5_OF_SEVERAL
 from headrace_model_folder.families.qwen_moe import QWEN3_MOE
 from headrace_model_folder.families.smollm3 import SMOLLM3
 
@@ -36,6 +36,8 @@ FAMILIES: dict[str, Family] = {
         GEMMA3_OF_SEVERAL,
         QWEN3_5,
         QWEN3_5_OF_SEVERAL,
+        QWEN3_5_MOE,
+        QWEN3_5_MOE_OF_SEVERAL,
     )
 }
 # By the name that GGUF files state.
