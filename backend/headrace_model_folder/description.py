@@ -15,8 +15,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Literal
 
-from headrace_model_folder.linear_attention import GatedDeltaNet
-from headrace_model_folder.named_tensors import Fused, Linear, Norm, Shape, Sinks, Vector
+from headrace_model_folder.parts.linear_attention import GatedDeltaNet
+from headrace_model_folder.parts.named_tensors import Fused, Linear, Norm, Shape, Sinks, Vector
 from headrace_model_folder.rope_config import NO_ROPE, RopeConfig
 
 __all__ = [

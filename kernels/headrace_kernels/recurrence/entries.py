@@ -22,7 +22,7 @@ class RecurrentEntries(NamedTuple):
 
 
 class HostEntries(NamedTuple):
-    """The same as numbers, for implementations that decide by them on the host."""
+    """Entries with tokens, as numbers, for implementations that decide on the host."""
 
     # First token of each entry with tokens, and the one behind its last.
     spans: list[tuple[int, int]]

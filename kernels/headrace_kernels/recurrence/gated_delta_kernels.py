@@ -13,9 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Columns of a matrix that a program has: 32 of 128 rows are 32 numbers for each thread of 4 warps.
-# Not measured yet.
-_COLUMNS = 32
+# Columns of a matrix that a program has: 16 of 128 rows are 64 numbers for each thread of its only
+# warp, within which all sums stay. Not measured yet.
+_COLUMNS = 16
 
 
 @triton.jit
@@ -76,4 +76,6 @@ def launch_gated_delta(mixed, gates, matrices, entries, heads, out, eps) -> None
     keys, columns = triton.next_power_of_2(heads.key_dim), min(_COLUMNS, triton.next_power_of_2(heads.value_dim))
     grid = (entries.rows.shape[0], heads.num_value_heads, triton.cdiv(heads.value_dim, columns))
     strides = (gates.correction.stride(0), gates.decay.stride(0), matrices.stride(0))
-    _gated_delta_kernel[grid](mixed, *gates, matrices, out, *entries, *strides, eps, heads, keys, columns)
+    _gated_delta_kernel[grid](
+        mixed, *gates, matrices, out, *entries, *strides, eps, heads, keys, columns, num_warps=1
+    )  # fmt: skip

@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 def test_tokens_are_those_of_transformers_in_rows_that_are_used_again(made: Made) -> None:
     """Chunks of 16, more requests than rows: each row has several sequences one after the other."""
-    prompts = [prompt_of(length, length) for length in (150, 3, 111, 21, 1, 64)]
+    prompts = [prompt_of(length, length) for length in (80, 3, 21, 1, 40)]
     found = made.engine(max_num_seqs=3).outputs([greedy(prompt, 12) for prompt in prompts])
     assert found == [[made.expected(tuple(prompt), 12)] for prompt in prompts]
 
@@ -40,6 +40,7 @@ def test_no_prompt_begins_with_what_another_computed(made: Made) -> None:
     assert engine.engine._scheduler.num_prefix_hit_tokens == 0
 
 
+@pytest.mark.slow  # The property below preempts as well.
 def test_preempted_sequences_begin_with_an_empty_state(made: Made) -> None:
     engine = made.engine(14)
     prompts = [prompt_of(60, seed) for seed in range(4)]
@@ -49,18 +50,18 @@ def test_preempted_sequences_begin_with_an_empty_state(made: Made) -> None:
 
 
 def test_outputs_go_on_from_their_prompts_state(made: Made) -> None:
-    """Where others have the rows outputs begin alone, and else with the prompt's state."""
+    """Outputs begin alone if others have the rows, and else with the prompt's state."""
     prompt, found = prompt_of(53), []
     for num_others, num_copies in ((0, 2), (1, 1), (2, 0)):
         engine = made.engine(max_num_seqs=3)
-        others = [engine.add(greedy(prompt_of(9, seed), 40)) for seed in range(num_others)]
+        others = [engine.add(greedy(prompt_of(9, seed), 20)) for seed in range(num_others)]
         engine.checked_step()
         [outputs] = engine.outputs([greedy(prompt, 12, n=3, temperature=0.9, seed=7)])
         found.append(outputs)
         plans = [StepPlan.decode(plan) for plan in engine.worker.computed]
         assert sum(plan.forward.state_sources.size for plan in plans) == num_copies
         assert [other.tokens[0] for other in others] == [
-            made.expected(tuple(prompt_of(9, seed)), 40) for seed in range(num_others)
+            made.expected(tuple(prompt_of(9, seed)), 20) for seed in range(num_others)
         ]
     assert found[0] == found[1] == found[2]
     assert len(set(map(tuple, found[0]))) == 3
@@ -83,7 +84,7 @@ def test_beams_take_over_their_parents_states(made: Made) -> None:
 
 
 @hypothesis.settings(
-    max_examples=examples(30, least=5), deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+    max_examples=examples(30, least=3), deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
 @hypothesis.given(
     jobs=st.lists(schedules, min_size=1, max_size=6),

@@ -1,6 +1,7 @@
 """What a description's parts consist of: projections, norms and vectors, by their tensors' names.
 
-Owns names and shapes. What the parts are is `description`'s and `linear_attention`'s.
+Owns names and shapes. What the parts are is `description`'s and
+`linear_attention`'s.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from headrace_model_folder.named_tensors import Linear, Norm, Shape, Vector
+from headrace_model_folder.parts.named_tensors import Linear, Norm, Shape, Vector
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
