@@ -72,8 +72,16 @@ def test_sizes_and_tensors_are_those_of_the_fields() -> None:
 
 def test_what_sees_and_what_predicts_further_tokens_is_left_out(tmp_path: pathlib.Path) -> None:
     beside = {"mtp.fc.weight": (3, 5), "mtp.layers.0.self_attn.q_proj.weight": (7,)}
+    # As published: positions of images have sections of their own, which those of text do not need.
+    rope = {"rope_type": "default", "rope_theta": 1e7, "mrope_interleaved": True, "mrope_section": [11, 11, 10]}
     text = {key: value for key, value in HYBRID.items() if key != "architectures"}
-    whole = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text, "vision_config": {"depth": 1}}
+    text["rope_parameters"] = {**rope, "partial_rotary_factor": 0.5}
+    whole = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text, "vision_config": {"depth": 1},
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    described = parse_config(whole).description
+    assert (described.attention.rotary_dim, described.rope.theta, described.head.tied) == (4, 1e7, True)
     for name, config, prefix, others in (
         ("text", HYBRID, "model.", beside),
         ("several", whole, "model.language_model.", {**beside, "model.visual.patch_embed.proj.weight": (2, 2)}),

@@ -184,7 +184,12 @@ _EXPERT_DEFAULTS = {
 _NAMES = ExpertNames("mlp", "gate", gate="gate_proj", up="up_proj", down="down_proj")
 # Layers behind the last, which predict further tokens.
 _PREDICTION = "mtp."
-_TEXT_PART = TextPart("text_config", {"model.language_model.": "model."}, ("model.visual.", _PREDICTION))
+_TEXT_PART = TextPart(
+    "text_config",
+    {"model.language_model.": "model."},
+    ("model.visual.", _PREDICTION),
+    of_all=("tie_word_embeddings",),
+)
 
 QWEN3_5 = Family("Qwen3_5ForCausalLM", _DEFAULTS, describe, left_out=(_PREDICTION,))
 QWEN3_5_OF_SEVERAL = dataclasses.replace(
