@@ -57,7 +57,7 @@ def rank_part(model: ModelDescription, world_size: int, whole_experts: bool = Fa
 
 
 def _layer_part(layer: Layer, world_size: int, whole_experts: bool) -> Layer:
-    attention = layer.attention
+    attention = layer.kv_attention
     heads, kv_heads = attention.num_heads // world_size, max(attention.num_kv_heads // world_size, 1)
     query_norm, key_norm = attention.query_norm, attention.key_norm
     if attention.norms_projections and query_norm is not None and key_norm is not None:
@@ -69,7 +69,7 @@ def _layer_part(layer: Layer, world_size: int, whole_experts: bool) -> Layer:
         key_norm=key_norm,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        query=dataclasses.replace(attention.query, outputs=heads * attention.head_dim),
+        query=dataclasses.replace(attention.query, outputs=heads * attention.query_width),
         key=dataclasses.replace(attention.key, outputs=kv_heads * attention.head_dim),
         value=dataclasses.replace(attention.value, outputs=kv_heads * attention.head_dim),
         output=dataclasses.replace(attention.output, inputs=heads * attention.head_dim),
@@ -85,7 +85,7 @@ def _mlp_part(mlp: Mlp | Experts, world_size: int, whole_experts: bool) -> Mlp |
     experts = tuple(_dense_part(expert, world_size) for expert in mlp.experts)
     if whole_experts:
         experts = mlp.experts[: len(mlp.experts) // world_size]
-    shared = None if mlp.shared is None else _dense_part(mlp.shared, world_size)
+    shared = mlp.shared and dataclasses.replace(mlp.shared, mlp=_dense_part(mlp.shared.mlp, world_size))
     return dataclasses.replace(mlp, experts=experts, shared=shared)
 
 
@@ -122,10 +122,12 @@ def _reason(config: EngineConfig, group: _Group, model: ModelConfig) -> str | No
     if world_size == 1:
         return "which is one rank, and expert_parallel deals experts out to several" if whole_experts else None
     described = model.description
+    if described.recurrent_layers:
+        return f"and ranks do not share recurrent layers ({model.architecture}) yet"
     for name, size in _dealt_out(described, whole_experts):
         if size % world_size:
             return f"which does not divide {name} {size}"
-    for num_kv_heads in {layer.attention.num_kv_heads for layer in described.layers}:
+    for num_kv_heads in {attention.num_kv_heads for attention in described.attentions}:
         if num_kv_heads % world_size and world_size % num_kv_heads:
             return f"which neither divides num_key_value_heads {num_kv_heads} nor is a multiple of it"
     return _straddling(world_size, whole_experts, group, model) or _cut_layer(world_size, whole_experts, model)
@@ -134,7 +136,7 @@ def _reason(config: EngineConfig, group: _Group, model: ModelConfig) -> str | No
 def _dealt_out(model: ModelDescription, whole_experts: bool) -> Iterator[tuple[str, int]]:
     """Sizes that are split evenly over the ranks, by config.json's names."""
     for layer in model.layers:
-        yield "num_attention_heads", layer.attention.num_heads
+        yield "num_attention_heads", layer.kv_attention.num_heads
         if isinstance(layer.mlp, Mlp):
             yield "intermediate_size", layer.mlp.inner
         elif whole_experts:
@@ -142,7 +144,7 @@ def _dealt_out(model: ModelDescription, whole_experts: bool) -> Iterator[tuple[s
         else:
             yield "the inner size of experts", layer.mlp.inner
         if isinstance(layer.mlp, Experts) and layer.mlp.shared is not None:
-            yield "the inner size of shared experts", layer.mlp.shared.inner
+            yield "the inner size of shared experts", layer.mlp.shared.mlp.inner
     yield "vocab_size", model.vocab_size
 
 
@@ -182,7 +184,7 @@ def _downs(mlp: Mlp | Experts, whole_experts: bool) -> list[Linear]:
     """Down projections of each size whose inputs ranks share."""
     if isinstance(mlp, Mlp):
         return [mlp.down]
-    shared = [] if mlp.shared is None else [mlp.shared.down]
+    shared = [] if mlp.shared is None else [mlp.shared.mlp.down]
     return shared if whole_experts else [mlp.down, *shared]
 
 

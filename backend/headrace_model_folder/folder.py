@@ -31,7 +31,7 @@ from headrace_model_folder.gguf.header import read_gguf_header
 from headrace_model_folder.gguf.tensors import gguf_records, shared_blocks
 from headrace_model_folder.gguf.tokenizer import gguf_chat_template, gguf_tokenizer_json
 from headrace_model_folder.safetensors_header import TensorRecord
-from headrace_model_folder.stacked_experts import split_stacked
+from headrace_model_folder.stacked_experts import split_joined, split_stacked
 from headrace_model_folder.tensor_index import TensorIndex, read_tensor_index
 from headrace_model_folder.token_table import TOKENIZER_FILE, TOKENIZER_LIMIT, TokenTable, parse_token_table
 
@@ -78,11 +78,14 @@ class ModelFolder:
         )
         index = read_tensor_index(folder) if require_weights else TensorIndex({}, {})
         tensors: Mapping[str, TensorRecord] = index.tensors
-        if (text_part := FAMILIES[config.architecture].text_part) is not None:
-            tensors = text_part.tensors(tensors)
+        family = FAMILIES[config.architecture]
+        if family.text_part is not None:
+            tensors = family.text_part.tensors(tensors)
+        tensors = {name: record for name, record in tensors.items() if not name.startswith(family.left_out)}
         if require_weights and config.is_bitsandbytes:
             tensors = joined_nf4(folder, tensors)
         if require_weights:
+            tensors = split_joined(config, tensors)
             config = _with_plain_routers(config, tensors)
             check_tensors(config, tensors)
             tensors = split_stacked(config, split_fused(folder, config, tensors))

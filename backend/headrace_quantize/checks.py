@@ -118,6 +118,11 @@ def _open(config: QuantizeConfig) -> ModelFolder:
             f"MODEL_FOLDER {folder} has parts beside its text part, which would be lost: --quantize of a server rounds "
             "such a model as it loads"
         )
+    if model.config.description.recurrent_layers:
+        raise QuantizeRefused(
+            f"MODEL_FOLDER {folder} is of {model.config.architecture}, whose layers have states, which is not "
+            "supported yet: --quantize of a server rounds such a model as it loads"
+        )
     if model.gguf_file is not None:
         raise QuantizeRefused(
             f"MODEL_FOLDER {folder} is a GGUF file, whose weights have their own bits: a folder is needed"

@@ -101,7 +101,7 @@ class DecoderPass:
             InvalidModelFolder: A tensor can't be read, or is not finite.
         """
         described = self._description.layers[index]
-        layer = DecoderLayer(described, Placement(self.dtype, self.device), self._rotary.number(described.attention))
+        layer = DecoderLayer(described, Placement(self.dtype, self.device), self._rotary.number(described))
         targets = weight_targets(layer)
         load_weights(self._folder, targets, lambda *_: None)
         return LoadedLayer(layer.eval(), targets)

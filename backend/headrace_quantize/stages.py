@@ -45,11 +45,11 @@ STAGES = (
 # Of a mixture's shared expert, which has the norm of all experts before it.
 _SHARED = (
     Stage(
-        "mlp.shared.gate_up_proj",
+        "mlp.shared.mlp.gate_up_proj",
         ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
         "post_attention_layernorm",
     ),
-    Stage("mlp.shared.down_proj", ("mlp.shared_experts.down_proj",), "mlp.shared_experts.up_proj"),
+    Stage("mlp.shared.mlp.down_proj", ("mlp.shared_experts.down_proj",), "mlp.shared_experts.up_proj"),
 )
 
 

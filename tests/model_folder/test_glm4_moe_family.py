@@ -44,7 +44,7 @@ def test_absent_fields_take_transformers_defaults() -> None:
     model = parse_config(config | {"num_experts_per_tok": 8}).description
     found = model.layers[-1].mlp
     assert isinstance(found, Experts) and found.shared is not None
-    assert (len(found.experts), found.inner, found.shared.inner, found.renormalized) == (128, 1408, 1408, True)
+    assert (len(found.experts), found.inner, found.shared.mlp.inner, found.renormalized) == (128, 1408, 1408, True)
     assert found.scores == SigmoidScores("model.layers.1.mlp.gate.e_score_correction_bias", 128, 1, 1, 1.0)
     assert (model.attention.rotary_dim, model.norm.eps) == (4, 1e-5)
 
@@ -120,7 +120,7 @@ def test_ranks_share_the_shared_expert_whatever_they_do_with_the_others() -> Non
     for whole, (experts, inner) in {False: (8, 6), True: (4, 12)}.items():
         part = rank_part(parse_config(GLM).description, 2, whole).layers[1].mlp
         assert isinstance(part, Experts) and part.shared is not None
-        assert (len(part.experts), part.inner, part.shared.inner) == (experts, inner, 6)
+        assert (len(part.experts), part.inner, part.shared.mlp.inner) == (experts, inner, 6)
     odd = parse_config(changed(moe_intermediate_size=13))
     reason = unsuitable_tp(engine(tp=2, expert_parallel=True), odd)
     assert reason is not None and "does not divide the inner size of shared experts 13" in reason

@@ -46,6 +46,22 @@ _GEMMA3_STRETCHED = {
     },
 }
 
+# Heads of sizes that are no power of two, and two value heads to a key. Weights are half as large
+# as others': states add up what is rounded, and with larger ones transformers' two forms of the
+# recurrence differ by 2e-3 from each other. Logits still depend on the context by 0.2.
+_QWEN3_5 = {
+    **_BASE,
+    "initializer_range": 0.1,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "partial_rotary_factor": 0.5,
+}
+
 LONGROPE = {"short_factor": [1.0, 1.25, 1.5, 2.0], "long_factor": [1.0, 2.5, 7.0, 31.5]}
 
 
@@ -203,6 +219,21 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         attention_bias=False,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+    ),
+    "qwen3.5": lambda: transformers.Qwen3_5TextConfig(**_QWEN3_5),
+    # Other kinds of layers in another order, of other sizes.
+    "qwen3.5-order-tied": lambda: transformers.Qwen3_5TextConfig(
+        **_QWEN3_5 | {"num_hidden_layers": 3, "linear_num_key_heads": 4, "linear_conv_kernel_dim": 3},
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "qwen3.5-moe": lambda: transformers.Qwen3_5MoeTextConfig(
+        **{name: size for name, size in _QWEN3_5.items() if name != "intermediate_size"},
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=24,
     ),
     # Sizes that groups of 32 divide, also on two ranks.
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),

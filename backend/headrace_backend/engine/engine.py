@@ -120,7 +120,7 @@ class Engine:
         self._budget = TokenBudget(config.max_num_batched_tokens, self._step_times)
         self._step_limits = StepLimits(config.step_time_target_ms, config.watchdog_s)
         self._draft_lengths = DraftLengths(self._step_times, config.fixed_drafts())
-        self._scheduler = Scheduler(config, self._budget, self._draft_lengths, model.cache_groups)
+        self._scheduler = Scheduler(config, self._budget, self._draft_lengths, model.cache_groups, model.keeps_states)
         self._table = RequestTable(config)
         self._admission = Admission(config, rates, model.max_model_len, self._blocks)
         self._quotas = Quotas(self._blocks, self.steps.engine)

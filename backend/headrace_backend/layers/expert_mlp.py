@@ -26,6 +26,7 @@ from headrace_kernels.experts.gating import SILU, Gating, gated_reference
 from headrace_kernels.experts.routing import Choice, choose_experts
 from headrace_kernels.experts.scored_routing import Scoring, choose_scored_experts
 from headrace_kernels.rounded_tokens import Activations
+from headrace_model_folder import description
 from headrace_model_folder.description import Experts, Linear, SigmoidScores
 
 
@@ -93,6 +94,31 @@ class SigmoidRouting(ShardedModule):
         yield CheckpointPart(self._name, WeightTarget.of(self.correction, range(len(self.correction))))
 
 
+class SharedExpert(nn.Module):
+    """An MLP that computes every token, times the sigmoid of a gate where there is one."""
+
+    def __init__(self, shared: description.SharedExpert, placement: Placement) -> None:
+        super().__init__()
+        # Shared out over ranks as a dense MLP is, also where experts are whole.
+        self.mlp = GatedMlp(shared.mlp, placement)
+        # Whole on every rank, in the model's type whatever the MLP has.
+        plain = dataclasses.replace(placement, scheme=None)
+        self.gate = None if shared.gate is None else ColumnLinear((shared.gate,), (range(1),), plain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] -> the same shape, of several ranks this one's part of it."""
+        out: Tensor = self.mlp(x)
+        return out if self.gate is None else out.mul_(self.gate(x).sigmoid())
+
+    def fuses(self, num_tokens: int) -> bool:
+        """Whether `gated` and `add_down` of its MLP can take the place of `forward`."""
+        return self.gate is None and self.mlp.fuses(num_tokens)
+
+    def launch_kind(self) -> Hashable:
+        """What decides, beside tokens, which kernels the products launch."""
+        return self.mlp.launch_kind(), None if self.gate is None else self.gate.weight.launch_kind()
+
+
 class ExpertMlp(nn.Module):
     """The weighted sum of a token's experts, each down(gated(gate(x), up(x))), and a shared one."""
 
@@ -111,10 +137,9 @@ class ExpertMlp(nn.Module):
         # The ranks' outputs are added up, so each bias is one rank's.
         adds_bias = bias and (placement.shard.whole_experts or placement.shard.rank == 0)
         self.down_proj = ExpertLinear(downs, range(hidden), inner, len(own), part, placement, adds_bias)
-        # Shared out over ranks as a dense MLP is, also where experts are whole.
-        self.shared = None if experts.shared is None else GatedMlp(experts.shared, placement)
         self.scores = None if experts.scores is None else SigmoidRouting(experts, experts.scores, placement)
         self._per_token, self._renormalized = experts.per_token, experts.renormalized
+        self.shared = None if experts.shared is None else SharedExpert(experts.shared, placement)
         clamped = experts.gating
         self._gating = SILU if clamped is None else Gating(True, clamped.alpha, clamped.limit)
 
@@ -160,10 +185,10 @@ class ExpertMlp(nn.Module):
         """`residual += forward(norm(residual))`, for steps that fuse."""
         choice = self._choice(self.router.after_norm(norm, residual))
         # Of the stream before the mixture is added to it.
-        inner = None if self.shared is None else self.shared.gated(residual, norm)
+        inner = None if self.shared is None else self.shared.mlp.gated(residual, norm)
         mixture.add_mixture(residual, norm.weight, norm.eps, choice, *self._weights, self._gating)
         if self.shared is not None and inner is not None:
-            self.shared.add_down(residual, inner)
+            self.shared.mlp.add_down(residual, inner)
 
     @property
     def _weights(self) -> tuple[ExpertWeights, ExpertWeights]:

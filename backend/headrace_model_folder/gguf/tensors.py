@@ -125,7 +125,7 @@ def _check(file: str, name: str, tensor: GgufTensor, shape: tuple[int, ...]) -> 
 
 def _alternating(config: ModelConfig) -> dict[str, int]:
     """Name of each tensor of queries and keys -> rows of a head."""
-    attentions = [layer.attention for layer in config.description.layers]
+    attentions = config.description.attentions
     return {
         name: attention.head_dim
         for attention in attentions

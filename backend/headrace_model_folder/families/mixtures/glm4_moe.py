@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 
-from headrace_model_folder.description import Experts, Layer, Linear, Mlp, ModelDescription, SigmoidScores
+from headrace_model_folder.description import (
+    Experts,
+    Layer,
+    Linear,
+    Mlp,
+    ModelDescription,
+    SharedExpert,
+    SigmoidScores,
+)
 from headrace_model_folder.errors import shown
 from headrace_model_folder.families.decoder import Switches, decoder, read_sizes
-from headrace_model_folder.families.experts import ExpertNames, Routing, read_routing, with_experts
 from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.mixtures.experts import ExpertNames, Routing, read_routing, with_experts
 from headrace_model_folder.fields import Fields
 
 _NAMES = ExpertNames("mlp", "gate", gate="gate_proj", up="up_proj", down="down_proj")
@@ -65,12 +73,15 @@ def _read_scores(fields: Fields, routing: Routing) -> SigmoidScores:
 
 def _sparse(layer: Layer, routing: Routing, scores: SigmoidScores, shared_inner: int) -> Layer:
     sparse = with_experts(layer, routing, _NAMES)
-    experts, name, hidden = sparse.mlp, f"{layer.name}.mlp", layer.attention.query.inputs
+    experts, name = sparse.mlp, f"{layer.name}.mlp"
     assert isinstance(experts, Experts)
-    shared = Mlp(
-        Linear(f"{name}.shared_experts.gate_proj", shared_inner, hidden),
-        Linear(f"{name}.shared_experts.up_proj", shared_inner, hidden),
-        Linear(f"{name}.shared_experts.down_proj", hidden, shared_inner),
+    hidden = experts.router.inputs
+    shared = SharedExpert(
+        Mlp(
+            Linear(f"{name}.shared_experts.gate_proj", shared_inner, hidden),
+            Linear(f"{name}.shared_experts.up_proj", shared_inner, hidden),
+            Linear(f"{name}.shared_experts.down_proj", hidden, shared_inner),
+        )
     )
     own = dataclasses.replace(scores, correction=f"{experts.router.name}.e_score_correction_bias")
     return dataclasses.replace(sparse, mlp=dataclasses.replace(experts, scores=own, shared=shared))
