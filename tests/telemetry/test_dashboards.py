@@ -191,6 +191,8 @@ def test_panels_do_not_take_what_grafana_would_choose_badly(path: pathlib.Path) 
         if panel["type"] == "stat":
             # Without it a number is green, and red from 80 on, whatever it means.
             assert defaults["color"]["mode"] == "fixed" or defaults["thresholds"]["steps"], panel["title"]
+            # Of a machine without requests, a quantile or a share would read NaN.
+            assert defaults["mappings"][0]["options"]["match"] == "null+nan", panel["title"]
             # One instant is no line behind the number.
             assert all(target["range"] and not target.get("instant") for target in panel["targets"])
         if panel["type"] == "timeseries":
