@@ -4,6 +4,13 @@ Owns the two instructions, for Triton kernels. A kernel launched with `launch_pd
 every program of the one before has called `grid_behind_may_start` or ended, and reads what that one
 writes behind `grid_before_is_done` only. Between short kernels that saves the time in which a
 multiprocessor has nothing to do. Both do nothing in kernels that are launched as usual.
+
+Every program of a kernel that is launched early waits, those without work too, and writes behind
+its wait alone. So a kernel's end says that all before it have ended, and none overwrites what an
+earlier one still reads. What no kernel writes (weights) may be read before the wait.
+Most kernels call `grid_behind_may_start` first. One that waits first tells the kernel behind it
+that all kernels before its own have ended: that one may read what those wrote before its wait, past
+the first cache, whose lines are older.
 """
 
 # Triton's decorator has no types.

@@ -36,7 +36,7 @@ from triton.runtime.jit import JITFunction
 from headrace_kernels import card, finite_rows, rms_norm, rounded_tokens, swiglu
 from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention import rope_kv
-from headrace_kernels.experts import mixture, routing, scored_routing
+from headrace_kernels.experts import mixture, router, routing, scored_routing
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import Gating
 from headrace_kernels.linear import block_quantized_kernels as block_linear_kernels
@@ -264,15 +264,27 @@ _PRODUCTS = (
     _Product(1024, 256, normed=True),
 )
 
+# Those that are launched early: of gpt-oss-20b queries, keys and values, and attention's output; a
+# small model's; gate and up of a small one, and with the most inputs that there are.
+_EARLY_PRODUCTS = (
+    _Product(5120, 2880, normed=True),
+    _Product(2880, 4096, add=True),
+    _Product(2048, 1024, normed=True),
+    _Product(3072, 1024, normed=True, gated=True),
+    _Product(1984, 4096, normed=True, gated=True),
+)
 
-def launch_product(num_rows: int, product: _Product) -> None:
+
+def launch_product(num_rows: int, product: _Product, early: bool = False) -> None:
     """With the tile that the rule chooses."""
     x = torch.empty(num_rows, product.num_inputs, dtype=torch.bfloat16)
     weight = torch.empty(product.num_outputs * (1 + product.gated), product.num_inputs, dtype=torch.bfloat16)
     out = torch.empty(num_rows, product.num_outputs, dtype=product.out_dtype)
     norm = (torch.empty(product.num_inputs, dtype=torch.bfloat16), 1e-5) if product.normed else None
-    tile = dense_small_batch.launch_rule(num_rows, product.num_outputs, product.num_inputs)
-    dense_small_batch_kernels.multiply(x, weight, None, out, tile, norm=norm, gated=product.gated, add=product.add)
+    rule = dense_small_batch.launch_rule
+    tile = rule(num_rows, product.num_outputs, product.num_inputs, product.gated, early)
+    fused = {"norm": norm, "gated": product.gated, "add": product.add}
+    dense_small_batch_kernels.multiply(x, weight, None, out, tile, **fused, early=early)
 
 
 def launch_streams(num_rows: int, product: _Product) -> None:
@@ -297,6 +309,8 @@ def compile_small_linear(arch: int) -> list[Any]:
             stack.enter_context(mock.patch.object(card, "has_warpgroup_instructions", lambda device: True))
             for product in _PRODUCTS[:-1]:
                 launch_streams(12, product)
+            for product in _EARLY_PRODUCTS:
+                launch_product(1, product, early=True)
     return compiled
 
 
@@ -579,16 +593,17 @@ _MIXTURES = ((128, 8, 2048, 768), (8, 2, 4096, 3584))
 
 
 def compile_experts(arch: int) -> list[Any]:
-    """Compiles mixtures of experts: routing, one token, and tiles of every size.
+    """Compiles mixtures of experts: routing, one token and two, and tiles of every size.
 
     Weights are plain and of each kind of few bits, and plain ones of a rank with half of the
-    experts.
+    experts. On sm_90 one token's kernels are launched early.
     """
     cpu = torch.device("cpu")
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(card, "has_warpgroup_products", lambda device: arch >= 90))
-        for room in (mixture, routing, scored_routing):
+        stack.enter_context(mock.patch.object(card, "launches_early", lambda device: arch >= 90))
+        for room in (mixture, router, routing, scored_routing):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
         for sizes, (kind, grouped, arrangement) in itertools.product(_MIXTURES, _EXPERT_KINDS):
@@ -619,6 +634,8 @@ def compile_experts(arch: int) -> list[Any]:
                 norm = torch.empty(hidden, dtype=x.dtype)
                 one = routing.Choice(*(column[:1] for column in choice))
                 mixture.add_mixture(x[:1], norm, 1e-5, one, gate_up, down)
+                two = routing.Choice(*(column[:2] for column in choice))
+                mixture.add_mixture(x[:2], norm, 1e-5, two, gate_up, down)
                 mixture.mixture(x[:1], one, *_of_a_rank(weights))
                 mixture.mixture(x, choice, *_of_a_rank(weights))
         _mxfp4_mixtures()
@@ -649,8 +666,21 @@ def _mxfp4_mixtures() -> None:
         mixture.mixture(x, choice, *weights, gating)
         if num_tokens == 1:
             mixture.add_mixture(x, torch.empty(hidden, dtype=x.dtype), 1e-5, choice, *weights, gating)
+            _routers(num_experts, per_token, hidden)
         if num_tokens in (1, 512):
             mixture.mixture(x, choice, *_of_a_rank(weights), gating)
+
+
+def _routers(num_experts: int, per_token: int, hidden: int) -> None:
+    """The choice of one token's experts and of four's, in one launch."""
+    weight, bias = (
+        torch.empty(num_experts, hidden, dtype=torch.bfloat16),
+        torch.empty(num_experts, dtype=torch.bfloat16),
+    )
+    norm, done = (torch.empty(hidden, dtype=torch.bfloat16), 1e-5), torch.zeros(1, dtype=torch.int32)
+    for num_tokens in (1, 4):
+        x = torch.empty(num_tokens, hidden, dtype=torch.bfloat16)
+        router.choose_after_norm(x, norm, weight, bias, per_token, True, done)
 
 
 _ROOMS = {

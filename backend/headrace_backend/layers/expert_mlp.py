@@ -19,10 +19,12 @@ from headrace_backend.layers.mlp import GatedMlp
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.quantization.expert_weight import make_expert_weight
+from headrace_backend.quantization.linear_weight import PlainWeight
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.experts import mixture
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated_reference
+from headrace_kernels.experts.router import choose_after_norm, chooses_at_once
 from headrace_kernels.experts.routing import Choice, choose_experts
 from headrace_kernels.experts.scored_routing import Scoring, choose_scored_experts
 from headrace_kernels.rounded_tokens import Activations
@@ -142,6 +144,8 @@ class ExpertMlp(nn.Module):
         self.shared = None if experts.shared is None else SharedExpert(experts.shared, placement)
         clamped = experts.gating
         self._gating = SILU if clamped is None else Gating(True, clamped.alpha, clamped.limit)
+        # Counts the programs of a choice of few tokens, and is 0 between two of them.
+        self._done = torch.zeros(1, dtype=torch.int32, device=placement.device)
 
     def forward(self, x: Activations) -> Tensor:
         """[num_tokens, hidden_size] -> the same shape, of several ranks this one's part of it."""
@@ -183,7 +187,7 @@ class ExpertMlp(nn.Module):
 
     def add_to(self, residual: Tensor, norm: RmsNorm) -> None:
         """`residual += forward(norm(residual))`, for steps that fuse."""
-        choice = self._choice(self.router.after_norm(norm, residual))
+        choice = self._choice_after(norm, residual)
         # Of the stream before the mixture is added to it.
         inner = None if self.shared is None else self.shared.mlp.gated(residual, norm)
         mixture.add_mixture(residual, norm.weight, norm.eps, choice, *self._weights, self._gating)
@@ -193,6 +197,14 @@ class ExpertMlp(nn.Module):
     @property
     def _weights(self) -> tuple[ExpertWeights, ExpertWeights]:
         return self.gate_up_proj.weights, self.down_proj.weights
+
+    def _choice_after(self, norm: RmsNorm, residual: Tensor) -> Choice:
+        router = self.router.weight
+        assert isinstance(router, PlainWeight), "a router has the model's type"
+        if self.scores is not None or not chooses_at_once(router.tensor):
+            return self._choice(self.router.after_norm(norm, residual))
+        norm_and_eps, rule = (norm.weight, norm.eps), (self._per_token, self._renormalized)
+        return choose_after_norm(residual, norm_and_eps, router.tensor, self.router.bias, *rule, self._done)
 
     def _choice(self, logits: Tensor) -> Choice:
         if self.scores is None:

@@ -2,10 +2,12 @@
 
 routing          a token's likeliest experts, and pairs of token and expert sorted by expert
 scored_routing   experts that are chosen by sigmoid scores and a correction, in groups
+router           the likeliest experts of few tokens, with norm and router in the same launch
 expert_weights   the weights of all experts side by side, plain or quantized
 gating           what an expert does between its projections
 mixture          the experts' MLPs and the sum of their outputs, by the number of tokens; its
-                 kernels are `mixture_kernels`, and `mxfp4_kernels` for weights in MXFP4
+                 kernels are `mixture_kernels`, and for weights in MXFP4 `mxfp4_gemv` (few tokens)
+                 and `mxfp4_kernels`
 
 Routing stays on the device: grids depend on the number of tokens alone, so that a step is captured
 once and nothing compiles late whatever the routing.

@@ -8,7 +8,7 @@ each expert that a token chose multiplies its tokens by itself.
 Launch rules. Up to 4 tokens each pair reads its expert's weights for itself; more are sorted by
 expert, in tiles of about twice the pairs that an expert has on average, from 16 to 128, so that
 most experts are one tile while a step is bound by memory. Chosen without a card, but for the
-largest tiles; what they reach on one is in docs/experiments.md.
+largest tiles and those of one token; what they reach on one is in docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from headrace_kernels import card
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated_reference
 from headrace_kernels.experts.mixture_kernels import PairTile, VectorTile, multiply_pairs, multiply_vectors
-from headrace_kernels.experts.mxfp4_kernels import FewTile, ManyTile, multiply_few, multiply_many
+from headrace_kernels.experts.mxfp4_gemv import FewTile, multiply_few
+from headrace_kernels.experts.mxfp4_kernels import ManyTile, multiply_many
 from headrace_kernels.experts.routing import Choice, sort_pairs
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
 from headrace_kernels.triton_runtime import INTERPRETED, uses_triton
@@ -38,10 +39,11 @@ _LARGEST_INT4_TILES = (64, 16)
 _LARGEST_GROUPED_TILES = (128, 32)
 # Words of a piece of 8-bit numbers, at least, where one scale holds for all inputs.
 _LONG_PIECE = 1024
-# MXFP4's products of few tokens: gate and up, a warp each, and down, a warp for each of four
-# experts. Not measured.
-FEW_GATE_UP = FewTile(block_n=16, num_warps=2, num_stages=4)
-FEW_DOWN = FewTile(block_n=16, num_warps=4, num_stages=4)
+# MXFP4's products of few tokens: gate and up by four warps, of which each asks for all that it
+# multiplies of gpt-oss' 2,880 inputs at once, and down by one for each expert. A layer of
+# gpt-oss-20b without attention takes 46.2 us for one token on an H200, with four warps for each
+# expert 48.0 (docs/experiments.md, "kernels that begin before the one ahead has ended").
+FEW_GATE_UP, FEW_DOWN = FewTile(parts=4, ahead=3), FewTile(parts=1, ahead=3)
 
 
 def fuses(num_tokens: int, weights: ExpertWeights) -> bool:
@@ -62,15 +64,22 @@ def _takes_kernels(weights: ExpertWeights) -> bool:
     return uses_triton(weights.storage) and is_taken
 
 
-def vector_rule(weights: ExpertWeights) -> VectorTile:
-    """The tile of a product of few tokens: some KB of weights are under way in a program."""
+def vector_rule(num_tokens: int, weights: ExpertWeights, gated: bool) -> VectorTile:
+    """The tile of a product of few tokens: some KB of weights are under way in a program.
+
+    Plain weights are launched early for one token, from sm_90 on: without attention a layer of
+    Qwen3-30B-A3B takes 44.0 us on an H200, with down in the tile of gate and up 46.1, and with all
+    launches late 48.8. Four tokens took 134.5 us early and 129.3 late (docs/experiments.md,
+    "kernels that begin before the one ahead has ended").
+    """
     layout = weights.layout()
     kind = layout.kind
     if kind == "int4" or layout.plane < _LONG_PIECE:
         return VectorTile(block_n=8, block_words=128, num_warps=8)
-    if kind == "plain":
-        return VectorTile(block_n=2, block_words=2048, num_warps=8)
-    return VectorTile(block_n=4, block_words=1024, num_warps=8)
+    if kind != "plain":
+        return VectorTile(block_n=4, block_words=1024, num_warps=8)
+    is_early = num_tokens == 1 and card.launches_early(weights.storage.device)
+    return VectorTile(block_n=2, block_words=512 if is_early and not gated else 2048, num_warps=4, is_early=is_early)
 
 
 def tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
@@ -168,7 +177,7 @@ def _multiply_few(
     if isinstance(gate_up.weight, Mxfp4Weight):
         multiply_few(x, choice, gate_up, down, out, (FEW_GATE_UP, FEW_DOWN), norm, add, gating)
     else:
-        tiles = vector_rule(gate_up), vector_rule(down)
+        tiles = vector_rule(len(x), gate_up, gated=True), vector_rule(len(x), down, gated=False)
         multiply_vectors(x, choice, gate_up, down, out, tiles, norm, add, gating)
 
 

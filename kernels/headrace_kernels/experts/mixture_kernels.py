@@ -13,6 +13,11 @@ sorting made neighbours, by BLOCK_N of its outputs, as Y^T = W X^T. How many til
 routing's, so the grid has room for the most there can be, and a program finds its expert from the
 starts of all. `_combine_kernel` adds up the outputs of a token's pairs in order.
 
+Both may be launched early (`early_launch`). Which weights `_vector_gate_up_kernel` reads is the
+choice's to say, so it waits before it reads any. It lets the next kernel start behind its wait:
+when `_vector_down_kernel` runs, the choice is there, and it asks for weights of all experts of its
+token before it waits for their inputs.
+
 Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
 """
 
@@ -29,6 +34,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels import card
+from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated
 from headrace_kernels.experts.routing import Choice, SortedPairs
@@ -38,6 +44,8 @@ from headrace_kernels.weight_formats.kernel_layout import WeightLayout
 
 # Words that a warp loads at once, at least 8 bytes a thread in 16 bits.
 _WARP_WORDS = 128
+# Words of 16 bits that a thread asks for before it waits, at most: half of its registers.
+_WORDS_AHEAD = 192
 # Outputs of a token that one program adds up.
 _COMBINED = 1024
 
@@ -50,6 +58,9 @@ class VectorTile(NamedTuple):
     # Words of a row that are loaded at a time, at most a piece of the layout.
     block_words: int
     num_warps: int
+    # Whether the kernel is launched early, and asks for words before it computes; plain weights
+    # only.
+    is_early: bool = False
 
 
 class PairTile(NamedTuple):
@@ -100,12 +111,38 @@ def _byte_scales(scale_ptr, rows, group, NUM_ROWS: tl.constexpr, LAYOUT: tl.cons
 
 @triton.jit
 def own_expert(experts_ptr, pairs, first_expert, NUM_EXPERTS: tl.constexpr):
-    """The number, among the experts here, of a pair's expert, or 0; and whether it is here."""
-    expert = tl.load(experts_ptr + pairs).to(tl.int64)
+    """The number, among the experts here, of a pair's expert, or 0; and whether it is here.
+
+    It is read past the first cache, where an earlier choice may still be.
+    """
+    expert = tl.load(experts_ptr + pairs, cache_modifier=".cg").to(tl.int64)
     if first_expert is not None:
         expert -= first_expert
     is_here = (expert >= 0) & (expert < NUM_EXPERTS)
     return tl.where(is_here, expert, 0), is_here
+
+
+@triton.jit
+def _add_three(a, b, c, x, y, z):
+    """Adds three sums at a time, for which warps meet once."""
+    return a + x, b + y, c + z
+
+
+@triton.jit
+def _row_block(row_ptr, k, mask, BLOCK_N: tl.constexpr):
+    """Elements k [1, BLOCK] of one row, once for each of BLOCK_N outputs: [BLOCK_N, BLOCK].
+
+    Threads load what they multiply; one copy would go to them by way of shared memory.
+    """
+    places = tl.broadcast_to(row_ptr + k, [BLOCK_N, k.shape[1]])
+    return tl.load(places, mask=tl.broadcast_to(mask, [BLOCK_N, k.shape[1]]), other=0.0)
+
+
+@triton.jit
+def _gate_up_words(word_ptr, gates, ups, word, WORDS: tl.constexpr):
+    mask = word < WORDS
+    gate_words = tl.load(word_ptr + gates * WORDS + word, mask=mask, other=0)
+    return gate_words, tl.load(word_ptr + ups * WORDS + word, mask=mask, other=0)
 
 
 @triton.jit(do_not_specialize=["first_expert"])
@@ -114,10 +151,12 @@ def _vector_gate_up_kernel(
     eps, first_expert,
     N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
     GATING: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
+    EARLY: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Program (pair, n): BLOCK_N inner elements n of one pair, gated.
 
-    With norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums.
+    With norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums. EARLY: the kernel is
+    launched early, and a program asks for AHEAD words of each row before it computes.
     """
     K: tl.constexpr = LAYOUT.num_inputs
     WORDS: tl.constexpr = LAYOUT.num_words
@@ -127,6 +166,8 @@ def _vector_gate_up_kernel(
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     j = tl.arange(0, BLOCK_WORDS)[None, :]
     x_row = x_ptr + (pair // PER_TOKEN).to(tl.int64) * K
+    if EARLY:
+        grid_before_is_done()
     expert, is_here = own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)
     if not is_here:
         return
@@ -136,28 +177,36 @@ def _vector_gate_up_kernel(
     ups = gates + N
     gate_sums = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
     up_sums = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
-    squares = tl.zeros([1, BLOCK_WORDS], tl.float32)
+    squares = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
+    ahead = ()
+    if EARLY:
+        for first in tl.static_range(0, AHEAD, BLOCK_WORDS):
+            ahead = ahead + (_gate_up_words(word_ptr, gates, ups, first + j, WORDS),)
+        # The compiler keeps what comes before this call before it.
+        grid_behind_may_start()
     # Unrolled, so that the loads of several blocks are under way at once.
     for first in tl.static_range(0, WORDS, BLOCK_WORDS):
-        word = first + j
-        gate_words = tl.load(word_ptr + gates * WORDS + word, mask=word < WORDS, other=0)
-        up_words = tl.load(word_ptr + ups * WORDS + word, mask=word < WORDS, other=0)
+        if EARLY and first < AHEAD:
+            gate_words, up_words = ahead[first // BLOCK_WORDS]
+        else:
+            gate_words, up_words = _gate_up_words(word_ptr, gates, ups, first + j, WORDS)
         for part in tl.static_range(PARTS):
             piece = (first // BLOCK_WORDS // BLOCKS * PARTS + part) * LAYOUT.plane
             k = piece + first // BLOCK_WORDS % BLOCKS * BLOCK_WORDS + j
-            x = tl.load(x_row + k, mask=k < K, other=0.0).to(tl.float32)
+            x = _row_block(x_row, k, k < K, BLOCK_N).to(tl.float32)
             if norm_ptr is not None:
                 squares += x * x
-                x = x * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+                x = x * _row_block(norm_ptr, k, k < K, BLOCK_N).to(tl.float32)
             group = tl.minimum(piece, K - 1) // LAYOUT.group
             gate_sums += x * _wide_numbers(gate_words, scale_ptr, zero_ptr, gates, group, NUM_ROWS, part, LAYOUT)
             up_sums += x * _wide_numbers(up_words, scale_ptr, zero_ptr, ups, group, NUM_ROWS, part, LAYOUT)
-    gate, up = tl.sum(gate_sums, 1)[:, None], tl.sum(up_sums, 1)[:, None]
+    gate, up, square = tl.reduce((gate_sums, up_sums, squares), 1, _add_three)
+    gate, up = gate[:, None], up[:, None]
     if scale_ptr is not None:
         if not LAYOUT.is_grouped:
             gate, up = gate * tl.load(scale_ptr + gates), up * tl.load(scale_ptr + ups)
     if norm_ptr is not None:
-        rstd = tl.rsqrt(tl.sum(squares) / K + eps)
+        rstd = tl.rsqrt(square[:, None] / K + eps)
         gate, up = gate * rstd, up * rstd
     if bias_ptr is not None:
         gate, up = gate + tl.load(bias_ptr + gates).to(tl.float32), up + tl.load(bias_ptr + ups).to(tl.float32)
@@ -172,23 +221,46 @@ def _vector_down_kernel(
     first_expert,
     N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
     ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
+    EARLY: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, n): the weighted sum over the token's experts for BLOCK_N outputs n."""
+    """Program (token, n): the weighted sum over the token's experts for BLOCK_N outputs n.
+
+    EARLY: the kernel is launched early, behind `_vector_gate_up_kernel`, and a program asks for
+    AHEAD words of each row before that one has ended.
+    """
     K: tl.constexpr = LAYOUT.num_inputs
     WORDS: tl.constexpr = LAYOUT.num_words
     PARTS: tl.constexpr = 4 if LAYOUT.kind == "int4" else 1
     BLOCKS: tl.constexpr = LAYOUT.plane // BLOCK_WORDS
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n_read = tl.minimum(n, N - 1)[:, None]
     j = tl.arange(0, BLOCK_WORDS)[None, :]
     NUM_ROWS: tl.constexpr = N * NUM_EXPERTS
+    # Of all experts at once: a program would wait for each number between two products.
+    owned, ahead = (), ()
+    for slot in tl.static_range(PER_TOKEN):
+        owned = owned + (own_expert(experts_ptr, token * PER_TOKEN + slot, first_expert, NUM_EXPERTS),)
+    if EARLY:
+        for slot in tl.static_range(PER_TOKEN):
+            own_words = ()
+            for first in tl.static_range(0, AHEAD, BLOCK_WORDS):
+                places = word_ptr + (owned[slot][0] * N + n_read) * WORDS + first + j
+                own_words = own_words + (tl.load(places, mask=(first + j < WORDS) & owned[slot][1], other=0),)
+            ahead = ahead + (own_words,)
+        grid_behind_may_start()
+        grid_before_is_done()
+    places = out_ptr + token * N + n
+    residual = tl.zeros([BLOCK_N], tl.float32)
+    if ADD:
+        residual = tl.load(places, mask=n < N, other=0.0).to(tl.float32)
     total = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
     biases = tl.zeros([BLOCK_N, 1], tl.float32)
     for slot in tl.static_range(PER_TOKEN):
         pair = token * PER_TOKEN + slot
-        expert, is_here = own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)
+        expert, is_here = owned[slot]
         factor = tl.load(weights_ptr + pair, mask=is_here, other=0.0)
-        rows = (expert * N + tl.minimum(n, N - 1))[:, None]
+        rows = expert * N + n_read
         if bias_ptr is not None:
             biases += factor * tl.load(bias_ptr + rows).to(tl.float32)
         if scale_ptr is not None:
@@ -197,20 +269,20 @@ def _vector_down_kernel(
         sums = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
         for first in tl.static_range(0, WORDS, BLOCK_WORDS):
             word = first + j
-            words = tl.load(word_ptr + rows * WORDS + word, mask=(word < WORDS) & is_here, other=0)
+            if EARLY and first < AHEAD:
+                words = ahead[slot][first // BLOCK_WORDS]
+            else:
+                words = tl.load(word_ptr + rows * WORDS + word, mask=(word < WORDS) & is_here, other=0)
             for part in tl.static_range(PARTS):
                 piece = (first // BLOCK_WORDS // BLOCKS * PARTS + part) * LAYOUT.plane
                 k = piece + first // BLOCK_WORDS % BLOCKS * BLOCK_WORDS + j
-                x = tl.load(x_ptr + pair * K + k, mask=(k < K) & is_here, other=0.0).to(tl.float32)
+                x = _row_block(x_ptr + pair * K, k, (k < K) & is_here, BLOCK_N).to(tl.float32)
                 group = tl.minimum(piece, K - 1) // LAYOUT.group
                 sums += x * _wide_numbers(words, scale_ptr, zero_ptr, rows, group, NUM_ROWS, part, LAYOUT)
         total += sums * factor
-    y = tl.sum(total, 1)
+    y = tl.sum(total, 1) + residual
     if bias_ptr is not None:
         y += tl.sum(biases, 1)
-    places = out_ptr + token * N + n
-    if ADD:
-        y += tl.load(places, mask=n < N, other=0.0).to(tl.float32)
     tl.store(places, y.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -401,20 +473,24 @@ def multiply_vectors(
     grid = (len(inner), triton.cdiv(down.num_inputs, tiles[0].block_n))
     _vector_gate_up_kernel[grid](
         x, norm_weight, *gate_up.bits(), gate_up.bias, choice.experts, inner, eps, gate_up.first_expert,
-        N=down.num_inputs, **shared, GATING=gating, **_vector_options(gate_up, tiles[0]),
+        N=down.num_inputs, **shared, GATING=gating, **_vector_options(gate_up, tiles[0], 2),
     )  # fmt: skip
     grid = (num_tokens, triton.cdiv(down.num_outputs, tiles[1].block_n))
     _vector_down_kernel[grid](
         inner, *down.bits(), down.bias, choice.experts, choice.weights, out, down.first_expert, N=down.num_outputs,
-        **shared, ADD=add, **_vector_options(down, tiles[1]),
+        **shared, ADD=add, **_vector_options(down, tiles[1], per_token),
     )  # fmt: skip
 
 
-def _vector_options(weights: ExpertWeights, tile: VectorTile) -> dict[str, object]:
+def _vector_options(weights: ExpertWeights, tile: VectorTile, rows: int) -> dict[str, object]:
+    """Options of a launch whose programs have `rows` rows for each of their outputs."""
     layout = weights.layout()
     block_words = _block_words(tile.block_words, layout)
     num_warps = min(tile.num_warps, max(1, tile.block_n * block_words // _WARP_WORDS))
-    return {"LAYOUT": layout, "BLOCK_N": tile.block_n, "BLOCK_WORDS": block_words, "num_warps": num_warps}
+    blocks = {"BLOCK_N": tile.block_n, "BLOCK_WORDS": block_words}
+    ahead = _WORDS_AHEAD * 32 * num_warps // (rows * tile.block_n)
+    blocks["AHEAD"] = min(layout.num_words, max(block_words, ahead)) if tile.is_early else 0
+    return {"LAYOUT": layout, **blocks, "EARLY": tile.is_early, "num_warps": num_warps, "launch_pdl": tile.is_early}
 
 
 def _block_words(most: int, layout: WeightLayout) -> int:

@@ -6,14 +6,16 @@ Owns the kernels, their launch, and the list of tile sizes that are worth trying
 when is `small_linear`'s. Weights are [out, in] with `in` contiguous.
 
 `_vector_kernel` multiplies on the ordinary cores: each thread keeps its own products of every row
-in registers and the sum over them comes last. It is for one row, two or four. `_tile_kernel` uses
-the tensor cores with the rows padded to 16, so that up to 16 rows cost the same. All end in
+in registers and the sum over them comes last. It is for one row, two or four. It may be launched
+early (`early_launch`): then a program asks for all of its weights, and only then waits for the
+kernel before, which wrote x. So a weight is on its way while attention computes. `_tile_kernel`
+uses the tensor cores with the rows padded to 16, so that up to 16 rows cost the same. All end in
 `finish`: bias, SwiGLU or residual stream, one rounding, store. Sums are in fp32 and in an order
 that depends on the tile alone: no atomics, the same bits every time.
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,assignment,var-annotated"
 
 from __future__ import annotations
 
@@ -25,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels import card
+from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.triton_runtime import INTERPRETED
 
@@ -69,16 +72,28 @@ def finish(y, up, m, n, bias_ptr, out_ptr, M, N, GATED: tl.constexpr, ADD: tl.co
     tl.store(places, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _weight_block(rows, k, offs_k, gate_size, K: tl.constexpr, GATED: tl.constexpr):
+    """Inputs k + offs_k of rows, and of the ups to those gates; without GATED the same twice."""
+    mask = k + offs_k < K
+    w = tl.load(rows + k, mask=mask, other=0.0, eviction_policy="evict_first")
+    w_up = w
+    if GATED:
+        w_up = tl.load(rows + gate_size + k, mask=mask, other=0.0, eviction_policy="evict_first")
+    return w, w_up
+
+
 @triton.jit(do_not_specialize=["M", "N"])
 def _vector_kernel(
     x_ptr, norm_ptr, weight_ptr, bias_ptr, out_ptr,
     M, N, eps,
     K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr,
-    ADD: tl.constexpr,
+    ADD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y[m, n] = sum_k x[m, k] w[n, k] for BLOCK_N outputs and all rows.
 
-    With norm_ptr = g, x is x g / rms(x).
+    With norm_ptr = g, x is x g / rms(x). EARLY: the kernel is launched early, and no kernel writes
+    the weight.
 
     The norm needs no pass of its own: y = (sum_k x g w) / sqrt(sum_k x^2 / K + eps), both sums over
     the same loads of x.
@@ -93,23 +108,36 @@ def _vector_kernel(
     up_products = tl.zeros([ROWS, BLOCK_N, BLOCK_K], tl.float32)
     squares = tl.zeros([ROWS, 1, BLOCK_K], tl.float32)
     gate_size = N.to(tl.int64) * K
+    ahead = ()
+    if EARLY:
+        for k in tl.static_range(0, K, BLOCK_K):
+            ahead = ahead + (_weight_block(weight_ptr + offs_w, k, offs_k, gate_size, K, GATED),)
+        grid_behind_may_start()
+        grid_before_is_done()
+    residual = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    if EARLY and ADD:
+        # So soon that nothing waits for it behind the sums.
+        mask_out = (m < M)[:, None] & (n < N)[None, :]
+        residual = tl.load(out_ptr + m[:, None] * N + n[None, :], mask=mask_out, other=0.0).to(tl.float32)
     # Unrolled, so that the loads of several tiles are under way at once.
     for k in tl.static_range(0, K, BLOCK_K):
         mask = k + offs_k < K
-        w = tl.load(weight_ptr + offs_w + k, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        if EARLY:
+            w, w_up = ahead[k // BLOCK_K]
+        else:
+            w, w_up = _weight_block(weight_ptr + offs_w, k, offs_k, gate_size, K, GATED)
         x = tl.load(x_ptr + offs_x + k, mask=mask, other=0.0).to(tl.float32)
         if norm_ptr is not None:
             squares += x * x
             x = x * tl.load(norm_ptr + offs_k + k, mask=mask, other=0.0).to(tl.float32)
-        products += x * w
+        products += x * w.to(tl.float32)
         if GATED:
-            up_places = weight_ptr + gate_size + offs_w + k
-            up_products += x * tl.load(up_places, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+            up_products += x * w_up.to(tl.float32)
     y, up = tl.sum(products, 2), tl.sum(up_products, 2)
     if norm_ptr is not None:
         rstd = tl.rsqrt(tl.sum(squares, 2) / K + eps)
         y, up = y * rstd, up * rstd
-    finish(y, up, m[:, None], n[None, :], bias_ptr, out_ptr, M, N, GATED, ADD)
+    finish(y + residual, up, m[:, None], n[None, :], bias_ptr, out_ptr, M, N, GATED, ADD and not EARLY)
 
 
 @triton.jit
@@ -166,6 +194,7 @@ def multiply(
     norm: tuple[Tensor, float] | None = None,
     gated: bool = False,
     add: bool = False,
+    early: bool = False,
 ) -> None:
     """Runs one of the kernels.
 
@@ -179,11 +208,13 @@ def multiply(
             goes to the tensor cores as it lies in memory.
         gated: SwiGLU of the two halves.
         add: The result is added to `out`.
+        early: `vector` only: the kernel starts while the one before it runs, with the weight, which
+            no kernel writes then.
     """
     assert x.shape[0] <= MAX_ROWS and weight.shape == (out.shape[1] * (2 if gated else 1), x.shape[1])
     assert weight.is_contiguous() and out.is_contiguous()
     if tile.kernel == "vector":
-        _multiply_vectors(x.contiguous(), weight, bias, out, tile, norm, gated, add)
+        _multiply_vectors(x.contiguous(), weight, bias, out, tile, norm, gated, add, early)
     else:
         normed = x.contiguous() if norm is None else rms_norm(x, *norm)
         _multiply_tiles(normed, weight, bias, out, tile, gated, add)
@@ -198,6 +229,7 @@ def _multiply_vectors(
     norm: tuple[Tensor, float] | None,
     gated: bool,
     add: bool,
+    early: bool,
 ) -> None:
     (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
     norm_weight, eps = norm or (None, 0.0)
@@ -205,8 +237,8 @@ def _multiply_vectors(
     _vector_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
         x, norm_weight, weight, bias, out, num_rows, num_outputs, eps,
         K=num_inputs, ROWS=triton.next_power_of_2(num_rows), BLOCK_N=tile.block_n,
-        BLOCK_K=block_k, GATED=gated, ADD=add,
-        num_warps=min(tile.num_warps, triton.cdiv(block_k, _WARP_INPUTS)),
+        BLOCK_K=block_k, GATED=gated, ADD=add, EARLY=early,
+        num_warps=min(tile.num_warps, triton.cdiv(block_k, _WARP_INPUTS)), launch_pdl=early,
     )  # fmt: skip
 
 

@@ -131,7 +131,7 @@ _WIDE_BYTES = tl.constexpr(
 
 
 @triton.constexpr_function
-def _tensor_product(number, found, left, right, sums):
+def tensor_product(number, found, left, right, sums):
     """Assembly of found = left right + sums for 16 outputs, 16 inputs and 8 columns.
 
     The threads of a warp compute it together.
@@ -170,7 +170,7 @@ def _column_product_assembly(part, bf16):
             found = ", ".join(f"${name}" for name in names) if half else "c0, c1, c2, c3"
             x = f"${16 + 2 * half}, ${17 + 2 * half}"
             so_far = "c0, c1, c2, c3" if half else sums
-            code += _tensor_product("bf16" if bf16 else "f16", found, "a0, a1, a2, a3", x, so_far)
+            code += tensor_product("bf16" if bf16 else "f16", found, "a0, a1, a2, a3", x, so_far)
     return code + "}"
 
 
@@ -180,11 +180,11 @@ def _column_sum_assembly(squares, bf16):
     kind, one = ("bf16", "0x3F803F80") if bf16 else ("f16", "0x3C003C00")
     code = "{ .reg .b32 o, z; .reg .f32 c<4>; mov.b32 o, " + one + "; mov.b32 z, 0; "
     ones = "o, o, o, o"
-    code += _tensor_product(kind, "c0, c1, c2, c3", ones, "$12, $13", "$20, $21, $22, $23")
-    code += _tensor_product(kind, "$4, $5, $6, $7", ones, "$14, $15", "c0, c1, c2, c3")
+    code += tensor_product(kind, "c0, c1, c2, c3", ones, "$12, $13", "$20, $21, $22, $23")
+    code += tensor_product(kind, "$4, $5, $6, $7", ones, "$14, $15", "c0, c1, c2, c3")
     if squares:
-        code += _tensor_product(kind, "c0, c1, c2, c3", "$8, z, $9, z", "$8, $9", "$16, $17, $18, $19")
-        code += _tensor_product(kind, "$0, $1, $2, $3", "$10, z, $11, z", "$10, $11", "c0, c1, c2, c3")
+        code += tensor_product(kind, "c0, c1, c2, c3", "$8, z, $9, z", "$8, $9", "$16, $17, $18, $19")
+        code += tensor_product(kind, "$0, $1, $2, $3", "$10, z, $11, z", "$10, $11", "c0, c1, c2, c3")
     else:
         code += "".join(f"mov.b32 ${place}, ${16 + place}; " for place in range(4))
     return code + "}"
@@ -202,7 +202,7 @@ def _columns(products):
 
 
 @triton.jit
-def _by_columns(left, right):
+def by_columns(left, right):
     """Sums over threads t and inputs, of outputs (or columns) g of the left: [4, 8, warps, 2].
 
     Each is a product with all columns of the right.
@@ -212,7 +212,7 @@ def _by_columns(left, right):
 
 @triton.jit
 def _plain_products(words, x, PART: tl.constexpr, OFFSET: tl.constexpr):
-    return _by_columns(((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32) + OFFSET, x.to(tl.float32))
+    return by_columns(((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32) + OFFSET, x.to(tl.float32))
 
 
 @triton.jit
@@ -247,10 +247,10 @@ def column_sums(raw, x, sums, SQUARES: tl.constexpr, PLAIN: tl.constexpr):
     and two of nothing; then columns 2 t and 2 t + 1, twice.
     """
     if PLAIN:
-        own = _by_columns(tl.full([4, 8, x.shape[2], 8], 1.0, tl.float32), x.to(tl.float32))
+        own = by_columns(tl.full([4, 8, x.shape[2], 8], 1.0, tl.float32), x.to(tl.float32))
         products = tl.zeros_like(own)
         if SQUARES:
-            products = _by_columns(raw.to(tl.float32), raw.to(tl.float32))
+            products = by_columns(raw.to(tl.float32), raw.to(tl.float32))
         # Of both twice the two columns, squares before sums.
         both = tl.join(tl.join(products, own), tl.join(products, own))
         return sums + tl.reshape(tl.permute(both, (0, 1, 2, 4, 5, 3)), (4, 8, x.shape[2], 8))

@@ -26,9 +26,10 @@ from headrace_kernels.experts.mixture import (
     tile_rule,
 )
 from headrace_kernels.experts.mixture_kernels import PairTile, VectorTile, most_tiles, multiply_pairs, multiply_vectors
-from headrace_kernels.experts.mxfp4_kernels import FewTile, ManyTile, multiply_few, multiply_many
+from headrace_kernels.experts.mxfp4_gemv import FewTile, multiply_few
+from headrace_kernels.experts.mxfp4_kernels import ManyTile, multiply_many
 from headrace_kernels.experts.routing import Choice, choose_experts_reference, sort_pairs_reference
-from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4, quantize_mxfp4_rows
+from headrace_kernels.weight_formats.mxfp4 import LARGEST_SCALE, Mxfp4Weight, allocate_mxfp4, quantize_mxfp4_rows
 from headrace_kernels.weight_formats.quantized_weight import (
     Arrangement,
     QuantizedWeight,
@@ -138,7 +139,7 @@ class Case:
         pairs = sort_pairs_reference(self.choice.experts, self.gate_up.num_experts, self.gate_up.first_expert)
         operands = (self.choice, self.gate_up, self.down, out)
         if self.kind == "mxfp4" and kernel == "vector":
-            few = FewTile(16, vector.num_warps, 2)
+            few = FewTile(vector.num_warps, 1)
             multiply_few(self.x, *operands, (few, few), None, False, self.gating)
         elif self.kind == "mxfp4":
             many = ManyTile(pair.block_n, pair.block_m, pair.num_warps, pair.num_stages)
@@ -240,6 +241,21 @@ def test_biases_and_clamped_gates_agree_with_fp64(kernel: Kernel, kind: Kind) ->
     case = Case(sizes, kind, torch.float32, "cpu", gating=CLAMPED, has_biases=True)
     with kernels_on("cpu"), poisoned_memory("cpu"):
         close(case.multiplied(kernel, VECTOR, PAIR), case.expected(), torch.float32)
+
+
+@pytest.mark.parametrize("end", [0, LARGEST_SCALE])
+def test_powers_of_two_may_be_a_token_s_or_a_scale_s(end: int) -> None:
+    """Scales of MXFP4 go down to 2^-127 and up to 2, and tokens as far as their type holds them."""
+    case = Case((1, 2, 2, 96, 32), "mxfp4", torch.float32, "cpu")
+    assert isinstance(case.gate_up.weight, Mxfp4Weight)
+    # Of three groups; the tile's fourth has no inputs.
+    codes = case.gate_up.weight.scales[:, :3]
+    power = int(codes.max() if end else codes.min()) - end
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        expected = case.multiplied("vector", VECTOR, PAIR)
+        case.x *= 2.0**power
+        codes.copy_(codes.to(torch.int32) - power)
+        assert torch.equal(case.multiplied("vector", VECTOR, PAIR), expected)
 
 
 def test_the_reference_of_biases_and_clamped_gates_agrees_with_fp64() -> None:

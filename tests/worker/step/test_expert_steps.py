@@ -15,6 +15,7 @@ from tests.worker.conftest import load
 from tests.worker.driver import execute
 from tests.worker.step.test_gpu_runner import DEVICES, cpu_runner, gpu_runner, mixed_plans
 
+from headrace_backend.layers import expert_mlp
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_kernels.triton_runtime import forced
 
@@ -67,11 +68,19 @@ def expected(loaded: functools.partial[CausalLM]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "batch_sizes", [pytest.param((), marks=pytest.mark.slow), (1, 2, 4, 8)], ids=["exact", "padded"]
+    ("batch_sizes", "at_once"),
+    [pytest.param((), False, marks=pytest.mark.slow), ((1, 2, 4, 8), True)],
+    ids=["exact, experts chosen by themselves", "padded, experts chosen in one launch with norm and router"],
 )
 def test_tokens_are_those_of_the_cpu(
-    expected: list[list[int]], loaded: functools.partial[CausalLM], device: str, batch_sizes: tuple[int, ...]
+    expected: list[list[int]],
+    loaded: functools.partial[CausalLM],
+    device: str,
+    batch_sizes: tuple[int, ...],
+    at_once: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(expert_mlp, "chooses_at_once", lambda router: at_once)
     runner = gpu_runner(loaded(device), device, batch_sizes)
     assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
 

@@ -1,0 +1,147 @@
+"""Products of MXFP4's numbers with one token, on the tensor cores, from where the words lie.
+
+An instruction multiplies 16 outputs x 16 inputs by 16 inputs x 8 columns. Of the 32 threads of a
+warp, thread 4 g + t has outputs g of two sides a and b, and column g of the token, at the same
+inputs of its t. So a thread loads 16 bytes of two outputs as they lie, four neighbours the 64 bytes
+of a tile of 128 inputs: t has inputs 8 t to 8 t + 7 of each of the tile's four groups. The eight
+columns are the four groups of two tiles in a row: every number of the token is one thread's. A
+product of a group has its sums in that group's column, and in others what nobody reads. They end in
+the thread that has loaded the group's scale, and are multiplied by it in fp32.
+
+A byte with two nibbles becomes two bytes whose bits are the upper halves of fp16 numbers, 2^-14
+times the nibbles: 1.4 instructions a number, with shifts for eight and masks for four at a time.
+"""
+
+# Triton's decorator has no types, and its tuples grow in loops that it unrolls.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from headrace_kernels.weight_formats.conversions import by_columns, tensor_product
+
+# Exponents by which a scale's code and the numbers' 2^-14 become a factor in fp32.
+_FACTOR_BIAS = tl.constexpr(14)
+
+
+@triton.constexpr_function
+def _halves_assembly(word, name):
+    """Assembly that makes eight numbers of a register of two words.
+
+    Registers `{name}0` to `{name}3` are those of parts 0 to 3, two in each.
+    """
+    return (
+        f"shl.b32 t, {word}, 1; and.b32 t, t, 0x0E0E0E0E; shl.b32 u, {word}, 4; "
+        "lop3.b32 u, u, 0x80808080, t, 0xEA; "
+        f"shr.b32 t, {word}, 3; and.b32 t, t, 0x0E0E0E0E; lop3.b32 t, {word}, 0x80808080, t, 0xEA; "
+        f"prmt.b32 {name}0, u, 0, 0x2404; and.b32 {name}2, u, 0xFF00FF00; "
+        f"prmt.b32 {name}1, t, 0, 0x2404; and.b32 {name}3, t, 0xFF00FF00; "
+    )
+
+
+@triton.constexpr_function
+def _tile_assembly():
+    """Sums $0 to $7 of words in $8 to $11 (side a) and $12 to $15 (b), and x in $16 to $19.
+
+    A sum's place is 4 times the pair of parts, 2 times the side, and the part in the pair.
+    """
+    names = [f"{side}{register}" for side in "ab" for register in range(4)]
+    code = "{ .reg .b32 t, u; .reg .f32 z, c<4>, d<4>; mov.f32 z, 0f00000000; "
+    code += "".join(f".reg .b32 {name}<4>; " for name in (f"{each}_" for each in names))
+    for place, name in enumerate(names):
+        code += _halves_assembly(f"${8 + place}", f"{name}_")
+    for part in range(4):
+        first = ", ".join(f"{name}_{part}" for name in ("a0", "b0", "a1", "b1"))
+        second = ", ".join(f"{name}_{part}" for name in ("a2", "b2", "a3", "b3"))
+        code += tensor_product("f16", "c0, c1, c2, c3", first, "$16, $17", "z, z, z, z")
+        code += tensor_product("f16", "d0, d1, d2, d3", second, "$18, $19", "c0, c1, c2, c3")
+        place = part // 2 * 4 + part % 2
+        code += f"mov.f32 ${place}, d{part % 2}; mov.f32 ${place + 2}, d{2 + part % 2}; "
+    return code + "}"
+
+
+_TILE_OPERANDS = tl.constexpr(",".join(["=&f"] * 8 + ["r"] * 12))
+
+
+@triton.jit
+def _plain_numbers(words, PART: tl.constexpr):
+    """Nibbles PART of words, times 2^-14, in fp32."""
+    bits = (words.to(tl.int32) >> (4 * PART)) & 15
+    exponent, half = (bits >> 1) & 3, (bits & 1).to(tl.float32) * 0.5
+    magnitude = tl.where(exponent == 0, half, (1.0 + half) * tl.exp2((exponent - 1).to(tl.float32)))
+    return tl.where(bits < 8, magnitude, -magnitude) * 0.00006103515625
+
+
+@triton.jit
+def _plain_sums(words, x, PAIR: tl.constexpr):
+    """Sums of parts 2 PAIR and 2 PAIR + 1 with a thread's even and odd column: [4, 8, warps, 2]."""
+    even, _ = tl.split(by_columns(_plain_numbers(words, 2 * PAIR), x))
+    _, odd = tl.split(by_columns(_plain_numbers(words, 2 * PAIR + 1), x))
+    return tl.join(even, odd)
+
+
+@triton.jit
+def _tile_products(a, b, x, PLAIN: tl.constexpr):
+    """Sums of a thread's columns with parts 0 and 1, and with 2 and 3: two of [4, 8, warps, 4].
+
+    Words a and b and x are [4, 8, warps, 8]. A sum's place is 2 times the side and the part.
+    """
+    if PLAIN:
+        low = tl.join(_plain_sums(a, x, 0), _plain_sums(b, x, 0))
+        high = tl.join(_plain_sums(a, x, 1), _plain_sums(b, x, 1))
+        low, high = tl.permute(low, (0, 1, 2, 4, 3)), tl.permute(high, (0, 1, 2, 4, 3))
+        return tl.reshape(low, (4, 8, x.shape[2], 4)), tl.reshape(high, (4, 8, x.shape[2], 4))
+    else:
+        assembly: tl.constexpr = _tile_assembly()
+        sums = tl.inline_asm_elementwise(assembly, _TILE_OPERANDS, [a, b, x], dtype=tl.float32, is_pure=True, pack=8)
+        halves = tl.permute(tl.reshape(sums, (4, 8, x.shape[2], 2, 4)), (0, 1, 2, 4, 3))
+        return tl.split(halves)
+
+
+@triton.jit
+def tile_pair_products(first_a, first_b, second_a, second_b, scales, x, PLAIN: tl.constexpr):
+    """Products of two tiles of two sides with a token: [4, 8, warps, 4], to be added up.
+
+    Args:
+        first_a: [4, 8, warps, 8] int16, words 8 t to 8 t + 7 of the first tile, of output g of
+            side a; thread 4 g + t of a warp must hold [t, g].
+        first_b: The first tile's words of side b.
+        second_a: The next tile's words of side a.
+        second_b: The next tile's words of side b.
+        scales: [4, 8, warps, 2 sides] int16, two codes in each: of groups 2 t and 2 t + 1 of the
+            two tiles' eight.
+        x: [4, 8, warps, 8] fp16, or fp32 if PLAIN: inputs 8 t to 8 t + 7 of group g of the eight.
+        PLAIN: Whether plain arithmetic stands for the tensor cores.
+
+    Returns:
+        Of thread t the products of groups 2 t and 2 t + 1; the place is 2 times the side and which
+        of the two groups.
+    """
+    t = tl.arange(0, 4)[:, None, None, None]
+    low, high = _tile_products(first_a, first_b, x, PLAIN)
+    first = tl.where(t % 2 == 0, low, high)
+    low, high = _tile_products(second_a, second_b, x, PLAIN)
+    sums = tl.where(t // 2 == 0, first, tl.where(t % 2 == 0, low, high))
+    codes = scales.to(tl.int32)
+    codes = tl.reshape(tl.join(codes & 255, (codes >> 8) & 255), (4, 8, x.shape[2], 4))
+    return sums * ((codes + _FACTOR_BIAS) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def columns_for_products(x, PLAIN: tl.constexpr):
+    """A warp's numbers [4, 8, warps, 8] fp32 as products take them, and what undoes their scaling.
+
+    They are multiplied by a power of two that brings the warp's largest below 2^14, so that fp16
+    holds them to 11 bits; smaller ones than 2^-27 of that one lose some. Returns the factor as [1,
+    1, warps, 1] fp32. What is not finite stays so.
+    """
+    largest = tl.max(tl.max(tl.max(tl.abs(x), 3, keep_dims=True), 0, keep_dims=True), 1, keep_dims=True)
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
+    # 2^(13 - e) of the largest's exponent e, in the range that has an inverse.
+    power = tl.minimum(267 - exponent, 253)
+    scaled = x * (power << 23).to(tl.float32, bitcast=True)
+    if not PLAIN:
+        scaled = scaled.to(tl.float16)
+    return scaled, ((254 - power) << 23).to(tl.float32, bitcast=True)

@@ -1,0 +1,273 @@
+"""Kernels that begin before the one ahead has ended find what it stores.
+
+Only a card has launches that overlap. In the interpreter, what an earlier kernel would write is
+poison until the first program of a kernel waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import torch
+from tests.support.kernel_case import Numbers, kernels_on, poisoned_memory
+
+from headrace_kernels import card
+from headrace_kernels.experts import mixture_kernels, mxfp4_gemv, router
+from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.gating import SILU, Gating
+from headrace_kernels.experts.mixture import add_mixture, add_mixture_reference, vector_rule
+from headrace_kernels.experts.router import choose_after_norm, choose_after_norm_reference
+from headrace_kernels.experts.routing import Choice
+from headrace_kernels.linear import dense_small_batch_kernels
+from headrace_kernels.linear.dense_small_batch import (
+    launch_rule,
+    launches_early,
+    linear_add,
+    norm_linear,
+    norm_linear_reference,
+    norm_swiglu,
+    norm_swiglu_reference,
+    small_linear,
+)
+from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4, quantize_mxfp4_rows
+from headrace_kernels.weight_formats.quantized_weight import QuantKind, allocate
+
+EPS = 1e-5
+SIZE, COUNT = 2048, 60
+
+
+class KernelsAhead:
+    """Stands for kernels that have not ended: what they write is poison until it is waited for.
+
+    The first group of tensors is there behind the first wait of all, the second behind the first
+    one that the second kernel makes. Kernels of the interpreter are launched early meanwhile.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType, *written: tuple[torch.Tensor, ...]) -> None:
+        self._written = [[(tensor, tensor.clone()) for tensor in group] for group in written]
+        self.released = self.waits = 0
+        # How many programs the first of two kernels has, each of which waits once.
+        self.first_programs = 0
+        monkeypatch.setattr(card, "launches_early", lambda device: True)
+        monkeypatch.setattr(module, "grid_before_is_done", self._wait)
+        monkeypatch.setattr(module, "grid_behind_may_start", self._release)
+        for tensor, _ in (each for group in self._written for each in group):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else -7)
+
+    def _wait(self) -> None:
+        self.waits += 1
+        if self.waits in (1, self.first_programs + 1) and self._written:
+            for tensor, value in self._written.pop(0):
+                tensor.copy_(value)
+
+    def _release(self) -> None:
+        self.released += 1
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("inputs", [64, 1100])
+def test_a_product_reads_only_its_weight_before_it_waits(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = Numbers("cpu", torch.float32, inputs)
+    x, norm, start = numbers.randn(1, inputs), numbers.randn(inputs) + 3, numbers.randn(1, 6)
+    weight, gates_and_ups = numbers.randn(6, inputs), numbers.randn(6, inputs)
+    expected = [
+        norm_linear_reference(x, norm, EPS, weight, None),
+        norm_swiglu_reference(x, norm, EPS, gates_and_ups, None),
+        start + x @ weight.t(),
+    ]
+    normed, swiglu, add = (
+        lambda: norm_linear(x, norm, EPS, weight, None),
+        lambda: norm_swiglu(x, norm, EPS, gates_and_ups, None),
+        lambda: linear_add(x, weight, None, start),
+    )
+    for product, result in zip((normed, swiglu, add), expected, strict=True):
+        with monkeypatch.context() as patch, kernels_on("cpu"), poisoned_memory("cpu"):
+            ahead = KernelsAhead(patch, dense_small_batch_kernels, (x, start))
+            found = product()
+        close(start if found is None else found, result)
+        # Two programs of four outputs, or of two gates and ups.
+        assert ahead.waits == ahead.released == 2
+
+
+def test_a_weight_that_a_kernel_wrote_is_not_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = Numbers("cpu", torch.float32, 8)
+    x, weight = numbers.randn(1, 64), numbers.randn(6, 64)
+    with kernels_on("cpu"):
+        ahead = KernelsAhead(monkeypatch, dense_small_batch_kernels)
+        close(small_linear(x, weight, is_parameter=False), x @ weight.t())
+    assert ahead.waits == ahead.released == 0
+
+
+def test_small_parameters_of_one_row_are_launched_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_early(num_rows: int, outputs: int, inputs: int, is_parameter: bool = True) -> bool:
+        return launches_early(num_rows, torch.empty(outputs, inputs, dtype=torch.bfloat16), is_parameter)
+
+    assert not is_early(1, 5120, 2880)
+    monkeypatch.setattr(card, "launches_early", lambda device: True)
+    # gpt-oss-20b's QKV and output, Qwen3-4B's QKV.
+    assert is_early(1, 5120, 2880) and is_early(1, 2880, 4096) and is_early(1, 6144, 2560)
+    assert not is_early(2, 5120, 2880)
+    assert not is_early(1, 5120, 2880, is_parameter=False)
+    assert not is_early(1, 256, 8192) and not is_early(1, 19_456, 2560)
+    assert [launch_rule(1, 2880, inputs, early=True).block_n for inputs in (2048, 2880, 4096)] == [4, 4, 2]
+    assert launch_rule(1, 2880, 2048, gated=True, early=True).block_n == 2
+
+
+def test_the_choice_reads_only_parameters_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = Numbers("cpu", torch.float32, 11)
+    x, norm, weight = numbers.randn(2, 40), numbers.randn(40) + 3, numbers.randn(5, 40)
+    expected = choose_after_norm_reference(x, norm, EPS, weight, None, 3, True)
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        ahead = KernelsAhead(monkeypatch, router, (x,))
+        found = choose_after_norm(x, (norm, EPS), weight, None, 3, True, torch.zeros(1, dtype=torch.int32))
+    assert torch.equal(found.experts, expected.experts)
+    close(found.weights, expected.weights)
+    assert ahead.waits == ahead.released == 5
+
+
+class Mixture:
+    """One token and its experts, on a CPU."""
+
+    def __init__(self, is_mxfp4: bool) -> None:
+        numbers = Numbers("cpu", torch.float32, 12)
+        self.residual, self.norm = numbers.randn(1, 96), numbers.randn(96) + 3
+        self.choice = Choice(torch.tensor([[3, 0]], dtype=torch.int32), torch.tensor([[0.7, 0.3]]))
+        self.weights = [self._weights(numbers, is_mxfp4, 64, 96), self._weights(numbers, is_mxfp4, 96, 32)]
+
+    @staticmethod
+    def _weights(numbers: Numbers, is_mxfp4: bool, outputs: int, inputs: int) -> ExpertWeights:
+        plain = numbers.randn(5 * outputs, inputs) * inputs**-0.5
+        if not is_mxfp4:
+            return ExpertWeights(plain, 5)
+        stored = allocate_mxfp4(len(plain), inputs, plain.dtype, plain.device)
+        quantize_mxfp4_rows(plain, stored, 0)
+        return ExpertWeights(stored, 5)
+
+
+@pytest.mark.parametrize("is_mxfp4", [False, True])
+def test_a_mixture_finds_the_choice_behind_its_first_wait_and_all_else_behind_its_second(
+    is_mxfp4: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Mixture(is_mxfp4)
+    expected = case.residual.clone()
+    add_mixture_reference(expected, case.norm, EPS, case.choice, *case.weights, SILU)
+    module = mxfp4_gemv if is_mxfp4 else mixture_kernels
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        # Down may read no weight of the choice before it waits: gate and up may not have ended.
+        ahead = KernelsAhead(monkeypatch, module, (case.residual, case.choice.experts), (case.choice.weights,))
+        # Two pairs by 32 inner elements, of which a program has eight in MXFP4, and otherwise two.
+        ahead.first_programs = first = 2 * 32 // (8 if is_mxfp4 else 2)
+        add_mixture(case.residual, case.norm, EPS, case.choice, *case.weights, SILU)
+    close(case.residual, expected)
+    assert ahead.waits == ahead.released == first + 96 // (16 if is_mxfp4 else 2)
+
+
+def test_plain_experts_of_one_token_are_launched_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ExpertWeights(torch.empty(8, 64), 2)
+    few_bits = ExpertWeights(allocate(QuantKind.INT8, 8, 64, 64, torch.float32, torch.device("cpu")), 2)
+    assert not vector_rule(1, plain, True).is_early
+    monkeypatch.setattr(card, "launches_early", lambda device: True)
+    assert vector_rule(1, plain, True).is_early and vector_rule(1, plain, False).is_early
+    assert not vector_rule(2, plain, True).is_early and not vector_rule(4, plain, False).is_early
+    assert not vector_rule(1, few_bits, True).is_early
+
+
+def replayed(launches: Callable[[], None]) -> None:
+    """Runs the launches from a graph."""
+    launches()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launches()
+    graph.replay()
+
+
+def check_that_bits_are_those_of_launches_one_by_one(
+    launches: Callable[[], None], result: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for early in (True, False):
+        if not early:
+            monkeypatch.setattr(card, "launches_early", lambda device: False)
+        for _ in range(5):
+            replayed(launches)
+            found.append(result.clone())
+    assert found[0].isfinite().all()
+    early_ones, late_ones = found[:5], found[5:]
+    assert all(torch.equal(each, early_ones[0]) for each in early_ones)
+    assert all(torch.equal(each, late_ones[0]) for each in late_ones)
+    # Tiles differ, and so the order of sums.
+    error = (early_ones[0].double() - late_ones[0].double()).norm() / late_ones[0].double().norm()
+    assert float(error) < 0.02, float(error)
+
+
+@pytest.mark.gpu
+def test_a_chain_of_products_computes_what_launches_one_by_one_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = Numbers("cuda", torch.bfloat16, 3)
+    norm, start = (numbers.randn(SIZE) * 0.3 + 1).contiguous(), numbers.randn(1, SIZE)
+    weights = [numbers.randn(SIZE, SIZE) * SIZE**-0.5 for _ in range(COUNT)]
+    residual = torch.empty_like(start)
+    assert launches_early(1, weights[0]) is card.launches_early(start.device)
+
+    def launches() -> None:
+        residual.copy_(start)
+        for weight in weights:
+            linear_add(norm_linear(residual, norm, EPS, weight, None), weight, None, residual)
+
+    check_that_bits_are_those_of_launches_one_by_one(launches, residual, monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [1, 4])
+@pytest.mark.parametrize("is_mxfp4", [False, True])
+def test_a_chain_of_mixtures_computes_what_launches_one_by_one_do(
+    is_mxfp4: bool, num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = Numbers("cuda", torch.bfloat16, 5)
+    num_experts, per_token, inner = 32, 4, 768
+    norm, start = (numbers.randn(SIZE) * 0.3 + 1).contiguous(), numbers.randn(num_tokens, SIZE)
+    gating = Gating(True, 1.702, 7.0)
+    layers = []
+    for _ in range(6):
+        weights = []
+        for outputs, inputs in ((2 * inner, SIZE), (SIZE, inner)):
+            plain = numbers.randn(num_experts * outputs, inputs) * inputs**-0.5
+            if is_mxfp4:
+                stored = allocate_mxfp4(len(plain), inputs, plain.dtype, plain.device)
+                quantize_mxfp4_rows(plain, stored, 0)
+            weights.append(ExpertWeights(stored if is_mxfp4 else plain, num_experts))
+        router = numbers.randn(num_experts, SIZE) * SIZE**-0.5
+        layers.append((router, torch.zeros(1, dtype=torch.int32, device="cuda"), *weights))
+    residual = torch.empty_like(start)
+
+    def launches() -> None:
+        residual.copy_(start)
+        for router, done, gate_up, down in layers:
+            choice = choose_after_norm(residual, (norm, EPS), router, None, per_token, True, done)
+            add_mixture(residual, norm, EPS, choice, gate_up, down, gating)
+
+    check_that_bits_are_those_of_launches_one_by_one(launches, residual, monkeypatch)
+    assert all(int(done) == 0 for _, done, _, _ in layers)
+
+
+@pytest.mark.gpu
+def test_a_weight_that_the_launch_ahead_wrote_is_read_whole() -> None:
+    numbers = Numbers("cuda", torch.bfloat16, 4)
+    x, source = numbers.randn(1, SIZE), numbers.randn(SIZE * 8, SIZE) * SIZE**-0.5
+    written, found = torch.empty(1, SIZE * 8, dtype=x.dtype, device=x.device), list[torch.Tensor]()
+
+    def launches() -> None:
+        found.clear()
+        for number in range(COUNT):
+            small_linear(x * (number + 1), source, out=written)
+            found.append(small_linear(x, written.view(8, SIZE), is_parameter=False))
+
+    replayed(launches)
+    once = x.double() @ (x.double() @ source.double().t()).view(8, SIZE).t()
+    for number, each in enumerate(found, 1):
+        # Rounded three times; one that read another product's weight is off by a whole one.
+        torch.testing.assert_close(each.double(), number * once, rtol=0.05, atol=0.05 * float(once.abs().max()))
