@@ -41,12 +41,17 @@ QUESTION = "What is the weather in Paris?"
 
 
 @pytest.fixture(scope="module")
-def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("models") / "demo"
     shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("draft", "scripts"))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
-    with running_server(model=folder) as server:
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tools_server(tools_folder: pathlib.Path) -> Iterator[RunningServer]:
+    with running_server(model=tools_folder) as server:
         yield server
 
 
@@ -68,6 +73,20 @@ def test_every_call_of_a_strict_tool_keeps_its_schema(client: Client) -> None:
     for call in calls:
         if call.name == "weather":
             jsonschema.validate(call.parsed(), SCHEMA)
+
+
+@pytest.mark.slow  # test_speculation.py has forms every day.
+def test_drafts_change_no_call_of_a_strict_tool(tools_folder: pathlib.Path) -> None:
+    options: dict[str, Any] = {"n": 4, "temperature": 1.0, "seed": 3, "max_tokens": 120}
+    drafts = ("--speculate", "ngram", "--speculate-tokens", "4")
+    fp32 = ("--device", "cpu", "--dtype", "fp32")
+    found = []
+    for flags in (fp32, (*fp32, *drafts)):
+        with running_server(*flags, model=tools_folder) as server, Client(server.address) as client:
+            said = client.chat(QUESTION, tools=[WEATHER, CLOCK], tool_choice="required", **options).result()
+            found.append([(list(output.token_ids), output.finish_reason) for output in said.outputs])
+            assert (said.ledger.draft_tokens > 0) == (flags is not fp32)
+    assert found[0] == found[1]
 
 
 def test_a_named_tool_is_called_and_its_result_goes_back(client: Client) -> None:
