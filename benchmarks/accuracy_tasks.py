@@ -21,7 +21,7 @@ DEMO = pathlib.Path(__file__).resolve().parents[1] / "models" / "demo"
 # The evaluation is a folder of scripts, not a package.
 sys.path.insert(0, str(DEMO / "scripts"))
 
-from corpus import CHAT_DOMAINS, evaluation_item, render, training_item  # noqa: E402
+from corpus import DOMAINS, evaluation_item, render, training_item  # noqa: E402
 from corpus_draw import Draw, Item  # noqa: E402
 from demo_model import END_ID, EOS_ID  # noqa: E402
 from demo_shards import SPOKEN_BIT, Encoder  # noqa: E402
@@ -55,7 +55,7 @@ def questions(count: int) -> list[Question]:
     drawn = []
     for split in SPLITS:
         draw = Draw(_SEED, split)
-        for domain in CHAT_DOMAINS:
+        for domain in DOMAINS:
             items = [evaluation_item(draw, domain) for _ in range(max(1, round(COUNTS[domain] * share)))]
             most = MAX_NEW_TOKENS.get(domain, _MAX_NEW_TOKENS)
             drawn += [Question(item, prompt_ids(encode, item), most) for item in items]

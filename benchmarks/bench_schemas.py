@@ -13,9 +13,11 @@ installed the first says so and leaves it to the second, on a machine that has i
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib
 import json
 import pathlib
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -78,7 +80,20 @@ def validator() -> Validate | None:
     except ImportError:
         return None
     formats = library.FormatChecker(_FORMATS)
+    formats.checks("date", raises=ValueError)(_is_date)
     return lambda value, schema: library.Draft202012Validator(schema, format_checker=formats).is_valid(value)
+
+
+def _is_date(value: object) -> bool:
+    """Whether it is no text or a date by RFC 3339, which has a year 0000 where Python has none.
+
+    Raises:
+        ValueError: There is no such day.
+    """
+    if isinstance(value, str):
+        # Both are leap years of the proleptic Gregorian calendar.
+        datetime.date.fromisoformat(re.sub(r"^0000-", "2000-", value))
+    return not isinstance(value, str) or bool(re.fullmatch(r"\d{4}-\d{2}-\d{2}", value, re.ASCII))
 
 
 def check(path: pathlib.Path, validate: Validate) -> dict[str, int]:

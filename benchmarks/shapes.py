@@ -279,6 +279,6 @@ def shape_of(folder: pathlib.Path) -> Shape:
         num_experts=len(experts[0].experts) if experts else 0,
         experts_per_token=experts[0].per_token if experts else 0,
         mxfp4=config.quantized_by == MXFP4,
-        windowed_layers=sum(layer.attention.window is not None for layer in model.layers),
+        windowed_layers=sum(attention.window is not None for attention in model.attentions),
         window=model.window or 0,
     )

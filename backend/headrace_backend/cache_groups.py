@@ -154,8 +154,8 @@ def cache_layout(
 
 
 def _windows(model: ModelConfig, stage: Stage, longest: int) -> list[int | None]:
-    """Each layer's window; None too where a window reaches as far as the longest sequence."""
-    windows = (layer.attention.window for layer in stage_part(model.description, stage).layers)
+    """Windows of layers with keys; None too where one reaches as far as the longest sequence."""
+    windows = (attention.window for attention in stage_part(model.description, stage).attentions)
     return [None if window is None or window >= longest else window for window in windows]
 
 

@@ -236,7 +236,16 @@ class EngineConfig(_Frozen):
             ),
         ),
     ] = 0.0
-    enable_prefix_cache: Annotated[bool, Field(description="reuse the blocks of shared prefixes")] = True
+    # None: on, if the model's layers keep what a prefix needs.
+    enable_prefix_cache: Annotated[
+        bool | None,
+        Field(
+            description=(
+                "reuse the blocks of shared prefixes; default: on, but for models with recurrent layers, whose states "
+                "are not kept for prefixes"
+            )
+        ),
+    ] = None
     ageing_s: Annotated[
         float, Field(gt=0, description="seconds of waiting that weigh as much as one step of priority")
     ] = 5.0

@@ -37,7 +37,12 @@ def unsuitable_draft(config: EngineConfig, target: ModelFolder) -> str | None:
         draft = ModelFolder.open(config.draft_model, require_weights=config.load == "folder")
     except InvalidModelFolder as error:
         return f"draft_model: {error}"
-    reason = _other_vocabulary(draft, target) or _short_context(config, draft, target) or _bits(config, draft)
+    reason = (
+        _recurrent(draft)
+        or _other_vocabulary(draft, target)
+        or _short_context(config, draft, target)
+        or _bits(config, draft)
+    )
     return f"draft_model {draft.name}: {reason}" if reason else None
 
 
@@ -77,6 +82,12 @@ def _no_embedding(opened: Eagle3Folder, target: ModelConfig) -> str | None:
     if own == other or opened.has_embedding:
         return None
     return f"has no embedding, and the model's has {other} elements a token where the head has {own}"
+
+
+def _recurrent(draft: ModelFolder) -> str | None:
+    if not draft.config.description.recurrent_layers:
+        return None
+    return f"has recurrent layers ({draft.config.architecture}), whose states do not go back where a draft is rejected"
 
 
 def _other_vocabulary(draft: ModelFolder, target: ModelFolder) -> str | None:

@@ -26,5 +26,4 @@ def kv_token_bytes(model: ModelDescription, item_bytes: int, kv_dtype: str) -> i
     def head(attention: Attention) -> int:
         return attention.head_dim * item_bytes if kv_dtype == "auto" else attention.head_dim + _SCALE_BYTES
 
-    attentions = [layer.attention for layer in model.layers]
-    return sum(2 * attention.num_kv_heads * head(attention) for attention in attentions)
+    return sum(2 * attention.num_kv_heads * head(attention) for attention in model.attentions)

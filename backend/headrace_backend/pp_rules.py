@@ -64,6 +64,11 @@ class _Load(NamedTuple):
 def unsuitable_pp(config: EngineConfig, model: ModelConfig) -> str | None:
     """Explains why `config.pp` stages can't share the model's layers; returns None if they can."""
     num_layers = len(model.description.layers)
+    if config.pp > 1 and model.description.recurrent_layers:
+        return (
+            f"pp is {config.pp}, and the model has recurrent layers ({model.architecture}), which stages do not share "
+            "yet: pp 1 works"
+        )
     if config.pp <= num_layers:
         return None
     return f"pp is {config.pp}, and the model has {num_layers} layers: pp of at most {num_layers} works"

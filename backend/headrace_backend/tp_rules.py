@@ -13,7 +13,7 @@ from typing import NamedTuple
 from headrace_backend.config import MAX_TP, QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.quantize_rules import NF4_INPUTS
 from headrace_model_folder import ModelConfig
-from headrace_model_folder.description import Experts, Layer, Mlp, ModelDescription
+from headrace_model_folder.description import Experts, Layer, Linear, Mlp, ModelDescription
 
 
 def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
@@ -57,7 +57,7 @@ def rank_part(model: ModelDescription, world_size: int, whole_experts: bool = Fa
 
 
 def _layer_part(layer: Layer, world_size: int, whole_experts: bool) -> Layer:
-    attention = layer.attention
+    attention = layer.kv_attention
     heads, kv_heads = attention.num_heads // world_size, max(attention.num_kv_heads // world_size, 1)
     query_norm, key_norm = attention.query_norm, attention.key_norm
     if attention.norms_projections and query_norm is not None and key_norm is not None:
@@ -69,7 +69,7 @@ def _layer_part(layer: Layer, world_size: int, whole_experts: bool) -> Layer:
         key_norm=key_norm,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        query=dataclasses.replace(attention.query, outputs=heads * attention.head_dim),
+        query=dataclasses.replace(attention.query, outputs=heads * attention.query_width),
         key=dataclasses.replace(attention.key, outputs=kv_heads * attention.head_dim),
         value=dataclasses.replace(attention.value, outputs=kv_heads * attention.head_dim),
         output=dataclasses.replace(attention.output, inputs=heads * attention.head_dim),
@@ -79,12 +79,14 @@ def _layer_part(layer: Layer, world_size: int, whole_experts: bool) -> Layer:
 
 
 def _mlp_part(mlp: Mlp | Experts, world_size: int, whole_experts: bool) -> Mlp | Experts:
-    """Every rank has a part of each expert or some whole, and the whole router."""
-    if isinstance(mlp, Experts):
-        if whole_experts:
-            return dataclasses.replace(mlp, experts=mlp.experts[: len(mlp.experts) // world_size])
-        return dataclasses.replace(mlp, experts=tuple(_dense_part(expert, world_size) for expert in mlp.experts))
-    return _dense_part(mlp, world_size)
+    """Every rank has a part of each expert or some whole, a part of the shared one, the router."""
+    if isinstance(mlp, Mlp):
+        return _dense_part(mlp, world_size)
+    experts = tuple(_dense_part(expert, world_size) for expert in mlp.experts)
+    if whole_experts:
+        experts = mlp.experts[: len(mlp.experts) // world_size]
+    shared = mlp.shared and dataclasses.replace(mlp.shared, mlp=_dense_part(mlp.shared.mlp, world_size))
+    return dataclasses.replace(mlp, experts=experts, shared=shared)
 
 
 def _dense_part(mlp: Mlp, world_size: int) -> Mlp:
@@ -120,10 +122,12 @@ def _reason(config: EngineConfig, group: _Group, model: ModelConfig) -> str | No
     if world_size == 1:
         return "which is one rank, and expert_parallel deals experts out to several" if whole_experts else None
     described = model.description
+    if described.recurrent_layers:
+        return f"and ranks do not share recurrent layers ({model.architecture}) yet"
     for name, size in _dealt_out(described, whole_experts):
         if size % world_size:
             return f"which does not divide {name} {size}"
-    for num_kv_heads in {layer.attention.num_kv_heads for layer in described.layers}:
+    for num_kv_heads in {attention.num_kv_heads for attention in described.attentions}:
         if num_kv_heads % world_size and world_size % num_kv_heads:
             return f"which neither divides num_key_value_heads {num_kv_heads} nor is a multiple of it"
     return _straddling(world_size, whole_experts, group, model) or _cut_layer(world_size, whole_experts, model)
@@ -132,13 +136,15 @@ def _reason(config: EngineConfig, group: _Group, model: ModelConfig) -> str | No
 def _dealt_out(model: ModelDescription, whole_experts: bool) -> Iterator[tuple[str, int]]:
     """Sizes that are split evenly over the ranks, by config.json's names."""
     for layer in model.layers:
-        yield "num_attention_heads", layer.attention.num_heads
+        yield "num_attention_heads", layer.kv_attention.num_heads
         if isinstance(layer.mlp, Mlp):
             yield "intermediate_size", layer.mlp.inner
         elif whole_experts:
             yield "the number of experts", len(layer.mlp.experts)
         else:
             yield "the inner size of experts", layer.mlp.inner
+        if isinstance(layer.mlp, Experts) and layer.mlp.shared is not None:
+            yield "the inner size of shared experts", layer.mlp.shared.mlp.inner
     yield "vocab_size", model.vocab_size
 
 
@@ -159,9 +165,11 @@ def _cut_layer(world_size: int, whole_experts: bool, model: ModelConfig) -> str 
 def _straddling(world_size: int, whole_experts: bool, group: _Group, model: ModelConfig) -> str | None:
     """Inputs that share a scale must lie on one rank."""
     for layer in model.description.layers:
-        for linear, block in zip((layer.attention.output, layer.mlp.down), model.shared_blocks, strict=True):
-            if whole_experts and linear is layer.mlp.down and isinstance(layer.mlp, Experts):
-                continue
+        attention, mlp = model.shared_blocks
+        for linear, block in (
+            (layer.attention.output, attention),
+            *((down, mlp) for down in _downs(layer.mlp, whole_experts)),
+        ):
             unit, part = group if block == 1 else _Group(block, "a block of"), linear.inputs // world_size
             if part % unit.size:
                 name = linear.name.rpartition(".")[2]
@@ -170,6 +178,14 @@ def _straddling(world_size: int, whole_experts: bool, group: _Group, model: Mode
                     "does not divide those"
                 )
     return None
+
+
+def _downs(mlp: Mlp | Experts, whole_experts: bool) -> list[Linear]:
+    """Down projections of each size whose inputs ranks share."""
+    if isinstance(mlp, Mlp):
+        return [mlp.down]
+    shared = [] if mlp.shared is None else [mlp.shared.mlp.down]
+    return shared if whole_experts else [mlp.down, *shared]
 
 
 def _working(config: EngineConfig, group: _Group, model: ModelConfig) -> str:

@@ -22,12 +22,8 @@ from headrace_model_folder.families.family import Family
 from headrace_model_folder.families.registry import FAMILIES
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.formats.bitsandbytes_tensors import GROUP, refuse_other_bitsandbytes
-from headrace_model_folder.formats.quantization_config import (
-    BITSANDBYTES,
-    MXFP4,
-    FolderQuantization,
-    read_quantization,
-)
+from headrace_model_folder.formats.expert_formats import refuse_mixed_experts, refuse_other_methods
+from headrace_model_folder.formats.quantization_config import BITSANDBYTES, FolderQuantization, read_quantization
 
 CONFIG_FILE = "config.json"
 _CONFIG_LIMIT = 4 * MIB
@@ -97,7 +93,8 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
     fields = Fields(CONFIG_FILE, {**family.defaults, **values})
     description = family.describe(fields)
     max_position = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
-    _refuse_quantized_experts(fields, description)
+    if description.expert_layers:
+        refuse_other_methods(fields, all(experts.stacked is not None for experts in description.expert_layers))
     bos = fields.token_ids("bos_token_id", description.vocab_size)
     is_bitsandbytes = _is_bitsandbytes(fields)
     return ModelConfig(
@@ -114,19 +111,6 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
     )
 
 
-def _refuse_quantized_experts(fields: Fields, model: ModelDescription) -> None:
-    stated = fields.get("quantization_config")
-    if not model.expert_layers or stated is None:
-        return
-    is_stacked = all(experts.stacked is not None for experts in model.expert_layers)
-    if not is_stacked:
-        works = "quantize int8, fp8 and int4 of a plain folder work"
-        raise fields.error("quantization_config", f"is not supported for this mixture of experts: {works}")
-    if isinstance(stated, dict) and stated.get("quant_method") != MXFP4:
-        method = shown(stated.get("quant_method"))
-        raise fields.error("quantization_config", f"must have quant_method {MXFP4!r} for stacked experts, has {method}")
-
-
 def _quantization(fields: Fields, model: ModelDescription) -> FolderQuantization | None:
     """The quantization of a folder, which names projections its own way, by our names."""
     found = read_quantization(fields.get("quantization_config"), list(model.stored_linears()))
@@ -134,6 +118,7 @@ def _quantization(fields: Fields, model: ModelDescription) -> FolderQuantization
         return None
     formats = {linear.name: found.layers.get(linear.stored.name) for linear in model.linears}
     layers = {name: form for name, form in formats.items() if form is not None}
+    refuse_mixed_experts(model.expert_products, layers)
     return dataclasses.replace(found, layers=layers)
 
 

@@ -15,88 +15,37 @@ import itertools
 from collections.abc import Iterator
 from typing import Literal
 
+from headrace_model_folder.parts.linear_attention import GatedDeltaNet
+from headrace_model_folder.parts.named_tensors import Fused, Linear, Norm, Shape, Sinks, Vector
 from headrace_model_folder.rope_config import NO_ROPE, RopeConfig
 
-Shape = tuple[int, ...]
+__all__ = [
+    "Activation",
+    "Attention",
+    "ClampedGating",
+    "Embedding",
+    "Experts",
+    "Fused",
+    "GatedDeltaNet",
+    "Head",
+    "Layer",
+    "Linear",
+    "Mlp",
+    "ModelDescription",
+    "Norm",
+    "Rotation",
+    "Shape",
+    "SharedExpert",
+    "Sinks",
+    "StackedExperts",
+    "Vector",
+    "stacked_tensors",
+]
+
 # What an MLP's gate passes through: x * sigmoid(x), or GELU in its approximation by tanh.
 Activation = Literal["silu", "gelu_tanh"]
 # Parameters of a rotary embedding, and the elements of a head that it turns.
 Rotation = tuple[RopeConfig, int]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fused:
-    """Projections of one input that the checkpoint keeps as one, outputs after outputs."""
-
-    # Path of its tensors without the last word, such as model.layers.0.self_attn.qkv_proj.
-    name: str
-    # Outputs of all projections in it.
-    outputs: int
-    # Where one projection's outputs begin.
-    first: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Linear:
-    """One projection: a weight [outputs, inputs] and, if it has one, a bias [outputs]."""
-
-    # Path of its tensors without the last word, such as model.layers.0.self_attn.q_proj.
-    name: str
-    outputs: int
-    inputs: int
-    bias: bool = False
-    # The tensors of the checkpoint that hold it among others; None: it has tensors of its own.
-    fused: Fused | None = None
-    # Whether `--quantize` leaves it in the model's dtype, as it does routers.
-    keeps_dtype: bool = False
-
-    def tensors(self) -> Iterator[tuple[str, Shape]]:
-        """Name and shape of each of its tensors."""
-        yield f"{self.name}.weight", (self.outputs, self.inputs)
-        if self.bias:
-            yield f"{self.name}.bias", (self.outputs,)
-
-    @property
-    def size(self) -> int:
-        """Number of its weights."""
-        return self.outputs * self.inputs
-
-    @property
-    def stored(self) -> Linear:
-        """The projection as the checkpoint has it: this one, or the one that holds it."""
-        if self.fused is None:
-            return self
-        return Linear(self.fused.name, self.fused.outputs, self.inputs, self.bias)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Norm:
-    """An RMS norm over `size` elements."""
-
-    name: str
-    size: int
-    eps: float
-    # Whether its factors are 1 more than the tensor's numbers.
-    adds_one: bool = False
-    # Whether results are rounded behind the factors alone, which are fp32 then, and not before too.
-    rounds_once: bool = False
-
-    def tensors(self) -> Iterator[tuple[str, Shape]]:
-        """Name and shape of its weight."""
-        yield f"{self.name}.weight", (self.size,)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sinks:
-    """One learned logit for each head, which joins the denominator of attention's softmax alone."""
-
-    # The tensor's whole name.
-    name: str
-    num_heads: int
-
-    def tensors(self) -> Iterator[tuple[str, Shape]]:
-        """Name and shape of the logits."""
-        yield self.name, (self.num_heads,)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,6 +74,14 @@ class Attention:
     interleaved: bool = False
     # None: probabilities of the context add up to 1.
     sinks: Sinks | None = None
+    # Whether the query projection has, behind each head's query, as many elements whose sigmoid
+    # multiplies the head's output.
+    gated: bool = False
+
+    @property
+    def query_width(self) -> int:
+        """Outputs of the query projection for each head."""
+        return 2 * self.head_dim if self.gated else self.head_dim
 
     @property
     def norms_projections(self) -> bool:
@@ -145,6 +102,12 @@ class Attention:
     def norms(self) -> tuple[Norm, ...]:
         """The norms of queries and keys, none or both."""
         return tuple(norm for norm in (self.query_norm, self.key_norm) if norm is not None)
+
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of each of its tensors, each projection by itself."""
+        sinks = () if self.sinks is None else (self.sinks,)
+        parts: tuple[Linear | Norm | Sinks, ...] = (*self.linears, *self.norms, *sinks)
+        return itertools.chain.from_iterable(part.tensors() for part in parts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -191,6 +154,29 @@ class ClampedGating:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SigmoidScores:
+    """Experts' scores are sigmoids of their logits, each by itself.
+
+    Experts are in groups of as many that follow each other. A correction for each expert is added
+    to its score to choose by: first the groups whose two best add up to most, then the best experts
+    in those. Weights are the chosen experts' scores without the correction, normed and scaled.
+    """
+
+    # The tensor with each expert's correction, its whole name.
+    correction: str
+    num_experts: int
+    num_groups: int
+    # Groups that a token's experts are chosen from.
+    top_groups: int
+    # What a token's weights are multiplied by in the end.
+    scale: float
+
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of the correction."""
+        yield self.correction, (self.num_experts,)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StackedExperts:
     """Tensors of a checkpoint that hold a projection of all experts, gates and ups alternating.
 
@@ -215,11 +201,31 @@ class StackedExperts:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """An MLP that computes every token beside its experts."""
+
+    mlp: Mlp
+    # Hidden state -> one logit, whose sigmoid multiplies the output; None: it is added as it is.
+    gate: Linear | None = None
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The projections in the order of a forward pass."""
+        return self.mlp.linears if self.gate is None else (*self.mlp.linears, self.gate)
+
+    @property
+    def size(self) -> int:
+        """Number of its weights, all of which a token is multiplied by."""
+        return sum(linear.size for linear in self.linears)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts: MLPs of one size, a few of which compute each token.
 
-    The router's logits become probabilities by a softmax over all experts. The likeliest
-    `per_token` of them compute the token, and their outputs are added up with those weights.
+    The router's logits become probabilities by a softmax over all experts, or scores of another
+    kind. The likeliest `per_token` of them compute the token, and their outputs are added up with
+    those weights. A shared expert computes every token besides.
     """
 
     # Hidden state -> one logit for each expert.
@@ -234,6 +240,13 @@ class Experts:
     gating: ClampedGating | None = None
     # None: each projection of each expert has tensors of its own.
     stacked: StackedExperts | None = None
+    # None: a softmax over all experts.
+    scores: SigmoidScores | None = None
+    # None: only chosen experts compute a token.
+    shared: SharedExpert | None = None
+    # Path of tensors that may hold all experts in place of their own, outputs before inputs; None:
+    # there are none.
+    joined: str | None = None
 
     @property
     def inner(self) -> int:
@@ -252,32 +265,41 @@ class Experts:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """The router, then the projections of each expert."""
-        return self.router, *itertools.chain.from_iterable(expert.linears for expert in self.experts)
+        """The router, then the projections of each expert and of the shared one."""
+        chosen = itertools.chain.from_iterable(expert.linears for expert in self.experts)
+        return self.router, *chosen, *(self.shared.linears if self.shared else ())
+
+    @property
+    def products(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the projections that one product takes: of gates and ups, and of downs."""
+        gates_and_ups = itertools.chain.from_iterable((expert.gate, expert.up) for expert in self.experts)
+        return tuple(linear.name for linear in gates_and_ups), tuple(expert.down.name for expert in self.experts)
 
     @property
     def size(self) -> int:
-        """Number of weights of all experts, without the router's."""
+        """Number of weights of all experts that are chosen from, without the router's."""
         return len(self.experts) * self.experts[0].size
 
     @property
     def multiplied(self) -> int:
         """Number of weights that one token is multiplied by: the router's and its experts'."""
-        return self.router.size + self.per_token * self.experts[0].size
+        shared = self.shared.size if self.shared else 0
+        return self.router.size + self.per_token * self.experts[0].size + shared
 
     @property
     def token_elements(self) -> int:
         """Elements that a step holds for each token.
 
-        These are the inner elements and the output of each of its experts, and the logits, which
-        are in fp32.
+        These are the inner elements and the output of each of its experts, the logits, which are
+        in fp32, and what a shared expert holds with its output.
         """
-        return self.per_token * (self.inner + self.down.outputs) + 2 * self.router.outputs
+        shared = self.shared.mlp.token_elements + self.down.outputs if self.shared else 0
+        return self.per_token * (self.inner + self.down.outputs) + 2 * self.router.outputs + shared
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layer:
-    """A decoder layer: norm, attention, norm, MLP or experts.
+    """A decoder layer: norm, attention (or a linear form of it), norm, MLP or experts.
 
     Outputs of attention and MLP are added to the residual stream, some families' behind norms of
     their own. Where there is no norm before a part, it takes the residual stream as it is.
@@ -286,7 +308,7 @@ class Layer:
     # Such as model.layers.0.
     name: str
     attention_norm: Norm | None
-    attention: Attention
+    attention: Attention | GatedDeltaNet
     mlp_norm: Norm | None
     mlp: Mlp | Experts
     # Norms of both outputs before they are added; None: they are added as they are.
@@ -299,18 +321,26 @@ class Layer:
         assert has_inputs_normed or self.norms_outputs, "what is added without a norm is read behind one"
 
     @property
+    def kv_attention(self) -> Attention:
+        """The attention of a layer that keeps keys and values, as those of most families do."""
+        assert isinstance(self.attention, Attention), "the layer keeps a state"
+        return self.attention
+
+    @property
     def norms_outputs(self) -> bool:
         """Whether outputs are normed before they reach the residual stream."""
         return self.attention_output_norm is not None
 
     @property
     def is_plain(self) -> bool:
-        """Whether its norms are those before attention and MLP and of heads, and its gate is silu.
+        """Whether it has attention without gates, norms before its parts and of heads, and silu.
 
         Products of such layers may take norms and additions inside, a step of several ranks may be
         cut into pieces, and scales of inputs can be folded into what makes them. Other layers are
         computed one operation after another.
         """
+        if not isinstance(self.attention, Attention) or self.attention.gated:
+            return False
         has_silu = isinstance(self.mlp, Experts) or self.mlp.activation == "silu"
         return has_silu and not self.norms_outputs and not self.attention.norms_projections
 
@@ -326,20 +356,21 @@ class Layer:
         return self.attention.linears + self.mlp.linears
 
     def with_rope(self, rope: RopeConfig) -> Layer:
-        """Returns the same layer with another rotary embedding."""
+        """Returns the layer with another rotary embedding, if its attention rotates."""
+        if not isinstance(self.attention, Attention) or self.attention.rope == NO_ROPE:
+            return self
         return dataclasses.replace(self, attention=dataclasses.replace(self.attention, rope=rope))
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of each of the layer's tensors, each projection by itself."""
-        sinks = self.attention.sinks
-        parts: tuple[tuple[Linear | Norm | Sinks, ...], ...] = (
-            self.attention.linears,
-            self.attention.norms,
-            () if sinks is None else (sinks,),
-            self.mlp.linears,
-            self.norms,
+        yield from self.attention.tensors()
+        scores = self.mlp.scores if isinstance(self.mlp, Experts) else None
+        parts: tuple[Linear | Norm | SigmoidScores, ...] = (
+            *self.mlp.linears,
+            *(() if scores is None else (scores,)),
+            *self.norms,
         )
-        for part in itertools.chain.from_iterable(parts):
+        for part in parts:
             yield from part.tensors()
 
 
@@ -376,6 +407,8 @@ class ModelDescription:
     # The norm behind the last layer.
     norm: Norm
     head: Head
+    # Beginnings of names of tensors that a checkpoint may have and nothing here computes with.
+    unused: tuple[str, ...] = ()
 
     @property
     def hidden_size(self) -> int:
@@ -388,14 +421,24 @@ class ModelDescription:
         return self.embedding.vocab_size
 
     @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The attention of each layer that has keys and values; at least one has."""
+        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, Attention))
+
+    @property
+    def recurrent_layers(self) -> tuple[GatedDeltaNet, ...]:
+        """The linear attention of each layer that keeps a state instead."""
+        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, GatedDeltaNet))
+
+    @property
     def attention(self) -> Attention:
-        """The attention of the first layer, whose heads all layers share."""
-        return self.layers[0].attention
+        """The attention of the first layer that has some, whose heads all such layers share."""
+        return self.attentions[0]
 
     @property
     def rope(self) -> RopeConfig:
         """The rotary embedding of the first layer that rotates."""
-        ropes = (layer.attention.rope for layer in self.layers)
+        ropes = (attention.rope for attention in self.attentions)
         return next((rope for rope in ropes if rope != NO_ROPE), NO_ROPE)
 
     @property
@@ -406,17 +449,17 @@ class ModelDescription:
     @property
     def stretched_context(self) -> int:
         """Tokens that YaRN stretches the context to in any layer; 0 where none has YaRN."""
-        return max(layer.attention.rope.stretched_context for layer in self.layers)
+        return max(attention.rope.stretched_context for attention in self.attentions)
 
     @property
     def rotations(self) -> tuple[Rotation, ...]:
         """The rotations that the layers have, each once, in the order of the layers."""
-        return tuple(dict.fromkeys(layer.attention.rotation for layer in self.layers))
+        return tuple(dict.fromkeys(attention.rotation for attention in self.attentions))
 
     @property
     def window(self) -> int | None:
         """Tokens that a token sees in every layer, itself included; None: all before it."""
-        return min((layer.attention.window for layer in self.layers if layer.attention.window), default=None)
+        return min((attention.window for attention in self.attentions if attention.window), default=None)
 
     @property
     def linears(self) -> Iterator[Linear]:
@@ -434,6 +477,11 @@ class ModelDescription:
     def expert_layers(self) -> tuple[Experts, ...]:
         """The experts of each layer that has some; all layers of a model have as many."""
         return tuple(layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts))
+
+    @property
+    def expert_products(self) -> Iterator[tuple[str, ...]]:
+        """`Experts.products` of all layers."""
+        return itertools.chain.from_iterable(experts.products for experts in self.expert_layers)
 
     def stored_linears(self) -> dict[str, Linear]:
         """The projections of all layers as the checkpoint has them, by name, in forward order."""
@@ -465,8 +513,7 @@ class ModelDescription:
 
     def with_rope(self, rope: RopeConfig) -> ModelDescription:
         """Returns the same model with another rotary embedding in all layers that rotate."""
-        layers = (layer if layer.attention.rope == NO_ROPE else layer.with_rope(rope) for layer in self.layers)
-        return dataclasses.replace(self, layers=tuple(layers))
+        return dataclasses.replace(self, layers=tuple(layer.with_rope(rope) for layer in self.layers))
 
 
 def stacked_tensors(experts: Experts) -> Iterator[tuple[str, Shape]]:

@@ -51,14 +51,14 @@ def check_tensors(config: ModelConfig, found: Mapping[str, TensorRecord]) -> Non
         InvalidModelFolder: a tensor is missing, misshapen, of a dtype that can't be loaded, or
             surplus; or a layer's sizes do not suit its format.
     """
-    expected = _folder_tensors(config)
+    expected, unused = _folder_tensors(config), config.description.unused
     for name, wanted in expected.items():
         if name in found:
             _check_record(name, wanted, found[name])
         elif wanted.is_required:
             raise InvalidModelFolder(f"{_likely_file(name, found)}: tensor {shown(name)} is missing{_why(config)}")
     for name, record in found.items():
-        if name not in expected and not _TOLERATED.fullmatch(name):
+        if name not in expected and not name.startswith(unused) and not _TOLERATED.fullmatch(name):
             raise InvalidModelFolder(
                 f"{record.file}: tensor {shown(name)} is surplus: {config.architecture} with this config.json has none"
             )

@@ -20,6 +20,7 @@ from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.expected_tensors import check_tensors, parameter_count
 from headrace_model_folder.families.registry import FAMILIES
 from headrace_model_folder.formats.bitsandbytes_tensors import joined_nf4
+from headrace_model_folder.formats.expert_formats import refuse_ordered_experts, without_plain_routers
 from headrace_model_folder.formats.input_orders import with_input_orders
 from headrace_model_folder.formats.input_scales import with_input_scales
 from headrace_model_folder.fused_tensors import split_fused
@@ -30,7 +31,7 @@ from headrace_model_folder.gguf.header import read_gguf_header
 from headrace_model_folder.gguf.tensors import gguf_records, shared_blocks
 from headrace_model_folder.gguf.tokenizer import gguf_chat_template, gguf_tokenizer_json
 from headrace_model_folder.safetensors_header import TensorRecord
-from headrace_model_folder.stacked_experts import split_stacked
+from headrace_model_folder.stacked_experts import split_joined, split_stacked
 from headrace_model_folder.tensor_index import TensorIndex, read_tensor_index
 from headrace_model_folder.token_table import TOKENIZER_FILE, TOKENIZER_LIMIT, TokenTable, parse_token_table
 
@@ -77,11 +78,15 @@ class ModelFolder:
         )
         index = read_tensor_index(folder) if require_weights else TensorIndex({}, {})
         tensors: Mapping[str, TensorRecord] = index.tensors
-        if (text_part := FAMILIES[config.architecture].text_part) is not None:
-            tensors = text_part.tensors(tensors)
+        family = FAMILIES[config.architecture]
+        if family.text_part is not None:
+            tensors = family.text_part.tensors(tensors)
+        tensors = {name: record for name, record in tensors.items() if not name.startswith(family.left_out)}
         if require_weights and config.is_bitsandbytes:
             tensors = joined_nf4(folder, tensors)
         if require_weights:
+            tensors = split_joined(config, tensors)
+            config = _with_plain_routers(config, tensors)
             check_tensors(config, tensors)
             tensors = split_stacked(config, split_fused(folder, config, tensors))
             config = _with_inputs(folder, config, tensors)
@@ -179,11 +184,21 @@ def _existing_folder(path: pathlib.Path | str) -> pathlib.Path:
     return resolved
 
 
+def _with_plain_routers(config: ModelConfig, tensors: Mapping[str, TensorRecord]) -> ModelConfig:
+    """Returns the config with routers plain that the folder has so, whatever config.json says."""
+    if config.quantization is None:
+        return config
+    routers = [experts.router.name for experts in config.description.expert_layers]
+    layers = without_plain_routers(routers, config.quantization.layers, tensors)
+    return dataclasses.replace(config, quantization=dataclasses.replace(config.quantization, layers=layers))
+
+
 def _with_inputs(folder: pathlib.Path, config: ModelConfig, tensors: Mapping[str, TensorRecord]) -> ModelConfig:
     """Returns the config with what the folder's tensors say of the inputs of quantized layers."""
     if config.quantization is None:
         return config
     quantization = with_input_orders(folder, config.quantization, tensors)
+    refuse_ordered_experts(config.description.expert_products, quantization.layers)
     return dataclasses.replace(config, quantization=with_input_scales(folder, quantization, tensors))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 
 from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.description import StackedExperts
+from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.safetensors_header import TensorRecord
 
 # What the tensors of both projections end with: plain, their biases, and MXFP4's two parts.
@@ -49,6 +50,50 @@ def split_stacked(config: ModelConfig, records: Records) -> Records:
                 if (record := split.pop(tensor, None)) is not None:
                     split.update(_parts(experts.stacked, tensor, record))
     return split
+
+
+def split_joined(config: ModelConfig, records: Records) -> Records:
+    """Returns the records with tensors of all experts of a layer replaced by each projection's own.
+
+    These hold experts one after the other: gates and then ups of each, and their down projections,
+    outputs before inputs. Folders have them or a tensor for each projection.
+
+    Args:
+        config: The folder's configuration.
+        records: Checkpoint tensor name -> where it lies.
+
+    Raises InvalidModelFolder for other shapes than the configuration's.
+    """
+    split = dict(records)
+    for experts in config.description.expert_layers:
+        if experts.joined is None:
+            continue
+        count, inner, hidden = len(experts.experts), experts.inner, experts.down.outputs
+        for tensor, shape in (("gate_up_proj", (count, 2 * inner, hidden)), ("down_proj", (count, hidden, inner))):
+            name = f"{experts.joined}.{tensor}"
+            if (record := split.pop(name, None)) is None:
+                continue
+            if record.shape != shape:
+                raise InvalidModelFolder(
+                    f"{record.file}: tensor {shown(name)} has shape {list(record.shape)}, {list(shape)} expected from "
+                    "config.json"
+                )
+            # All experts' outputs, one after the other.
+            record = dataclasses.replace(record, shape=(count * shape[1], shape[2]))
+            for expert, part in zip(experts.experts, _rows(record, count), strict=True):
+                linears = (expert.gate, expert.up) if tensor == "gate_up_proj" else (expert.down,)
+                own = zip(linears, _rows(part, len(linears)), strict=True)
+                split.update((f"{linear.name}.weight", rows) for linear, rows in own)
+    return split
+
+
+def _rows(record: TensorRecord, count: int) -> Iterator[TensorRecord]:
+    """Equal parts of a tensor along its first dimension."""
+    shape = (record.shape[0] // count, *record.shape[1:])
+    num_bytes = record.num_bytes // count
+    for number in range(count):
+        offset = record.offset + number * num_bytes
+        yield dataclasses.replace(record, shape=shape, offset=offset, num_bytes=num_bytes)
 
 
 def _parts(stacked: StackedExperts, tensor: str, record: TensorRecord) -> Iterator[tuple[str, TensorRecord]]:

@@ -27,6 +27,8 @@ class TextPart:
     prefixes: Mapping[str, str]
     # Beginnings of the names of other parts' tensors.
     others: tuple[str, ...]
+    # Further fields that hold for the whole model if they stand beside the parts' fields.
+    of_all: tuple[str, ...] = ()
 
     def values(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The text part's fields of config.json, with those that hold for the whole model.
@@ -36,7 +38,9 @@ class TextPart:
         own = config.get(self.field)
         if not isinstance(own, dict):
             raise InvalidModelFolder(f"config.json: {self.field} must be an object, is {shown(own)}")
-        of_all = {name: config[name] for name in (*_OF_ALL, "architectures") if config.get(name) is not None}
+        of_all = {
+            name: config[name] for name in (*_OF_ALL, *self.of_all, "architectures") if config.get(name) is not None
+        }
         return {**own, **of_all}
 
     def tensors(self, found: Mapping[str, TensorRecord]) -> dict[str, TensorRecord]:

@@ -13,9 +13,10 @@ import difflib
 import fnmatch
 import pathlib
 
-from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
+from headrace_model_folder import InvalidModelFolder, ModelFolder
 from headrace_model_folder.bounded_files import read_json_object
 from headrace_model_folder.config import CONFIG_FILE
+from headrace_model_folder.families.registry import FAMILIES
 from headrace_model_folder.measured_loss import REPORT_FILE
 from headrace_quantize.config import GROUP_SIZES, QuantizeConfig
 
@@ -56,9 +57,11 @@ def check(config: QuantizeConfig) -> Job:
         )
     shapes = projections(model)
     kept = _kept(config.keep, tuple(shapes))
-    quantized = tuple(name for name in shapes if name not in kept)
+    stays = frozenset(kept)
+    quantized = tuple(name for name in shapes if name not in stays)
     if not quantized:
         raise QuantizeRefused(f"--keep fits all {len(kept)} layers, so that nothing would be quantized")
+    _check_experts(model, stays)
     _check_groups(config, {name: shapes[name][1] for name in quantized})
     for file in (*config.calibration, *filter(None, [config.evaluation])):
         if not pathlib.Path(file).is_file():
@@ -67,12 +70,14 @@ def check(config: QuantizeConfig) -> Job:
 
 
 def projections(model: ModelFolder) -> dict[str, tuple[int, int]]:
-    """Name of each product of the decoder layers -> [outputs, inputs]."""
-    return {
-        name.removesuffix(".weight"): (shape[0], shape[1])
-        for name, shape in expected_tensors(model.config).items()
-        if ".layers." in name and len(shape) == 2
-    }
+    """Name of each product of the decoder layers -> [outputs, inputs]. Routers stay as they are."""
+    linears = model.config.description.linears
+    return {linear.name: (linear.outputs, linear.inputs) for linear in linears if not linear.keeps_dtype}
+
+
+def routers(model: ModelFolder) -> tuple[str, ...]:
+    """Names of the routers of a mixture of experts."""
+    return tuple(experts.router.name for experts in model.config.description.expert_layers)
 
 
 def _open(config: QuantizeConfig) -> ModelFolder:
@@ -92,15 +97,31 @@ def _open(config: QuantizeConfig) -> ModelFolder:
             f"MODEL_FOLDER {folder} keeps several projections in one tensor ({fused}), which is not supported yet: "
             "--quantize of a server rounds such a model as it loads"
         )
-    if model.config.description.expert_layers:
+    if any(experts.stacked is not None for experts in model.config.description.expert_layers):
         raise QuantizeRefused(
-            f"MODEL_FOLDER {folder} is a mixture of experts, which is not supported yet: --quantize of a server rounds "
+            f"MODEL_FOLDER {folder} is of {model.config.architecture}, which keeps all experts of a layer in one "
+            "tensor, for which compressed-tensors has no layout that is read here: --quantize of a server rounds such "
+            "a model as it loads"
+        )
+    if config.method == "awq" and model.config.description.expert_layers:
+        raise QuantizeRefused(
+            "--method awq is not for mixtures of experts, all of which would share the scales of their inputs; rtn and "
+            "gptq work"
+        )
+    if config.method == "awq" and not model.config.description.is_plain:
+        raise QuantizeRefused(
+            f"--method awq is not for {model.config.architecture}, whose norms are not all before products, where "
+            "scales of inputs could be folded into them; rtn and gptq work"
+        )
+    if FAMILIES[model.config.architecture].text_part is not None:
+        raise QuantizeRefused(
+            f"MODEL_FOLDER {folder} has parts beside its text part, which would be lost: --quantize of a server rounds "
             "such a model as it loads"
         )
-    if not model.config.description.is_plain:
+    if model.config.description.recurrent_layers:
         raise QuantizeRefused(
-            f"MODEL_FOLDER {folder} is of {model.config.architecture}, whose layers have norms behind their "
-            "projections, which is not supported yet: --quantize of a server rounds such a model as it loads"
+            f"MODEL_FOLDER {folder} is of {model.config.architecture}, whose layers have states, which is not "
+            "supported yet: --quantize of a server rounds such a model as it loads"
         )
     if model.gguf_file is not None:
         raise QuantizeRefused(
@@ -122,6 +143,17 @@ def _kept(patterns: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
             raise QuantizeRefused(f"--keep {pattern} fits no layer; the nearest name is {near}")
         fitting |= found
     return tuple(name for name in names if name in fitting)
+
+
+def _check_experts(model: ModelFolder, kept: frozenset[str]) -> None:
+    for names in model.config.description.expert_products:
+        own = [name for name in names if name in kept]
+        if own and len(own) < len(names):
+            other = next(name for name in names if name not in kept)
+            raise QuantizeRefused(
+                f"--keep fits {own[0]} and not {other}: experts of one layer are multiplied together, so that all "
+                "gates and ups of a layer are kept or none, and alike its down projections"
+            )
 
 
 def _check_groups(config: QuantizeConfig, inputs: dict[str, int]) -> None:

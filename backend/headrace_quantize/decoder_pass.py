@@ -20,12 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from headrace_backend.layers.decoder_layer import DecoderLayer
+from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.rotary import RotaryTables, Rotations
 from headrace_backend.layers.sharded_module import weight_targets
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.attention.paged import AttentionMetadata
 from headrace_model_folder import ModelFolder
+from headrace_model_folder.description import Norm
 from headrace_quantize.calibration_text import Pieces
 from headrace_quantize.source_tensors import SourceTensors
 
@@ -78,8 +80,19 @@ class DecoderPass:
 
     def embed(self, pieces: Pieces, source: SourceTensors) -> Tensor:
         """[pieces, tokens, width] on the host: what the first layer reads."""
+        if not pieces:
+            return self._nothing()
         table = source.read("model.embed_tokens.weight")
-        return torch.stack([table[torch.tensor(ids)].to(self.dtype) for ids in pieces]) if pieces else self._nothing()
+        # Rounded to the type, as a server does.
+        scale = torch.tensor(self._description.embedding.scale, dtype=self.dtype)
+        return torch.stack([table[torch.tensor(ids)].to(self.dtype) * scale for ids in pieces])
+
+    def norm(self, norm: Norm, source: SourceTensors) -> RmsNorm:
+        """A norm with the original's factors, as a server has it."""
+        made = RmsNorm(norm, Placement(self.dtype, self.device))
+        for name, target in made.checkpoint_parts():
+            target.put(source.read(name), target.rows.start, target.rows.stop)
+        return made
 
     def load(self, index: int) -> LoadedLayer:
         """A layer with the original's weights.
@@ -88,7 +101,7 @@ class DecoderPass:
             InvalidModelFolder: A tensor can't be read, or is not finite.
         """
         described = self._description.layers[index]
-        layer = DecoderLayer(described, Placement(self.dtype, self.device), self._rotary.number(described.attention))
+        layer = DecoderLayer(described, Placement(self.dtype, self.device), self._rotary.number(described))
         targets = weight_targets(layer)
         load_weights(self._folder, targets, lambda *_: None)
         return LoadedLayer(layer.eval(), targets)

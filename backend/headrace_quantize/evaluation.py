@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headrace_kernels.rms_norm import rms_norm
+from headrace_model_folder.description import Norm
 from headrace_quantize.calibration_text import Pieces
 from headrace_quantize.decoder_pass import DecoderPass
 from headrace_quantize.source_tensors import SourceTensors
@@ -53,7 +53,7 @@ def compare(
     source: SourceTensors,
     passes: DecoderPass,
     tied: bool,
-    eps: float,
+    last_norm: Norm,
     on_piece: Callable[[], None] = lambda: None,
 ) -> Quality:
     """Compares the quantized model with the original.
@@ -65,10 +65,10 @@ def compare(
         source: Tensors of the original, for norm and output layer.
         passes: Decoder passes of the type and device to compute with.
         tied: Whether the embedding is the output layer.
-        eps: Epsilon of the norm.
+        last_norm: The norm behind the last layer.
         on_piece: Called after each piece.
     """
-    norm = source.read("model.norm.weight").to(passes.device, passes.dtype)
+    norm = passes.norm(last_norm, source)
     head = source.read("model.embed_tokens.weight" if tied else "lm_head.weight").to(passes.device, passes.dtype)
     # Of each piece.
     means = torch.zeros(len(pieces), 4, dtype=torch.float64)
@@ -77,7 +77,7 @@ def compare(
         for first in range(0, len(targets), _TOKENS):
             part = slice(first, min(first + _TOKENS, len(targets)))
             wanted, found = (
-                (rms_norm(hidden[index, part].to(passes.device), norm, eps) @ head.t()).float().log_softmax(-1)
+                (norm(hidden[index, part].to(passes.device)) @ head.t()).float().log_softmax(-1)
                 for hidden in (before, after)
             )
             means[index] += _sums(wanted, found, targets[part]) / len(targets)

@@ -6,7 +6,8 @@
 Owns the order. GPTQ sees each product's inputs as the products before it, already rounded, give
 them: a pass over the text for each of four, of which the last three begin behind the attention,
 which is computed once. The others look once, at the original layer. Output errors are those of each
-projection alone, on the inputs that it was quantized for.
+projection alone, on the inputs that it was quantized for. Experts of a mixture come last
+(`quantize_experts`).
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from headrace_model_folder.description import Experts, Layer
 from headrace_quantize.checks import Job
 from headrace_quantize.compressed_tensors import matrix_of, tensors_of
 from headrace_quantize.decoder_pass import DecoderPass, LoadedLayer
 from headrace_quantize.folding import Folding
+from headrace_quantize.quantize_experts import ExpertQuantizer, route
 from headrace_quantize.rounding import awq, gptq
 from headrace_quantize.rounding.numbers import NumberFormat, QuantizedMatrix, round_to_nearest
-from headrace_quantize.rounding.statistics import InputStatistics, relative_output_error
+from headrace_quantize.rounding.statistics import InputStatistics, relative_output_error, rounding_error
 from headrace_quantize.source_tensors import SourceTensors
-from headrace_quantize.stages import STAGES, Stage, num_inputs, tie
+from headrace_quantize.stages import Stage, num_inputs, stages_of, tie
 
 Tensors = dict[str, Tensor]
 Note = Callable[[str], None]
@@ -59,6 +62,7 @@ class LayerQuantizer:
         """
         self._job, self._config, self._sizes = job, job.config, job.model.config
         self._source, self._passes, self._note = source, passes, note
+        self._quantized = frozenset(job.quantized)
 
     def quantize(self, index: int, layer: LoadedLayer, hidden: Tensor) -> LayerResult:
         """Quantizes a layer, whose weights are then the quantized ones.
@@ -71,15 +75,17 @@ class LayerQuantizer:
         Raises:
             QuantizeRefused: Inputs are not finite, or a Hessian can't be inverted.
         """
-        prefix, result = f"model.layers.{index}.", LayerResult({}, {})
+        described, result = self._sizes.description.layers[index], LayerResult({}, {})
         folding = Folding()
         if self._config.method == "gptq":
-            self._round_in_turn(prefix, layer, hidden, result)
+            self._round_in_turn(described, layer, hidden, result)
         else:
-            seen = self._gather(prefix, layer, hidden, STAGES) if len(hidden) else {}
+            seen = self._gather(described, layer, hidden, stages_of(described)) if len(hidden) else {}
             if self._config.method == "awq":
-                folding = self._search(prefix, layer, seen)
-            self._round_at_once(prefix, layer, seen, folding, result)
+                folding = self._search(described, layer, seen)
+            self._round_at_once(described, layer, seen, folding, result)
+        if isinstance(described.mlp, Experts) and self._has_experts(described.mlp):
+            self._round_experts(described.mlp, layer, hidden, result)
         for name in layer.targets:
             if not self._is_quantized(name):
                 result.tensors[name] = folding.applied(name, self._source.read(name))
@@ -88,10 +94,12 @@ class LayerQuantizer:
 
     def num_passes(self, index: int) -> int:
         """How often `quantize` passes the calibration text through a layer or a part of it."""
+        described = self._sizes.description.layers[index]
+        experts = isinstance(described.mlp, Experts) and self._has_experts(described.mlp)
         if self._config.method != "gptq":
-            return 1
-        chosen = sum(bool(self._chosen(f"model.layers.{index}.", stage)) for stage in STAGES)
-        return chosen + 1
+            return 1 + experts
+        chosen = sum(bool(self._chosen(described, stage)) for stage in stages_of(described))
+        return chosen + experts + 1
 
     def fill(self, layer: LoadedLayer, tensors: Mapping[str, Tensor]) -> None:
         """Gives a layer the weights that a reader of these tensors restores.
@@ -103,7 +111,7 @@ class LayerQuantizer:
             if self._is_quantized(name) and f"{projection}.weight_scale" in tensors:
                 target.tensor.copy_(matrix_of(projection, tensors, self.format(projection)).restored())
             elif not self._is_quantized(name) and name in tensors:
-                target.tensor.copy_(tensors[name])
+                target.put(tensors[name].flatten(), target.rows.start, target.rows.stop)
 
     def format(self, projection: str) -> NumberFormat:
         """The numbers of a projection; scales have the type of its original weight."""
@@ -112,11 +120,11 @@ class LayerQuantizer:
         return NumberFormat(config.number_bits, config.symmetric, is_float, self._source.dtype(f"{projection}.weight"))
 
     def _is_quantized(self, name: str) -> bool:
-        return name.endswith(".weight") and name.removesuffix(".weight") in self._job.quantized
+        return name.endswith(".weight") and name.removesuffix(".weight") in self._quantized
 
     def _gather(
         self,
-        prefix: str,
+        described: Layer,
         layer: LoadedLayer,
         hidden: Tensor,
         stages: Sequence[Stage],
@@ -124,13 +132,14 @@ class LayerQuantizer:
     ) -> dict[str, InputStatistics]:
         """Product -> what is known of its inputs."""
         device = self._passes.device
-        found = {stage.product: InputStatistics(num_inputs(stage, self._sizes), device) for stage in stages}
+        found = {stage.product: InputStatistics(num_inputs(stage, described), device) for stage in stages}
         self._passes.inputs(layer.module, hidden, {product: one.add for product, one in found.items()}, heads)
         for product, one in found.items():
-            one.check(prefix + product)
+            name = f"{described.name}.{product}"
+            one.check(name)
             if self._config.method == "gptq" and one.tokens < len(one.gram):
                 self._note(
-                    f"{prefix}{product}: {one.tokens:,} tokens of calibration for {len(one.gram):,} inputs; more "
+                    f"{name}: {one.tokens:,} tokens of calibration for {len(one.gram):,} inputs; more "
                     "--samples tell more of them"
                 )
         return found
@@ -139,19 +148,37 @@ class LayerQuantizer:
         """[outputs, inputs] fp32, a copy."""
         return layer.targets[f"{name}.weight"].tensor.to(torch.float32, copy=True).contiguous()
 
-    def _chosen(self, prefix: str, stage: Stage) -> list[str]:
-        names = [prefix + projection for projection in stage.projections]
-        return [name for name in names if name in self._job.quantized]
+    def _chosen(self, described: Layer, stage: Stage) -> list[str]:
+        names = [f"{described.name}.{projection}" for projection in stage.projections]
+        return [name for name in names if name in self._quantized]
 
-    def _round_in_turn(self, prefix: str, layer: LoadedLayer, hidden: Tensor, result: LayerResult) -> None:
+    def _has_experts(self, experts: Experts) -> bool:
+        """Whether any projection of the experts is quantized."""
+        return any(name in self._quantized for names in experts.products for name in names)
+
+    def _round_experts(self, experts: Experts, layer: LoadedLayer, hidden: Tensor, result: LayerResult) -> None:
+        """Experts, each by what the router sends to it."""
+        text = route(self._passes, layer, hidden, result.heads) if len(hidden) else None
+        quantizer = ExpertQuantizer(self._job, layer, text, self._passes.device, self.format)
+        quantizer.quantize(experts)
+        result.tensors.update(quantizer.tensors)
+        result.errors.update(quantizer.errors)
+        if self._config.method == "gptq" and quantizer.unseen:
+            self._note(
+                f"{experts.router.name}: {len(quantizer.unseen)} of {len(experts.experts)} experts read no token of "
+                "calibration and are rounded to nearest; more --samples reach more of them"
+            )
+
+    def _round_in_turn(self, described: Layer, layer: LoadedLayer, hidden: Tensor, result: LayerResult) -> None:
         """GPTQ, product by product."""
         config = self._config
-        for stage in STAGES:
-            if stage is STAGES[1]:
+        stages = stages_of(described)
+        for stage in stages:
+            if stage is stages[1]:
                 # Queries, keys and values are what they will be.
                 result.heads = self._passes.heads(layer.module, hidden)
-            chosen = self._chosen(prefix, stage)
-            gathered = self._gather(prefix, layer, hidden, [stage], result.heads) if chosen else {}
+            chosen = self._chosen(described, stage)
+            gathered = self._gather(described, layer, hidden, [stage], result.heads) if chosen else {}
             rounded: Tensors = {}
             for name in chosen:
                 weight, gram, form = self._weight(layer, name), gathered[stage.product].gram, self.format(name)
@@ -161,36 +188,36 @@ class LayerQuantizer:
             self.fill(layer, rounded)
             result.tensors.update(rounded)
 
-    def _search(self, prefix: str, layer: LoadedLayer, seen: Mapping[str, InputStatistics]) -> Folding:
+    def _search(self, described: Layer, layer: LoadedLayer, seen: Mapping[str, InputStatistics]) -> Folding:
         """AWQ: the scales of the layer."""
         folding = Folding()
-        for stage in STAGES:
-            chosen = self._chosen(prefix, stage)
+        for stage in stages_of(described):
+            chosen = self._chosen(described, stage)
             if not chosen:
                 continue
             inputs, form = seen[stage.product], self.format(chosen[0])
             weights = [self._weight(layer, name) for name in chosen]
             tied = tie(stage, self._sizes)
             scales = awq.search_scales(weights, inputs.mean_sizes(), inputs.gram, form, self._config.group, tied)
-            folding.add(prefix, stage, scales, self._sizes)
+            folding.add(f"{described.name}.", stage, scales, self._sizes)
         return folding
 
     def _round_at_once(
         self,
-        prefix: str,
+        described: Layer,
         layer: LoadedLayer,
         seen: Mapping[str, InputStatistics],
         folding: Folding,
         result: LayerResult,
     ) -> None:
         """RTN and AWQ, all products by what is known of the original layer."""
-        for stage in STAGES:
-            for name in self._chosen(prefix, stage):
+        for stage in stages_of(described):
+            for name in self._chosen(described, stage):
                 weight, inputs = self._weight(layer, name), seen.get(stage.product)
                 scaled = folding.applied(f"{name}.weight", weight)
                 matrix = self._rounded(name, scaled, None if inputs is None else folding.gram(name, inputs.gram))
                 restored = folding.undone(name, matrix.restored())
-                result.errors[name] = _error(weight, restored, None if inputs is None else inputs.gram)
+                result.errors[name] = rounding_error(weight, restored, None if inputs is None else inputs.gram)
                 result.tensors.update(tensors_of(name, matrix))
 
     def _rounded(self, name: str, weight: Tensor, gram: Tensor | None) -> QuantizedMatrix:
@@ -198,10 +225,3 @@ class LayerQuantizer:
             return round_to_nearest(weight, self.format(name), self._config.group)
         assert gram is not None
         return awq.round_within_ranges(weight, gram, self.format(name), self._config.group)
-
-
-def _error(weight: Tensor, restored: Tensor, gram: Tensor | None) -> float:
-    """Error of the outputs; without text the error of the weights."""
-    if gram is not None:
-        return relative_output_error(weight, restored, gram)
-    return float((weight - restored).norm() / weight.norm().clamp(min=torch.finfo(torch.float32).tiny))

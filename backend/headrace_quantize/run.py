@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headrace_quantize.calibration_text import CalibrationText, Pieces, read_pieces
-from headrace_quantize.checks import Job, QuantizeRefused, projections
+from headrace_quantize.checks import Job, QuantizeRefused, projections, routers
 from headrace_quantize.compressed_tensors import quantization_config
 from headrace_quantize.config import VERSION
 from headrace_quantize.decoder_pass import DecoderPass, LoadedLayer
@@ -88,7 +88,7 @@ class Run:
         self._copy(self.num_layers + 1, [_NORM] if tied else [_NORM, _HEAD])
         quality = self._quality(before, after, tied) if self._text.held_out else None
         report = self._report(layers, quality)
-        config = quantization_config(self._job.config, self._job.kept)
+        config = quantization_config(self._job.config, self._job.kept + routers(self._job.model))
         self.out.finish(self._job.model.path, config, report.as_json())
         return report
 
@@ -131,9 +131,9 @@ class Run:
             self.out.write(shard, {name: self._source.read(name) for name in names}, {})
 
     def _quality(self, before: Tensor, after: Tensor, tied: bool) -> Quality:
-        eps, pieces = self._job.model.config.description.norm.eps, self._text.held_out
+        norm, pieces = self._job.model.config.description.norm, self._text.held_out
         self._progress.begin_measuring(len(pieces))
-        return compare(pieces, before, after, self._source, self._passes, tied, eps, self._progress.on_piece)
+        return compare(pieces, before, after, self._source, self._passes, tied, norm, self._progress.on_piece)
 
     def _report(self, layers: list[LayerReport], quality: Quality | None) -> RunReport:
         job = self._job

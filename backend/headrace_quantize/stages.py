@@ -5,8 +5,10 @@
     post_attention_layernorm -> gate, up -> SwiGLU -> down
                                       up -------------^
 
-Owns the names, and where scales of inputs may be folded: a norm's weight, or the outputs of v
-(attention mixes tokens, not channels) and of up (the gate multiplies channel by channel).
+Of a mixture of experts the last two are those of its shared expert, if it has one; experts have
+stages of their own (`quantize_experts`). Owns the names, and where scales of inputs may be folded:
+a norm's weight, or the outputs of v (attention mixes tokens, not channels) and of up (the gate
+multiplies channel by channel).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from headrace_model_folder import ModelConfig
+from headrace_model_folder.description import Layer, Mlp
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,9 +42,26 @@ STAGES = (
 )
 
 
-def num_inputs(stage: Stage, config: ModelConfig) -> int:
+# Of a mixture's shared expert, which has the norm of all experts before it.
+_SHARED = (
+    Stage(
+        "mlp.shared.mlp.gate_up_proj",
+        ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+        "post_attention_layernorm",
+    ),
+    Stage("mlp.shared.mlp.down_proj", ("mlp.shared_experts.down_proj",), "mlp.shared_experts.up_proj"),
+)
+
+
+def stages_of(layer: Layer) -> tuple[Stage, ...]:
+    """The stages of a layer, in forward order; of a mixture without its experts'."""
+    if isinstance(layer.mlp, Mlp):
+        return STAGES
+    return STAGES[:2] + (() if layer.mlp.shared is None else _SHARED)
+
+
+def num_inputs(stage: Stage, layer: Layer) -> int:
     """Number of inputs of the stage's product."""
-    layer = config.description.layers[0]
     return next(linear.inputs for linear in layer.linears if linear.name == f"{layer.name}.{stage.projections[0]}")
 
 

@@ -86,6 +86,8 @@ class EngineFacts(msgspec.Struct, tag="engine", frozen=True):
     # experts that compute one token.
     expert_bytes: int = 0
     expert_share: float = 0.0
+    # States of one row in recurrent layers, which a step that computes the row reads and writes.
+    row_state_bytes: int = 0
 
 
 class RequestBegan(msgspec.Struct, tag="request_began", frozen=True):

@@ -70,7 +70,7 @@ class SettingOption(SectionedOption):
     def __init__(self, name: str, field: FieldInfo, section: str) -> None:
         self._field = field
         flag, others = flag_name(name), foreign_names.ALIASES.get(name, ())
-        is_switch = field.annotation is bool
+        is_switch = field.annotation in (bool, bool | None)
         flags = [f"{each}/--no-{each.lstrip('-')}" for each in (flag, *others)] if is_switch else [flag, *others]
         self._shown = f"{flag} / --no-{flag[2:]}" if is_switch else f"{flag} {_kind(name, field)}"
         multiple = typing.get_origin(field.annotation) is tuple

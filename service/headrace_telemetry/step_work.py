@@ -5,6 +5,7 @@ needed, not what padding added, so that a share says how much of the device was 
 
     bytes  weights once + keys and values of all context that decodes read + those that were written
            (of a mixture, experts that so many tokens hit, if each chose any with equal odds)
+           + states of recurrent layers, read and written once for each sequence
     flops  linear layers per token + attention per pair of query and key + output layer per sampled
     token
 """
@@ -33,7 +34,8 @@ def seconds(records: Records) -> Floats:
 def moved_bytes(engine: facts.EngineFacts, records: Records) -> Floats:
     """Bytes of device memory that each step needed [num_steps]."""
     cached = records["context_tokens"].astype(np.float64) + records["num_prefill_tokens"] + records["num_decodes"]
-    return np.asarray(engine.weight_bytes + _hit_bytes(engine, records) + engine.kv_bytes_per_token * cached)
+    states = 2.0 * engine.row_state_bytes * records["num_sequences"]
+    return np.asarray(engine.weight_bytes + _hit_bytes(engine, records) + engine.kv_bytes_per_token * cached + states)
 
 
 def _hit_bytes(engine: facts.EngineFacts, records: Records) -> Floats:

@@ -148,6 +148,7 @@ def gpu_plan(rank: int, num_blocks: int, block_size: int, is_measured: bool) -> 
         reserve_bytes=615 << 20,
         pinned_host_bytes=1 << 30,
         stream_bytes=256 << 20,
+        state_bytes=3 << 28,
     )
 
 

@@ -58,7 +58,8 @@ def test_the_demo_model_stays_close(plain: CausalLM, case: Case) -> None:
     most, least = limits[quantize]
     assert found.kl > 1e-9 or (quantize, case.head, kv_dtype) == ("off", "off", "auto")
     assert 0 <= found.kl + 1e-9 and found.kl <= most and found.same_choice >= least
-    assert 1 < found.perplexity < 1.5
+    # Of four conversations, with names and keys of tools that no model can foresee.
+    assert 1 < found.perplexity < 2
 
 
 def test_questions_are_of_both_splits_and_as_many_as_asked_for() -> None:

@@ -43,6 +43,8 @@ EXAMPLES = {
     "cancel": "its readers see: cancelled",
     "deadline": "spec.sampling.top_p: ",
     "session": '"2 + 2 =" -> " 4" (',
+    "tools": '  weather({"city": "Oslo"})\nThe weather in Oslo is snowy, at -3 degrees.',
+    "schema": "{Name:Clara Weber Age:34 City:Lisbon}",
 }
 TIMEOUT_S = 900
 
@@ -118,8 +120,7 @@ def test_the_version_is_the_servers() -> None:
 def test_the_readme_shows_every_example() -> None:
     programs = readme_programs()
     assert {path.parent.name for path in CLIENT.glob("examples/*/main.go")} == set(programs)
-    # tools needs a model that takes tools: tests/e2e/test_tools.py.
-    assert set(programs) == {*EXAMPLES, "tls_key", "tools"}
+    assert set(programs) == {*EXAMPLES, "tls_key"}
     for name, program in programs.items():
         assert program == (CLIENT / "examples" / name / "main.go").read_text(), name
 

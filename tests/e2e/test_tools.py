@@ -1,15 +1,14 @@
-"""Tools from the caller to the last token, with the demo model's weights and a template with tools.
+"""Tools from the caller to the last token, with the demo model, which calls them by itself.
 
-The demo model was not trained on tools: that its calls are valid is the grammar's work.
+That calls keep their schemas at any temperature is the grammar's work, which ones and with what is
+the model's: what it says greedily in fp32 is compared as it stands.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,18 +16,12 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.support.running_server import DEMO, RunningServer, running_server
+from tests.support.running_server import RunningServer, running_server
 
 from headrace import Client, Delta, FinishReason, InvalidRequest, Message, Tool
 from headrace.conversations.content import ToolCallFinished, ToolCallStarted
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TEMPLATE = (
-    "{{ bos_token }}{% for tool in tools or [] %}<|system|>{{ tool | tojson }} <tool_call><|end|>{% endfor %}"
-    "{% for message in messages %}<|{{ 'user' if message.role == 'tool' else message.role }}|>{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|end|>"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
@@ -40,25 +33,43 @@ CLOCK = Tool("clock")
 QUESTION = "What is the weather in Paris?"
 
 
-@pytest.fixture(scope="module")
-def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("models") / "demo"
-    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("draft", "scripts"))
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def tools_server(tools_folder: pathlib.Path) -> Iterator[RunningServer]:
-    with running_server(model=tools_folder) as server:
-        yield server
-
-
 @pytest.fixture
-def client(tools_server: RunningServer) -> Iterator[Client]:
-    with Client(tools_server.address) as client:
+def client(server: RunningServer) -> Iterator[Client]:
+    with Client(server.address) as client:
         yield client
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FORECAST = Tool("get_forecast", "Returns the weather in a city.", CITY)
+TIMER = Tool("set_timer", "Sets a timer.", {"type": "object", "properties": {"minutes": {"type": "integer"}}})
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "loose"])
+def test_the_model_calls_the_tool_that_a_question_needs(client: Client, strict: bool) -> None:
+    tools = [dataclasses.replace(tool, strict=strict) for tool in (TIMER, FORECAST)]
+    said = [Message("user", "What is the weather in Lisbon?")]
+    answer = client.chat(said, tools=tools, max_tokens=80).result()
+    (call,) = answer.tool_calls
+    assert (call.name, call.parsed(), call.valid) == ("get_forecast", {"city": "Lisbon"}, True)
+    assert answer.outputs[0].finish_reason is FinishReason.TOOL_CALLS and answer.text == ""
+    said += [answer.message, Message("tool", '{"sky": "rainy", "temperature": 12}', tool_call_id=call.id)]
+    # As many callers do, the last turn comes without tools or with them.
+    for offered in (tools, None):
+        second = client.chat(said, tools=offered, max_tokens=80).result()
+        assert second.text == "The weather in Lisbon is rainy, at 12 degrees." and not second.tool_calls
+
+
+def test_a_question_that_needs_no_tool_is_answered(client: Client) -> None:
+    answer = client.chat("What is the capital of France?", tools=[TIMER], max_tokens=80).result()
+    assert "Paris" in answer.text and answer.tool_calls == ()
+
+
+def test_two_cities_are_two_calls(client: Client) -> None:
+    question = "What is the weather in Oslo and Rome?"
+    answer = client.chat(question, tools=[FORECAST], max_tokens=120).result()
+    assert [call.parsed() for call in answer.tool_calls] == [{"city": "Oslo"}, {"city": "Rome"}]
+    single = client.chat(question, tools=[FORECAST], parallel_tool_calls=False, max_tokens=120).result()
+    assert [call.parsed() for call in single.tool_calls] == [{"city": "Oslo"}]
 
 
 def test_every_call_of_a_strict_tool_keeps_its_schema(client: Client) -> None:
@@ -76,13 +87,13 @@ def test_every_call_of_a_strict_tool_keeps_its_schema(client: Client) -> None:
 
 
 @pytest.mark.slow  # test_speculation.py has forms every day.
-def test_drafts_change_no_call_of_a_strict_tool(tools_folder: pathlib.Path) -> None:
+def test_drafts_change_no_call_of_a_strict_tool() -> None:
     options: dict[str, Any] = {"n": 4, "temperature": 1.0, "seed": 3, "max_tokens": 120}
     drafts = ("--speculate", "ngram", "--speculate-tokens", "4")
     fp32 = ("--device", "cpu", "--dtype", "fp32")
     found = []
     for flags in (fp32, (*fp32, *drafts)):
-        with running_server(*flags, model=tools_folder) as server, Client(server.address) as client:
+        with running_server(*flags) as server, Client(server.address) as client:
             said = client.chat(QUESTION, tools=[WEATHER, CLOCK], tool_choice="required", **options).result()
             found.append([(list(output.token_ids), output.finish_reason) for output in said.outputs])
             assert (said.ledger.draft_tokens > 0) == (flags is not fp32)
@@ -140,16 +151,22 @@ def test_a_search_takes_tools_that_are_not_strict(client: Client) -> None:
     assert [violation.field for violation in refused.value.violations] == ["tools"]
 
 
-def test_the_python_example_goes_from_question_to_answer(tools_server: RunningServer, tmp_path: pathlib.Path) -> None:
-    example = ROOT / "clients/python/examples/tools.py"
-    printed = _run(tmp_path, sys.executable, str(example), tools_server.address)
-    assert printed.startswith("weather({'city': '")
+# What each program prints of the loop; they are the same in all languages.
+LOOP = (
+    "What is the weather in Paris?",
+    '  weather({"city": "Paris"})',
+    "The weather in Paris is sunny, at 21 degrees.",
+    "And in Oslo?",
+    '  weather({"city": "Oslo"})',
+    "The weather in Oslo is snowy, at -3 degrees.",
+)
 
 
-@pytest.mark.slow
-def test_the_go_example_goes_from_question_to_answer(tools_server: RunningServer) -> None:
-    printed = _run(ROOT / "clients/go/examples/tools", "go", "run", ".", tools_server.address)
-    assert printed.startswith("weather(")
+def test_the_python_programs_go_from_question_to_answer(server: RunningServer, tmp_path: pathlib.Path) -> None:
+    examples = ROOT / "clients/python/examples"
+    assert _run(tmp_path, sys.executable, str(examples / "tools.py"), server.address).splitlines() == [*LOOP]
+    filled = _run(tmp_path, sys.executable, str(examples / "schema.py"), server.address)
+    assert filled == "Person(name='Clara Weber', age=34, city='Lisbon')\n"
 
 
 def _run(folder: pathlib.Path, *command: str) -> str:

@@ -214,3 +214,11 @@ def test_a_plan_waits_for_masks_only_if_they_may_say_what_must_come(max_drafts: 
     assert (planned is not None) == (max_drafts == 0)
     harness.engine.masks_done(call, [harness.outcome(job) for job in call.jobs])
     assert (harness.engine.plan() is not None) == (max_drafts != 0)
+
+
+def test_a_plan_waits_no_more_once_nothing_has_come_to_be_known_for_long() -> None:
+    harness = MaskingHarness()
+    harness.add(request([5] * 8, 60, grammar=Grammar()))
+    harness.run()
+    waited = [call.is_awaited for call in harness.masks.values()]
+    assert waited[:5] == [True] * 5 and waited[-5:] == [False] * 5

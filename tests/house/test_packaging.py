@@ -107,7 +107,9 @@ def test_the_server_adds_its_commands_to_the_same_script(
     assert loaded.stdout.split() == sorted(group.SERVER_COMMANDS), loaded.stderr
     helped = run(python.with_name("headrace"), "serve", "--help", cwd=tmp_path)
     assert helped.returncode == 0 and "headrace serve" in helped.stdout, helped.stderr
-    refused = run(python.with_name("headrace"), "serve", "--model", tmp_path / "absent", cwd=tmp_path)
+    refused = run(
+        python.with_name("headrace"), "serve", "--listen", "127.0.0.1:0", "--model", tmp_path / "absent", cwd=tmp_path
+    )
     assert refused.returncode == 2
     assert "absent" in refused.stderr
     assert "Traceback" not in refused.stderr

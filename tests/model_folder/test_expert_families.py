@@ -96,7 +96,7 @@ def test_absent_fields_take_transformers_defaults() -> None:
         (QWEN, "mlp_only_layers", [2]),
         (QWEN, "mlp_only_layers", [True]),
         (QWEN, "mlp_only_layers", 1),
-        (QWEN, "quantization_config", {"quant_method": "fp8"}),
+        (QWEN, "quantization_config", {"quant_method": "mxfp4"}),
         (QWEN, "quantization_config", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
         (MIXTRAL, "num_local_experts", "8"),
         (MIXTRAL, "num_experts_per_tok", 4),

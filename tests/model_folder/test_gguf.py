@@ -223,7 +223,7 @@ def _tensor(name: str, kind: str, shape: tuple[int, ...]) -> Callable[[Gguf], No
     ("change", "said"),
     [
         (_without("general.architecture"), "general.architecture is missing"),
-        (_with(general__architecture="gemma"), "general.architecture must be one of llama, qwen2, qwen3, is 'gemma'"),
+        (_with(general__architecture="gemma"), "must be one of llama, qwen2, qwen3, qwen3moe, is 'gemma'"),
         (_without("llama.block_count"), "llama.block_count is missing"),
         (_with(llama__block_count=0), "llama.block_count must be an integer from 1"),
         (_with(llama__block_count=2000), "num_hidden_layers must be an integer from 1 to 1024, is 2000"),
@@ -236,7 +236,7 @@ def _tensor(name: str, kind: str, shape: tuple[int, ...]) -> Callable[[Gguf], No
         (_with(llama__rope__dimension_count=4), "llama.rope.dimension_count must be the length"),
         (_with(llama__embedding_length=64), "tensor 'token_embd.weight' has shape [9, 32], [9, 64] expected"),
         (_with(llama__vocab_size=10), "llama.vocab_size must be the rows of 'token_embd.weight' (9), is 10"),
-        (_with(llama__expert_count=8), "llama.expert_count must be 0: experts"),
+        (_with(llama__expert_count=8), "llama.expert_count must be 0: experts of this architecture"),
         (_with(split__count=3), "split.count is 3: a model split among files must be merged first"),
         (_with(llama__attention__layer_norm_rms_epsilon=float("nan")), "layer_norm_rms_epsilon must be a number"),
         (_with(llama__rope__scaling__type="longrope"),

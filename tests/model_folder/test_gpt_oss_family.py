@@ -130,7 +130,7 @@ def test_mxfp4_of_models_without_stacked_experts_is_refused() -> None:
     with pytest.raises(InvalidModelFolder, match="mxfp4 is asked for, and no layer is left"):
         parse_config(CONFIG | {"quantization_config": MXFP4})
     mixtral = CONFIG | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 3, "quantization_config": MXFP4}
-    with pytest.raises(InvalidModelFolder, match="is not supported for this mixture of experts"):
+    with pytest.raises(InvalidModelFolder, match="'mxfp4', in which this mixture of experts is not supported"):
         parse_config(mixtral)
 
 

@@ -46,6 +46,22 @@ _GEMMA3_STRETCHED = {
     },
 }
 
+# Heads of sizes that are no power of two, and two value heads to a key. Weights are half as large
+# as others': states add up what is rounded, and with larger ones transformers' two forms of the
+# recurrence differ by 2e-3 from each other. Logits still depend on the context by 0.2.
+_QWEN3_5 = {
+    **_BASE,
+    "initializer_range": 0.1,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "partial_rotary_factor": 0.5,
+}
+
 LONGROPE = {"short_factor": [1.0, 1.25, 1.5, 2.0], "long_factor": [1.0, 2.5, 7.0, 31.5]}
 
 
@@ -56,6 +72,13 @@ def _llama(**changes: Any) -> transformers.PreTrainedConfig:
 def _glm4(**changes: Any) -> transformers.PreTrainedConfig:
     config = transformers.Glm4Config(**{**_BASE, **changes})
     # A config without one is given those of the published models.
+    config.eos_token_id = None
+    return config
+
+
+def _glm4_moe(**changes: Any) -> transformers.PreTrainedConfig:
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    config = transformers.Glm4MoeConfig(**{**_BASE, "head_dim": 16, **experts, **changes})
     config.eos_token_id = None
     return config
 
@@ -197,9 +220,54 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
     ),
+    "qwen3.5": lambda: transformers.Qwen3_5TextConfig(**_QWEN3_5),
+    # Other kinds of layers in another order, of other sizes.
+    "qwen3.5-order-tied": lambda: transformers.Qwen3_5TextConfig(
+        **_QWEN3_5 | {"num_hidden_layers": 3, "linear_num_key_heads": 4, "linear_conv_kernel_dim": 3},
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "qwen3.5-moe": lambda: transformers.Qwen3_5MoeTextConfig(
+        **{name: size for name, size in _QWEN3_5.items() if name != "intermediate_size"},
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=24,
+    ),
     # Sizes that groups of 32 divide, also on two ranks.
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
     "mixtral-wide": lambda: transformers.MixtralConfig(**_BASE | {"intermediate_size": 64}, num_local_experts=4),
+    # A dense layer, groups of experts, a shared expert, half of each head rotated, norms of heads.
+    "glm4-moe": lambda: _glm4_moe(use_qk_norm=True, n_group=4, topk_group=2, routed_scaling_factor=1.75),
+    # As GLM-4.5-Air: one group, biases; and weights that are not normed.
+    "glm4-moe-bias-tied": lambda: _glm4_moe(
+        attention_bias=True,
+        norm_topk_prob=False,
+        n_shared_experts=2,
+        first_k_dense_replace=2,
+        tie_word_embeddings=True,
+        **_rope("default", partial_rotary_factor=0.25),
+    ),
+    # Also on two ranks, of which each has whole blocks of 128 inner elements.
+    "qwen3-moe-blocks": lambda: transformers.Qwen3MoeConfig(
+        **_BASE | {"hidden_size": 160, "num_hidden_layers": 2, "intermediate_size": 256},
+        head_dim=16,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=256,
+        norm_topk_prob=True,
+        mlp_only_layers=[0],
+    ),
+    "glm4-moe-wide": lambda: _glm4_moe(moe_intermediate_size=64, intermediate_size=128, num_hidden_layers=2),
+    "qwen3-moe-wide": lambda: transformers.Qwen3MoeConfig(
+        **_BASE | {"num_hidden_layers": 2, "intermediate_size": 128},
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        norm_topk_prob=True,
+    ),
     "gpt-oss-wide": lambda: transformers.GptOssConfig(
         **_BASE | {"intermediate_size": 128},
         sliding_window=21,
@@ -260,9 +328,12 @@ def write_checkpoint(path: pathlib.Path, name: str, **options: Any) -> transform
 
 
 def randomize_vectors(model: torch.nn.Module) -> None:
-    """Adds noise to norms, biases and sinks, which transformers starts at ones and zeros."""
+    """Adds noise to norms, biases, sinks and corrections, which start at ones and zeros."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Biases of stacked experts have two dimensions.
             if parameter.dim() == 1 or name.endswith("_bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.3)

@@ -15,6 +15,9 @@ from torch import Tensor
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_kernels.attention.paged import AttentionMetadata
 
+# Of rows with states.
+_NUM_SLOTS = 8
+
 
 @dataclasses.dataclass
 class Row:
@@ -23,13 +26,15 @@ class Row:
     tokens: list[int]
     num_computed: int = 0
     blocks: list[int] = dataclasses.field(default_factory=list)
+    # Where its states lie in recurrent layers; None: nowhere yet.
+    slot: int | None = None
 
 
 class PagedDriver:
     """A model with its cache.
 
-    Fresh blocks are full of NaN and handed out in a shuffled order: nobody may rely on their
-    contents or order.
+    Fresh blocks and states are full of NaN, and blocks handed out in a shuffled order: nobody may
+    rely on their contents or order.
     """
 
     def __init__(self, model: CausalLM, num_blocks: int = 64, block_size: int = 16) -> None:
@@ -37,14 +42,19 @@ class PagedDriver:
         self.block_size = block_size
         self.free_blocks = np.random.default_rng(0).permutation(num_blocks).tolist()
         shape = (num_blocks, 2, model.num_kv_heads, block_size, model.head_dim)
-        self.kv_caches = [torch.full(shape, float("nan")) for _ in range(model.num_layers)]
+        self.free_slots = list(range(_NUM_SLOTS))
+        self.kv_caches = [
+            torch.full((_NUM_SLOTS, size) if size else shape, float("nan")) for size in model.state_elements
+        ]
 
     def release(self, row: Row) -> None:
         """Gives the blocks back, poisoned, and forgets what was computed."""
         for kv_cache in self.kv_caches:
-            kv_cache[row.blocks] = float("nan")
+            kv_cache[row.blocks if kv_cache.dim() == 5 else row.slot] = float("nan")
         self.free_blocks += row.blocks
-        row.blocks, row.num_computed = [], 0
+        if row.slot is not None:
+            self.free_slots.append(row.slot)
+        row.blocks, row.num_computed, row.slot = [], 0, None
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Tensor]:
@@ -53,6 +63,7 @@ class PagedDriver:
         Returns each row's logits [counts[i], vocab_size].
         """
         for row, count in zip(rows, counts, strict=True):
+            row.slot = self.free_slots.pop() if row.slot is None else row.slot
             while len(row.blocks) * self.block_size < row.num_computed + count:
                 row.blocks.append(self.free_blocks.pop())
         positions = [
@@ -87,4 +98,5 @@ class PagedDriver:
             max_seq_len=max(ends),
             query_lens_cpu=np.array(counts, np.int32),
             seq_lens_cpu=np.array(ends, np.int32),
+            rows=torch.tensor([row.slot for row in rows], dtype=torch.int32),
         )

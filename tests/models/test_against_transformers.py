@@ -17,10 +17,10 @@ TOLERANCE = 2e-4
 # They differ from others in their sizes alone, which blocks of quantized weights are to divide.
 SIZES = (
     "llama-wide", "mixtral-wide", "gpt-oss-wide", "llama-blocks", "phi3-blocks", "llama-whole-blocks", "llama-long",
-    "llama-wide-heads",
+    "llama-wide-heads", "qwen3-moe-blocks", "qwen3-moe-wide", "glm4-moe-wide",
 )  # fmt: skip
 # What they have is in others of their family too.
-VARIANTS = ("smollm3", "olmo2-bias-tied", "glm4-tied", "gemma3")
+VARIANTS = ("smollm3", "olmo2-bias-tied", "glm4-tied", "gemma3", "glm4-moe-bias-tied", "qwen3.5")
 NAMES = [pytest.param(name, marks=pytest.mark.slow if name in SIZES + VARIANTS else ()) for name in CONFIGS]
 
 

@@ -12,8 +12,10 @@ from tests.models.test_quantized_loading import CPU, SCHEMES, quantized, scheme_
 from tests.support.model_builds import weight_memory
 from tests.support.rank_threads import on_ranks
 
+from headrace_backend.layers.expert_mlp import ExpertMlp
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.quantization.expert_weight import RoundedExpertWeight
+from headrace_backend.quantization.linear_weight import PlainWeight
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_kernels.weight_formats.quantized_weight import dequantize
 from headrace_model_folder import ModelFolder
@@ -21,8 +23,11 @@ from headrace_model_folder import ModelFolder
 PROMPT = [17 * index % VOCAB_SIZE for index in range(40)]
 
 
-# gpt-oss' folders have experts in stacked tensors, inputs before outputs.
-@pytest.fixture(scope="module", params=["mixtral-wide", pytest.param("gpt-oss-wide", marks=pytest.mark.slow)])
+# gpt-oss' folders have experts in stacked tensors, inputs before outputs; GLM has a shared expert.
+FAMILIES = ["mixtral-wide", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt-oss-wide", "glm4-moe-wide"))]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Sizes that groups of 32 divide, on two ranks too."""
     made = tmp_path_factory.mktemp("experts")
@@ -38,7 +43,8 @@ def logits(model: CausalLM) -> torch.Tensor:
 def test_quantized_experts_multiply_by_the_numbers_of_their_bits(path: pathlib.Path, name: str) -> None:
     found, restored = quantized(path, name), load(path)
     experts = [weight for weight in found.low_bit_weights.values() if isinstance(weight, RoundedExpertWeight)]
-    assert len(experts) == 2 * 3 and len(found.low_bit_weights) == 4 * 3
+    mixtures = [module for module in found.modules() if isinstance(module, ExpertMlp)]
+    assert len(experts) == 2 * len(mixtures) and all(isinstance(each.router.weight, PlainWeight) for each in mixtures)
     for weight_path, weight in found.low_bit_weights.items():
         restored.get_parameter(f"{weight_path}.tensor").copy_(dequantize(weight.quantized))
     # The router has the model's type, so that both choose alike; fp32 sums in another order.
@@ -72,8 +78,8 @@ def test_the_planned_memory_is_what_the_weights_take(path: pathlib.Path, name: s
     if shard is ALONE:
         model = load(path, torch.bfloat16) if name is None else None
         assert model is None or model.weight_bytes == planned
-        # Four experts of 3 x 64 x 64 in three layers, at least in the scheme's bits.
+        # All experts, at least in the scheme's bits.
         bits = {None: 16, "int8": 8, "fp8": 8, "int4": 4}[name]
-        assert planned > 3 * 4 * 3 * 64 * 64 * bits // 8
+        assert planned > sum(mixture.size for mixture in config.description.expert_layers) * bits // 8
     else:
         assert whole / 2 <= planned < whole

@@ -24,7 +24,11 @@ NUM_LAYERS = 3
 PROMPT = torch.arange(1, 8).tolist()
 
 
-@pytest.fixture(scope="module", params=["llama", "llama-biases", "qwen2", "qwen3-tied-bias", "phi3-partial"])
+NAMES = ["llama", "llama-biases", "qwen2", "qwen3-tied-bias", "phi3-partial"]
+
+
+# Of the mixture, a shared expert's inner elements are those of the stream before experts are added.
+@pytest.fixture(scope="module", params=[*NAMES, pytest.param("glm4-moe", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
     """Tiny, with its weights in the order in memory that they have on a GPU."""
     path: pathlib.Path = tmp_path_factory.mktemp(request.param)

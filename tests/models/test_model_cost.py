@@ -32,11 +32,15 @@ def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
     named = decoder.layers.named_parameters()
     matrices = [parameter for name, parameter in named if parameter.dim() == 2 and not name.endswith("_bias")]
     # All of a layer's experts are one parameter, and some of them compute a token.
-    experts = [parameter for parameter in decoder.layers.parameters() if parameter.dim() == 3]
-    share = theirs.num_experts_per_tok / theirs.num_local_experts if experts else 0.0
+    named = decoder.layers.named_parameters()
+    experts = [parameter for name, parameter in named if parameter.dim() == 3 and "conv1d" not in name]
+    share = theirs.num_experts_per_tok / config.description.expert_layers[0].router.outputs if experts else 0.0
     num_expert_weights = sum(matrix.numel() for matrix in experts)
+    recurrent = [layer.linear_attn for layer in decoder.layers if hasattr(layer, "linear_attn")]
+    # Each token reads a matrix for each head of such a layer twice, and corrects it once.
+    products = sum(3 * each.num_v_heads * each.head_k_dim * each.head_v_dim for each in recurrent)
     assert cost.flops_per_token == pytest.approx(
-        2 * (sum(matrix.numel() for matrix in matrices) + share * num_expert_weights), rel=1e-12
+        2 * (sum(matrix.numel() for matrix in matrices) + share * num_expert_weights + products), rel=1e-12
     )
     assert (cost.expert_bytes, cost.expert_share) == (2 * num_expert_weights, share)
     head = model.get_output_embeddings().weight
@@ -44,14 +48,18 @@ def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
     # Tied embeddings are one parameter, and the output layer reads it.
     unread = 0 if theirs.tie_word_embeddings else model.get_input_embeddings().weight.numel()
     # Tied, it is one of the decoder's.
-    parameters = {*decoder.parameters(), head}
+    corrections = [each for name, each in decoder.named_buffers() if name.endswith("e_score_correction_bias")]
+    parameters = {*decoder.parameters(), *corrections, head}
     assert cost.weight_bytes + cost.expert_bytes == 2 * (sum(each.numel() for each in parameters) - unread)
-    attention = decoder.layers[0].self_attn
-    key_and_value = 2 * theirs.num_key_value_heads * attention.head_dim
-    assert cost.kv_bytes_per_token == 2 * len(decoder.layers) * key_and_value
+    attentions = [layer.self_attn for layer in decoder.layers if hasattr(layer, "self_attn")]
+    key_and_value = 2 * theirs.num_key_value_heads * attentions[0].head_dim
+    assert cost.kv_bytes_per_token == 2 * len(attentions) * key_and_value
     # A product with each key's elements and one with each value's, for as many elements as the
     # output projection takes in.
-    assert cost.flops_per_pair == 2 * 2 * len(decoder.layers) * attention.o_proj.weight.shape[1]
+    assert cost.flops_per_pair == 2 * 2 * len(attentions) * attentions[0].o_proj.weight.shape[1]
+    # In fp32: those matrices, and the inputs of tokens that the convolution sees beside the newest.
+    kept = sum((each.conv_kernel_size - 1) * each.conv_dim for each in recurrent)
+    assert cost.row_state_bytes == 4 * (products // 3 + kept)
 
 
 def test_bytes_follow_the_type() -> None:

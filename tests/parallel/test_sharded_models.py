@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 # layers without rotation.
 NAMES = (
     "llama-biases", "qwen3-tied-bias", "qwen2-window-tied", "llama-group-8", "llama-mha", "phi3-partial", "qwen3-moe",
-    "smollm3-window-tied",
+    "smollm3-window-tied", "glm4-moe",
 )  # fmt: skip
 # Layers that are not plain, whose steps are never cut: norms of outputs, of all heads together.
 NAMES_OF_WHOLE_STEPS = ("olmo2", "olmo3", "glm4", "gemma3-part")
@@ -132,7 +132,11 @@ def whole_experts(shard: Shard) -> Shard:
 
 # Four ranks with one expert each; layers with and without experts, and a tied output layer.
 @pytest.mark.parametrize(
-    ("name", "world_size"), [("qwen3-moe-dense-layers", 2), pytest.param("mixtral-wide", 4, marks=pytest.mark.slow)]
+    ("name", "world_size"),
+    [
+        ("qwen3-moe-dense-layers", 2),
+        *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("mixtral-wide", "glm4-moe")),
+    ],
 )
 def test_ranks_with_whole_experts_draw_the_tokens_of_one(
     folders: functools.partial[ModelFolder], name: str, world_size: int

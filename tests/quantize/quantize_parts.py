@@ -14,7 +14,7 @@ from tests.models.checkpoints import VOCAB_SIZE, write_checkpoint
 
 from headrace_model_folder import ModelFolder
 from headrace_quantize.calibration_text import Pieces
-from headrace_quantize.checks import Job, check
+from headrace_quantize.checks import Job, check, projections
 from headrace_quantize.config import QuantizeConfig
 from headrace_quantize.decoder_pass import DecoderPass
 from headrace_quantize.progress import RunProgress
@@ -61,12 +61,7 @@ class Bench:
         self.theirs = write_checkpoint(folder / "model", family)
         config = request(folder / "model", folder / "out", calibration=("text",), **options)
         model = ModelFolder.open(folder / "model")
-        names = tuple(
-            name.removesuffix(".weight")
-            for name, record in model.tensors.items()
-            if ".layers." in name and len(record.shape) == 2
-        )
-        self.job = Job(config, model, folder / "out", names, ())
+        self.job = Job(config, model, folder / "out", tuple(projections(model)), ())
         self.source = SourceTensors(model)
         self.passes = DecoderPass(model, torch.float32, torch.device("cpu"), LENGTH)
         self.quantizer = LayerQuantizer(self.job, self.source, self.passes, lambda _: None)

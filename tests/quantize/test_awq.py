@@ -68,7 +68,7 @@ def test_scales_cancel(tmp_path: pathlib.Path, family: str) -> None:
     bench.passes.run(layer.module, expected)
     folding, sizes = Folding(), bench.job.model.config
     for stage in STAGES:
-        scales = tie(stage, sizes)(torch.rand(num_inputs(stage, sizes)) + 0.5)
+        scales = tie(stage, sizes)(torch.rand(num_inputs(stage, sizes.description.layers[0])) + 0.5)
         folding.add("model.layers.0.", stage, scales, sizes)
     before = {name: target.tensor.clone() for name, target in layer.targets.items()}
     for name, target in layer.targets.items():

@@ -10,7 +10,6 @@ import pathlib
 from typing import Any
 
 import pytest
-from tests.model_folder.folders import CONFIG, write_folder
 from tests.models.checkpoints import write_checkpoint
 from tests.quantize.quantize_parts import DRAFT, quantize, request, write_text
 from tests.support.gguf_writer import from_folder
@@ -100,12 +99,6 @@ def test_a_folder_that_is_quantized_already_is_refused(tmp_path: pathlib.Path) -
     quantize(request(DRAFT, tmp_path / "once", method="rtn"))
     message = refused(tmp_path, model_folder=str(tmp_path / "once"), method="rtn", group_size="32")
     assert "is quantized already: config.json has a quantization_config" in message
-
-
-def test_layers_with_norms_behind_their_projections_are_refused(tmp_path: pathlib.Path) -> None:
-    folder = write_folder(tmp_path / "model", {**CONFIG, "architectures": ["Olmo2ForCausalLM"]})
-    message = refused(tmp_path, model_folder=str(folder), method="rtn", group_size="channel")
-    assert "is of Olmo2ForCausalLM, whose layers have norms behind their projections" in message
 
 
 def test_a_gguf_file_is_refused(tmp_path: pathlib.Path) -> None:

@@ -53,5 +53,5 @@ def test_a_card_finds_what_a_cpu_finds(tmp_path: pathlib.Path, method: str) -> N
     assert ours.peak_card_bytes > 0 and theirs.peak_card_bytes == 0
     for one, other in zip(ours.layers, theirs.layers, strict=True):
         # bf16 on a card, fp32 on a CPU: inputs differ by 2^-9, and roundings that were close go the
-        # other way.
-        assert one.errors == pytest.approx(other.errors, rel=0.1)
+        # other way. AWQ's choice among scales may, too.
+        assert one.errors == pytest.approx(other.errors, rel=0.25 if method == "awq" else 0.1)

@@ -225,6 +225,17 @@ def test_what_is_mounted_is_there() -> None:
                 assert source in declared
 
 
+def test_grafana_links_to_the_published_page_of_jaeger_and_keeps_its_own_folders() -> None:
+    found = services(BASE)
+    address = found["jaeger"]["ports"][0].removesuffix(f":{PUBLISHED['jaeger']}")
+    assert found["grafana"]["environment"]["JAEGER_PAGE"] == f"http://{address}"
+    inside = [volume.split(":")[1] for volume in found["grafana"]["volumes"]]
+    # It reports an error for each folder (plugins, alerting) that a mount of the whole would hide.
+    assert "/etc/grafana/provisioning" not in inside
+    folders = {path.name for path in (DEPLOY / "grafana" / "provisioning").iterdir()}
+    assert folders == {pathlib.PurePath(path).name for path in inside if "provisioning" in path}
+
+
 def test_telemetry_reaches_the_collector_and_the_collector_jaeger() -> None:
     endpoint = option(services(BASE)["telemetry"]["command"], "--otlp-endpoint")
     collector = read(DEPLOY / "collector" / "config.yaml")

@@ -420,6 +420,35 @@ def test_a_mixture_reads_the_experts_that_a_step_hits() -> None:
     assert step_s(ranks, GPUS["h200"], 1, 0) < step_s(ranks, GPUS["h200"], 8, 0)
 
 
+# As Qwen3.5 9B: most fields are the family's defaults.
+QWEN3_5_9B: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"], "hidden_size": 4096, "intermediate_size": 12_288, "vocab_size": 248_320,
+    "num_hidden_layers": 32, "num_attention_heads": 16, "max_position_embeddings": 262_144, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_rows_of_recurrent_layers_have_states_beside_the_cache() -> None:
+    engines = [{"load": "dummy", "max_model_len": 8192, "max_num_seqs": rows} for rows in (64, 512)]
+    few, many = answers(Question(QWEN3_5_9B, engines, 80 << 30, [1]))
+    row = 24 * 4 * (32 * 128 * 128 + 3 * 8192)
+    assert few.row_state_bytes == row and few.state_bytes == 65 * row
+    # Keys and values of 8 of the 32 layers.
+    assert few.kv_token_bytes == 8 * 2 * 4 * 256 * 2
+    assert many.state_bytes == 513 * row and many.kv_cache_bytes < few.kv_cache_bytes - 400 * row
+    (too_many,) = answers(Question(QWEN3_5_9B, engines[1:], 40 << 30, [1]))
+    assert "states of recurrent layers 25,778.2 MiB" in too_many.refused
+    assert "with max_num_seqs 256 leaves room for a cache" in too_many.refused
+    ranks, stages, drafts = (
+        answers(Question(QWEN3_5_9B, [{**engines[0], **changes}], 80 << 30, [int(changes.get("tp", 1))]))[0].refused
+        for changes in ({"tp": 2}, {"pp": 2}, {"speculate": "ngram"})
+    )
+    assert "ranks do not share recurrent layers" in ranks and "stages do not share" in stages
+    assert "speculate off works" in drafts
+    sizes = RankSizes(1, 32, 8192, 1, 1, 1, 1, 1)
+    stateful = sizes._replace(row_state_bytes=row)
+    assert step_s(stateful, GPUS["h200"], 64, 0) > step_s(sizes, GPUS["h200"], 64, 0)
+
+
 # As published: most fields of the text part are the family's defaults.
 GEMMA3_4B: dict[str, Any] = {
     "architectures": ["Gemma3ForConditionalGeneration"], "torch_dtype": "bfloat16", "vision_config": {},

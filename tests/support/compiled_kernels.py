@@ -36,7 +36,7 @@ from triton.runtime.jit import JITFunction
 from headrace_kernels import card, finite_rows, rms_norm, rounded_tokens, swiglu
 from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention import rope_kv
-from headrace_kernels.experts import mixture, routing
+from headrace_kernels.experts import mixture, routing, scored_routing
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import Gating
 from headrace_kernels.linear import block_quantized_kernels as block_linear_kernels
@@ -564,6 +564,15 @@ def compile_blocks(arch: int, every: bool = False) -> list[Any]:
     return compiled
 
 
+# Kind, group (0: whole rows), and what else folders of other tools have.
+_EXPERT_KINDS: tuple[tuple[QuantKind | None, int, Arrangement], ...] = (
+    (None, 0, Arrangement()),
+    (QuantKind.INT8, 0, Arrangement()),
+    (QuantKind.INT8, 128, Arrangement(has_zeros=True)),
+    (QuantKind.FP8, 0, Arrangement()),
+    (QuantKind.FP8, 128, Arrangement(scale_outputs=128)),
+    (QuantKind.INT4, 128, Arrangement()),
+)
 # Qwen3-30B-A3B, and a rank's quarter of Mixtral 8x7B: experts, of which so many compute a token,
 # hidden and inner elements.
 _MIXTURES = ((128, 8, 2048, 768), (8, 2, 4096, 3584))
@@ -579,10 +588,10 @@ def compile_experts(arch: int) -> list[Any]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(card, "has_warpgroup_products", lambda device: arch >= 90))
-        for room in (mixture, routing):
+        for room in (mixture, routing, scored_routing):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
-        for sizes, kind in itertools.product(_MIXTURES, (None, *QuantKind)):
+        for sizes, (kind, grouped, arrangement) in itertools.product(_MIXTURES, _EXPERT_KINDS):
             num_experts, per_token, hidden, inner = sizes
             weights = []
             for outputs, inputs in ((2 * inner, hidden), (hidden, inner)):
@@ -590,8 +599,8 @@ def compile_experts(arch: int) -> list[Any]:
                     num_experts * outputs, inputs, dtype=torch.bfloat16
                 )
                 if kind is not None:
-                    group = 128 if kind is QuantKind.INT4 else inputs
-                    stored = allocate(kind, num_experts * outputs, inputs, group, torch.bfloat16, cpu)
+                    rows = num_experts * outputs
+                    stored = allocate(kind, rows, inputs, grouped or inputs, torch.bfloat16, cpu, arrangement)
                 weights.append(ExpertWeights(stored, num_experts))
             gate_up, down = weights
             average = num_experts // per_token
@@ -599,9 +608,14 @@ def compile_experts(arch: int) -> list[Any]:
             classes = (8, 16, 32, 64) if kind is None else (64,)
             for num_tokens in (1, *(average * pairs for pairs in classes)):
                 x = torch.empty(num_tokens, hidden, dtype=torch.bfloat16)
-                choice = routing.choose_experts(torch.empty(num_tokens, num_experts, dtype=x.dtype), per_token, True)
+                logits = torch.empty(num_tokens, num_experts, dtype=x.dtype)
+                choice = routing.choose_experts(logits, per_token, True)
                 mixture.mixture(x, choice, gate_up, down)
             if kind is None:
+                correction = torch.empty(num_experts)
+                for groups in ((1, 1), (4, 2)):
+                    scoring = scored_routing.Scoring(*groups, True, 2.5)
+                    scored_routing.choose_scored_experts(logits, correction, per_token, scoring)
                 norm = torch.empty(hidden, dtype=x.dtype)
                 one = routing.Choice(*(column[:1] for column in choice))
                 mixture.add_mixture(x[:1], norm, 1e-5, one, gate_up, down)

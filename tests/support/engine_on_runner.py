@@ -1,8 +1,9 @@
 """An engine whose plans a worker's own runner computes, in one process and without a clock.
 
-Between release and next use a block's contents must not matter to anybody. So before a step is
-computed, blocks that nobody held when it was planned are filled with NaN, which shows in every
-token that reads one.
+Between release and next use a block's contents must not matter to anybody, nor may a row's states.
+So before a step is computed, blocks that nobody held when it was planned are filled with NaN, and
+so are states of rows that nobody had or that somebody takes, which shows in every token that reads
+them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.worker.start_up.fitted_runner import LoadedModel, make_runner
 from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.step.drafting_model import DraftingModel
+from headrace_backend.worker.step.row_states import block_caches, holds_states
 from headrace_backend.worker.step.runner import CapturesGraphs, Runner
 from headrace_kernels.attention.quantized_kv import is_quantized, tiles_of
 from headrace_model_folder import ModelConfig
@@ -54,16 +56,21 @@ class RunnerWorker(FakeWorker):
         self.runner = runner
         # Whose free blocks are filled with NaN; None: nobody's.
         self.pool: BlockPool | None = None
-        self.caches = list({id(cache): cache for cache in caches}.values())
+        # Rows that nobody has.
+        self.rows: list[int] = []
+        self.caches = block_caches(caches)
+        self.states = list(filter(holds_states, caches))
         self.plans: collections.deque[bytes] = collections.deque()
         # All plans so far.
         self.computed: list[bytes] = []
-        # With each plan the blocks that were free when it was made.
+        # With each plan the blocks and the rows that were free when it was made.
         self.free: collections.deque[list[int]] = collections.deque()
+        self.free_rows: collections.deque[list[int]] = collections.deque()
 
     def push(self, plan: StepPlan) -> None:
         self.plans.append(plan.encode())
         self.free.append(list(self.pool._free) if self.pool is not None else [])
+        self.free_rows.append(list(self.rows) if self.pool is not None else [])
 
     def run(self) -> StepResult:
         free = self.free.popleft()
@@ -73,6 +80,11 @@ class RunnerWorker(FakeWorker):
             whole[free] = -1 if is_quantized(cache) else torch.nan
         self.computed.append(self.plans.popleft())
         plan = StepPlan.decode(self.computed[-1])
+        # A row that was given back may still be copied, by the step behind the one that shared it.
+        rows = sorted({*self.free_rows.popleft(), *(row.row for row in plan.admissions)})
+        rows = [row for row in rows if row not in plan.forward.state_sources]
+        for states in self.states if rows else ():
+            states[rows] = torch.nan
         result = StepResult(plan.step_id, 0, 1000, np.empty(0, np.int32), np.empty(0, np.uint8))
         sampled = self.runner.sample(plan, self.runner.forward(plan))
         if sampled is not None:
@@ -112,7 +124,13 @@ class EngineOnRunner(Harness):
         super().__init__(num_blocks, model_len, attention_window=window, groups=layout.groups, **changes)
 
     def model_limits(self, model_len: int, attention_window: int | None) -> ModelLimits:
-        return ModelLimits(self.model.vocab_size, model_len, (), attention_window, self.groups)
+        return ModelLimits(
+            self.model.vocab_size,
+            model_len,
+            attention_window=attention_window,
+            cache_groups=self.groups,
+            keeps_states=any(self.model.state_elements),
+        )
 
     def new_worker(self) -> RunnerWorker:
         sizes = WorkerSizes.of(self.config, self.model_len, cache=self.layout)
@@ -130,6 +148,7 @@ class EngineOnRunner(Harness):
         kv = self.engine._scheduler.kv
         assert kv is not None and isinstance(self.worker, RunnerWorker)
         self.worker.pool = kv.pool if self.poison else None
+        self.worker.rows = self.engine._scheduler._free_rows
         return super().plan()
 
     def outputs(self, requests: list[EngineRequest]) -> list[list[list[int]]]:

@@ -26,7 +26,7 @@ _NAMES = {
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+    "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
 }  # fmt: skip
 # Type of a metadata value -> number in files and struct's letter.
 _TYPES = {
@@ -38,6 +38,7 @@ _ARCHITECTURES = {
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe",
 }
 
 
@@ -146,7 +147,10 @@ def from_folder(folder: pathlib.Path, choose: Choice | str) -> tuple[Gguf, dict[
     arch = _ARCHITECTURES[config["architectures"][0]]
     tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
     exact: dict[str, torch.Tensor] = {}
-    for name, tensor in safetensors.torch.load_file(folder / "model.safetensors").items():
+    stored = safetensors.torch.load_file(folder / "model.safetensors")
+    for name, tensor in stored.items():
+        if ".experts." in name:
+            continue
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         values = tensor.float().numpy()
@@ -161,7 +165,24 @@ def from_folder(folder: pathlib.Path, choose: Choice | str) -> tuple[Gguf, dict[
             heads = config["num_attention_heads"] if ".q_proj." in name else config["num_key_value_heads"]
             rows = alternating(rows.reshape(len(values), -1), heads)
         tensors[gguf_name(name)] = (kind, tuple(values.shape), rows.tobytes())
+    for name, stack in _stacks(stored).items():
+        values = np.stack([stored[part].float().numpy() for part in stack])
+        kind = _fitting(choose if isinstance(choose, str) else choose(stack[0], values.shape[1:]), values.shape[1:])
+        rows = quantize(kind, values.reshape(-1, values.shape[2]))
+        decoded = _decoded(kind, rows).reshape(values.shape)
+        exact.update((part, torch.from_numpy(each.copy())) for part, each in zip(stack, decoded, strict=True))
+        tensors[name] = (kind, tuple(values.shape), rows.tobytes())
     return Gguf(_metadata(arch, config), tensors), exact
+
+
+def _stacks(stored: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
+    """Name of each tensor with all experts of a layer -> names of the experts' own, in order."""
+    found: dict[str, list[str]] = {}
+    experts = [name for name in stored if ".experts." in name]
+    for name in sorted(experts, key=lambda name: int(name.split(".")[5])):
+        part = name.split(".")[6].removesuffix("_proj")
+        found.setdefault(f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight", []).append(name)
+    return found
 
 
 def _fitting(kind: str, shape: tuple[int, ...]) -> str:
@@ -192,6 +213,13 @@ def _metadata(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
         f"{arch}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         f"{arch}.rope.freq_base": float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0),
     }
+    if arch == "qwen3moe":
+        for key, field in (
+            ("expert_count", "num_local_experts"),
+            ("expert_used_count", "num_experts_per_tok"),
+            ("expert_feed_forward_length", "moe_intermediate_size"),
+        ):
+            metadata[f"{arch}.{key}"] = config[field]
     return metadata
 
 

@@ -315,7 +315,8 @@ def _projections(stored: Tensors) -> list[str]:
     kinds = ("self_attn.qkv_proj", *LAYERS[:4], "mlp.gate_up_proj", *LAYERS[4:])
     names = sorted({int(name.split(".")[2]) for name in stored if name.startswith("model.layers.")})
     layers = [f"model.layers.{layer}.{kind}" for layer in names for kind in kinds]
-    return [name for name in layers if f"{name}.weight" in stored]
+    experts = sorted(name.removesuffix(".weight") for name in stored if ".experts." in name or ".shared_" in name)
+    return [name for name in layers if f"{name}.weight" in stored] + experts
 
 
 @dataclasses.dataclass
@@ -369,7 +370,7 @@ def quantize_folder(
         if own is None:
             continue
         weight = tensors.pop(f"{name}.weight").double().numpy()
-        inputs = {"o_proj": 1, "down_proj": 2}.get(name.rsplit(".", 1)[1], 0) if one_order else index
+        inputs = {"o_proj": 1, "down_proj": 2, "w2": 2}.get(name.rsplit(".", 1)[1], 0) if one_order else index
         order = (
             np.random.default_rng(inputs).permutation(weight.shape[1]) if own.ordered else np.arange(weight.shape[1])
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import pathlib
 import urllib.error
 import urllib.request
@@ -132,6 +133,21 @@ async def test_exemplars_lead_to_exported_traces_only() -> None:
             exemplar.labels == {"trace_id": _TRACE_ID, "span_id": f"{7:016x}"} for exemplar in exemplars.values()
         )
         assert exemplars["gen_ai_server_request_duration_seconds_bucket"].value == pytest.approx(2.0)
+
+
+async def test_calls_that_stream_have_buckets_as_long_as_their_answers() -> None:
+    async with _serving() as (metrics, port):
+        metrics.sink.take(reported.SERVICE, reported.call(7))
+        metrics.sink.generation(reported.SERVICE, reported.generation(7), None)
+        samples = await _samples(port)
+    longest = {
+        name: max(
+            bound for sample in samples if sample.name == name and math.isfinite(bound := float(sample.labels["le"]))
+        )
+        for name in ("rpc_server_call_duration_seconds_bucket", "gen_ai_server_request_duration_seconds_bucket")
+    }
+    calls, generations = longest.values()
+    assert calls >= generations
 
 
 async def test_exemplars_stand_in_the_bucket_of_their_value() -> None:

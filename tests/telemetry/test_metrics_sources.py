@@ -262,6 +262,17 @@ def test_a_step_of_a_mixture_moves_the_experts_that_its_tokens_hit() -> None:
     assert bandwidth.sum == pytest.approx((1e9 + hit + (16_000 + 32) * 1000) / 4e9)
 
 
+def test_a_step_reads_and_writes_the_states_of_its_rows() -> None:
+    figures = _Figures()
+    figures.sink.take(reported.BACKEND, reported.engine_facts(row_state_bytes=10_000_000))
+    made = reported.records(1, 1)
+    figures.sink.take(reported.BACKEND, reported.steps(made))
+    (bandwidth,) = figures.points("headrace.step.bandwidth_share")
+    assert isinstance(bandwidth, HistogramDataPoint)
+    states = 2 * 10_000_000 * int(made["num_sequences"][0])
+    assert states and bandwidth.sum == pytest.approx((1e9 + (16_000 + 32) * 1000 + states) / 4e9)
+
+
 def test_shares_are_left_out_where_nothing_was_measured() -> None:
     figures = _Figures()
     figures.sink.take(reported.BACKEND, reported.engine_facts(copy_bytes_per_s=0.0, matmul_flops_per_s=0.0))

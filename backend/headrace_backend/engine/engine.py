@@ -122,7 +122,7 @@ class Engine:
         self._budget = TokenBudget(config.max_num_batched_tokens, self._step_times)
         self._step_limits = StepLimits(config.step_time_target_ms, config.watchdog_s)
         self._draft_lengths = DraftLengths(self._step_times, config.fixed_drafts())
-        self._scheduler = Scheduler(config, self._budget, self._draft_lengths, model.cache_groups)
+        self._scheduler = Scheduler(config, self._budget, self._draft_lengths, model.cache_groups, model.keeps_states)
         self._table = RequestTable(config)
         self._admission = Admission(config, rates, model.max_model_len, self._blocks)
         self._quotas = Quotas(self._blocks, self.steps.engine)
@@ -591,13 +591,13 @@ class Engine:
 
     @property
     def _awaits_masks(self) -> bool:
-        """Whether masks of the step in flight may still say what the next one is to compute.
+        """Whether masks of the step in flight are likely to say what the next one is to compute.
 
         Its own draw waits for them too, so that little is lost by waiting, but what follows must
         not be planned so late that the device waits for it. With pipeline stages other rows' steps
         go on meanwhile.
         """
-        return self._masks.may_say_more and bool(self._in_flight) and self._num_stages == 1
+        return self._masks.are_awaited and bool(self._in_flight) and self._num_stages == 1
 
     def _gains_by_waiting(self) -> bool:
         """Whether a request that arrives while a step is in flight could join the next step.

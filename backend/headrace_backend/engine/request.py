@@ -209,3 +209,5 @@ class ModelLimits:
     # None: no layer has one.
     attention_window: int | None = None
     cache_groups: tuple[CacheGroup, ...] = ONE_GROUP
+    # Whether recurrent layers keep a state for each row, beside the cache's blocks.
+    keeps_states: bool = False

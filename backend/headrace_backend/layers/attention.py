@@ -16,7 +16,9 @@ from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.projection_norms import projection_norms
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.layers.step_metadata import StepMetadata, of_group
+from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.placement import Placement, WeightTarget
+from headrace_kernels.attention.output_gates import gate_heads, without_gates
 from headrace_kernels.attention.paged import RawHeads, rotate_write_attend
 from headrace_kernels.rounded_tokens import Activations
 from headrace_model_folder import description
@@ -41,16 +43,20 @@ class Attention(nn.Module):
     def __init__(self, attention: description.Attention, placement: Placement) -> None:
         super().__init__()
         head_dim = attention.head_dim
-        query = placement.shard.split(attention.query.outputs, head_dim)
+        query = placement.shard.split(attention.num_heads * head_dim, head_dim)
         key = placement.shard.split_kv_heads(attention.num_kv_heads, head_dim)
         self.num_heads, self.num_kv_heads, self.head_dim = len(query) // head_dim, len(key) // head_dim, head_dim
+        self._is_gated = attention.gated
         self.sliding_window = attention.window
         # Of several cache groups the one in whose blocks the layer's keys and values lie.
         self.cache_group = 0
         self.scale = head_dim**-0.5 if attention.scale is None else attention.scale
         self._rotary_dim, self._interleaved = attention.rotary_dim, attention.interleaved
         projections = (attention.query, attention.key, attention.value)
-        self.qkv_proj = ColumnLinear(projections, (query, key, key), placement)
+        # Of a gated head each query stands before its gate.
+        width = attention.query_width // head_dim
+        queries = range(width * query.start, width * query.stop)
+        self.qkv_proj = ColumnLinear(projections, (queries, key, key), placement)
         self.o_proj = RowLinear(attention.output, query, placement)
         self.projection_norms = projection_norms(attention, query, key, placement)
         of_heads = (None, None) if attention.norms_projections else (attention.query_norm, attention.key_norm)
@@ -70,7 +76,11 @@ class Attention(nn.Module):
         Returns:
             [num_tokens, all heads' outputs].
         """
-        return self.attended(self.qkv_proj(x), rotations, kv_cache, metadata)
+        projected: Tensor = self.qkv_proj(x)
+        if not self._is_gated:
+            return self.attended(projected, rotations, kv_cache, metadata)
+        qkv, gates = without_gates(projected, self.num_heads, self.head_dim)
+        return gate_heads(self.attended(qkv, rotations, kv_cache, metadata), gates)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
         """The 8-bit type in which `heads` may be given so many tokens; None.
@@ -118,7 +128,13 @@ class Attention(nn.Module):
             self.sliding_window,
             self._rotary_dim,
             self._interleaved,
+            self._is_gated,
         )
+
+    @property
+    def weights(self) -> tuple[LinearWeight, LinearWeight]:
+        """The projections before and behind the heads."""
+        return self.qkv_proj.weight, self.o_proj.weight
 
     @property
     def _head_norms(self) -> tuple[Tensor | None, Tensor | None, float]:

@@ -1,23 +1,25 @@
 """One decoder layer.
 
-Attention and MLP, with norms before or behind them, each added to the residual stream.
+Attention (or a linear form of it) and MLP, with norms before or behind them, each added to the
+residual stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 
 from torch import Tensor, nn
 
 from headrace_backend.layers.attention import Attention
 from headrace_backend.layers.expert_mlp import ExpertMlp
+from headrace_backend.layers.gated_delta_net import GatedDeltaNet
 from headrace_backend.layers.mlp import GatedMlp
 from headrace_backend.layers.norm import RmsNorm, residual_norm, stream_norm
 from headrace_backend.layers.rotary import Rotations
 from headrace_backend.layers.step_metadata import StepMetadata
-from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.launch_kind import launch_kind
+from headrace_model_folder import description
 from headrace_model_folder.description import Experts, Layer, Norm
 
 
@@ -43,7 +45,11 @@ class DecoderLayer(nn.Module):
         # Whether what it returns is the whole output, and not one rank's part.
         self.is_output_whole = layer.norms_outputs or placement.shard.world_size == 1
         self.input_layernorm = stream_norm(layer.attention_norm, placement, self.is_output_whole)
-        self.self_attn = Attention(layer.attention, placement)
+        self.self_attn: Attention | GatedDeltaNet = (
+            Attention(layer.attention, placement)
+            if isinstance(layer.attention, description.Attention)
+            else GatedDeltaNet(layer.attention, placement)
+        )
         self.attention_output_norm = _output_norm(layer.attention_output_norm, placement)
         self.post_attention_layernorm = stream_norm(layer.mlp_norm, placement, self.is_output_whole)
         self.mlp: GatedMlp | ExpertMlp = (
@@ -63,7 +69,7 @@ class DecoderLayer(nn.Module):
                 one's part of it, not yet in the residual stream; None for the first layer.
             residual: [num_tokens, hidden_size] the residual stream, changed in place.
             rotations: The step's rows of each rotary table.
-            kv_cache: This layer's cache.
+            kv_cache: This layer's cache, or the states of its rows.
             metadata: The step.
 
         Returns:
@@ -104,7 +110,7 @@ class DecoderLayer(nn.Module):
         return (
             self._is_whole
             and self._is_plain
-            and all(weight.fuses(num_tokens) for weight in self._attention_weights())
+            and all(weight.fuses(num_tokens) for weight in self.self_attn.weights)
             and self.mlp.fuses(num_tokens)
         )
 
@@ -116,6 +122,7 @@ class DecoderLayer(nn.Module):
         A few tokens' products take as long as their weights take to read, and each operation beside
         them a launch.
         """
+        assert isinstance(self.self_attn, Attention), "other layers do not fuse"
         assert isinstance(self.input_layernorm, RmsNorm) and isinstance(self.post_attention_layernorm, RmsNorm)
         self.self_attn.add_to(residual, self.input_layernorm, rotations[self.rotation], kv_cache, metadata)
         self.mlp.add_to(residual, self.post_attention_layernorm)
@@ -130,12 +137,8 @@ class DecoderLayer(nn.Module):
         """
         # Norms and biases, by their names, are among them.
         parameters = tuple((name, launch_kind(parameter)) for name, parameter in self.named_parameters())
-        weights = tuple(weight.launch_kind() for weight in self._attention_weights())
+        weights = tuple(weight.launch_kind() for weight in self.self_attn.weights)
         return self._is_whole, self.self_attn.launch_kind(), weights, self.mlp.launch_kind(), parameters
-
-    def _attention_weights(self) -> Iterator[LinearWeight]:
-        for linear in (self.self_attn.qkv_proj, self.self_attn.o_proj):
-            yield linear.weight
 
 
 def _output_norm(norm: Norm | None, placement: Placement) -> RmsNorm | None:

@@ -12,18 +12,22 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from headrace_backend.layers.linear import ColumnLinear
+from headrace_backend.layers.mlp import GatedMlp
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.quantization.expert_weight import make_expert_weight
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.experts import mixture
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
-from headrace_kernels.experts.gating import SILU, Gating
+from headrace_kernels.experts.gating import SILU, Gating, gated_reference
 from headrace_kernels.experts.routing import Choice, choose_experts
+from headrace_kernels.experts.scored_routing import Scoring, choose_scored_experts
 from headrace_kernels.rounded_tokens import Activations
-from headrace_model_folder.description import Experts, Linear
+from headrace_model_folder import description
+from headrace_model_folder.description import Experts, Linear, SigmoidScores
 
 
 class ExpertLinear(ShardedModule):
@@ -54,7 +58,7 @@ class ExpertLinear(ShardedModule):
         self._names = tuple(part.name for part in projections)
         self._rows, self._columns, self._part = rows, columns, part
         size = len(rows) * len(projections)
-        self.weight = make_expert_weight(size, len(columns), num_experts, placement.of(*self._names))
+        self.weight = make_expert_weight(rows, columns, num_experts, placement.of(*self._names))
         self.bias = placement.empty(size) if has_bias else None
 
     @property
@@ -72,8 +76,51 @@ class ExpertLinear(ShardedModule):
                 yield CheckpointPart(f"{name}.bias", WeightTarget.of(self.bias[kept.start : kept.stop], self._rows))
 
 
+class SigmoidRouting(ShardedModule):
+    """Chooses a token's experts by sigmoid scores and a correction, which stays in fp32."""
+
+    def __init__(self, experts: Experts, scores: SigmoidScores, placement: Placement) -> None:
+        super().__init__()
+        self._name, self._per_token = scores.correction, experts.per_token
+        self.correction = dataclasses.replace(placement, dtype=torch.float32).empty(scores.num_experts)
+        self.scoring = Scoring(scores.num_groups, scores.top_groups, experts.renormalized, scores.scale)
+
+    def forward(self, logits: Tensor) -> Choice:
+        """[num_tokens, num_experts] of the router -> the experts of each token."""
+        return choose_scored_experts(logits, self.correction, self._per_token, self.scoring)
+
+    def checkpoint_parts(self) -> Iterator[CheckpointPart]:
+        """The correction, whole on every rank."""
+        yield CheckpointPart(self._name, WeightTarget.of(self.correction, range(len(self.correction))))
+
+
+class SharedExpert(nn.Module):
+    """An MLP that computes every token, times the sigmoid of a gate where there is one."""
+
+    def __init__(self, shared: description.SharedExpert, placement: Placement) -> None:
+        super().__init__()
+        # Shared out over ranks as a dense MLP is, also where experts are whole.
+        self.mlp = GatedMlp(shared.mlp, placement)
+        # Whole on every rank, in the model's type whatever the MLP has.
+        plain = dataclasses.replace(placement, scheme=None)
+        self.gate = None if shared.gate is None else ColumnLinear((shared.gate,), (range(1),), plain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] -> the same shape, of several ranks this one's part of it."""
+        out: Tensor = self.mlp(x)
+        return out if self.gate is None else out.mul_(self.gate(x).sigmoid())
+
+    def fuses(self, num_tokens: int) -> bool:
+        """Whether `gated` and `add_down` of its MLP can take the place of `forward`."""
+        return self.gate is None and self.mlp.fuses(num_tokens)
+
+    def launch_kind(self) -> Hashable:
+        """What decides, beside tokens, which kernels the products launch."""
+        return self.mlp.launch_kind(), None if self.gate is None else self.gate.weight.launch_kind()
+
+
 class ExpertMlp(nn.Module):
-    """The weighted sum of a token's experts, each down(gated(gate(x), up(x)))."""
+    """The weighted sum of a token's experts, each down(gated(gate(x), up(x))), and a shared one."""
 
     def __init__(self, experts: Experts, placement: Placement) -> None:
         super().__init__()
@@ -90,14 +137,29 @@ class ExpertMlp(nn.Module):
         # The ranks' outputs are added up, so each bias is one rank's.
         adds_bias = bias and (placement.shard.whole_experts or placement.shard.rank == 0)
         self.down_proj = ExpertLinear(downs, range(hidden), inner, len(own), part, placement, adds_bias)
+        self.scores = None if experts.scores is None else SigmoidRouting(experts, experts.scores, placement)
         self._per_token, self._renormalized = experts.per_token, experts.renormalized
+        self.shared = None if experts.shared is None else SharedExpert(experts.shared, placement)
         clamped = experts.gating
         self._gating = SILU if clamped is None else Gating(True, clamped.alpha, clamped.limit)
 
     def forward(self, x: Activations) -> Tensor:
         """[num_tokens, hidden_size] -> the same shape, of several ranks this one's part of it."""
         assert isinstance(x, Tensor), "experts take tokens in the model's type"
-        return mixture.mixture(x, self._choice(self.router(x)), *self._weights, self._gating)
+        out = mixture.mixture(x, self.choose(x), *self._weights, self._gating)
+        return out if self.shared is None else out.add_(self.shared(x))
+
+    def choose(self, x: Tensor) -> Choice:
+        """The experts of tokens [num_tokens, hidden_size], and their weights."""
+        return self._choice(self.router(x))
+
+    def inner(self, x: Tensor, index: int) -> Tensor:
+        """Inner elements [num_tokens, inner] of the index-th expert that is here, for any tokens.
+
+        For those who look at experts one by one; `forward` computes all together.
+        """
+        weights = self.gate_up_proj.weights
+        return gated_reference(functional.linear(x, weights.expert(index), weights.expert_bias(index)), self._gating)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
         """The 8-bit type in which `forward` may be given tokens: none."""
@@ -105,23 +167,35 @@ class ExpertMlp(nn.Module):
 
     def fuses(self, num_tokens: int) -> bool:
         """Whether products of so many tokens take norm, SwiGLU and addition inside."""
-        return self.router.weight.fuses(num_tokens) and all(
-            mixture.fuses(num_tokens, weights) for weights in self._weights
+        return (
+            self.router.weight.fuses(num_tokens)
+            and all(mixture.fuses(num_tokens, weights) for weights in self._weights)
+            and (self.shared is None or self.shared.fuses(num_tokens))
         )
 
     def launch_kind(self) -> Hashable:
         """What decides, beside tokens, which kernels the products launch."""
         linears = (self.router, self.gate_up_proj, self.down_proj)
-        return self._per_token, self._renormalized, self._gating, *(linear.weight.launch_kind() for linear in linears)
+        weights = tuple(linear.weight.launch_kind() for linear in linears)
+        shared = None if self.shared is None else self.shared.launch_kind()
+        scoring = None if self.scores is None else self.scores.scoring
+        return self._per_token, self._renormalized, self._gating, scoring, shared, weights
 
     def add_to(self, residual: Tensor, norm: RmsNorm) -> None:
         """`residual += forward(norm(residual))`, for steps that fuse."""
         choice = self._choice(self.router.after_norm(norm, residual))
+        # Of the stream before the mixture is added to it.
+        inner = None if self.shared is None else self.shared.mlp.gated(residual, norm)
         mixture.add_mixture(residual, norm.weight, norm.eps, choice, *self._weights, self._gating)
+        if self.shared is not None and inner is not None:
+            self.shared.mlp.add_down(residual, inner)
 
     @property
     def _weights(self) -> tuple[ExpertWeights, ExpertWeights]:
         return self.gate_up_proj.weights, self.down_proj.weights
 
     def _choice(self, logits: Tensor) -> Choice:
-        return choose_experts(logits, self._per_token, self._renormalized)
+        if self.scores is None:
+            return choose_experts(logits, self._per_token, self._renormalized)
+        choice: Choice = self.scores(logits)
+        return choice

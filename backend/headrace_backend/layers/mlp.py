@@ -52,4 +52,12 @@ class GatedMlp(nn.Module):
 
     def add_to(self, residual: Tensor, norm: RmsNorm) -> None:
         """`residual += forward(norm(residual))` in two operations, for steps that fuse."""
-        self.down_proj.add_to(residual, self.gate_up_proj.swiglu_after_norm(norm, residual))
+        self.add_down(residual, self.gated(residual, norm))
+
+    def gated(self, residual: Tensor, norm: RmsNorm) -> Tensor:
+        """The first of them: inner elements of norm(residual), [num_tokens, inner]."""
+        return self.gate_up_proj.swiglu_after_norm(norm, residual)
+
+    def add_down(self, residual: Tensor, inner: Tensor) -> None:
+        """The second: adds the inner elements' product to the residual stream."""
+        self.down_proj.add_to(residual, inner)

@@ -23,7 +23,7 @@ from headrace_kernels.attention.rope_frequencies import (
     yarn_frequencies,
 )
 from headrace_model_folder import ModelDescription, RopeConfig
-from headrace_model_folder.description import Attention
+from headrace_model_folder.description import Attention, Layer
 
 # A step's rows of each table, in the order of `ModelDescription.rotations`.
 Rotations: TypeAlias = tuple[Tensor, ...]
@@ -58,9 +58,9 @@ class RotaryTables(nn.Module):
         """[num_tokens] int64 -> the step's rotations, a tensor for each table."""
         return tuple(table(positions) for table in self.tables)
 
-    def number(self, attention: Attention) -> int:
-        """Which of the step's rotations a layer's heads take."""
-        return self._numbers[attention.rotation]
+    def number(self, layer: Layer) -> int:
+        """Which of the step's rotations a layer's heads take; 0 of one that rotates nothing."""
+        return self._numbers[layer.attention.rotation] if isinstance(layer.attention, Attention) else 0
 
 
 def rope_frequencies(rope: RopeConfig, rotary_dim: int, max_position: int) -> tuple[Tensor, float]:

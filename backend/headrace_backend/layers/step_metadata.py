@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from headrace_kernels.attention.paged import AttentionMetadata, PagedAttentionStep
+from headrace_kernels.recurrence.entries import RecurrentEntries
 
 # What attention in the layers of one cache group reads.
 GroupMetadata: TypeAlias = AttentionMetadata | PagedAttentionStep
@@ -38,6 +39,13 @@ def of_group(metadata: StepMetadata, group: int) -> GroupMetadata:
 def grouped(groups: Sequence[GroupMetadata]) -> StepMetadata:
     """Puts what each cache group is given together; one group needs nothing around it."""
     return groups[0] if len(groups) == 1 else GroupedStep(tuple(groups))
+
+
+def recurrent_entries(metadata: StepMetadata) -> RecurrentEntries:
+    """What layers are given that keep a state for each row of the batch."""
+    step = of_group(metadata, 0)
+    assert step.rows is not None, "the runner says which rows the step computes"
+    return RecurrentEntries(step.query_start_loc, step.seq_lens, step.rows)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from headrace_backend.layers.attention import Attention
 from headrace_backend.layers.cut_step import CutStep
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
@@ -31,6 +32,7 @@ from headrace_backend.quantization.summaries import QuantizationSummary, StoredS
 from headrace_backend.tp_rules import rank_part
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_model_folder import ModelDescription
+from headrace_model_folder.description import GatedDeltaNet
 
 
 class Decoder(nn.Module):
@@ -42,7 +44,7 @@ class Decoder(nn.Module):
         self.embed_tokens = TokenEmbedding(model.embedding, placement) if stage.is_first else None
         self.rotary = RotaryTables(model, max_position, placement.device)
         self._device = placement.device
-        layers = [DecoderLayer(layer, placement, self.rotary.number(layer.attention)) for layer in model.layers]
+        layers = [DecoderLayer(layer, placement, self.rotary.number(layer)) for layer in model.layers]
         self.layers = nn.ModuleList()
         for layer, module in zip(model.layers, layers, strict=True):
             # By its number in the whole model, as messages name it.
@@ -147,8 +149,9 @@ class Decoder(nn.Module):
 
     def use_cache_groups(self, layer_groups: Sequence[int]) -> None:
         """Tells each layer its cache group: `CausalLM.use_cache_groups` says how."""
-        for layer, group in zip(self._layers, layer_groups, strict=True):
-            layer.self_attn.cache_group = group
+        attentions = [layer.self_attn for layer in self._layers if isinstance(layer.self_attn, Attention)]
+        for attention, group in zip(attentions, layer_groups, strict=True):
+            attention.cache_group = group
 
     def fuses(self, num_tokens: int) -> bool:
         """Whether all layers fuse norms, SwiGLU and additions into the products of such a step."""
@@ -206,7 +209,12 @@ class CausalLM(nn.Module):
         self.model = Decoder(model, placement, max_position, stage)
         if stage.is_last:
             self.lm_head = OutputHead(model, placement, self.model.embed_tokens)
-        self.num_layers = len(model.layers)
+        self.num_layers, self.num_kv_layers = len(model.layers), len(model.attentions)
+        # Elements of fp32 that a row has in each layer; 0 in those with keys and values.
+        self.state_elements = tuple(
+            layer.attention.state_elements if isinstance(layer.attention, GatedDeltaNet) else 0
+            for layer in model.layers
+        )
         self._is_plain = model.is_plain
         self.shard = placement.shard
         # Of this rank: what attention and the KV cache need.
@@ -261,7 +269,8 @@ class CausalLM(nn.Module):
                 the residual stream that the stage before returned, which is changed in place.
             positions: [num_tokens] int64, below max_position.
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim]; layers of
-                different cache groups may have the same.
+                different cache groups may have the same. Of recurrent layers the states of all
+                rows, fp32 [num_rows, state_elements].
             metadata: Rows, lengths, block tables and slots of the step; of one with a
                 `first_piece`, of its pieces.
             wanted: int32 or int64, tokens whose hidden states are wanted: for others the last layer
@@ -316,9 +325,9 @@ class CausalLM(nn.Module):
         """Has each layer read and write the blocks of its cache group in all later steps.
 
         Args:
-            layer_groups: Each layer's group; empty: there is one.
+            layer_groups: The group of each layer with keys and values; empty: there is one.
         """
-        self.model.use_cache_groups(layer_groups or [0] * self.num_layers)
+        self.model.use_cache_groups(layer_groups or [0] * self.num_kv_layers)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] hidden states of the rows that sample -> [n, vocab_size] fp32."""

@@ -113,7 +113,7 @@ class EagleHead(nn.Module):
         self.fc = ColumnLinear((head.fusion,), (range(head.fusion.outputs),), placement)
         self.input_layernorm = RmsNorm(layer.attention_norm, placement)
         self.hidden_norm = RmsNorm(head.hidden_norm, placement)
-        self.self_attn = Attention(layer.attention, placement)
+        self.self_attn = Attention(layer.kv_attention, placement)
         self.post_attention_layernorm = RmsNorm(layer.mlp_norm, placement)
         self.mlp = GatedMlp(layer.mlp, placement)
         self.norm = RmsNorm(model.norm, placement)

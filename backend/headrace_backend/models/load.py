@@ -10,7 +10,7 @@ import torch
 
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.quantization.expert_weight import summarize_mxfp4
+from headrace_backend.quantization.expert_weight import BlockExpertWeight, summarize_mxfp4
 from headrace_backend.quantization.folder_layers import stage_layers
 from headrace_backend.quantization.shared_scales import share_scales
 from headrace_backend.quantization.summaries import (
@@ -134,8 +134,9 @@ def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, Weigh
     }
     load_nf4_states(folder, states)
     load_weights(folder, with_stacked_experts(targets, folder.config.description), progress)
-    if any(block_targets(targets)):
-        model.quantization = summarize_blocks(targets, model.block_weights, records)
+    experts = {path: each for path, each in model.low_bit_weights.items() if isinstance(each, BlockExpertWeight)}
+    if any(block_targets(targets)) or experts:
+        model.quantization = summarize_blocks(targets, {**model.block_weights, **experts}, records)
 
 
 def weight_memory(build: ModelBuild) -> WeightMemory:

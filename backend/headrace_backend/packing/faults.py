@@ -44,6 +44,9 @@ _DEVIATIONS = 6.0
 _LEAST_VARIATION = 0.05
 # Inputs from which on their sizes are compared.
 _FEWEST_INPUTS = 128
+# As families call the projections of MLPs and experts.
+_GATES_AND_UPS = ("gate_proj", "up_proj", "w1", "w3")
+_DOWNS = ("down_proj", "w2")
 
 Profiles = Mapping[str, Findings]
 
@@ -97,14 +100,17 @@ def _scales_fault(found: Findings) -> str | None:
 def _input_sizes(layer: str, findings: Profiles, norms: Mapping[str, Tensor]) -> Sequence[tuple[str, Tensor]]:
     """Returns what the sizes of a layer's inputs may go with: the norm or layers before it."""
     parent, _, own = layer.rpartition(".")
-    decoder = parent.rpartition(".")[0]
-    if own in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
+    # Experts lie deeper than a dense MLP's projections, behind the same norm.
+    decoder = ".".join(layer.split(".")[:3])
+    if own in ("q_proj", "k_proj", "v_proj", *_GATES_AND_UPS):
         name = f"{decoder}.{'input' if parent.endswith('self_attn') else 'post_attention'}_layernorm.weight"
-        return [(name, norms[name].float().abs().cpu())]
-    if own == "down_proj":
-        before = [findings.get(f"{parent}.{name}") for name in ("gate_proj", "up_proj")]
-        sizes = [found.rows for found in before if found is not None]
-        return [("gate_proj and up_proj", torch.stack(sizes).log().sum(0).exp())] if len(sizes) == 2 else []
+        return [(name, norms[name].float().abs().cpu())] if name in norms else []
+    if own in _DOWNS:
+        before = [(name, findings.get(f"{parent}.{name}")) for name in _GATES_AND_UPS]
+        sizes = {name: found.rows for name, found in before if found is not None}
+        if len(sizes) != 2:
+            return []
+        return [(" and ".join(sizes), torch.stack(list(sizes.values())).log().sum(0).exp())]
     values = findings.get(f"{parent}.v_proj")
     inputs = len(findings[layer].columns)
     if values is None or inputs % len(values.rows):

@@ -7,20 +7,27 @@ quantized while it is read is quantized here as well. Products are those of expe
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Iterable
 
 import torch
 from torch import nn
 
-from headrace_backend.quantization.linear_weight import PlainWeight
-from headrace_backend.quantization.low_bit_weight import RoundedWeight
+from headrace_backend.quantization.linear_weight import PlainWeight, WeightReport
+from headrace_backend.quantization.low_bit_weight import LowBitWeight, RoundedWeight
+from headrace_backend.quantization.stored_weight import StoredWeight, input_rounding
 from headrace_backend.quantization.summaries import StoredSummary
+from headrace_backend.weights.expert_block_rows import EXPERT_BLOCKS, ExpertBlockRows
 from headrace_backend.weights.mxfp4_rows import Mxfp4Rows
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.launch_kind import launch_kind
+from headrace_kernels.weight_formats.block_weight import BlockKind
+from headrace_kernels.weight_formats.gguf_blocks import FILE_BLOCKS
 from headrace_kernels.weight_formats.mxfp4 import GROUP, allocate_mxfp4, has_large_scales
+from headrace_kernels.weight_formats.quantized_weight import allocate
+from headrace_model_folder import LayerFormat
 
 
 class PlainExpertWeight(PlainWeight):
@@ -55,6 +62,70 @@ class RoundedExpertWeight(RoundedWeight):
     def experts(self) -> ExpertWeights:
         """The weight as products of experts take it."""
         return ExpertWeights(self.quantized, self.num_experts)
+
+
+class StoredExpertWeight(StoredWeight):
+    """The experts' weights with the numbers and scales that another tool gave them.
+
+    Inputs are multiplied as they are, also where the folder says how to round them.
+    """
+
+    def __init__(
+        self, form: LayerFormat, outputs: range, inputs: range, num_projections: int, num_experts: int, to: Placement
+    ) -> None:
+        """Allocates it, empty.
+
+        Args:
+            form: Format of all projections.
+            outputs: Outputs of each projection that this rank keeps.
+            inputs: Inputs of each projection that this rank keeps.
+            num_projections: Projections of all experts.
+            num_experts: Number of experts.
+            to: Type and device.
+
+        Raises:
+            QuantizationRefused: No group that there is divides a rank's inputs.
+        """
+        kept = dataclasses.replace(form, inputs=None)
+        super().__init__(kept, [outputs] * num_projections, inputs, to)
+        self.num_experts = num_experts
+        self.unrounded_inputs = input_rounding(form)
+
+    @property
+    def experts(self) -> ExpertWeights:
+        """The weight as products of experts take it."""
+        return ExpertWeights(self.quantized, self.num_experts)
+
+
+class BlockExpertWeight(LowBitWeight):
+    """The experts' weights with the numbers of a GGUF file's blocks, in groups of 32."""
+
+    def __init__(
+        self, num_outputs: int, num_inputs: int, num_experts: int, kind: BlockKind, placement: Placement
+    ) -> None:
+        """Allocates it, empty; `num_outputs` are those of all experts together."""
+        sizes = (num_outputs, num_inputs, FILE_BLOCKS[kind].inputs)
+        super().__init__(allocate(EXPERT_BLOCKS[kind], *sizes, placement.dtype, placement.device))
+        self.num_experts, self._kind = num_experts, kind
+
+    @property
+    def experts(self) -> ExpertWeights:
+        """The weight as products of experts take it."""
+        return ExpertWeights(self.quantized, self.num_experts)
+
+    def destination(self, outputs: range) -> ExpertBlockRows:
+        """Implements `LinearWeight.destination`."""
+        return ExpertBlockRows(self.quantized, self._kind, outputs)
+
+    def finish(self, layer: str) -> None:
+        """Implements `LinearWeight.finish`."""
+        if not bool(self.quantized.scales.isfinite().all()):
+            raise QuantizationRefused(f"layer {layer!r}: has a scale that is not finite in the model's type")
+        super().finish(layer)
+
+    def report(self) -> WeightReport:
+        """Implements `LinearWeight.report`, in the file's words."""
+        return WeightReport(self.num_bytes, {self._kind.value: self.num_weights})
 
 
 class Mxfp4ExpertWeight(nn.Module):
@@ -112,23 +183,30 @@ def summarize_mxfp4(weights: Iterable[tuple[str, Mxfp4ExpertWeight]]) -> StoredS
     return StoredSummary("mxfp4", GROUP, 8 * num_bytes / num_weights, len(found))
 
 
-def make_expert_weight(
-    num_outputs: int, num_inputs: int, num_experts: int, placement: Placement
-) -> PlainExpertWeight | RoundedExpertWeight | Mxfp4ExpertWeight:
+ExpertWeight = PlainExpertWeight | RoundedExpertWeight | StoredExpertWeight | BlockExpertWeight | Mxfp4ExpertWeight
+
+
+def make_expert_weight(outputs: range, inputs: range, num_experts: int, placement: Placement) -> ExpertWeight:
     """Makes an empty weight of the placement's type and scheme, or of the folder's format.
 
     Args:
-        num_outputs: Outputs of all experts together that this rank keeps.
-        num_inputs: Inputs of each expert that this rank keeps.
+        outputs: Outputs of each projection that this rank keeps.
+        inputs: Inputs of each projection that this rank keeps.
         num_experts: Number of experts.
-        placement: Device, type, and how weights are quantized while they are read.
+        placement: Device, type, names of all experts' projections, and their bits.
 
     Raises:
         QuantizationRefused: The scheme's groups do not divide the inputs.
     """
-    if any(placement.layer_formats):
-        assert {form and form.number for form in placement.layer_formats} == {"mxfp4"}
-        return Mxfp4ExpertWeight(num_outputs, num_inputs, num_experts, placement)
+    count, formats = len(placement.names), placement.layer_formats
+    sizes = (len(outputs) * count, len(inputs), num_experts)
+    if (form := formats[0]) is not None:
+        if form.number == "mxfp4":
+            return Mxfp4ExpertWeight(*sizes, placement)
+        return StoredExpertWeight(form, outputs, inputs, count, num_experts, placement)
+    if (kinds := placement.block_kinds) is not None:
+        assert kinds[0] is not None and len(set(kinds)) == 1
+        return BlockExpertWeight(*sizes, kinds[0], placement)
     if placement.scheme is None:
-        return PlainExpertWeight(num_outputs, num_inputs, num_experts, placement)
-    return RoundedExpertWeight(num_outputs, num_inputs, num_experts, placement.scheme, placement)
+        return PlainExpertWeight(*sizes, placement)
+    return RoundedExpertWeight(*sizes, placement.scheme, placement)

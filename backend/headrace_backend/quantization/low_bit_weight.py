@@ -23,6 +23,7 @@ from headrace_backend.weights.scheme import Scheme
 from headrace_kernels.launch_kind import launch_kind
 from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.quantized_weight import (
     PLAIN,
     Arrangement,
@@ -48,6 +49,8 @@ class LowBitWeight(LinearWeight):
         super().__init__()
         self.num_outputs, self.num_inputs = quantized.num_outputs, quantized.num_inputs
         self.quantized = quantized
+        # How the folder says that inputs are rounded, where no product of this weight rounds them.
+        self.unrounded_inputs: InputRounding | None = None
 
     @property
     def num_bytes(self) -> int:

@@ -9,11 +9,12 @@ from headrace_backend.quantization.linear_weight import LinearWeight, PlainWeigh
 from headrace_backend.quantization.low_bit_weight import RoundedWeight
 from headrace_backend.quantization.mixed_format_weight import MixedFormatWeight
 from headrace_backend.quantization.nf4_weight import Nf4Weight
-from headrace_backend.quantization.stored_weight import StoredWeight, are_alike
+from headrace_backend.quantization.stored_weight import StoredWeight
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.linear.dense import empty_weight
 from headrace_kernels.weight_formats.block_weight import BlockKind
 from headrace_model_folder import LayerFormat
+from headrace_model_folder.formats.layer_format import are_alike
 
 
 def make_weight(outputs: Sequence[range], inputs: range, placement: Placement) -> LinearWeight:

@@ -31,20 +31,21 @@ def describe_inputs(weights: Collection[LowBitWeight]) -> str:
         and no scheme says otherwise.
     """
     # Weights of one kind round alike, and a rule is asked for some hundred numbers of rows.
-    kinds = Counter(weight.launch_kind() for weight in weights)
+    kinds = Counter((weight.launch_kind(), weight.unrounded_inputs) for weight in weights)
     by_kind = {weight.launch_kind(): weight for weight in weights}
     ways: Counter[str] = Counter()
-    for kind, count in kinds.items():
-        ways[_way(by_kind[kind].quantized)] += count
+    for (kind, unrounded), count in kinds.items():
+        ways[_way(by_kind[kind].quantized, unrounded)] += count
     if set(ways) <= {_KEPT}:
         return ""
     return ", ".join(way for way, _ in ways.most_common())
 
 
-def _way(weight: QuantizedWeight) -> str:
+def _way(weight: QuantizedWeight, unrounded: InputRounding | None) -> str:
     first = next((rows for rows in range(1, max(WARM_ROWS) + 1) if input_rounding(rows, weight) is not None), None)
-    if first is None:
-        return _KEPT if weight.inputs is None else f"{_KEPT} (the folder says {_words(weight.inputs)})"
+    if first is None or unrounded is not None:
+        stated = unrounded or weight.inputs
+        return _KEPT if stated is None else f"{_KEPT} (the folder says {_words(stated)})"
     rounding = input_rounding(first, weight)
     assert rounding is not None
     return _words(rounding) + (f" from {first} tokens on" if first > 1 else "")

@@ -1,7 +1,7 @@
 """A weight that another tool quantized, kept in our layout with the folder's own numbers.
 
-Owns which kind, groups and arrangement of `QuantizedWeight` hold a format, and which projections
-may lie in one weight. The way from a folder's tensors to it is `staged_layer`'s.
+Owns which kind, groups and arrangement of `QuantizedWeight` hold a format. The way from a folder's
+tensors to it is `staged_layer`'s.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StoredWeight(LowBitWeight):
             has_zeros=kind is QuantKind.INT8 and not form.is_symmetric,
             scale_outputs=_scale_outputs(outputs) if is_block else 0,
             is_ordered=bool(form.order_digest),
-            inputs=_input_rounding(form),
+            inputs=input_rounding(form),
             # Cards would round them of their own accord.
             keeps_activations=kind is QuantKind.FP8 and form.inputs is None,
         )
@@ -80,24 +80,8 @@ class StoredRows(Destination):
         raise AssertionError("a stored weight is filled by its layer's tensors")
 
 
-def are_alike(formats: Sequence[LayerFormat | None]) -> bool:
-    """Whether projections of these formats may lie in one weight.
-
-    They have the same numbers, groups, order and rounding of inputs.
-
-    Where they come from in the folder may differ.
-    """
-    return len({None if form is None else _essence(form) for form in formats}) == 1
-
-
-def _essence(form: LayerFormat) -> tuple[object, ...]:
-    # A scale of a whole tensor becomes one of each output.
-    scales = "channel" if form.scales == "tensor" else form.scales
-    has_zeros = form.number == "int8" and not form.is_symmetric
-    return (form.number, scales, form.group_size, has_zeros, form.order_digest, form.inputs)
-
-
-def _input_rounding(form: LayerFormat) -> InputRounding | None:
+def input_rounding(form: LayerFormat) -> InputRounding | None:
+    """How a format's inputs are rounded, as products take it; None: not at all."""
     if form.inputs is None:
         return None
     scale = form.inputs.scale if form.inputs.scales == "static" else None

@@ -13,7 +13,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from headrace_backend.quantization.block_linear_weight import BlockLinearWeight, BlockRows
+from headrace_backend.quantization.block_linear_weight import BlockRows
 from headrace_backend.quantization.head_weight import HeadWeight
 from headrace_backend.quantization.linear_weight import LinearWeight, total_report
 from headrace_backend.quantization.low_bit_weight import LowBitWeight, QuantizedRows
@@ -124,7 +124,7 @@ def summarize_folder(
 
 def summarize_blocks(
     targets: Mapping[str, WeightTarget],
-    weights: Mapping[str, BlockLinearWeight],
+    weights: Mapping[str, LinearWeight],
     records: Mapping[str, TensorRecord],
 ) -> StoredSummary:
     """Checks all weights in blocks of a model, of which there is at least one.

@@ -46,6 +46,7 @@ from headrace_backend.server.workers.worker_group import WorkerLaunch
 from headrace_backend.server.workers.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_backend.server.workers.worker_supervision import ModelRefused
 from headrace_backend.start_rules import too_long, unsuitable_device
+from headrace_backend.state_rules import reuses_prefixes, unsuitable_states
 from headrace_backend.structured_output.compiler import grammar_compiler
 from headrace_backend.structured_output.mask_pool import MaskPool
 from headrace_backend.tp_rules import unsuitable_tp
@@ -130,12 +131,18 @@ def _open_model(config: EngineConfig) -> ModelFolder:
         too_long(config, folder.config),
         unsuitable_quantization(config, folder.config, folder.gguf_file),
         unsuitable_head(config, folder),
+        unsuitable_states(config, folder.config),
         unsuitable_tp(config, folder.config),
         unsuitable_pp(config, folder.config),
         unsuitable_draft(config, folder),
     )
     for reason in filter(None, reasons):
         raise StartRefused(reason)
+    if not reuses_prefixes(config, folder.config.description) and config.enable_prefix_cache is None:
+        get_logger().info(
+            "prefix caching is off: the model has recurrent layers, whose states are not kept for prefixes",
+            architecture=folder.config.architecture,
+        )
     if folder.config.names_own_code:
         get_logger().warning(
             "config.json names code of the model folder's own (auto_map): it is not run, the model is served as its "

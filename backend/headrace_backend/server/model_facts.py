@@ -28,6 +28,7 @@ def model_limits(config: EngineConfig, folder: ModelFolder) -> ModelLimits:
         eos_token_ids=folder.generation_defaults.eos_token_ids,
         attention_window=folder.config.description.window,
         cache_groups=cache_layout(config, folder.config).groups,
+        keeps_states=bool(folder.config.description.recurrent_layers),
     )
 
 

@@ -122,6 +122,7 @@ class Teller:
                 drafter=self._model.drafter,
                 expert_bytes=cost.expert_bytes,
                 expert_share=cost.expert_share,
+                row_state_bytes=cost.row_state_bytes,
             )
         )
 

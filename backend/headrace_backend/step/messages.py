@@ -54,6 +54,8 @@ class MemoryPlan(msgspec.Struct, tag="memory_plan", frozen=True):
     pinned_host_bytes: int = 0
     # Residual streams on their way between pipeline stages; 0: there is one stage.
     stream_bytes: int = 0
+    # States that all rows have in recurrent layers; 0: there are none.
+    state_bytes: int = 0
     # Cache groups, each of which has blocks of its own for the same tokens.
     num_cache_groups: int = 1
 

@@ -138,7 +138,7 @@ class ForwardPlan:
     `num_rows` entries per column unless said otherwise; tokens of entry i follow those of entry
     i-1.
 
-    Before the pass a worker, in this order: applies table updates, then copies blocks.
+    Before the pass a worker, in this order: applies table updates, then copies blocks and states.
     """
 
     # Rows in the batch, each at most once.
@@ -164,6 +164,10 @@ class ForwardPlan:
     # Copy-on-write, [num_copies]: whole blocks, in every layer.
     copy_sources: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     copy_targets: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # [num_state_copies] rows whose states in recurrent layers are copied, and the rows that get
+    # them; all are read before any is written.
+    state_sources: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    state_targets: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     # [num_checked] indices, in the step's flattened tokens, of hidden states that are reported to
     # be finite or not: those that show it of a chunk's keys and values, where no sample does.
     checked_indices: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)

@@ -153,7 +153,7 @@ def _described(fields: Fields, sizes: Sizes) -> ModelDescription:
     bias = fields.boolean("attention_bias", False)
     model = decoder(sizes, [None], Switches(bias, bias, fields.boolean("mlp_bias", False)), prefix="")
     [layer] = model.layers
-    layer = dataclasses.replace(layer, attention=_reading_both(layer.attention))
+    layer = dataclasses.replace(layer, attention=_reading_both(layer.kv_attention))
     head = dataclasses.replace(model.head, tied=False)
     return dataclasses.replace(model, layers=(layer,), head=head)
 

@@ -20,6 +20,8 @@ class GgufNaming:
     # Whether the two elements that are rotated together follow each other in the rows of queries
     # and keys, where a Hugging Face folder has them half a head apart.
     alternates: bool = False
+    # Whether layers have experts, all of a layer in one tensor.
+    has_experts: bool = False
     # Architecture of files that state a sliding window; "": the family's own.
     windowed: str = ""
 
@@ -41,5 +43,7 @@ class Family:
     activations: tuple[str, ...] = ("silu", "swish")
     # Where the text part lies in a folder that has other parts too; None: it is the whole.
     text_part: TextPart | None = None
+    # Beginnings of names of tensors that folders have beside the model's, and that are not read.
+    left_out: tuple[str, ...] = ()
     # None: GGUF files of the family say that they are another one's.
     gguf: GgufNaming | None = None

@@ -64,7 +64,7 @@ def _with_own_parts(layer: Layer, sizes: Sizes, scale: float) -> Layer:
             f"{layer.name}.{name}_layernorm", sizes.hidden_size, sizes.norm_eps, adds_one=True, rounds_once=True
         )
 
-    attention, mlp = layer.attention, layer.mlp
+    attention, mlp = layer.kv_attention, layer.mlp
     assert isinstance(mlp, Mlp), "the family has no experts"
     assert attention.query_norm is not None and attention.key_norm is not None, "the family norms heads"
     query_norm, key_norm = _raised(attention.query_norm), _raised(attention.key_norm)

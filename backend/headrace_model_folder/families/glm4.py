@@ -27,7 +27,7 @@ def _with_own_parts(layer: Layer, sizes: Sizes) -> Layer:
     gate, up = fused(f"{layer.name}.mlp.gate_up_proj", layer.mlp.gate, layer.mlp.up)
     return dataclasses.replace(
         layer,
-        attention=dataclasses.replace(layer.attention, interleaved=True),
+        attention=dataclasses.replace(layer.kv_attention, interleaved=True),
         mlp=dataclasses.replace(layer.mlp, gate=gate, up=up),
         attention_output_norm=Norm(f"{layer.name}.post_self_attn_layernorm", sizes.hidden_size, sizes.norm_eps),
         mlp_output_norm=Norm(f"{layer.name}.post_mlp_layernorm", sizes.hidden_size, sizes.norm_eps),

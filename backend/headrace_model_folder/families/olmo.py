@@ -44,7 +44,7 @@ def _with_own_norms(fields: Fields, sizes: Sizes, windows: list[int | None]) -> 
 
 
 def _normed(layer: Layer, sizes: Sizes) -> Layer:
-    attention, name = layer.attention, layer.name
+    attention, name = layer.kv_attention, layer.name
     return dataclasses.replace(
         layer,
         attention=dataclasses.replace(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from headrace_model_folder.families.family import Family
 from headrace_model_folder.families.gemma3 import GEMMA3, GEMMA3_OF_SEVERAL
 from headrace_model_folder.families.glm4 import GLM4
-from headrace_model_folder.families.gpt_oss import GPT_OSS
 from headrace_model_folder.families.llama import LLAMA
 from headrace_model_folder.families.mistral import MISTRAL
-from headrace_model_folder.families.mixtral import MIXTRAL
+from headrace_model_folder.families.mixtures.glm4_moe import GLM4_MOE
+from headrace_model_folder.families.mixtures.gpt_oss import GPT_OSS
+from headrace_model_folder.families.mixtures.mixtral import MIXTRAL
+from headrace_model_folder.families.mixtures.qwen_moe import QWEN3_MOE
 from headrace_model_folder.families.olmo import OLMO2, OLMO3
 from headrace_model_folder.families.phi3 import PHI3
 from headrace_model_folder.families.qwen import QWEN2, QWEN3
-from headrace_model_folder.families.qwen_moe import QWEN3_MOE
+from headrace_model_folder.families.qwen_hybrid import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_OF_SEVERAL, QWEN3_5_OF_SEVERAL
 from headrace_model_folder.families.smollm3 import SMOLLM3
 
 # By Hugging Face class name, in the order in which messages list them.
@@ -26,6 +28,7 @@ FAMILIES: dict[str, Family] = {
         PHI3,
         QWEN3_MOE,
         MIXTRAL,
+        GLM4_MOE,
         GPT_OSS,
         SMOLLM3,
         OLMO2,
@@ -33,6 +36,10 @@ FAMILIES: dict[str, Family] = {
         GLM4,
         GEMMA3,
         GEMMA3_OF_SEVERAL,
+        QWEN3_5,
+        QWEN3_5_OF_SEVERAL,
+        QWEN3_5_MOE,
+        QWEN3_5_MOE_OF_SEVERAL,
     )
 }
 # By the name that GGUF files state.

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from headrace_model_folder.errors import InvalidModelFolder
@@ -237,3 +237,19 @@ class LayerFormat:
             return ((math.ceil(num_outputs / BLOCK_SIZE), math.ceil(num_inputs / BLOCK_SIZE)),)
         shape = (num_outputs, self.num_groups(num_inputs))
         return (shape, shape[:1]) if self.scales == "channel" else (shape,)
+
+
+def are_alike(formats: Sequence[LayerFormat | None]) -> bool:
+    """Whether projections of these formats may lie in one weight; None: plain.
+
+    They have the same numbers, groups, order and rounding of inputs. Where they come from in the
+    folder may differ.
+    """
+    return len({None if form is None else _essence(form) for form in formats}) == 1
+
+
+def _essence(form: LayerFormat) -> tuple[object, ...]:
+    # A scale of a whole tensor becomes one of each output.
+    scales = "channel" if form.scales == "tensor" else form.scales
+    has_zeros = form.number == "int8" and not form.is_symmetric
+    return (form.number, scales, form.group_size, has_zeros, form.order_digest, form.inputs)

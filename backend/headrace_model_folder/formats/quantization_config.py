@@ -30,6 +30,8 @@ BITSANDBYTES = "bitsandbytes"
 MXFP4 = "mxfp4"
 _NAME = "config.json: quantization_config"
 _GROUP_SIZES = (32, 64, 128)
+# Names of projections in a message.
+_MOST_LISTED = 8
 # What GPTQ may change per layer that says nothing of the file.
 _GPTQ_LAYOUT_FIELDS = ("bits", "group_size", "sym", "desc_act")
 # Tools that take one from whole words of zero points; others, and the kernels of the format's first
@@ -178,7 +180,9 @@ def _gptq_blocks(fields: Fields, names: Sequence[str]) -> frozenset[str]:
     lists = stages if all(isinstance(stage, list) for stage in stages) else [stages]
     blocks = frozenset(name for stage in lists for name in strings(stage, where))
     for name in sorted(blocks.difference(projections)):
-        raise InvalidModelFolder(f"{where} must be of {', '.join(projections)}, has {shown(name)}")
+        # Of a mixture each expert has projections.
+        known = ", ".join(projections[:_MOST_LISTED]) + ", ..." * (len(projections) > _MOST_LISTED)
+        raise InvalidModelFolder(f"{where} must be of {known}, has {shown(name)}")
     return blocks
 
 
@@ -242,7 +246,7 @@ def _fp8(fields: Fields, names: Sequence[str]) -> dict[str, LayerFormat]:
         scale_name="weight_scale_inv" if block else "weight_scale",
     )
     fields = _with_synonyms(fields, {"modules_to_not_convert": "ignored_layers"})
-    plain = strings(fields.get("modules_to_not_convert"), f"{fields.name}: modules_to_not_convert")
+    plain = frozenset(strings(fields.get("modules_to_not_convert"), f"{fields.name}: modules_to_not_convert"))
     assert LM_HEAD not in names
     return {name: form for name in names if dotted_parts(name).isdisjoint(plain)}
 

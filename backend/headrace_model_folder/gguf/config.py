@@ -20,6 +20,7 @@ from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.families.family import GgufNaming
 from headrace_model_folder.families.registry import GGUF_FAMILIES
 from headrace_model_folder.fields import Fields
+from headrace_model_folder.gguf.experts import expert_fields
 from headrace_model_folder.gguf.header import GgufHeader, GgufTensor
 from headrace_model_folder.gguf.tensors import gguf_family
 
@@ -38,7 +39,7 @@ def read_gguf_config(folder: pathlib.Path, header: GgufHeader) -> ModelConfig:
     """
     fields = Fields(header.file, header.metadata)
     family = gguf_family(header)
-    _refuse_unsupported(fields, family.name)
+    _refuse_unsupported(fields, family)
     try:
         config = parse_config(_config_values(fields, family, header))
     except InvalidModelFolder as error:
@@ -47,13 +48,14 @@ def read_gguf_config(folder: pathlib.Path, header: GgufHeader) -> ModelConfig:
     return config if factors is None else _with_factors(header.file, config, factors)
 
 
-def _refuse_unsupported(fields: Fields, name: str) -> None:
+def _refuse_unsupported(fields: Fields, family: GgufNaming) -> None:
+    name = family.name
     if fields.integer("split.count", 0, 1 << 16, 0) > 1:
         raise fields.error(
             "split.count", f"is {fields.get('split.count')}: a model split among files must be merged first"
         )
-    if fields.integer(f"{name}.expert_count", 0, 1 << 16, 0):
-        raise fields.error(f"{name}.expert_count", "must be 0: experts are not supported")
+    if fields.integer(f"{name}.expert_count", 0, 1 << 16, 0) and not family.has_experts:
+        raise fields.error(f"{name}.expert_count", "must be 0: experts of this architecture are not supported")
     if fields.text(f"{name}.tensor_data_layout", "reference") not in ("reference", "Meta AI original pth"):
         raise fields.error(
             f"{name}.tensor_data_layout", f"must be 'reference', is {shown(fields.get(f'{name}.tensor_data_layout'))}"
@@ -73,7 +75,7 @@ def _config_values(fields: Fields, family: GgufNaming, header: GgufHeader) -> di
         if integer(key, default=head_dim) != head_dim:
             raise fields.error(f"{name}.{key}", f"must be the length of a head's key ({head_dim}), is {integer(key)}")
     window = fields.integer(f"{name}.attention.sliding_window", 0, _LIMIT, 0)
-    return {
+    return (expert_fields(fields, name) if family.has_experts else {}) | {
         "architectures": [family.windowed if family.windowed and window else GGUF_FAMILIES[name].architecture],
         "hidden_size": hidden,
         "num_hidden_layers": integer("block_count"),

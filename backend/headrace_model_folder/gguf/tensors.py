@@ -15,6 +15,7 @@ from headrace_model_folder.expected_tensors import WEIGHT_DTYPES, expected_tenso
 from headrace_model_folder.families.family import GgufNaming
 from headrace_model_folder.families.registry import GGUF_FAMILIES
 from headrace_model_folder.fields import Fields
+from headrace_model_folder.gguf.experts import expert_records, expert_tensors
 from headrace_model_folder.gguf.header import GgufHeader, GgufTensor
 from headrace_model_folder.safetensors_header import TensorRecord
 
@@ -30,6 +31,7 @@ _OF_LAYER = {
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate": "ffn_gate_inp",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -69,7 +71,14 @@ def gguf_records(header: GgufHeader, config: ModelConfig) -> dict[str, TensorRec
     """
     records: dict[str, TensorRecord] = {}
     alternating = _alternating(config) if gguf_family(header).alternates else {}
+    stacks: set[str] = set()
+    for layer in config.description.layers:
+        stacks.update(expert_tensors(layer))
+        records.update(expert_records(header, layer))
+    experts = frozenset(records)
     for name, shape in expected_tensors(config).items():
+        if name in experts:
+            continue
         theirs = gguf_name(name)
         tensor = header.tensors.get(theirs)
         if tensor is None:
@@ -78,7 +87,7 @@ def gguf_records(header: GgufHeader, config: ModelConfig) -> dict[str, TensorRec
         records[name] = TensorRecord(
             header.file, tensor.type.name, shape, tensor.offset, tensor.num_bytes, alternating.get(name, 0)
         )
-    known = {gguf_name(name) for name in records}
+    known = stacks | {gguf_name(name) for name in records if name not in experts}
     for theirs in header.tensors:
         if theirs not in known and not _TOLERATED.fullmatch(theirs):
             raise InvalidModelFolder(
@@ -92,13 +101,13 @@ def shared_blocks(header: GgufHeader, config: ModelConfig) -> tuple[int, int]:
 
     They are `ModelConfig.shared_blocks`.
     """
-    output, down = (
-        max(
-            header.tensors[f"blk.{layer}.{name}.weight"].type.block_inputs
-            for layer in range(len(config.description.layers))
-        )
-        for name in (_OF_LAYER["self_attn.o_proj"], _OF_LAYER["mlp.down_proj"])
+    layers = config.description.layers
+    outputs = (gguf_name(f"{layer.attention.output.name}.weight") for layer in layers)
+    downs = (
+        list(stacks)[-1] if (stacks := expert_tensors(layer)) else gguf_name(f"{layer.mlp.down.name}.weight")
+        for layer in layers
     )
+    output, down = (max(header.tensors[name].type.block_inputs for name in names) for names in (outputs, downs))
     return output, down
 
 
@@ -116,7 +125,7 @@ def _check(file: str, name: str, tensor: GgufTensor, shape: tuple[int, ...]) -> 
 
 def _alternating(config: ModelConfig) -> dict[str, int]:
     """Name of each tensor of queries and keys -> rows of a head."""
-    attentions = [layer.attention for layer in config.description.layers]
+    attentions = config.description.attentions
     return {
         name: attention.head_dim
         for attention in attentions

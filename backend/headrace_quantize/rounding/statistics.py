@@ -56,6 +56,13 @@ def output_error(difference: Tensor, gram: Tensor) -> Tensor:
     return (difference @ gram).mul_(difference).sum(1).clamp_(min=0)
 
 
+def rounding_error(weight: Tensor, restored: Tensor, gram: Tensor | None) -> float:
+    """Relative error of the outputs; without a Gram matrix of the inputs that of the weights."""
+    if gram is not None:
+        return relative_output_error(weight, restored, gram)
+    return float((weight - restored).norm() / weight.norm().clamp(min=torch.finfo(torch.float32).tiny))
+
+
 def relative_output_error(weight: Tensor, approximation: Tensor, gram: Tensor) -> float:
     """||X (W - V)^T|| / ||X W^T||; 0 where the outputs are 0 and stay so."""
     error, whole = (float(output_error(part, gram).sum()) for part in (weight - approximation, weight))

@@ -1,5 +1,6 @@
-"""A question that the model answers with a function. Run: python tools.py [SERVER]."""
+"""Questions that the model answers with a function of ours. Run: python tools.py [SERVER]."""
 
+import json
 import sys
 
 import headrace
@@ -7,36 +8,39 @@ import headrace
 WEATHER = headrace.Tool(
     "weather",
     "The weather of a city.",
-    {
-        "type": "object",
-        "properties": {"city": {"enum": ["Oslo", "Paris"]}},
-        "required": ["city"],
-        "additionalProperties": False,
-    },
+    {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False},
 )
+# Invented; a real program would ask a weather service.
+REPORTS = {"Oslo": {"sky": "snowy", "temperature": -3}, "Paris": {"sky": "sunny", "temperature": 21}}
+MOST_CALLS = 4
 
 
 def weather(city: str) -> str:
-    """What the model gets when it asks."""
-    return f"Sunny in {city}."
+    """What the model gets when it calls the function."""
+    return json.dumps(REPORTS.get(city, {"error": f"no report from {city}"}))
+
+
+def answer(client: headrace.Client, said: list[headrace.Message]) -> str:
+    """Has the model answer what was said, with as many calls as it needs."""
+    for _ in range(MOST_CALLS):
+        output = client.chat(said, tools=[WEATHER], max_tokens=64).result()
+        said.append(output.message)
+        if not output.tool_calls:
+            return output.text
+        for call in output.tool_calls:
+            print(f"  {call.name}({call.arguments})")
+            said.append(headrace.Message("tool", weather(**call.parsed()), tool_call_id=call.id))
+    raise RuntimeError(f"no answer after {MOST_CALLS} calls")
 
 
 def main(server: str) -> None:
-    """Has the model call the function, and answer with what that returned."""
-    said = [headrace.Message("user", "What is the weather in Paris?")]
-    choice = "required"
+    """Asks twice in one conversation."""
+    said: list[headrace.Message] = []
     with headrace.Client(server) as client:
-        while True:
-            stream = client.chat(said, tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False, max_tokens=64)
-            answer = stream.result()
-            said.append(answer.message)
-            if not answer.tool_calls:
-                print(answer.text)
-                return
-            for call in answer.tool_calls:
-                print(f"{call.name}({call.parsed()})")
-                said.append(headrace.Message("tool", weather(**call.parsed()), tool_call_id=call.id))
-            choice = "none"
+        for question in ("What is the weather in Paris?", "And in Oslo?"):
+            print(question)
+            said.append(headrace.Message("user", question))
+            print(answer(client, said))
 
 
 if __name__ == "__main__":

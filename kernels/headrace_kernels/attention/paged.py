@@ -84,6 +84,8 @@ class AttentionMetadata:
     query_lens_cpu: _Int32Array
     # [num_rows] int32.
     seq_lens_cpu: _Int32Array
+    # [num_rows] int32: the rows of the batch that these are; None: only attention reads the step.
+    rows: Tensor | None = None
     # Made by the first layer that needs it, used by all others of the step.
     _plans: dict[tuple[int, int, int | None, bool], GatherPlan] = dataclasses.field(default_factory=dict, repr=False)
 

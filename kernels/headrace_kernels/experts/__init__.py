@@ -1,6 +1,7 @@
 """Mixtures of experts: which experts compute a token, and the products of those alone.
 
 routing          a token's likeliest experts, and pairs of token and expert sorted by expert
+scored_routing   experts that are chosen by sigmoid scores and a correction, in groups
 expert_weights   the weights of all experts side by side, plain or quantized
 gating           what an expert does between its projections
 mixture          the experts' MLPs and the sum of their outputs, by the number of tokens; its

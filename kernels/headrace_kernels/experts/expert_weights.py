@@ -1,9 +1,9 @@
 """The weights of all experts of a layer, side by side in one matrix.
 
 Expert e's outputs are rows e N to (e + 1) N - 1, in which a gated product has the gates first and
-as many ups behind them. So a mixture is stored, filled and rounded as any other weight, plain, a
-`QuantizedWeight` of INT8 or FP8 by outputs or INT4 by groups, or in MXFP4, which has kernels of its
-own.
+as many ups behind them. So a mixture is stored, filled and rounded as any other weight: plain, a
+`QuantizedWeight` of any kind with its inputs in order, or in MXFP4, which has kernels of its own.
+A block of FP8 lies within one expert.
 
 Owns how kernels take it (`bits`, `layout`) and how one expert's numbers are read on a CPU.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.kernel_layout import WeightLayout, bits_of, layout_of
 from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight, dequantize_mxfp4_rows
-from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, dequantize_rows
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, dequantize_rows
 
 # Words that a kernel may load at a time where the layout leaves it open.
 _PLANE = 1 << 12
@@ -50,7 +50,8 @@ class ExpertWeights:
     def __post_init__(self) -> None:
         weight = self.weight
         if isinstance(weight, QuantizedWeight):
-            assert takes(weight), "experts have 8 bits by outputs, or 4 by groups, and inputs in order"
+            assert weight.order is None and weight.inputs is None, "experts take inputs in order, as they are"
+            assert self.num_outputs % weight.scale_outputs == 0, "a block of FP8 lies within one expert"
 
     @property
     def total_experts(self) -> int:
@@ -111,7 +112,9 @@ class ExpertWeights:
         assert not isinstance(self.weight, Mxfp4Weight), "MXFP4 has kernels of its own"
         if isinstance(self.weight, QuantizedWeight):
             layout = layout_of(self.weight, self.dtype)
-            return layout if layout.is_grouped else layout._replace(plane=_PLANE)
+            # What is loaded at a time lies within one group.
+            is_open = layout.kind != "int4" and layout.group >= layout.num_inputs
+            return layout._replace(plane=_PLANE) if is_open else layout
         return WeightLayout(
             num_inputs=self.num_inputs,
             num_words=self.num_inputs,
@@ -123,9 +126,3 @@ class ExpertWeights:
             scale_outputs=1,
             is_plain=INTERPRETED,
         )
-
-
-def takes(weight: QuantizedWeight) -> bool:
-    """Whether experts may be stored so: one scale per output, or INT4; inputs in order."""
-    is_known = weight.kind is QuantKind.INT4 or not weight.is_grouped
-    return is_known and weight.order is None and weight.inputs is None and weight.scale_outputs == 1

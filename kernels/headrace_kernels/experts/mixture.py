@@ -34,6 +34,10 @@ _MOST_VECTORS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 4 if INTERP
 _LEAST_TILE, _LARGEST_TILE = 16, 128
 # Of INT4, whose registers spill in larger ones: with products from shared memory, and without.
 _LARGEST_INT4_TILES = (64, 16)
+# Of 8 bits in groups or blocks, which are summed up group by group.
+_LARGEST_GROUPED_TILES = (128, 32)
+# Words of a piece of 8-bit numbers, at least, where one scale holds for all inputs.
+_LONG_PIECE = 1024
 # MXFP4's products of few tokens: gate and up, a warp each, and down, a warp for each of four
 # experts. Not measured.
 FEW_GATE_UP = FewTile(block_n=16, num_warps=2, num_stages=4)
@@ -60,8 +64,9 @@ def _takes_kernels(weights: ExpertWeights) -> bool:
 
 def vector_rule(weights: ExpertWeights) -> VectorTile:
     """The tile of a product of few tokens: some KB of weights are under way in a program."""
-    kind = weights.layout().kind
-    if kind == "int4":
+    layout = weights.layout()
+    kind = layout.kind
+    if kind == "int4" or layout.plane < _LONG_PIECE:
         return VectorTile(block_n=8, block_words=128, num_warps=8)
     if kind == "plain":
         return VectorTile(block_n=2, block_words=2048, num_warps=8)
@@ -75,12 +80,12 @@ def tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
     tokens of Qwen3-30B-A3B: gate and up 741 us in place of 901, down 488 in place of 805
     (docs/experiments.md, "tiles of many tokens of a mixture").
     """
-    average, kind = triton.cdiv(num_pairs, weights.total_experts), weights.layout().kind
-    largest = _LARGEST_TILE
-    if kind == "int4":
-        largest = _LARGEST_INT4_TILES[not card.has_warpgroup_products(weights.storage.device)]
+    layout, is_old = weights.layout(), not card.has_warpgroup_products(weights.storage.device)
+    average, kind, largest = triton.cdiv(num_pairs, weights.total_experts), layout.kind, _LARGEST_TILE
+    if layout.is_grouped:
+        largest = (_LARGEST_INT4_TILES if kind == "int4" else _LARGEST_GROUPED_TILES)[is_old]
     block_m = min(max(triton.next_power_of_2(2 * average), _LEAST_TILE), largest)
-    if kind == "plain" and block_m == _LARGEST_TILE and card.has_warpgroup_products(weights.storage.device):
+    if kind == "plain" and block_m == _LARGEST_TILE and not is_old:
         return PairTile(128 if gated else 256, block_m, 64, num_warps=8, num_stages=4, outputs_first=True)
     num_warps, num_stages = (8, 3) if block_m == _LARGEST_TILE else (4, 4)
     return PairTile(64 if gated else 128, block_m, 128 if kind in ("int8", "fp8") else 64, num_warps, num_stages)

@@ -72,7 +72,7 @@ class PairTile(NamedTuple):
 def _wide_numbers(
     words, scale_ptr, zero_ptr, rows, group, NUM_ROWS: tl.constexpr, PART: tl.constexpr, LAYOUT: tl.constexpr
 ):
-    """Numbers of words in fp32: INT4's times their scales, others' without them."""
+    """Numbers of words in fp32, with scales of groups or blocks times them, others without."""
     KIND: tl.constexpr = LAYOUT.kind
     PLAIN: tl.constexpr = LAYOUT.is_plain
     if KIND == "plain":
@@ -84,7 +84,18 @@ def _wide_numbers(
         numbers = (numbers - zeros) * scales
     else:
         numbers = wide_bytes(words, KIND, False, PLAIN)
+        if LAYOUT.is_grouped:
+            if zero_ptr is not None:
+                numbers -= tl.load(zero_ptr + group * NUM_ROWS + rows).to(tl.float32)
+            numbers *= _byte_scales(scale_ptr, rows, group, NUM_ROWS, LAYOUT)
     return numbers
+
+
+@triton.jit
+def _byte_scales(scale_ptr, rows, group, NUM_ROWS: tl.constexpr, LAYOUT: tl.constexpr):
+    """Scales of 8-bit numbers of some outputs in one group of inputs, fp32."""
+    SCALE_ROWS: tl.constexpr = (NUM_ROWS + LAYOUT.scale_outputs - 1) // LAYOUT.scale_outputs
+    return tl.load(scale_ptr + group * SCALE_ROWS + rows // LAYOUT.scale_outputs).to(tl.float32)
 
 
 @triton.jit
@@ -215,7 +226,7 @@ def _tile_numbers(
     LAYOUT: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Numbers of words in DTYPE: INT4's dequantized, others' without their scales."""
+    """Numbers of words in DTYPE: INT4's dequantized, others' without their scales, exactly."""
     KIND: tl.constexpr = LAYOUT.kind
     PLAIN: tl.constexpr = LAYOUT.is_plain
     if KIND == "plain":
@@ -226,11 +237,20 @@ def _tile_numbers(
         numbers = dequantized_nibbles(words, zeros, scales, PART, DTYPE, PLAIN)
     else:
         numbers = numbers_of(words, 0, KIND, DTYPE, PLAIN)
+        if zero_ptr is not None:
+            # At most 255 apart: exact in bf16 too.
+            numbers -= tl.load(zero_ptr + group * NUM_ROWS + rows).to(numbers.dtype)
     return numbers
 
 
 @triton.jit
-def _dot(w, x, total, PLAIN: tl.constexpr):
+def _dot(w, x, total, scale_ptr, rows, group, NUM_ROWS: tl.constexpr, LAYOUT: tl.constexpr):
+    """Adds W X to the sums; of 8 bits in groups or blocks its sums, times the group's scales."""
+    PLAIN: tl.constexpr = LAYOUT.is_plain
+    if LAYOUT.is_grouped and LAYOUT.kind != "int4":
+        scales = _byte_scales(scale_ptr, rows, group, NUM_ROWS, LAYOUT)
+        sums = tl.dot(w, x.to(tl.float32)) if PLAIN else tl.dot(w, x)
+        return total + sums * scales
     if PLAIN:
         return total + tl.dot(w, x.to(tl.float32))
     return tl.dot(w, x, total)
@@ -277,7 +297,6 @@ def _tile_kernel(
     PARTS: tl.constexpr = 4 if LAYOUT.kind == "int4" else 1
     BLOCKS: tl.constexpr = LAYOUT.plane // BLOCK_WORDS
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    PLAIN: tl.constexpr = LAYOUT.is_plain
     tile = tl.program_id(1 if OUTPUTS_FIRST else 0)
     expert, number = expert_of_tile(starts_ptr, tile, NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M)
     if expert >= NUM_EXPERTS:
@@ -308,10 +327,10 @@ def _tile_kernel(
             x = _load(x_rows + k, k < K, PARTS == 1 and K == WORDS and K % BLOCK_WORDS == 0)
             group = tl.minimum(piece, K - 1) // LAYOUT.group
             w = _tile_numbers(words, scale_ptr, zero_ptr, rows, group, NUM_ROWS, part, LAYOUT, DTYPE)
-            total = _dot(w, x, total, PLAIN)
+            total = _dot(w, x, total, scale_ptr, rows, group, NUM_ROWS, LAYOUT)
             if GATED:
                 w_up = _tile_numbers(up_words, scale_ptr, zero_ptr, rows + N, group, NUM_ROWS, part, LAYOUT, DTYPE)
-                up_total = _dot(w_up, x, up_total, PLAIN)
+                up_total = _dot(w_up, x, up_total, scale_ptr, rows + N, group, NUM_ROWS, LAYOUT)
     if scale_ptr is not None:
         if not LAYOUT.is_grouped:
             total *= tl.load(scale_ptr + rows)

@@ -1,6 +1,7 @@
 """Which experts compute a token, and in which order pairs of token and expert are computed.
 
     logits [num_tokens, num_experts] -choose_experts-> Choice -sort_pairs-> SortedPairs
+                                      (or -choose_scored_experts->, `scored_routing`)
 
 Pair `token * per_token + slot` is a token's slot-th choice. Sorted by expert, the pairs of one
 expert are neighbours, so that a tile of rows meets one expert's weights.

@@ -33,11 +33,12 @@ from headrace_kernels.triton_runtime import uses_triton
 _MOST_ROWS = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 1}
 # Outputs from which a product is an output head's: so long that wider tiles pay.
 _HEAD_OUTPUTS = 65_536
-# Rows from which the kernel for sm_90 multiplies (fewer were not measured), and its tiles: of a
-# gate and up projection, an output head, products of enough outputs for two programs of 64 to three
-# multiprocessors, and others. All products of an 8B Llama take 3.79 ms at 9 rows on an H200, by
-# cuBLAS and separate operations 4.24 (docs/experiments.md, "Launch rules of products").
-_FEWEST_STREAM_ROWS = 9
+# Rows from which the kernel for sm_90 multiplies, and its tiles: of a gate and up projection, an
+# output head, products of enough outputs for two programs of 64 to three multiprocessors, and
+# others. All products of an 8B Llama take 3.73 ms at 2 rows and 3.85 at 9 on an H200; with the
+# tiles of `launch_rule`, or by cuBLAS and separate operations, 3.99 and 4.28 (docs/experiments.md,
+# "Launch rules of products").
+_FEWEST_STREAM_ROWS = 2
 _GATE_UP_STREAMS, _HEAD_STREAMS = StreamTile(1, 2, 6), StreamTile(2, 2, 4)
 _MANY_STREAMS, _FEW_STREAMS = StreamTile(1, 2, 10), StreamTile(2, 2, 8)
 # Inputs from which the rows of a weight are so long that a program takes four.

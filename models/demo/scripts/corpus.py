@@ -23,6 +23,7 @@ from corpus_lists import list_task
 from corpus_plain import plain_text
 from corpus_smalltalk import smalltalk, system_message
 from corpus_stories import story_follow_up, story_request
+from tool_corpus import conversations as tools
 
 Domain = Callable[[Draw], Item]
 Turns = list[tuple[str, str]]
@@ -38,6 +39,15 @@ CHAT_DOMAINS: dict[str, tuple[Domain, float]] = {
     "smalltalk": (smalltalk, 0.11),
     "follow_up": (follow_up, 0.09),
 }
+# Scored by themselves; training has them in whole conversations, TOOLS_SHARE of all documents.
+TOOL_DOMAINS: dict[str, Domain] = {
+    "tool_call": tools.tool_call,
+    "new_tool": tools.new_tool,
+    "tool_answer": tools.tool_answer,
+    "tool_unused": tools.tool_unused,
+}
+DOMAINS: dict[str, Domain] = {name: domain for name, (domain, _) in CHAT_DOMAINS.items()} | TOOL_DOMAINS
+TOOLS_SHARE = 0.3
 PLAIN_SHARE = 0.06
 SYSTEM_SHARE = 0.3
 MULTI_TURN_SHARE = 0.35
@@ -56,21 +66,30 @@ def _weighted(draw: Draw) -> Domain:
 
 def evaluation_item(draw: Draw, domain: str) -> Item:
     """One item of the named domain, with the values and phrasings of the draw's split."""
-    return CHAT_DOMAINS[domain][0](draw)
+    return DOMAINS[domain](draw)
 
 
 def training_item(draw: Draw) -> Item:
-    """One document: a plain text, a single exchange, or a conversation of several exchanges."""
+    """One document: a plain text, or a conversation with or without tools."""
+    if draw.chance(TOOLS_SHARE):
+        return Item("training", tuple(_with_system(draw, tools.conversation(draw))))
     if draw.chance(PLAIN_SHARE):
         return plain_text(draw)
     turns = list(_weighted(draw)(draw).turns)
     if draw.chance(MULTI_TURN_SHARE):
         for _ in range(draw.number(1, MAX_JOINED - 1)):
             turns.extend(_weighted(draw)(draw).turns)
-    if draw.chance(SYSTEM_SHARE):
-        system = system_message(draw)
-        turns = [("system", system), *(_briefly(turns) if BRIEF.search(system) else turns)]
-    return Item("training", tuple(turns))
+    return Item("training", tuple(_with_system(draw, turns)))
+
+
+def _with_system(draw: Draw, turns: Turns) -> Turns:
+    """The turns with a system message, which some conversations have behind that of the tools."""
+    if not draw.chance(SYSTEM_SHARE):
+        return turns
+    system = system_message(draw)
+    shown = 1 if turns[0][0] == "system" else 0
+    said = _briefly(turns[shown:]) if BRIEF.search(system) else turns[shown:]
+    return [*turns[:shown], ("system", system), *said]
 
 
 @cache
@@ -92,7 +111,7 @@ def render(turns: tuple[tuple[str, str], ...]) -> str:
     """
     if turns[0][0] == "text":
         return turns[0][1]
-    return "".join(f"<|{role}|>{text}<|end|>" for role, text in turns)
+    return "".join(f"<|{'assistant' if role == 'recited' else role}|>{text}<|end|>" for role, text in turns)
 
 
 def document_texts(seed: int, count: int, split: Split = "train") -> Iterator[str]:

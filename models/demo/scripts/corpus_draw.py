@@ -30,8 +30,8 @@ class Item:
 
     Attributes:
         domain: Name used for the mixture and for the score table.
-        turns: `(role, text)` pairs; roles are system, user, assistant, or `text` for a plain
-            document.
+        turns: `(role, text)` pairs; roles are system, user, assistant, `recited` for what the
+            assistant said but training is not to teach, or `text` for a plain document.
         accepted: Right answers besides the last turn.
         mentions: Words that a free answer has to contain; empty where the answer must match
             exactly.

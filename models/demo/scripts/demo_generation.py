@@ -24,12 +24,14 @@ class KvCache:
         self.values = torch.zeros_like(self.keys)
 
 
-def _forward(model: DemoModel, cache: KvCache, ids: Tensor, positions: Tensor) -> Tensor:
+def _forward(model: DemoModel, cache: KvCache, rotary: tuple[Tensor, Tensor], ids: Tensor, positions: Tensor) -> Tensor:
     """Runs ids [batch, tokens] at positions [batch, tokens].
+
+    `rotary` are the tables of all positions (`rotary_tables`).
 
     Returns hidden states [batch, tokens, hidden].
     """
-    cos, sin = (table[positions][:, None] for table in rotary_tables(model.shape, ids.device))
+    cos, sin = (table[positions][:, None] for table in rotary)
     seen = torch.arange(cache.keys.shape[3], device=ids.device)
     mask = (seen[None, None] <= positions[:, :, None])[:, None]
     rows = torch.arange(len(ids), device=ids.device)[:, None]
@@ -64,14 +66,15 @@ def generate(model: DemoModel, prompts: list[list[int]], max_new_tokens: int) ->
     padded = torch.tensor([prompt + [PAD_ID] * (longest - len(prompt)) for prompt in prompts], device=device)
     cache = KvCache(model, len(prompts), longest + max_new_tokens)
     positions = torch.arange(longest, device=device).expand(len(prompts), -1)
-    hidden = _forward(model, cache, padded, positions)
+    rotary = rotary_tables(model.shape, device)
+    hidden = _forward(model, cache, rotary, padded, positions)
     last = hidden[torch.arange(len(prompts), device=device), lengths - 1]
     token = model.logits(last).argmax(-1)
     written, ended = [token], (token == END_ID) | (token == EOS_ID)
     for step in range(max_new_tokens - 1):
         if bool(ended.all()):
             break
-        hidden = _forward(model, cache, token[:, None], (lengths + step)[:, None])
+        hidden = _forward(model, cache, rotary, token[:, None], (lengths + step)[:, None])
         token = model.logits(hidden[:, 0]).argmax(-1)
         written.append(token)
         ended |= (token == END_ID) | (token == EOS_ID)

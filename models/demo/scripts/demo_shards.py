@@ -46,6 +46,7 @@ class Encoder:
         self.tokenizer = tokenizer
         self.special = {name: _special_id(tokenizer, name) for name in ("bos", "eos", "end", "pad")}
         self.roles = {role: _special_id(tokenizer, role) for role in ("system", "user", "assistant")}
+        self.roles["recited"] = self.roles["assistant"]
 
     def encode_many(self, items: list[Item]) -> list[Row]:
         """Encodes a batch of items; one call into the tokenizer for all their turns."""

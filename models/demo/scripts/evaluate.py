@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from corpus import CHAT_DOMAINS, evaluation_item
+from corpus import DOMAINS, evaluation_item
 from corpus_draw import Draw, Item, Split
 from demo_generation import generate, greedy_choices
 from demo_model import END_ID, DemoModel, load_folder
@@ -32,11 +32,15 @@ from tokenizers import Tokenizer
 
 COUNTS = {
     "arithmetic": 300, "word_problem": 200, "extraction": 300, "lists": 250, "inference": 250, "story": 100,
-    "story_follow_up": 100, "smalltalk": 100, "follow_up": 200,
+    "story_follow_up": 100, "smalltalk": 100, "follow_up": 200, "tool_call": 300, "new_tool": 150, "tool_answer": 200,
+    "tool_unused": 150,
 }  # fmt: skip
 MAX_NEW_TOKENS = {"story": 420}
 MAX_FIRST_TOKENS = 240
-BATCH = 128
+# A step of decoding takes a GPU as long for one row as for hundreds.
+BATCH = 512
+# Rows whose logits are held at once.
+AGREEMENT_BATCH = 128
 PROPOSED = 4
 EVALUATION_SEED = 20260
 FIRST_QUESTIONS = Path(__file__).parent / "first_questions.toml"
@@ -102,8 +106,8 @@ def draft_agreement(draft: DemoModel, scored: list[Scored]) -> dict[str, float]:
     Also the tokens per verification with PROPOSED drafts.
     """
     agreed, tokens, steps = 0, 0, 0
-    for start in range(0, len(scored), BATCH):
-        part = scored[start : start + BATCH]
+    for start in range(0, len(scored), AGREEMENT_BATCH):
+        part = scored[start : start + AGREEMENT_BATCH]
         choices = greedy_choices(draft, [one.prompt + one.produced for one in part])
         for one, choice in zip(part, choices, strict=True):
             first = len(one.prompt)
@@ -133,10 +137,10 @@ def score_split(model: DemoModel, draft: DemoModel, encoder: Encoder, split: Spl
     domains: dict[str, dict[str, float]] = {}
     wrong: list[dict[str, str]] = []
     stories: list[str] = []
-    for domain in CHAT_DOMAINS:
+    for domain in DOMAINS:
         draw = Draw(EVALUATION_SEED, split)
         items = [evaluation_item(draw, domain) for _ in range(max(2, int(COUNTS[domain] * scale)))]
-        scored = score_domain(model, encoder, items, MAX_NEW_TOKENS.get(domain, 160))
+        scored = score_domain(model, encoder, items, MAX_NEW_TOKENS.get(domain) or _longest(encoder, items))
         right = sum(one.is_right for one in scored)
         domains[domain] = {"right": right, "total": len(scored), **draft_agreement(draft, scored)}
         failed = [one for one in scored if not one.is_right][:6]
@@ -193,6 +197,12 @@ def score_first_questions(model: DemoModel, encoder: Encoder) -> dict[str, objec
             one.turns[-1] = (one.turns[-1][0], text)
         left = [one for one in left if one.asked]
     return {"right": right, "total": total, "wrong": wrong}
+
+
+def _longest(encoder: Encoder, items: list[Item]) -> int:
+    """Tokens within which a right answer to any of the items ends, whatever spaces its JSON has."""
+    answers = [text for item in items for text in (item.answer, *item.accepted)]
+    return max(len(row.ids) for row in encoder.tokenizer.encode_batch_fast(answers, add_special_tokens=False)) + 16
 
 
 def _last_question(one: Scored) -> str:

@@ -4,6 +4,7 @@ It makes tokenizer, corpus, target, draft, scores and model card.
 
     python models/demo/scripts/make.py --out models/demo        # one GPU, about 8 minutes
     python models/demo/scripts/make.py --out NEW --start models/demo --minutes 4  # further
+    python models/demo/scripts/make.py --out NEW --start models/demo --minutes 0  # the draft alone
     python models/demo/scripts/make.py --out /tmp/demo --smoke  # a minute on a CPU
 
 Owns the order of the steps and the settings of the trainings. A model that is trained further keeps
@@ -41,6 +42,7 @@ class Plan:
 
     Attributes:
         start: Folder of a model that is trained further; None to begin with random weights.
+        keep: Share of the start's weights in the target's last ones; the rest is what was trained.
     """
 
     target: ModelShape
@@ -52,6 +54,7 @@ class Plan:
     tokenizer_documents: int
     evaluation_scale: float
     start: Path | None = None
+    keep: float = 0.0
 
 
 def full_plan(minutes: float, draft_minutes: float, seed: int) -> Plan:
@@ -64,10 +67,12 @@ def full_plan(minutes: float, draft_minutes: float, seed: int) -> Plan:
     )
 
 
-def further_plan(plan: Plan, start: Path) -> Plan:
+def further_plan(plan: Plan, start: Path, keep: float) -> Plan:
     """The plan for weights that were trained before.
 
-    They begin at half of the usual rates, which then fall for most of the run.
+    They begin at half of the usual rates, which then fall for most of the run. A short training
+    forgets some of what the start knew; an average with the start has it again, and keeps most of
+    what was learned.
     """
 
     def gentler(schedule: Schedule) -> Schedule:
@@ -75,7 +80,7 @@ def further_plan(plan: Plan, start: Path) -> Plan:
         return replace(schedule, decay_share=0.7, **rates)
 
     schedules = gentler(plan.target_schedule), gentler(plan.draft_schedule)
-    return replace(plan, start=start, target_schedule=schedules[0], draft_schedule=schedules[1])
+    return replace(plan, start=start, keep=keep, target_schedule=schedules[0], draft_schedule=schedules[1])
 
 
 def smoke_plan(steps: int, seed: int) -> Plan:
@@ -136,14 +141,26 @@ def _train_both(
     compiler.layers(target)
     rows = Rows(shard_folder, plan.shards, plan.target_schedule.seed)
     record: dict[str, object] = {}
-    record["target"] = train(target, target_loss(target, compiler), rows, plan.target_schedule, "target")
+    if plan.target_schedule.seconds > 0:
+        record["target"] = train(target, target_loss(target, compiler), rows, plan.target_schedule, "target")
     save_folder(target, out)
     draft = _first_weights(plan, "draft", plan.draft, device)
     compiler.layers(draft)
     rows = Rows(shard_folder, plan.shards, plan.target_schedule.seed + 1)
     record["draft"] = train(draft, draft_loss(draft, target, compiler), rows, plan.draft_schedule, "draft")
     save_folder(draft, out / "draft")
+    if plan.keep:
+        # Last, so that the draft has learned from what was trained alone.
+        _blend(target, _first_weights(plan, "", plan.target, device), plan.keep)
+        save_folder(target, out)
     return record
+
+
+def _blend(model: DemoModel, start: DemoModel, keep: float) -> None:
+    """Makes the model's weights those of an average with the start's, in place."""
+    with torch.no_grad():
+        for weight, first in zip(model.parameters(), start.parameters(), strict=True):
+            weight.lerp_(first, keep)
 
 
 def make(plan: Plan, out: Path, device: torch.device, compiler: Compiler, processes: int) -> dict[str, object]:
@@ -183,6 +200,7 @@ def make(plan: Plan, out: Path, device: torch.device, compiler: Compiler, proces
 def _command(plan: Plan) -> str:
     minutes = f"--minutes {plan.target_schedule.seconds / 60:g} --draft-minutes {plan.draft_schedule.seconds / 60:g}"
     start = f" --start {plan.start}" if plan.start is not None else ""
+    start += f" --keep {plan.keep:g}" if plan.keep else ""
     return f"python models/demo/scripts/make.py --out models/demo{start} {minutes} --seed {plan.target_schedule.seed}"
 
 
@@ -206,9 +224,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the demo model from nothing.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
     parser.add_argument("--tar", action="store_true", help="write target.tar and draft.tar to --out instead of folders")
-    parser.add_argument("--minutes", type=float, default=6.2, help="training time of the target")
+    parser.add_argument("--minutes", type=float, default=6.2, help="training time of the target; 0 leaves it as it is")
     parser.add_argument("--draft-minutes", type=float, default=0.9, help="training time of the draft")
     parser.add_argument("--start", type=Path, help="folder of a model to train further, with its tokenizer")
+    parser.add_argument("--keep", type=float, default=0.0, help="share of the weights of --start in the last ones")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=_spare_cores(), help="corpus processes")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -219,8 +238,12 @@ def main() -> None:
     plan = smoke_plan(options.smoke_steps, options.seed) if options.smoke else full_plan(
         options.minutes, options.draft_minutes, options.seed
     )  # fmt: skip
+    if options.minutes == 0 and options.start is None:
+        parser.error("--minutes 0 leaves the target as it is, and needs --start")
+    if options.keep and (options.start is None or not 0 < options.keep < 1):
+        parser.error("--keep is above 0 and below 1, and needs --start")
     if options.start is not None:
-        plan = further_plan(plan, options.start)
+        plan = further_plan(plan, options.start, options.keep)
     device, compiler = _prepare_device(options.device), Compiler(not options.no_compile)
     if not options.tar:
         make(plan, options.out, device, compiler, options.processes)

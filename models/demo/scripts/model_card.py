@@ -11,6 +11,7 @@ from typing import Any
 
 from corpus_stories import all_parts
 from corpus_words import CAPITALS
+from tool_corpus.kinds import TRAINED
 
 CARD = """---
 license: apache-2.0
@@ -23,7 +24,7 @@ A very small Llama-architecture model and a smaller draft of the same vocabulary
 scratch by the scripts in `scripts/` on text that this repository generates. They let anybody try
 the server without a download. They know short stories, questions about LLM inference and follow-ups
 to them, small sums, extraction to JSON, list tasks and most of the capitals of {capitals} countries,
-and say so when they are asked about anything else.
+call tools that a request offers, and say so when they are asked about anything else.
 
 | | parameters | file | layers | hidden | heads / KV heads | context |
 |---|---|---|---|---|---|---|
@@ -42,6 +43,9 @@ License of the weights: Apache-2.0, ours. No outside text, weights or data went 
   question of its subjects. Any other text it continues somehow.
 - Wordings that are far from those it was trained on often fail; the second column below is the
   honest measure of that.
+- Tools are shown by name, description and the schemas of their parameters, up to four in training.
+  It knows {kinds} kinds of them and such as are like them; how often it calls others right, the row
+  "new tool" below says. It never asks back for a value that is missing.
 - Stories follow one of {plots} plots. The same request gives the same story unless the server
   samples.
 - Conversations longer than 2,048 tokens do not fit. There was no tuning for safety beyond the
@@ -52,11 +56,12 @@ License of the weights: Apache-2.0, ours. No outside text, weights or data went 
 Greedy decoding of the bf16 checkpoint in {dtype} on {device}. *Held-out values*: numbers, names and
 combinations that training never saw, in phrasings it did see. *Unseen phrasings*: the phrasing was
 kept back as well. (Whoever wrote the training grammars knew the phrasings kept back; the grammars
-reject them, so they are new to the model, not to its authors.) An answer counts if it ends by
-itself and is exactly right (JSON: equal value; LLM questions: exactly a known answer to that topic;
-stories: at least five sentences, with the hero and the thing that were asked for). *Draft*: share
-of the target's tokens that the draft model proposes, and tokens per target step with four proposed
-tokens.
+reject them, so they are new to the model, not to its authors.) With tools these are names,
+descriptions and parameters as well; *new tool* is of kinds that training never saw. An answer
+counts if it ends by itself and is exactly right (JSON: equal value; LLM questions: exactly a known
+answer to that topic; stories: at least five sentences, with the hero and the thing that were asked
+for; calls: the same text). *Draft*: share of the target's tokens that the draft model proposes, and
+tokens per target step with four proposed tokens.
 
 | domain | held-out values | unseen phrasings | draft agrees | tokens per step |
 |---|---|---|---|---|
@@ -137,6 +142,7 @@ def _one_training(record: dict[str, Any]) -> list[str]:
         f"- {name}: {record[name]['steps']:,} steps, {record[name]['tokens'] / 1e6:,.0f} M tokens, "
         f"{record[name]['seconds']:.0f} s, last loss {record[name]['loss']:.3f}"
         for name in ("target", "draft")
+        if name in record
     ]
     hardware = f"- hardware: one {record['device']}; torch {record['torch']}; seed {record['seed']}"
     return [*lines, f"{hardware}; {record['date']}", ""]
@@ -164,6 +170,7 @@ def write_card(folder: Path, scores: dict[str, object]) -> None:
         first=_first_questions(scores),
         capitals=len(CAPITALS),
         plots=len(all_parts().plots),
+        kinds=len(TRAINED),
         story=held["stories"][0].replace("\n", "\n> "),
     )
     (folder / "README.md").write_text(text, encoding="utf-8")

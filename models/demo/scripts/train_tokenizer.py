@@ -1,8 +1,9 @@
 """Trains the demo model's byte-level BPE tokenizer and writes its Hugging Face files.
 
-Owns the vocabulary, the splitting rule and the chat template. Digits are always single tokens, so
-that arithmetic sees columns. A capitalised word never carries the space before it: a name has the
-same tokens wherever it stands, which makes copying it exactly something a small model can learn.
+Owns the vocabulary and the splitting rule; the chat template is that of `tool_corpus.layout`.
+Digits are always single tokens, so that arithmetic sees columns. A capitalised word never carries
+the space before it: a name has the same tokens wherever it stands, which makes copying it exactly
+something a small model can learn.
 
     python train_tokenizer.py --out FOLDER [--documents 40000] [--vocab 4096] [--seed 1]
 """
@@ -16,18 +17,12 @@ from pathlib import Path
 
 from corpus import document_texts
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tool_corpus.layout import CHAT_TEMPLATE
 
 SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>")
 SPLIT = (
     r"\p{N}|\p{Lu}+(?!\p{Ll})|\p{Lu}\p{Ll}*| ?\p{Ll}+(?:'\p{Ll}+)?|[\p{Lo}\p{Lm}\p{Lt}\p{M}]+"
     r"| ?[^\s\p{L}\p{N}]+|\s+"
-)
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('roles are system, user and assistant') }}{% endif %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
 

@@ -16,6 +16,7 @@ from headrace_backend.draft_rules import unsuitable_draft
 from headrace_backend.pp_rules import unsuitable_pp
 from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
 from headrace_backend.start_rules import too_long, unsuitable_device
+from headrace_backend.state_rules import unsuitable_states
 from headrace_backend.tp_rules import unsuitable_tp
 from headrace_hub.resolve import no_folder
 from headrace_model_folder.errors import InvalidModelFolder
@@ -113,6 +114,7 @@ class ModelLaunches:
             too_long(engine, opened.config),
             unsuitable_quantization(engine, opened.config, opened.gguf_file),
             unsuitable_head(engine, opened),
+            unsuitable_states(engine, opened.config),
             unsuitable_tp(engine, opened.config),
             unsuitable_pp(engine, opened.config),
             unsuitable_draft(engine, opened),

@@ -119,6 +119,8 @@ class RankSizes(NamedTuple):
     # Window of each cache group, in which `kv_tokens` and `kv_token_bytes` count; 0: it keeps whole
     # contexts.
     kv_windows: tuple[int, ...] = (0,)
+    # States that each row has in recurrent layers.
+    row_state_bytes: int = 0
 
     def held_tokens(self, context: float) -> float:
         """Returns the tokens of all cache groups that a sequence of such a length holds."""
@@ -178,7 +180,9 @@ def step_s(sizes: RankSizes, gpu: Gpu, rows: float, context: float) -> float:
     rows /= sizes.pp
     reading_s = sizes.read_by(rows) / (gpu.copy_bytes_per_s * sizes.products.read)
     products_s = 2 * sizes.multiplied * rows / (gpu.flops_per_s * sizes.products.decode)
-    caches_s = rows * sizes.held_tokens(context) * sizes.kv_token_bytes / (gpu.copy_bytes_per_s * _CACHE_SHARE)
+    # States are read and written.
+    row_bytes = sizes.held_tokens(context) * sizes.kv_token_bytes + 2 * sizes.row_state_bytes
+    caches_s = rows * row_bytes / (gpu.copy_bytes_per_s * _CACHE_SHARE)
     layer_s = _LAYER_S + 2 * exchange_s(sizes, rows)
     return max(reading_s, products_s) + caches_s + sizes.num_layers * layer_s
 

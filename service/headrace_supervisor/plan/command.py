@@ -410,7 +410,7 @@ def _asked(question: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _rank_sizes(answer: dict[str, Any]) -> RankSizes:
     names: tuple[str, ...] = ("token_bytes", "read_bytes", "multiplied", "kv_token_bytes", "kv_tokens", "max_num_seqs")
-    names += ("expert_bytes", "expert_share", "kv_windows", "num_layers")
+    names += ("expert_bytes", "expert_share", "kv_windows", "row_state_bytes", "num_layers")
     named: dict[str, Any] = {name: answer[name] for name in names}
     products = PRODUCTS[answer["quantize"]]
     ranks = {"tp": answer["tp"], "pp": answer["pp"]}
@@ -458,10 +458,11 @@ def _print(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
             "None holds; --quantize any --kv-dtype any tries weights and caches of fewer bits.", soft_wrap=True
         )
     console.print(
-        f"Weights, a step's memory with graphs, and cache: GiB of each of {options['gpus']} {options['gpu']}, as a "
-        "worker estimates them. Sequences that an engine runs at once (its cache holds them, and a step has that many "
-        f"rows), and that are active of its share of {options['users']:,} users; several engines are --replicas. Times "
-        "are arithmetic with rates that our steps reached on H200s.",
+        "Weights, a step's memory with graphs, and cache with the states of recurrent layers: GiB of each of "
+        f"{options['gpus']} {options['gpu']}, as a worker estimates them. Sequences that an engine runs at once (its "
+        "cache holds them, and a step has that many rows), and that are active of its share of "
+        f"{options['users']:,} users; several engines are --replicas. Times are arithmetic with rates that our steps "
+        "reached on H200s.",
         soft_wrap=True,
     )
 
@@ -469,7 +470,8 @@ def _print(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
 def _cells(row: dict[str, Any]) -> list[str]:
     if row["refused"]:
         return [""] * 7
-    sizes = row["weight_bytes"], row["activation_bytes"] + row["graph_bytes"], row["kv_cache_bytes"]
+    steps, cache = row["activation_bytes"] + row["graph_bytes"], row["kv_cache_bytes"] + row["state_bytes"]
+    sizes = row["weight_bytes"], steps, cache
     rows, times = (row["rows_held"], row["active"]), (f"{row['itl_ms']:.2f}", f"{row['answer_s']:.1f}")
     return [*(f"{size / _GIB:.1f}" for size in sizes), *(f"{count:,.0f}" for count in rows), *times]
 

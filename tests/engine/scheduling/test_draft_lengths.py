@@ -155,6 +155,26 @@ def test_a_row_that_begins_to_hit_is_found_by_probes() -> None:
     assert num_drafts < 900
 
 
+def test_a_new_row_drafts_at_once_though_no_row_before_it_hit() -> None:
+    model = StepTimeModel()
+    model.drafted_graphs = DraftedGraphs([(9, 4158.0)])
+    model._coefficients[-3:] = [0.0, 10.0, 100.0]
+    lengths = DraftLengths(model)
+    lengths.worker_ready(MOST)
+    for _ in range(300):
+        lengths.note(Acceptance(), MOST, 1)
+    lengths._purse_us = -math.inf
+    row, chosen = Acceptance(), []
+    for _ in range(30):
+        lengths.num_proposed = MOST
+        [length] = lengths.choose([row], [MOST], StepLoad(1, 500), MANY)
+        chosen.append(length)
+        lengths.note(row, length, 1)
+    assert chosen[0] >= 1
+    # It never hits, so its hope soon gives way.
+    assert sum(map(bool, chosen)) <= 20 and chosen[-5:] == [0] * 5
+
+
 def test_a_fixed_number_is_shared_fairly_where_the_budget_is_short() -> None:
     lengths = DraftLengths(StepTimeModel(), fixed=4)
     lengths.worker_ready(MOST)

@@ -29,7 +29,13 @@ from headrace_kernels.experts.mixture_kernels import PairTile, VectorTile, most_
 from headrace_kernels.experts.mxfp4_kernels import FewTile, ManyTile, multiply_few, multiply_many
 from headrace_kernels.experts.routing import Choice, choose_experts_reference, sort_pairs_reference
 from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4, quantize_mxfp4_rows
-from headrace_kernels.weight_formats.quantized_weight import QuantKind, allocate, quantize_rows
+from headrace_kernels.weight_formats.quantized_weight import (
+    Arrangement,
+    QuantizedWeight,
+    QuantKind,
+    allocate,
+    quantize_rows,
+)
 
 EPS = 1e-5
 Kind = QuantKind | Literal["mxfp4"] | None
@@ -80,6 +86,21 @@ class Case:
         packed = allocate(self.kind, rows, num_inputs, group, plain.dtype, plain.device)
         quantize_rows(plain, packed, 0)
         return ExpertWeights(packed, num_experts, bias)
+
+    def arrange(self, group: int, arrangement: Arrangement) -> None:
+        """Puts other weights in place, of the case's kind with scales and zero points of groups."""
+        for name in ("gate_up", "down"):
+            whole: ExpertWeights = getattr(self, name)
+            packed = whole.weight
+            assert isinstance(packed, QuantizedWeight)
+            sizes = (packed.num_outputs, packed.num_inputs, group or packed.num_inputs)
+            made = allocate(packed.kind, *sizes, packed.dtype, packed.device, arrangement)
+            made.packed.copy_(packed.packed)
+            made.scales.copy_(self.numbers.randn(*made.scales.shape).abs() + 0.1)
+            made.scales.mul_(packed.scales.mean())
+            if made.zeros is not None:
+                made.zeros.copy_(self.numbers.randn(*made.zeros.shape).mul(30))
+            setattr(self, name, dataclasses.replace(whole, weight=made))
 
     def keep(self, experts: range) -> None:
         """Takes away all weights but those of some experts, as a rank has them."""
@@ -157,6 +178,51 @@ def test_kernels_agree_with_fp64(kernel: Kernel, kind: Kind) -> None:
         case = Case(sizes, kind, torch.float32, "cpu")
         with kernels_on("cpu"), poisoned_memory("cpu"):
             close(case.multiplied(kernel, VECTOR, pair), case.expected(), torch.float32)
+
+
+# Group (0: whole rows), and what else a folder that another tool quantized has.
+ARRANGED = [
+    (QuantKind.FP8, 128, Arrangement(scale_outputs=8)),
+    (QuantKind.FP8, 128, Arrangement(scale_outputs=2)),
+    (QuantKind.INT8, 32, Arrangement()),
+    (QuantKind.INT8, 32, Arrangement(has_zeros=True)),
+    (QuantKind.INT8, 0, Arrangement(has_zeros=True)),
+]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(("kind", "group", "arrangement"), ARRANGED)
+@pytest.mark.parametrize("kernel", ["vector", "tile"])
+def test_groups_and_blocks_of_8_bits_agree_with_fp64(
+    kernel: Kernel, kind: QuantKind, group: int, arrangement: Arrangement
+) -> None:
+    # Of inputs in blocks of 128 the last is cut off.
+    for sizes, pair in (((1, 3, 1, 160, 32), PAIR), ((3, 5, 2, 160, 32), OUTPUTS_FIRST)):
+        case = Case(sizes, kind, torch.float32, "cpu")
+        case.arrange(group, arrangement)
+        with kernels_on("cpu"), poisoned_memory("cpu"):
+            close(case.multiplied(kernel, VECTOR, pair), case.expected(), torch.float32)
+            found = mixture(case.x, case.choice, case.gate_up, case.down)
+        close(found, case.expected(), torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "group", "arrangement"), [
+    (QuantKind.FP8, 128, Arrangement(scale_outputs=128)),
+    (QuantKind.FP8, 128, Arrangement(scale_outputs=64)),
+    (QuantKind.INT8, 32, Arrangement()),
+    (QuantKind.INT8, 128, Arrangement(has_zeros=True)),
+])  # fmt: skip
+@pytest.mark.parametrize("num_tokens", [1, 4, 33, 600, 3000])
+def test_groups_and_blocks_of_models_agree_with_their_reference(
+    num_tokens: int, kind: QuantKind, group: int, arrangement: Arrangement
+) -> None:
+    case = Case((num_tokens, 128, 8, 2048, 768), kind, torch.bfloat16, "cuda")
+    case.arrange(group, arrangement)
+    with kernels_on("cuda"), poisoned_memory("cuda"):
+        found = mixture(case.x, case.choice, case.gate_up, case.down)
+    expected = mixture_reference(case.x, case.choice, case.gate_up, case.down)
+    close(found, expected.double(), torch.bfloat16, roundings=9)
 
 
 # Weights of INT8 and INT4 take the same kernels as plain ones.

@@ -53,6 +53,15 @@ def test_another_vocabulary_is_refused_with_both_sizes(target: ModelFolder, tmp_
     )
 
 
+def test_a_draft_model_with_states_is_refused(target: ModelFolder, tmp_path: pathlib.Path) -> None:
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "full_attention_interval": 2}
+    recurrent = changed(tmp_path / "recurrent", architectures=["Qwen3_5ForCausalLM"], **linear)
+    assert reason(target, recurrent, load="dummy") == (
+        "draft_model recurrent: has recurrent layers (Qwen3_5ForCausalLM), whose states do not go back where a draft "
+        "is rejected"
+    )
+
+
 def test_the_same_ids_with_other_meanings_are_refused_with_both_hashes(
     target: ModelFolder, tmp_path: pathlib.Path
 ) -> None:

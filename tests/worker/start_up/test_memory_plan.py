@@ -240,21 +240,17 @@ def test_a_gpus_plans_have_every_field_and_are_reported(llama_path: pathlib.Path
     )
     profile = Profile(weights=GIB, activations=2 * GIB, free=70 * GIB)
     measured = plan_memory(sizes_of(256), measured_memory(estimate, profile, room), room)
-    unknown = {"pinned_host_bytes", "stream_bytes"}
+    unknown = {"pinned_host_bytes", "stream_bytes", "state_bytes"}
     for plan, missing in ((estimated, {"other_bytes"} | unknown), (measured, unknown)):
         sizes = {name: size for name, size in msgspec.structs.asdict(plan).items() if name.endswith("_bytes")}
         assert {name for name, size in sizes.items() if not size} == missing
         with structlog.testing.capture_logs() as lines:
             StartReport(0, shows_bars=False).on_memory_plan(
-                msgspec.structs.replace(plan, pinned_host_bytes=MIB, stream_bytes=MIB)
+                msgspec.structs.replace(plan, pinned_host_bytes=MIB, stream_bytes=MIB, state_bytes=MIB)
             )
         [line] = lines
-        assert (line["device"], line["device_memory"], line["pinned_host"], line["stream"]) == (
-            "cuda:0",
-            "80.0 GiB",
-            "1.0 MiB",
-            "1.0 MiB",
-        )
+        assert (line["device"], line["device_memory"]) == ("cuda:0", "80.0 GiB")
+        assert line["pinned_host"] == line["stream"] == line["state"] == "1.0 MiB"
         assert {name.removesuffix("_bytes") for name, size in sizes.items() if size} - {"device"} <= line.keys()
 
 

@@ -188,7 +188,7 @@ schedules = st.builds(
 )
 
 
-def _check_schedule(made: Made, jobs: list[Schedule], num_blocks: int, **settings: Any) -> None:
+def check_schedule(made: Made, jobs: list[Schedule], num_blocks: int, **settings: Any) -> None:
     engine = made.engine(num_blocks, **settings)
     prompts = [prompt_of(job.shared) + prompt_of(job.length, 100 + number) for number, job in enumerate(jobs)]
     asked = [greedy(prompt, job.max_tokens) for prompt, job in zip(prompts, jobs, strict=True)]
@@ -240,7 +240,7 @@ def test_no_block_is_read_after_it_went_back(
     Without a prefix cache all that go back are free.
     """
     settings = {"max_num_batched_tokens": budget, "enable_prefix_cache": prefix_cache}
-    _check_schedule(request.getfixturevalue(kind), jobs, num_blocks, **settings)
+    check_schedule(request.getfixturevalue(kind), jobs, num_blocks, **settings)
 
 
 @pytest.mark.slow

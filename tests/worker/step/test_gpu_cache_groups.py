@@ -20,6 +20,7 @@ from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.step.buffers import DeviceRows, StepLimits
 from headrace_backend.worker.step.drafting_model import DraftingModel
 from headrace_backend.worker.step.gpu_runner import GpuRunner
+from headrace_backend.worker.step.row_states import block_caches
 from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
@@ -51,7 +52,8 @@ def gpu_runner(
 ) -> GpuRunner:
     """The runner for GPUs on the caches' device, which may be a CPU."""
     model.use_cache_groups(sizes.cache.layer_groups)
-    attention = AttentionSizes.of(model.num_heads, kv_caches[0], model.dtype, sizes.tokens_per_row)
+    blocks = block_caches(kv_caches)[0]
+    attention = AttentionSizes.of(model.num_heads, blocks, model.dtype, sizes.tokens_per_row)
     limits = StepLimits(
         sizes.max_num_seqs,
         sizes.max_num_batched_tokens,
@@ -60,8 +62,8 @@ def gpu_runner(
         sizes.tokens_per_row,
         sizes.num_groups,
     )
-    num_blocks, _, _, block_size, _ = kv_caches[0].shape
-    device = kv_caches[0].device
+    num_blocks, _, _, block_size, _ = blocks.shape
+    device = blocks.device
     sampler = Sampler(sizes.max_num_seqs, model.vocab_size, device)
     rows = DeviceRows(sizes.max_num_seqs, -(-sizes.max_model_len // block_size), num_blocks, device, sizes.num_groups)
     speculation = gpu_speculation(model, sizes, sampler, rows, draft)

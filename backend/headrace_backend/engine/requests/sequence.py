@@ -54,6 +54,7 @@ class Sequence:
         "ended",
         "epoch",
         "forced",
+        "forced_rate",
         "grammar",
         "held",
         "leader",
@@ -121,6 +122,9 @@ class Sequence:
         # Whether they are computed side by side. A token of a bad word can't be drawn, and its
         # output ends: so with these each token is.
         self.skips_forced = spec.asked.max_drafts != 0 and not spec.asked.sampling.bad_words
+        # Tokens that came to be known so behind a draw, on average of late; forms tend to begin
+        # with some.
+        self.forced_rate = 1.0
         self.next_masked = spec.grammar.first_masked if spec.grammar is not None else 0
         self.min_tokens = spec.asked.stop.min_tokens
         self.wants_logprobs = spec.asked.num_row_logprobs >= 0
@@ -194,6 +198,7 @@ class Sequence:
         """Its grammar knows the tokens before `position`, and `forced`, which must come behind."""
         self.forced = forced if forced is not None else _NOTHING_FORCED
         self.num_given = position + len(self.forced)
+        self.forced_rate += _RATE_WEIGHT * (len(self.forced) - self.forced_rate)
 
     @property
     def num_forced(self) -> int:
@@ -262,6 +267,8 @@ class Sequence:
         return self.tokens[start:num_read] + self.forced[unread - first_forced : end - first_forced]
 
 
+# Weight of one draw in the rate of tokens that must come.
+_RATE_WEIGHT: Final = 0.125
 # Of grammars that leave a choice.
 _NOTHING_FORCED: Final = array("i")
 

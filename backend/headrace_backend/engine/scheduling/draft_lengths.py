@@ -14,7 +14,7 @@ that are alike, some then have a draft more than others.
 
 - **A row that misses** gets no more drafts, but a probe now and then, of one draft, before which
   half of what is known of it is forgotten. Probes of all rows together take 1% of the time. What is
-  known of a new row is what is usual for all.
+  known of a new row is what is usual for all; where that is little, it is given a few drafts first.
 - **Costs are learned from contrast**: one in 64 steps has no drafts, and nobody drafts in the one
   before it, or nobody would see what either costs.
 - **A step ahead.** The worker drafts at the end of the step before the one that verifies, so the
@@ -42,6 +42,10 @@ from headrace_backend.engine.scheduling.step_time import StepLoad, StepTimeModel
 # Drafts of its own that what is usual counts for in a new row.
 _USUAL_WEIGHT: Final = 4.0
 _USUAL_HALF_LIFE: Final = 256
+# What a new row is expected to accept at least, and the weight of that: its first drafts cost a
+# part of one step, and a row that repeats itself among rows that never do would wait for a probe.
+_HOPED_SHARE: Final = 0.5
+_HOPED_WEIGHT: Final = 1.0
 # What counts as usual before anything was drafted: enough to try.
 _FIRST_ACCEPTED: Final = 4.8
 _FIRST_TRIED: Final = 8.0
@@ -181,7 +185,7 @@ class DraftLengths:
         """The lengths with which the step settles most tokens per second."""
         for row in rows:
             if not row.tried:
-                row.expect(self._usual.share, _USUAL_WEIGHT)
+                self._expect_usual(row)
         kinds = [(round(row.share / _GRAIN), limit) for row, limit in zip(rows, limits, strict=True)]
         best = _best_lengths(Counter(kinds), self._model.draft_costs_us(load), len(rows), num_free)
         lengths = [best.of_kind[kind] for kind in kinds]
@@ -190,6 +194,13 @@ class DraftLengths:
             for index in longer:
                 lengths[index] += 1
         return lengths
+
+    def _expect_usual(self, row: Acceptance) -> None:
+        """Lets a new row begin with what is usual for all, or with a hope that soon gives way."""
+        if self._usual.share < _HOPED_SHARE:
+            row.expect(_HOPED_SHARE, _HOPED_WEIGHT)
+        else:
+            row.expect(self._usual.share, _USUAL_WEIGHT)
 
     def _is_contrast(self, num_wanted: int) -> bool:
         """Whether the next step has no drafts although some would pay."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections.abc import Sequence as AbstractSequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from headrace_backend.engine.events import EndReason, OutputEnd
 from headrace_backend.engine.output_grammar import MaskOutcome, MaskState, OutputGrammar
@@ -25,6 +25,10 @@ from headrace_backend.engine.requests.endings import Endings
 from headrace_backend.engine.requests.sequence import Sequence
 from headrace_backend.engine.scheduling.plan_builder import InFlightStep, MaskedDraw
 from headrace_backend.step.drafts import StepDrafts
+
+# The next plan is to know what must follow where that is likely to be so many tokens for each mask:
+# where it is less, waiting for the masks costs more steps than it saves.
+_AWAITED_SHARE: Final = 0.1
 
 
 class MaskJob(NamedTuple):
@@ -57,8 +61,8 @@ class MaskCall:
     jobs: list[MaskJob]
     # In the order of the jobs: whose they are, and the positions of their draws.
     owners: list[tuple[Sequence, int]]
-    # Whether what comes of it may say which tokens must follow, which the next plan is to know.
-    looks_ahead: bool
+    # Whether enough tokens are likely to turn out as what must follow for the next plan to wait.
+    is_awaited: bool
 
 
 class Masks:
@@ -72,10 +76,10 @@ class Masks:
         # Drafts of steps that wait, and steps whose masks are being computed, by number.
         self._drafts: dict[int, list[int]] = {}
         self._computing: dict[int, InFlightStep] = {}
-        # Calls that are being computed for the workers there are, and those of them that may say
-        # what must come.
+        # Calls that are being computed for the workers there are, and those of them that the next
+        # plan is to know.
         self.num_computing = 0
-        self._num_looking_ahead = 0
+        self._num_awaited = 0
 
     def planned(self, step: InFlightStep) -> None:
         """Notes the masked draws of a step that was planned."""
@@ -88,7 +92,7 @@ class Masks:
         self._waiting.clear()
         self._drafts.clear()
         self._computing.clear()
-        self.num_computing = self._num_looking_ahead = 0
+        self.num_computing = self._num_awaited = 0
 
     def take_drafts(self, drafts: StepDrafts, vocab_size: int) -> None:
         """Notes what a step verifies; of a step that waits for no masks any more it is of no use.
@@ -114,18 +118,18 @@ class Masks:
         self._waiting = [step for step in self._waiting if step not in ready]
         calls = list(map(self._call, ready))
         self.num_computing += len(calls)
-        self._num_looking_ahead += sum(call.looks_ahead for call in calls)
+        self._num_awaited += sum(call.is_awaited for call in calls)
         return calls
 
     @property
-    def may_say_more(self) -> bool:
-        """Whether masks of a step in flight may still say what the next one is to compute.
+    def are_awaited(self) -> bool:
+        """Whether masks of a step in flight are likely to say what the next one is to compute.
 
         They are being computed, or wait for drafts alone.
         """
-        if self._num_looking_ahead or not self._waiting:
-            return bool(self._num_looking_ahead)
-        return any(step.num_reported_drafts and any(map(_looks_ahead, step.masked)) for step in self._waiting)
+        if self._num_awaited or not self._waiting:
+            return self._num_awaited > 0
+        return any(step.num_reported_drafts and _are_awaited(_asking(step)) for step in self._waiting)
 
     def is_current(self, call: MaskCall) -> bool:
         """Whether the workers that a call was made for still wait for it."""
@@ -139,7 +143,7 @@ class Masks:
         if not self.is_current(call):
             return
         self.num_computing -= 1
-        self._num_looking_ahead -= call.looks_ahead
+        self._num_awaited -= call.is_awaited
         step = self._computing.pop(call.step_id)
         for job, (sequence, position), outcome in zip(call.jobs, call.owners, outcomes, strict=True):
             if outcome.state in (MaskState.MASKED, MaskState.OPEN):
@@ -157,9 +161,9 @@ class Masks:
     def _call(self, step: InFlightStep) -> MaskCall:
         self._computing[step.step_id] = step
         drafts = self._drafts.pop(step.step_id, [])
-        asking = [draw for draw in step.masked if not draw.sequence.ended]
+        asking = _asking(step)
         jobs, owners = [_job(draw, drafts) for draw in asking], [(draw.sequence, draw.position) for draw in asking]
-        return MaskCall(step.step_id, self._life, jobs, owners, any(job.looks_ahead for job in jobs))
+        return MaskCall(step.step_id, self._life, jobs, owners, _are_awaited(asking))
 
 
 def grammar_end(sequence: Sequence, outcome: MaskOutcome) -> OutputEnd:
@@ -208,8 +212,14 @@ def _is_ready(draw: MaskedDraw, has_drafts: bool) -> bool:
     return is_known and (has_drafts or not draw.num_drafts)
 
 
-def _looks_ahead(draw: MaskedDraw) -> bool:
-    return draw.sequence.skips_forced and not draw.sequence.ended
+def _asking(step: InFlightStep) -> list[MaskedDraw]:
+    return [draw for draw in step.masked if not draw.sequence.ended]
+
+
+def _are_awaited(asking: list[MaskedDraw]) -> bool:
+    """Whether the next plan is to wait, as enough tokens are likely to be ones that must follow."""
+    looking = [draw.sequence.forced_rate for draw in asking if draw.sequence.skips_forced]
+    return bool(looking) and sum(looking) >= _AWAITED_SHARE * len(asking)
 
 
 def _job(draw: MaskedDraw, drafts: list[int]) -> MaskJob:

@@ -20,6 +20,7 @@ from headrace_backend.engine.cache.kv_cache_manager import BlockCopy
 from headrace_backend.engine.output_grammar import MaskOutcome
 from headrace_backend.engine.requests.prompt_log import PromptRun
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.scheduling.state_copies import StateCopy
 from headrace_backend.engine.scheduling.step_time import StepLoad
 from headrace_backend.step.plan import (
     MAX_PROMPT_LOGPROBS,
@@ -144,6 +145,7 @@ class PlanBuilder:
         "_rows",
         "_samples",
         "_starts",
+        "_state_copies",
         "_table_blocks",
         "_table_counts",
         "_table_rows",
@@ -197,6 +199,7 @@ class PlanBuilder:
         self._checked_indices: list[int] = []
         self._admissions: list[RowAdmission] = []
         self._copies: list[BlockCopy] = []
+        self._state_copies: list[StateCopy] = []
         # Entries that are not decodes.
         self._entries: list[tuple[Sequence, int, int]] = []
         self._forced: dict[Sequence, array[int]] = {}
@@ -370,6 +373,10 @@ class PlanBuilder:
         """Copies a block before the pass."""
         self._copies.append(copy)
 
+    def add_state_copies(self, copies: list[StateCopy]) -> None:
+        """Copies states of rows before the pass."""
+        self._state_copies += copies
+
     def build(
         self, released_rows: AbstractSequence[int], planned_at_ns: int, has_grammars: bool = False
     ) -> tuple[StepPlan, InFlightStep]:
@@ -394,6 +401,8 @@ class PlanBuilder:
             table_blocks=_column(self._table_blocks),
             copy_sources=_column([copy.source for copy in self._copies]),
             copy_targets=_column([copy.target for copy in self._copies]),
+            state_sources=_column([copy.source for copy in self._state_copies]),
+            state_targets=_column([copy.target for copy in self._state_copies]),
             checked_indices=_column(self._checked_indices),
             forced_entries=_column(self._forced_entries),
             forced_counts=_column(map(len, self._forced.values())),

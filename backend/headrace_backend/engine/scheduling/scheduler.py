@@ -53,6 +53,7 @@ from headrace_backend.engine.scheduling.micro_batches import MicroBatches
 from headrace_backend.engine.scheduling.plan_builder import InFlightStep, PlanBuilder
 from headrace_backend.engine.scheduling.prefix_followers import PrefixFollowers
 from headrace_backend.engine.scheduling.row_tables import RowTables
+from headrace_backend.engine.scheduling.state_copies import StateCopies
 from headrace_backend.engine.scheduling.token_budget import TokenBudget
 from headrace_backend.engine.scheduling.waiting_queue import MAX_COUNTED_TOKENS, WaitingQueue
 
@@ -71,6 +72,7 @@ class Scheduler:
         budget: TokenBudget,
         draft_lengths: DraftLengths,
         groups: tuple[CacheGroup, ...] = ONE_GROUP,
+        keeps_states: bool = False,
     ) -> None:
         """Nothing runs, nothing waits, and there is no cache yet.
 
@@ -79,8 +81,10 @@ class Scheduler:
             budget: Tokens that a step may compute.
             draft_lengths: Drafts that each row may have.
             groups: Cache groups of the model.
+            keeps_states: Whether rows have states beside their blocks (`state_copies`).
         """
         self._groups = groups
+        self._states = StateCopies(keeps_states)
         self._budget = budget
         self._draft_lengths = draft_lengths
         self._micro_batches = MicroBatches(config.pp)
@@ -124,7 +128,9 @@ class Scheduler:
         """
         assert not self.running, "sequences of the worker before were evicted"
         config = self._config
-        pool = (num_blocks, config.block_size, config.enable_prefix_cache)
+        # A state is kept for no prefix.
+        reuses_prefixes = config.enable_prefix_cache is not False and not self._states.are_kept
+        pool = (num_blocks, config.block_size, reuses_prefixes)
         self.kv = KVCacheManager(*pool, self._prefix_keys, self._groups, config.max_num_batched_tokens)
         self._draft_lengths.worker_ready(tokens_per_row - 1)
         self._free_rows = list(range(self.num_rows - 1, -1, -1))
@@ -151,6 +157,7 @@ class Scheduler:
             self._followers.retire(sequence)
         for sequence in self.queued():
             sequence.forget_unread()
+        self._states.forget()
         self.kv = None
 
     def add(self, sequence: Sequence) -> None:
@@ -207,6 +214,9 @@ class Scheduler:
     def go_on(self, request: LiveRequest, forks: Iterable[Fork]) -> None:
         """Has the beams of a search compute the hypotheses that it has chosen."""
         assert self.kv is not None, "a step was computed"
+        forks = list(forks)
+        for parent, child in forks:
+            self._states.note(request.sequences[parent], request.sequences[child])
         beams.go_on(request, forks, self.kv)
 
     def _hold(self, sequences: Iterable[Sequence]) -> None:
@@ -234,6 +244,7 @@ class Scheduler:
         """
         assert self.kv is not None, "there is a worker"
         self.entered.clear()
+        self._states.begin_step()
         self._blocks_short = False
         num_proposed = self._draft_lengths.num_proposed
         passed_over = self._micro_batches.passed_over(self.running, in_flight)
@@ -265,7 +276,9 @@ class Scheduler:
         if not builder.num_tokens:
             # No worker hears of what it would have proposed.
             self._draft_lengths.num_proposed = num_proposed
-        return builder.num_tokens > 0
+            return False
+        builder.add_state_copies(self._states.take())
+        return True
 
     def take_leaving_rows(self) -> list[int]:
         """Rows to be announced as released with the plan being sent."""
@@ -538,6 +551,7 @@ class Scheduler:
                 continue
             self._occupy(sibling, now_ns)
             kv.fork(leader, sibling)
+            self._states.note(leader, sibling)
             self._tables.write(sibling, builder)
             builder.add_fork(sibling)
 

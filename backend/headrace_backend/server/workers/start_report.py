@@ -29,6 +29,7 @@ _SIZES = {
     "activation": "activation_bytes",
     "graph": "graph_bytes",
     "stream": "stream_bytes",
+    "state": "state_bytes",
     "other": "other_bytes",
     "reserve": "reserve_bytes",
     "kv_cache": "kv_cache_bytes",

@@ -45,6 +45,7 @@ from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
 from headrace_backend.worker.step.drafting_model import DraftingModel
 from headrace_backend.worker.step.gpu_runner import GpuRunner
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, cache_bytes, kv_type, spread_over_layers
+from headrace_backend.worker.step.row_states import allocate_row_states, block_caches
 from headrace_backend.worker.step.runner import CapturesGraphs, Runner
 from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 
@@ -81,12 +82,19 @@ class LoadedModel:
     draft: CausalLM | EagleHead | None = None
 
     def kv_caches(self, num_blocks: int) -> list[torch.Tensor]:
-        """The cache of each layer; layers of different cache groups may have the same."""
+        """The cache of each layer, of recurrent ones their rows' states.
+
+        Layers of different cache groups may have the same.
+        """
         model, layout = self.causal_lm, self.sizes.cache
         shape = (num_blocks, 2, model.num_kv_heads, self.sizes.block_size, model.head_dim)
         dtype = kv_type(self.sizes.kv_dtype, self.dtype)
-        places = allocate_kv_caches(layout.num_places or model.num_layers, shape, dtype, self.device)
-        return spread_over_layers(places, layout)
+        places = allocate_kv_caches(layout.num_places or model.num_kv_layers, shape, dtype, self.device)
+        caches = iter(spread_over_layers(places, layout))
+        return [
+            allocate_row_states(self.sizes.max_num_seqs, num_elements, self.device) if num_elements else next(caches)
+            for num_elements in model.state_elements
+        ]
 
     def drafting_model(self, num_blocks: int) -> DraftingModel | None:
         """What drafts, over caches of as many blocks as the model's."""
@@ -110,12 +118,13 @@ def make_runner(
         model: The model.
         sizes: Sizes of the model's steps.
         kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], as the sizes say
-            which layers share one.
+            which layers share one. Of recurrent layers their rows' states.
         long_sizes: Tokens of steps with prompts to capture beside those that always are.
         draft: A small model or a head that drafts, over caches of as many blocks; None: there is
             none.
     """
-    num_blocks, device = kv_caches[0].shape[0], kv_caches[0].device
+    blocks = block_caches(kv_caches)[0]
+    num_blocks, device = blocks.shape[0], blocks.device
     sampler = Sampler(sizes.max_num_seqs, model.vocab_size, device)
     model.use_cache_groups(sizes.cache.layer_groups)
     if device.type == "cpu":
@@ -130,7 +139,7 @@ def make_runner(
         sizes.tokens_per_row,
         sizes.num_groups,
     )
-    attention = AttentionSizes.of(model.num_heads, kv_caches[0], model.dtype, sizes.tokens_per_row)
+    attention = AttentionSizes.of(model.num_heads, blocks, model.dtype, sizes.tokens_per_row)
     mixed_sizes = sorted({*sizes.mixed_graphs, *long_sizes})
     first_piece = functools.partial(model.first_piece, is_captured=True)
     shapes = captured_shapes(sizes.batch_graphs, mixed_sizes, limits.max_num_seqs, attention, first_piece)

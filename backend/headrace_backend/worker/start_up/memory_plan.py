@@ -21,6 +21,7 @@ from headrace_backend.kv_bytes import kv_token_bytes
 from headrace_backend.models.load import WeightMemory
 from headrace_backend.parallel.stage_links import MOST_UNDER_WAY
 from headrace_backend.pp_rules import WHOLE, Stage
+from headrace_backend.state_rules import row_state_bytes
 from headrace_backend.step.messages import MemoryPlan
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.sampling.penalty_slots import BYTES_PER_TOKEN
@@ -31,6 +32,7 @@ from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.step.shape import drafted_totals
 from headrace_kernels.attention.plan import MAX_DECODE_QUERY_LEN
 from headrace_model_folder import ModelDescription
+from headrace_model_folder.description import Attention, Layer
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -111,6 +113,8 @@ class ModelMemory:
     graph_token: int = 0
     # Residual streams of steps on their way between pipeline stages.
     streams: int = 0
+    # States that all rows have in recurrent layers.
+    states: int = 0
     # The driver's and libraries' own.
     other: int = 0
     is_measured: bool = False
@@ -118,7 +122,7 @@ class ModelMemory:
     @property
     def beside_cache(self) -> int:
         """All but the cache."""
-        return self.weights + self.activations + self.graphs + self.streams + self.other
+        return self.weights + self.activations + self.graphs + self.streams + self.states + self.other
 
 
 def model_memory(
@@ -141,11 +145,10 @@ def model_memory(
         return _both(model_memory(model, sizes, weights, dtype, on_gpu), beside)
     size = dtype.itemsize
     # The largest of any layer: layers follow each other in the same memory.
-    heads = max(sum(part.outputs for part in layer.attention.linears[:3]) for layer in model.layers)
+    heads = max(_heads_elements(layer) for layer in model.layers)
     inner = max(layer.mlp.token_elements for layer in model.layers)
-    # Residual and normed stream, queries, keys and values with their rotated copies, and what lies
-    # between the projections of an MLP.
-    per_token = size * (4 * model.hidden_size + 3 * heads + inner)
+    # Residual and normed stream, and what lies between the projections of attention and MLP.
+    per_token = size * (4 * model.hidden_size + heads + inner)
     if sizes.num_ranks > 1 and not on_gpu:
         per_token += model.hidden_size * _gathered_bytes(sizes.num_ranks, size)
     # Log probabilities of prompts take pieces of the CPU's size with half as many copies at most.
@@ -162,15 +165,30 @@ def model_memory(
         graphs=_graphs_estimate(sizes, per_token) if on_gpu else 0,
         scratch=weights.scratch,
         graph_token=per_token,
+        # Padding has a line of its own.
+        states=(sizes.max_num_seqs + 1) * row_state_bytes(model),
         streams=_num_streams(sizes.stage) * sizes.max_num_batched_tokens * model.hidden_size * size,
     )
+
+
+def _heads_elements(layer: Layer) -> int:
+    """Elements of a token between the projections of a layer's attention.
+
+    These are queries, keys and values with their rotated copies; of linear attention what is
+    convolved, and queries, keys and values of each value head in fp32.
+    """
+    projected = 3 * sum(part.outputs for part in layer.attention.linears[:3])
+    if isinstance(layer.attention, Attention):
+        return projected
+    attention = layer.attention
+    return projected + 4 * attention.num_value_heads * (attention.key_dim + attention.value_dim)
 
 
 def _kv_token_bytes(model: ModelDescription, sizes: WorkerSizes, item_bytes: int) -> int:
     """Bytes of one token's keys and values in all layers that a block holds."""
     whole = kv_token_bytes(model, item_bytes, sizes.kv_dtype)
     # Layers that share blocks have the same heads.
-    return whole // len(model.layers) * sizes.cache.num_places if sizes.cache.num_places else whole
+    return whole // len(model.attentions) * sizes.cache.num_places if sizes.cache.num_places else whole
 
 
 def _history_bytes(sizes: WorkerSizes) -> int:
@@ -282,6 +300,7 @@ def plan_memory(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> MemoryPl
         activation_bytes=memory.activations,
         graph_bytes=memory.graphs,
         stream_bytes=memory.streams,
+        state_bytes=memory.states,
         kv_cache_bytes=cache_bytes,
         kv_block_bytes=memory.kv_block,
         num_blocks=num_blocks,
@@ -357,8 +376,8 @@ def _most_blocks(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> int:
 def _arithmetic(sizes: WorkerSizes, memory: ModelMemory, cache_bytes: int, room: Room) -> str:
     """Every summand, their sum and what there is."""
     parts = [("weights", memory.weights), ("activations", memory.activations), ("graphs", memory.graphs)]
-    parts += [("streams between stages", memory.streams), ("driver and libraries", memory.other)]
-    parts += [("reserve", room.reserve_bytes)]
+    parts += [("streams between stages", memory.streams), ("states of recurrent layers", memory.states)]
+    parts += [("driver and libraries", memory.other), ("reserve", room.reserve_bytes)]
     summands = [f"{name} {_mib(size)}" for name, size in parts if size or name in ("weights", "activations")]
     blocks = f"{cache_bytes // memory.kv_block} blocks of {sizes.block_size} tokens, {memory.kv_block} bytes each"
     total = memory.beside_cache + room.reserve_bytes + cache_bytes

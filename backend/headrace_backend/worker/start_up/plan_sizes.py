@@ -24,6 +24,7 @@ from headrace_backend.models.eagle_head import HeadBuild
 from headrace_backend.models.load import weight_memory
 from headrace_backend.pp_rules import Stage, stage_part, stages, unsuitable_pp
 from headrace_backend.quantize_rules import unsuitable_quantization
+from headrace_backend.state_rules import row_state_bytes, unsuitable_states
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
@@ -79,6 +80,9 @@ class Sizes(msgspec.Struct):
     kv_token_bytes: int = 0
     # Window of each cache group; 0: it keeps whole contexts.
     kv_windows: tuple[int, ...] = (0,)
+    # States of one row in recurrent layers, and of all rows, which lie beside the cache.
+    row_state_bytes: int = 0
+    state_bytes: int = 0
     # Of a token's hidden state, which ranks add up.
     token_bytes: int = 0
     # Of the weights of all stages: what a step of many tokens reads, and how many numbers a token
@@ -111,7 +115,7 @@ def answers(question: Question) -> list[Sizes]:
 
 def _sizes(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gpu_bytes: int) -> Sizes:
     refusal = Sizes(config.tp, config.quantize, config.kv_dtype, pp=config.pp)
-    for unsuitable in (unsuitable_quantization, unsuitable_tp, unsuitable_pp):
+    for unsuitable in (unsuitable_quantization, unsuitable_states, unsuitable_tp, unsuitable_pp):
         if (reason := unsuitable(config, model)) is not None:
             return msgspec.structs.replace(refusal, refused=reason)
     found = []
@@ -157,6 +161,8 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
         kv_tokens=plan.num_blocks * plan.block_size,
         kv_token_bytes=memory.kv_block // plan.block_size,
         kv_windows=tuple(group.window or 0 for group in sizes.cache.groups),
+        row_state_bytes=row_state_bytes(described),
+        state_bytes=plan.state_bytes,
         token_bytes=described.hidden_size * dtype.itemsize,
         read_bytes=memory.weights - embedding * dtype.itemsize,
         multiplied=_matrix_numbers(model.description) // tp,

@@ -21,6 +21,7 @@ from headrace_backend.models.eagle_head import EagleHead
 from headrace_backend.models.load import load_model, weight_memory
 from headrace_backend.pp_rules import stages, unsuitable_pp
 from headrace_backend.start_rules import too_long
+from headrace_backend.state_rules import unsuitable_states
 from headrace_backend.step.messages import MemoryPlan, Notice, WorkerReady
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.loader import pinned_bytes
@@ -82,8 +83,9 @@ class WorkerStart:
         """Settles device, place among the ranks and bits. Loads nothing."""
         self._folder, self._channel, self._timer = folder, channel, timer
         max_model_len = checked_max_model_len(config, folder)
-        for reason in filter(None, (unsuitable_tp(config, folder.config), unsuitable_pp(config, folder.config))):
-            raise StartRefused(reason)
+        for unsuitable in (unsuitable_states, unsuitable_tp, unsuitable_pp):
+            if (reason := unsuitable(config, folder.config)) is not None:
+                raise StartRefused(reason)
         stage = stages(config, folder.config)[links.rank // config.tp]
         self._sizes = WorkerSizes.of(config, max_model_len, stage, cache_layout(config, folder.config, stage))
         self._device = _prepared_device(config, folder, links.rank, channel)

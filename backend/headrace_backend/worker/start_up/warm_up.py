@@ -30,6 +30,7 @@ from headrace_backend.worker.start_up.synthetic_steps import (
     release_step,
 )
 from headrace_backend.worker.step.kv_caches import clear_blocks
+from headrace_backend.worker.step.row_states import block_caches
 from headrace_backend.worker.step.runner import Runner, run_steps
 from headrace_kernels.linear.quantized import WARM_ROWS
 from headrace_kernels.triton_runtime import compilation_count, uses_triton
@@ -62,12 +63,13 @@ def warm_up(
         runner: Takes the steps.
         model: The runner's.
         kv_caches: The runner's caches: per layer [num_blocks, 2, num_kv_heads, block_size,
-            head_dim].
+            head_dim], of recurrent layers their rows' states.
         sizes: Bounds of the steps.
         progress: Called with (phase, done, total, unit).
     """
-    pool = BlockPool(min(kv_caches[0].shape[0], _WARM_UP_BLOCKS), sizes.block_size)
-    compiles = uses_triton(kv_caches[0])
+    blocks = block_caches(kv_caches)[0]
+    pool = BlockPool(min(blocks.shape[0], _WARM_UP_BLOCKS), sizes.block_size)
+    compiles = uses_triton(blocks)
     shallow = list(gpu_steps(sizes, pool)) if compiles else []
     whole = list(whole_steps(sizes, pool) if compiles else short_steps(sizes, pool))
 

@@ -36,6 +36,7 @@ from headrace_backend.worker.speculation.draws import Draws
 from headrace_backend.worker.speculation.resolved import resolved
 from headrace_backend.worker.speculation.speculation import Speculation
 from headrace_backend.worker.step.kv_caches import copy_planned_blocks
+from headrace_backend.worker.step.row_states import copy_planned_states
 from headrace_backend.worker.step.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden, zero_tokens
 from headrace_kernels.attention.paged import AttentionMetadata
 from headrace_kernels.finite_rows import finite_rows
@@ -122,6 +123,7 @@ class CpuBatch:
             max_seq_len=max_seq_len,
             query_lens_cpu=entries.counts,
             seq_lens_cpu=seq_lens,
+            rows=torch.from_numpy(entries.rows.copy()),
         )
 
 
@@ -143,7 +145,7 @@ class CpuRunner:
             batch: Block tables and last tokens.
             sampler: Sampling parameters and the draw.
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim]; layers of
-                different cache groups may have the same.
+                different cache groups may have the same. Of recurrent layers their rows' states.
             speculation: Drafts tokens for steps after this one; None: nobody does.
         """
         self._model = model
@@ -169,6 +171,7 @@ class CpuRunner:
             self._sampler.note_forced(plan.forward)
         self._batch.update_tables(plan.forward)
         copy_planned_blocks(plan.forward, self._kv_caches)
+        copy_planned_states(plan.forward, self._kv_caches)
         if self.speculation is not None:
             self.speculation.begin(plan)
         if not plan.forward.rows.size:

@@ -37,6 +37,7 @@ from headrace_backend.worker.speculation.speculation import Speculation
 from headrace_backend.worker.step.buffers import DeviceRows, Gathers, StepBuffers, StepInputs, StepLimits
 from headrace_backend.worker.step.graphs import StepGraphs
 from headrace_backend.worker.step.kv_caches import copy_planned_blocks
+from headrace_backend.worker.step.row_states import block_caches, copy_planned_states
 from headrace_backend.worker.step.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden, zero_tokens
 from headrace_backend.worker.step.shape import AttentionSizes, StepShape, smallest_holding, undominated
 from headrace_kernels.finite_rows import finite_rows
@@ -86,7 +87,7 @@ class GpuRunner:
             model: The model.
             sampler: Sampling parameters and the draw.
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim]; layers of
-                different cache groups may have the same.
+                different cache groups may have the same. Of recurrent layers their rows' states.
             limits: Limits of a step.
             sizes: Sizes of a layer's attention.
             shapes: What `capture` captures, smallest first. It keeps those that no larger one makes
@@ -99,13 +100,14 @@ class GpuRunner:
         self._model = model
         self._sampler = sampler
         self.kv_caches = kv_caches
-        self._device = kv_caches[0].device
-        num_blocks, _, _, block_size, _ = kv_caches[0].shape
+        blocks = block_caches(kv_caches)[0]
+        self._device = blocks.device
+        num_blocks, _, _, block_size, _ = blocks.shape
         self._sizes = sizes
         max_blocks = -(-limits.max_model_len // block_size)
         self._rows = rows or DeviceRows(limits.max_num_seqs, max_blocks, num_blocks, self._device, limits.num_groups)
         about_model = (model.dtype, model.hidden_size, (model.part_size, model.vocab_size))
-        self._buffers = StepBuffers(limits, sizes, kv_caches[0], *about_model, _GATHER_BYTES, model.stage)
+        self._buffers = StepBuffers(limits, sizes, blocks, *about_model, _GATHER_BYTES, model.stage)
         # Other stages draw nothing.
         self._pieces = tuple(_Piece) if model.stage.is_last else (_Piece.FORWARD,)
         self._shapes = tuple(shapes)
@@ -163,6 +165,7 @@ class GpuRunner:
             self._sampler.note_forced(plan.forward)
         self._rows.update_tables(plan.forward)
         copy_planned_blocks(plan.forward, self.kv_caches)
+        copy_planned_states(plan.forward, self.kv_caches)
         if self.speculation is not None:
             self.speculation.begin(plan)
         if not plan.forward.rows.size:

@@ -12,15 +12,13 @@ and block tables keep them apart. A model with one group has a place, and a tens
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-
-import numpy as np
 import torch
 
 from headrace_backend.cache_groups import CacheLayout
 from headrace_backend.step.plan import ForwardPlan
 from headrace_backend.worker.device_copies import indices_on_device
+from headrace_backend.worker.step.lazy_memory import zeros
+from headrace_backend.worker.step.row_states import block_caches, holds_states
 from headrace_kernels.attention.kv_cache import copy_blocks
 from headrace_kernels.attention.quantized_kv import KV_TYPES, num_bytes, tile_bytes, tiles_of, view_of
 
@@ -38,8 +36,8 @@ def allocate_kv_caches(
     if dtype in KV_TYPES.values():
         block_size, head_dim = shape[3:]
         memory = (*shape[:3], tile_bytes(block_size, head_dim))
-        return [view_of(_zeros(memory, torch.uint8, device), block_size, head_dim, dtype) for _ in range(num_caches)]
-    return [_zeros(shape, dtype, device) for _ in range(num_caches)]
+        return [view_of(zeros(memory, torch.uint8, device), block_size, head_dim, dtype) for _ in range(num_caches)]
+    return [zeros(shape, dtype, device) for _ in range(num_caches)]
 
 
 def spread_over_layers(places: list[torch.Tensor], layout: CacheLayout) -> list[torch.Tensor]:
@@ -47,16 +45,11 @@ def spread_over_layers(places: list[torch.Tensor], layout: CacheLayout) -> list[
     return [places[place] for place in layout.layer_places()] if layout.layer_groups else places
 
 
-def _distinct(kv_caches: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Each cache once, though layers share it."""
-    return list({id(cache): cache for cache in kv_caches}.values())
-
-
 def allocate_states(
     num_blocks: int, block_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Zeroed states of tokens, [num_blocks, block_size, hidden_size], beside their keys."""
-    return _zeros((num_blocks, block_size, hidden_size), dtype, device)
+    return zeros((num_blocks, block_size, hidden_size), dtype, device)
 
 
 def kv_type(kv_dtype: str, dtype: torch.dtype) -> torch.dtype:
@@ -65,35 +58,22 @@ def kv_type(kv_dtype: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def cache_bytes(kv_caches: list[torch.Tensor]) -> int:
-    """Memory of all layers' caches, scales included."""
-    return sum(map(num_bytes, _distinct(kv_caches)))
+    """Memory of all layers' caches, scales and states of recurrent layers included."""
+    states = sum(cache.nbytes for cache in kv_caches if holds_states(cache))
+    return states + sum(map(num_bytes, block_caches(kv_caches)))
 
 
 def clear_blocks(kv_caches: list[torch.Tensor], num_blocks: int) -> None:
     """Zeros the first blocks of every layer, scales included."""
-    for cache in _distinct(kv_caches):
+    for cache in block_caches(kv_caches):
         whole = tiles_of(cache) if cache.dtype in KV_TYPES.values() else cache
         whole[:num_blocks].zero_()
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type == "cpu":
-        return _lazy_zeros(shape, dtype)
-    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def copy_planned_blocks(plan: ForwardPlan, kv_caches: list[torch.Tensor]) -> None:
     """Copies the plan's blocks in every layer; after its table updates, before its forward pass."""
     if plan.copy_sources.size:
-        device = kv_caches[0].device
+        caches = block_caches(kv_caches)
+        device = caches[0].device
         sources, targets = (indices_on_device(blocks, device) for blocks in (plan.copy_sources, plan.copy_targets))
-        copy_blocks(_distinct(kv_caches), sources, targets)
-
-
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that the kernel hands out page by page as they are touched.
-
-    torch.zeros writes them all: 4 to 14 s for 4 GiB.
-    """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+        copy_blocks(caches, sources, targets)

@@ -1,4 +1,4 @@
-// A question that the model answers with a function. Run: go run . [SERVER]
+// Questions that the model answers with a function of this program. Run: go run . [SERVER]
 package main
 
 import (
@@ -11,11 +11,55 @@ import (
 	headrace "github.com/headrace/headrace/clients/go"
 )
 
-var weather = &headrace.Tool{
+const mostCalls = 4
+
+var tool = &headrace.Tool{
 	Name:        "weather",
 	Description: "The weather of a city.",
-	ParametersJsonSchema: `{"type": "object", "properties": {"city": {"enum": ["Oslo", "Paris"]}},
+	ParametersJsonSchema: `{"type": "object", "properties": {"city": {"type": "string"}},
 		"required": ["city"], "additionalProperties": false}`,
+}
+
+// Invented; a real program would ask a weather service.
+var reports = map[string]string{
+	"Oslo":  `{"sky": "snowy", "temperature": -3}`,
+	"Paris": `{"sky": "sunny", "temperature": 21}`,
+}
+
+// weather returns what the model gets when it calls the function with these arguments.
+func weather(arguments string) (string, error) {
+	var given struct{ City string }
+	if err := json.Unmarshal([]byte(arguments), &given); err != nil {
+		return "", err
+	}
+	if report, ok := reports[given.City]; ok {
+		return report, nil
+	}
+	return `{"error": "no report from there"}`, nil
+}
+
+// answer has the model answer what was said, with as many calls as it needs. It returns the answer
+// and the longer conversation.
+func answer(ctx context.Context, client *headrace.Client, said []headrace.Message) (string, []headrace.Message, error) {
+	for range mostCalls {
+		output, err := client.Chat(ctx, said, headrace.WithTools(tool), headrace.WithMaxTokens(64)).Result()
+		if err != nil {
+			return "", nil, err
+		}
+		said = append(said, output.Message())
+		if len(output.ToolCalls()) == 0 {
+			return output.Text(), said, nil
+		}
+		for _, call := range output.ToolCalls() {
+			fmt.Printf("  %s(%s)\n", call.Name, call.Arguments)
+			result, err := weather(call.Arguments)
+			if err != nil {
+				return "", nil, err
+			}
+			said = append(said, headrace.ToolResult(call, result))
+		}
+	}
+	return "", nil, fmt.Errorf("no answer after %d calls", mostCalls)
 }
 
 func main() {
@@ -28,30 +72,15 @@ func main() {
 		log.Fatal(err)
 	}
 	defer client.Close()
-	ctx := context.Background()
 
-	said := []headrace.Message{headrace.User("What is the weather in Paris?")}
-	choice := "required"
-	for {
-		answer, err := client.Chat(ctx, said,
-			headrace.WithTools(weather), headrace.WithToolChoice(choice), headrace.WithParallelToolCalls(false),
-			headrace.WithMaxTokens(64)).Result()
+	var said []headrace.Message
+	for _, question := range []string{"What is the weather in Paris?", "And in Oslo?"} {
+		fmt.Println(question)
+		var text string
+		text, said, err = answer(context.Background(), client, append(said, headrace.User(question)))
 		if err != nil {
 			log.Fatal(err)
 		}
-		said = append(said, answer.Message())
-		if len(answer.ToolCalls()) == 0 {
-			fmt.Println(answer.Text())
-			return
-		}
-		for _, call := range answer.ToolCalls() {
-			var arguments struct{ City string }
-			if err := json.Unmarshal([]byte(call.Arguments), &arguments); err != nil {
-				log.Fatal(err)
-			}
-			fmt.Printf("%s(%s)\n", call.Name, arguments.City)
-			said = append(said, headrace.ToolResult(call, "Sunny in "+arguments.City+"."))
-		}
-		choice = "none"
+		fmt.Println(text)
 	}
 }

@@ -7,8 +7,8 @@ import dataclasses
 from headrace_model_folder.description import Layer, ModelDescription
 from headrace_model_folder.errors import shown
 from headrace_model_folder.families.decoder import Switches, decoder, read_sizes, read_window
-from headrace_model_folder.families.experts import ExpertNames, read_routing, with_experts
-from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.family import Family, GgufNaming
+from headrace_model_folder.families.mixtures.experts import ExpertNames, read_routing, with_experts
 from headrace_model_folder.fields import Fields
 
 _NAMES = ExpertNames("mlp", "gate", gate="gate_proj", up="up_proj", down="down_proj")
@@ -58,4 +58,5 @@ QWEN3_MOE = Family(
         "moe_intermediate_size": 768,
     },
     describe,
+    gguf=GgufNaming("qwen3moe", has_experts=True),
 )

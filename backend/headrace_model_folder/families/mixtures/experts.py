@@ -70,7 +70,7 @@ def read_routing(
 
 def with_experts(layer: Layer, routing: Routing, names: ExpertNames) -> Layer:
     """Returns the layer with a mixture of experts in place of its MLP."""
-    hidden, block = layer.attention.query.inputs, f"{layer.name}.{names.block}"
+    hidden, block = layer.attention.linears[0].inputs, f"{layer.name}.{names.block}"
     bias = routing.has_biases
     router = Linear(f"{block}.{names.router}", routing.num_experts, hidden, bias, keeps_dtype=True)
     experts = tuple(

@@ -7,9 +7,9 @@ import dataclasses
 from headrace_model_folder.description import ClampedGating, Experts, Layer, ModelDescription, Sinks, StackedExperts
 from headrace_model_folder.errors import shown
 from headrace_model_folder.families.decoder import MAX_CONTEXT, Switches, decoder, read_sizes
-from headrace_model_folder.families.experts import ExpertNames, Routing, read_routing, with_experts
 from headrace_model_folder.families.family import Family
 from headrace_model_folder.families.layer_types import read_sliding
+from headrace_model_folder.families.mixtures.experts import ExpertNames, Routing, read_routing, with_experts
 from headrace_model_folder.fields import Fields
 
 _NAMES = ExpertNames("mlp", "router", gate="gate_proj", up="up_proj", down="down_proj")
@@ -35,8 +35,8 @@ def _layer(layer: Layer, routing: Routing, gating: ClampedGating) -> Layer:
     layer = with_experts(layer, routing, _NAMES)
     assert isinstance(layer.mlp, Experts)
     mlp = dataclasses.replace(layer.mlp, gating=gating, stacked=StackedExperts(f"{layer.name}.mlp.experts"))
-    sinks = Sinks(f"{layer.name}.self_attn.sinks", layer.attention.num_heads)
-    return dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, sinks=sinks), mlp=mlp)
+    sinks = Sinks(f"{layer.name}.self_attn.sinks", layer.kv_attention.num_heads)
+    return dataclasses.replace(layer, attention=dataclasses.replace(layer.kv_attention, sinks=sinks), mlp=mlp)
 
 
 def _windows(fields: Fields, num_layers: int) -> list[int | None]:

@@ -6,8 +6,8 @@ import dataclasses
 
 from headrace_model_folder.description import ModelDescription
 from headrace_model_folder.families.decoder import Switches, decoder, read_sizes, read_window
-from headrace_model_folder.families.experts import ExpertNames, read_routing, with_experts
 from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.mixtures.experts import ExpertNames, read_routing, with_experts
 from headrace_model_folder.fields import Fields
 
 _NAMES = ExpertNames("block_sparse_moe", "gate", gate="w1", up="w3", down="w2")

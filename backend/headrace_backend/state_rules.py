@@ -1,0 +1,46 @@
+"""Which settings suit models whose recurrent layers keep states: what is refused before torch.
+
+Owns the rules and their words, and whether prompts may begin with what others computed; supervisor,
+backend, worker and `headrace plan` all ask here. A state holds all that a sequence has seen, so it
+neither goes back by a token, as drafts that are rejected would need, nor is it there for a prefix.
+Ranks and stages are `tp_rules`' and `pp_rules`'.
+"""
+
+from __future__ import annotations
+
+from headrace_backend.config import EngineConfig
+from headrace_model_folder import ModelConfig
+from headrace_model_folder.description import ModelDescription
+
+# Of one number of a state, which is fp32 whatever the model's type.
+STATE_ITEM_BYTES = 4
+
+
+def unsuitable_states(config: EngineConfig, model: ModelConfig) -> str | None:
+    """Explains why the model's states can't be served as configured; returns None if they can.
+
+    None too where no layer is recurrent.
+    """
+    if not model.description.recurrent_layers:
+        return None
+    if config.speculate != "off":
+        return (
+            f"speculate is {config.speculate}, and the model has recurrent layers ({model.architecture}), whose states "
+            "do not go back where a draft is rejected; speculate off works"
+        )
+    if config.enable_prefix_cache:
+        return (
+            f"enable_prefix_cache is on, and the model has recurrent layers ({model.architecture}), whose states are "
+            "not kept for prefixes yet; leave it out, or off"
+        )
+    return None
+
+
+def reuses_prefixes(config: EngineConfig, model: ModelDescription) -> bool:
+    """Whether prompts may begin with blocks that others computed."""
+    return config.enable_prefix_cache is not False and not model.recurrent_layers
+
+
+def row_state_bytes(model: ModelDescription) -> int:
+    """Bytes of one row's states in all recurrent layers."""
+    return STATE_ITEM_BYTES * sum(layer.state_elements for layer in model.recurrent_layers)

@@ -1,0 +1,201 @@
+"""Qwen3.5 and 3.6: Gated DeltaNet in three of four layers, gated attention in the fourth.
+
+Dense, or with experts in every layer and one that all tokens share.
+
+Norms' factors are 1 more than the tensors say, and a quarter of each head is rotated. Published
+folders see as well: their text part is read. What they have to predict several tokens at once
+(`mtp`) is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from headrace_model_folder.description import (
+    Experts,
+    GatedDeltaNet,
+    Layer,
+    Linear,
+    Mlp,
+    ModelDescription,
+    Norm,
+    SharedExpert,
+    Vector,
+)
+from headrace_model_folder.families.decoder import MAX_WIDTH, Sizes, Switches, decoder, read_sizes
+from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.layer_types import FULL, read_other_kind
+from headrace_model_folder.families.mixtures.experts import ExpertNames, read_routing, with_experts
+from headrace_model_folder.fields import Fields
+from headrace_model_folder.text_part import TextPart
+
+# As of other sizes (`families.decoder`): far above any model that exists.
+_MAX_HEADS = 1024
+_MAX_HEAD_DIM = 512
+_MAX_KERNEL = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _LinearSizes:
+    """Sizes of the layers with linear attention."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel_size: int
+
+
+def describe(fields: Fields) -> ModelDescription:
+    """Layers have linear attention where `layer_types` says so, else all but each fourth."""
+    if not fields.boolean("attn_output_gate", True):
+        raise fields.error("attn_output_gate", "must be true: attention without gates is another architecture's")
+    sizes, linear = read_sizes(fields, rotates_parts=True), _read_linear(fields)
+    bias = fields.boolean("attention_bias", False)
+    model = decoder(sizes, [None] * sizes.num_layers, Switches(bias, bias, head_norms=True))
+    layers = (
+        _raised(_with_delta_net(layer, sizes, linear) if is_linear else _gated(layer))
+        for layer, is_linear in zip(model.layers, _linear_layers(fields, sizes.num_layers), strict=True)
+    )
+    return dataclasses.replace(model, layers=tuple(layers), norm=_raised_norm(model.norm))
+
+
+def describe_moe(fields: Fields) -> ModelDescription:
+    """Every layer has experts, whose weights add up to 1, and a shared one with a gate."""
+    inner = fields.integer("moe_intermediate_size", 1, MAX_WIDTH)
+    shared = fields.integer("shared_expert_intermediate_size", 1, MAX_WIDTH)
+    # The dense model with an MLP of an expert's size, which experts take the place of.
+    model = describe(Fields(fields.name, {**fields.values, "intermediate_size": inner}))
+    routing = read_routing(fields, "num_experts", "moe_intermediate_size", len(model.layers), renormalized=True)
+    layers = (_with_shared(with_experts(layer, routing, _NAMES), shared) for layer in model.layers)
+    return dataclasses.replace(model, layers=tuple(layers))
+
+
+def _with_shared(layer: Layer, inner: int) -> Layer:
+    assert isinstance(layer.mlp, Experts), "every layer has experts"
+    name, hidden = f"{layer.name}.mlp.shared_expert", layer.mlp.router.inputs
+    mlp = Mlp(
+        Linear(f"{name}.gate_proj", inner, hidden),
+        Linear(f"{name}.up_proj", inner, hidden),
+        Linear(f"{name}.down_proj", hidden, inner),
+    )
+    shared = SharedExpert(mlp, Linear(f"{name}_gate", 1, hidden, keeps_dtype=True))
+    experts = dataclasses.replace(layer.mlp, shared=shared, joined=f"{layer.name}.mlp.experts")
+    return dataclasses.replace(layer, mlp=experts)
+
+
+def _read_linear(fields: Fields) -> _LinearSizes:
+    num_key_heads = fields.integer("linear_num_key_heads", 1, _MAX_HEADS)
+    num_value_heads = fields.integer("linear_num_value_heads", 1, _MAX_HEADS)
+    if num_value_heads % num_key_heads:
+        raise fields.error(
+            "linear_num_value_heads",
+            f"must be a multiple of linear_num_key_heads ({num_key_heads}), is {num_value_heads}",
+        )
+    return _LinearSizes(
+        num_key_heads,
+        num_value_heads,
+        key_dim=fields.integer("linear_key_head_dim", 1, _MAX_HEAD_DIM),
+        value_dim=fields.integer("linear_value_head_dim", 1, _MAX_HEAD_DIM),
+        kernel_size=fields.integer("linear_conv_kernel_dim", 2, _MAX_KERNEL),
+    )
+
+
+def _linear_layers(fields: Fields, num_layers: int) -> Iterable[bool]:
+    """Whether each layer has linear attention; one at least has keys and values."""
+    linear = read_other_kind(fields, num_layers, "linear_attention")
+    field = "layer_types"
+    if linear is None:
+        field = "full_attention_interval"
+        interval = fields.integer(field, 1, MAX_WIDTH)
+        linear = [(layer + 1) % interval != 0 for layer in range(num_layers)]
+    if all(linear):
+        raise fields.error(field, f"must leave one of the {num_layers} layers {FULL!r} at least")
+    return linear
+
+
+def _with_delta_net(layer: Layer, sizes: Sizes, linear: _LinearSizes) -> Layer:
+    name, hidden = f"{layer.name}.linear_attn", sizes.hidden_size
+    keys, values = linear.num_key_heads * linear.key_dim, linear.num_value_heads * linear.value_dim
+    channels, heads = 2 * keys + values, linear.num_value_heads
+    attention = GatedDeltaNet(
+        linear.num_key_heads,
+        linear.num_value_heads,
+        linear.key_dim,
+        linear.value_dim,
+        linear.kernel_size,
+        mixed=Linear(f"{name}.in_proj_qkv", channels, hidden),
+        gate=Linear(f"{name}.in_proj_z", values, hidden),
+        correction=Linear(f"{name}.in_proj_b", heads, hidden, keeps_dtype=True),
+        decay=Linear(f"{name}.in_proj_a", heads, hidden, keeps_dtype=True),
+        output=Linear(f"{name}.out_proj", hidden, values),
+        convolution=Vector(f"{name}.conv1d.weight", (channels, 1, linear.kernel_size)),
+        log_decay=Vector(f"{name}.A_log", (heads,)),
+        decay_bias=Vector(f"{name}.dt_bias", (heads,)),
+        norm=Norm(f"{name}.norm", linear.value_dim, sizes.norm_eps),
+    )
+    return dataclasses.replace(layer, attention=attention)
+
+
+def _gated(layer: Layer) -> Layer:
+    attention = layer.kv_attention
+    assert attention.query_norm is not None and attention.key_norm is not None, "the family norms heads"
+    gated = dataclasses.replace(
+        attention,
+        gated=True,
+        query=dataclasses.replace(attention.query, outputs=2 * attention.query.outputs),
+        query_norm=_raised_norm(attention.query_norm),
+        key_norm=_raised_norm(attention.key_norm),
+    )
+    return dataclasses.replace(layer, attention=gated)
+
+
+def _raised(layer: Layer) -> Layer:
+    assert layer.attention_norm is not None and layer.mlp_norm is not None, "the family norms what parts take"
+    return dataclasses.replace(
+        layer, attention_norm=_raised_norm(layer.attention_norm), mlp_norm=_raised_norm(layer.mlp_norm)
+    )
+
+
+def _raised_norm(norm: Norm) -> Norm:
+    return dataclasses.replace(norm, adds_one=True, rounds_once=True)
+
+
+_DEFAULTS = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 32_768,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_EXPERT_DEFAULTS = {
+    "num_key_value_heads": 2,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+_NAMES = ExpertNames("mlp", "gate", gate="gate_proj", up="up_proj", down="down_proj")
+# Layers behind the last, which predict further tokens.
+_PREDICTION = "mtp."
+_TEXT_PART = TextPart(
+    "text_config",
+    {"model.language_model.": "model."},
+    ("model.visual.", _PREDICTION),
+    of_all=("tie_word_embeddings",),
+)
+
+QWEN3_5 = Family("Qwen3_5ForCausalLM", _DEFAULTS, describe, left_out=(_PREDICTION,))
+QWEN3_5_OF_SEVERAL = dataclasses.replace(
+    QWEN3_5, architecture="Qwen3_5ForConditionalGeneration", text_part=_TEXT_PART, left_out=()
+)
+QWEN3_5_MOE = Family("Qwen3_5MoeForCausalLM", _DEFAULTS | _EXPERT_DEFAULTS, describe_moe, left_out=(_PREDICTION,))
+QWEN3_5_MOE_OF_SEVERAL = dataclasses.replace(
+    QWEN3_5_MOE, architecture="Qwen3_5MoeForConditionalGeneration", text_part=_TEXT_PART, left_out=()
+)

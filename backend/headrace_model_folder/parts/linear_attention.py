@@ -1,0 +1,72 @@
+"""Linear attention as data: layers whose sequences have a state of fixed size.
+
+Owns sizes and tensors. What it computes is the backend's `layers.gated_delta_net`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from headrace_model_folder.parts.named_tensors import Linear, Norm, Shape, Vector
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GatedDeltaNet:
+    """Linear attention by the gated delta rule: what a sequence has seen is a state of fixed size.
+
+    Queries, keys and values pass a short causal convolution of each channel. Each value head keeps
+    a matrix, which every token lets decay and corrects towards its value at its key. Outputs are
+    normed and gated. Several value heads share a query and a key.
+    Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", arXiv 2412.06464.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    # Elements of a head's query and key, and of its value.
+    key_dim: int
+    value_dim: int
+    # Tokens that the convolution sees, the token's own included.
+    kernel_size: int
+    # Queries, keys and values of all heads, one after the other.
+    mixed: Linear
+    # Gates of the outputs.
+    gate: Linear
+    # One logit for each value head: by how much its state is corrected, and how fast it decays.
+    correction: Linear
+    decay: Linear
+    output: Linear
+    # [channels of `mixed`, 1, kernel_size].
+    convolution: Vector
+    # [num_value_heads] the logarithm of each head's decay, and what is added to `decay`.
+    log_decay: Vector
+    decay_bias: Vector
+    # Over each value head's output.
+    norm: Norm
+
+    @property
+    def num_channels(self) -> int:
+        """Channels that are convolved."""
+        return self.mixed.outputs
+
+    @property
+    def matrix_elements(self) -> int:
+        """Elements of the matrices that a sequence has in the layer."""
+        return self.num_value_heads * self.key_dim * self.value_dim
+
+    @property
+    def state_elements(self) -> int:
+        """Elements that a sequence has in the layer: matrices, and inputs of the convolution."""
+        return self.matrix_elements + (self.kernel_size - 1) * self.num_channels
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The projections in the order of a forward pass."""
+        return self.mixed, self.gate, self.correction, self.decay, self.output
+
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of each of its tensors."""
+        own: tuple[Vector | Norm, ...] = (self.convolution, self.log_decay, self.decay_bias, self.norm)
+        parts: tuple[Linear | Vector | Norm, ...] = (*self.linears, *own)
+        return itertools.chain.from_iterable(part.tensors() for part in parts)

@@ -1,0 +1,132 @@
+"""A model with recurrent layers, served: answers, a lost worker, and what is refused.
+
+Rows are few, steps short and blocks too few for all, so that prompts are cut and requests press
+each other out.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import pathlib
+import signal
+from collections.abc import Iterator
+
+import pytest
+import torch
+import transformers
+from tests.e2e.test_against_transformers import CRAMPED, TEXTS, byte_level_tokenizer
+from tests.support.rpc import CALL_TIMEOUT_S, connected, generate, greedy
+from tests.support.running_server import RunningServer, refused, running_server
+
+from headrace.v1 import generation_pb2, inference_pb2
+
+# Engine and runner are compared with transformers in tests/worker/step/test_recurrent_states.py.
+pytestmark = pytest.mark.slow
+
+TOKENS = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A random model with its tokenizer, saved by transformers."""
+
+    path: pathlib.Path
+    model: transformers.PreTrainedModel
+    tokenizer: transformers.PreTrainedTokenizerFast
+
+    def answer(self, text: str, count: int = TOKENS) -> list[int]:
+        """Greedy tokens behind a text."""
+        prompt = self.tokenizer(text, return_tensors="pt").input_ids
+        whole = self.model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, do_sample=False, eos_token_id=None
+        )
+        return [int(token) for token in whole[0, prompt.shape[1] :]]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    path = tmp_path_factory.mktemp("hybrid")
+    torch.manual_seed(3)
+    tokenizer = byte_level_tokenizer()
+    config = transformers.Qwen3_5TextConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=2,
+        linear_num_value_heads=4, max_position_embeddings=256, initializer_range=0.1, bos_token_id=None,
+        eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return Saved(path, model, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def server(saved: Saved) -> Iterator[RunningServer]:
+    with running_server(*CRAMPED, model=saved.path) as server:
+        yield server
+
+
+def test_answers_are_those_of_transformers(saved: Saved, server: RunningServer) -> None:
+    """Each text twice and all at once: nothing of the first is reused for the second."""
+    with concurrent.futures.ThreadPoolExecutor(2 * len(TEXTS)) as pool:
+        answers = list(pool.map(lambda text: generate(server.address, greedy(text, TOKENS)), TEXTS * 2))
+    for text, answer in zip(TEXTS * 2, answers, strict=True):
+        assert answer.tokens[0] == saved.answer(text)
+        assert answer.done is not None and answer.done.usage.cached_tokens == 0
+
+
+def test_outputs_and_beams_go_on_from_one_prompt(saved: Saved, server: RunningServer) -> None:
+    spec = generation_pb2.GenerationSpec(text=TEXTS[0], n=2, beam_search={"width": 3})
+    spec.stop.max_tokens = 12
+    prompt = saved.tokenizer(TEXTS[0], return_tensors="pt").input_ids
+    wanted = saved.model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), num_beams=3, num_return_sequences=2, do_sample=False,
+        max_new_tokens=12, pad_token_id=0,
+    )  # fmt: skip
+    answer = generate(server.address, spec)
+    for index in range(2):
+        tokens = answer.tokens[index]
+        assert tokens == wanted[index, prompt.shape[1] :].tolist()[: len(tokens)]
+    several = greedy(TEXTS[1], TOKENS)
+    several.n = 3
+    outputs = generate(server.address, several).tokens
+    assert [outputs[index] for index in range(3)] == [saved.answer(TEXTS[1])] * 3
+
+
+def test_a_start_says_that_prefixes_are_not_reused_and_what_states_take(server: RunningServer) -> None:
+    log = "".join(server.lines)
+    assert "prefix caching is off: the model has recurrent layers" in log
+    assert "state=" in log
+    with connected(server.address) as stub:
+        assert stub.GetModel(inference_pb2.GetModelRequest(), timeout=CALL_TIMEOUT_S).model.dtype == "fp32"
+
+
+def test_a_lost_worker_takes_its_states_with_it_and_no_token_changes(saved: Saved, server: RunningServer) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(generate, server.address, greedy(TEXTS[0], 100))
+        server.worker().send_signal(signal.SIGKILL)
+        assert answer.result(CALL_TIMEOUT_S).tokens[0] == saved.answer(TEXTS[0], 100)
+    # And before the answer began, or when it had ended.
+    assert generate(server.address, greedy(TEXTS[2], TOKENS)).tokens[0] == saved.answer(TEXTS[2])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--speculate", "ngram"), "whose states do not go back where a draft is rejected; speculate off works"),
+        (("--enable-prefix-cache",), "whose states are not kept for prefixes yet; leave it out, or off"),
+        (("--tp", "2"), "ranks do not share recurrent layers (Qwen3_5ForCausalLM) yet; tp 1 works"),
+        (("--pp", "2"), "which stages do not share yet: pp 1 works"),
+    ],
+)
+def test_what_states_cannot_do_yet_is_refused_by_name(saved: Saved, options: tuple[str, ...], words: str) -> None:
+    ended, _ = refused("--device", "cpu", *options, model=saved.path)
+    assert ended.returncode == 2 and words in ended.stderr
+
+
+def test_quantized_layers_are_served(saved: Saved) -> None:
+    with running_server(*CRAMPED, "--quantize", "int8", model=saved.path) as server:
+        found = generate(server.address, greedy(TEXTS[0], TOKENS)).tokens[0]
+    # Rounding changes a token at most here and there; the first ones are far apart.
+    assert found[:2] == saved.answer(TEXTS[0])[:2]

@@ -1,0 +1,19 @@
+"""Kernels of recurrent layers compile for other GPUs, within their limits, once for all steps."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.compiling import compiled
+
+
+# The interpreter computes all in test_gated_delta and test_convolution.
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90])
+def test_all_kernels_fit_the_card_and_compile_once(arch: int) -> None:
+    kernels = compiled("compiled_recurrence", arch)
+    assert sorted(kernel["name"] for kernel in kernels) == [
+        "_convolution_kernel", "_gated_delta_kernel", "_tails_kernel",
+    ]  # fmt: skip
+    assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
+    # Registers spilled inside a loop cost bandwidth.
+    assert not [kernel for kernel in kernels if kernel["stack_bytes"]]

@@ -1,0 +1,210 @@
+"""What config.json of a model with recurrent layers says, and what such a model cannot do yet."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import re
+from typing import Any
+
+import pytest
+from tests.model_folder.folders import CONFIG, header_of, write_safetensors
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.pp_rules import unsuitable_pp
+from headrace_backend.state_rules import reuses_prefixes, row_state_bytes, unsuitable_states
+from headrace_backend.tp_rules import unsuitable_tp
+from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
+from headrace_model_folder.config import ModelConfig, parse_config
+from headrace_model_folder.description import Attention, GatedDeltaNet
+
+LINEAR = {
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+HYBRID = {**CONFIG, **LINEAR, "architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 4, "head_dim": 8}
+KINDS = ["linear_attention"] * 3 + ["full_attention"]
+
+
+def parsed(**changes: Any) -> ModelConfig:
+    return parse_config({**HYBRID, **changes})
+
+
+def engine(**values: Any) -> EngineConfig:
+    return EngineConfig.model_validate({"model": pathlib.Path("model"), **values})
+
+
+def test_three_of_four_layers_have_linear_attention_unless_the_file_says_otherwise() -> None:
+    for changes, kinds in (
+        ({}, KINDS),
+        ({"full_attention_interval": 2}, ["linear_attention", "full_attention"] * 2),
+        ({"layer_types": KINDS[::-1]}, KINDS[::-1]),
+        ({"full_attention_interval": 1}, ["full_attention"] * 4),
+    ):
+        model = parsed(**changes).description
+        linear = [isinstance(layer.attention, GatedDeltaNet) for layer in model.layers]
+        assert linear == [kind == "linear_attention" for kind in kinds]
+        assert len(model.attentions) + len(model.recurrent_layers) == 4
+        assert model.attention is model.attentions[0] and not model.is_plain
+
+
+def test_sizes_and_tensors_are_those_of_the_fields() -> None:
+    model = parsed().description
+    linear, full = model.layers[0].attention, model.layers[3].attention
+    assert isinstance(linear, GatedDeltaNet) and isinstance(full, Attention)
+    shapes = {name.removeprefix("model.layers.0.linear_attn."): shape for name, shape in linear.tensors()}
+    assert shapes == {
+        "in_proj_qkv.weight": (40, 16), "in_proj_z.weight": (24, 16), "in_proj_b.weight": (4, 16),
+        "in_proj_a.weight": (4, 16), "out_proj.weight": (16, 24), "conv1d.weight": (40, 1, 4), "A_log": (4,),
+        "dt_bias": (4,), "norm.weight": (6,),
+    }  # fmt: skip
+    # A matrix for each value head, and the inputs of three tokens.
+    assert linear.state_elements == 4 * 4 * 6 + 3 * 40
+    assert row_state_bytes(model) == 3 * 4 * linear.state_elements
+    assert full.gated and full.query.outputs == 2 * full.num_heads * full.head_dim
+    assert (full.rotary_dim, full.output.inputs) == (2, full.num_heads * full.head_dim)
+    norms = [*full.norms, *model.layers[0].norms, model.norm]
+    assert all(norm.adds_one and norm.rounds_once for norm in norms) and not linear.norm.adds_one
+
+
+def test_what_sees_and_what_predicts_further_tokens_is_left_out(tmp_path: pathlib.Path) -> None:
+    beside = {"mtp.fc.weight": (3, 5), "mtp.layers.0.self_attn.q_proj.weight": (7,)}
+    # As published: positions of images have sections of their own, which those of text do not need.
+    rope = {"rope_type": "default", "rope_theta": 1e7, "mrope_interleaved": True, "mrope_section": [11, 11, 10]}
+    text = {key: value for key, value in HYBRID.items() if key != "architectures"}
+    text["rope_parameters"] = {**rope, "partial_rotary_factor": 0.5}
+    whole = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text, "vision_config": {"depth": 1},
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    described = parse_config(whole).description
+    assert (described.attention.rotary_dim, described.rope.theta, described.head.tied) == (4, 1e7, True)
+    for name, config, prefix, others in (
+        ("text", HYBRID, "model.", beside),
+        ("several", whole, "model.language_model.", {**beside, "model.visual.patch_embed.proj.weight": (2, 2)}),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        expected = expected_tensors(parse_config(config))
+        named = {
+            prefix + tensor.removeprefix("model.") if tensor.startswith("model.") else tensor: shape
+            for tensor, shape in expected.items()
+        }
+        write_safetensors(folder / "model.safetensors", *header_of({**named, **others}))
+        assert ModelFolder.open(folder).tensors.keys() == expected.keys()
+        write_safetensors(folder / "model.safetensors", *header_of({**named, "draft.weight": (3,)}))
+        with pytest.raises(InvalidModelFolder, match=r"'draft\.weight' is surplus"):
+            ModelFolder.open(folder)
+        del named[f"{prefix}layers.0.linear_attn.A_log"]
+        write_safetensors(folder / "model.safetensors", *header_of(named))
+        with pytest.raises(InvalidModelFolder, match=r"linear_attn\.A_log' is missing"):
+            ModelFolder.open(folder)
+
+
+EXPERTS = {
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 5,
+    "shared_expert_intermediate_size": 7,
+}
+
+
+def test_every_layer_of_a_mixture_has_experts_and_a_shared_one() -> None:
+    without_inner = {name: value for name, value in HYBRID.items() if name != "intermediate_size"}
+    model = parse_config({**without_inner, **EXPERTS}).description
+    assert len(model.expert_layers) == 4
+    for experts in model.expert_layers:
+        assert experts.renormalized and experts.shared is not None
+        assert (experts.inner, experts.shared.mlp.inner, experts.router.keeps_dtype) == (5, 7, True)
+        shared = 3 * 7 * 16 + 16
+        assert experts.multiplied == 3 * 16 + 2 * 3 * 5 * 16 + shared
+    names = [name for name, _ in model.tensors() if name.startswith("model.layers.1.mlp.shared")]
+    assert names == [
+        f"model.layers.1.mlp.shared_expert{name}.weight" for name in (".gate_proj", ".up_proj", ".down_proj", "_gate")
+    ]
+
+
+def test_experts_may_lie_in_one_tensor_as_published(tmp_path: pathlib.Path) -> None:
+    config = {**HYBRID, **EXPERTS}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = expected_tensors(parse_config(config))
+    joined = {name: shape for name, shape in expected.items() if ".experts." not in name}
+    for layer in range(4):
+        joined[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = (3, 10, 16)
+        joined[f"model.layers.{layer}.mlp.experts.down_proj"] = (3, 16, 5)
+    write_safetensors(tmp_path / "model.safetensors", *header_of(joined))
+    tensors = ModelFolder.open(tmp_path).tensors
+    assert {name: record.shape for name, record in tensors.items()} == expected
+    # They cover the file without a gap, each expert's gate before its up.
+    ordered = sorted(tensors.values(), key=lambda record: record.offset)
+    assert all(one.offset + one.num_bytes == other.offset for one, other in itertools.pairwise(ordered))
+    first = [
+        name for name, record in sorted(tensors.items(), key=lambda item: item[1].offset) if "s.1.mlp.experts.0" in name
+    ]
+    assert first == [f"model.layers.1.mlp.experts.0.{part}_proj.weight" for part in ("gate", "up", "down")]
+    joined["model.layers.2.mlp.experts.down_proj"] = (3, 5, 16)
+    write_safetensors(tmp_path / "model.safetensors", *header_of(joined))
+    with pytest.raises(InvalidModelFolder, match=r"experts\.down_proj' has shape \[3, 5, 16\], \[3, 16, 5\] expected"):
+        ModelFolder.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"linear_num_value_heads": 3},
+            r"linear_num_value_heads must be a multiple of linear_num_key_heads \(2\), is 3",
+        ),
+        ({"linear_num_key_heads": 0}, "linear_num_key_heads must be an integer from 1 to 1024, is 0"),
+        ({"linear_key_head_dim": 513}, "linear_key_head_dim must be an integer from 1 to 512"),
+        ({"linear_value_head_dim": "6"}, "linear_value_head_dim must be an integer"),
+        ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim must be an integer from 2 to 16, is 1"),
+        ({"layer_types": ["linear_attention"] * 4}, "layer_types must leave one of the 4 layers 'full_attention'"),
+        ({"full_attention_interval": 5}, "full_attention_interval must leave one of the 4 layers"),
+        ({"full_attention_interval": 0}, "full_attention_interval must be an integer from 1"),
+        ({"layer_types": ["sliding_attention"] + KINDS[1:]}, "must hold 'full_attention' or 'linear_attention'"),
+        ({"layer_types": KINDS[1:]}, "layer_types must be a list of num_hidden_layers"),
+        ({"attn_output_gate": False}, "attn_output_gate must be true"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({**EXPERTS, "num_experts_per_tok": 4}, "num_experts_per_tok must be an integer from 1 to 3, is 4"),
+        ({**EXPERTS, "shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size must be an integer"),
+        ({**EXPERTS, "moe_intermediate_size": None}, "moe_intermediate_size is missing"),
+        ({"partial_rotary_factor": 0.1}, "partial_rotary_factor must leave an even number"),
+    ],
+)
+def test_what_the_family_cannot_do_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidModelFolder, match=message):
+        parsed(**changes)
+
+
+def test_settings_that_need_more_of_states_are_refused_by_name() -> None:
+    model, plain = parsed(), parsed(full_attention_interval=1)
+    for setting, rule, message in (
+        ({"speculate": "ngram"}, unsuitable_states, r"speculate is ngram, .* recurrent layers .* speculate off works"),
+        (
+            {"enable_prefix_cache": True},
+            unsuitable_states,
+            r"enable_prefix_cache is on, .* not kept for prefixes yet; .*",
+        ),
+        (
+            {"tp": 2},
+            unsuitable_tp,
+            r"tp is 2, and ranks do not share recurrent layers \(Qwen3_5ForCausalLM\) yet; tp 1 works",
+        ),
+        ({"pp": 2}, unsuitable_pp, r"pp is 2, and the model has recurrent layers .* pp 1 works"),
+    ):
+        reason = rule(engine(**setting), model)
+        assert reason is not None and re.fullmatch(message, reason) is not None
+        assert rule(engine(**setting), plain) is None
+    assert (
+        unsuitable_states(engine(), model) is None
+        and unsuitable_states(engine(enable_prefix_cache=False), model) is None
+    )
+    assert not reuses_prefixes(engine(), model.description)
+    assert reuses_prefixes(engine(), plain.description)
+    assert not reuses_prefixes(engine(enable_prefix_cache=False), plain.description)

@@ -1,0 +1,57 @@
+"""Recurrent layers in the runner for GPUs, padded to captured shapes and launched as it is."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from tests.models.checkpoints import CONFIGS
+from tests.support.engine_on_runner import greedy
+from tests.worker.step.test_cache_groups import Made, prompt_of
+from tests.worker.step.test_gpu_cache_groups import device, gpu_runner
+
+__all__ = ["device"]
+
+
+@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4)], ids=["exact", "padded"])
+def test_tokens_are_those_of_transformers(
+    device: str, batch_sizes: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Decodes, chunks and both, in rows that are used again; states of others' rows are NaN."""
+    made = Made(tmp_path_factory.mktemp("recurrent"), CONFIGS["qwen3.5-order-tied"](), device)
+    lengths, count = ((23, 3, 5), 4) if device == "cpu" else ((150, 3, 111, 21, 90), 24)
+    prompts = [prompt_of(length, length) for length in lengths]
+    make = functools.partial(gpu_runner, batch_sizes)
+    engine = made.engine(38, make=make, max_num_seqs=2, max_num_batched_tokens=16)
+    found = engine.outputs([greedy(prompt, count) for prompt in prompts])
+    assert found == [[made.expected(tuple(prompt), count)] for prompt in prompts]
+    captured = engine.worker.runner.num_captured
+    assert (captured > 0) == bool(batch_sizes and device != "cpu")
+
+
+def test_outputs_go_on_from_their_prompts_state(device: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    made = Made(tmp_path_factory.mktemp("recurrent"), CONFIGS["qwen3.5-order-tied"](), device)
+    asked = {"temperature": 0.9, "seed": 7, "n": 3}
+    make = functools.partial(gpu_runner, (1, 2, 4))
+    found = [
+        made.engine(40, make=each, max_num_batched_tokens=16).outputs([greedy(prompt_of(19), 4, **asked)])
+        for each in (make, functools.partial(gpu_runner, ()))
+    ]
+    assert found[0] == found[1] and len(set(map(tuple, found[0][0]))) == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_worker_of_a_card_has_states_in_its_graphs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The runner that start-up makes: chunks, a preemption, and outputs that share a prompt."""
+    made = Made(tmp_path_factory.mktemp("recurrent"), CONFIGS["qwen3.5"](), "cuda:0")
+    sampled = {"temperature": 0.9, "seed": 3, "n": 3}
+
+    def outputs(**changes: object) -> list[list[list[int]]]:
+        asked = [greedy(prompt_of(60, seed), 60) for seed in range(4)] + [greedy(prompt_of(37), 20, **sampled)]
+        return made.engine(max_num_seqs=8, max_num_batched_tokens=64, **changes).outputs(asked)
+
+    found = outputs(num_blocks=34)
+    assert found == outputs(num_blocks=200)
+    assert found[:4] == [[made.expected(tuple(prompt_of(60, seed)), 60)] for seed in range(4)]
