@@ -1,10 +1,14 @@
-"""What it brings that tokens which a form leaves no choice about are not drawn.
+"""What it brings that tokens which a form leaves no choice about are not drawn, and drafts beside.
 
 Rows of the demo model on this machine's CPU answer side by side: under a JSON Schema as users write
 them, with such tokens skipped and with each drawn (`max_drafts=0`), and without a form, in turns
-against one server. Answers under the form are the same both ways, which is checked.
+against one server. A second server drafts (`--speculate`): the same schema, with such tokens
+skipped there too. `--array` has each row answer an array of objects under a schema of its own, in
+which little must come and much was there before. Answers under a form are the same all ways, which
+is checked.
 
-    python -m benchmarks.bench_forced_tokens [--rows 16] [--rounds 5] [--json FILE]
+    python -m benchmarks.bench_forced_tokens [--rows 16] [--rounds 5] [--speculate ngram] [--array]
+    [--json FILE]
 
 Prints for each way the tokens that an output settles in a step of its request and tokens per
 second, and the ratio of tokens per second to that of drawing each token, round by round.
@@ -13,6 +17,7 @@ second, and the ratio of tokens per second to that of drawing each token, round 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import pathlib
 import statistics
 import time
@@ -21,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 from benchmarks import figures
+from benchmarks.made_schemas import long_schema
 from headrace import Client, Completion, local
 
 DEMO: Final = figures.ROOT / "models" / "demo"
@@ -53,11 +59,9 @@ SCHEMA: Final = {
     ],
     "additionalProperties": False,
 }
-WAYS: Final[dict[str, dict[str, Any]]] = {
-    "skipped": {"json_schema": SCHEMA},
-    "drawn": {"json_schema": SCHEMA, "max_drafts": 0},
-    "free": {"ignore_eos": True},
-}
+# A server, and what is asked of it; the form is added where there is one.
+WAYS: Final[dict[str, dict[str, Any]]] = {"skipped": {}, "drawn": {"max_drafts": 0}, "free": {"ignore_eos": True}}
+DRAFTED: Final = "drafted"
 
 
 class Round(NamedTuple):
@@ -74,11 +78,24 @@ class Round(NamedTuple):
         return self.num_tokens / self.duration_s
 
 
-def measure(client: Client, num_rows: int, max_tokens: int, way: dict[str, Any], seed: int) -> Round:
+class Asked(NamedTuple):
+    """What all rounds ask."""
+
+    num_rows: int
+    max_tokens: int
+    temperature: float
+    # Of each row; None: no form.
+    schemas: list[Any]
+
+
+def measure(client: Client, asked: Asked, way: dict[str, Any], seed: int) -> Round:
     """Has rows answer side by side, each with a seed of its own."""
+    num_rows = asked.num_rows
 
     def answer(row: int) -> Completion:
-        options = {"temperature": 1.0, "max_tokens": max_tokens, **way}
+        options = {"temperature": asked.temperature, "max_tokens": asked.max_tokens, **way}
+        if "ignore_eos" not in way:
+            options["json_schema"] = asked.schemas[row]
         return client.complete(PROMPT, seed=1000 * seed + row, **options)
 
     with ThreadPoolExecutor(num_rows) as pool:
@@ -90,13 +107,17 @@ def measure(client: Client, num_rows: int, max_tokens: int, way: dict[str, Any],
     return Round(sum(map(len, answers)), num_steps, duration_s, answers)
 
 
-def run(client: Client, num_rows: int, max_tokens: int, num_rounds: int) -> dict[str, Any]:
+def run(client: Client, drafting: Client | None, asked: Asked, num_rounds: int) -> dict[str, Any]:
     """Figures of each way, after a round that counts for none."""
-    rounds: dict[str, list[Round]] = {name: [] for name in WAYS}
+    ways = [(name, client, way) for name, way in WAYS.items()]
+    if drafting is not None:
+        ways.append((DRAFTED, drafting, {}))
+    rounds: dict[str, list[Round]] = {name: [] for name, _, _ in ways}
     for seed in range(num_rounds + 1):
-        for name, way in WAYS.items():
-            rounds[name].append(measure(client, num_rows, max_tokens, way, seed))
-        assert rounds["skipped"][-1].answers == rounds["drawn"][-1].answers, "a skipped token changed an answer"
+        for name, server, way in ways:
+            rounds[name].append(measure(server, asked, way, seed))
+        same = [rounds[name][-1].answers for name, _, way in ways if "ignore_eos" not in way]
+        assert same.count(same[0]) == len(same), "a token that nobody drew, or a draft, changed an answer"
     counted = {name: found[1:] for name, found in rounds.items()}
     return {name: _figures(found, counted["drawn"]) for name, found in counted.items()}
 
@@ -120,11 +141,23 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16, help="outputs at once")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each way that count")
     parser.add_argument("--max-tokens", type=int, default=200, help="most tokens of an output")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--array", action="store_true", help="arrays of objects, each row under a schema of its own")
+    parser.add_argument("--speculate", default="off", help="who drafts in the second server; off: there is none")
+    parser.add_argument("--speculate-tokens", default="4", help="its drafts in a step")
     parser.add_argument("--model", default=str(DEMO), help="a model folder")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
-    with local(options.model, device="cpu", dtype="fp32") as client:
-        results = run(client, options.rows, options.max_tokens, options.rounds)
+    schemas = [long_schema(row, options.max_tokens) if options.array else SCHEMA for row in range(options.rows)]
+    asked = Asked(options.rows, options.max_tokens, options.temperature, schemas)
+    cpu: dict[str, Any] = {"device": "cpu", "dtype": "fp32"}
+    with contextlib.ExitStack() as servers:
+        client = servers.enter_context(local(options.model, **cpu))
+        drafting = None
+        if options.speculate != "off":
+            drafts = {"speculate": options.speculate, "speculate_tokens": options.speculate_tokens}
+            drafting = servers.enter_context(local(options.model, **cpu, **drafts))
+        results = run(client, drafting, asked, options.rounds)
     figures.report("forced_tokens", {"rows": options.rows, "results": results}, options.json)
 
 

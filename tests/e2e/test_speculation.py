@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.made_schemas import long_schema
 from tests.support.processes import wait_until
 from tests.support.rpc import Transcript, generate, greedy, idle_load
 from tests.support.running_server import RunningServer, refused, running_server
@@ -64,8 +65,19 @@ SPECS = {
     "stop_string": spec(REPETITIVE, stop={"strings": ["four one two three"]}),
     "logprobs": spec(REPETITIVE, {"temperature": 0.5, "seed": 8}, logprobs=3),
     "prompt_logprobs": spec(REPETITIVE, prompt_logprobs=2, logprobs=1),
-    # A row with a form has no drafts, and stands beside rows that have some.
-    "form": spec(STORY, {"temperature": 1.0, "seed": 10}, structured_output={"regex": "( [a-z]{1,9}){6,20}[.]"}),
+    "regex": spec(STORY, {"temperature": 1.0, "seed": 10}, structured_output={"regex": "( [a-z]{1,9}){6,20}[.]"}),
+    "schema": spec(STORY, {"temperature": 1.0, "seed": 11}, structured_output={"json_schema": long_schema(3, TOKENS)}),
+    "greedy_schema": spec(STORY, structured_output={"json_schema": long_schema(5, TOKENS)}, logprobs=2),
+    "penalized_schema": spec(
+        STORY, {"frequency_penalty": 0.6, "seed": 2}, structured_output={"json_schema": long_schema(7, TOKENS)}, n=2
+    ),
+    "choice": spec(STORY, structured_output={"choice": {"texts": ["there is no choice", "there is one", "none"]}}),
+    "grammar": spec(
+        STORY, {"temperature": 0.9, "seed": 4}, structured_output={"grammar": 'start: ("a" | "b")~1..30 "!"'}
+    ),
+    "form_with_bad_words": spec(
+        STORY, {"temperature": 1.0, "seed": 6}, structured_output={"regex": "[0-9]{5,40}"}, stop={"bad_words": ["77"]}
+    ),
     "several": spec(REPETITIVE, {"temperature": 0.9, "seed": 9}, n=3),
     "best_of": spec(REPETITIVE, {"temperature": 0.9, "seed": 9}, n=2, best_of=3),
     # Rows of a search have no drafts either.
@@ -130,6 +142,24 @@ def test_drafts_save_steps_and_are_counted(drafting: RunningServer) -> None:
     assert ledger.step_count <= TOKENS - ledger.accepted_tokens + 1
 
 
+FORMS = ["regex", "schema", "penalized_schema", "grammar"]
+
+
+def test_rows_with_forms_answer_as_without_drafts_in_fewer_steps(
+    drafting: RunningServer, shared_server: RunningServer
+) -> None:
+    """The slow tests have all forms, and what happens to rows."""
+    found, expected = (all_at_once(server, [SPECS[name] for name in FORMS]) for server in (drafting, shared_server))
+    for name, one, other in zip(FORMS, found, expected, strict=True):
+        assert_same(one, other, name)
+        assert one.done is not None and one.done.ledger.draft_tokens > 0
+    by_name = dict(zip(FORMS, zip(found, expected, strict=True), strict=True))
+    drafted, plain = by_name["schema"]
+    assert drafted.done is not None and plain.done is not None
+    assert 0 < drafted.done.ledger.accepted_tokens
+    assert drafted.done.ledger.step_count < plain.done.ledger.step_count
+
+
 @pytest.mark.slow  # tests/worker/speculation/test_cpu_verification.py has them without a server.
 @pytest.mark.parametrize("name", ["prompt_logprobs", "several"])
 def test_what_takes_several_rows_or_checks_its_prompt_answers_as_without_drafts(
@@ -154,7 +184,7 @@ def test_preempted_rows_answer_as_without_drafts(drafting: RunningServer, golden
 def test_a_worker_that_is_killed_within_answers_loses_and_doubles_nothing(
     drafting: RunningServer, golden: dict[str, Transcript]
 ) -> None:
-    names = ["biased", "temperature", "penalties", "bad_words"]
+    names = ["biased", "temperature", "penalties", "bad_words", "schema", "penalized_schema"]
     worker = drafting.worker()
     with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
         answers = [pool.submit(generate, drafting.address, SPECS[name]) for name in names]

@@ -16,7 +16,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.support.running_server import RunningServer
+from tests.support.running_server import RunningServer, running_server
 
 from headrace import Client, Delta, FinishReason, InvalidRequest, Message, Tool
 from headrace.conversations.content import ToolCallFinished, ToolCallStarted
@@ -84,6 +84,20 @@ def test_every_call_of_a_strict_tool_keeps_its_schema(client: Client) -> None:
     for call in calls:
         if call.name == "weather":
             jsonschema.validate(call.parsed(), SCHEMA)
+
+
+@pytest.mark.slow  # test_speculation.py has forms every day.
+def test_drafts_change_no_call_of_a_strict_tool() -> None:
+    options: dict[str, Any] = {"n": 4, "temperature": 1.0, "seed": 3, "max_tokens": 120}
+    drafts = ("--speculate", "ngram", "--speculate-tokens", "4")
+    fp32 = ("--device", "cpu", "--dtype", "fp32")
+    found = []
+    for flags in (fp32, (*fp32, *drafts)):
+        with running_server(*flags) as server, Client(server.address) as client:
+            said = client.chat(QUESTION, tools=[WEATHER, CLOCK], tool_choice="required", **options).result()
+            found.append([(list(output.token_ids), output.finish_reason) for output in said.outputs])
+            assert (said.ledger.draft_tokens > 0) == (flags is not fp32)
+    assert found[0] == found[1]
 
 
 def test_a_named_tool_is_called_and_its_result_goes_back(client: Client) -> None:

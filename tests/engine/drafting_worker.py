@@ -1,7 +1,8 @@
 """A worker that drafts tokens.
 
 Each step it settles as many tokens of a decoding row as it is set to draw, none to all that the
-plan allows.
+plan allows. Of rows with grammars it reports what it drafts, and settles what it draws as far as
+that was drafted.
 
 It follows the plan's upper bounds as `FakeWorker` follows exact positions: it goes on where a row
 stands, writes the keys and values of its drafts into the row's blocks, and leaves those of rejected
@@ -11,13 +12,14 @@ drafts there as garbage, which later steps must overwrite before anybody reads i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from tests.engine.fake_worker import FakeWorker, Row, chain, draw, top_tokens
+from tests.engine.fake_worker import VOCAB_SIZE, FakeWorker, Row, chain, draw, top_tokens
 
 from headrace_backend.cache_groups import ONE_GROUP, CacheGroup
-from headrace_backend.step.plan import StepPlan, StepResult
+from headrace_backend.step.drafts import StepDrafts
+from headrace_backend.step.plan import RowAdmission, StepPlan, StepResult
 
 # What a rejected draft leaves in its slot.
 GARBAGE = -3
@@ -49,10 +51,29 @@ class DraftingWorker(FakeWorker):
         # Largest count that was settled, and how many times a row settled none.
         self.largest_count = 0
         self.num_empty = 0
+        # What it drafts for a row whose output has so many tokens, where it has to report.
+        self.guess: Callable[[RowAdmission, int], Sequence[int]] = lambda admission, position: ()
+        # Of the step at hand, by row; and drafts of such rows that were right so far.
+        self._reported: dict[int, list[int]] = {}
+        self.num_right = 0
+        self.reported_step_id = 0
         # Tokens of each row's output so far: what the plan knows an upper bound of.
         self._num_output: dict[int, int] = {}
         # Drafts of a row for the step at hand, as the plan before it asked for.
         self._num_proposed = 0
+
+    def head_drafts(self, data: bytes) -> StepDrafts | None:
+        """What is reported of a plan when it is computed next; None: nothing."""
+        plan = StepPlan.decode(data)
+        forward = plan.forward
+        entries = zip(forward.rows.tolist(), (forward.counts - forward.known_counts - 1).tolist(), strict=True)
+        self._reported = {}
+        for row_index, count in entries if plan.num_masked else ():
+            if count > 0 and self.rows[row_index].admission.is_masked:
+                guessed = list(self.guess(self.rows[row_index].admission, self._num_output[row_index]))[:count]
+                self._reported[row_index] = guessed + [(7 * row_index) % VOCAB_SIZE] * (count - len(guessed))
+        tokens = np.array([token for drafts in self._reported.values() for token in drafts], np.int32)
+        return StepDrafts.decode(StepDrafts(plan.step_id, tokens).encode()) if self._reported else None
 
     def _forward(self, plan: StepPlan) -> list[tuple[Row, int]]:
         """Computes a plan's entries; a decode computes its row's last token and drawn drafts."""
@@ -108,6 +129,11 @@ class DraftingWorker(FakeWorker):
     def _settle_decode(self, row_index: int, most: int, bound: int) -> _Draw:
         row, position = self.rows[row_index], self._num_output[row_index]
         assert row.num_computed is not None and position <= bound, "an output's position is an upper bound"
+        if row_index in self._reported:
+            assert len(self._reported[row_index]) == most - 1, "the engine has heard of another plan"
+            drawn = self._settle(row_index, row, row.num_computed + 1, position, most, self._reported[row_index])
+            self.num_right += len(drawn.tokens) - 1
+            return drawn
         count = self.choose_count(most)
         assert 0 <= count <= most
         self.largest_count, self.num_empty = max(self.largest_count, count), self.num_empty + (count == 0)
@@ -115,26 +141,39 @@ class DraftingWorker(FakeWorker):
             return _Draw([], [], row.admission.num_logprobs)
         return self._settle(row_index, row, row.num_computed + 1, position, count)
 
-    def _settle(self, row_index: int, source: Row, num_tokens: int, position: int, count: int) -> _Draw:
-        """Draws so many tokens, each from the slots of those before it, which it writes."""
+    def _settle(
+        self,
+        row_index: int,
+        source: Row,
+        num_tokens: int,
+        position: int,
+        count: int,
+        drafts: Sequence[int] | None = None,
+    ) -> _Draw:
+        """Draws so many tokens, each from the slots of those before it, which it writes.
+
+        With drafts it stops at the first that is not drawn.
+        """
         row, admission = self.rows[row_index], self.rows[row_index].admission
         drawn = _Draw([], [], admission.num_logprobs)
         slots = [self._read(source, p) for p in range(num_tokens)]
         assert GARBAGE not in slots, "what a rejected draft left is read"
         assert [self._read(row, p) for p in range(num_tokens)] == slots, "a fork sees what it was forked from"
-        assert count == 1 or row_index not in self._allowed, "a mask is that of one draw"
+        assert drafts is not None or count == 1 or (row_index, 0) not in self._allowed, "there is a mask for each draw"
         for index in range(count):
             if row_index in self.non_finite_rows:
                 drawn.tokens.append(0)
                 drawn.ok.append(0)
                 break
             token = draw(slots, admission.sampling.seed, admission.output_index, position + index, tuple(row.history))
-            token = self._masked(row_index, token)
+            token = self._masked(row_index, token, index)
             drawn.tokens.append(token)
             drawn.ok.append(1)
             row.last_token = token
             if admission.sampling.needs_history:
                 row.history.append(token)
+            if drafts is not None and index + 1 < count and token != drafts[index]:
+                break
             if index + 1 < count:
                 slots.append(chain(slots[-1], token))
                 self._write(row, num_tokens + index, slots[-1])

@@ -190,8 +190,8 @@ class FakeWorker:
         self.masks: dict[int, StepMasks] = {}
         # Tokens of outputs that it did not draw.
         self.num_forced = 0
-        # Of the step at hand: the tokens that rows with a mask may draw.
-        self._allowed: dict[int, list[int]] = {}
+        # Of the step at hand: the tokens that rows with a mask may draw, behind so many drafts.
+        self._allowed: dict[tuple[int, int], list[int]] = {}
 
     def push(self, plan: StepPlan) -> None:
         encoded = plan.encode()
@@ -229,12 +229,15 @@ class FakeWorker:
 
     def _read_masks(self, plan: StepPlan) -> None:
         masks = self.masks.pop(plan.step_id, None)
-        rows = plan.sample.rows[masks.samples].tolist() if masks is not None else []
-        self._allowed = {row: allowed_tokens(masks.masks[i]) for i, row in enumerate(rows) if masks is not None}
+        self._allowed = {}
+        if masks is not None:
+            draws = zip(plan.sample.rows[masks.samples].tolist(), masks.places.tolist(), masks.masks, strict=True)
+            self._allowed = {(row, place): allowed_tokens(words) for row, place, words in draws}
+            assert len(self._allowed) == masks.samples.size, "a draw has two masks"
 
-    def _masked(self, row: int, token: int) -> int:
+    def _masked(self, row: int, token: int, place: int = 0) -> int:
         """What is drawn instead of a token that a mask may exclude."""
-        return choose(self._allowed.get(row), token)
+        return choose(self._allowed.get((row, place)), token)
 
     def _move_rows(self, plan: StepPlan) -> None:
         for row in plan.released_rows.tolist():

@@ -171,7 +171,7 @@ def test_the_plan_waits_for_masks_that_may_say_what_must_come(grammars: list[Com
     assert harness.engine.plan() is not None
     [call] = harness.engine.take_mask_calls()
     assert harness.engine.plan() is None
-    harness.engine.masks_done(call, [job.grammar.fill_mask(_words(), *job[2:]) for job in call.jobs])  # type: ignore[attr-defined]
+    harness.engine.masks_done(call, [job.grammar.fill_mask(_words(), *job[2:7]) for job in call.jobs])  # type: ignore[attr-defined]
     plan = harness.engine.plan()
     assert plan is not None and plan.forward.forced_counts.size == 1
     assert beside.done is None

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
+from tests.engine.masked_harness import report_drafts
 from tests.support.examples import examples
 
 from headrace_backend.engine.events import EndReason
@@ -51,6 +52,7 @@ class MaskingHarness(Harness):
 
     def plan(self) -> bool:
         planned = super().plan()
+        report_drafts(self)
         self.take_masks()
         return planned
 
@@ -58,6 +60,7 @@ class MaskingHarness(Harness):
         step = StepPlan.decode(self.worker.plans[0])
         assert not step.num_masked or step.step_id in self.masks, "a step waits for masks that nobody asks for"
         super().settle()
+        report_drafts(self)
         self.take_masks()
 
     def replace_worker(self, pause_ns: int = 1_000) -> None:

@@ -220,7 +220,15 @@ def test_the_answer_begins_as_it_must_behind_a_section_that_was_ended() -> None:
     reader = harness.add(asked(reasoning, max_tokens=40, seed=3))
     harness.run()
     assert tokens_of(reader)[3:7] == [8, 4, 5, 6]
-    assert harness.num_masks == 4
+    assert harness.num_masks == 1
+
+
+@pytest.mark.parametrize("death", range(1, 14))
+def test_a_worker_that_is_lost_within_an_end_marker_has_it_written_again(death: int) -> None:
+    reasoning = Reasoning((1,), (8, 9, 10, 11), 4, begins_inside=True)
+    spec = asked(reasoning, max_tokens=20, seed=3)
+    [(_, reader)] = MaskedHarness().serve([(spec, 14)], {death})
+    assert tokens_of(reader) == expected_tokens(spec, 0, lambda tokens: allowed(reasoning, tokens))
 
 
 def test_a_form_begins_behind_the_closing_tokens(answer: CompiledGrammar) -> None:

@@ -30,7 +30,7 @@ class Ranks:
         self.group = WorkerGroup(launch, self._take)
         self.processes = list(self.group.pids)
 
-    def _take(self, payloads: list[bytes]) -> None:
+    def _take(self, payloads: list[bytes], drafts: list[bytes]) -> None:
         self.results += [StepResult.decode(payload) for payload in payloads]
 
     async def end(self) -> list[int]:

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 
+from headrace_backend.step.drafts import StepDrafts
 from headrace_backend.step.messages import Notice, RecordKind, decode_message
 from headrace_backend.step.plan import StepResult
 from headrace_backend.step.ring import RingReader, RingWriter, create_ring
@@ -22,6 +23,8 @@ def test_only_late_work_is_reported() -> None:
         channel.send_result(
             StepResult(step_id, 0, 0, np.array([5], np.int32), np.ones(1, np.uint8), late_work=late_work)
         )
+    # All ranks draft the same, and one of them says what.
+    channel.send_drafts(StepDrafts(6, np.array([7, 8], np.int32)))
     found = []
     while (record := reader.try_read()) is not None:
         kind, payload = record

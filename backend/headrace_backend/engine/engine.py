@@ -9,6 +9,7 @@ happens. One thread drives it:
                             (validation, admission, request_table, readers)
     plan() -> StepPlan      what the workers compute next
                             (scheduler, kv_cache_manager, plan_builder)
+    take_drafts(StepDrafts) what rows with grammars have drafted (masks)
     take_mask_calls()       which tokens rows with grammars may draw: what to compute (masks)
     settle(StepResult)      tokens -> stops -> token log -> outboxes (settlement, endings)
     take_outboxes()         what the services are sent (outbox)
@@ -76,6 +77,7 @@ from headrace_backend.engine.scheduling.step_time import StepTimeModel
 from headrace_backend.engine.scheduling.token_budget import StepLimits, TokenBudget
 from headrace_backend.engine.settlement import Settlement
 from headrace_backend.engine.step_log import StepLog
+from headrace_backend.step.drafts import StepDrafts
 from headrace_backend.step.plan import StepPlan, StepResult
 
 # With one pipeline stage.
@@ -480,6 +482,15 @@ class Engine:
 
     # Masks of rows with grammars.
 
+    def take_drafts(self, drafts: StepDrafts) -> None:
+        """Takes what rows with grammars have drafted for a step that was planned.
+
+        Raises:
+            ValueError: It is not what the step was planned with. The worker is not to be trusted
+                any more.
+        """
+        self._masks.take_drafts(drafts, self._model.vocab_size)
+
     def take_mask_calls(self) -> list[MaskCall]:
         """Masks that planned steps wait for and that can be computed now, each once.
 
@@ -586,7 +597,7 @@ class Engine:
         not be planned so late that the device waits for it. With pipeline stages other rows' steps
         go on meanwhile.
         """
-        return bool(self._masks.num_awaited and self._in_flight and self._num_stages == 1)
+        return self._masks.are_awaited and bool(self._in_flight) and self._num_stages == 1
 
     def _gains_by_waiting(self) -> bool:
         """Whether a request that arrives while a step is in flight could join the next step.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class OutputGrammar(Protocol):
@@ -47,10 +47,16 @@ class MaskState(enum.Enum):
 class MaskOutcome:
     """What came of one job."""
 
-    __slots__ = ("error", "forced", "next_masked", "state")
+    __slots__ = ("end", "error", "forced", "masked_places", "next_masked", "state")
 
     def __init__(
-        self, state: MaskState, error: str = "", next_masked: int = 0, forced: array[int] | None = None
+        self,
+        state: MaskState,
+        error: str = "",
+        next_masked: int = 0,
+        forced: array[int] | None = None,
+        masked_places: tuple[int, ...] | None = None,
+        end: DraftedEnd | None = None,
     ) -> None:
         """Takes what is to be known of a job.
 
@@ -60,11 +66,38 @@ class MaskOutcome:
             next_masked: Position of the next draw that may have a mask.
             forced: Tokens that must be drawn, from the job's draw on, which the place follows
                 already; None: it may be one of several.
+            masked_places: Draws that have a mask: 0 is the job's, i the one behind its first i
+                drafts; None: the job's alone, if the state says that it has one.
+            end: End of the output if the job's drafts are right; None: it does not end there.
         """
         self.state = state
         self.error = error
         self.next_masked = next_masked
         self.forced = forced
+        self.masked_places = masked_places if masked_places is not None else _masked_alone(state)
+        self.end = end
+
+    def along(self, masked_places: tuple[int, ...], end: DraftedEnd | None) -> MaskOutcome:
+        """This outcome with what is known of the draws behind the job's drafts.
+
+        Args:
+            masked_places: Draws that have a mask, as of the constructor.
+            end: End of the output if the drafts are right; None: it does not end there.
+        """
+        return MaskOutcome(self.state, self.error, self.next_masked, self.forced, masked_places, end)
+
+
+class DraftedEnd(NamedTuple):
+    """An output that ends behind drafts, where these are right: nothing can be drawn there."""
+
+    # So many drafts.
+    num_drafts: int
+    # It is whole, or its grammar failed.
+    outcome: MaskOutcome
+
+
+def _masked_alone(state: MaskState) -> tuple[int, ...]:
+    return (0,) if state is MaskState.MASKED else ()
 
 
 MASKED = MaskOutcome(MaskState.MASKED)

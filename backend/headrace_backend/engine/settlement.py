@@ -27,6 +27,7 @@ from headrace_backend.engine.requests.request_table import RequestTable
 from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
 from headrace_backend.engine.requests.token_log import TokenLogprobs
 from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
+from headrace_backend.engine.scheduling.masks import grammar_end
 from headrace_backend.engine.scheduling.plan_builder import InFlightStep
 from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.step.plan import StepResult
@@ -93,13 +94,14 @@ class Settlement:
             self._end_poisoned(sequence, now_ns)
         if step.prompt_runs:
             self._report_prompts(step, result, now_ns)
+        is_known = bool(step.forced or step.ends)
         owners = step.samples if counts is None else self._settle_counts(step, counts)
         for index, (sequence, token) in enumerate(zip(owners, tokens, strict=True)):
             if sequence.ended:
                 continue
             if sequence.request.last_step_id != step_id:
                 self._count_step(sequence.request, step_id)
-            if step.forced and sequence in step.forced and self._settle_forced(sequence, step.forced[sequence], now_ns):
+            if is_known and self._settle_known(step, sequence, now_ns):
                 continue
             if token < 0:
                 self._end_with_error(sequence, now_ns)
@@ -161,7 +163,29 @@ class Settlement:
             ledger.accepted_tokens += max(count - 1, 0)
             sequence.forget_unsettled(most - count)
             self._draft_lengths.note(sequence.acceptance, most - 1, count)
+        for sequence in step.unsure:
+            sequence.num_unsure_steps -= 1
+        for sequence, count in step.forgotten.items():
+            if not sequence.ended:
+                sequence.forget_unsettled(-count)
         return owners
+
+    def _settle_known(self, step: InFlightStep, sequence: Sequence, now_ns: int) -> bool:
+        """Settles what was known of an output before its next token was drawn.
+
+        Returns whether the output ended with it.
+        """
+        if sequence in step.forced:
+            return self._settle_forced(sequence, step.forced[sequence], now_ns)
+        return sequence in step.ends and self._ends_here(step, sequence, now_ns)
+
+    def _ends_here(self, step: InFlightStep, sequence: Sequence, now_ns: int) -> bool:
+        """Whether the output ends before its next token, as its drafts were right up to there."""
+        num_tokens, outcome = step.ends[sequence]
+        if len(sequence.tokens) < num_tokens:
+            return False
+        self._endings.end_output(sequence, grammar_end(sequence, outcome), now_ns)
+        return True
 
     def _settle_forced(self, sequence: Sequence, tokens: array[int], now_ns: int) -> bool:
         """Appends tokens that nobody drew; returns whether the output ended with one of them."""

@@ -20,7 +20,8 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from headrace_backend.engine.answers import LossOutcome
 from headrace_backend.engine.engine import Engine
@@ -29,6 +30,7 @@ from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.engine.scheduling.masks import MaskCall
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.precise_timer import PreciseTimer
+from headrace_backend.step.drafts import StepDrafts
 from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.messages import RecordKind
 from headrace_backend.step.plan import StepResult
@@ -40,6 +42,7 @@ _BUSY_TICK_S = 0.05
 _IDLE_TICK_S = 1.0
 _MIN_TICK_S = 0.001
 
+_Record = TypeVar("_Record", StepDrafts, StepResult)
 
 # Takes what is to be sent, by stream id.
 Deliver = Callable[[dict[int, Outbox]], None]
@@ -157,23 +160,24 @@ class EngineLoop:
             self._guarded(lose)
         return outcome
 
-    def on_results(self, payloads: list[bytes]) -> None:
-        """Takes step results, in order, as bytes.
+    def on_results(self, payloads: list[bytes], drafts: Sequence[bytes] = ()) -> None:
+        """Takes step results, in order, as bytes, and drafts of steps that have none yet.
 
         Raises:
-            ValueError: One is not the result of the oldest step in flight: the workers are not to
-                be trusted any more.
+            ValueError: One is not the result of the oldest step in flight, or drafts are not those
+                of their step: the workers are not to be trusted any more.
         """
         bad: ValueError | None = None
 
         def settle() -> None:
             nonlocal bad
-            for payload in payloads:
-                try:
-                    self.engine.settle(_decoded(payload))
-                except ValueError as error:
-                    bad = error
-                    return
+            try:
+                for payload in drafts:
+                    self.engine.take_drafts(_decoded(StepDrafts, payload))
+                for payload in payloads:
+                    self.engine.settle(_decoded(StepResult, payload))
+            except ValueError as error:
+                bad = error
 
         if self._send is not None:
             self._guarded(settle)
@@ -281,8 +285,8 @@ class EngineLoop:
         return min(max((deadline_ns - self._clock()) / 1e9, _MIN_TICK_S), _BUSY_TICK_S)
 
 
-def _decoded(payload: bytes) -> StepResult:
+def _decoded(kind: type[_Record], payload: bytes) -> _Record:
     try:
-        return StepResult.decode(payload)
+        return kind.decode(payload)
     except struct.error as error:
-        raise ValueError("a step result that can't be read") from error
+        raise ValueError(f"a {kind.__name__} that can't be read") from error

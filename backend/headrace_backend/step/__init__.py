@@ -10,6 +10,8 @@ writing one costs a copy and reading one costs nothing. The way of one step:
 
     plan          columns of a step plan and of a step result, and their byte form
     plan_bytes    how many bytes a step plan may take: sizes the rings, and bounds admissions
+    masks         which tokens rows with a grammar may draw, behind the plan of their step
+    drafts        what such rows have drafted, as the masks of draws behind drafts need it
     messages      rare messages beside the steps: start-up progress, memory plan, readiness, failure
     ring          the transport: records of bytes in shared memory, one writer, several readers
     rank_board    counters by which the server sees how far each rank is

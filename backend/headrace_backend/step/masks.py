@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from headrace_backend.step.plan import Int32Column, StepPlan
 
-# Step id, masked samples, words of a mask.
+# Step id, masks, words of a mask.
 _HEADER = struct.Struct("<QII")
 _INT = 4
 _BITS = 32
@@ -30,19 +30,21 @@ def mask_words(vocab_size: int) -> int:
     return -(-vocab_size // _BITS)
 
 
-def max_masks_bytes(num_rows: int, vocab_size: int) -> int:
-    """Bytes of the largest record: every row has a mask."""
-    return _HEADER.size + _INT * num_rows * (1 + mask_words(vocab_size))
+def max_masks_bytes(num_draws: int, vocab_size: int) -> int:
+    """Bytes of the largest record: each of `num_draws` draws has a mask."""
+    return _HEADER.size + _INT * num_draws * (2 + mask_words(vocab_size))
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class StepMasks:
-    """Masks of the samples of one step that have some."""
+    """Masks of the draws of one step that have some."""
 
     step_id: int
-    # [num_masked] which samples of the plan, each at most once. Samples of rows with a grammar that
-    # are missing are drawn without a mask: their outputs have ended, and the token is dropped.
+    # [num_masked] which samples of the plan, and which draw of each: 0 is its first, i the one
+    # behind i drafts. A sample of a row with a grammar that is missing is drawn without a mask: its
+    # output has ended, and the token is dropped. So is a draw behind a draft that can't be right.
     samples: Int32Column
+    places: Int32Column
     # [num_masked, words] bit t % 32 of word t // 32 says whether token t may be drawn.
     masks: npt.NDArray[np.int32]
 
@@ -50,28 +52,38 @@ class StepMasks:
         """Encodes the masks as bytes: a header, then the columns."""
         header = _HEADER.pack(self.step_id, *self.masks.shape)
         # Masks of many rows are megabytes, which are copied once.
-        return b"".join([header, np.ascontiguousarray(self.samples).data, np.ascontiguousarray(self.masks).data])
+        columns = (self.samples, self.places, self.masks)
+        return b"".join([header, *(np.ascontiguousarray(column).data for column in columns)])
 
-    def at(self, places: Int32Column) -> StepMasks:
-        """Masks of a worker that drafts, where sample i of the plan is draw `places[i]`."""
-        return dataclasses.replace(self, samples=places[self.samples])
+    def at(self, firsts: Int32Column) -> StepMasks:
+        """Masks by draw, for a worker that drafts.
+
+        Args:
+            firsts: [num_samples] the first draw of each sample of the plan.
+
+        Returns:
+            Masks of a plan in which each draw is a sample of its own.
+        """
+        return dataclasses.replace(self, samples=firsts[self.samples] + self.places, places=np.zeros_like(self.places))
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> StepMasks:
         """Reads what `encode` wrote. The columns are views of `data`, which must outlive them."""
         step_id, num_masked, words = _HEADER.unpack_from(data)
-        samples = np.frombuffer(data, np.int32, num_masked, _HEADER.size)
-        masks = np.frombuffer(data, np.int32, num_masked * words, _HEADER.size + _INT * num_masked)
-        return cls(step_id, samples, masks.reshape(num_masked, words))
+        samples, places = np.frombuffer(data, np.int32, 2 * num_masked, _HEADER.size).reshape(2, num_masked)
+        masks = np.frombuffer(data, np.int32, num_masked * words, _HEADER.size + 2 * _INT * num_masked)
+        return cls(step_id, samples, places, masks.reshape(num_masked, words))
 
 
 def open_masks(plan: StepPlan, vocab_size: int) -> StepMasks:
-    """Masks that allow every token to every draw of a plan."""
+    """Masks that allow every token to the first draw of each sample of a plan."""
     num_samples = plan.sample.rows.size
     masks = np.full((num_samples, mask_words(vocab_size)), -1, np.int32)
-    return StepMasks(plan.step_id, np.arange(num_samples, dtype=np.int32), masks)
+    samples = np.arange(num_samples, dtype=np.int32)
+    return StepMasks(plan.step_id, samples, np.zeros_like(samples), masks)
 
 
 def no_masks(step_id: int, vocab_size: int) -> StepMasks:
     """Masks of a step in which nobody needs one any more."""
-    return StepMasks(step_id, np.empty(0, np.int32), np.empty((0, mask_words(vocab_size)), np.int32))
+    nothing = np.empty(0, np.int32)
+    return StepMasks(step_id, nothing, nothing, np.empty((0, mask_words(vocab_size)), np.int32))

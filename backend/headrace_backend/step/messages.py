@@ -22,6 +22,7 @@ class RecordKind(enum.IntEnum):
     RESET = 5  # engine -> worker, empty: after StepRaised, begin anew with an empty batch
     STEP_RESULT = 3  # worker -> engine, StepResult bytes
     MESSAGE = 4  # worker -> engine, a WorkerMessage
+    DRAFTS = 7  # worker -> engine, StepDrafts bytes: before the result of the same step
 
 
 class MemoryPlan(msgspec.Struct, tag="memory_plan", frozen=True):

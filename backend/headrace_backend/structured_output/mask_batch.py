@@ -2,8 +2,9 @@
 
 What a mask costs in Python is paid with the interpreter's lock held, while the engine's thread
 wants it too. So the library is given the places of a step together: their tokens in one call and
-their masks in another, for both of which it lets the lock go. What is left for each place is a few
-comparisons; all else is done with columns.
+their masks in another, for both of which it lets the lock go; the second goes along their drafts,
+if there are any, and back. What is left for each place is a few comparisons; all else is done with
+columns.
 
 Owns which places can be computed so, and the order. What a mask is, `output_place` knows. A place
 that is slow to compute is found out here and then computed by itself, where its time is counted.
@@ -11,6 +12,7 @@ that is slow to compute is found out here and then computed by itself, where its
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -19,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor
 
-from headrace_backend.engine.output_grammar import MASKED, MaskOutcome, MaskState
+from headrace_backend.engine.output_grammar import MASKED, DraftedEnd, MaskOutcome, MaskState
 from headrace_backend.engine.scheduling.masks import MaskJob
-from headrace_backend.structured_output.mask_bits import BITS, Words, only
-from headrace_backend.structured_output.output_place import AHEAD_NS, FREE_NS, MAX_AHEAD, OutputPlace, Stops
+from headrace_backend.structured_output.mask_bits import BITS, Words, allows, only
+from headrace_backend.structured_output.output_place import AHEAD_NS, FREE_NS, MAX_AHEAD, OutputPlace, Stops, finished
 from headrace_backend.structured_output.reasoning_place import ReasoningPlace
 
 # What an ordinary mask may take beside others, in the thread that computes it.
@@ -33,21 +35,31 @@ _HEAD_WORDS: Final = 16
 
 
 class BatchRow(NamedTuple):
-    """A place whose mask is computed beside others'."""
+    """A place whose masks are computed beside others'."""
 
-    # Which job of the call it is, and which row of the masks.
+    # Which job of the call it is, and the first of its lines among the masks: one for its draw, and
+    # one for each that is drafted behind it.
     number: int
+    line: int
     place: OutputPlace
-    # The token that its matcher is to be given first, or none.
+    # The tokens that its matcher is to be given first.
     new: list[int]
     # Position of the draw in what the place follows.
     position: int
     stops: Stops
     looks_ahead: bool
+    # Drafts behind which there is another draw, as far as they may be.
+    drafts: list[int]
 
 
-def batch_row(index: int, job: MaskJob) -> BatchRow | None:
-    """The job as one of several; None: its mask is to be computed by itself."""
+def batch_row(index: int, job: MaskJob, line: int | None = None) -> BatchRow | None:
+    """The job as one of several; None: its masks are to be computed by themselves.
+
+    Args:
+        index: Which job of the call it is.
+        job: The job.
+        line: First of its lines among the masks; None: `index`, as each job has one.
+    """
     place, first, tokens, begins = job.grammar, job.first, job.tokens, 0
     if isinstance(place, ReasoningPlace):
         answer = place.answer_at(first, tokens)
@@ -58,46 +70,129 @@ def batch_row(index: int, job: MaskJob) -> BatchRow | None:
     new = place.begin(first, tokens)
     if new is None:
         return None
-    stops = Stops(job.stop_token_ids, job.min_tokens - begins)
-    return BatchRow(index, place, new, first + len(tokens), stops, job.looks_ahead)
+    stops, position = Stops(job.stop_token_ids, job.min_tokens - begins), first + len(tokens)
+    drafts = _before_end(job.drafts, place, stops, position)
+    return BatchRow(index, index if line is None else line, place, new, position, stops, job.looks_ahead, drafts)
 
 
-def fill_batch(executor: LLExecutor, rows: Sequence[BatchRow], words: Words) -> list[MaskOutcome]:
-    """Writes the masks of rows, each where its number says.
+def _before_end(drafts: Sequence[int], place: OutputPlace, stops: Stops, position: int) -> list[int]:
+    """The drafts before the first that would end the output; nothing is settled behind it."""
+    for index, draft in enumerate(drafts):
+        if draft in place.end_ids or stops.ends_with(draft, position + index):
+            return list(drafts[:index])
+    return list(drafts)
+
+
+def fill_batch(executor: LLExecutor, rows: Sequence[BatchRow], words: Words) -> list[MaskOutcome | None]:
+    """Writes the masks of rows, each in its lines.
 
     Args:
         executor: The library's threads.
         rows: At least one; their places differ.
-        words: int32 [num_jobs, num_words].
+        words: int32 [num_lines, num_words].
 
     Returns:
-        What came of each row.
+        What came of each row; None: its masks are to be computed by themselves.
     """
     began_ns = time.monotonic_ns()
-    indices = np.array([row.number for row in rows])
-    places = [row.place for row in rows]
-    _feed(executor, [(row.place, row.new[0]) for row in rows if row.new])
-    _write(executor, places, indices, words)
-    if time.monotonic_ns() - began_ns > FREE_NS + _USUAL_NS * len(rows):
-        for place in places:
-            place.watch()
-    allows, may_be_single = _looked_at(words[indices, :_HEAD_WORDS])
+    for index in range(max([len(row.new) for row in rows])):
+        _feed(executor, [(row.place, row.new[index]) for row in rows if len(row.new) > index])
+    accepting = _write_all(executor, rows, words)
+    if time.monotonic_ns() - began_ns > FREE_NS + _USUAL_NS * sum([1 + len(row.drafts) for row in rows]):
+        for row in rows:
+            row.place.watch()
+    outcomes: dict[int, MaskOutcome] = {}
+    intact = [row for row in rows if not (row.drafts and _was_broken(row.place))]
+    if intact:
+        outcomes = dict(zip([row.number for row in intact], _finished_first(executor, intact, words), strict=True))
+    for row in intact:
+        outcomes[row.number] = _whole(row, words, outcomes[row.number], accepting.get(row.number, ()))
+    return [outcomes.get(row.number) for row in rows]
+
+
+def _was_broken(place: OutputPlace) -> bool:
+    """Whether a matcher came upon an error, maybe on the way of its drafts only; it is renewed."""
+    if not place.matcher.is_error():
+        return False
+    place.renew()
+    return True
+
+
+def _finished_first(executor: LLExecutor, rows: Sequence[BatchRow], words: Words) -> list[MaskOutcome]:
+    """Makes the masks of rows' draws whole, and follows what must come."""
+    allow_some, may_be_single = _looked_at(words[[row.line for row in rows], :_HEAD_WORDS])
     outcomes = [
-        row.place.finish(words[row.number], row.stops, True if some else None)
-        for row, some in zip(rows, allows, strict=True)
+        row.place.finish(words[row.line], row.stops, True if some else None)
+        for row, some in zip(rows, allow_some, strict=True)
     ]
     ahead = [
         (row, token)
         for row, outcome, single in zip(rows, outcomes, may_be_single, strict=True)
-        if single and row.looks_ahead and outcome is MASKED and (token := only(words[row.number])) is not None
+        if single and row.looks_ahead and outcome is MASKED and (token := only(words[row.line])) is not None
     ]
     if ahead:
         _look_ahead(executor, ahead, words.shape[1], time.monotonic_ns() + AHEAD_NS)
-    forced = [row.place.known_from(row.position) for row in rows]
-    return [
-        MaskOutcome(MaskState.MASKED, forced=known) if known and outcome is MASKED else outcome
-        for outcome, known in zip(outcomes, forced, strict=True)
-    ]
+    return outcomes
+
+
+def _whole(row: BatchRow, words: Words, outcome: MaskOutcome, accepting: Sequence[bool]) -> MaskOutcome:
+    """What came of a row, with what must come and what is known behind its drafts."""
+    if outcome is not MASKED:
+        return outcome
+    known = row.place.known_from(row.position)
+    found = MaskOutcome(MaskState.MASKED, forced=known) if known else outcome
+    return _along_drafts(row, words, found, accepting) if accepting else found
+
+
+def _along_drafts(row: BatchRow, words: Words, outcome: MaskOutcome, accepting: Sequence[bool]) -> MaskOutcome:
+    """Makes the masks behind a row's drafts whole.
+
+    Args:
+        row: A row with drafts.
+        words: Its masks behind drafts are as the library has written them, zero where it came to a
+            draft that may not be drawn.
+        outcome: What came of the row's draw.
+        accepting: Whether the grammar may end behind each draft.
+    """
+    masked, end = [0], None
+    for index, draft in enumerate(row.drafts):
+        if not allows(words[row.line + index], draft):
+            break
+        num_before = row.position + index + 1
+        behind = finished(words[row.line + index + 1], row.stops, num_before, accepting[index])
+        if behind is not MASKED:
+            end = DraftedEnd(index + 1, behind)
+            break
+        masked.append(index + 1)
+    return outcome.along(tuple(masked), end)
+
+
+def _write_all(executor: LLExecutor, rows: Sequence[BatchRow], words: Words) -> dict[int, Sequence[bool]]:
+    """Writes the masks of rows, those behind drafts too, without the model's end-of-text tokens.
+
+    Args:
+        executor: The library's threads.
+        rows: At least one.
+        words: int32 [num_lines, num_words].
+
+    Returns:
+        By the number of each row with drafts whether its grammar may end behind each of them.
+    """
+    drafted, plain = [row for row in rows if row.drafts], [row for row in rows if not row.drafts]
+    if plain:
+        _write(executor, [row.place for row in plain], np.array([row.line for row in plain]), words)
+    if not drafted:
+        return {}
+    lines = np.array([row.line for row in drafted])
+    behind = np.concatenate([np.arange(len(row.drafts)) + row.line + 1 for row in drafted])
+    words[behind] = 0
+    wanted = [(row.place.matcher, row.line, row.drafts) for row in drafted]
+    executor.unsafe_compute_mask_ptr_with_draft_token(wanted, words.ctypes.data, words.strides[0], len(words))
+    # The library allows these tokens where the grammar may end, and only there.
+    token = next(iter(drafted[0].place.end_ids))
+    accepting = iter((words[behind, token // BITS] >> token % BITS & 1).astype(bool).tolist())
+    _remove_ends(drafted[0].place, np.concatenate((lines, behind)), words)
+    return {row.number: list(itertools.islice(accepting, len(row.drafts))) for row in drafted}
 
 
 def _feed(executor: LLExecutor, tokens: Sequence[tuple[OutputPlace, int]]) -> None:
@@ -115,8 +210,13 @@ def _write(executor: LLExecutor, places: Sequence[OutputPlace], rows: npt.NDArra
     wanted = [(place.matcher, row) for place, row in zip(places, rows.tolist(), strict=True)]
     executor.unsafe_compute_mask_ptr(wanted, words.ctypes.data, words.strides[0], len(words))
     # All places are of one model.
-    for token in places[0].end_ids:
-        words[rows, token // BITS] &= np.uint32(~(1 << token % BITS) & 0xFFFFFFFF).view(np.int32)
+    _remove_ends(places[0], rows, words)
+
+
+def _remove_ends(place: OutputPlace, lines: npt.NDArray[np.int64], words: Words) -> None:
+    """Takes the end-of-text tokens of a place's model away from some masks."""
+    for token in place.end_ids:
+        words[lines, token // BITS] &= np.uint32(~(1 << token % BITS) & 0xFFFFFFFF).view(np.int32)
 
 
 def _looked_at(head: Words) -> tuple[list[bool], list[bool]]:

@@ -24,6 +24,11 @@ def remove(words: Words, tokens: Collection[int]) -> None:
     np.bitwise_and.at(words.view(np.uint32), places, ~bits)
 
 
+def allows(words: Words, token: int) -> bool:
+    """Whether a token may be drawn."""
+    return bool(int(words[token // BITS]) >> token % BITS & 1)
+
+
 def only(words: Words) -> int | None:
     """The token that is the only one allowed; None: none is, or several are."""
     bits = words.view(np.uint32)

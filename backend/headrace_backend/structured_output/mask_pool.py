@@ -9,6 +9,7 @@ releases the interpreter's lock, so that the engine's thread goes on.
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,9 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from headrace_backend.engine.output_grammar import MaskOutcome, MaskState
+from headrace_backend.engine.output_grammar import MaskOutcome
 from headrace_backend.engine.scheduling.masks import MaskCall, MaskJob
 from headrace_backend.step.masks import StepMasks, mask_words
+from headrace_backend.structured_output.drafted_places import fill_drafted
 from headrace_backend.structured_output.mask_batch import batch_row, fill_batch
 from headrace_backend.structured_output.mask_bits import Words
 from headrace_backend.structured_output.output_place import OutputPlace, failed
@@ -64,40 +66,60 @@ class MaskPool:
     # In its thread.
 
     def _compute(self, call: MaskCall, done: Computed) -> None:
-        words = np.empty((len(call.jobs), self._num_words), np.int32)
+        counts = [1 + len(job.drafts) for job in call.jobs]
+        firsts = [end - count for end, count in zip(itertools.accumulate(counts), counts, strict=True)]
+        words = np.empty((sum(counts), self._num_words), np.int32)
         try:
-            outcomes = self._filled(call.jobs, words)
+            outcomes = self._filled(call.jobs, firsts, words)
         # The library makes errors of single places of its panics. This is a mistake of all, of
         # which the step must not wait for masks for ever.
         except BaseException as error:
             outcomes = [failed(type(error).__name__) for _ in call.jobs]
-        _finish(call, words, outcomes, done)
+        done(call, step_masks(call, firsts, words, outcomes), outcomes)
 
-    def _filled(self, jobs: Sequence[MaskJob], words: Words) -> list[MaskOutcome]:
-        rows = [batch_row(number, job) for number, job in enumerate(jobs)]
+    def _filled(self, jobs: Sequence[MaskJob], firsts: Sequence[int], words: Words) -> list[MaskOutcome]:
+        lines = [words[first : first + 1 + len(job.drafts)] for first, job in zip(firsts, jobs, strict=True)]
+        rows = [batch_row(number, job, firsts[number]) for number, job in enumerate(jobs)]
         alone = [number for number, row in enumerate(rows) if row is None]
         # The map has begun before it is waited for.
-        waited = self._alone.map(fill_alone, [jobs[number] for number in alone], [words[number] for number in alone])
+        waited = self._alone.map(fill_alone, [jobs[number] for number in alone], [lines[number] for number in alone])
         outcomes: dict[int, MaskOutcome] = {}
         if together := [row for row in rows if row is not None]:
-            filled = fill_batch(self._library, together, words)
-            outcomes |= {row.number: outcome for row, outcome in zip(together, filled, strict=True)}
+            for row, outcome in zip(together, fill_batch(self._library, together, words), strict=True):
+                number = row.number
+                outcomes[number] = fill_alone(jobs[number], lines[number]) if outcome is None else outcome
         outcomes |= zip(alone, waited, strict=True)
         return [outcomes[number] for number in range(len(jobs))]
 
 
-def fill_alone(job: MaskJob, row: Words) -> MaskOutcome:
-    """One mask. Whatever goes wrong is that output's own failure."""
+def fill_alone(job: MaskJob, lines: Words) -> MaskOutcome:
+    """The masks of one job, int32 [1 + num_drafts, num_words].
+
+    Whatever goes wrong is that output's own failure.
+    """
     place = job.grammar
     assert isinstance(place, OutputPlace | ReasoningPlace), "grammars are compiled by this room"
     try:
-        return place.fill_mask(row, job.first, job.tokens, job.stop_token_ids, job.min_tokens, job.looks_ahead)
+        outcome = place.fill_mask(lines[0], job.first, job.tokens, job.stop_token_ids, job.min_tokens, job.looks_ahead)
+        return fill_drafted(place, job, lines, outcome) if job.drafts else outcome
     # A panic of the library's is no Exception.
     except BaseException as error:
         return failed(type(error).__name__)
 
 
-def _finish(call: MaskCall, words: Words, outcomes: list[MaskOutcome], done: Computed) -> None:
-    masked = [index for index, outcome in enumerate(outcomes) if outcome.state is MaskState.MASKED]
-    samples = np.array([call.jobs[index].sample for index in masked], np.int32)
-    done(call, StepMasks(call.step_id, samples, words if len(masked) == len(words) else words[masked]), outcomes)
+def step_masks(call: MaskCall, firsts: Sequence[int], words: Words, outcomes: Sequence[MaskOutcome]) -> StepMasks:
+    """The masks among the lines of a call, as they go to the workers.
+
+    Args:
+        call: What was asked for.
+        firsts: The first line of each job.
+        words: int32 [num_lines, num_words].
+        outcomes: What came of each job.
+    """
+    found = [
+        (job.sample, place, first + place)
+        for job, first, outcome in zip(call.jobs, firsts, outcomes, strict=True)
+        for place in outcome.masked_places
+    ]
+    samples, places, lines = np.array(found, np.int32).reshape(-1, 3).T.copy()
+    return StepMasks(call.step_id, samples, places, words if len(found) == len(words) else words[lines])

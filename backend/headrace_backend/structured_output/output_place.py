@@ -8,6 +8,7 @@ whichever it is (`mask_pool`).
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from array import array
 from collections.abc import Collection
@@ -18,6 +19,7 @@ from llguidance import LLMatcher
 
 from headrace_backend.engine.output_grammar import COMPLETE, MASKED, MaskOutcome, MaskState
 from headrace_backend.structured_output.mask_bits import Words, add, only, remove
+from headrace_request.limits import MAX_DRAFTS
 
 # A mask that takes no more computing than this is paid by everybody; an output's masks may take so
 # much more in all. Ordinary ones take a tenth of a millisecond.
@@ -38,6 +40,20 @@ class Stops(NamedTuple):
     token_ids: frozenset[int]
     min_tokens: int
 
+    def ends_with(self, token: int, num_before: int) -> bool:
+        """Whether an output ends with a token that so many others precede."""
+        return token in self.token_ids and num_before >= self.min_tokens
+
+
+@dataclasses.dataclass(slots=True)
+class _Spent:
+    """What the masks of one output have taken."""
+
+    # Beyond what is free.
+    excess_ns: int = 0
+    # So many more masks are computed by themselves.
+    num_watched: int = 0
+
 
 class CompiledGrammar:
     """A grammar at its beginning, from which outputs begin."""
@@ -52,20 +68,20 @@ class CompiledGrammar:
 
     def new_output(self) -> OutputPlace:
         """An output's place at the grammar's beginning."""
-        return OutputPlace(self._matcher.deep_copy(), self._end_ids)
+        return OutputPlace(self._matcher, self._end_ids)
 
 
 class OutputPlace:
     """How far one output has come in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int]) -> None:
-        """Takes a matcher of its own."""
-        self._matcher = matcher
+    def __init__(self, start: LLMatcher, end_ids: frozenset[int]) -> None:
+        """Begins where `start` is, which is not changed."""
+        self._start = start
+        self._matcher = start.deep_copy()
         self._end_ids = end_ids
         # The output's tokens that the matcher was given; the last ones may not be drawn yet.
         self._known = array("i")
-        self._excess_ns = 0
-        self._num_watched = 0
+        self._spent = _Spent()
 
     @property
     def matcher(self) -> LLMatcher:
@@ -84,7 +100,20 @@ class OutputPlace:
 
     def watch(self) -> None:
         """Has the next masks computed by themselves, because one of several was slow."""
-        self._num_watched = max(self._num_watched, _NUM_WATCHED_AT_FIRST)
+        self._spent.num_watched = max(self._spent.num_watched, _NUM_WATCHED_AT_FIRST)
+
+    def copy(self) -> OutputPlace:
+        """A place that may go another way. What its masks take is this one's too."""
+        copied = OutputPlace(self._matcher, self._end_ids)
+        copied._start = self._start
+        copied._known = self._known[:]
+        copied._spent = self._spent
+        return copied
+
+    def renew(self) -> None:
+        """Makes the matcher anew, as one that has come upon an error stays in it."""
+        self._matcher = self._start.deep_copy()
+        self._matcher.consume_tokens(self._known.tolist())
 
     def fill_mask(
         self,
@@ -106,7 +135,7 @@ class OutputPlace:
             looks_ahead: Whether the outcome is to say which tokens must come.
         """
         began_ns = time.thread_time_ns()
-        self._num_watched = max(self._num_watched - 1, 0)
+        self._spent.num_watched = max(self._spent.num_watched - 1, 0)
         position, stops = first + len(tokens), Stops(stop_token_ids, min_tokens)
         if position < len(self._known):
             return self._fill_known(words, position)
@@ -118,10 +147,12 @@ class OutputPlace:
     def begin(self, first: int, tokens: array[int]) -> list[int] | None:
         """The tokens that the matcher is to be given before its mask is computed beside others'.
 
-        At most one. None: the mask is to be computed by itself.
+        At most as many as a step settles. None: the mask is to be computed by itself.
         """
         num_new = first + len(tokens) - len(self._known)
-        return None if self._num_watched or not 0 <= num_new <= 1 else tokens[len(tokens) - num_new :].tolist()
+        if self._spent.num_watched or not 0 <= num_new <= 1 + MAX_DRAFTS:
+            return None
+        return tokens[len(tokens) - num_new :].tolist()
 
     def fed(self, token: int) -> None:
         """Notes that the matcher was given a token and took it."""
@@ -147,23 +178,15 @@ class OutputPlace:
         matcher = self._matcher
         if matcher.is_error():
             return failed(matcher.get_error())
-        has_more = bool(words.any()) if has_more is None else has_more
-        accepts = matcher.is_accepting()
-        if accepts and len(self._known) >= stops.min_tokens:
-            # Which tokens end the output is the request's own to say.
-            add(words, stops.token_ids)
-            has_more = has_more or bool(stops.token_ids)
-        if has_more:
-            return MASKED
-        return COMPLETE if accepts else failed("no token of the model can follow")
+        return finished(words, stops, len(self._known), matcher.is_accepting(), has_more)
 
     def _paid(self, outcome: MaskOutcome, spent_ns: int) -> MaskOutcome:
         """What came of a mask, unless the output's masks have taken too much by now."""
         excess_ns = max(spent_ns - FREE_NS, 0)
         if excess_ns:
-            self._num_watched = _NUM_WATCHED
-        self._excess_ns += excess_ns
-        if self._excess_ns > _MAX_EXCESS_NS and outcome.state is MaskState.MASKED:
+            self._spent.num_watched = _NUM_WATCHED
+        self._spent.excess_ns += excess_ns
+        if self._spent.excess_ns > _MAX_EXCESS_NS and outcome.state is MaskState.MASKED:
             return failed(f"its masks took more than {_MAX_EXCESS_NS // 10**9} s of computing beyond what is usual")
         return outcome
 
@@ -207,6 +230,26 @@ class OutputPlace:
             token = only(following)
         forced = self._known[position:]
         return MaskOutcome(MaskState.MASKED, forced=forced) if forced else MASKED
+
+
+def finished(words: Words, stops: Stops, num_before: int, accepts: bool, has_more: bool | None = None) -> MaskOutcome:
+    """Makes a mask whole: `OutputPlace.finish`, where it is known what the matcher would say.
+
+    Args:
+        words: int32 [num_words].
+        stops: What ends the output.
+        num_before: Tokens before the draw.
+        accepts: Whether the grammar may end there.
+        has_more: Whether the mask allows any token; None: nobody has looked.
+    """
+    has_more = bool(words.any()) if has_more is None else has_more
+    if accepts and num_before >= stops.min_tokens:
+        # Which tokens end the output is the request's own to say.
+        add(words, stops.token_ids)
+        has_more = has_more or bool(stops.token_ids)
+    if has_more:
+        return MASKED
+    return COMPLETE if accepts else failed("no token of the model can follow")
 
 
 def failed(why: str) -> MaskOutcome:

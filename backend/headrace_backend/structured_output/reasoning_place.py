@@ -10,12 +10,13 @@ Owns which mask a draw has before, inside and behind the section. Does not own w
 
 from __future__ import annotations
 
+import copy
 from array import array
 from typing import Final
 
 from headrace_backend.engine.output_grammar import COMPLETE, MASKED, Grammar, MaskOutcome, MaskState
 from headrace_backend.structured_output.mask_bits import Words, add, remove
-from headrace_backend.structured_output.output_place import CompiledGrammar, OutputPlace
+from headrace_backend.structured_output.output_place import MAX_AHEAD, CompiledGrammar, OutputPlace
 from headrace_backend.structured_output.reasoning_section import ReasoningSection, Stage
 from headrace_request.reasoning import Reasoning
 
@@ -54,10 +55,19 @@ class ReasoningPlace:
     def __init__(self, reasoning: Reasoning, grammar: CompiledGrammar | None) -> None:
         """No token was drawn. `grammar` is that of the answer; None: any text."""
         self._section = ReasoningSection(reasoning, at_beginning=grammar is not None)
+        # The output's tokens that the section has seen; the last ones may not be drawn yet.
+        self._known = array("i")
         self._end_marker = frozenset(reasoning.end_ids)
         self._grammar = grammar
         # Follows the answer; before a section the whole output, which may turn out to have none.
         self._answer = None if grammar is None else grammar.new_output()
+
+    def copy(self) -> ReasoningPlace:
+        """A place that may go another way."""
+        copied = copy.copy(self)
+        copied._section, copied._known = self._section.copy(), self._known[:]
+        copied._answer = None if self._answer is None else self._answer.copy()
+        return copied
 
     def fill_mask(
         self,
@@ -69,13 +79,17 @@ class ReasoningPlace:
         looks_ahead: bool = False,
     ) -> MaskOutcome:
         """Writes the mask of the output's next draw, if it has one: `OutputPlace.fill_mask`."""
+        position = first + len(tokens)
+        if position < len(self._known):
+            return self._fill_known(words, position)
         self._feed(first, tokens)
         section, grammar = self._section, self._grammar
-        forced = section.forced
-        if forced is not None:
+        if section.forced is not None:
             words[:] = 0
-            add(words, (forced,))
-            return MASKED
+            add(words, (section.forced,))
+            if looks_ahead:
+                self._look_ahead(position, stop_token_ids)
+            return MaskOutcome(MaskState.MASKED, forced=self._known[position:] or None)
         if grammar is None:
             return MaskOutcome(MaskState.OPEN, next_masked=_next_forced(section))
         if section.stage is Stage.INSIDE:
@@ -111,12 +125,38 @@ class ReasoningPlace:
         """Has the section see the tokens that it does not know, up to its end."""
         section = self._section
         was_before = section.stage is Stage.BEFORE
-        for token in tokens[section.num_tokens - first :] if section.stage is not Stage.BEHIND else ():
-            section.feed(token)
+        for token in tokens[len(self._known) - first :] if section.stage is not Stage.BEHIND else ():
+            self._see(token)
             if section.stage is Stage.BEHIND:
                 break
         if was_before and section.has_begun and self._grammar is not None:
             self._answer = self._grammar.new_output()
+
+    def _see(self, token: int) -> None:
+        self._section.feed(token)
+        self._known.append(token)
+
+    def _fill_known(self, words: Words, position: int) -> MaskOutcome:
+        """The mask of a draw that was found to have one outcome before its turn came."""
+        words[:] = 0
+        add(words, self._known[position : position + 1])
+        return MaskOutcome(MaskState.MASKED, forced=self._known[position:])
+
+    def _look_ahead(self, position: int, stop_token_ids: frozenset[int]) -> None:
+        """Goes on through what the section must end with, as `OutputPlace` does.
+
+        The last token before an answer that has a grammar is left to be drawn: nothing may be able
+        to follow it.
+        """
+        while len(self._known) - position < MAX_AHEAD:
+            token = self._section.forced
+            if token is None or token in stop_token_ids:
+                return
+            behind = self._section.copy()
+            behind.feed(token)
+            if behind.stage is Stage.BEHIND and self._grammar is not None:
+                return
+            self._see(token)
 
     def _answer_mask(
         self,

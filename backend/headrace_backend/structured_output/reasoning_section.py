@@ -6,6 +6,7 @@ draw is `reasoning_place`.
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Sequence
 
@@ -36,6 +37,10 @@ class _MarkerSearch:
         self._borders = [0] * len(marker)
         for index in range(1, len(marker)):
             self._borders[index] = self._longest(self._borders[index - 1], marker[index])
+
+    def copy(self) -> _MarkerSearch:
+        """A search that may see other tokens."""
+        return copy.copy(self)
 
     def feed(self, token: int) -> bool:
         """Sees one more token; returns whether the marker is complete with it."""
@@ -71,6 +76,12 @@ class ReasoningSection:
         self._num_inside = 0
         # Position behind the section; 0 where there was none.
         self.answer_begins = 0
+
+    def copy(self) -> ReasoningSection:
+        """A section that may go on in another way."""
+        copied = copy.copy(self)
+        copied._start, copied._end = self._start.copy(), self._end.copy()
+        return copied
 
     def feed(self, token: int) -> None:
         """Sees the output's next token."""

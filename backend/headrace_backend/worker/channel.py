@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from headrace_backend.step.drafts import StepDrafts
 from headrace_backend.step.messages import LoadProgress, Notice, RecordKind, WorkerMessage, encode_message
 from headrace_backend.step.plan import StepResult
 from headrace_backend.step.ring import RingFull, RingReader, RingWriter
@@ -57,6 +58,10 @@ class Channel:
         """Answers a plan."""
         self._write(RecordKind.STEP_RESULT, result.encode())
 
+    def send_drafts(self, drafts: StepDrafts) -> None:
+        """Reports what rows with grammars have drafted for a step."""
+        self._write(RecordKind.DRAFTS, drafts.encode())
+
     def send_message(self, message: WorkerMessage) -> None:
         """Sends anything that is no step."""
         self._write(RecordKind.MESSAGE, encode_message(message))
@@ -98,3 +103,6 @@ class FollowerChannel(Channel):
         if result.late_work > self._reported_late_work:
             self._reported_late_work = result.late_work
             self.send_message(Notice(f"{result.late_work} kernels or graphs so far were made late, in a step"))
+
+    def send_drafts(self, drafts: StepDrafts) -> None:
+        """Reports nothing: all ranks draft the same."""

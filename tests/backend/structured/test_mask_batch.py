@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from array import array
@@ -27,6 +28,7 @@ from headrace_backend.structured_output.mask_pool import MaskPool, fill_alone
 from headrace_backend.structured_output.reasoning_place import behind_reasoning
 from headrace_backend.structured_output.stacks import STACK_BYTES, library_threads
 from headrace_model_folder import ModelFolder
+from headrace_request.limits import MAX_DRAFTS
 from headrace_request.reasoning import Reasoning
 from headrace_request.structured_output import StructuredOutput, choice
 
@@ -57,6 +59,15 @@ def library() -> LLExecutor:
     return library_threads(2)
 
 
+def allowed(words: np.ndarray) -> list[int]:
+    tokens: list[int] = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[:VOCAB]).tolist()
+    return tokens
+
+
+def end_of(outcome: MaskOutcome) -> tuple[int, MaskState] | None:
+    return None if outcome.end is None else (outcome.end.num_drafts, outcome.end.outcome.state)
+
+
 class Walk:
     """One output, followed twice: by itself and beside others."""
 
@@ -67,25 +78,44 @@ class Walk:
         self.num_given = 0
         self.ended = False
 
-    def job(self, sample: int, place: Any) -> MaskJob:
+    def job(self, sample: int, place: Any, drafts: tuple[int, ...] = ()) -> MaskJob:
         first = min(self.num_given, len(self.tokens))
-        return MaskJob(sample, place, first, self.tokens[first:], *self.asked)
+        return MaskJob(sample, place, first, self.tokens[first:], *self.asked, drafts)
 
-    def go_on(self, row: np.ndarray, outcome: MaskOutcome, draw: random.Random, garbage: bool) -> None:
-        """Draws one of the tokens that the mask allows, or one that it may not allow."""
+    def drafts(self, draw: random.Random) -> tuple[int, ...]:
+        """Tokens that may follow, for the most part."""
+        place, first, drafts = self.alone.copy(), min(self.num_given, len(self.tokens)), array("i")
+        for _ in range(draw.choice([0, 0, 1, 3, 8])):
+            words = np.zeros(mask_words(VOCAB), np.int32)
+            place.fill_mask(words, first, self.tokens[first:] + drafts, *self.asked[:2])
+            drafts.append(draw.choice(allowed(words) or [7]) if draw.random() < 0.9 else draw.randrange(VOCAB))
+        return tuple(drafts)
+
+    def go_on(self, job: MaskJob, lines: np.ndarray, outcome: MaskOutcome, draw: random.Random, garbage: bool) -> None:
+        """Draws tokens that the masks allow as far as drafts are right, or one that may not fit."""
         self.ended = outcome.state in (MaskState.COMPLETE, MaskState.FAILED)
         if self.ended:
             return
         self.num_given = len(self.tokens) + len(outcome.forced or ())
-        bits = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[:VOCAB])
-        token = draw.randrange(VOCAB) if garbage else draw.choice(bits.tolist())
-        if token in self.asked[0]:
-            self.ended = True
-        elif outcome.forced and draw.random() < 0.5:
+        if outcome.forced and draw.random() < 0.5:
             # The engine has computed them without drawing; of others each is drawn.
             self.tokens += outcome.forced
-        else:
+            return
+        for place, line in enumerate(lines):
+            self.ended = outcome.end is not None and outcome.end.num_drafts == place
+            if self.ended:
+                return
+            masked = allowed(line) if place in outcome.masked_places else list(range(VOCAB))
+            draft = job.drafts[place] if place < len(job.drafts) else -1
+            token = draft if draft in masked and draw.random() < 0.9 else draw.choice(masked)
+            token = draw.randrange(VOCAB) if garbage else token
+            stops, min_tokens, _ = self.asked
+            self.ended = token in stops and len(self.tokens) >= min_tokens
+            if self.ended:
+                return
             self.tokens.append(token)
+            if token != draft:
+                return
 
 
 @given(data=st.data())
@@ -102,35 +132,39 @@ def test_masks_side_by_side_are_those_of_each_place_alone(
         walks = [walk for walk in walks if not walk.ended]
         if not walks:
             return
-        together = np.empty((len(walks), mask_words(VOCAB)), np.int32)
-        jobs = [walk.job(index, walk.beside) for index, walk in enumerate(walks)]
-        rows = [batch_row(index, job) for index, job in enumerate(jobs)]
+        jobs = [walk.job(index, walk.beside, walk.drafts(draw)) for index, walk in enumerate(walks)]
+        firsts = list(itertools.accumulate([1 + len(job.drafts) for job in jobs], initial=0))
+        together = np.empty((firsts[-1], mask_words(VOCAB)), np.int32)
+        rows = [batch_row(index, job, firsts[index]) for index, job in enumerate(jobs)]
         beside_others = [row for row in rows if row is not None]
         outcomes = iter(fill_batch(library, beside_others, together) if beside_others else [])
         for index, (walk, row) in enumerate(zip(walks, rows, strict=True)):
-            beside = next(outcomes) if row is not None else fill_alone(jobs[index], together[index])
-            mask = np.empty_like(together[index])
-            alone = fill_alone(walk.job(index, walk.alone), mask)
+            lines = together[firsts[index] : firsts[index + 1]]
+            beside = (next(outcomes) if row is not None else None) or fill_alone(jobs[index], lines)
+            own = np.empty_like(lines)
+            alone = fill_alone(walk.job(index, walk.alone, jobs[index].drafts), own)
             assert (beside.state, beside.next_masked) == (alone.state, alone.next_masked), (beside.error, alone.error)
-            if alone.state is MaskState.MASKED:
-                np.testing.assert_array_equal(together[index], mask)
-                # Both go on as far as their time allows.
-                shorter = min(len(beside.forced or ()), len(alone.forced or ()))
-                assert (beside.forced or array("i"))[:shorter] == (alone.forced or array("i"))[:shorter]
+            assert (beside.masked_places, end_of(beside)) == (alone.masked_places, end_of(alone))
+            masked = list(alone.masked_places)
+            np.testing.assert_array_equal(lines[masked], own[masked])
+            # Both go on as far as their time allows.
+            shorter = min(len(beside.forced or ()), len(alone.forced or ()))
+            assert (beside.forced or array("i"))[:shorter] == (alone.forced or array("i"))[:shorter]
             agreed = alone if len(alone.forced or ()) <= len(beside.forced or ()) else beside
-            walk.go_on(mask, agreed, draw, has_garbage and draw.random() < 0.05)
+            walk.go_on(jobs[index], own, agreed, draw, has_garbage and draw.random() < 0.05)
 
 
 def test_most_masks_of_a_form_are_computed_side_by_side(grammars: list[Grammar]) -> None:
     place = grammars[5].new_output()
-    words = np.empty(mask_words(VOCAB), np.int32)
+    words = np.empty((1, mask_words(VOCAB)), np.int32)
     seven = FOLDER.token_table.token_bytes.index(b"7") if FOLDER.token_table is not None else 0
     job = MaskJob(0, place, 0, array("i"), END, 0, False)
     assert batch_row(0, job) is not None
     fill_alone(job, words)
     assert batch_row(0, job._replace(tokens=array("i", [seven]))) is not None
-    # A lost worker's output is read again, and more than one token is given.
-    assert batch_row(0, job._replace(tokens=array("i", [seven, seven]))) is None
+    # A step settles so many; a lost worker's output is read again, and more are given.
+    assert batch_row(0, job._replace(tokens=array("i", [seven] * (1 + MAX_DRAFTS)))) is not None
+    assert batch_row(0, job._replace(tokens=array("i", [seven] * (2 + MAX_DRAFTS)))) is None
 
 
 def test_a_slow_place_is_found_among_others_and_ends_by_itself(

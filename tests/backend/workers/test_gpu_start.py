@@ -60,7 +60,7 @@ async def test_every_line_of_a_gpu_start_is_written(model: pathlib.Path, tmp_pat
 
 
 @contextlib.asynccontextmanager
-async def running_group(on_results: Callable[[list[bytes]], None]) -> AsyncIterator[WorkerGroup]:
+async def running_group(on_results: Callable[[list[bytes], list[bytes]], None]) -> AsyncIterator[WorkerGroup]:
     config = EngineConfig(model=pathlib.Path("m"), device="cpu", num_blocks=256)
     group = WorkerGroup(WorkerLaunch(config, 256, (*FAKE_WORKER, "--gpu")), on_results)
     try:
@@ -77,7 +77,7 @@ async def test_a_report_that_fails_loses_neither_the_plan_nor_what_came_with_it(
 
     monkeypatch.setattr(StartReport, "on_memory_plan", fail)
     with structlog.testing.capture_logs() as lines:
-        async with running_group(lambda payloads: None) as group:
+        async with running_group(lambda payloads, drafts: None) as group:
             [ready] = await group.wait_ready()
     assert ready.device == "cuda:0"
     failed = [line for line in lines if line["event"] == "start report failed"]
@@ -87,7 +87,7 @@ async def test_a_report_that_fails_loses_neither_the_plan_nor_what_came_with_it(
 
 
 async def test_records_that_can_not_be_taken_lose_the_group_and_not_in_silence() -> None:
-    def fail(payloads: list[bytes]) -> None:
+    def fail(payloads: list[bytes], drafts: list[bytes]) -> None:
         raise RuntimeError("planted")
 
     with structlog.testing.capture_logs() as lines:

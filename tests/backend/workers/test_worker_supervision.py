@@ -81,7 +81,7 @@ async def test_however_many_descriptors_are_short_no_process_is_left() -> None:
     for count in range(0, 48, 3):
         with descriptors_left(count):
             try:
-                group = WorkerGroup(launch_of(2), lambda payloads: None)
+                group = WorkerGroup(launch_of(2), lambda payloads, drafts: None)
             except OSError:
                 refused += 1
                 group = None

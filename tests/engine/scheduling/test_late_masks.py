@@ -5,12 +5,21 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
 from hypothesis import strategies as st
+from tests.engine.drafting_worker import DraftingWorker
 from tests.engine.harness import EOS, Reader, request
-from tests.engine.masked_harness import MaskedHarness, small_compiler
+from tests.engine.masked_harness import (
+    TOKENS_PER_ROW,
+    Answers,
+    MaskedHarness,
+    guessed,
+    report_drafts,
+    small_compiler,
+)
 from tests.engine.scheduling.test_held_plans import LEAD_NS, MS, STEP_NS, DeviceHarness
 from tests.support.examples import examples
 
@@ -33,7 +42,7 @@ def grammars() -> Iterator[list[CompiledGrammar]]:
 class MaskedDevice(DeviceHarness):
     """A device whose draws wait for masks that are there some time after they were asked for."""
 
-    def __init__(self, delays_ns: list[int], seed: int = 0, **changes: int) -> None:
+    def __init__(self, delays_ns: list[int], seed: int = 0, **changes: Any) -> None:
         self.delays_ns, self.draw = delays_ns, random.Random(seed)
         self.calls: deque[tuple[int, MaskCall]] = deque()
         self.num_masks = 0
@@ -86,6 +95,40 @@ class MaskedDevice(DeviceHarness):
         return self.engine._in_flight[0].step_id
 
 
+class DraftingDevice(MaskedDevice):
+    """One that drafts, and of which the engine hears the drafts some time after the step before."""
+
+    def __init__(self, answers: Answers, delays_ns: list[int], seed: int = 0, share_early: float = 0.5) -> None:
+        self.answers, self.share_early = answers, share_early
+        # Plans that were made although drafts of the step in flight were not known.
+        self.num_before_drafts = 0
+        super().__init__(delays_ns, seed, tokens_per_row=TOKENS_PER_ROW, speculate_tokens="4")
+
+    def ready(self, on_gpu: bool) -> None:
+        captured = self.config.captured_mixed_sizes() if on_gpu else ()
+        self.engine.worker_ready(self.num_blocks, on_gpu, captured, tokens_per_row=TOKENS_PER_ROW)
+
+    def new_worker(self) -> DraftingWorker:
+        worker = super().new_worker()
+        assert isinstance(worker, DraftingWorker)
+        worker.guess = lambda admission, position: guessed(self.answers, admission, position, 0.8, self.draw)
+        return worker
+
+    def plan(self) -> bool:
+        waits = any(step.num_reported_drafts for step in self.engine._masks._waiting)
+        if waits and self.draw.random() < self.share_early:
+            report_drafts(self)
+            waits = False
+        planned = super().plan()
+        self.num_before_drafts += planned and waits
+        return planned
+
+    def settle(self) -> None:
+        report_drafts(self)
+        self.take_calls()
+        super().settle()
+
+
 def asked(grammar: CompiledGrammar | None, seed: int, **way: int) -> EngineRequest:
     return request(9 + seed % 5, MAX_TOKENS, grammar=grammar, seed=seed, token_ids=[EOS], **way)
 
@@ -117,6 +160,36 @@ def test_answers_do_not_depend_on_when_masks_come(
     harness.add(request(20, max_tokens=60))
     for (form, row_seed), reader in zip(rows, served(harness, grammars, rows), strict=True):
         assert reader.tokens == alone(grammars[form] if form >= 0 else None, row_seed)
+
+
+@hypothesis.settings(max_examples=examples(60), deadline=None)
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(-1, len(FORMS) - 1), st.integers(0, 99)), min_size=1, max_size=5),
+    st.lists(st.sampled_from([0, MS // 2, 2 * MS, 4 * MS, 5 * MS, 9 * MS]), min_size=1, max_size=4),
+    st.integers(0, 2**16),
+)
+def test_answers_do_not_depend_on_when_drafts_are_reported(
+    grammars: list[CompiledGrammar], rows: list[tuple[int, int]], delays_ns: list[int], seed: int
+) -> None:
+    """What must come may be known further than what is drafted, before the drafts are."""
+    answers = {row_seed: alone(grammars[form] if form >= 0 else None, row_seed) for form, row_seed in rows}
+    expected = [answers[row_seed] for _, row_seed in rows]
+    hypothesis.assume(len(answers) == len(rows))
+    harness = DraftingDevice(answers, delays_ns, seed)
+    harness.add(request(20, max_tokens=60))
+    assert [reader.tokens for reader in served(harness, grammars, rows)] == expected
+
+
+def test_plans_do_not_wait_for_drafts_that_are_late(grammars: list[CompiledGrammar]) -> None:
+    """Wrong ones keep nothing that must come for long from being computed at once."""
+    rows = [(0, seed) for seed in range(4)]
+    answers = {seed: alone(grammars[form], seed) for form, seed in rows}
+    harness = DraftingDevice({}, [MS // 2], share_early=0.0)
+    harness.add(request(20, max_tokens=400))
+    harness.held()
+    readers = served(harness, grammars, rows)
+    assert [reader.tokens for reader in readers] == list(answers.values())
+    assert harness.num_before_drafts > 3 and harness.worker.num_forced > 5
 
 
 @pytest.mark.parametrize(("delay_ns", "comes_late"), [(MS, False), (STEP_NS - LEAD_NS // 2, True)])

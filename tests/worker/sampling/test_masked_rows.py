@@ -60,7 +60,9 @@ def test_a_mask_is_a_ban_of_all_other_tokens(
     ]
     logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
     masked = [index for index, tokens in enumerate(allowed) if tokens is not None]
-    masks = StepMasks(1, column(*masked), packed([tokens for tokens in allowed if tokens is not None], VOCAB))
+    masks = StepMasks(
+        1, column(*masked), column(*masked) * 0, packed([tokens for tokens in allowed if tokens is not None], VOCAB)
+    )
     banned = logits.clone()
     for index, tokens in enumerate(allowed):
         if tokens is not None:
@@ -80,7 +82,7 @@ def test_a_mask_is_a_ban_of_all_other_tokens(
 
 def test_a_mask_that_leaves_nothing_is_an_output_that_can_not_go_on() -> None:
     rows = [admission(0, is_masked=True), admission(1)]
-    result = result_of(rows, torch.zeros(2, VOCAB), StepMasks(1, column(0), packed([set()], VOCAB)))
+    result = result_of(rows, torch.zeros(2, VOCAB), StepMasks(1, column(0), column(0), packed([set()], VOCAB)))
     assert result.ok.tolist() == [0, 1]
 
 
@@ -92,6 +94,6 @@ def test_a_greedy_row_of_a_whole_model_draws_from_its_mask(llama: CausalLM) -> N
     )  # fmt: skip
     free = execute(make_runner(llama, 2, 2, 8), plan).tokens.tolist()
     assert free[0] == free[1]
-    masks = StepMasks(1, column(0), packed([{token for token in range(97) if token != free[0]}], 97))
+    masks = StepMasks(1, column(0), column(0), packed([{token for token in range(97) if token != free[0]}], 97))
     masked = execute(make_runner(llama, 2, 2, 8), plan, masks).tokens.tolist()
     assert masked[0] != free[0] and masked[1] == free[1]

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from tests.support.kernel_case import DEVICES
-from tests.worker.driver import BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS, NUM_ROWS, id_bytes
+from tests.worker.driver import BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS, NUM_ROWS, execute, id_bytes
 from tests.worker.speculation.drafted_rows import GuessingDrafter, Job, plain_answers, run
 from tests.worker.speculation.test_cpu_verification import OPTIONS, assert_same, job
 from tests.worker.speculation.test_cpu_verification import runner as cpu_runner
+from tests.worker.speculation.test_reported_drafts import alone, masks_of, plans
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.worker.sampling.sampler import Sampler
@@ -136,3 +137,19 @@ def test_lookup_on_the_device_answers_as_without(model: CausalLM, twin: CausalLM
     assert_same(found, expected)
     assert max(counts) == 5, "all drafts of the row that repeats itself are right"
     assert device == "cpu" or warm > 0
+
+
+@pytest.mark.slow  # test_reported_drafts.py has them on a CPU, tests/kernels the kernel.
+def test_draws_behind_drafts_have_masks_of_their_own(model: CausalLM, twin: CausalLM, device: str) -> None:
+    allowed = [set(range(place, 97, 2 + place % 2)) for place in range(6)]
+    expected = alone(twin, allowed)
+    drafted = [*expected[:3], (expected[3] + 1) % 97, *expected[4:]]
+    made, reported = gpu_runner(model, device, GuessingDrafter(4, {0: drafted}, 1.0), (1, 2, 4, 8)), []
+    assert made.speculation is not None
+    drafts = made.speculation.report_to(reported.append)
+    first, second = plans()
+    assert execute(made, first, masks_of(1, allowed[:1])).tokens[0] == expected[0]
+    result = execute(made, second, masks_of(2, allowed[1:]))
+    drafts.send_arrived()
+    assert result.tokens[: result.counts[0]].tolist() == expected[1:4]
+    assert [each.tokens.tolist() for each in reported] == [drafted[1:5]]

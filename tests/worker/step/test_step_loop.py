@@ -260,7 +260,7 @@ def masks_of(step_id: int, token: int) -> bytes:
     """A mask that leaves one token."""
     words = np.zeros((1, mask_words(97)), np.int32)
     words.view(np.uint32)[0, token // 32] = 1 << token % 32
-    return StepMasks(step_id, np.zeros(1, np.int32), words).encode()
+    return StepMasks(step_id, *np.zeros((2, 1), np.int32), words).encode()
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])

@@ -66,10 +66,12 @@ class Sequence:
         "next_masked",
         "num_computed",
         "num_counted_tokens",
+        "num_forgotten",
         "num_given",
         "num_prompt_tokens",
         "num_settled",
         "num_tokens",
+        "num_unsure_steps",
         "number",
         "paused",
         "planned_in",
@@ -140,6 +142,10 @@ class Sequence:
         # Never scheduled beyond: the last token's KV is not needed.
         self.max_tokens_total = self.num_prompt_tokens + spec.asked.stop.max_tokens
         self.num_tokens = self.num_prompt_tokens + len(self.tokens)
+        # Tokens that steps so far could have settled and did not.
+        self.num_forgotten = 0
+        # Of one with a grammar: steps in flight of which nobody knows how many drafts they settle.
+        self.num_unsure_steps = 0
         # What the waiting queue counts it for while it is there.
         self.num_counted_tokens = 0
         self.ended = False
@@ -182,7 +188,11 @@ class Sequence:
 
     def forget_unread(self) -> None:
         """The steps in flight will never be read: what they sampled is to be sampled again."""
+        self.num_unsure_steps = 0
         self.num_tokens = self.num_prompt_tokens + len(self.tokens)
+        if self.num_given > len(self.tokens):
+            # Where draws have masks again was said of a place behind tokens that must come anew.
+            self.next_masked = min(self.next_masked, len(self.tokens))
 
     def note_given(self, position: int, forced: array[int] | None) -> None:
         """Its grammar knows the tokens before `position`, and `forced`, which must come behind."""
@@ -195,8 +205,11 @@ class Sequence:
         """Tokens that must follow the scheduled ones, and behind which the output may draw.
 
         A grammar knows tokens that were read, and those behind them that must come. So where it
-        knows more than is scheduled, the scheduled ones that were not read yet must come too.
+        knows more than is scheduled, the scheduled ones that were not read yet must come too, but
+        for drafts that may be wrong.
         """
+        if self.num_unsure_steps:
+            return 0
         num_scheduled = self.num_tokens - self.num_prompt_tokens
         if self.num_given - len(self.forced) > max(num_scheduled - 1, len(self.tokens)):
             # Asked for before a worker was lost: those between will be asked for again.
@@ -204,8 +217,9 @@ class Sequence:
         return min(self.num_given - num_scheduled, self.max_tokens_total - self.num_tokens - 1)
 
     def forget_unsettled(self, count: int) -> None:
-        """A step that is being read settled so many tokens fewer than it could."""
+        """A step settled, or is known to settle, so many tokens fewer than it could."""
         self.num_tokens -= count
+        self.num_forgotten += count
         if self.row != NO_ROW:
             self.num_computed -= count
 
@@ -218,13 +232,12 @@ class Sequence:
     def draft_limit(self) -> int:
         """Most drafts that the step being planned may verify.
 
-        A mask is that of one draw at a known position. So what may have a mask has no drafts, and
-        neither has a step that could bring an output there while the next one is planned.
+        None where tokens must come that are not computed as such only because it is not known how
+        many of them are drafted: then it is known once that was read.
         """
-        most = min(self.max_drafts, self.max_tokens_total - self.num_tokens)
-        if self.grammar is None:
-            return most
-        return max(0, min(most, self.next_masked - 1 - (self.num_tokens - self.num_prompt_tokens)))
+        if self.num_unsure_steps and self.num_given > len(self.tokens) + 1:
+            return 0
+        return min(self.max_drafts, self.max_tokens_total - self.num_tokens)
 
     @property
     def completing(self) -> bool:

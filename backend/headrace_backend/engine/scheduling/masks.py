@@ -3,7 +3,9 @@
 A row with a grammar draws from a mask. The mask of a draw needs every token before it, and a step
 is planned before the step before it was read. So a plan only says that masks will follow, and the
 job for them is ready when the tokens are known: at once for the first draw of an output, and
-otherwise when the step before has settled. The forward pass runs meanwhile.
+otherwise when the step before has settled. The forward pass runs meanwhile. Draws behind drafts
+have masks of their own, each of which supposes that the drafts before it are right; so a job with
+drafts also waits until the worker has reported them (`step.drafts`).
 
 Owns the steps whose masks were not asked for yet. Does not compute anything: whoever drives the
 engine takes the calls (`Engine.take_mask_calls`), has them computed, sends the workers what came of
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
+from collections.abc import Sequence as AbstractSequence
 from typing import Final, NamedTuple
 
 from headrace_backend.engine.events import EndReason, OutputEnd
@@ -21,6 +24,7 @@ from headrace_backend.engine.output_grammar import MaskOutcome, MaskState, Outpu
 from headrace_backend.engine.requests.endings import Endings
 from headrace_backend.engine.requests.sequence import Sequence
 from headrace_backend.engine.scheduling.plan_builder import InFlightStep, MaskedDraw
+from headrace_backend.step.drafts import StepDrafts
 
 # The next plan is to know what must follow where that is likely to be so many tokens for each mask:
 # where it is less, waiting for the masks costs more steps than it saves.
@@ -43,6 +47,8 @@ class MaskJob(NamedTuple):
     min_tokens: int
     # Whether it is of use to know which tokens must follow.
     looks_ahead: bool
+    # What is drafted behind the draw: each draft is followed by another draw.
+    drafts: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -66,33 +72,64 @@ class Masks:
         """Nothing is waited for."""
         self._endings = endings
         self._life = 0
-        self._waiting: list[tuple[int, list[MaskedDraw]]] = []
+        self._waiting: list[InFlightStep] = []
+        # Drafts of steps that wait, and steps whose masks are being computed, by number.
+        self._drafts: dict[int, list[int]] = {}
+        self._computing: dict[int, InFlightStep] = {}
         # Calls that are being computed for the workers there are, and those of them that the next
         # plan is to know.
         self.num_computing = 0
-        self.num_awaited = 0
+        self._num_awaited = 0
 
     def planned(self, step: InFlightStep) -> None:
         """Notes the masked draws of a step that was planned."""
         if step.masked:
-            self._waiting.append((step.step_id, step.masked))
+            self._waiting.append(step)
 
     def worker_lost(self) -> None:
         """Nothing that was asked for is of use any more."""
         self._life += 1
         self._waiting.clear()
-        self.num_computing = self.num_awaited = 0
+        self._drafts.clear()
+        self._computing.clear()
+        self.num_computing = self._num_awaited = 0
+
+    def take_drafts(self, drafts: StepDrafts, vocab_size: int) -> None:
+        """Notes what a step verifies; of a step that waits for no masks any more it is of no use.
+
+        Raises:
+            ValueError: It is not what the step was planned with.
+        """
+        step = next((step for step in self._waiting if step.step_id == drafts.step_id), None)
+        if step is None:
+            return
+        tokens = drafts.tokens
+        if tokens.size != step.num_reported_drafts:
+            raise ValueError(f"step {step.step_id}: {tokens.size} drafts are reported, not {step.num_reported_drafts}")
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+            raise ValueError(f"step {step.step_id}: a draft is no token of the vocabulary")
+        self._drafts[step.step_id] = tokens.tolist()
 
     def take_ready(self) -> list[MaskCall]:
-        """Takes the calls of steps whose draws all have their tokens."""
+        """Takes the calls of steps whose draws all have their tokens and drafts."""
         if not self._waiting:
             return []
-        ready = [step for step in self._waiting if all(map(_is_ready, step[1]))]
+        ready = [step for step in self._waiting if self._is_ready(step)]
         self._waiting = [step for step in self._waiting if step not in ready]
-        calls = [self._call(step_id, draws) for step_id, draws in ready]
+        calls = list(map(self._call, ready))
         self.num_computing += len(calls)
-        self.num_awaited += sum(call.is_awaited for call in calls)
+        self._num_awaited += sum(call.is_awaited for call in calls)
         return calls
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether masks of a step in flight are likely to say what the next one is to compute.
+
+        They are being computed, or wait for drafts alone.
+        """
+        if self._num_awaited or not self._waiting:
+            return self._num_awaited > 0
+        return any(step.num_reported_drafts and _are_awaited(_asking(step)) for step in self._waiting)
 
     def is_current(self, call: MaskCall) -> bool:
         """Whether the workers that a call was made for still wait for it."""
@@ -106,40 +143,97 @@ class Masks:
         if not self.is_current(call):
             return
         self.num_computing -= 1
-        self.num_awaited -= call.is_awaited
-        for (sequence, position), outcome in zip(call.owners, outcomes, strict=True):
+        self._num_awaited -= call.is_awaited
+        step = self._computing.pop(call.step_id)
+        for job, (sequence, position), outcome in zip(call.jobs, call.owners, outcomes, strict=True):
             if outcome.state in (MaskState.MASKED, MaskState.OPEN):
                 sequence.note_given(position, outcome.forced)
                 sequence.next_masked = max(sequence.next_masked, outcome.next_masked)
+                if job.drafts and not sequence.ended:
+                    _note_drafted(step, sequence, position, job.drafts, outcome)
             elif not sequence.ended:
-                reason = EndReason.STOP if outcome.state is MaskState.COMPLETE else EndReason.ERROR
-                end = OutputEnd(sequence.log.output_index, reason, error=outcome.error)
-                self._endings.end_output(sequence, end, now_ns)
+                self._endings.end_output(sequence, grammar_end(sequence, outcome), now_ns)
 
-    def _call(self, step_id: int, draws: list[MaskedDraw]) -> MaskCall:
-        asking = [draw for draw in draws if not draw.sequence.ended]
-        jobs, owners = list(map(_job, asking)), [(draw.sequence, draw.position) for draw in asking]
-        looking = [draw.sequence.forced_rate for draw in asking if draw.sequence.skips_forced]
-        is_awaited = bool(looking) and sum(looking) >= _AWAITED_SHARE * len(jobs)
-        return MaskCall(step_id, self._life, jobs, owners, is_awaited)
+    def _is_ready(self, step: InFlightStep) -> bool:
+        has_drafts = not step.num_reported_drafts or step.step_id in self._drafts
+        return all([_is_ready(draw, has_drafts) for draw in step.masked])
+
+    def _call(self, step: InFlightStep) -> MaskCall:
+        self._computing[step.step_id] = step
+        drafts = self._drafts.pop(step.step_id, [])
+        asking = _asking(step)
+        jobs, owners = [_job(draw, drafts) for draw in asking], [(draw.sequence, draw.position) for draw in asking]
+        return MaskCall(step.step_id, self._life, jobs, owners, _are_awaited(asking))
 
 
-def _is_ready(draw: MaskedDraw) -> bool:
+def grammar_end(sequence: Sequence, outcome: MaskOutcome) -> OutputEnd:
+    """The end of an output that is whole, or whose grammar failed."""
+    reason = EndReason.STOP if outcome.state is MaskState.COMPLETE else EndReason.ERROR
+    return OutputEnd(sequence.log.output_index, reason, error=outcome.error)
+
+
+def num_certain(forced: AbstractSequence[int], drafts: AbstractSequence[int]) -> int | None:
+    """Draws of an entry that will be settled, where all of them must come; None: who knows.
+
+    Args:
+        forced: Tokens that must be drawn, from the entry's first draw on.
+        drafts: What the entry computes behind its first token.
+    """
+    for index, token in enumerate(forced):
+        if index == len(drafts) or drafts[index] != token:
+            return index + 1
+    return None
+
+
+def _note_drafted(
+    step: InFlightStep, sequence: Sequence, position: int, drafts: tuple[int, ...], outcome: MaskOutcome
+) -> None:
+    """Notes what masks say of a step's result: where an output ends, and what it settles for sure.
+
+    Behind tokens that must come nobody has to wait for the result to know how many of them were
+    drafted: the next step is planned with those that are left.
+    """
+    if outcome.end is not None:
+        step.ends[sequence] = (position + outcome.end.num_drafts, outcome.end.outcome)
+    num_settled = num_certain(outcome.forced or (), drafts)
+    if num_settled is not None:
+        num_unsettled = 1 + len(drafts) - num_settled
+        step.forgotten[sequence] = num_unsettled
+        sequence.forget_unsettled(num_unsettled)
+        sequence.num_unsure_steps -= 1
+        step.unsure.remove(sequence)
+
+
+def _is_ready(draw: MaskedDraw, has_drafts: bool) -> bool:
     sequence = draw.sequence
-    return sequence.ended or max(len(sequence.tokens), sequence.num_given) >= draw.position
+    if sequence.ended:
+        return True
+    is_known = max(len(sequence.tokens), sequence.num_given) >= draw.position
+    return is_known and (has_drafts or not draw.num_drafts)
 
 
-def _job(draw: MaskedDraw) -> MaskJob:
-    sequence = draw.sequence
+def _asking(step: InFlightStep) -> list[MaskedDraw]:
+    return [draw for draw in step.masked if not draw.sequence.ended]
+
+
+def _are_awaited(asking: list[MaskedDraw]) -> bool:
+    """Whether the next plan is to wait, as enough tokens are likely to be ones that must follow."""
+    looking = [draw.sequence.forced_rate for draw in asking if draw.sequence.skips_forced]
+    return bool(looking) and sum(looking) >= _AWAITED_SHARE * len(asking)
+
+
+def _job(draw: MaskedDraw, drafts: list[int]) -> MaskJob:
+    sequence, position = draw.sequence, draw.position
     assert sequence.grammar is not None, "only rows with a grammar have masks"
     # What must come before the draw its grammar knows already.
-    first = min(sequence.num_given, draw.position)
+    first = min(sequence.num_given, position)
     return MaskJob(
         draw.sample,
         sequence.grammar,
         first,
-        sequence.tokens[first : draw.position],
+        sequence.tokens[first:position],
         sequence.stop_token_ids,
         sequence.min_tokens,
         sequence.skips_forced,
+        tuple(drafts[draw.first_draft : draw.first_draft + draw.num_drafts]),
     )

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace_backend.engine.cache.kv_cache_manager import BlockCopy
+from headrace_backend.engine.output_grammar import MaskOutcome
 from headrace_backend.engine.requests.prompt_log import PromptRun
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
 from headrace_backend.engine.scheduling.state_copies import StateCopy
@@ -37,13 +38,23 @@ from headrace_backend.step.plan_bytes import SIBLING_BYTES, table_bytes
 
 
 class MaskedDraw(NamedTuple):
-    """A draw whose tokens a grammar restricts."""
+    """A draw whose tokens a grammar restricts, and those behind its drafts."""
 
     # Which of the step's samples it is.
     sample: int
     sequence: Sequence
-    # Position of the drawn token in its output: as many tokens come before it.
-    position: int
+    # Position of the drawn token in its output, as planned: at most as many tokens come before it.
+    bound: int
+    # Tokens that its sequence had not settled when it was planned (`Sequence.num_forgotten`).
+    num_forgotten: int
+    # Its drafts, among those that the worker reports (`step.drafts`), and how many.
+    first_draft: int
+    num_drafts: int
+
+    @property
+    def position(self) -> int:
+        """Most tokens that come before it; exact once all steps before have been read."""
+        return self.bound - (self.sequence.num_forgotten - self.num_forgotten)
 
 
 @dataclasses.dataclass(slots=True)
@@ -89,6 +100,14 @@ class InFlightStep:
     forced: dict[Sequence, array[int]] = dataclasses.field(default_factory=dict)
     # Draws that wait for masks.
     masked: list[MaskedDraw] = dataclasses.field(default_factory=list)
+    # Drafts that the worker reports before the masks can be computed.
+    num_reported_drafts: int = 0
+    # Sequences with a grammar of which nobody knows how many of their drafts it settles.
+    unsure: list[Sequence] = dataclasses.field(default_factory=list)
+    # Known before its result: tokens that sequences will not settle of those planned, and outputs
+    # that end within what it settles, at so many tokens.
+    forgotten: dict[Sequence, int] = dataclasses.field(default_factory=dict)
+    ends: dict[Sequence, tuple[int, MaskOutcome]] = dataclasses.field(default_factory=dict)
 
     @property
     def num_forced(self) -> int:
@@ -398,13 +417,7 @@ class PlanBuilder:
             self._widen_decodes(forward, sample)
         step = self._record(samples, planned_at_ns)
         if has_grammars:
-            step.masked = [
-                MaskedDraw(index, sequence, position)
-                for index, (sequence, position) in enumerate(
-                    zip(samples, sample.output_positions.tolist(), strict=True)
-                )
-                if sequence.grammar is not None and position >= sequence.next_masked
-            ]
+            self._note_masked(step, sample.output_positions.tolist())
         plan = StepPlan(
             self.step_id,
             _column(released_rows),
@@ -416,6 +429,22 @@ class PlanBuilder:
             num_masked=len(step.masked),
         )
         return plan, step
+
+    def _note_masked(self, step: InFlightStep, positions: list[int]) -> None:
+        """Notes which draws wait for masks: those that may have one, or one behind their drafts."""
+        num_drafts = self._draft_counts + [0] * (len(positions) - len(self._draft_counts))
+        num_reported = 0
+        for index, (sequence, position) in enumerate(zip(step.samples, positions, strict=True)):
+            if sequence.grammar is not None:
+                count = num_drafts[index]
+                if position + count >= sequence.next_masked:
+                    draw = MaskedDraw(index, sequence, position, sequence.num_forgotten, num_reported, count)
+                    step.masked.append(draw)
+                num_reported += count
+                if count:
+                    step.unsure.append(sequence)
+                    sequence.num_unsure_steps += 1
+        step.num_reported_drafts = num_reported if step.masked else 0
 
     def _widen_decodes(self, forward: ForwardPlan, sample: SamplePlan) -> None:
         """Writes into columns that count one token for each decode how many drafts it has."""

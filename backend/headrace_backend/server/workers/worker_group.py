@@ -119,9 +119,15 @@ def plan_ring_bytes(launch: WorkerLaunch) -> int:
 
     A ring that was read whole thus takes any plan at once.
     """
-    masks_bytes = max_masks_bytes(launch.config.max_num_seqs, launch.vocab_size)
+    masks_bytes = max_masks_bytes(_max_masked_draws(launch.config), launch.vocab_size)
     plan_bytes = max_plan_bytes(launch.config, launch.max_model_len, launch.num_cache_groups)
     return 2 * (plan_bytes + masks_bytes + 2 * _RECORD_BYTES)
+
+
+def _max_masked_draws(config: EngineConfig) -> int:
+    """Most draws of a step that have masks: one for each row, and one behind each draft."""
+    num_drafts = min(config.max_num_seqs * (config.tokens_per_row - 1), config.max_num_batched_tokens)
+    return config.max_num_seqs + num_drafts
 
 
 def result_ring_bytes(config: EngineConfig) -> int:
@@ -133,11 +139,11 @@ def result_ring_bytes(config: EngineConfig) -> int:
 class WorkerGroup:
     """All ranks of one life.
 
-    `on_results` gets the payloads of the reporting rank's step results, in order; its ValueError
-    loses the group.
+    `on_results` gets the payloads of the reporting rank's step results, in order, and those of
+    drafts of later steps; its ValueError loses the group.
     """
 
-    def __init__(self, launch: WorkerLaunch, on_results: Callable[[list[bytes]], None]) -> None:
+    def __init__(self, launch: WorkerLaunch, on_results: Callable[[list[bytes], list[bytes]], None]) -> None:
         """Creates the rings and spawns every rank; one that could not be started loses the group.
 
         Raises:
@@ -248,16 +254,19 @@ class WorkerGroup:
 
     def _take(self, rank: int, records: list[Record]) -> None:
         results: list[bytes] = []
+        drafts: list[bytes] = []
         for kind, payload in records:
             if kind == RecordKind.STEP_RESULT:
                 results.append(payload)
+            elif kind == RecordKind.DRAFTS:
+                drafts.append(payload)
             elif kind == RecordKind.MESSAGE:
                 self._on_message(rank, payload)
             else:
                 self._lose(WorkersLost(f"worker {rank} sent a record of unknown kind {kind}"))
-        if results and rank == self._launch.config.reporting_rank:
+        if (results or drafts) and rank == self._launch.config.reporting_rank:
             try:
-                self._on_results(results)
+                self._on_results(results, drafts)
             except ValueError as error:
                 self._lose(WorkersLost(f"worker {rank}: {error}"))
 

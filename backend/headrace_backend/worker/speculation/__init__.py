@@ -3,6 +3,7 @@
     drafter             what proposes a row's next tokens, as the runners ask it
     speculation         the order around a step, the rows' drafts, and a drafter that fails
     draws               a plan's draws, one by one
+    reported_drafts     drafts of rows with grammars, on their way to the engine
     ngram_drafter       proposes what followed a row's last tokens before
     suffix_drafter      the same from earlier answers of the row's tenant too
     drafted_rows        the rows that a draft model drafts for (`step.cpu_draft_model`)

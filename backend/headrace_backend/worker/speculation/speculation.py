@@ -6,7 +6,8 @@ drawn there without drafts, so what is settled never depends on who proposed wha
 fails loses its drafts; that is counted, and its first failure is printed.
 
     head of a step      copies of blocks and row admissions go to the drafter; a `HeadDrafter`
-                        proposes the drafts of this very step
+                        proposes the drafts of this very step; drafts of rows with grammars go to
+                        the engine (`reported_drafts`), whose masks the draws wait for
     behind the model    the drafter sees what was computed
     behind the draw     accepted drafts -> any other drafter's proposals -> drafts of the next step
 """
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
+from headrace_backend.step.drafts import StepDrafts
 from headrace_backend.step.plan import Int32Column, StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
@@ -28,6 +30,7 @@ from headrace_backend.worker.sampling.sampler import SampledTokens
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
 from headrace_backend.worker.speculation.drafter import CapturesPasses, Drafter, HeadDrafter, SettledTokens
 from headrace_backend.worker.speculation.draws import Draws
+from headrace_backend.worker.speculation.reported_drafts import ReportedDrafts
 from headrace_kernels.speculation.acceptance import Accepted, RowState
 from headrace_kernels.speculation.draft_inputs import store_drafts
 
@@ -74,6 +77,13 @@ class Speculation:
         self._has_failed = False
         # Most drafts of a row that the step after the one at hand verifies.
         self._num_wanted = 0
+        # Reports drafts of rows with grammars to the engine; None: nobody listens.
+        self._reported: ReportedDrafts | None = None
+
+    def report_to(self, send: Callable[[StepDrafts], None]) -> ReportedDrafts:
+        """Has drafts of rows with grammars reported from now on; no row is taken yet."""
+        self._reported = ReportedDrafts(self.rows.drafts.shape[0], send)
+        return self._reported
 
     @property
     def tokens_per_row(self) -> int:
@@ -107,6 +117,9 @@ class Speculation:
         if isinstance(self._drafter, HeadDrafter) and drafted is not None:
             rows = copy_to_device(drafted.rows, self.rows.drafts.device)
             self._store(rows, functools.partial(self._drafter.draft, drafted))
+        if self._reported is not None:
+            self._reported.admit(plan.admissions)
+            self._reported.report(plan, self.rows.drafts)
 
     def follow(
         self,
@@ -168,6 +181,8 @@ class Speculation:
         """Forgets all rows."""
         if not isinstance(self._drafter, HeadDrafter):
             self._drafter.reset()
+        if self._reported is not None:
+            self._reported.reset()
 
     def _bear(self, error: Exception) -> None:
         """Goes on without the drafts of a drafter that failed; its first failure is printed.

@@ -129,7 +129,8 @@ class WorkerStart:
         linked = self._place.linked(runner, causal_lm, self._device)
         alone = self._place.collectives is None
         recovery = Recovery(linked, probe_steps(self._sizes, plan.num_blocks)) if alone else None
-        return StepLoop(linked, self._channel, self._device.type == "cuda", count_late_work, recovery)
+        reported = None if runner.speculation is None else runner.speculation.report_to(self._channel.send_drafts)
+        return StepLoop(linked, self._channel, self._device.type == "cuda", count_late_work, recovery, reported)
 
     def _build(self) -> ModelBuild:
         folder, sizes = self._folder, self._sizes

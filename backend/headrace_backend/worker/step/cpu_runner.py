@@ -152,7 +152,7 @@ class CpuRunner:
         self._batch = batch
         self._sampler = sampler
         self._kv_caches = kv_caches
-        self._speculation = speculation
+        self.speculation = speculation
         # Of the step computed last: its inputs, its plan as rows stand, and its draws.
         self._drafted: tuple[ModelInput, StepPlan, Draws] | None = None
         self.launched = NOTHING_LAUNCHED
@@ -172,14 +172,14 @@ class CpuRunner:
         self._batch.update_tables(plan.forward)
         copy_planned_blocks(plan.forward, self._kv_caches)
         copy_planned_states(plan.forward, self._kv_caches)
-        if self._speculation is not None:
-            self._speculation.begin(plan)
+        if self.speculation is not None:
+            self.speculation.begin(plan)
         if not plan.forward.rows.size:
             assert not plan.sample.rows.size, "samples without a forward pass"
             self.launched = NOTHING_LAUNCHED
             return torch.empty(0, 0)
-        if self._speculation is not None:
-            return self._forward_drafted(plan, self._speculation)
+        if self.speculation is not None:
+            return self._forward_drafted(plan, self.speculation)
         return self._forward(plan, self._inputs(plan), stream)
 
     def _forward_drafted(self, plan: StepPlan, speculation: Speculation) -> torch.Tensor:
@@ -213,8 +213,8 @@ class CpuRunner:
         if not self._model.stage.is_last:
             self.remember(plan.sample.rows, zero_tokens(plan, hidden.device))
             return None
-        if self._speculation is not None and plan.forward.rows.size:
-            return self._sample_drafted(hidden, self._speculation, masks)
+        if self.speculation is not None and plan.forward.rows.size:
+            return self._sample_drafted(hidden, self.speculation, masks)
         sampled_from, checked, telling = split_hidden(plan, hidden)
         prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
         finite = finite_rows(checked) if len(checked) else None
@@ -283,8 +283,8 @@ class CpuRunner:
         Block tables and last tokens are written anew when a row is taken.
         """
         self._sampler.release_all()
-        if self._speculation is not None:
-            self._speculation.reset()
+        if self.speculation is not None:
+            self.speculation.reset()
 
     def _stream(self, stream: torch.Tensor | None, plan: StepPlan) -> torch.Tensor:
         if stream is not None:

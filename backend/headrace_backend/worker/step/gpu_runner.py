@@ -117,7 +117,7 @@ class GpuRunner:
         self._shape: StepShape | None = None
         self._is_padded = False
         self._gathers: Gathers = ()
-        self._speculation = speculation
+        self.speculation = speculation
         # In a worker that drafts, of the step launched last: its plan with a sample for each draw,
         # and which of them belong together; and the inputs of steps, by captured shape.
         self._drawn: tuple[StepPlan, Draws] | None = None
@@ -133,7 +133,7 @@ class GpuRunner:
 
         It stands still once the runner is warm.
         """
-        drafters = 0 if self._speculation is None else self._speculation.num_captured
+        drafters = 0 if self.speculation is None else self.speculation.num_captured
         return drafters if self._graphs is None else drafters + self._graphs.num_captured
 
     @property
@@ -166,14 +166,14 @@ class GpuRunner:
         self._rows.update_tables(plan.forward)
         copy_planned_blocks(plan.forward, self.kv_caches)
         copy_planned_states(plan.forward, self.kv_caches)
-        if self._speculation is not None:
-            self._speculation.begin(plan)
+        if self.speculation is not None:
+            self.speculation.begin(plan)
         if not plan.forward.rows.size:
             assert not plan.sample.rows.size, "samples without a forward pass"
             self.launched = NOTHING_LAUNCHED
             return self._buffers.hidden[:0]
         draws = None
-        if self._speculation is not None:
+        if self.speculation is not None:
             plan, draws = self._drawn = widened(plan)
         needed = StepShape.of(plan, self._sizes, self._buffers.gather_capacity)
         has_prompt_logprobs = plan.prompt_logprobs.counts.size > 0
@@ -233,12 +233,12 @@ class GpuRunner:
         drawn: _Draw = self._launch(_Piece.DRAW, shape) if self._is_padded else self._draw(shape, num_samples)
         tokens, finite, settled = drawn
         tokens, finite = tokens[:num_samples], finite[:num_samples]
-        if self._speculation is None or draws is None or settled is None:
+        if self.speculation is None or draws is None or settled is None:
             return self._sampler.finish(plan, traits, logits, tokens, finite)
         accepted = Accepted(*(column[: draws.counts.size] for column in settled))
         sampled = self._sampler.finish(plan, traits, logits, tokens, finite, drafted, accepted.counts)
         hidden = self._buffers.hidden[:num_samples]
-        self._speculation.settle(sampled, accepted, draws, plan.rows[draws.firsts], hidden)
+        self.speculation.settle(sampled, accepted, draws, plan.rows[draws.firsts], hidden)
         return sampled
 
     def _drafted(self, shape: StepShape, draws: Draws) -> DraftedDraws:
@@ -256,13 +256,13 @@ class GpuRunner:
 
     def _follow(self, plan: StepPlan, shape: StepShape) -> None:
         """Shows the drafter what was computed, if there is one."""
-        if self._speculation is None:
+        if self.speculation is None:
             return
         inputs = self._inputs
         if self._is_padded and self._is_captured(_Piece.FORWARD, shape):
             inputs = self._captured_inputs[shape]
         assert inputs is not None, "a forward pass has inputs"
-        self._speculation.follow(plan, inputs.token_ids, inputs.positions, of_first_group(inputs.attention))
+        self.speculation.follow(plan, inputs.token_ids, inputs.positions, of_first_group(inputs.attention))
 
     @torch.inference_mode()
     def remember(self, rows: Int32Column, tokens: torch.Tensor) -> None:
@@ -276,8 +276,8 @@ class GpuRunner:
         Block tables and last tokens are written anew when a row is taken.
         """
         self._sampler.release_all()
-        if self._speculation is not None:
-            self._speculation.reset()
+        if self.speculation is not None:
+            self.speculation.reset()
 
     @torch.inference_mode()
     def capture(self, progress: Progress) -> None:
@@ -296,12 +296,12 @@ class GpuRunner:
             self._gathers = ()
             for piece in self._pieces:
                 self._graphs.capture((piece, shape), functools.partial(self._run, piece, shape))
-            if self._speculation is not None and self._inputs is not None:
+            if self.speculation is not None and self._inputs is not None:
                 self._captured_inputs[shape] = self._inputs
         progress("graphs", len(self._shapes), len(self._shapes), "shapes")
         self._keep_undominated(self._graphs)
-        if self._speculation is not None:
-            self._speculation.capture(progress)
+        if self.speculation is not None:
+            self.speculation.capture(progress)
 
     def _cut(self, needed: StepShape, plan: StepPlan) -> StepShape:
         """What a step needs that is launched kernel by kernel."""
@@ -354,7 +354,7 @@ class GpuRunner:
         Gives those of all tokens, [num_tokens, hidden_size], if they are wanted. Before the last
         stage, the stream that leaves.
         """
-        drafts = None if self._speculation is None else self._speculation.rows
+        drafts = None if self.speculation is None else self.speculation.rows
         inputs, stage = self._buffers.inputs(shape, self._rows, self._gathers, drafts), self._model.stage
         if drafts is not None:
             self._inputs = inputs
@@ -392,11 +392,11 @@ class GpuRunner:
         columns = self._buffers.columns(shape)
         rows, positions = columns.sample_rows[:num_samples], columns.output_positions[:num_samples]
         tokens, finite = self._sampler.draw_all(self._buffers.logits[:num_samples], rows, positions)
-        if self._speculation is None:
+        if self.speculation is None:
             store_last_tokens(self._rows.last_tokens, rows, tokens)
             return tokens, finite, None
         where = (columns.sample_tokens[:num_samples], rows, positions)
         drawn = Drawn(tokens, finite, *where, *self._buffers.tokens(shape))
         samples = (columns.first_draws[:num_samples], columns.draw_counts[:num_samples])
-        accepted = accept_drafts(drawn, *samples, self._speculation.rows.state, self._sizes.tokens_per_row)
+        accepted = accept_drafts(drawn, *samples, self.speculation.rows.state, self._sizes.tokens_per_row)
         return tokens, finite, accepted

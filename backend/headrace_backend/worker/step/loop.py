@@ -26,6 +26,7 @@ from headrace_backend.step.messages import Notice, RecordKind, StepRaised
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StepFailed, one_line
+from headrace_backend.worker.speculation.reported_drafts import ReportedDrafts
 from headrace_backend.worker.step.host_copy import FinishTimes, HostCopy
 from headrace_backend.worker.step.recovery import Recovery
 from headrace_backend.worker.step.runner import Launched, StepRunner
@@ -74,6 +75,7 @@ class StepLoop:
         runs_ahead: bool,
         count_late_work: Callable[[], int] = lambda: 0,
         recovery: Recovery | None = None,
+        reported_drafts: ReportedDrafts | None = None,
     ) -> None:
         """Joins its parts.
 
@@ -84,12 +86,15 @@ class StepLoop:
             count_late_work: Kernels compiled and graphs captured so far. What is added after this
                 call should not have happened; every result tells.
             recovery: The way back after a step that raised; None: there is none.
+            reported_drafts: Drafts that the engine must know before it can say which tokens may be
+                drawn; None: there are none.
         """
         self._runner = runner
         self._channel = channel
         self._runs_ahead = runs_ahead
         self._count_late_work = count_late_work
         self._recovery = recovery
+        self._reported_drafts = reported_drafts
         self._warm_count = count_late_work()
         self._finish_times = FinishTimes()
         self._launched: deque[_LaunchedStep] = deque()
@@ -183,7 +188,7 @@ class StepLoop:
     def _await_masks(self, step_id: int) -> StepMasks:
         """Waits for the masks of a step; raises _ShutDown if they will not come."""
         while step_id not in self._early_masks:
-            kind, payload = (self._channel.poll() if self._launched else self._channel.wait()) or (None, b"")
+            kind, payload = (self._channel.poll() if self._is_busy else self._channel.wait()) or (None, b"")
             if kind == RecordKind.MASKS:
                 masks = StepMasks.decode(payload)
                 self._early_masks[masks.step_id] = masks
@@ -192,9 +197,17 @@ class StepLoop:
             elif kind == RecordKind.SHUTDOWN:
                 raise _ShutDown
             self._answer_done(wait=False)
+            if self._reported_drafts is not None:
+                with self._failing(step_id):
+                    self._reported_drafts.send_arrived()
             if kind is None:
                 time.sleep(_LOOK_INTERVAL_S)
         return self._early_masks.pop(step_id)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether something of the device is to be sent, so that the loop must not sleep."""
+        return bool(self._launched or (self._reported_drafts is not None and self._reported_drafts.is_unsent))
 
     def _answer_done(self, wait: bool) -> None:
         """Sends the results that are there, or all of them."""

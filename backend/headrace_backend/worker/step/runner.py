@@ -17,6 +17,7 @@ from headrace_backend.step.masks import StepMasks, open_masks
 from headrace_backend.step.plan import Int32Column, StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.sampling.sampler import SampledTokens
+from headrace_backend.worker.speculation.speculation import Speculation
 
 
 class CausalModel(Protocol):
@@ -112,6 +113,9 @@ class StepRunner(Protocol):
 
 class Runner(StepRunner, Protocol):
     """Computes steps, or one stage's part of them, on one device (`cpu_runner`, `gpu_runner`)."""
+
+    # Who drafts tokens for later steps; None: nobody does.
+    speculation: Speculation | None
 
     def forward(self, plan: StepPlan, stream: torch.Tensor | None = None) -> torch.Tensor:
         """Takes and gives back rows, then computes the plan's tokens.
