@@ -24,7 +24,7 @@ from llguidance import LLExecutor
 from headrace_backend.engine.output_grammar import MASKED, DraftedEnd, MaskOutcome, MaskState
 from headrace_backend.engine.scheduling.masks import MaskJob
 from headrace_backend.structured_output.mask_bits import BITS, Words, allows, only
-from headrace_backend.structured_output.output_place import AHEAD_NS, FREE_NS, MAX_AHEAD, OutputPlace, Stops, finished
+from headrace_backend.structured_output.output_place import FREE_NS, MAX_AHEAD, OutputPlace, Stops, finished
 from headrace_backend.structured_output.reasoning_place import ReasoningPlace
 
 # What an ordinary mask may take beside others, in the thread that computes it.
@@ -83,13 +83,14 @@ def _before_end(drafts: Sequence[int], place: OutputPlace, stops: Stops, positio
     return list(drafts)
 
 
-def fill_batch(executor: LLExecutor, rows: Sequence[BatchRow], words: Words) -> list[MaskOutcome | None]:
+def fill_batch(executor: LLExecutor, rows: Sequence[BatchRow], words: Words, ahead_ns: int) -> list[MaskOutcome | None]:
     """Writes the masks of rows, each in its lines.
 
     Args:
         executor: The library's threads.
         rows: At least one; their places differ.
         words: int32 [num_lines, num_words].
+        ahead_ns: How long what must come is looked for, once the masks are there.
 
     Returns:
         What came of each row; None: its masks are to be computed by themselves.
@@ -104,7 +105,9 @@ def fill_batch(executor: LLExecutor, rows: Sequence[BatchRow], words: Words) -> 
     outcomes: dict[int, MaskOutcome] = {}
     intact = [row for row in rows if not (row.drafts and _was_broken(row.place))]
     if intact:
-        outcomes = dict(zip([row.number for row in intact], _finished_first(executor, intact, words), strict=True))
+        outcomes = dict(
+            zip([row.number for row in intact], _finished_first(executor, intact, words, ahead_ns), strict=True)
+        )
     for row in intact:
         outcomes[row.number] = _whole(row, words, outcomes[row.number], accepting.get(row.number, ()))
     return [outcomes.get(row.number) for row in rows]
@@ -118,7 +121,7 @@ def _was_broken(place: OutputPlace) -> bool:
     return True
 
 
-def _finished_first(executor: LLExecutor, rows: Sequence[BatchRow], words: Words) -> list[MaskOutcome]:
+def _finished_first(executor: LLExecutor, rows: Sequence[BatchRow], words: Words, ahead_ns: int) -> list[MaskOutcome]:
     """Makes the masks of rows' draws whole, and follows what must come."""
     allow_some, may_be_single = _looked_at(words[[row.line for row in rows], :_HEAD_WORDS])
     outcomes = [
@@ -131,7 +134,7 @@ def _finished_first(executor: LLExecutor, rows: Sequence[BatchRow], words: Words
         if single and row.looks_ahead and outcome is MASKED and (token := only(words[row.line])) is not None
     ]
     if ahead:
-        _look_ahead(executor, ahead, words.shape[1], time.monotonic_ns() + AHEAD_NS)
+        _look_ahead(executor, ahead, words.shape[1], time.monotonic_ns() + ahead_ns)
     return outcomes
 
 

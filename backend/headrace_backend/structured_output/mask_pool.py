@@ -23,13 +23,15 @@ from headrace_backend.step.masks import StepMasks, mask_words
 from headrace_backend.structured_output.drafted_places import fill_drafted
 from headrace_backend.structured_output.mask_batch import batch_row, fill_batch
 from headrace_backend.structured_output.mask_bits import Words
-from headrace_backend.structured_output.output_place import OutputPlace, failed
+from headrace_backend.structured_output.output_place import AHEAD_NS, OutputPlace, failed
 from headrace_backend.structured_output.reasoning_place import ReasoningPlace
 from headrace_backend.structured_output.stacks import library_threads, thread_pool
 
 # A step's masks are there when the slowest thread has its own, so that more threads than a step
 # needs make it later on a machine that has other work.
 _MAX_THREADS: Final = 8
+# How long a call that nobody waits for looks for what must come: enough to see that something must.
+_BRIEF_AHEAD_NS: Final = 300_000
 # How long a thread keeps the interpreter's lock that another waits for. Python's own 5 ms are a
 # whole step, and a mask would be that much later.
 _SWITCH_S: Final = 100e-6
@@ -70,14 +72,15 @@ class MaskPool:
         firsts = [end - count for end, count in zip(itertools.accumulate(counts), counts, strict=True)]
         words = np.empty((sum(counts), self._num_words), np.int32)
         try:
-            outcomes = self._filled(call.jobs, firsts, words)
+            outcomes = self._filled(call, firsts, words)
         # The library makes errors of single places of its panics. This is a mistake of all, of
         # which the step must not wait for masks for ever.
         except BaseException as error:
             outcomes = [failed(type(error).__name__) for _ in call.jobs]
         done(call, step_masks(call, firsts, words, outcomes), outcomes)
 
-    def _filled(self, jobs: Sequence[MaskJob], firsts: Sequence[int], words: Words) -> list[MaskOutcome]:
+    def _filled(self, call: MaskCall, firsts: Sequence[int], words: Words) -> list[MaskOutcome]:
+        jobs, ahead_ns = call.jobs, AHEAD_NS if call.is_awaited else _BRIEF_AHEAD_NS
         lines = [words[first : first + 1 + len(job.drafts)] for first, job in zip(firsts, jobs, strict=True)]
         rows = [batch_row(number, job, firsts[number]) for number, job in enumerate(jobs)]
         alone = [number for number, row in enumerate(rows) if row is None]
@@ -85,7 +88,7 @@ class MaskPool:
         waited = self._alone.map(fill_alone, [jobs[number] for number in alone], [lines[number] for number in alone])
         outcomes: dict[int, MaskOutcome] = {}
         if together := [row for row in rows if row is not None]:
-            for row, outcome in zip(together, fill_batch(self._library, together, words), strict=True):
+            for row, outcome in zip(together, fill_batch(self._library, together, words, ahead_ns), strict=True):
                 number = row.number
                 outcomes[number] = fill_alone(jobs[number], lines[number]) if outcome is None else outcome
         outcomes |= zip(alone, waited, strict=True)

@@ -137,7 +137,7 @@ def test_masks_side_by_side_are_those_of_each_place_alone(
         together = np.empty((firsts[-1], mask_words(VOCAB)), np.int32)
         rows = [batch_row(index, job, firsts[index]) for index, job in enumerate(jobs)]
         beside_others = [row for row in rows if row is not None]
-        outcomes = iter(fill_batch(library, beside_others, together) if beside_others else [])
+        outcomes = iter(fill_batch(library, beside_others, together, output_place.AHEAD_NS) if beside_others else [])
         for index, (walk, row) in enumerate(zip(walks, rows, strict=True)):
             lines = together[firsts[index] : firsts[index + 1]]
             beside = (next(outcomes) if row is not None else None) or fill_alone(jobs[index], lines)
@@ -209,3 +209,18 @@ def test_a_mistake_of_ours_ends_the_rows_of_a_step_and_no_step_waits(grammars: l
         [MaskState.FAILED] * 2, [], [MaskState.MASKED],
     ]  # fmt: skip
     assert StepMasks.decode(done[1][0]).samples.size == 0
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_what_must_come_is_looked_for_at_length_only_if_the_next_plan_waits(
+    grammars: list[Grammar], is_awaited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace_backend.structured_output.mask_pool._BRIEF_AHEAD_NS", 0)
+    monkeypatch.setattr("headrace_backend.structured_output.mask_pool.AHEAD_NS", 10**12)
+    pool, done = MaskPool(VOCAB), []
+    job = MaskJob(0, grammars[7].new_output(), 0, array("i"), END, 0, True)
+    pool.start(MaskCall(1, 0, [job], [], is_awaited), lambda call, masks, found: done.extend(found))
+    wait_until(lambda: bool(done), 60, "the mask")
+    pool.close()
+    assert done[0].state is MaskState.MASKED
+    assert len(done[0].forced or ()) > 2 if is_awaited else not done[0].forced
