@@ -311,9 +311,10 @@ async def test_the_end_of_an_engine_is_a_warning_unless_it_is_unloaded(
 ) -> None:
     assert await server.tokens("b") == TOKENS["b"]
     [model] = [model for model in server.service.core.models if model.name == "b"]
-    server.supervisor.set_model("b", state, server.engines["b"].address)
-    await server.until(lambda: model.state == state)
+    # The service may leave an engine that is unloaded before the engine ends.
     with structlog.testing.capture_logs() as logged:
+        server.supervisor.set_model("b", state, server.engines["b"].address)
+        await server.until(lambda: model.state == state)
         await server.engines["b"].stop()
         await server.until(lambda: any(entry["event"] == "engine.disconnected" for entry in logged))
     [level, *later] = [entry["log_level"] for entry in logged if entry["event"] == "engine.disconnected"]
