@@ -239,7 +239,7 @@ def test_drafted_rows_are_those_with_more_than_their_last_token() -> None:
 
 def test_a_runner_without_drafts_makes_none(llama: CausalLM) -> None:
     """A worker without a drafter has no rows' drafts at all."""
-    assert make_runner(llama, llama.num_layers, llama.num_kv_heads, llama.head_dim)._speculation is None
+    assert make_runner(llama, llama.num_layers, llama.num_kv_heads, llama.head_dim).speculation is None
 
 
 def test_jobs_of_one_row_are_drafted_for_alone(llama: CausalLM) -> None:
