@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import logging
 import os
 import pathlib
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
@@ -305,6 +306,16 @@ async def test_a_model_is_loaded_and_unloaded_by_an_operator(server: Server) -> 
     assert (unload.grace_ns, by_default.grace_ns) == (7 * 10**9, 5 * 10**8)
 
 
+@pytest.fixture
+def all_levels() -> Iterator[None]:
+    """Whatever a test before this one has set up, each level is logged."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG))
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.usefixtures("all_levels")
 @pytest.mark.parametrize("state", [READY, control_pb2.BACKEND_STATE_UNLOADING])
 async def test_the_end_of_an_engine_is_a_warning_unless_it_is_unloaded(
     server: Server, state: control_pb2.BackendState
