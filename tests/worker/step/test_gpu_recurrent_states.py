@@ -23,7 +23,7 @@ def test_tokens_are_those_of_transformers(
     lengths, count = ((23, 3, 5), 4) if device == "cpu" else ((150, 3, 111, 21, 90), 24)
     prompts = [prompt_of(length, length) for length in lengths]
     make = functools.partial(gpu_runner, batch_sizes)
-    engine = made.engine(38, make=make, max_num_seqs=2, max_num_batched_tokens=16)
+    engine = made.engine(38, make=make, max_num_seqs=2, max_num_batched_tokens=32)
     found = engine.outputs([greedy(prompt, count) for prompt in prompts])
     assert found == [[made.expected(tuple(prompt), count)] for prompt in prompts]
     captured = engine.worker.runner.num_captured
@@ -35,7 +35,7 @@ def test_outputs_go_on_from_their_prompts_state(device: str, tmp_path_factory: p
     asked = {"temperature": 0.9, "seed": 7, "n": 3}
     make = functools.partial(gpu_runner, (1, 2, 4))
     found = [
-        made.engine(40, make=each, max_num_batched_tokens=16).outputs([greedy(prompt_of(19), 4, **asked)])
+        made.engine(40, make=each, max_num_batched_tokens=32).outputs([greedy(prompt_of(19), 4, **asked)])
         for each in (make, functools.partial(gpu_runner, ()))
     ]
     assert found[0] == found[1] and len(set(map(tuple, found[0][0]))) == 3
