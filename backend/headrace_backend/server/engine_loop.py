@@ -47,7 +47,7 @@ _Record = TypeVar("_Record", StepDrafts, StepResult)
 # Takes what is to be sent, by stream id.
 Deliver = Callable[[dict[int, Outbox]], None]
 # Takes a record for the workers, and returns whether there was space for it.
-SendRecord = Callable[[RecordKind, bytes], bool]
+SendRecord = Callable[[RecordKind, bytes | memoryview], bool]
 
 
 class EngineLoop:
@@ -73,7 +73,7 @@ class EngineLoop:
         self._notice: Callable[[], None] | None = None
         self._send: SendRecord | None = None
         # Plans and masks for which the ring had no space yet, in order.
-        self._unsent: deque[tuple[RecordKind, bytes]] = deque()
+        self._unsent: deque[tuple[RecordKind, bytes | memoryview]] = deque()
         self._pump_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._plan_timer = PreciseTimer(self._loop, self._plan_is_due)
@@ -255,7 +255,7 @@ class EngineLoop:
             # The loop is closed: the process ends.
             return
 
-    def _take_masks(self, call: MaskCall, record: bytes, outcomes: list[MaskOutcome]) -> None:
+    def _take_masks(self, call: MaskCall, record: bytes | memoryview, outcomes: list[MaskOutcome]) -> None:
         def take() -> None:
             if self._send is not None and self.engine.is_current(call):
                 self._unsent.append((RecordKind.MASKS, record))

@@ -35,6 +35,13 @@ def max_masks_bytes(num_draws: int, vocab_size: int) -> int:
     return _HEADER.size + _INT * num_draws * (2 + mask_words(vocab_size))
 
 
+def empty_record(num_masks: int, num_words: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """Memory for a record, and the place of its masks in it, int32 [num_masks, num_words]."""
+    size = _INT * num_masks * num_words
+    record = np.empty(_HEADER.size + 2 * _INT * num_masks + size, np.uint8)
+    return record, record[record.size - size :].view(np.int32).reshape(num_masks, num_words)
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class StepMasks:
     """Masks of the draws of one step that have some."""
@@ -47,13 +54,20 @@ class StepMasks:
     places: Int32Column
     # [num_masked, words] bit t % 32 of word t // 32 says whether token t may be drawn.
     masks: npt.NDArray[np.int32]
+    # Where the masks were written into a record: all of it, the masks at its end.
+    record: npt.NDArray[np.uint8] | None = None
 
-    def encode(self) -> bytes:
-        """Encodes the masks as bytes: a header, then the columns."""
+    def encode(self) -> bytes | memoryview:
+        """Encodes the masks as bytes: a header, then the columns.
+
+        Masks of many rows are megabytes: those that lie in a record are not copied.
+        """
         header = _HEADER.pack(self.step_id, *self.masks.shape)
-        # Masks of many rows are megabytes, which are copied once.
-        columns = (self.samples, self.places, self.masks)
-        return b"".join([header, *(np.ascontiguousarray(column).data for column in columns)])
+        before = b"".join([header, self.samples.tobytes(), self.places.tobytes()])
+        if self.record is None:
+            return before + self.masks.tobytes()
+        self.record[: len(before)] = np.frombuffer(before, np.uint8)
+        return self.record.data
 
     def at(self, firsts: Int32Column) -> StepMasks:
         """Masks by draw, for a worker that drafts.

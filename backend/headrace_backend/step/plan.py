@@ -302,7 +302,7 @@ class StepPlan:
         return b"".join([header, *(c.tobytes() for c in columns), admissions])
 
     @staticmethod
-    def step_id_of(data: bytes) -> int:
+    def step_id_of(data: bytes | memoryview) -> int:
         """The step of a plan that `encode` wrote, without reading the rest."""
         step_id: int = _HEADER.unpack_from(data)[0]
         return step_id

@@ -205,12 +205,12 @@ class RingWriter:
         """
         return self._memory.capacity // 2 // _ALIGNMENT * _ALIGNMENT - _RECORD.size
 
-    def write(self, kind: int, payload: bytes, timeout_s: float) -> None:
+    def write(self, kind: int, payload: bytes | memoryview, timeout_s: float) -> None:
         """Appends one record and wakes the readers.
 
         Args:
             kind: What the record is, 0 to 2**31 - 1.
-            payload: Its bytes, possibly none.
+            payload: Its bytes, possibly none; of a memoryview the items are bytes.
             timeout_s: How long to wait for space; 0 does not wait.
 
         Raises:
@@ -233,7 +233,7 @@ class RingWriter:
         self._await_space(needed, deadline)
         self._publish(kind, payload, needed)
 
-    def _publish(self, kind: int, payload: bytes, size: int) -> None:
+    def _publish(self, kind: int, payload: bytes | memoryview, size: int) -> None:
         offset = self._cursor % self._memory.capacity
         records = self._memory.records
         length = len(payload) if kind != _SKIP else size - _RECORD.size

@@ -9,6 +9,7 @@ releases the interpreter's lock, so that the engine's thread goes on.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import itertools
 import os
 import sys
@@ -16,12 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace_backend.engine.output_grammar import MaskOutcome
 from headrace_backend.engine.scheduling.masks import MaskCall, MaskJob
-from headrace_backend.step.masks import StepMasks, mask_words
+from headrace_backend.step.masks import StepMasks, empty_record, mask_words
 from headrace_backend.structured_output.drafted_places import fill_drafted
-from headrace_backend.structured_output.mask_batch import batch_row, fill_batch
+from headrace_backend.structured_output.mask_batch import BatchRow, batch_row, fill_batch
 from headrace_backend.structured_output.mask_bits import Words
 from headrace_backend.structured_output.output_place import AHEAD_NS, OutputPlace, failed
 from headrace_backend.structured_output.reasoning_place import ReasoningPlace
@@ -49,6 +51,8 @@ class MaskPool:
         self._num_threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 2) * 3 // 4))
         # Takes calls, one after the other.
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+        # Calls: who begins one counts it, and its thread when it leaves the places.
+        self._num_begun = self._num_ended = 0
 
     def start(self, call: MaskCall, done: Computed) -> None:
         """Begins with the masks of a step; `done` is called when all are there."""
@@ -57,7 +61,15 @@ class MaskPool:
             self._library = library_threads(self._num_threads)
             self._alone = thread_pool(self._num_threads, "masks")
             self._pool = thread_pool(1, "mask-calls")
-        self._pool.submit(self._compute, call, done)
+        prepared = _Prepared(call)
+        # While no thread works on places this one may look at them. It would share the
+        # interpreter's lock with the thread that takes calls otherwise, which makes both slower.
+        if self._num_begun == self._num_ended:
+            # A mistake comes up again in that thread, where it ends the call.
+            with contextlib.suppress(Exception):
+                prepared.look()
+        self._num_begun += 1
+        self._pool.submit(self._compute, call, prepared, done)
 
     def close(self) -> None:
         """Ends the threads once they are through with what they are at."""
@@ -67,22 +79,21 @@ class MaskPool:
 
     # In its thread.
 
-    def _compute(self, call: MaskCall, done: Computed) -> None:
-        counts = [1 + len(job.drafts) for job in call.jobs]
-        firsts = [end - count for end, count in zip(itertools.accumulate(counts), counts, strict=True)]
-        words = np.empty((sum(counts), self._num_words), np.int32)
+    def _compute(self, call: MaskCall, prepared: _Prepared, done: Computed) -> None:
+        record, words = empty_record(prepared.num_lines, self._num_words)
         try:
-            outcomes = self._filled(call, firsts, words)
+            outcomes = self._filled(call, prepared, words)
         # The library makes errors of single places of its panics. This is a mistake of all, of
         # which the step must not wait for masks for ever.
         except BaseException as error:
             outcomes = [failed(type(error).__name__) for _ in call.jobs]
-        done(call, step_masks(call, firsts, words, outcomes), outcomes)
+        self._num_ended += 1
+        done(call, step_masks(call, prepared.firsts, words, outcomes, record), outcomes)
 
-    def _filled(self, call: MaskCall, firsts: Sequence[int], words: Words) -> list[MaskOutcome]:
+    def _filled(self, call: MaskCall, prepared: _Prepared, words: Words) -> list[MaskOutcome]:
         jobs, ahead_ns = call.jobs, AHEAD_NS if call.is_awaited else _BRIEF_AHEAD_NS
+        firsts, rows = prepared.firsts, prepared.look()
         lines = [words[first : first + 1 + len(job.drafts)] for first, job in zip(firsts, jobs, strict=True)]
-        rows = [batch_row(number, job, firsts[number]) for number, job in enumerate(jobs)]
         alone = [number for number, row in enumerate(rows) if row is None]
         # The map has begun before it is waited for.
         waited = self._alone.map(fill_alone, [jobs[number] for number in alone], [lines[number] for number in alone])
@@ -93,6 +104,25 @@ class MaskPool:
                 outcomes[number] = fill_alone(jobs[number], lines[number]) if outcome is None else outcome
         outcomes |= zip(alone, waited, strict=True)
         return [outcomes[number] for number in range(len(jobs))]
+
+
+class _Prepared:
+    """The lines in which masks of a call's jobs are to lie, and what is computed together."""
+
+    def __init__(self, call: MaskCall) -> None:
+        counts = [1 + len(job.drafts) for job in call.jobs]
+        ends = list(itertools.accumulate(counts))
+        self.num_lines = ends[-1] if ends else 0
+        # The first line of each job.
+        self.firsts = [end - count for end, count in zip(ends, counts, strict=True)]
+        self._jobs = call.jobs
+        self._rows: list[BatchRow | None] | None = None
+
+    def look(self) -> list[BatchRow | None]:
+        """What is to be computed of each job beside others, which nobody may work on meanwhile."""
+        if self._rows is None:
+            self._rows = [batch_row(number, job, self.firsts[number]) for number, job in enumerate(self._jobs)]
+        return self._rows
 
 
 def fill_alone(job: MaskJob, lines: Words) -> MaskOutcome:
@@ -110,7 +140,13 @@ def fill_alone(job: MaskJob, lines: Words) -> MaskOutcome:
         return failed(type(error).__name__)
 
 
-def step_masks(call: MaskCall, firsts: Sequence[int], words: Words, outcomes: Sequence[MaskOutcome]) -> StepMasks:
+def step_masks(
+    call: MaskCall,
+    firsts: Sequence[int],
+    words: Words,
+    outcomes: Sequence[MaskOutcome],
+    record: npt.NDArray[np.uint8] | None = None,
+) -> StepMasks:
     """The masks among the lines of a call, as they go to the workers.
 
     Args:
@@ -118,6 +154,7 @@ def step_masks(call: MaskCall, firsts: Sequence[int], words: Words, outcomes: Se
         firsts: The first line of each job.
         words: int32 [num_lines, num_words].
         outcomes: What came of each job.
+        record: The record that has all lines in their places, if there is one.
     """
     found = [
         (job.sample, place, first + place)
@@ -125,4 +162,6 @@ def step_masks(call: MaskCall, firsts: Sequence[int], words: Words, outcomes: Se
         for place in outcome.masked_places
     ]
     samples, places, lines = np.array(found, np.int32).reshape(-1, 3).T.copy()
-    return StepMasks(call.step_id, samples, places, words if len(found) == len(words) else words[lines])
+    if len(found) == len(words):
+        return StepMasks(call.step_id, samples, places, words, record)
+    return StepMasks(call.step_id, samples, places, words[lines])

@@ -122,8 +122,8 @@ class Sequence:
         # Whether they are computed side by side. A token of a bad word can't be drawn, and its
         # output ends: so with these each token is.
         self.skips_forced = spec.asked.max_drafts != 0 and not spec.asked.sampling.bad_words
-        # Tokens that came to be known so behind a draw, on average of late; forms tend to begin
-        # with some.
+        # Tokens that came to be known behind one that is drawn, on average of late; forms tend to
+        # begin with some.
         self.forced_rate = 1.0
         self.next_masked = spec.grammar.first_masked if spec.grammar is not None else 0
         self.min_tokens = spec.asked.stop.min_tokens
@@ -194,11 +194,17 @@ class Sequence:
             # Where draws have masks again was said of a place behind tokens that must come anew.
             self.next_masked = min(self.next_masked, len(self.tokens))
 
-    def note_given(self, position: int, forced: array[int] | None) -> None:
-        """Its grammar knows the tokens before `position`, and `forced`, which must come behind."""
+    def note_given(self, position: int, forced: array[int] | None) -> int:
+        """Its grammar knows the tokens before `position`, and `forced`, which must come behind.
+
+        Returns how many of them, behind the one that is drawn at `position`, were not known before.
+        """
+        num_known = max(self.num_given, position + 1)
         self.forced = forced if forced is not None else _NOTHING_FORCED
         self.num_given = position + len(self.forced)
-        self.forced_rate += _RATE_WEIGHT * (len(self.forced) - self.forced_rate)
+        num_found = max(self.num_given - num_known, 0)
+        self.forced_rate += _RATE_WEIGHT * (num_found - self.forced_rate)
+        return num_found
 
     @property
     def num_forced(self) -> int:

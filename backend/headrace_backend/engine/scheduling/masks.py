@@ -23,6 +23,7 @@ from headrace_backend.engine.events import EndReason, OutputEnd
 from headrace_backend.engine.output_grammar import MaskOutcome, MaskState, OutputGrammar
 from headrace_backend.engine.requests.endings import Endings
 from headrace_backend.engine.requests.sequence import Sequence
+from headrace_backend.engine.scheduling.forced_search import ForcedSearch
 from headrace_backend.engine.scheduling.plan_builder import InFlightStep, MaskedDraw
 from headrace_backend.step.drafts import StepDrafts
 
@@ -80,9 +81,11 @@ class Masks:
         # plan is to know.
         self.num_computing = 0
         self._num_awaited = 0
+        self._search = ForcedSearch()
 
     def planned(self, step: InFlightStep) -> None:
         """Notes the masked draws of a step that was planned."""
+        self._search.note_computed(step.num_forced)
         if step.masked:
             self._waiting.append(step)
 
@@ -129,6 +132,8 @@ class Masks:
         """
         if self._num_awaited or not self._waiting:
             return self._num_awaited > 0
+        if self._search.is_paused:
+            return False
         return any(step.num_reported_drafts and _are_awaited(_asking(step)) for step in self._waiting)
 
     def is_current(self, call: MaskCall) -> bool:
@@ -147,7 +152,7 @@ class Masks:
         step = self._computing.pop(call.step_id)
         for job, (sequence, position), outcome in zip(call.jobs, call.owners, outcomes, strict=True):
             if outcome.state in (MaskState.MASKED, MaskState.OPEN):
-                sequence.note_given(position, outcome.forced)
+                self._search.note_found(sequence.note_given(position, outcome.forced))
                 sequence.next_masked = max(sequence.next_masked, outcome.next_masked)
                 if job.drafts and not sequence.ended:
                     _note_drafted(step, sequence, position, job.drafts, outcome)
@@ -161,9 +166,10 @@ class Masks:
     def _call(self, step: InFlightStep) -> MaskCall:
         self._computing[step.step_id] = step
         drafts = self._drafts.pop(step.step_id, [])
-        asking = _asking(step)
-        jobs, owners = [_job(draw, drafts) for draw in asking], [(draw.sequence, draw.position) for draw in asking]
-        return MaskCall(step.step_id, self._life, jobs, owners, _are_awaited(asking))
+        asking, searches = _asking(step), self._search.begins()
+        jobs = [_job(draw, drafts, searches) for draw in asking]
+        owners = [(draw.sequence, draw.position) for draw in asking]
+        return MaskCall(step.step_id, self._life, jobs, owners, searches and _are_awaited(asking))
 
 
 def grammar_end(sequence: Sequence, outcome: MaskOutcome) -> OutputEnd:
@@ -222,7 +228,7 @@ def _are_awaited(asking: list[MaskedDraw]) -> bool:
     return bool(looking) and sum(looking) >= _AWAITED_SHARE * len(asking)
 
 
-def _job(draw: MaskedDraw, drafts: list[int]) -> MaskJob:
+def _job(draw: MaskedDraw, drafts: list[int], searches: bool) -> MaskJob:
     sequence, position = draw.sequence, draw.position
     assert sequence.grammar is not None, "only rows with a grammar have masks"
     # What must come before the draw its grammar knows already.
@@ -234,6 +240,6 @@ def _job(draw: MaskedDraw, drafts: list[int]) -> MaskJob:
         sequence.tokens[first:position],
         sequence.stop_token_ids,
         sequence.min_tokens,
-        sequence.skips_forced,
+        searches and sequence.skips_forced,
         tuple(drafts[draw.first_draft : draw.first_draft + draw.num_drafts]),
     )

@@ -390,7 +390,7 @@ class WorkerGroup:
         """Appends a plan, as `send` does."""
         return self.send(RecordKind.STEP_PLAN, plan)
 
-    def send(self, kind: RecordKind, record: bytes) -> bool:
+    def send(self, kind: RecordKind, record: bytes | memoryview) -> bool:
         """Appends a plan or masks; False if the workers left no space for it yet, or never can.
 
         A record that is larger than the ring, which the engine does not make, is a step that
