@@ -169,25 +169,21 @@ def measure_step(
     cpu_us, wall_ms = [], []
     for step in range(STEPS):
         call, there = rows.call(step, looks_ahead), threading.Event()
-        done: list[StepMasks] = []
+        sent: list[tuple[int, StepMasks]] = []
 
-        def computed(
-            call: MaskCall,
-            masks: StepMasks,
-            outcomes: list[MaskOutcome],
-            done: list[StepMasks] = done,
-            there: threading.Event = there,
-        ) -> None:
+        def masked(call: MaskCall, masks: StepMasks, sent: list[tuple[int, StepMasks]] = sent) -> None:
             masks.encode()
-            done.append(masks)
+            sent.append((time.monotonic_ns(), masks))
+
+        def computed(call: MaskCall, outcomes: list[MaskOutcome], there: threading.Event = there) -> None:
             there.set()
 
         began_cpu_ns, began_ns = time.process_time_ns(), time.monotonic_ns()
-        pool.start(call, computed)
+        pool.start(call, masked, computed)
         there.wait()
-        wall_ms.append((time.monotonic_ns() - began_ns) / 1e6)
+        wall_ms.append((sent[0][0] - began_ns) / 1e6)
         cpu_us.append((time.process_time_ns() - began_cpu_ns) / 1e3 / num_rows)
-        rows.go_on(done[0])
+        rows.go_on(sent[0][1])
     pool.close()
     found: dict[str, Any] = {"vocabulary": vocabulary.size, "rows": num_rows, "ahead": looks_ahead}
     for share in (50, 99):

@@ -86,6 +86,10 @@ class MaskOutcome:
         """
         return MaskOutcome(self.state, self.error, self.next_masked, self.forced, masked_places, end)
 
+    def followed(self, forced: array[int]) -> MaskOutcome:
+        """This outcome with the tokens that must be drawn, from the job's draw on."""
+        return MaskOutcome(self.state, self.error, self.next_masked, forced, self.masked_places, self.end)
+
 
 class DraftedEnd(NamedTuple):
     """An output that ends behind drafts, where these are right: nothing can be drawn there."""

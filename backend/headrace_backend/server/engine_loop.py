@@ -21,7 +21,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from headrace_backend.engine.answers import LossOutcome
 from headrace_backend.engine.engine import Engine
@@ -244,24 +244,27 @@ class EngineLoop:
         """Begins to compute the masks whose tokens are known."""
         for call in self.engine.take_mask_calls():
             assert self._masks is not None, "requests with a grammar are taken where masks are computed"
-            self._masks.start(call, self._on_masks)
+            self._masks.start(call, self._on_masks, self._on_outcomes)
 
-    def _on_masks(self, call: MaskCall, masks: StepMasks, outcomes: list[MaskOutcome]) -> None:
-        """Takes masks from one of the threads that compute them."""
-        record = masks.encode()
+    # Called by one of the threads that compute masks.
+
+    def _on_masks(self, call: MaskCall, masks: StepMasks) -> None:
+        self._soon(self._send_masks, call, masks.encode())
+
+    def _on_outcomes(self, call: MaskCall, outcomes: list[MaskOutcome]) -> None:
+        self._soon(self._guarded, lambda: self.engine.masks_done(call, outcomes))
+
+    def _soon(self, act: Callable[..., None], *args: Any) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._take_masks, call, record, outcomes)
+            self._loop.call_soon_threadsafe(act, *args)
         except RuntimeError:
             # The loop is closed: the process ends.
             return
 
-    def _take_masks(self, call: MaskCall, record: bytes | memoryview, outcomes: list[MaskOutcome]) -> None:
-        def take() -> None:
-            if self._send is not None and self.engine.is_current(call):
-                self._unsent.append((RecordKind.MASKS, record))
-            self.engine.masks_done(call, outcomes)
-
-        self._guarded(take)
+    def _send_masks(self, call: MaskCall, record: bytes | memoryview) -> None:
+        if self._send is not None and self.engine.is_current(call):
+            self._unsent.append((RecordKind.MASKS, record))
+            self._sent_all(self._send)
 
     def _await_plan(self) -> None:
         due_ns = self.engine.plan_due_ns

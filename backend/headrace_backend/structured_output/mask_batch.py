@@ -83,17 +83,17 @@ def _before_end(drafts: Sequence[int], place: OutputPlace, stops: Stops, positio
     return list(drafts)
 
 
-def fill_batch(executor: LLExecutor, rows: Sequence[BatchRow], words: Words, ahead_ns: int) -> list[MaskOutcome | None]:
+def fill_batch(executor: LLExecutor, rows: Sequence[BatchRow], words: Words) -> list[MaskOutcome | None]:
     """Writes the masks of rows, each in its lines.
 
     Args:
         executor: The library's threads.
         rows: At least one; their places differ.
         words: int32 [num_lines, num_words].
-        ahead_ns: How long what must come is looked for, once the masks are there.
 
     Returns:
-        What came of each row; None: its masks are to be computed by themselves.
+        What came of each row, without what must come; None: its masks are to be computed by
+        themselves.
     """
     began_ns = time.monotonic_ns()
     for index in range(max([len(row.new) for row in rows])):
@@ -102,15 +102,52 @@ def fill_batch(executor: LLExecutor, rows: Sequence[BatchRow], words: Words, ahe
     if time.monotonic_ns() - began_ns > FREE_NS + _USUAL_NS * sum([1 + len(row.drafts) for row in rows]):
         for row in rows:
             row.place.watch()
-    outcomes: dict[int, MaskOutcome] = {}
-    intact = [row for row in rows if not (row.drafts and _was_broken(row.place))]
-    if intact:
-        outcomes = dict(
-            zip([row.number for row in intact], _finished_first(executor, intact, words, ahead_ns), strict=True)
-        )
-    for row in intact:
-        outcomes[row.number] = _whole(row, words, outcomes[row.number], accepting.get(row.number, ()))
-    return [outcomes.get(row.number) for row in rows]
+    allow_some, _ = _looked_at(words[[row.line for row in rows], :_HEAD_WORDS])
+    outcomes: list[MaskOutcome | None] = []
+    for row, some in zip(rows, allow_some, strict=True):
+        if row.drafts and _was_broken(row.place):
+            outcomes.append(None)
+            continue
+        outcome = row.place.finish(words[row.line], row.stops, True if some else None)
+        behind = accepting.get(row.number) if outcome is MASKED else None
+        outcomes.append(_along_drafts(row, words, outcome, behind) if behind else outcome)
+    return outcomes
+
+
+def follow_batch(
+    executor: LLExecutor, rows: Sequence[BatchRow], outcomes: Sequence[MaskOutcome], words: Words, ahead_ns: int
+) -> list[MaskOutcome]:
+    """Looks for what must come, where rows are asked to; their masks stay as they are.
+
+    Args:
+        executor: The library's threads.
+        rows: Rows whose masks `fill_batch` has written.
+        outcomes: What came of each.
+        words: int32 [num_lines, num_words].
+        ahead_ns: How long it may take.
+
+    Returns:
+        The outcomes, with the tokens that must come.
+    """
+    masked = [
+        row for row, outcome in zip(rows, outcomes, strict=True)
+        if row.looks_ahead and outcome.state is MaskState.MASKED
+    ]  # fmt: skip
+    if not masked:
+        return list(outcomes)
+    _, may_be_single = _looked_at(words[[row.line for row in masked], :_HEAD_WORDS])
+    ahead = [
+        (row, token)
+        for row, single in zip(masked, may_be_single, strict=True)
+        if single and (token := only(words[row.line])) is not None
+    ]
+    if ahead:
+        _look_ahead(executor, ahead, words.shape[1], time.monotonic_ns() + ahead_ns)
+    found = {row.number: known for row, _ in ahead if (known := row.place.known_from(row.position))}
+    return [
+        outcome.followed(found[row.number]) if row.number in found else outcome
+        for row, outcome in zip(rows, outcomes, strict=True)
+    ]
 
 
 def _was_broken(place: OutputPlace) -> bool:
@@ -119,32 +156,6 @@ def _was_broken(place: OutputPlace) -> bool:
         return False
     place.renew()
     return True
-
-
-def _finished_first(executor: LLExecutor, rows: Sequence[BatchRow], words: Words, ahead_ns: int) -> list[MaskOutcome]:
-    """Makes the masks of rows' draws whole, and follows what must come."""
-    allow_some, may_be_single = _looked_at(words[[row.line for row in rows], :_HEAD_WORDS])
-    outcomes = [
-        row.place.finish(words[row.line], row.stops, True if some else None)
-        for row, some in zip(rows, allow_some, strict=True)
-    ]
-    ahead = [
-        (row, token)
-        for row, outcome, single in zip(rows, outcomes, may_be_single, strict=True)
-        if single and row.looks_ahead and outcome is MASKED and (token := only(words[row.line])) is not None
-    ]
-    if ahead:
-        _look_ahead(executor, ahead, words.shape[1], time.monotonic_ns() + ahead_ns)
-    return outcomes
-
-
-def _whole(row: BatchRow, words: Words, outcome: MaskOutcome, accepting: Sequence[bool]) -> MaskOutcome:
-    """What came of a row, with what must come and what is known behind its drafts."""
-    if outcome is not MASKED:
-        return outcome
-    known = row.place.known_from(row.position)
-    found = MaskOutcome(MaskState.MASKED, forced=known) if known else outcome
-    return _along_drafts(row, words, found, accepting) if accepting else found
 
 
 def _along_drafts(row: BatchRow, words: Words, outcome: MaskOutcome, accepting: Sequence[bool]) -> MaskOutcome:

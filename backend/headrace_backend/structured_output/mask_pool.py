@@ -23,7 +23,7 @@ from headrace_backend.engine.output_grammar import MaskOutcome
 from headrace_backend.engine.scheduling.masks import MaskCall, MaskJob
 from headrace_backend.step.masks import StepMasks, empty_record, mask_words
 from headrace_backend.structured_output.drafted_places import fill_drafted
-from headrace_backend.structured_output.mask_batch import BatchRow, batch_row, fill_batch
+from headrace_backend.structured_output.mask_batch import BatchRow, batch_row, fill_batch, follow_batch
 from headrace_backend.structured_output.mask_bits import Words
 from headrace_backend.structured_output.output_place import AHEAD_NS, OutputPlace, failed
 from headrace_backend.structured_output.reasoning_place import ReasoningPlace
@@ -38,8 +38,9 @@ _BRIEF_AHEAD_NS: Final = 300_000
 # whole step, and a mask would be that much later.
 _SWITCH_S: Final = 100e-6
 
-# Takes the masks of a call, and what came of each job.
-Computed = Callable[[MaskCall, StepMasks, list[MaskOutcome]], None]
+# Take the masks of a call, and later what came of each job.
+Masked = Callable[[MaskCall, StepMasks], None]
+Computed = Callable[[MaskCall, list[MaskOutcome]], None]
 
 
 class MaskPool:
@@ -54,8 +55,14 @@ class MaskPool:
         # Calls: who begins one counts it, and its thread when it leaves the places.
         self._num_begun = self._num_ended = 0
 
-    def start(self, call: MaskCall, done: Computed) -> None:
-        """Begins with the masks of a step; `done` is called when all are there."""
+    def start(self, call: MaskCall, masked: Masked, done: Computed) -> None:
+        """Begins with the masks of a step.
+
+        Args:
+            call: The masks.
+            masked: Called when all are there: the step waits for no more.
+            done: Called with what came of each job once what must come was looked for.
+        """
         if self._pool is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
             self._library = library_threads(self._num_threads)
@@ -69,7 +76,7 @@ class MaskPool:
             with contextlib.suppress(Exception):
                 prepared.look()
         self._num_begun += 1
-        self._pool.submit(self._compute, call, prepared, done)
+        self._pool.submit(self._compute, call, prepared, masked, done)
 
     def close(self) -> None:
         """Ends the threads once they are through with what they are at."""
@@ -79,31 +86,49 @@ class MaskPool:
 
     # In its thread.
 
-    def _compute(self, call: MaskCall, prepared: _Prepared, done: Computed) -> None:
+    def _compute(self, call: MaskCall, prepared: _Prepared, masked: Masked, done: Computed) -> None:
         record, words = empty_record(prepared.num_lines, self._num_words)
+        # The library makes errors of single places of its panics. What is caught is a mistake of
+        # all, of which the step must not wait for masks for ever.
         try:
             outcomes = self._filled(call, prepared, words)
-        # The library makes errors of single places of its panics. This is a mistake of all, of
-        # which the step must not wait for masks for ever.
+        except BaseException as error:
+            outcomes = [failed(type(error).__name__) for _ in call.jobs]
+        masked(call, step_masks(call, prepared.firsts, words, outcomes, record))
+        try:
+            self._follow(call, prepared, words, outcomes)
         except BaseException as error:
             outcomes = [failed(type(error).__name__) for _ in call.jobs]
         self._num_ended += 1
-        done(call, step_masks(call, prepared.firsts, words, outcomes, record), outcomes)
+        done(call, outcomes)
 
     def _filled(self, call: MaskCall, prepared: _Prepared, words: Words) -> list[MaskOutcome]:
-        jobs, ahead_ns = call.jobs, AHEAD_NS if call.is_awaited else _BRIEF_AHEAD_NS
-        firsts, rows = prepared.firsts, prepared.look()
+        """Writes all masks. What must come is followed for those that are computed alone."""
+        jobs, firsts, rows = call.jobs, prepared.firsts, prepared.look()
         lines = [words[first : first + 1 + len(job.drafts)] for first, job in zip(firsts, jobs, strict=True)]
         alone = [number for number, row in enumerate(rows) if row is None]
         # The map has begun before it is waited for.
         waited = self._alone.map(fill_alone, [jobs[number] for number in alone], [lines[number] for number in alone])
         outcomes: dict[int, MaskOutcome] = {}
         if together := [row for row in rows if row is not None]:
-            for row, outcome in zip(together, fill_batch(self._library, together, words, ahead_ns), strict=True):
+            for row, outcome in zip(together, fill_batch(self._library, together, words), strict=True):
                 number = row.number
-                outcomes[number] = fill_alone(jobs[number], lines[number]) if outcome is None else outcome
+                if outcome is None:
+                    outcome = fill_alone(jobs[number], lines[number])
+                    rows[number] = None
+                outcomes[number] = outcome
         outcomes |= zip(alone, waited, strict=True)
         return [outcomes[number] for number in range(len(jobs))]
+
+    def _follow(self, call: MaskCall, prepared: _Prepared, words: Words, outcomes: list[MaskOutcome]) -> None:
+        """Follows what must come, for jobs whose masks were computed together."""
+        rows = [row for row in prepared.look() if row is not None]
+        if not any([row.looks_ahead for row in rows]):
+            return
+        ahead_ns = AHEAD_NS if call.is_awaited else _BRIEF_AHEAD_NS
+        found = follow_batch(self._library, rows, [outcomes[row.number] for row in rows], words, ahead_ns)
+        for row, outcome in zip(rows, found, strict=True):
+            outcomes[row.number] = outcome
 
 
 class _Prepared:

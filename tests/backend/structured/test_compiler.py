@@ -206,10 +206,10 @@ def test_a_pool_computes_the_masks_of_many_rows_as_one_thread_does(compiler: Gra
         place = place_of(compiler, forms[sample % 3])
         return MaskJob(sample, place, 0, seven[: sample % 3 > 0], frozenset(), 0, False)
 
-    jobs, pool, done = [job(sample) for sample in range(40)], MaskPool(VOCAB), []
-    pool.start(MaskCall(9, 0, jobs, [], False), lambda call, masks, outcomes: done.append((masks, outcomes)))
-    wait_until(lambda: bool(done), 60, "masks of all rows")
-    masks, outcomes = done[0]
+    jobs, pool, heard = [job(sample) for sample in range(40)], MaskPool(VOCAB), []
+    pool.start(MaskCall(9, 0, jobs, [], False), *[lambda call, what: heard.append(what)] * 2)
+    wait_until(lambda: len(heard) == 2, 60, "masks of all rows")
+    masks, outcomes = heard
     assert isinstance(masks, StepMasks) and masks.step_id == 9
     assert [outcome.state for outcome in outcomes] == [
         MaskState.COMPLETE if sample % 3 == 2 else MaskState.MASKED for sample in range(40)

@@ -23,7 +23,7 @@ from headrace_backend.engine.scheduling.masks import MaskCall, MaskJob
 from headrace_backend.step.masks import StepMasks, mask_words
 from headrace_backend.structured_output import output_place
 from headrace_backend.structured_output.compiler import GrammarCompiler, grammar_compiler
-from headrace_backend.structured_output.mask_batch import batch_row, fill_batch
+from headrace_backend.structured_output.mask_batch import BatchRow, batch_row, fill_batch, follow_batch
 from headrace_backend.structured_output.mask_pool import MaskPool, fill_alone
 from headrace_backend.structured_output.reasoning_place import behind_reasoning
 from headrace_backend.structured_output.stacks import STACK_BYTES, library_threads
@@ -118,6 +118,21 @@ class Walk:
                 return
 
 
+def side_by_side(library: LLExecutor, rows: list[BatchRow], words: np.ndarray) -> list[MaskOutcome | None]:
+    """Masks, then what must come, of the rows for which that is done."""
+    found = fill_batch(library, rows, words) if rows else []
+    whole = [(row, outcome) for row, outcome in zip(rows, found, strict=True) if outcome is not None]
+    written = words.copy()
+    ahead_ns = output_place.AHEAD_NS
+    followed = iter(follow_batch(library, *map(list, zip(*whole, strict=True)), words, ahead_ns) if whole else [])
+    np.testing.assert_array_equal(words, written)
+    return [None if outcome is None else next(followed) for outcome in found]
+
+
+def unheard(call: MaskCall, masks: StepMasks) -> None:
+    """Takes masks that a test does not look at."""
+
+
 @given(data=st.data())
 def test_masks_side_by_side_are_those_of_each_place_alone(
     grammars: list[Grammar], library: LLExecutor, data: st.DataObject
@@ -137,7 +152,7 @@ def test_masks_side_by_side_are_those_of_each_place_alone(
         together = np.empty((firsts[-1], mask_words(VOCAB)), np.int32)
         rows = [batch_row(index, job, firsts[index]) for index, job in enumerate(jobs)]
         beside_others = [row for row in rows if row is not None]
-        outcomes = iter(fill_batch(library, beside_others, together, output_place.AHEAD_NS) if beside_others else [])
+        outcomes = iter(side_by_side(library, beside_others, together))
         for index, (walk, row) in enumerate(zip(walks, rows, strict=True)):
             lines = together[firsts[index] : firsts[index + 1]]
             beside = (next(outcomes) if row is not None else None) or fill_alone(jobs[index], lines)
@@ -177,11 +192,11 @@ def test_a_slow_place_is_found_among_others_and_ends_by_itself(
     seven = FOLDER.token_table.token_bytes.index(b"7") if FOLDER.token_table is not None else 0
     states, tokens = [], array("i")
     for step in range(2):
-        done: list[tuple[StepMasks, list[MaskOutcome]]] = []
+        done: list[list[MaskOutcome]] = []
         job = MaskJob(0, place, max(step - 1, 0), tokens[max(step - 1, 0) :], END, 0, False)
-        pool.start(MaskCall(step, 0, [job], [], False), lambda call, masks, found: done.append((masks, found)))  # noqa: B023
+        pool.start(MaskCall(step, 0, [job], [], False), unheard, lambda call, found: done.append(found))  # noqa: B023
         wait_until(lambda: bool(done), 60, "the mask")  # noqa: B023
-        states.append(done[0][1][0].state)
+        states.append(done[0][0].state)
         tokens.append(seven)
     pool.close()
     assert states == [MaskState.MASKED, MaskState.FAILED]
@@ -198,17 +213,18 @@ def test_the_library_s_threads_have_the_stack_of_ours(library: LLExecutor) -> No
 
 
 def test_a_mistake_of_ours_ends_the_rows_of_a_step_and_no_step_waits(grammars: list[Grammar]) -> None:
-    pool, done = MaskPool(VOCAB), []
+    pool, records, done = MaskPool(VOCAB), [], []
     place = grammars[5].new_output()
     broken = MaskJob(0, object(), 0, array("i"), END, 0, False)  # type: ignore[arg-type]
     for jobs in ([broken, broken._replace(grammar=place)], [], [broken._replace(grammar=place)]):
-        pool.start(MaskCall(1, 0, jobs, [], False), lambda call, masks, found: done.append((masks.encode(), found)))
+        call = MaskCall(1, 0, jobs, [], False)
+        pool.start(call, lambda _, masks: records.append(masks.encode()), lambda _, found: done.append(found))
     wait_until(lambda: len(done) == 3, 60, "all calls")
     pool.close()
-    assert [[outcome.state for outcome in found] for _, found in done] == [
+    assert [[outcome.state for outcome in found] for found in done] == [
         [MaskState.FAILED] * 2, [], [MaskState.MASKED],
     ]  # fmt: skip
-    assert StepMasks.decode(done[1][0]).samples.size == 0
+    assert [StepMasks.decode(record).samples.size for record in records] == [0, 0, 1]
 
 
 @pytest.mark.parametrize("is_awaited", [False, True])
@@ -219,7 +235,7 @@ def test_what_must_come_is_looked_for_at_length_only_if_the_next_plan_waits(
     monkeypatch.setattr("headrace_backend.structured_output.mask_pool.AHEAD_NS", 10**12)
     pool, done = MaskPool(VOCAB), []
     job = MaskJob(0, grammars[7].new_output(), 0, array("i"), END, 0, True)
-    pool.start(MaskCall(1, 0, [job], [], is_awaited), lambda call, masks, found: done.extend(found))
+    pool.start(MaskCall(1, 0, [job], [], is_awaited), unheard, lambda call, found: done.extend(found))
     wait_until(lambda: bool(done), 60, "the mask")
     pool.close()
     assert done[0].state is MaskState.MASKED

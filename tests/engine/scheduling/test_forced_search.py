@@ -5,14 +5,12 @@ from __future__ import annotations
 from headrace_backend.engine.scheduling.forced_search import ForcedSearch
 
 
-def searched(search: ForcedSearch, num_calls: int, num_found: int, num_computed: int) -> list[bool]:
-    """Which of so many calls search, if each search finds and each step computes so many."""
+def searched(search: ForcedSearch, num_calls: int, num_computed: int, num_draws: int = 64) -> list[bool]:
+    """Which of so many calls search, if steps compute so many tokens behind each that does."""
     calls = []
     for _ in range(num_calls):
-        calls.append(search.begins())
-        if calls[-1]:
-            search.note_found(num_found)
-            search.note_computed(num_computed)
+        calls.append(search.begins(num_draws))
+        search.note_computed(num_computed if calls[-1] else 0)
     return calls
 
 
@@ -23,25 +21,18 @@ def pauses(calls: list[bool]) -> list[int]:
 
 
 def test_a_search_goes_on_while_steps_compute_what_it_finds() -> None:
-    assert all(searched(ForcedSearch(), 1000, 8, 8))
-    assert all(searched(ForcedSearch(), 1000, 8, 3))
-
-
-def test_a_search_that_finds_nothing_costs_nothing_and_goes_on() -> None:
-    assert all(searched(ForcedSearch(), 1000, 0, 0))
+    assert all(searched(ForcedSearch(), 1000, num_computed=2))
+    assert all(searched(ForcedSearch(), 1000, num_computed=1, num_draws=1))
 
 
 def test_pauses_grow_where_nothing_of_it_is_computed_and_are_short_again_after_use() -> None:
     search = ForcedSearch()
-    assert pauses(searched(search, 2000, 8, 0))[:6] == [16, 32, 64, 128, 256, 256]
-    searched(search, 1000, 8, 8)
-    assert pauses(searched(search, 60, 8, 0))[0] == 16
+    assert pauses(searched(search, 2000, num_computed=0))[:6] == [16, 32, 64, 128, 256, 256]
+    searched(search, 1000, num_computed=8)
+    assert pauses(searched(search, 60, num_computed=0))[0] == 16
 
 
-def test_what_plans_can_not_know_yet_counts_for_nothing() -> None:
-    """All rows of a batch may begin with a name, which one call finds."""
-    search = ForcedSearch()
-    assert searched(search, 1, 500, 0) == [True]
-    assert search.begins() and not search.is_paused
-    search.note_computed(500)
-    assert all(searched(search, 100, 0, 0))
+def test_a_few_calls_or_draws_say_nothing() -> None:
+    """What is found reaches a plan only later, and a form may begin with a choice."""
+    assert all(searched(ForcedSearch(), 16, num_computed=0, num_draws=1000))
+    assert all(searched(ForcedSearch(), 1000, num_computed=0, num_draws=1))

@@ -194,17 +194,12 @@ class Sequence:
             # Where draws have masks again was said of a place behind tokens that must come anew.
             self.next_masked = min(self.next_masked, len(self.tokens))
 
-    def note_given(self, position: int, forced: array[int] | None) -> int:
-        """Its grammar knows the tokens before `position`, and `forced`, which must come behind.
-
-        Returns how many of them, behind the one that is drawn at `position`, were not known before.
-        """
+    def note_given(self, position: int, forced: array[int] | None) -> None:
+        """Its grammar knows the tokens before `position`, and `forced`, which must come behind."""
         num_known = max(self.num_given, position + 1)
         self.forced = forced if forced is not None else _NOTHING_FORCED
         self.num_given = position + len(self.forced)
-        num_found = max(self.num_given - num_known, 0)
-        self.forced_rate += _RATE_WEIGHT * (num_found - self.forced_rate)
-        return num_found
+        self.forced_rate += _RATE_WEIGHT * (max(self.num_given - num_known, 0) - self.forced_rate)
 
     @property
     def num_forced(self) -> int:

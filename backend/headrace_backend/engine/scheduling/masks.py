@@ -152,7 +152,7 @@ class Masks:
         step = self._computing.pop(call.step_id)
         for job, (sequence, position), outcome in zip(call.jobs, call.owners, outcomes, strict=True):
             if outcome.state in (MaskState.MASKED, MaskState.OPEN):
-                self._search.note_found(sequence.note_given(position, outcome.forced))
+                sequence.note_given(position, outcome.forced)
                 sequence.next_masked = max(sequence.next_masked, outcome.next_masked)
                 if job.drafts and not sequence.ended:
                     _note_drafted(step, sequence, position, job.drafts, outcome)
@@ -166,7 +166,8 @@ class Masks:
     def _call(self, step: InFlightStep) -> MaskCall:
         self._computing[step.step_id] = step
         drafts = self._drafts.pop(step.step_id, [])
-        asking, searches = _asking(step), self._search.begins()
+        asking = _asking(step)
+        searches = self._search.begins(len(asking))
         jobs = [_job(draw, drafts, searches) for draw in asking]
         owners = [(draw.sequence, draw.position) for draw in asking]
         return MaskCall(step.step_id, self._life, jobs, owners, searches and _are_awaited(asking))
