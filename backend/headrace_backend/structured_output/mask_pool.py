@@ -36,7 +36,7 @@ _MAX_THREADS: Final = 8
 _BRIEF_AHEAD_NS: Final = 300_000
 # How long a thread keeps the interpreter's lock that another waits for. Python's own 5 ms are a
 # whole step, and a mask would be that much later.
-_SWITCH_S: Final = 100e-6
+_SWITCH_S: Final = 20e-6
 
 # Take the masks of a call, and later what came of each job.
 Masked = Callable[[MaskCall, StepMasks], None]
