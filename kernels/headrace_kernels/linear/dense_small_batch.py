@@ -43,14 +43,10 @@ _GATE_UP_STREAMS, _HEAD_STREAMS = StreamTile(1, 2, 6), StreamTile(2, 2, 4)
 _MANY_STREAMS, _FEW_STREAMS = StreamTile(1, 2, 10), StreamTile(2, 2, 8)
 # Inputs from which the rows of a weight are so long that a program takes four.
 _LONG_INPUTS = 8192
-# Bytes of the largest weight whose product of one row is launched early, and inputs up to which
-# registers hold what its programs ask for ahead. Such products take 7 us and less, so that the
-# waits at both ends count: a step of Qwen3-4B, of whose products QKV and output are such, takes an
-# H200 2.88 ms with early launches and 3.34 without (docs/experiments.md, "kernels that begin before
-# the one ahead has ended").
-_LARGEST_EARLY_BYTES, _MOST_EARLY_INPUTS = 31 << 20, 4096
-# Inputs of a block of theirs, and its warps.
-_EARLY_INPUTS, _EARLY_WARPS = 1024, 4
+# Warps of a product of one row that is launched early, and inputs of a block: of rows of up to
+# _LONG_INPUTS inputs (a gate and an up one both) all is asked for ahead by four warps, of longer
+# ones by eight.
+_EARLY_WARPS, _LONG_EARLY_WARPS, _EARLY_WARP_INPUTS = 4, 8, 256
 # Inputs up to which their programs have four outputs, without SwiGLU: a layer of gpt-oss-20b takes
 # 46.8 us so, and 48.0 if those of 2,880 inputs have two; if those of 4,096 have four, 48.5.
 _MOST_INPUTS_OF_FOUR = 3072
@@ -66,7 +62,8 @@ def launch_rule(num_rows: int, num_outputs: int, num_inputs: int, gated: bool = 
     is_head = num_outputs >= _HEAD_OUTPUTS
     if early:
         block_n = 4 if num_inputs <= _MOST_INPUTS_OF_FOUR and not gated else 2
-        return Tile("vector", block_n, _EARLY_INPUTS, _EARLY_WARPS)
+        num_warps = _EARLY_WARPS if num_inputs * (2 if gated else 1) <= _LONG_INPUTS else _LONG_EARLY_WARPS
+        return Tile("vector", block_n, _EARLY_WARP_INPUTS * num_warps, num_warps)
     if num_rows == 1:
         return Tile("vector", 4 if is_head or num_inputs > _LONG_INPUTS else 2, block_k=2048, num_warps=8)
     if is_head:
@@ -82,8 +79,7 @@ def launches_early(num_rows: int, weight: Tensor, is_parameter: bool = True) -> 
         weight: [out, in], with a gate and an up projection both.
         is_parameter: No kernel writes the weight.
     """
-    is_small = weight.nbytes <= _LARGEST_EARLY_BYTES and weight.shape[1] <= _MOST_EARLY_INPUTS
-    return num_rows == 1 and is_parameter and is_small and card.launches_early(weight.device)
+    return num_rows == 1 and is_parameter and card.launches_early(weight.device)
 
 
 def stream_rule(num_rows: int, weight: Tensor, gated: bool = False) -> StreamTile | None:
