@@ -162,7 +162,11 @@ def _add_rms_norm_kernel(
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        grid_behind_may_start()
+        grid_before_is_done()
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     offs = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows)[:, None] & (offs < SIZE)
@@ -221,9 +225,11 @@ def _launch_add_rms_norm(
     if num_rows:
         rows, block, num_warps = launch_rule(size)
         grid = (triton.cdiv(num_rows, rows),)
+        early = card.launches_early(x.device)
         _add_rms_norm_kernel[grid](
-            x, residual, weight, out, scales, num_rows, eps, size, rows, block, num_warps=num_warps
-        )
+            x, residual, weight, out, scales, num_rows, eps, size, rows, block, early,
+            num_warps=num_warps, launch_pdl=early,
+        )  # fmt: skip
 
 
 def _takes(x: Tensor) -> bool:

@@ -20,7 +20,7 @@ from headrace_kernels.experts.gating import SILU, Gating
 from headrace_kernels.experts.mixture import add_mixture, add_mixture_reference, vector_rule
 from headrace_kernels.experts.router import choose_after_norm, choose_after_norm_reference
 from headrace_kernels.experts.routing import Choice
-from headrace_kernels.linear import dense_small_batch_kernels
+from headrace_kernels.linear import dense_small_batch, dense_small_batch_kernels, gemv_8bit, gemv_int4, quantized
 from headrace_kernels.linear.dense_small_batch import (
     launch_rule,
     launches_early,
@@ -31,8 +31,9 @@ from headrace_kernels.linear.dense_small_batch import (
     norm_swiglu_reference,
     small_linear,
 )
+from headrace_kernels.linear.dense_small_batch_kernels import AHEAD_REGISTERS, loads_ahead
 from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4, quantize_mxfp4_rows
-from headrace_kernels.weight_formats.quantized_weight import QuantKind, allocate
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, allocate, quantize_rows
 
 EPS = 1e-5
 SIZE, COUNT = 2048, 60
@@ -70,7 +71,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("inputs", [64, 1100])
+@pytest.mark.parametrize("inputs", [64, 1100, 5000])
 def test_a_product_reads_only_its_weight_before_it_waits(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = Numbers("cpu", torch.float32, inputs)
     x, norm, start = numbers.randn(1, inputs), numbers.randn(inputs) + 3, numbers.randn(1, 6)
@@ -90,8 +91,48 @@ def test_a_product_reads_only_its_weight_before_it_waits(inputs: int, monkeypatc
             ahead = KernelsAhead(patch, dense_small_batch_kernels, (x, start))
             found = product()
         close(start if found is None else found, result)
-        # Two programs of four outputs, or of two gates and ups.
-        assert ahead.waits == ahead.released == 2
+        # Programs of four outputs, or of two; of 5,000 inputs they wait before they ask for the
+        # last ones.
+        assert ahead.waits == ahead.released == (3 if inputs == 5000 and product is not swiglu else 2)
+
+
+@pytest.mark.parametrize("kind", list(QuantKind))
+def test_a_product_of_few_bits_reads_only_its_weight_before_it_waits(
+    kind: QuantKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = Numbers("cpu", torch.float32, 9)
+    # Of 8 bits more than is asked for before the wait.
+    inputs, outputs = (352, 34) if kind is QuantKind.INT4 else (4624, 18)
+    x, norm, start = numbers.randn(1, inputs), numbers.randn(inputs) + 3, numbers.randn(1, outputs)
+    weight, gates_and_ups = (few_bits(numbers, kind, each, inputs) for each in (outputs, 2 * outputs))
+    added = start.clone()
+    quantized.linear_add_reference(x, weight, None, added)
+    expected = [
+        quantized.norm_linear_reference(x, norm, EPS, weight, None),
+        quantized.norm_swiglu_reference(x, norm, EPS, gates_and_ups, None),
+        added,
+    ]
+    normed, swiglu, add = (
+        lambda: quantized.norm_linear(x, norm, EPS, weight, None),
+        lambda: quantized.norm_swiglu(x, norm, EPS, gates_and_ups, None),
+        lambda: quantized.linear_add(x, weight, None, start),
+    )
+    module = gemv_int4 if kind is QuantKind.INT4 else gemv_8bit
+    for product, result in zip((normed, swiglu, add), expected, strict=True):
+        with monkeypatch.context() as patch, kernels_on("cpu"), poisoned_memory("cpu"):
+            ahead = KernelsAhead(patch, module, (x, start))
+            found = product()
+        close(start if found is None else found, result)
+        assert ahead.waits == ahead.released > 2
+
+
+def few_bits(numbers: Numbers, kind: QuantKind, outputs: int, inputs: int) -> QuantizedWeight:
+    """A random weight of so many outputs and inputs, of INT4 with groups of 32."""
+    plain = numbers.randn(outputs, inputs) * inputs**-0.5
+    group = 32 if kind is QuantKind.INT4 else inputs
+    weight = allocate(kind, outputs, inputs, group, plain.dtype, plain.device)
+    quantize_rows(plain, weight, 0)
+    return weight
 
 
 def test_a_weight_that_a_kernel_wrote_is_not_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,19 +144,33 @@ def test_a_weight_that_a_kernel_wrote_is_not_read_ahead(monkeypatch: pytest.Monk
     assert ahead.waits == ahead.released == 0
 
 
-def test_small_parameters_of_one_row_are_launched_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_parameters_of_one_row_but_heads_are_launched_early(monkeypatch: pytest.MonkeyPatch) -> None:
     def is_early(num_rows: int, outputs: int, inputs: int, is_parameter: bool = True) -> bool:
-        return launches_early(num_rows, torch.empty(outputs, inputs, dtype=torch.bfloat16), is_parameter)
+        weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")
+        return launches_early(num_rows, weight, is_parameter)
 
     assert not is_early(1, 5120, 2880)
     monkeypatch.setattr(card, "launches_early", lambda device: True)
-    # gpt-oss-20b's QKV and output, Qwen3-4B's QKV.
-    assert is_early(1, 5120, 2880) and is_early(1, 2880, 4096) and is_early(1, 6144, 2560)
+    # gpt-oss-20b's QKV; of an 8B Llama gate and up, and down.
+    assert all(is_early(1, *size) for size in ((5120, 2880), (28_672, 4096), (4096, 14_336)))
+    assert not is_early(1, 128_256, 4096)
     assert not is_early(2, 5120, 2880)
     assert not is_early(1, 5120, 2880, is_parameter=False)
-    assert not is_early(1, 256, 8192) and not is_early(1, 19_456, 2560)
     assert [launch_rule(1, 2880, inputs, early=True).block_n for inputs in (2048, 2880, 4096)] == [4, 4, 2]
     assert launch_rule(1, 2880, 2048, gated=True, early=True).block_n == 2
+
+
+@pytest.mark.parametrize(
+    ("inputs", "gated"), [(2048, False), (4096, False), (4096, True), (8192, True), (14_336, False), (28_672, False)]
+)
+def test_what_is_asked_for_ahead_fits_registers(inputs: int, gated: bool) -> None:
+    tile = launch_rule(1, 4096, inputs, gated, early=True)
+    block_bytes = tile.block_n * (2 if gated else 1) * tile.block_k * 2
+    blocks = -(-inputs // tile.block_k)
+    ahead = loads_ahead(block_bytes, tile.num_warps, blocks)
+    assert ahead * block_bytes // (4 * 32 * tile.num_warps) <= AHEAD_REGISTERS
+    # Down projections are too long to be asked for whole.
+    assert ahead == (blocks if inputs <= 8192 else 8)
 
 
 def test_the_choice_reads_only_parameters_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +272,34 @@ def test_a_chain_of_products_computes_what_launches_one_by_one_do(monkeypatch: p
         residual.copy_(start)
         for weight in weights:
             linear_add(norm_linear(residual, norm, EPS, weight, None), weight, None, residual)
+
+    check_that_bits_are_those_of_launches_one_by_one(launches, residual, monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [None, *QuantKind])
+def test_a_chain_of_layers_computes_what_launches_one_by_one_do(
+    kind: QuantKind | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, inner = Numbers("cuda", torch.bfloat16, 6), 9216
+    norm, start = (numbers.randn(SIZE) * 0.3 + 1).contiguous(), numbers.randn(1, SIZE)
+    room: ModuleType = dense_small_batch if kind is None else quantized
+    layers = []
+    for _ in range(12):
+        sizes = ((SIZE, SIZE), (SIZE, SIZE), (2 * inner, SIZE), (SIZE, inner))
+        layers.append(
+            [
+                numbers.randn(*size) * size[1] ** -0.5 if kind is None else few_bits(numbers, kind, *size)
+                for size in sizes
+            ]
+        )
+    residual = torch.empty_like(start)
+
+    def launches() -> None:
+        residual.copy_(start)
+        for heads, output, gate_up, down in layers:
+            room.linear_add(room.norm_linear(residual, norm, EPS, heads, None), output, None, residual)
+            room.linear_add(room.norm_swiglu(residual, norm, EPS, gate_up, None), down, None, residual)
 
     check_that_bits_are_those_of_launches_one_by_one(launches, residual, monkeypatch)
 

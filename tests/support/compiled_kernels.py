@@ -265,13 +265,15 @@ _PRODUCTS = (
 )
 
 # Those that are launched early: of gpt-oss-20b queries, keys and values, and attention's output; a
-# small model's; gate and up of a small one, and with the most inputs that there are.
+# small model's; gate and up of a small one and of an 8B Llama; its down, and that of a 70B one.
 _EARLY_PRODUCTS = (
     _Product(5120, 2880, normed=True),
     _Product(2880, 4096, add=True),
     _Product(2048, 1024, normed=True),
     _Product(3072, 1024, normed=True, gated=True),
     _Product(1984, 4096, normed=True, gated=True),
+    _Product(4096, 14_336, add=True),
+    _Product(8192, 28_672, add=True),
 )
 
 
@@ -353,6 +355,7 @@ def compile_low_bits(arch: int, every: bool = False) -> list[Any]:
             stack.enter_context(mock.patch.object(card, what, lambda device: arch == 90))
         stack.enter_context(mock.patch.object(small_batch, "rms_norm", lambda x, *_: x))
         stack.enter_context(mock.patch.object(card, "has_fp8_products", lambda device: arch >= 89))
+        stack.enter_context(mock.patch.object(card, "launches_early", lambda device: arch >= 90))
         compiled = stack.enter_context(compiling_for(arch))
         products = (_PRODUCTS[2], _PRODUCTS[3], _Product(100, 352, normed=True))
         for (i, kind), (j, product) in itertools.product(enumerate(QuantKind), enumerate(products)):
@@ -380,6 +383,7 @@ def compile_nibble_rows(arch: int, every: bool = False) -> list[Any]:
     tiles = [gemv_int4.Int4GemvTile(*cut) for cut in ((16, 4, 4), (32, 2, 2, 168), (16, 8, 1))]
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
+        stack.enter_context(mock.patch.object(card, "launches_early", lambda device: arch >= 90))
         compiled = stack.enter_context(compiling_for(arch))
         for i, (outputs, inputs, group) in enumerate(sizes):
             dtype = (torch.bfloat16, torch.float16)[i % 2]
@@ -484,6 +488,7 @@ def compile_arranged(arch: int, every: bool = False) -> list[Any]:
         stack.enter_context(mock.patch.object(card, "has_fp8_products", lambda device: arch >= 89))
         for room in (gemm_int8, input_order):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
+        stack.enter_context(mock.patch.object(card, "launches_early", lambda device: arch >= 90))
         compiled = stack.enter_context(compiling_for(arch))
         for (i, arranged), (j, product) in itertools.product(enumerate(_ARRANGED), enumerate(_PRODUCTS[2:4])):
             kind, group, arrangement, dtype = arranged

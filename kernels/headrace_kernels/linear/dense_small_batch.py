@@ -43,14 +43,11 @@ _GATE_UP_STREAMS, _HEAD_STREAMS = StreamTile(1, 2, 6), StreamTile(2, 2, 4)
 _MANY_STREAMS, _FEW_STREAMS = StreamTile(1, 2, 10), StreamTile(2, 2, 8)
 # Inputs from which the rows of a weight are so long that a program takes four.
 _LONG_INPUTS = 8192
-# Bytes of the largest weight whose product of one row is launched early, and inputs up to which
-# registers hold what its programs ask for ahead. Such products take 7 us and less, so that the
-# waits at both ends count: a step of Qwen3-4B, of whose products QKV and output are such, takes an
-# H200 2.88 ms with early launches and 3.34 without (docs/experiments.md, "kernels that begin before
-# the one ahead has ended").
-_LARGEST_EARLY_BYTES, _MOST_EARLY_INPUTS = 31 << 20, 4096
-# Inputs of a block of theirs, and its warps.
-_EARLY_INPUTS, _EARLY_WARPS = 1024, 4
+# Warps of a product of one row that is launched early, and inputs of a block for each: four ask for
+# all of a gate's and an up row of _LONG_INPUTS inputs together, of longer ones eight do. Without
+# SwiGLU four are faster however long the rows are: a step of an 8B Llama takes an H200 4.00 ms so
+# and 4.07 if eight multiply down's 14,336 inputs.
+_EARLY_WARPS, _LONG_GATED_WARPS, _EARLY_WARP_INPUTS = 4, 8, 256
 # Inputs up to which their programs have four outputs, without SwiGLU: a layer of gpt-oss-20b takes
 # 46.8 us so, and 48.0 if those of 2,880 inputs have two; if those of 4,096 have four, 48.5.
 _MOST_INPUTS_OF_FOUR = 3072
@@ -59,14 +56,14 @@ _MOST_INPUTS_OF_FOUR = 3072
 def launch_rule(num_rows: int, num_outputs: int, num_inputs: int, gated: bool = False, early: bool = False) -> Tile:
     """The tile of a product, chosen on an H200.
 
-    A captured step of an 8B Llama with one row takes 4.165 ms; what lost stands in
-    docs/experiments.md, "Launch rules of products". Tiles of 2 to 8 rows are within 2% of the best
-    of every product.
+    What lost stands in docs/experiments.md, "Launch rules of products" and "all products of one row
+    start early". Tiles of 2 to 8 rows are within 2% of the best of every product.
     """
     is_head = num_outputs >= _HEAD_OUTPUTS
     if early:
         block_n = 4 if num_inputs <= _MOST_INPUTS_OF_FOUR and not gated else 2
-        return Tile("vector", block_n, _EARLY_INPUTS, _EARLY_WARPS)
+        num_warps = _LONG_GATED_WARPS if gated and 2 * num_inputs > _LONG_INPUTS else _EARLY_WARPS
+        return Tile("vector", block_n, _EARLY_WARP_INPUTS * num_warps, num_warps)
     if num_rows == 1:
         return Tile("vector", 4 if is_head or num_inputs > _LONG_INPUTS else 2, block_k=2048, num_warps=8)
     if is_head:
@@ -77,13 +74,16 @@ def launch_rule(num_rows: int, num_outputs: int, num_inputs: int, gated: bool = 
 def launches_early(num_rows: int, weight: Tensor, is_parameter: bool = True) -> bool:
     """Whether a product of one row starts, with its weight, while the kernel before it runs.
 
+    An output head does not: its tile is another one, and its beginning counts for little (an 8B
+    Llama's step on an H200: 4.03 ms, early 4.07).
+
     Args:
         num_rows: Rows of the step.
         weight: [out, in], with a gate and an up projection both.
         is_parameter: No kernel writes the weight.
     """
-    is_small = weight.nbytes <= _LARGEST_EARLY_BYTES and weight.shape[1] <= _MOST_EARLY_INPUTS
-    return num_rows == 1 and is_parameter and is_small and card.launches_early(weight.device)
+    is_head = weight.shape[0] >= _HEAD_OUTPUTS
+    return num_rows == 1 and is_parameter and not is_head and card.launches_early(weight.device)
 
 
 def stream_rule(num_rows: int, weight: Tensor, gated: bool = False) -> StreamTile | None:

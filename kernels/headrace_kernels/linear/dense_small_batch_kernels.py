@@ -7,11 +7,11 @@ when is `small_linear`'s. Weights are [out, in] with `in` contiguous.
 
 `_vector_kernel` multiplies on the ordinary cores: each thread keeps its own products of every row
 in registers and the sum over them comes last. It is for one row, two or four. It may be launched
-early (`early_launch`): then a program asks for all of its weights, and only then waits for the
-kernel before, which wrote x. So a weight is on its way while attention computes. `_tile_kernel`
-uses the tensor cores with the rows padded to 16, so that up to 16 rows cost the same. All end in
-`finish`: bias, SwiGLU or residual stream, one rounding, store. Sums are in fp32 and in an order
-that depends on the tile alone: no atomics, the same bits every time.
+early (`early_launch`): then a program asks for as many of its weights as registers hold, and only
+then waits for the kernel before, which wrote x. So a weight is on its way while attention computes.
+`_tile_kernel` uses the tensor cores with the rows padded to 16, so that up to 16 rows cost the
+same. All end in `finish`: bias, SwiGLU or residual stream, one rounding, store. Sums are in fp32
+and in an order that depends on the tile alone: no atomics, the same bits every time.
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -35,6 +35,9 @@ from headrace_kernels.triton_runtime import INTERPRETED
 MAX_ROWS = 16
 # Inputs that a warp loads at once, 16 bytes a thread. With more warps loads would be shorter.
 _WARP_INPUTS = 256
+# Registers of a thread for weights that a product launched early asks for before it waits: a
+# quarter of those that there are.
+AHEAD_REGISTERS = 64
 
 
 class Tile(NamedTuple):
@@ -73,6 +76,15 @@ def finish(y, up, m, n, bias_ptr, out_ptr, M, N, GATED: tl.constexpr, ADD: tl.co
 
 
 @triton.jit
+def stream_at(m, n, out_ptr, M, N):
+    """The residual stream at rows m and outputs n, fp32, which stands in `out_ptr`.
+
+    A kernel that adds to it asks for it before its sums, so that nothing waits for it behind them.
+    """
+    return tl.load(out_ptr + m * N + n, mask=(m < M) & (n < N), other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _weight_block(rows, k, offs_k, gate_size, K: tl.constexpr, GATED: tl.constexpr):
     """Inputs k + offs_k of rows, and of the ups to those gates; without GATED the same twice."""
     mask = k + offs_k < K
@@ -88,12 +100,12 @@ def _vector_kernel(
     x_ptr, norm_ptr, weight_ptr, bias_ptr, out_ptr,
     M, N, eps,
     K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr,
-    ADD: tl.constexpr, EARLY: tl.constexpr,
+    ADD: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[m, n] = sum_k x[m, k] w[n, k] for BLOCK_N outputs and all rows.
 
-    With norm_ptr = g, x is x g / rms(x). EARLY: the kernel is launched early, and no kernel writes
-    the weight.
+    With norm_ptr = g, x is x g / rms(x). AHEAD: blocks of a weight that no kernel writes which the
+    kernel, launched early, asks for before it waits; 0: launched as usual.
 
     The norm needs no pass of its own: y = (sum_k x g w) / sqrt(sum_k x^2 / K + eps), both sums over
     the same loads of x.
@@ -109,20 +121,18 @@ def _vector_kernel(
     squares = tl.zeros([ROWS, 1, BLOCK_K], tl.float32)
     gate_size = N.to(tl.int64) * K
     ahead = ()
-    if EARLY:
-        for k in tl.static_range(0, K, BLOCK_K):
+    if AHEAD:
+        for k in tl.static_range(0, AHEAD * BLOCK_K, BLOCK_K):
             ahead = ahead + (_weight_block(weight_ptr + offs_w, k, offs_k, gate_size, K, GATED),)
         grid_behind_may_start()
         grid_before_is_done()
     residual = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    if EARLY and ADD:
-        # So soon that nothing waits for it behind the sums.
-        mask_out = (m < M)[:, None] & (n < N)[None, :]
-        residual = tl.load(out_ptr + m[:, None] * N + n[None, :], mask=mask_out, other=0.0).to(tl.float32)
+    if AHEAD and ADD:
+        residual = stream_at(m[:, None], n[None, :], out_ptr, M, N)
     # Unrolled, so that the loads of several tiles are under way at once.
     for k in tl.static_range(0, K, BLOCK_K):
         mask = k + offs_k < K
-        if EARLY:
+        if AHEAD:
             w, w_up = ahead[k // BLOCK_K]
         else:
             w, w_up = _weight_block(weight_ptr + offs_w, k, offs_k, gate_size, K, GATED)
@@ -133,11 +143,14 @@ def _vector_kernel(
         products += x * w.to(tl.float32)
         if GATED:
             up_products += x * w_up.to(tl.float32)
+        if AHEAD and k + AHEAD * BLOCK_K < K:
+            following = _weight_block(weight_ptr + offs_w, k + AHEAD * BLOCK_K, offs_k, gate_size, K, GATED)
+            ahead = ahead + (following,)
     y, up = tl.sum(products, 2), tl.sum(up_products, 2)
     if norm_ptr is not None:
         rstd = tl.rsqrt(tl.sum(squares, 2) / K + eps)
         y, up = y * rstd, up * rstd
-    finish(y + residual, up, m[:, None], n[None, :], bias_ptr, out_ptr, M, N, GATED, ADD and not EARLY)
+    finish(y + residual, up, m[:, None], n[None, :], bias_ptr, out_ptr, M, N, GATED, ADD and not AHEAD)
 
 
 @triton.jit
@@ -234,12 +247,30 @@ def _multiply_vectors(
     (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
     norm_weight, eps = norm or (None, 0.0)
     block_k = min(tile.block_k, triton.next_power_of_2(num_inputs))
+    num_warps = min(tile.num_warps, triton.cdiv(block_k, _WARP_INPUTS))
+    block_bytes = tile.block_n * (2 if gated else 1) * block_k * weight.element_size()
     _vector_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
         x, norm_weight, weight, bias, out, num_rows, num_outputs, eps,
-        K=num_inputs, ROWS=triton.next_power_of_2(num_rows), BLOCK_N=tile.block_n,
-        BLOCK_K=block_k, GATED=gated, ADD=add, EARLY=early,
-        num_warps=min(tile.num_warps, triton.cdiv(block_k, _WARP_INPUTS)), launch_pdl=early,
+        K=num_inputs, ROWS=triton.next_power_of_2(num_rows), BLOCK_N=tile.block_n, BLOCK_K=block_k,
+        GATED=gated, ADD=add,
+        AHEAD=loads_ahead(block_bytes, num_warps, triton.cdiv(num_inputs, block_k)) if early else 0,
+        num_warps=num_warps, launch_pdl=early,
     )  # fmt: skip
+
+
+def loads_ahead(load_bytes: int, num_warps: int, num_loads: int) -> int:
+    """How many of a program's loads of a weight go out before it waits for the kernel before it.
+
+    Args:
+        load_bytes: Bytes of one.
+        num_warps: Warps of the program.
+        num_loads: How many it has, at least 1.
+
+    Returns:
+        1 to `num_loads`, and from 2 on no more than AHEAD_REGISTERS of each thread hold.
+    """
+    registers = load_bytes // (4 * 32 * num_warps)
+    return min(num_loads, max(1, AHEAD_REGISTERS // max(1, registers)))
 
 
 def _multiply_tiles(

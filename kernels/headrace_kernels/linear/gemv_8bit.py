@@ -8,13 +8,17 @@ Owns the kernel, its launch and the tiles that are worth trying; which runs when
 kernel in `small_linear_kernels`: a program has few outputs, asks for all of their bits at once, and
 each thread sums what it holds. With norm, SwiGLU and residual stream in the same launch.
 
+It is launched early where the card can (`early_launch`): a program asks for as much of its weight
+as registers hold, and for scales, and only then waits for the kernel before it.
+
 A thread holds 16 inputs of an output. The inputs of one thread stand in one dimension and threads
 in the first, so that whatever a thread multiplies lies in its own registers: bits, x, and scales.
 Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
 """
 
-# Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# Triton's decorator has no types, a kernel's arguments differ here and in the compiler, and its
+# tuples grow in loops that it unrolls.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,assignment,var-annotated"
 
 from __future__ import annotations
 
@@ -26,7 +30,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels import card
-from headrace_kernels.linear.dense_small_batch_kernels import finish
+from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
+from headrace_kernels.linear.dense_small_batch_kernels import finish, loads_ahead, stream_at
 from headrace_kernels.linear.gemv_int4 import (
     Int4GemvTile,
     gemv_int4_variants,
@@ -72,21 +77,36 @@ def _byte_sums(
 
 
 @triton.jit
+def _chunk_words(places, up_words, chunk, WORDS: tl.constexpr, GATED: tl.constexpr):
+    """16 bytes of chunk [threads] of each output, and of the ups to those gates.
+
+    Both are [threads, outputs, 16]; without GATED they are the same.
+    """
+    word = chunk[:, None, None] * 16 + tl.arange(0, 16)[None, None, :]
+    words = tl.load(places + word, mask=word < WORDS, other=0, eviction_policy="evict_first")
+    words_up = words
+    if GATED:
+        words_up = tl.load(places + up_words + word, mask=word < WORDS, other=0, eviction_policy="evict_first")
+    return words, words_up
+
+
+@triton.jit
 def _gemv_8bit_kernel(
     x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     eps,
     N: tl.constexpr, LAYOUT: tl.constexpr,
     BLOCK_N: tl.constexpr, THREADS: tl.constexpr, LOADS_FIRST: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    NATIVE_FP8: tl.constexpr,
+    NATIVE_FP8: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[n] = sum_k x[k] w[n, k] for BLOCK_N outputs.
 
-    With norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums.
+    With norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums. AHEAD: loads of a
+    thread that are under way while it multiplies what an earlier one brought, 1 or more.
     """
     K: tl.constexpr = LAYOUT.num_inputs
     WORDS: tl.constexpr = LAYOUT.num_words
-    # Words of a thread: 16 bytes.
-    HELD: tl.constexpr = 16
+    # Each of 16 bytes of every output for every thread.
+    LOADS: tl.constexpr = (WORDS + 16 * THREADS - 1) // (16 * THREADS)
     n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     if N % BLOCK_N:
         # Outputs beyond the end repeat the last one, and are not stored.
@@ -94,20 +114,31 @@ def _gemv_8bit_kernel(
     thread = tl.arange(0, THREADS)
     word_places = word_ptr + n.to(tl.int64)[:, :, None] * WORDS
     up_words = tl.full([], N, tl.int64) * WORDS
-    inner = tl.arange(0, HELD)[None, None, :]
+    n_out = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n_read = tl.minimum(n_out, N - 1)
+    scale, scale_up = 1.0, 1.0
+    if not LAYOUT.is_grouped:
+        scale = tl.load(scale_ptr + n_read)
+        if GATED:
+            scale_up = tl.load(scale_ptr + N + n_read)
+    loaded = ()
+    for load in tl.static_range(AHEAD):
+        loaded = loaded + (_chunk_words(word_places, up_words, load * THREADS + thread, WORDS, GATED),)
+    if EARLY:
+        grid_behind_may_start()
+        grid_before_is_done()
+    elif LOADS_FIRST:
+        tl.debug_barrier()
+    residual = tl.zeros([BLOCK_N], tl.float32)
+    if ADD:
+        residual = stream_at(0, n_out, out_ptr, 1, N)
     totals = tl.zeros([THREADS, BLOCK_N], tl.float32)
     up_totals = tl.zeros([THREADS, BLOCK_N], tl.float32)
     squares = tl.zeros([THREADS], tl.float32)
     n_scales = N * (2 if GATED else 1)
-    # Unrolled, so that the loads of several chunks are under way at once.
-    for begin in tl.static_range(0, (WORDS + HELD - 1) // HELD, THREADS):
-        chunk = begin + thread
-        word = chunk[:, None, None] * HELD + inner
-        words = tl.load(word_places + word, mask=word < WORDS, other=0, eviction_policy="evict_first")
-        if GATED:
-            words_up = tl.load(word_places + up_words + word, mask=word < WORDS, other=0, eviction_policy="evict_first")
-        if LOADS_FIRST:
-            tl.debug_barrier()
+    for load in tl.static_range(LOADS):
+        chunk = load * THREADS + thread
+        words, words_up = loaded[load]
         # Two loads of 16 bytes a thread.
         k = chunk[:, None, None] * 16 + tl.arange(0, 2)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
         x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
@@ -118,17 +149,15 @@ def _gemv_8bit_kernel(
         totals += _byte_sums(words, x, chunk, n_scales, scale_ptr, zero_ptr, n, LAYOUT, NATIVE_FP8)  # fmt: skip
         if GATED:
             up_totals += _byte_sums(words_up, x, chunk, n_scales, scale_ptr, zero_ptr, N + n, LAYOUT, NATIVE_FP8)
-    y, up = tl.sum(totals, 0), tl.sum(up_totals, 0)
-    n_out = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if not LAYOUT.is_grouped:
-        n_read = tl.minimum(n_out, N - 1)
-        y *= tl.load(scale_ptr + n_read)
-        if GATED:
-            up *= tl.load(scale_ptr + N + n_read)
+        if load + AHEAD < LOADS:
+            loaded = loaded + (_chunk_words(word_places, up_words, chunk + AHEAD * THREADS, WORDS, GATED),)
+            if LOADS_FIRST:
+                tl.debug_barrier()
+    y, up = tl.sum(totals, 0) * scale, tl.sum(up_totals, 0) * scale_up
     if norm_ptr is not None:
         rstd = tl.rsqrt(tl.sum(squares, 0) / K + eps)
         y, up = y * rstd, up * rstd
-    finish(y, up, 0, n_out, bias_ptr, out_ptr, 1, N, GATED, ADD)
+    finish(y + residual, up, 0, n_out, bias_ptr, out_ptr, 1, N, GATED, False)
 
 
 def takes_gemv(weight: QuantizedWeight) -> bool:
@@ -185,11 +214,14 @@ def multiply_gemv(
     layout, (words, scales, zeros) = layout_of(weight, x.dtype), bits_of(weight)
     chunks = triton.cdiv(words.shape[1], 16)
     threads = min(32 * tile.num_warps, max(32, triton.next_power_of_2(chunks)))
+    early = card.launches_early(weight.device)
+    load_bytes = 16 * threads * tile.block_n * (2 if gated else 1)
     _gemv_8bit_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
         x.contiguous(), norm_weight, words, scales, zeros, bias, out, eps,
         N=num_outputs, LAYOUT=layout, NATIVE_FP8=_converts_fp8(weight), BLOCK_N=tile.block_n, THREADS=threads,
-        LOADS_FIRST=tile.loads_first, GATED=gated, ADD=add,
-        num_warps=threads // 32,
+        LOADS_FIRST=tile.loads_first, GATED=gated, ADD=add, EARLY=early,
+        AHEAD=loads_ahead(load_bytes, threads // 32, triton.cdiv(chunks, threads)) if early else 1,
+        num_warps=threads // 32, launch_pdl=early,
     )  # fmt: skip
 
 

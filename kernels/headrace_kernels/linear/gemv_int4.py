@@ -23,7 +23,9 @@ and counted once. The sums of a part end in threads of their own, where scale an
 applied to each once: y = s (sum (q + c) x - (z + c) sum x). Products with ones give sum x, and of x
 with itself the squares of the norm.
 
-Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
+It is launched early where the card can (`early_launch`): a program has words and scales of its
+first step under way before it waits for the kernel before it. Sums are fp32 in an order that
+depends on the tile alone: no atomics, the same bits every time.
 """
 
 # Triton's decorator has no types, a kernel's arguments differ here and in the compiler, and its
@@ -40,7 +42,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace_kernels.linear.dense_small_batch_kernels import finish
+from headrace_kernels import card
+from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
+from headrace_kernels.linear.dense_small_batch_kernels import finish, stream_at
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.weight_formats.conversions import column_products, column_sums, scaled_by_norm
 from headrace_kernels.weight_formats.kernel_layout import bits_of, layout_of
@@ -136,13 +140,24 @@ def _side_products(
 
 
 @triton.jit
-def _dequantized_sums(
-    sums, x_sums, group, n, N_SCALES, scale_ptr, zero_ptr, OFFSET: tl.constexpr, UNIT: tl.constexpr
+def _group_scales(
+    run, n, N_SCALES, scale_ptr, zero_ptr, K: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr, RUN: tl.constexpr
 ):  # fmt: skip
-    """Adds up s (sum (q + c) x - (z + c) sum x) for groups [4, 1, warps, 1] and outputs n."""
-    places = group * N_SCALES + n
-    zeros = tl.load(zero_ptr + places).to(tl.float32) + OFFSET
-    return (sums * UNIT - zeros * x_sums) * tl.load(scale_ptr + places).to(tl.float32)
+    """Scales and zero points of outputs n in the groups of a thread's even column, and of its odd.
+
+    A thread's columns 2 t and 2 t + 1 are parts of the two runs from `run` [1, 1, warps, 1] on.
+    """
+    t = tl.arange(0, 4)[:, None, None, None]
+    first = _first_input(run + t // 2, t % 2 * 2, PLANE, RUN)
+    even = tl.minimum(first, K - 1) // GROUP * N_SCALES + n
+    odd = tl.minimum(first + PLANE, K - 1) // GROUP * N_SCALES + n
+    return (tl.load(scale_ptr + even), tl.load(zero_ptr + even)), (tl.load(scale_ptr + odd), tl.load(zero_ptr + odd))
+
+
+@triton.jit
+def _dequantized_sums(sums, x_sums, scales, OFFSET: tl.constexpr, UNIT: tl.constexpr):
+    """The part s (sum (q + c) x - (z + c) sum x), of scales and zero points (s, z)."""
+    return (sums * UNIT - (scales[1].to(tl.float32) + OFFSET) * x_sums) * scales[0].to(tl.float32)
 
 
 @triton.jit
@@ -200,7 +215,7 @@ def _gemv_int4_kernel(
     eps,
     N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr,
     BLOCK_N: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    PLAIN: tl.constexpr,
+    PLAIN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y[n] = sum_k x[k] w[n, k] for BLOCK_N outputs.
 
@@ -225,7 +240,7 @@ def _gemv_int4_kernel(
     warp = tl.arange(0, WARPS)[None, None, :, None]
     pair = tl.arange(0, 2)[None, None, None, :]
     thread_words = word_ptr + (t * 8 + tl.arange(0, 8)[None, None, None, :])
-    outputs, places, words, totals = (), (), (), ()
+    outputs, places, words, scales, totals = (), (), (), (), ()
     for side in tl.static_range(SIDES):
         n = tl.program_id(0) * BLOCK_N + 2 * g
         n_even, n_odd, n = n, n + 1, n + pair
@@ -242,7 +257,18 @@ def _gemv_int4_kernel(
         places = places + ((thread_words + n_even.to(tl.int64) * WORDS, thread_words + n_odd.to(tl.int64) * WORDS),)
         words = words + (_side_words(places[side], 2 * warp, RUN, NUM_RUNS, 2 * WARPS <= NUM_RUNS),)
         totals = totals + (tl.zeros([4, 8, WARPS, 2], tl.float32),)
+        scales = scales + (_group_scales(2 * warp, n, N_SCALES, scale_ptr, zero_ptr, K, GROUP, PLANE, RUN),)
     squares = tl.zeros([4, 8, WARPS, 4], tl.float32)
+    n_out = tl.program_id(0) * BLOCK_N + 2 * tl.arange(0, 8)[:, None] + tl.arange(0, 2)[None, :]
+    if EARLY:
+        grid_behind_may_start()
+        grid_before_is_done()
+    residual = tl.zeros([8, 2], tl.float32)
+    residual_away = tl.zeros([8, 2], tl.float32)
+    if ADD:
+        residual = stream_at(0, n_out, out_ptr, 1, N)
+        if SIDES == 2:
+            residual_away = stream_at(0, n_out + AWAY, out_ptr, 1, N)
     # Unrolled, so that words of the next step come into registers of their own.
     for step in tl.static_range(STEPS):
         run = 2 * (step * WARPS + warp)
@@ -251,9 +277,6 @@ def _gemv_int4_kernel(
         step_squares, x_sums = tl.split(tl.permute(tl.reshape(sums, (4, 8, WARPS, 2, 4)), (0, 1, 2, 4, 3)))
         squares += step_squares
         x_even, x_odd = tl.split(tl.reshape(x_sums, (4, 8, WARPS, 2, 2)))
-        # Of a thread's columns 2 t and 2 t + 1.
-        first = _first_input(run + t // 2, t % 2 * 2, PLANE, RUN)
-        even_group, odd_group = tl.minimum(first, K - 1) // GROUP, tl.minimum(first + PLANE, K - 1) // GROUP
         following, added = (), ()
         for side in tl.static_range(SIDES):
             even, odd, loaded = _side_products(
@@ -269,12 +292,12 @@ def _gemv_int4_kernel(
                 PLAIN,
             )
             following = following + (loaded,)
-            total = totals[side] + _dequantized_sums(
-                even, x_even, even_group, outputs[side], N_SCALES, scale_ptr, zero_ptr, OFFSET, EVEN_UNIT
-            )
-            total += _dequantized_sums(
-                odd, x_odd, odd_group, outputs[side], N_SCALES, scale_ptr, zero_ptr, OFFSET, ODD_UNIT
-            )
+            if step:
+                of_even, of_odd = _group_scales(run, outputs[side], N_SCALES, scale_ptr, zero_ptr, K, GROUP, PLANE, RUN)
+            else:
+                of_even, of_odd = scales[side]
+            total = totals[side] + _dequantized_sums(even, x_even, of_even, OFFSET, EVEN_UNIT)
+            total += _dequantized_sums(odd, x_odd, of_odd, OFFSET, ODD_UNIT)
             added = added + (total,)
         words, totals = following, added
     # All sums over warps at once.
@@ -286,14 +309,13 @@ def _gemv_int4_kernel(
         total *= tl.rsqrt(tl.sum(columns, 0) / K + eps)[None]
     else:
         total = _over_inputs(total)
-    n_out = tl.program_id(0) * BLOCK_N + 2 * tl.arange(0, 8)[:, None] + tl.arange(0, 2)[None, :]
     if SIDES == 2:
         y, away = tl.split(total)
-        finish(y, away, 0, n_out, bias_ptr, out_ptr, 1, N, GATED, ADD)
+        finish(y + residual, away, 0, n_out, bias_ptr, out_ptr, 1, N, GATED, False)
         if not GATED:
-            finish(away, away, 0, n_out + AWAY, bias_ptr, out_ptr, 1, N, GATED, ADD)
+            finish(away + residual_away, away, 0, n_out + AWAY, bias_ptr, out_ptr, 1, N, GATED, False)
     else:
-        finish(total, total, 0, n_out, bias_ptr, out_ptr, 1, N, GATED, ADD)
+        finish(total + residual, total, 0, n_out, bias_ptr, out_ptr, 1, N, GATED, False)
 
 
 def takes_gemv_int4(weight: QuantizedWeight) -> bool:
@@ -350,10 +372,11 @@ def multiply_gemv_int4(
     run = min(tile.run, layout.plane // 32)
     warps = min(tile.num_warps, triton.next_power_of_2(triton.cdiv(layout.num_words, 64 * run)))
     block_n = 16 if gated else tile.block_n
+    early = card.launches_early(weight.device)
     _gemv_int4_kernel[(triton.cdiv(num_outputs, block_n),)](
         _aligned(x.contiguous()), norm_weight, *bits_of(weight), bias, out, eps,
-        N=num_outputs, **constants, BLOCK_N=block_n, WARPS=warps, RUN=run, GATED=gated, ADD=add,
-        num_warps=warps, maxnreg=tile.max_registers,
+        N=num_outputs, **constants, BLOCK_N=block_n, WARPS=warps, RUN=run, GATED=gated, ADD=add, EARLY=early,
+        num_warps=warps, maxnreg=tile.max_registers, launch_pdl=early,
     )  # fmt: skip
 
 

@@ -149,7 +149,11 @@ def test_all_that_folders_of_other_tools_need_fits_the_card(arch: int) -> None:
 def check_arranged(kernels: list[dict[str, Any]], expected: dict[str, int]) -> None:
     assert counted(kernels) == expected | {"_gemm_int8_kernel": 1, "_take_kernel": 1}
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
-    assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] != "_gemm_kernel")
+    # Products of one row have no loop, so that a pair of registers is spilled but once.
+    most = {"_gemv_8bit_kernel": 8}
+    assert all(
+        kernel["stack_bytes"] <= most.get(kernel["name"], 0) for kernel in kernels if kernel["name"] != "_gemm_kernel"
+    )
 
 
 @pytest.mark.slow
