@@ -30,7 +30,7 @@ from tests.worker.speculation.test_cpu_verification import OPTIONS, assert_same,
 from tests.worker.speculation.test_cpu_verification import runner as plain_runner
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.eagle_head import EagleHead
+from headrace_backend.models.draft_head import DraftHead
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
@@ -50,7 +50,7 @@ NUM_DRAFTS = 4
 CPU = torch.device("cpu")
 
 
-def caches_of(model: CausalLM | EagleHead, num_layers: int, kv_dtype: str = "auto") -> list[torch.Tensor]:
+def caches_of(model: CausalLM | DraftHead, num_layers: int, kv_dtype: str = "auto") -> list[torch.Tensor]:
     """Caches on the model's device."""
     shape = (NUM_BLOCKS, 2, model.num_kv_heads, BLOCK_SIZE, model.head_dim)
     return allocate_kv_caches(num_layers, shape, kv_type(kv_dtype, torch.float32), next(model.parameters()).device)

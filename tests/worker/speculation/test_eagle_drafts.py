@@ -35,7 +35,7 @@ from headrace_backend.step.plan import StepResult
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
 from headrace_backend.worker.step.cpu_draft_model import CpuDraftModel
 from headrace_backend.worker.step.cpu_runner import CpuRunner
-from headrace_backend.worker.step.eagle_drafts import EagleDrafts
+from headrace_backend.worker.step.head_drafts import HeadDrafts
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 from headrace_model_folder import Eagle3Folder
 
@@ -87,7 +87,7 @@ class Recording(CpuDraftModel):
 
 
 def cpu_runner(target: CausalLM, head: EagleHead, kv_dtype: str = "auto") -> tuple[CpuRunner, Recording]:
-    drafts = EagleDrafts(head, caches_of(head, 1, kv_dtype)[0], NUM_ROWS)
+    drafts = HeadDrafts(head, caches_of(head, 1, kv_dtype)[0], NUM_ROWS)
     runner, drafter = drafting_cpu_runner(target, drafts, kv_dtype, Recording)
     assert isinstance(drafter, Recording)
     drafter.drafted = []
@@ -305,7 +305,7 @@ def test_a_gpus_passes_draft_what_a_cpus_draft(
     jobs = [dataclasses.replace(each, tokens=[], ok=[], num_planned=0) for each in jobs]
     with forced() if device == "cpu" else contextlib.nullcontext():
         model, head = pair(llama_path, trained_folder, device)
-        drafts = EagleDrafts(head, caches_of(head, 1, kv_dtype)[0], NUM_ROWS)
+        drafts = HeadDrafts(head, caches_of(head, 1, kv_dtype)[0], NUM_ROWS)
         on_gpu = drafting_gpu_runner(model, drafts, batch_sizes, kv_dtype)
         found = run(on_gpu, jobs, lambda: NUM_DRAFTS, on_result=lambda result: results.append(result.counts.tolist()))
     assert_same(found, expected)

@@ -15,6 +15,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.draft_rules import unsuitable_draft
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.draft_head import DraftHead
 from headrace_backend.models.eagle_head import EagleHead, HeadBuild
 from headrace_backend.models.load import load_model, weight_memory
 from headrace_backend.weights.progress import Progress
@@ -31,7 +32,7 @@ class DraftingBuild(Protocol):
     def memory(self) -> DraftSizes:
         """What the memory plan must know of it."""
 
-    def loaded(self, target: CausalLM, progress: Progress, seed: int) -> CausalLM | EagleHead:
+    def loaded(self, target: CausalLM, progress: Progress, seed: int) -> CausalLM | DraftHead:
         """The draft model or head with its weights.
 
         Args:
