@@ -90,7 +90,7 @@ class Decoder(nn.Module):
         return self._left(self.norm.add(last.after_heads(heads, residual), residual), wanted)
 
     def _left(self, hidden: Tensor, wanted: Tensor | None) -> Tensor:
-        """Hidden states of the wanted ones of a step's tokens; all are copied if they are tapped."""
+        """The wanted ones of a step's hidden states; all are copied if they are tapped."""
         if self._hidden is not None:
             self._hidden[: len(hidden)].copy_(hidden)
         return hidden if wanted is None else hidden.index_select(0, wanted)

@@ -33,7 +33,7 @@ from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.progress import Progress
 from headrace_model_folder import Eagle3Folder
 from headrace_model_folder.description import Mlp
-from headrace_model_folder.eagle3_folder import weight_shapes
+from headrace_model_folder.draft_heads.eagle3_folder import weight_shapes
 
 _PHASE = "draft weights"
 

@@ -81,7 +81,7 @@ def gpu_speculation(
 
 def lookup_drafter(sizes: WorkerSizes, rows: RowDrafts) -> Drafter:
     """A drafter that needs no model, as configured."""
-    assert sizes.speculate not in ("draft", "eagle"), "a drafting model is loaded"
+    assert sizes.speculate in ("ngram", "suffix"), "a drafting model is loaded"
     kind = SuffixDrafter if sizes.speculate == "suffix" else NgramDrafter
     return kind(rows.tokens_per_row - 1, sizes.max_num_seqs, sizes.max_model_len, rows.drafts.device)
 

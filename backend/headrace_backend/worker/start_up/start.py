@@ -100,7 +100,8 @@ class WorkerStart:
         self._room = Room.of_rank(self._device, free_bytes, device_bytes, int(config.memory_budget), config.num_ranks)
         self._bits = checked_schemes(config, folder, self._device, channel)
         # None: no other model drafts, and no head.
-        self._draft = drafting_build(config, folder, self._sizes, self._dtype, self._device)
+        where = (self._dtype, self._device, self._bits, self._place.shard)
+        self._draft = drafting_build(config, folder, self._sizes, *where)
         # None: seeded weights instead of the folder's.
         self._source = folder if config.load == "folder" else None
         self._seed = config.seed
