@@ -121,7 +121,10 @@ def unsuitable_eagle3(head: Eagle3Head, target: ModelConfig) -> str | None:
 
 
 def _no_embedding(opened: Eagle3Folder, target: ModelConfig) -> str | None:
-    """A head of another width than its target's can't take the target's embedding."""
+    """A head of another width than its target's can't take the target's embedding or output layer.
+
+    A head without an output layer has no embedding either.
+    """
     own, other = opened.head.model.hidden_size, target.description.hidden_size
     if own == other or opened.has_embedding:
         return None

@@ -14,7 +14,7 @@ import abc
 import torch
 from torch import Tensor
 
-from headrace_backend.layers.embedding import TokenEmbedding
+from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
 from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.weighted_module import WeightedModule
@@ -42,13 +42,19 @@ class DraftHead(WeightedModule, abc.ABC):
             attention.num_kv_heads,
             attention.head_dim,
         )
-        # The target's embedding, in a tuple so that it is no module of this one.
+        # The target's embedding and output layer, in tuples so that they are no modules of this
+        # one.
         self._targets_embedding: tuple[TokenEmbedding, ...] = ()
+        self._targets_output: tuple[OutputHead, ...] = ()
 
     def borrow_embedding(self, target: CausalLM) -> None:
         """Takes the target's embedding for the head's own."""
         assert target.model.embed_tokens is not None, "a target of one stage has an embedding"
         self._targets_embedding = (target.model.embed_tokens,)
+
+    def borrow_output_layer(self, target: CausalLM) -> None:
+        """Takes the target's output layer for the head's own."""
+        self._targets_output = (target.lm_head,)
 
     @abc.abstractmethod
     def states(self, first: int, count: int) -> Tensor:

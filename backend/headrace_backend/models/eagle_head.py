@@ -1,13 +1,13 @@
 """An EAGLE-3 head: one decoder layer that drafts for a model from that model's residual stream.
 
 Owns its mathematics and its loading. A state is three of the target's streams, fused, and behind a
-draft the residual stream that the head itself made.
+draft the residual stream that the head itself made, or its norm.
 
     new state = (state or its norm) + attention(norm(embedding), norm(state)) + MLP
     logits    = output layer(norm(new state))
 
-Every rank has the whole head; an embedding that the folder leaves to the target is the target's, of
-which each rank has a part.
+Every rank has the whole head; embedding and output layer that the folder leaves to the target are
+the target's, of which each rank has a part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headrace_backend.layers.attention import Attention
 from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
@@ -113,13 +113,15 @@ class EagleHead(DraftHead):
         self.post_attention_layernorm = RmsNorm(layer.mlp_norm, placement)
         self.mlp = GatedMlp(layer.mlp, placement)
         self.norm = RmsNorm(model.norm, placement)
+        self.stream_norms = nn.ModuleList(RmsNorm(norm, placement) for norm in head.stream_norms)
         reduced = dataclasses.replace(model.embedding, vocab_size=head.draft_vocab_size)
-        self.lm_head = OutputHead(dataclasses.replace(model, embedding=reduced), placement, None)
+        alone = dataclasses.replace(model, embedding=reduced)
+        self.lm_head = OutputHead(alone, placement, None) if folder.has_output_layer else None
         self.rotary = RotaryTable(model.rope, model.attention.rotary_dim, max_position, placement.device)
         ids = torch.tensor(folder.target_ids, dtype=torch.int64, device=placement.device)
         self.register_buffer("target_ids", ids, persistent=False)
         self._has_all_tokens = folder.target_ids == tuple(range(head.vocab_size))
-        self._norms_residual = head.norms_residual
+        self._norms_residual, self._norms_output = head.norms_residual, head.norms_output
         # The target's streams, once it is joined.
         self._streams = torch.empty(0)
         self.take_stock()
@@ -135,10 +137,18 @@ class EagleHead(DraftHead):
         self._streams = target.tap_streams(layers, max_tokens)
         if self.embed_tokens is None:
             self.borrow_embedding(target)
+        if self.lm_head is None:
+            self.borrow_output_layer(target)
 
     def states(self, first: int, count: int) -> Tensor:
         """Implements `DraftHead.states`: the streams, fused."""
-        state: Tensor = self.fc(self._streams[first : first + count])
+        streams = self._streams[first : first + count]
+        if self.stream_norms:
+            # One of all, or one of each.
+            parts = streams.chunk(len(self.stream_norms), dim=-1)
+            normed = [norm(part.contiguous()) for norm, part in zip(self.stream_norms, parts, strict=True)]
+            streams = torch.cat(normed, dim=-1)
+        state: Tensor = self.fc(streams)
         return state
 
     def write_kv(self, token_ids: Tensor, positions: Tensor, states: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
@@ -153,7 +163,8 @@ class EagleHead(DraftHead):
         qkv, residual = self._projected(token_ids, positions, states)
         heads = self.self_attn.attended(qkv, self.rotary(positions), kv_cache, metadata)
         normed = self.post_attention_layernorm.add(self.self_attn.o_proj(heads), residual)
-        return self.norm.add(self.mlp(normed), residual), residual
+        hidden = self.norm.add(self.mlp(normed), residual)
+        return hidden, hidden if self._norms_output else residual
 
     def _projected(self, token_ids: Tensor, positions: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Queries, keys and values side by side, and a new residual stream."""
@@ -166,7 +177,7 @@ class EagleHead(DraftHead):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Implements `DraftHead.logits`."""
-        own: Tensor = self.lm_head(hidden)
+        own: Tensor = self._output_layer(hidden)
         if self._has_all_tokens:
             return own
         logits = torch.full((len(own), self.vocab_size), -torch.inf, dtype=own.dtype, device=own.device)
@@ -174,5 +185,11 @@ class EagleHead(DraftHead):
 
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Implements `DraftHead.most_likely`."""
-        own, finite = self.lm_head.most_likely(hidden)
+        own, finite = self._output_layer.most_likely(hidden)
         return self.target_ids[own], finite
+
+    @property
+    def _output_layer(self) -> OutputHead:
+        [output] = self._targets_output or (self.lm_head,)
+        assert output is not None, "a head is joined to its target"
+        return output

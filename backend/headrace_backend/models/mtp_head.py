@@ -23,7 +23,6 @@ from torch import Tensor
 
 from headrace_backend.layers.attention import Attention
 from headrace_backend.layers.decoder_layer import DecoderLayer
-from headrace_backend.layers.embedding import OutputHead
 from headrace_backend.layers.linear import ColumnLinear
 from headrace_backend.layers.norm import RmsNorm, residual_norm
 from headrace_backend.layers.rotary import RotaryTables, Rotations
@@ -103,8 +102,7 @@ class MtpHead(DraftHead):
         self.rotary = RotaryTables(model, max_position, placement.device)
         self.layer = DecoderLayer(layer, placement, self.rotary.number(layer))
         self.norm = residual_norm(model.norm, placement, self.layer.is_output_whole)
-        # The target's output layer, in a tuple so that it is no module of this one; and its states.
-        self._targets_head: tuple[OutputHead, ...] = ()
+        # The target's, once it is joined.
         self._states = torch.empty(0)
         self.take_stock()
 
@@ -117,7 +115,7 @@ class MtpHead(DraftHead):
         """
         self._states = target.tap_hidden(max_tokens)
         self.borrow_embedding(target)
-        self._targets_head = (target.lm_head,)
+        self.borrow_output_layer(target)
 
     def states(self, first: int, count: int) -> Tensor:
         """Implements `DraftHead.states`."""
@@ -142,14 +140,14 @@ class MtpHead(DraftHead):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Implements `DraftHead.logits`."""
-        [head] = self._targets_head
-        logits: Tensor = head(hidden)
+        [output] = self._targets_output
+        logits: Tensor = output(hidden)
         return logits
 
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Implements `DraftHead.most_likely`."""
-        [head] = self._targets_head
-        return head.most_likely(hidden)
+        [output] = self._targets_output
+        return output.most_likely(hidden)
 
     @property
     def _attention(self) -> Attention:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from tests.support.eagle_heads import PlainHead, Tensors, head_config, random_head, write_head
 from tests.support.kernel_case import DEVICES
-from tests.worker.conftest import load
+from tests.worker.conftest import load, write
 from tests.worker.driver import MAX_MODEL_LEN
 from tests.worker.speculation import head_drafting
 from tests.worker.speculation.drafted_rows import plain_answers, run
@@ -90,28 +91,115 @@ def test_a_head_drafts_what_plain_torch_says(target: CausalLM, head: EagleHead, 
     head_drafting.assert_drafts_are_the_oracles((target, head), oracle)
 
 
-def nested(config: dict[str, Any]) -> dict[str, Any]:
-    """The form of speculators, with layers counted by the streams that leave them."""
-    inner = dict(config)
-    own = {name: inner.pop(name) for name in ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")}
-    layers = [layer - 1 for layer in own.pop("eagle_aux_hidden_state_layer_ids")]
-    own["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": layers}
-    return own | {"architectures": ["Eagle3Speculator"], "transformer_layer_config": inner}
+class Layout(NamedTuple):
+    """A folder as somebody publishes it."""
+
+    # Fields of the head beside those of a Llama, as its mathematics have them.
+    fields: dict[str, Any]
+    # From those to config.json.
+    written: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    # Beginnings of names, and what stands there in the folder.
+    names: tuple[tuple[str, str], ...] = ()
+    # Layers of the target whose entering streams it fuses.
+    layers: tuple[int, ...] = (1, 0, 1)
+    # Whether the folder has an embedding of its own, and an output layer.
+    has_embedding: bool = False
+    has_output_layer: bool = True
 
 
-@pytest.mark.parametrize("form", ["norm_before_residual", "layers.0. and speculators", "embedding"])
-def test_other_forms_of_folders_are_read(
-    llama_path: pathlib.Path, config: dict[str, Any], tensors: Tensors, form: str, tmp_path: pathlib.Path
+def as_specforge(config: dict[str, Any]) -> dict[str, Any]:
+    """Layers are counted by the streams that leave them, in `eagle_config`."""
+    layers = [layer - 1 for layer in config.pop("eagle_aux_hidden_state_layer_ids")]
+    nested = {"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True}
+    return config | {"eagle_config": nested, "layer_types": ["full_attention"] * 36, "sliding_window": 7}
+
+
+def as_modelopt(config: dict[str, Any]) -> dict[str, Any]:
+    """Switches stand in `eagle_config`, and the list of layers there is empty."""
+    config |= {"sliding_window": None, "use_sliding_window": False}
+    nested = {name: config.pop(name) for name in ("norm_before_fc", "norm_output")}
+    flags = {"use_input_layernorm_in_first_layer": True, "use_last_layernorm": True, "use_mtp_layernorm": False}
+    return config | {"eagle_config": flags | nested | {"eagle_aux_hidden_state_layer_ids": []}}
+
+
+def as_speculators(config: dict[str, Any]) -> dict[str, Any]:
+    """The layer's fields are in an object of their own."""
+    own = {
+        name: config.pop(name)
+        for name in ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "norm_before_residual")
+    }
+    switches = {name: config.pop(name) for name in ("norm_before_fc", "norm_output", "fc_norm") if name in config}
+    config.pop("architectures")
+    about = {"speculators_model_type": "eagle3", "speculators_config": {"algorithm": "eagle3"}, "auto_map": {"": "x.Y"}}
+    inner = config | {"rope_scaling": None, "pretraining_tp": 1, "use_cache": True}
+    return own | switches | about | {"architectures": ["Eagle3Speculator"], "transformer_layer_config": inner}
+
+
+def as_later_speculators(config: dict[str, Any]) -> dict[str, Any]:
+    """A layer more is named, whose output the head was trained on."""
+    config["layer_types"] = ["sliding_attention"]
+    written = as_speculators(config) | {"architectures": ["Eagle3DraftModel"], "target_hidden_size": None}
+    written["eagle_aux_hidden_state_layer_ids"] = [*written["eagle_aux_hidden_state_layer_ids"], 2]
+    return written
+
+
+def as_bare(config: dict[str, Any]) -> dict[str, Any]:
+    """The vocabulary is the target's, and so are embedding and output layer."""
+    return config | {"draft_vocab_size": None}
+
+
+BEFORE = {"norm_before_residual": True}
+LAYOUTS = {
+    "safeailab": Layout({"bos_token_id": 1, "pretraining_tp": 1, "use_cache": True, "torch_dtype": "float16"}),
+    "specforge": Layout({"attention_bias": False, "tie_word_embeddings": False}, as_specforge, layers=(1, 1, 1)),
+    "modelopt": Layout(
+        {"norm_before_fc": True, "norm_output": True, "rope_scaling": None}, as_modelopt, layers=(2, 2, 1)
+    ),
+    "speculators": Layout(BEFORE, as_speculators, (("midlayer.", "layers.0."),), has_embedding=True),
+    "eagle 3.1": Layout(
+        BEFORE | {"norm_before_fc": True, "norm_output": True, "fc_norm": False, "sliding_window": 5},
+        as_later_speculators,
+        (("midlayer.", "layers.0."),),
+    ),
+    "norm of each stream": Layout(
+        {"fc_norm": True, "norm_output": True},
+        names=(("midlayer.", "model.layers.0."), ("fc", "model.fc"), ("norm.", "model.norm.")),
+    ),
+    "qwen3 layer": Layout(
+        BEFORE | {"model_type": "qwen3"}, as_speculators, (("midlayer.", "layers.0."),), has_embedding=True
+    ),
+    "bare": Layout(
+        {"draft_vocab_size": 97}, lambda config: config | {"draft_vocab_size": None}, has_output_layer=False
+    ),
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_heads_are_read_as_they_are_published(
+    llama_path: pathlib.Path, config: dict[str, Any], name: str, tmp_path: pathlib.Path
 ) -> None:
-    plain = config | {"eagle_aux_hidden_state_layer_ids": [1, 1, 1], "norm_before_residual": form.startswith("norm")}
-    oracle, written, named = Oracle(llama_path, plain, tensors), plain, dict(tensors)
-    if form.startswith("layers"):
-        written, named = nested(plain), {name.replace("midlayer.", "layers.0."): each for name, each in tensors.items()}
-    if form == "embedding":
+    layout = LAYOUTS[name]
+    if name == "modelopt":
+        # It names no layers: they are the usual ones, of a model that has them.
+        llama_path = write(tmp_path / "deeper", 4)
+    plain = config | {"eagle_aux_hidden_state_layer_ids": list(layout.layers)} | layout.fields
+    named = random_head(plain)
+    oracle = Oracle(llama_path, plain, named)
+    if layout.has_embedding:
         oracle.head.embedding = named["embed_tokens.weight"] = torch.randn(97, 32) * 0.3
+    if not layout.has_output_layer:
+        oracle.head.tensors = named | {"lm_head.weight": oracle.model.lm_head.weight.detach()}
+        oracle.head.target_ids = torch.arange(97)
+        for own in ("lm_head.weight", "d2t", "t2d"):
+            del named[own]
+    for own, theirs in layout.names:
+        named = {theirs + key.removeprefix(own) if key.startswith(own) else key: each for key, each in named.items()}
     model = load(llama_path, "cpu")
-    runner, drafter = cpu_runner(model, head_of(write_head(tmp_path / "head", written, named), model))
-    assert_as_oracle(oracle, drafter, run(runner, [job(1, 6)], lambda: 2))
+    runner, drafter = cpu_runner(
+        model, head_of(write_head(tmp_path / "head", layout.written(dict(plain)), named), model)
+    )
+    assert_as_oracle(oracle, drafter, run(runner, [job(2, 9)], lambda: 3))
 
 
 def test_prompts_in_chunks_and_behind_a_prefix_hit_draft_the_same(

@@ -47,7 +47,7 @@ def agreeing(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def build_of(config: object, records: object, shard: Shard, bits: Schemes, device: str) -> ModelBuild:
-    where = torch.device("cuda:0" if device == "cuda" else "cpu")
+    where = torch.device("cpu" if device == "cpu" else "cuda:0")
     return ModelBuild(config, torch.float32, where, bits, shard, records, MAX_MODEL_LEN)  # type: ignore[arg-type]
 
 
