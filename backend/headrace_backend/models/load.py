@@ -82,7 +82,7 @@ def fill_weights(
     """Fills a module's weights, and checks those that are quantized.
 
     Args:
-        model: The module, which is told how its weights were quantized.
+        model: The module; how its weights were quantized is noted in it.
         targets: Its weights, tensors of `build.config` or some of them.
         build: What the module was made of.
         folder: The folder with the weights; None: seeded Gaussian weights.

@@ -152,7 +152,7 @@ def settled_per_step(results: list[StepResult]) -> float:
 
 
 def assert_drafts_are_accepted(pair: Pair, plain: CausalLM, jobs: list[Job], at_least: float) -> None:
-    """Of a head that knows its target: tokens that a step settles, and the same answers."""
+    """A head that knows its target settles many tokens in a step, and changes no answer."""
     results: list[StepResult] = []
     found = run(cpu_runner(*pair)[0], jobs, lambda: NUM_DRAFTS, ahead=0, on_result=results.append)
     assert_same(found, plain_answers(lambda: plain_runner(plain), jobs))
@@ -166,7 +166,7 @@ def assert_a_gpu_drafts_what_a_cpu_drafts(
 
     Args:
         make: A target with a head, on a device.
-        plain: The same target without a head.
+        plain: Such a target without a head.
         device: The GPU's runner's; "cpu": it runs in the interpreter.
         batch_sizes: Numbers of rows to which it pads.
         kv_dtype: Type of the caches.
