@@ -43,7 +43,7 @@ _FIRST_ID = 10
 # Tokens that a step may settle beyond an answer's end.
 _SPARE_TOKENS = 16
 _START_S = 300.0
-_DRAFTERS = ("free", "ngram", "suffix", "draft", "eagle")
+_DRAFTERS = ("free", "ngram", "suffix", "draft", "eagle", "mtp")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

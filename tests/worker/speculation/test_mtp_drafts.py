@@ -148,6 +148,33 @@ def test_ranks_share_the_layer_and_draft_as_one(path: pathlib.Path, oracle: MtpO
     assert first == second
 
 
+@pytest.mark.slow  # Ranks share plain weights every day.
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("whole_experts", [False, True], ids=["parts", "experts"])
+def test_ranks_that_quantize_draft_as_one(kind: str, whole_experts: bool, tmp_path: pathlib.Path) -> None:
+    path = write_mtp_model(tmp_path / "glm", hidden_size=64, intermediate_size=128, moe_intermediate_size=64)
+    bits = Schemes.named(kind, 32 if kind == "int4" else 0, "off" if kind == "int4" else kind)
+
+    def drafted(shard: Shard) -> tuple[list[list[int]], list[tuple[int, int, list[int]]]]:
+        if shard.world_size > 1 and whole_experts:
+            shard = Shard(shard.rank, shard.world_size, shard.collectives, whole_experts=True)
+        runner, drafter = head_drafting.cpu_runner(*pair_of(path, shard=shard, bits=bits))
+        found = run(runner, [job(row, 9) for row in (0, 2)], lambda: NUM_DRAFTS)
+        return [each.tokens for each in found], drafter.drafted
+
+    assert on_ranks(2, drafted) == [drafted(ALONE)] * 2
+
+
+def test_seeded_weights_draft_without_tensors(path: pathlib.Path) -> None:
+    folder = ModelFolder.open(path, require_weights=False)
+    layer = open_mtp(folder)
+    target = load_model(build_of(folder.config, {}, ALONE, OFF, "cpu"), None, lambda *_: None)
+    head = MtpBuild(build_of(layer.config, {}, ALONE, OFF, "cpu"), 256).loaded(None, target, lambda *_: None, 3)
+    runner, drafter = head_drafting.cpu_runner(target, head)
+    [found] = run(runner, [job(0, 9)], lambda: NUM_DRAFTS)
+    assert len(found.tokens) >= 9 and all(found.ok) and drafter.drafted
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("which", "batch_sizes", "kv_dtype"),
