@@ -9,10 +9,11 @@ token, says the same of a busy machine.
 
 With `--acceptances` each draft is right with that probability, whatever was drafted
 (`forced_worker`): what verification, planning and the drafter's own cost make of it. `--drafter
-free` costs nothing then, and `--drafter eagle` has a head made for a `--shape`. Without, drafts are
-as right as they are, on prompts that repeat themselves (`repetitive`) and on others (`plain`), and
-`equal_answers` is the share of requests whose tokens equal those without speculation (logits that
-nearly tie may round otherwise in a batch of another shape).
+free` costs nothing then, and `--drafter eagle` has a head made for a `--shape`; `--drafter mtp` is
+for a `--model` that has a layer for it. Without, drafts are as right as they are, on prompts that
+repeat themselves (`repetitive`) and on others (`plain`), and `equal_answers` is the share of
+requests whose tokens equal those without speculation (logits that nearly tie may round otherwise in
+a batch of another shape).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _FIRST_ID = 10
 # Tokens that a step may settle beyond an answer's end.
 _SPARE_TOKENS = 16
 _START_S = 300.0
-_DRAFTERS = ("free", "ngram", "suffix", "draft", "eagle")
+_DRAFTERS = ("free", "ngram", "suffix", "draft", "eagle", "mtp")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

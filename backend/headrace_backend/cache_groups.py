@@ -147,7 +147,7 @@ def cache_layout(
     """
     longest = config.max_model_len or model.max_position_embeddings
     of_stages = [_windows(model, part, longest) for part in (stages(config, model) if config.pp > 1 else (stage,))]
-    if (has_draft or config.draft_model is not None) and all(None not in windows for windows in of_stages):
+    if (has_draft or config.drafts_by_passes) and all(None not in windows for windows in of_stages):
         return WHOLE_CONTEXTS
     groups = _best_groups(of_stages)
     return WHOLE_CONTEXTS if groups == ONE_GROUP else _layout(_windows(model, stage, longest), groups)

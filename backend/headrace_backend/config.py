@@ -192,13 +192,13 @@ class EngineConfig(_Frozen):
         Field(description="folder for compiled GPU kernels; default: headrace/kernels in XDG_CACHE_HOME or ~/.cache"),
     ] = None
     speculate: Annotated[
-        Literal["off", "ngram", "suffix", "draft", "eagle"],
+        Literal["off", "ngram", "suffix", "draft", "eagle", "mtp"],
         Field(
             description=(
                 "who drafts the next tokens of answers, which the model then verifies several at a time, without "
                 "another answer than off: ngram, what followed a row's last tokens where they stood before; suffix, "
                 "the same in earlier answers of the tenant too; draft, the model of draft_model; eagle, the EAGLE-3 "
-                "head of draft_model"
+                "head of draft_model; mtp, the layer for it behind the model's last one, in its own folder"
             )
         ),
     ] = "off"
@@ -362,6 +362,11 @@ class EngineConfig(_Frozen):
     def tokens_per_row(self) -> int:
         """Most tokens that a step settles for a row that decodes; 1: nobody drafts."""
         return 1 if self.speculate == "off" else 1 + (self.fixed_drafts() or _MOST_DRAFTS)
+
+    @property
+    def drafts_by_passes(self) -> bool:
+        """Whether a model or head with a KV cache of its own drafts."""
+        return self.speculate in ("draft", "eagle", "mtp")
 
     @property
     def drafts_from_history(self) -> bool:

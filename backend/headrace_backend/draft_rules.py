@@ -5,30 +5,37 @@ tokens by their ids and follows its target's sequences to their ends, so both mu
 vocabulary, and the draft model at least the context of the longest sequence. A head reads its
 target's streams, so it must have the target's width and name layers that the target has. How they
 propose is `worker.speculation`'s. No torch.
+
+An MTP layer is in the model's own folder, and was trained with it: it must be there, and bear the
+bits and the ranks that are configured for the model.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.quantize_rules import unsuitable_quantization
-from headrace_model_folder import Eagle3Folder, Eagle3Head, InvalidModelFolder, ModelConfig, ModelFolder
+from headrace_backend.tp_rules import unsuitable_tp
+from headrace_model_folder import Eagle3Folder, Eagle3Head, InvalidModelFolder, ModelConfig, ModelFolder, open_mtp
 
 # The setting by which a rule for the model's own weights says what is wrong.
 _QUANTIZE = re.compile(r"\bquantize\b")
 
 
 def unsuitable_draft(config: EngineConfig, target: ModelFolder) -> str | None:
-    """Explains why `config.draft_model` can't draft for a model; returns None if it can.
+    """Explains why what is configured to draft can't draft for a model; returns None if it can.
 
-    None too where none is configured. The draft model's or head's folder is opened, and its weights
-    are not read.
+    None too where no model or head is. The draft model's or head's folder is opened, and its
+    weights are not read.
 
     Args:
         config: The engine's configuration.
         target: The model that verifies what is drafted.
     """
+    if config.speculate == "mtp":
+        return _unsuitable_layer(config, target)
     if config.draft_model is None:
         return None
     if config.speculate == "eagle":
@@ -44,6 +51,43 @@ def unsuitable_draft(config: EngineConfig, target: ModelFolder) -> str | None:
         or _bits(config, draft)
     )
     return f"draft_model {draft.name}: {reason}" if reason else None
+
+
+def _unsuitable_layer(config: EngineConfig, target: ModelFolder) -> str | None:
+    if target.config.mtp is None:
+        return unsuitable_mtp(config, target.config)
+    try:
+        layer = open_mtp(target).config
+    except InvalidModelFolder as error:
+        return f"speculate is mtp, and the model's folder has no MTP layer that can be read: {error}"
+    return unsuitable_mtp(config, dataclasses.replace(target.config, mtp=layer))
+
+
+def unsuitable_mtp(config: EngineConfig, model: ModelConfig) -> str | None:
+    """Explains why a model's MTP layer can't draft for it as configured; returns None if it can.
+
+    None too where it is not to draft. Whether the folder has the layer is not asked here.
+
+    Args:
+        config: The engine's configuration.
+        model: The model, with what is known of the layer.
+    """
+    if config.speculate != "mtp":
+        return None
+    if model.mtp is None:
+        return f"speculate is mtp, and {without_mtp(model)}"
+    reason = unsuitable_quantization(config, model.mtp) or unsuitable_tp(config, model.mtp)
+    return f"speculate is mtp, and the MTP layer does not suit: {reason}" if reason else None
+
+
+def without_mtp(model: ModelConfig) -> str | None:
+    """Says that config.json announces no MTP layer that is read; None if it does."""
+    if model.mtp is not None:
+        return None
+    return (
+        f"the model ({model.architecture}) has no MTP layer to draft with: that of Glm4MoeForCausalLM is read, where "
+        "num_nextn_predict_layers in config.json is 1"
+    )
 
 
 def _unsuitable_head(config: EngineConfig, target: ModelFolder) -> str | None:
@@ -77,7 +121,10 @@ def unsuitable_eagle3(head: Eagle3Head, target: ModelConfig) -> str | None:
 
 
 def _no_embedding(opened: Eagle3Folder, target: ModelConfig) -> str | None:
-    """A head of another width than its target's can't take the target's embedding."""
+    """A head of another width than its target's can't take the target's embedding or output layer.
+
+    A head without an output layer has no embedding either.
+    """
     own, other = opened.head.model.hidden_size, target.description.hidden_size
     if own == other or opened.has_embedding:
         return None

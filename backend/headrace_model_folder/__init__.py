@@ -7,13 +7,14 @@ names, by `formats` where another tool made the weights), `fused_tensors` (proje
 tensor), `token_table` and `chat_template` (text). A GGUF file takes the way through `gguf` instead.
 Every file is read through `bounded_files`, which knows the size limits and keeps reads inside the
 folder. Whatever is wrong ends as one `InvalidModelFolder`. Beside that path: `measured_loss`, for
-who wants to know what quantizing cost; and `eagle3_folder`, for heads that draft.
+who wants to know what quantizing cost; and `draft_heads`.
 """
 
 from headrace_model_folder.chat_template import ChatTemplate
 from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.description import ModelDescription
-from headrace_model_folder.eagle3_folder import Eagle3Folder
+from headrace_model_folder.draft_heads.eagle3_folder import Eagle3Folder
+from headrace_model_folder.draft_heads.mtp_folder import open_mtp
 from headrace_model_folder.errors import InvalidModelFolder
 from headrace_model_folder.expected_tensors import expected_tensors, needless_biases
 from headrace_model_folder.families.eagle3 import Eagle3Head
@@ -46,6 +47,7 @@ __all__ = [
     "TokenTable",
     "expected_tensors",
     "needless_biases",
+    "open_mtp",
     "read_measured_loss",
     "read_token_table",
     "token_bytes",

@@ -56,6 +56,9 @@ class ModelConfig:
     shared_blocks: tuple[int, int] = (1, 1)
     # Whether config.json names code of the folder's own, which is never run.
     names_own_code: bool = False
+    # The layer that predicts the token after the next, as a model of one layer (`description.mtp`);
+    # whether the folder has it, `mtp_folder` finds out.
+    mtp: ModelConfig | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -97,29 +100,38 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
         refuse_other_methods(fields, all(experts.stacked is not None for experts in description.expert_layers))
     bos = fields.token_ids("bos_token_id", description.vocab_size)
     is_bitsandbytes = _is_bitsandbytes(fields)
-    return ModelConfig(
+    quantization = None if is_bitsandbytes else _quantization(fields, description)
+    config = ModelConfig(
         architecture=family.architecture,
         description=description,
         max_position_embeddings=min(max(max_position, description.stretched_context), MAX_CONTEXT),
         torch_dtype=_dtype(fields),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.token_ids("eos_token_id", description.vocab_size),
-        quantization=None if is_bitsandbytes else _quantization(fields, description),
+        quantization=None if quantization is None else _of_model(quantization, description),
         is_bitsandbytes=is_bitsandbytes,
         shared_blocks=(GROUP, GROUP) if is_bitsandbytes else (1, 1),
         names_own_code=names_own_code,
     )
+    if config.quantization is not None:
+        refuse_mixed_experts(description.expert_products, config.quantization.layers)
+    if description.mtp is None:
+        return config
+    of_mtp = None if quantization is None else _of_model(quantization, description.mtp)
+    mtp = dataclasses.replace(config, description=description.mtp, quantization=of_mtp)
+    return dataclasses.replace(config, mtp=mtp)
 
 
 def _quantization(fields: Fields, model: ModelDescription) -> FolderQuantization | None:
-    """The quantization of a folder, which names projections its own way, by our names."""
-    found = read_quantization(fields.get("quantization_config"), list(model.stored_linears()))
-    if found is None:
-        return None
+    """The quantization of a folder, which names projections its own way."""
+    behind = () if model.mtp is None else model.mtp.stored_linears()
+    return read_quantization(fields.get("quantization_config"), [*model.stored_linears(), *behind])
+
+
+def _of_model(found: FolderQuantization, model: ModelDescription) -> FolderQuantization:
+    """What a quantization says of a model's projections, by our names."""
     formats = {linear.name: found.layers.get(linear.stored.name) for linear in model.linears}
-    layers = {name: form for name, form in formats.items() if form is not None}
-    refuse_mixed_experts(model.expert_products, layers)
-    return dataclasses.replace(found, layers=layers)
+    return dataclasses.replace(found, layers={name: form for name, form in formats.items() if form is not None})
 
 
 def _family(values: dict[str, Any]) -> Family:

@@ -38,6 +38,7 @@ __all__ = [
     "SharedExpert",
     "Sinks",
     "StackedExperts",
+    "StateFusion",
     "Vector",
     "stacked_tensors",
 ]
@@ -399,6 +400,24 @@ class Head:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class StateFusion:
+    """What stands before the layers of a head that drafts.
+
+    The embedding of a token and the state before it are normed, laid side by side in this order,
+    and projected to the width of the residual stream.
+    """
+
+    embedding_norm: Norm
+    state_norm: Norm
+    projection: Linear
+
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of each of its tensors."""
+        parts: tuple[Linear | Norm, ...] = (self.embedding_norm, self.state_norm, self.projection)
+        return itertools.chain.from_iterable(part.tensors() for part in parts)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ModelDescription:
     """A decoder-only transformer, whole: what one rank of several has of it is `tp_rules`'."""
 
@@ -409,6 +428,12 @@ class ModelDescription:
     head: Head
     # Beginnings of names of tensors that a checkpoint may have and nothing here computes with.
     unused: tuple[str, ...] = ()
+    # Of a head that drafts: what makes the residual stream. None: the embedding is the stream.
+    fusion: StateFusion | None = None
+    # The layer behind the last one that predicts the token after the next (MTP), as a model of one
+    # layer with this one's embedding and output layer; None: there is none. Its tensors are among
+    # the unused ones.
+    mtp: ModelDescription | None = None
 
     @property
     def hidden_size(self) -> int:
@@ -463,13 +488,15 @@ class ModelDescription:
 
     @property
     def linears(self) -> Iterator[Linear]:
-        """The projections of all layers in the order of a forward pass."""
-        return itertools.chain.from_iterable(layer.linears for layer in self.layers)
+        """The projections of all layers, and before them, in the order of a forward pass."""
+        before = () if self.fusion is None else (self.fusion.projection,)
+        return itertools.chain(before, *(layer.linears for layer in self.layers))
 
     @property
     def multiplied(self) -> int:
-        """Number of weights of all layers that one token is multiplied by."""
-        return sum(
+        """Number of weights of all layers, and before them, that one token is multiplied by."""
+        before = 0 if self.fusion is None else self.fusion.projection.size
+        return before + sum(
             sum(linear.size for linear in layer.attention.linears) + layer.mlp.multiplied for layer in self.layers
         )
 
@@ -505,6 +532,8 @@ class ModelDescription:
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of every tensor of the model, without a tied output layer's."""
         yield from self.embedding.tensors()
+        if self.fusion is not None:
+            yield from self.fusion.tensors()
         for layer in self.layers:
             yield from layer.tensors()
         yield from self.norm.tensors()

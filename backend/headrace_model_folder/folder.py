@@ -20,7 +20,7 @@ from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.expected_tensors import check_tensors, parameter_count
 from headrace_model_folder.families.registry import FAMILIES
 from headrace_model_folder.formats.bitsandbytes_tensors import joined_nf4
-from headrace_model_folder.formats.expert_formats import refuse_ordered_experts, without_plain_routers
+from headrace_model_folder.formats.expert_formats import refuse_ordered_experts, without_plain
 from headrace_model_folder.formats.input_orders import with_input_orders
 from headrace_model_folder.formats.input_scales import with_input_scales
 from headrace_model_folder.fused_tensors import split_fused
@@ -89,7 +89,7 @@ class ModelFolder:
             config = _with_plain_routers(config, tensors)
             check_tensors(config, tensors)
             tensors = split_stacked(config, split_fused(folder, config, tensors))
-            config = _with_inputs(folder, config, tensors)
+            config = with_inputs(folder, config, tensors)
         tokenizer = (
             read_bytes(folder, TOKENIZER_FILE, TOKENIZER_LIMIT) if exists_inside(folder, TOKENIZER_FILE) else None
         )
@@ -189,12 +189,16 @@ def _with_plain_routers(config: ModelConfig, tensors: Mapping[str, TensorRecord]
     if config.quantization is None:
         return config
     routers = [experts.router.name for experts in config.description.expert_layers]
-    layers = without_plain_routers(routers, config.quantization.layers, tensors)
+    layers = without_plain(routers, config.quantization.layers, tensors)
     return dataclasses.replace(config, quantization=dataclasses.replace(config.quantization, layers=layers))
 
 
-def _with_inputs(folder: pathlib.Path, config: ModelConfig, tensors: Mapping[str, TensorRecord]) -> ModelConfig:
-    """Returns the config with what the folder's tensors say of the inputs of quantized layers."""
+def with_inputs(folder: pathlib.Path, config: ModelConfig, tensors: Mapping[str, TensorRecord]) -> ModelConfig:
+    """Returns the config with what the folder's tensors say of the inputs of quantized layers.
+
+    Raises:
+        InvalidModelFolder: File, tensor and rule are named.
+    """
     if config.quantization is None:
         return config
     quantization = with_input_orders(folder, config.quantization, tensors)

@@ -27,6 +27,7 @@ import rich.table
 
 from headrace_hub.errors import HubRefused
 from headrace_hub.resolve import Need, no_folder, resolve
+from headrace_model_folder.draft_heads.mtp_folder import open_mtp
 from headrace_model_folder.errors import InvalidModelFolder
 from headrace_model_folder.folder import ModelFolder
 from headrace_service.text.default_sampling import not_followed
@@ -265,7 +266,18 @@ def _model(folder: pathlib.Path) -> Finding:
         return Finding("model", Verdict.MISSING, str(error))
     found = f"{model.revision}, {model.config.architecture}, {model.parameter_count:,} parameters"
     advice = "; code of its own (auto_map) is not run" if model.config.names_own_code else ""
-    return Finding("model", Verdict.OK, found + advice + _not_followed(model))
+    return Finding("model", Verdict.OK, found + advice + _own_drafter(model) + _not_followed(model))
+
+
+def _own_drafter(model: ModelFolder) -> str:
+    """Whether a model that announces an MTP layer can draft with it."""
+    if model.config.mtp is None:
+        return ""
+    try:
+        open_mtp(model)
+    except InvalidModelFolder as error:
+        return f"; --speculate mtp does not work: {error}"
+    return "; has an MTP layer: --speculate mtp works"
 
 
 def _weights(folder: pathlib.Path) -> Iterator[Finding]:

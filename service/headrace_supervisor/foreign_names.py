@@ -69,7 +69,7 @@ _INSTEAD: Mapping[str, str] = {
     "swap-space": "what the KV cache has no room for is computed again; --kv-memory makes room",
     "cpu-offload-gb": "weights stay on the GPU; --quantize makes them smaller, and --tp shares them among GPUs",
     "speculative-config": "--speculate says who drafts tokens, --speculate-tokens how many of them a step verifies,"
-    " --draft-model which model does",
+    " --draft-model which model does; method mtp is --speculate mtp",
     "speculative-model": "--draft-model names the folder of a model that drafts, with --speculate draft, or of an"
     " EAGLE-3 head, with --speculate eagle",
     "enable-auto-tool-choice": "there are no tool calls yet",

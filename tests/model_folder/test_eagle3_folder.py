@@ -73,7 +73,8 @@ def test_layers_are_counted_as_each_form_counts_them(written: Callable[..., path
         ),
         ({"num_hidden_layers": 2}, "num_hidden_layers of an EAGLE-3 head must be 1, is 2"),
         ({"draft_vocab_size": 51}, "draft_vocab_size must be an integer from 1 to 50, is 51"),
-        ({"eagle_aux_hidden_state_layer_ids": []}, "must be a list of 1 to 16 layers, is a list of 0 entries"),
+        ({"eagle_aux_hidden_state_layer_ids": [1] * 17}, "must be a list of 1 to 16 layers, is a list of 17 entries"),
+        ({"eagle_aux_hidden_state_layer_ids": "2"}, "must be a list of 1 to 16 layers, is '2'"),
         ({"eagle_aux_hidden_state_layer_ids": [1, -1, 2]}, "1 must be an integer from 0 to 1024, is -1"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "'fc.weight' has shape [16, 48], [16, 32] expected"),
         ({"eagle_config": 3}, "eagle_config must be an object, is 3"),
@@ -81,6 +82,23 @@ def test_layers_are_counted_as_each_form_counts_them(written: Callable[..., path
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is not read for an EAGLE-3 head"),
         ({"hidden_act": "gelu"}, "hidden_act must be 'silu', is 'gelu'"),
         ({"transformer_layer_config": []}, "transformer_layer_config must be an object, is a list"),
+        (
+            {"transformer_layer_config": {"model_type": "deepseek_v3"}},
+            "transformer_layer_config must have model_type llama or qwen3, has 'deepseek_v3'",
+        ),
+        ({"norm_before_fc": True}, "tensor 'input_norm.weight' is missing"),
+        ({"fc_norm": True}, "tensor 'fc_norm.0.weight' is missing"),
+        ({"fc_norm": True, "norm_before_fc": True}, "fc_norm is true, and so is norm_before_fc"),
+        ({"norm_output": "yes"}, "norm_output must be true or false, is 'yes'"),
+        (
+            {"norm_output": True, "eagle_config": {"norm_output": False}},
+            "norm_output is not the same in eagle_config and beside it",
+        ),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types must be a list of num_hidden_layers (1)",
+        ),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 0}, "sliding_window must be an integer from 1"),
         ({"target_hidden_size": 32}, "'fc.weight' has shape [16, 48], [16, 96] expected"),
         ({"hidden_size": 0}, "hidden_size must be an integer from 1 to"),
     ],
@@ -99,6 +117,7 @@ def test_a_config_that_is_no_heads_is_refused(
         (lambda tensors: tensors.pop("midlayer.hidden_norm.weight"), "'layers.0.hidden_norm.weight' is missing"),
         (lambda tensors: tensors.pop("lm_head.weight"), "'lm_head.weight' is missing"),
         (lambda tensors: tensors.update({"fc.bias": torch.zeros(16)}), "'fc.bias' is surplus"),
+        (lambda tensors: tensors.update({"input_norm.weight": torch.zeros(48)}), "'input_norm.weight' is surplus"),
         (lambda tensors: tensors.update({"layers.0.hidden_norm.weight": torch.ones(16)}), "is there under two names"),
         (lambda tensors: tensors.update({"norm.weight": torch.ones(8)}), "has shape [8], [16] expected"),
         (lambda tensors: tensors.update({"norm.weight": torch.ones(16, dtype=torch.int32)}), "has dtype I32"),
@@ -134,3 +153,23 @@ def test_a_whole_vocabulary_needs_no_map(written: Callable[..., pathlib.Path]) -
     path = written(whole | {"draft_vocab_size": 50}, lambda tensors: (tensors.pop("d2t"), tensors.pop("t2d")))
     (path / "config.json").write_text(json.dumps(whole))
     assert Eagle3Folder.open(path).target_ids == tuple(range(50))
+
+
+def test_a_head_without_an_output_layer_has_its_targets_whole_vocabulary_and_embedding(
+    written: Callable[..., pathlib.Path],
+) -> None:
+    """With an embedding of its own, or of a part of the vocabulary, it needs one of its own."""
+    whole = head_config(TARGET, 50, (2, 4, 5))
+
+    def change(tensors: Tensors) -> None:
+        for name in ("d2t", "t2d", "lm_head.weight"):
+            del tensors[name]
+
+    path = written(whole, change)
+    opened = Eagle3Folder.open(path)
+    assert (opened.has_output_layer, opened.has_embedding) == (False, False)
+    write_head(path.parent / "own", whole, random_head(whole) | {"embed_tokens.weight": torch.zeros(50, 16)})
+    assert Eagle3Folder.open(path.parent / "own").has_output_layer
+    own = random_head(whole) | {"embed_tokens.weight": torch.zeros(50, 16)}
+    del own["lm_head.weight"]
+    assert "'lm_head.weight' is missing" in refusal(write_head(path.parent / "half", whole, own))

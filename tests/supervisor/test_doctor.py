@@ -8,7 +8,9 @@ import pathlib
 import shutil
 
 import pytest
+from tests.model_folder.folders import write_folder as write_header_folder
 from tests.service.model_folder import write_model_folder
+from tests.support.mtp_models import write_mtp_model
 from tests.support.quantized_folders import Recipe, quantize_folder
 from tests.support.running_server import DEMO
 
@@ -80,6 +82,23 @@ def test_code_of_a_models_own_is_mentioned(tmp_path: pathlib.Path) -> None:
     finding = doctor._model(folder)
     assert finding.verdict is Verdict.OK and finding.detail.endswith("; code of its own (auto_map) is not run")
     assert "auto_map" not in doctor._model(DEMO).detail
+
+
+def test_a_layer_that_drafts_is_looked_for_where_it_is_announced(tmp_path: pathlib.Path) -> None:
+    config = {
+        **{"architectures": ["Glm4MoeForCausalLM"], "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2},
+        **{"hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 12, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 4096},
+    }
+    for announced, said in ((1, "--speculate mtp does not work: config.json announces an MTP layer"), (0, None)):
+        folder = write_header_folder(tmp_path / str(announced), config | {"num_nextn_predict_layers": announced})
+        shutil.copy(DEMO / "tokenizer.json", folder)
+        finding = doctor._model(folder)
+        assert finding.verdict is Verdict.OK
+        assert ("mtp" in finding.detail) == (said is not None) and (said or "") in finding.detail
+    folder = write_mtp_model(tmp_path / "whole", vocab_size=4096)
+    shutil.copy(DEMO / "tokenizer.json", folder)
+    assert "has an MTP layer: --speculate mtp works" in doctor._model(folder).detail
 
 
 def test_recommendations_that_requests_do_not_get_are_mentioned(tmp_path: pathlib.Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support import mtp_models
 from tests.support.eagle_heads import head_config
 from tests.support.model_builds import weight_memory
 from tests.support.running_server import DEMO, environment
@@ -203,6 +204,28 @@ def test_a_head_that_does_not_suit_is_refused(tmp_path: pathlib.Path) -> None:
     assert f"{tmp_path}/config.json: must be an object" in said([config])
     missing = run("--model", str(DEMO), "--speculate", "eagle")
     assert missing.stderr == "headrace: --speculate eagle needs --draft-model, the head that drafts\n"
+
+
+@pytest.mark.usefixtures("answered_here")
+def test_a_models_own_layer_is_shared_by_ranks_and_counted(tmp_path: pathlib.Path) -> None:
+    """Its experts are read as the model's are: those that a step hits."""
+    sizes = {name: value for name, value in mtp_models.SIZES.items() if name != "initializer_range"}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"architectures": ["Glm4MoeForCausalLM"]}))
+
+    def rows(*options: str) -> list[dict[str, int]]:
+        lengths = ("--prompt-tokens", "100", "--output-tokens", "50")
+        ended = run("--model", str(tmp_path), "--gpus", "2", *lengths, "--json", *options)
+        assert ended.exit_code == 0, ended.stderr
+        found: list[dict[str, int]] = json.loads(ended.output)
+        return found
+
+    for tp, alone, both in zip((1, 2), rows(), rows("--speculate", "mtp"), strict=True):
+        assert both["weight_bytes"] > alone["weight_bytes"]
+        # In the dtype of a config.json that states none, heads of 16 and a state of 32.
+        assert both["kv_token_bytes"] - alone["kv_token_bytes"] == 4 * (2 * 2 // tp * 16 + 32)
+    refused = run("--model", str(DEMO), "--speculate", "mtp")
+    assert (refused.exit_code, refused.output) == (2, refused.stderr)
+    assert "--speculate is mtp, and the model (LlamaForCausalLM) has no MTP layer to draft with" in refused.stderr
 
 
 @pytest.mark.usefixtures("answered_here")

@@ -48,7 +48,16 @@ def random_head(config: dict[str, Any], seed: int = 0, scale: float = 0.3) -> Te
     tensors = {f"{name}.weight": torch.randn(shape, generator=generator) * scale for name, shape in shapes.items()}
     for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
         tensors[f"midlayer.{name}.weight"] = 1 + 0.2 * torch.randn(size, generator=generator)
+    if config.get("model_type") == "qwen3":
+        for name in ("q_norm", "k_norm"):
+            tensors[f"midlayer.self_attn.{name}.weight"] = 1 + 0.2 * torch.randn(head_dim, generator=generator)
     tensors["norm.weight"] = 1 + 0.2 * torch.randn(size, generator=generator)
+    if config.get("norm_before_fc"):
+        tensors["input_norm.weight"] = 1 + 0.2 * torch.randn(fused, generator=generator)
+    if config.get("fc_norm"):
+        streams = len(config["eagle_aux_hidden_state_layer_ids"])
+        for place in range(streams):
+            tensors[f"fc_norm.{place}.weight"] = 1 + 0.2 * torch.randn(fused // streams, generator=generator)
     ids = torch.randperm(config["vocab_size"], generator=generator)[: config["draft_vocab_size"]].sort().values
     return tensors | maps(ids, config["vocab_size"])
 
@@ -79,6 +88,11 @@ class PlainHead:
 
     def states(self, streams: Tensor) -> Tensor:
         """[n, hidden_size] states of tokens from their streams side by side."""
+        if self.config.get("norm_before_fc"):
+            streams = self._norm("input_norm", streams)
+        if self.config.get("fc_norm"):
+            parts = streams.chunk(len(self.config["eagle_aux_hidden_state_layer_ids"]), dim=-1)
+            streams = torch.cat([self._norm(f"fc_norm.{place}", part) for place, part in enumerate(parts)], dim=-1)
         return streams @ self.tensors["fc.weight"].T
 
     def forward(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,7 +109,8 @@ class PlainHead:
         inner = self._norm("midlayer.post_attention_layernorm", residual)
         gate, up = (self._linear(f"midlayer.mlp.{name}_proj", inner) for name in ("gate", "up"))
         residual = residual + self._linear("midlayer.mlp.down_proj", torch.nn.functional.silu(gate) * up)
-        return self._linear("lm_head", self._norm("norm", residual)), residual
+        hidden = self._norm("norm", residual)
+        return self._linear("lm_head", hidden), hidden if self.config.get("norm_output") else residual
 
     def drafts(self, tokens: Sequence[int], streams: Tensor, count: int) -> list[int]:
         """The likeliest `count` tokens behind a sequence, one after the other.
@@ -119,13 +134,24 @@ class PlainHead:
             self._linear(f"midlayer.self_attn.{name}_proj", both).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
             for name in "qkv"
         )
+        if "midlayer.self_attn.q_norm.weight" in self.tensors:
+            query, key = (
+                self._norm(f"midlayer.self_attn.{name}", part) for name, part in (("q_norm", query), ("k_norm", key))
+            )
         query, key = self._rotated(query), self._rotated(key)
         key, value = (part.repeat_interleave(heads // kv_heads, dim=0) for part in (key, value))
         scores = query @ key.transpose(1, 2) / math.sqrt(self.head_dim)
         visible = torch.ones(len(both), len(both), dtype=torch.bool).tril()
+        window = self.config.get("sliding_window")
+        if window is not None:
+            visible = visible.triu(1 - window)
         scores = scores.masked_fill(~visible, -torch.inf)
         # The first token's key is zeros, and so is its score.
-        scores = torch.cat((torch.zeros(heads, len(both), 1), scores), dim=-1)
+        first = torch.zeros(heads, len(both), 1)
+        if window is not None:
+            # Tokens from 1 on; the window has moved past the first.
+            first[:, window - 1 :] = -torch.inf
+        scores = torch.cat((first, scores), dim=-1)
         mixed = scores.softmax(dim=-1)[:, :, 1:] @ value
         return self._linear("midlayer.self_attn.o_proj", mixed.transpose(0, 1).flatten(1))
 

@@ -315,7 +315,7 @@ def _projections(stored: Tensors) -> list[str]:
     kinds = ("self_attn.qkv_proj", *LAYERS[:4], "mlp.gate_up_proj", *LAYERS[4:])
     names = sorted({int(name.split(".")[2]) for name in stored if name.startswith("model.layers.")})
     layers = [f"model.layers.{layer}.{kind}" for layer in names for kind in kinds]
-    experts = sorted(name.removesuffix(".weight") for name in stored if ".experts." in name or ".shared_" in name)
+    experts = sorted(name.removesuffix(".weight") for name in stored if ".experts." in name or ".shared_expert" in name)
     return [name for name in layers if f"{name}.weight" in stored] + experts
 
 

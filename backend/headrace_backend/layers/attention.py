@@ -20,6 +20,7 @@ from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.attention.output_gates import gate_heads, without_gates
 from headrace_kernels.attention.paged import RawHeads, rotate_write_attend
+from headrace_kernels.attention.rope_kv import rope_and_write_kv
 from headrace_kernels.rounded_tokens import Activations
 from headrace_model_folder import description
 
@@ -111,13 +112,30 @@ class Attention(nn.Module):
         Returns:
             [num_tokens, all heads' outputs].
         """
-        if self.projection_norms is not None:
-            self.projection_norms(qkv)
-        qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        raw = RawHeads(qkv, rotations, self.num_heads, *self._head_norms, self._interleaved)
+        raw = self._raw(qkv, rotations)
         sinks = None if self.sinks is None else self.sinks.logits
         step = of_group(metadata, self.cache_group)
         return rotate_write_attend(raw, kv_cache, step, self.scale, self.sliding_window, sinks).flatten(1)
+
+    def write_kv(self, qkv: Tensor, rotations: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
+        """Writes keys and values as `attended` does, and attends to nothing.
+
+        Args:
+            qkv: [num_tokens, queries, keys and values of all heads], which may be overwritten.
+            rotations: The step's rows of the rotary table.
+            kv_cache: This layer's cache.
+            slots: int64 [num_tokens] places in it; -1: nowhere.
+        """
+        raw = self._raw(qkv, rotations)
+        norms = (raw.query_norm, raw.key_norm, raw.eps)
+        rope_and_write_kv(raw.qkv, rotations, kv_cache, slots, self.num_heads, *norms, self._interleaved)
+
+    def _raw(self, qkv: Tensor, rotations: Tensor) -> RawHeads:
+        """The projection's heads, and how they are normed and rotated."""
+        if self.projection_norms is not None:
+            self.projection_norms(qkv)
+        qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        return RawHeads(qkv, rotations, self.num_heads, *self._head_norms, self._interleaved)
 
     def launch_kind(self) -> Hashable:
         """What decides which kernels `attended` launches, beside step, cache and norm weights."""

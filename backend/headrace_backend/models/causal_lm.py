@@ -19,18 +19,14 @@ from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
 from headrace_backend.layers.norm import residual_norm
 from headrace_backend.layers.rotary import RotaryTables, Rotations
-from headrace_backend.layers.sharded_module import weight_targets
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.layers.stream_taps import StreamTaps
 from headrace_backend.models.representative_layers import representative_places
+from headrace_backend.models.weighted_module import WeightedModule
 from headrace_backend.pp_rules import WHOLE, Stage
-from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
-from headrace_backend.quantization.expert_weight import Mxfp4ExpertWeight
 from headrace_backend.quantization.head_weight import HeadWeight
-from headrace_backend.quantization.low_bit_weight import LowBitWeight
-from headrace_backend.quantization.summaries import QuantizationSummary, StoredSummary
 from headrace_backend.tp_rules import rank_part
-from headrace_backend.weights.placement import Placement, WeightTarget
+from headrace_backend.weights.placement import Placement
 from headrace_model_folder import ModelDescription
 from headrace_model_folder.description import GatedDeltaNet
 
@@ -60,6 +56,9 @@ class Decoder(nn.Module):
         self._together = placement.shard.collectives
         # Copies the streams that enter some layers; None: nobody wants them.
         self._taps: StreamTaps | None = None
+        # [max_tokens, hidden_size] takes the hidden states behind the last norm; None: nobody wants
+        # those of all tokens.
+        self._hidden: Tensor | None = None
         # Called with each layer that is computed; None: nobody wants to know.
         self.on_progress: Callable[[], None] | None = None
 
@@ -81,14 +80,20 @@ class Decoder(nn.Module):
             return self._stream_behind(residual, rotations, kv_caches, metadata)
         if not isinstance(metadata, StepPieces) and self.fuses(len(residual)):
             self._forward_fused(residual, rotations, kv_caches, metadata)
-            hidden: Tensor = self.norm(residual)
-            return hidden if wanted is None else hidden.index_select(0, wanted)
+            return self._left(self.norm(residual), wanted)
         heads = self._last_heads(residual, rotations, kv_caches, metadata)
         last = self._layers[-1]
-        if wanted is not None:
+        if wanted is not None and self._hidden is None:
             # No later layer sees the other tokens.
             heads, residual = heads.index_select(0, wanted), residual.index_select(0, wanted)
-        return self.norm.add(last.after_heads(heads, residual), residual)
+            return self.norm.add(last.after_heads(heads, residual), residual)
+        return self._left(self.norm.add(last.after_heads(heads, residual), residual), wanted)
+
+    def _left(self, hidden: Tensor, wanted: Tensor | None) -> Tensor:
+        """The wanted ones of a step's hidden states; all are copied if they are tapped."""
+        if self._hidden is not None:
+            self._hidden[: len(hidden)].copy_(hidden)
+        return hidden if wanted is None else hidden.index_select(0, wanted)
 
     def _stream_behind(
         self, residual: Tensor, rotations: Rotations, kv_caches: list[Tensor], metadata: StepMetadata
@@ -147,6 +152,12 @@ class Decoder(nn.Module):
         self._taps = StreamTaps(layers, self.norm.weight.shape[0], max_tokens, dtype, self._device)
         return self._taps.streams
 
+    def tap_hidden(self, max_tokens: int, dtype: torch.dtype) -> Tensor:
+        """Has hidden states behind the last norm copied: `CausalLM.tap_hidden` says how."""
+        assert self.embed_tokens is not None and self.norm is not None, "stages tap nothing"
+        self._hidden = torch.zeros(max_tokens, self.norm.weight.shape[0], dtype=dtype, device=self._device)
+        return self._hidden
+
     def use_cache_groups(self, layer_groups: Sequence[int]) -> None:
         """Tells each layer its cache group: `CausalLM.use_cache_groups` says how."""
         attentions = [layer.self_attn for layer in self._layers if isinstance(layer.self_attn, Attention)]
@@ -189,11 +200,8 @@ def _reporting(
         report()
 
 
-class CausalLM(nn.Module):
-    """A language model, or one stage of it.
-
-    Its weights are empty until a loader has filled `weight_targets`.
-    """
+class CausalLM(WeightedModule):
+    """A language model, or one stage of it."""
 
     def __init__(self, model: ModelDescription, placement: Placement, max_position: int, stage: Stage = WHOLE) -> None:
         """Allocates the parameters.
@@ -226,33 +234,8 @@ class CausalLM(nn.Module):
         self.vocab_size = model.vocab_size
         self.attention_window = model.window
         self.max_position = max_position
-        # How the layers were quantized, once they are; None where they were not.
-        self.quantization: QuantizationSummary | StoredSummary | None = None
-        # How the output layer was.
-        self.head_quantization: QuantizationSummary | None = None
         head = self.lm_head.weight if stage.is_last else None
-        self.head_weight = head if isinstance(head, HeadWeight) else None
-        # Of the layers.
-        self.low_bit_weights = {
-            path: weight
-            for path, weight in self.named_modules()
-            if isinstance(weight, LowBitWeight) and weight is not self.head_weight
-        }
-        # Weights in blocks, as a file has them or rounded to such.
-        self.block_weights = {
-            path: weight for path, weight in self.named_modules() if isinstance(weight, BlockLinearWeight)
-        }
-        # Weights of experts that a folder has in MXFP4.
-        self.mxfp4_weights = {
-            path: weight for path, weight in self.named_modules() if isinstance(weight, Mxfp4ExpertWeight)
-        }
-        # Of this rank; tied embeddings count once.
-        self.parameter_count = sum(parameter.numel() for parameter in self.parameters())
-        self.parameter_count += sum(weight.num_weights for weight in self.low_bit_weights.values())
-        self.parameter_count += sum(weight.num_block_weights for weight in self.block_weights.values())
-        self.parameter_count += sum(weight.num_weights for weight in self.mxfp4_weights.values())
-        if self.head_weight is not None and not model.head.tied:
-            self.parameter_count += self.head_weight.num_weights
+        self.take_stock(head if isinstance(head, HeadWeight) else None, counts_head=not model.head.tied)
 
     def forward(
         self,
@@ -321,6 +304,19 @@ class CausalLM(nn.Module):
         """
         return self.model.tap(places, max_tokens, self.dtype)
 
+    def tap_hidden(self, max_tokens: int) -> Tensor:
+        """Has every later step copy the hidden states of all its tokens, behind the last norm.
+
+        The last layer then computes all tokens, whichever are wanted.
+
+        Args:
+            max_tokens: Tokens of the largest step.
+
+        Returns:
+            [max_tokens, hidden_size] where each step leaves them, in the order of its tokens.
+        """
+        return self.model.tap_hidden(max_tokens, self.dtype)
+
     def use_cache_groups(self, layer_groups: Sequence[int]) -> None:
         """Has each layer read and write the blocks of its cache group in all later steps.
 
@@ -371,21 +367,3 @@ class CausalLM(nn.Module):
         It takes hidden states [n, hidden_size] and agrees with `choose_greedy` of their logits.
         """
         return self.lm_head.most_likely(hidden)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of all weights of this rank."""
-        plain = sum(parameter.nbytes for parameter in self.parameters())
-        low_bits = sum(weight.num_bytes for weight in self.low_bit_weights.values())
-        low_bits += self.head_weight.num_bytes if self.head_weight is not None else 0
-        low_bits += sum(weight.num_bytes for weight in self.mxfp4_weights.values())
-        return plain + low_bits + sum(weight.num_bytes for weight in self.block_weights.values())
-
-    def weight_targets(self) -> dict[str, WeightTarget]:
-        """Checkpoint tensor name -> the place in a parameter that it fills.
-
-        Together they cover every parameter exactly once.
-        """
-        targets = weight_targets(self)
-        assert sum(target.num_elements for target in targets.values()) == self.parameter_count
-        return targets

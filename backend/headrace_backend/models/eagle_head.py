@@ -1,15 +1,13 @@
 """An EAGLE-3 head: one decoder layer that drafts for a model from that model's residual stream.
 
-Owns its mathematics and its loading. Of a token x with position i it takes the embedding of x and
-the *state* of the token before it: three of the target's streams at i - 1, fused, or what the head
-itself made of a draft. The layer attends to earlier tokens of the head's own cache, where slot i
-holds what x and the state of i - 1 gave.
+Owns its mathematics and its loading. A state is three of the target's streams, fused, and behind a
+draft the residual stream that the head itself made, or its norm.
 
     new state = (state or its norm) + attention(norm(embedding), norm(state)) + MLP
     logits    = output layer(norm(new state))
 
-Every rank has the whole head; an embedding that the folder leaves to the target is the target's, of
-which each rank has a part.
+Every rank has the whole head; embedding and output layer that the folder leaves to the target are
+the target's, of which each rank has a part.
 """
 
 from __future__ import annotations
@@ -25,19 +23,17 @@ from headrace_backend.layers.linear import ColumnLinear
 from headrace_backend.layers.mlp import GatedMlp
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.rotary import RotaryTable
-from headrace_backend.layers.sharded_module import weight_targets
 from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.draft_head import DraftHead, without_first
 from headrace_backend.models.load import WeightMemory
-from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.progress import Progress
-from headrace_kernels.attention.rope_kv import rope_and_write_kv
 from headrace_model_folder import Eagle3Folder
 from headrace_model_folder.description import Mlp
-from headrace_model_folder.eagle3_folder import weight_shapes
+from headrace_model_folder.draft_heads.eagle3_folder import weight_shapes
 
 _PHASE = "draft weights"
 
@@ -65,7 +61,7 @@ class HeadBuild:
         """Bytes of the weights, and of the target's streams, which are taken with them."""
         on_meta = EagleHead(self.folder, Placement(self.dtype, torch.device("meta")), 1)
         streams = self.folder.head.fusion.inputs * self.max_tokens * self.dtype.itemsize
-        return WeightMemory(sum(parameter.nbytes for parameter in on_meta.parameters()), streams)
+        return WeightMemory(on_meta.weight_bytes, streams)
 
     def loaded(self, has_weights: bool, target: CausalLM, progress: Progress, seed: int) -> EagleHead:
         """Makes the head with its weights, beside its target.
@@ -80,7 +76,7 @@ class HeadBuild:
             InvalidModelFolder: A weight can't be read or is not finite.
         """
         head = self.empty_head()
-        targets = weight_targets(head)
+        targets = head.weight_targets()
         with torch.inference_mode():
             if has_weights:
                 load_weights(self.folder, targets, progress, _PHASE)
@@ -91,8 +87,8 @@ class HeadBuild:
         return head.eval()
 
 
-class EagleHead(nn.Module):
-    """A head, which computes nothing before it is joined to its target."""
+class EagleHead(DraftHead):
+    """Implements `DraftHead` for a head of a folder of its own; every rank has all of it."""
 
     target_ids: Tensor
 
@@ -104,9 +100,9 @@ class EagleHead(nn.Module):
             placement: Type and device.
             max_position: Tokens of context to prepare for.
         """
-        super().__init__()
         head = folder.head
         model, [layer] = head.model, head.model.layers
+        super().__init__(model, placement.dtype)
         assert isinstance(layer.mlp, Mlp), "a head has no experts"
         assert layer.attention_norm is not None and layer.mlp_norm is not None, "a head's parts are behind norms"
         self.embed_tokens = TokenEmbedding(model.embedding, placement) if folder.has_embedding else None
@@ -117,25 +113,18 @@ class EagleHead(nn.Module):
         self.post_attention_layernorm = RmsNorm(layer.mlp_norm, placement)
         self.mlp = GatedMlp(layer.mlp, placement)
         self.norm = RmsNorm(model.norm, placement)
+        self.stream_norms = nn.ModuleList(RmsNorm(norm, placement) for norm in head.stream_norms)
         reduced = dataclasses.replace(model.embedding, vocab_size=head.draft_vocab_size)
-        self.lm_head = OutputHead(dataclasses.replace(model, embedding=reduced), placement, None)
+        alone = dataclasses.replace(model, embedding=reduced)
+        self.lm_head = OutputHead(alone, placement, None) if folder.has_output_layer else None
         self.rotary = RotaryTable(model.rope, model.attention.rotary_dim, max_position, placement.device)
         ids = torch.tensor(folder.target_ids, dtype=torch.int64, device=placement.device)
         self.register_buffer("target_ids", ids, persistent=False)
         self._has_all_tokens = folder.target_ids == tuple(range(head.vocab_size))
-        self._norms_residual = head.norms_residual
-        self.vocab_size, self.hidden_size, self.dtype = head.vocab_size, model.hidden_size, placement.dtype
-        attention = model.attention
-        self.num_heads, self.num_kv_heads, self.head_dim = (
-            attention.num_heads,
-            attention.num_kv_heads,
-            attention.head_dim,
-        )
-        # The target's embedding, in a tuple so that it is no module of this one; and its streams.
-        self._targets_embedding: tuple[TokenEmbedding, ...] = ()
+        self._norms_residual, self._norms_output = head.norms_residual, head.norms_output
+        # The target's streams, once it is joined.
         self._streams = torch.empty(0)
-        # The collectives of the ranks that have the target.
-        self.together: Collectives | None = None
+        self.take_stock()
 
     def join(self, target: CausalLM, layers: tuple[int, ...], max_tokens: int) -> None:
         """Has a target leave its streams to this head, and lend its embedding if need be.
@@ -146,77 +135,61 @@ class EagleHead(nn.Module):
             max_tokens: Tokens of the target's largest step.
         """
         self._streams = target.tap_streams(layers, max_tokens)
-        self.together = target.shard.collectives
         if self.embed_tokens is None:
-            assert target.model.embed_tokens is not None, "a target of one stage has an embedding"
-            self._targets_embedding = (target.model.embed_tokens,)
+            self.borrow_embedding(target)
+        if self.lm_head is None:
+            self.borrow_output_layer(target)
 
-    def fused(self, first: int, count: int) -> Tensor:
-        """States [count, hidden_size] of tokens of the step that the target computed last.
-
-        Args:
-            first: Place of the first token in the step.
-            count: Number of tokens, padding included.
-        """
-        state: Tensor = self.fc(self._streams[first : first + count])
+    def states(self, first: int, count: int) -> Tensor:
+        """Implements `DraftHead.states`: the streams, fused."""
+        streams = self._streams[first : first + count]
+        if self.stream_norms:
+            # One of all, or one of each.
+            parts = streams.chunk(len(self.stream_norms), dim=-1)
+            normed = [norm(part.contiguous()) for norm, part in zip(self.stream_norms, parts, strict=True)]
+            streams = torch.cat(normed, dim=-1)
+        state: Tensor = self.fc(streams)
         return state
 
     def write_kv(self, token_ids: Tensor, positions: Tensor, states: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
-        """Writes the keys and values of tokens, and computes nothing else.
-
-        Args:
-            token_ids: int64 [num_tokens].
-            positions: int64 [num_tokens].
-            states: [num_tokens, hidden_size] state of the token before each.
-            kv_cache: The head's cache.
-            slots: int64 [num_tokens] places in it; -1: nowhere.
-        """
+        """Implements `DraftHead.write_kv`."""
         qkv, _ = self._projected(token_ids, positions, states)
-        rotations = self.rotary(positions)
-        rope_and_write_kv(qkv.view(len(qkv), -1, self.head_dim), rotations, kv_cache, slots, self.num_heads)
+        self.self_attn.write_kv(qkv, self.rotary(positions), kv_cache, slots)
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, states: Tensor, kv_cache: Tensor, metadata: StepMetadata
     ) -> tuple[Tensor, Tensor]:
-        """Computes tokens behind the states of those before them.
-
-        Args:
-            token_ids: int64 [num_tokens].
-            positions: int64 [num_tokens].
-            states: [num_tokens, hidden_size] state of the token before each.
-            kv_cache: The head's cache; the tokens' keys and values are written first.
-            metadata: Rows, lengths, block tables and slots.
-
-        Returns:
-            [num_tokens, hidden_size] hidden states for `logits`, and the tokens' own states.
-        """
+        """Implements `DraftHead.forward`."""
         qkv, residual = self._projected(token_ids, positions, states)
         heads = self.self_attn.attended(qkv, self.rotary(positions), kv_cache, metadata)
         normed = self.post_attention_layernorm.add(self.self_attn.o_proj(heads), residual)
-        return self.norm.add(self.mlp(normed), residual), residual
+        hidden = self.norm.add(self.mlp(normed), residual)
+        return hidden, hidden if self._norms_output else residual
 
     def _projected(self, token_ids: Tensor, positions: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries, keys and values side by side, and a new residual stream.
-
-        A sequence's first token has no state before it, and heads never saw one as context. Its key
-        and value are zeros.
-        """
+        """Queries, keys and values side by side, and a new residual stream."""
         [embedding] = self._targets_embedding or (self.embed_tokens,)
         assert embedding is not None, "a head is joined to its target"
         normed = self.hidden_norm(states)
         residual = normed.clone() if self._norms_residual else states.clone()
         qkv = self.self_attn.qkv_proj(torch.cat((self.input_layernorm(embedding(token_ids)), normed), dim=-1))
-        return qkv.masked_fill_((positions == 0)[:, None], 0), residual
+        return without_first(qkv, positions), residual
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden_size] -> [n, vocab_size] fp32; -inf for tokens that the head does not know."""
-        own: Tensor = self.lm_head(hidden)
+        """Implements `DraftHead.logits`."""
+        own: Tensor = self._output_layer(hidden)
         if self._has_all_tokens:
             return own
         logits = torch.full((len(own), self.vocab_size), -torch.inf, dtype=own.dtype, device=own.device)
         return logits.index_copy_(1, self.target_ids, own)
 
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Likeliest tokens, int64 [n], and which rows are finite, bool [n]."""
-        own, finite = self.lm_head.most_likely(hidden)
+        """Implements `DraftHead.most_likely`."""
+        own, finite = self._output_layer.most_likely(hidden)
         return self.target_ids[own], finite
+
+    @property
+    def _output_layer(self) -> OutputHead:
+        [output] = self._targets_output or (self.lm_head,)
+        assert output is not None, "a head is joined to its target"
+        return output

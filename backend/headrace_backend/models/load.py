@@ -10,6 +10,7 @@ import torch
 
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.weighted_module import WeightedModule
 from headrace_backend.quantization.expert_weight import BlockExpertWeight, summarize_mxfp4
 from headrace_backend.quantization.folder_layers import stage_layers
 from headrace_backend.quantization.shared_scales import share_scales
@@ -66,6 +67,33 @@ def load_model(build: ModelBuild, folder: ModelFolder | None, progress: Progress
     # Biases that are added once are rank 0's, other ranks' experts and stages' layers are not here.
     has_all = build.shard.rank == 0 and build.stage.count == 1 and not build.shard.whole_experts
     assert targets.keys() == shapes.keys() if has_all else targets.keys() <= shapes.keys()
+    fill_weights(model, targets, build, folder, progress, seed)
+    return model.eval()
+
+
+def fill_weights(
+    model: WeightedModule,
+    targets: Mapping[str, WeightTarget],
+    build: ModelBuild,
+    folder: ModelFolder | None,
+    progress: Progress,
+    seed: int = 0,
+) -> None:
+    """Fills a module's weights, and checks those that are quantized.
+
+    Args:
+        model: The module; how its weights were quantized is noted in it.
+        targets: Its weights, tensors of `build.config` or some of them.
+        build: What the module was made of.
+        folder: The folder with the weights; None: seeded Gaussian weights.
+        progress: Called with (phase, done, total, unit).
+        seed: Seed of Gaussian weights.
+
+    Raises:
+        InvalidModelFolder: As `load_model`.
+        QuantizationRefused: As `load_model`.
+    """
+    shapes = expected_tensors(build.config)
     share_scales(targets, shapes, build.shard, functools.partial(_fill_first, folder, shapes, seed, progress))
     with torch.inference_mode():
         if folder is None:
@@ -77,10 +105,9 @@ def load_model(build: ModelBuild, folder: ModelFolder | None, progress: Progress
         _check_schemes(model, targets, build.bits)
         if model.mxfp4_weights:
             model.quantization = summarize_mxfp4(model.mxfp4_weights.items())
-    return model.eval()
 
 
-def _check_schemes(model: CausalLM, targets: Mapping[str, WeightTarget], bits: Schemes) -> None:
+def _check_schemes(model: WeightedModule, targets: Mapping[str, WeightTarget], bits: Schemes) -> None:
     """Checks what was quantized while it was read, and keeps what there is to say of it.
 
     Raises QuantizationRefused.
@@ -112,7 +139,7 @@ def _fill_first(
 
 
 def _load_quantized(
-    model: CausalLM, folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress
+    model: WeightedModule, folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress
 ) -> None:
     """Fills a model from a folder whose layers another tool quantized."""
     quantization = folder.config.quantization
@@ -125,7 +152,9 @@ def _load_quantized(
         model.quantization = summarize_folder(quantization, model.low_bit_weights)
 
 
-def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress) -> None:
+def _load_rows(
+    model: WeightedModule, folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress
+) -> None:
     """Fills a model by rows: numbers, which may be quantized as they come, or file blocks."""
     records = folder.tensors
     targets = with_rotated_rows(targets, records)
@@ -146,7 +175,16 @@ def weight_memory(build: ModelBuild) -> WeightMemory:
 
     Raises QuantizationRefused where the bits do not suit the model.
     """
-    model = build.weightless_model()
+    return module_memory(build.weightless_model(), build)
+
+
+def module_memory(model: WeightedModule, build: ModelBuild) -> WeightMemory:
+    """Bytes of a module that was made without memory.
+
+    Args:
+        model: The module.
+        build: Type and device that it would have.
+    """
     low_bits = [*model.low_bit_weights.values(), *filter(None, [model.head_weight])]
     sizes = {(weight.num_outputs, weight.num_inputs) for weight in low_bits}
     blocks = [part for weight in model.block_weights.values() for part in weight.blocks]

@@ -81,17 +81,17 @@ def refuse_ordered_experts(products: Products, formats: Formats) -> None:
             )
 
 
-def without_plain_routers(
-    routers: Collection[str], formats: Formats, tensors: Mapping[str, TensorRecord]
+def without_plain(
+    names: Collection[str], formats: Formats, tensors: Mapping[str, TensorRecord]
 ) -> dict[str, LayerFormat]:
-    """Returns the formats without those of routers that the folder has as plain weights.
+    """Returns the formats without those of projections that the folder has as plain weights.
 
     Args:
-        routers: Names of the routers.
+        names: Projections of which config.json may say what is not so, such as routers.
         formats: Projection -> its format, as config.json says.
         tensors: Name -> where the tensor lies.
     """
-    plain = {name for name in routers if (own := tensors.get(f"{name}.weight")) and own.dtype in ("F32", "F16", "BF16")}
+    plain = {name for name in names if (own := tensors.get(f"{name}.weight")) and own.dtype in ("F32", "F16", "BF16")}
     return {name: form for name, form in formats.items() if name not in plain}
 
 

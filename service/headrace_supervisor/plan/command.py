@@ -25,7 +25,7 @@ from click.core import ParameterSource
 
 from headrace.local_server.installed import require_worker
 from headrace.local_server.process import LocalServerError
-from headrace_backend.draft_rules import unsuitable_eagle3
+from headrace_backend.draft_rules import unsuitable_eagle3, without_mtp
 from headrace_hub.errors import HubRefused
 from headrace_hub.resolve import Need, resolve
 from headrace_model_folder import Eagle3Head, InvalidModelFolder, ModelConfig
@@ -136,11 +136,11 @@ class _Lengths(NamedTuple):
 )
 @click.option(
     "--speculate",
-    type=click.Choice(["off", "ngram", "suffix", "draft", "eagle"]),
+    type=click.Choice(["off", "ngram", "suffix", "draft", "eagle", "mtp"]),
     default="off",
     show_default=True,
-    help="who drafts tokens (draft, eagle: the model or head of --draft-model): counts the memory that it takes, not "
-    "the steps that it saves",
+    help="who drafts tokens (draft, eagle: the model or head of --draft-model; mtp: the model's own MTP layer): counts "
+    "the memory that it takes, not the steps that it saves",
 )
 @click.option("--max-model-len", type=click.IntRange(0), default=0, help="tokens of prompt and output; 0: the model's")
 @click.option(
@@ -198,6 +198,8 @@ def plan(named_model: str | None, shape: str | None, model: str | None, as_json:
     elif options["speculate"] in ("draft", "eagle"):
         what = "model" if options["speculate"] == "draft" else "head"
         _refuse(f"--speculate {options['speculate']} needs --draft-model, the {what} that drafts")
+    elif options["speculate"] == "mtp" and (reason := without_mtp(parse_config(config))) is not None:
+        _refuse(f"--speculate is mtp, and {reason}")
     if options["pp"] > options["gpus"]:
         _refuse(f"--pp is {options['pp']}, and each stage needs a GPU of the {options['gpus']} of --gpus")
     if options["pp"] > 1 and options["speculate"] != "off":

@@ -3,7 +3,8 @@
 The answers are equal token by token (`test_cpu_verification`), of which this is a consequence. It
 is tested all the same, on its own terms: against probabilities that are computed from logits, over
 a small vocabulary, with the drafts of each kind of drafter: looked up in what the row has, or drawn
-with the target's noise from logits of a small model or of a head that knows some tokens only.
+with the target's noise from logits of a small model, of a head that knows some tokens only or of
+the layer behind the target's last one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 from tests.support.eagle_heads import head_config, maps, random_head, write_head
+from tests.support.mtp_models import write_mtp_model
+from tests.worker.speculation.test_mtp_drafts import pair_of
 
 from headrace_backend.layers.sharded_module import weight_targets
 from headrace_backend.models.eagle_head import EagleHead
@@ -39,7 +42,7 @@ OPTIONS: dict[str, dict[str, float]] = {
     "penalty": {"temperature": 1.0, "frequency_penalty": 0.7, "repetition_penalty": 1.3},
     "bias": {"temperature": 1.0, "bias": 1.5},
 }
-DRAFTERS = ("ngram", "draft", "eagle")
+DRAFTERS = ("ngram", "draft", "eagle", "mtp")
 
 
 def survival(statistic: float, degrees: int) -> float:
@@ -138,6 +141,14 @@ def head_logits(path: pathlib.Path, known: torch.Tensor) -> torch.Tensor:
     return logits.clone()
 
 
+def layer_logits(path: pathlib.Path) -> torch.Tensor:
+    """What the layer behind a model's last one says of a hidden state: [VOCAB]."""
+    _, head = pair_of(write_mtp_model(path / "glm", vocab_size=VOCAB))
+    with torch.inference_mode():
+        # Small enough that several tokens are likely.
+        return head.logits(0.3 * torch.randn(1, head.hidden_size, generator=torch.Generator().manual_seed(3)))[0]
+
+
 @pytest.mark.slow  # test_cpu_verification.py has equal answers for each option.
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -154,6 +165,8 @@ def test_settled_tokens_have_the_targets_distribution(drafter: str, option: str,
         propose = looked_up(generator)
     elif drafter == "draft":
         propose = drawn_from(table[0] + torch.randn(VOCAB, generator=generator))
+    elif drafter == "mtp":
+        propose = drawn_from(layer_logits(tmp_path))
     else:
         propose = drawn_from(head_logits(tmp_path, table[0].topk(5).indices.sort().values))
     counts = torch.zeros(VOCAB, VOCAB, dtype=torch.int64)

@@ -30,7 +30,7 @@ from tests.worker.speculation.test_cpu_verification import OPTIONS, assert_same,
 from tests.worker.speculation.test_cpu_verification import runner as plain_runner
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.eagle_head import EagleHead
+from headrace_backend.models.draft_head import DraftHead
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
@@ -50,7 +50,7 @@ NUM_DRAFTS = 4
 CPU = torch.device("cpu")
 
 
-def caches_of(model: CausalLM | EagleHead, num_layers: int, kv_dtype: str = "auto") -> list[torch.Tensor]:
+def caches_of(model: CausalLM | DraftHead, num_layers: int, kv_dtype: str = "auto") -> list[torch.Tensor]:
     """Caches on the model's device."""
     shape = (NUM_BLOCKS, 2, model.num_kv_heads, BLOCK_SIZE, model.head_dim)
     return allocate_kv_caches(num_layers, shape, kv_type(kv_dtype, torch.float32), next(model.parameters()).device)
@@ -81,7 +81,11 @@ def gpu_runner(model: CausalLM, draft: CausalLM, batch_sizes: tuple[int, ...], k
 
 
 def drafting_gpu_runner(
-    model: CausalLM, drafting: DraftingModel, batch_sizes: tuple[int, ...], kv_dtype: str
+    model: CausalLM,
+    drafting: DraftingModel,
+    batch_sizes: tuple[int, ...],
+    kv_dtype: str,
+    kind: type[GpuDraftModel] = GpuDraftModel,
 ) -> GpuRunner:
     """The GPU's runner on the model's device, which may be a CPU."""
     caches = caches_of(model, model.num_layers, kv_dtype)
@@ -90,7 +94,7 @@ def drafting_gpu_runner(
     tables = DeviceRows(NUM_ROWS, MAX_MODEL_LEN // BLOCK_SIZE, NUM_BLOCKS, where)
     rows = RowDrafts(NUM_ROWS, 1 + NUM_DRAFTS, where)
     own = AttentionSizes.of(drafting.num_heads, drafting.kv_caches[0], torch.float32)
-    drafter = GpuDraftModel(drafting, sampler, rows, tables, own, batch_sizes)
+    drafter = kind(drafting, sampler, rows, tables, own, batch_sizes)
     sizes = AttentionSizes.of(model.num_heads, caches[0], model.dtype, 1 + NUM_DRAFTS)
     limits = StepLimits(NUM_ROWS, 128, MAX_MODEL_LEN, tokens_per_row=1 + NUM_DRAFTS)
     shapes = captured_shapes(batch_sizes, (16, 64, 128) if batch_sizes else (), NUM_ROWS, sizes)

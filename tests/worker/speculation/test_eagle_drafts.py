@@ -6,37 +6,27 @@ transformers computes of the same folder.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
+import functools
 import json
 import pathlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from tests.support.eagle_heads import PlainHead, Tensors, head_config, random_head, write_head
 from tests.support.kernel_case import DEVICES
-from tests.worker.conftest import load
-from tests.worker.driver import MAX_MODEL_LEN, NUM_ROWS, Entry, admission, execute, step
-from tests.worker.speculation.drafted_rows import Job, plain_answers, run
-from tests.worker.speculation.test_cpu_verification import OPTIONS, PROMPTS, assert_same, job
+from tests.worker.conftest import load, write
+from tests.worker.driver import MAX_MODEL_LEN
+from tests.worker.speculation import head_drafting
+from tests.worker.speculation.drafted_rows import plain_answers, run
+from tests.worker.speculation.head_drafting import assert_as_oracle, cpu_runner
+from tests.worker.speculation.test_cpu_verification import OPTIONS, job
 from tests.worker.speculation.test_cpu_verification import runner as plain_runner
-from tests.worker.speculation.test_draft_model import (
-    NUM_DRAFTS,
-    caches_of,
-    drafting_cpu_runner,
-    drafting_gpu_runner,
-)
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.eagle_head import EagleHead, HeadBuild
-from headrace_backend.step.plan import StepResult
-from headrace_backend.worker.speculation.drafted_rows import DraftedRows
-from headrace_backend.worker.step.cpu_draft_model import CpuDraftModel
-from headrace_backend.worker.step.cpu_runner import CpuRunner
-from headrace_backend.worker.step.eagle_drafts import EagleDrafts
-from headrace_kernels.triton_runtime import INTERPRETED, forced
+from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_model_folder import Eagle3Folder
 
 LAYERS = (0, 1, 1)
@@ -72,28 +62,6 @@ def head(
     return head_of(write_head(tmp_path_factory.mktemp("heads") / "random", config, tensors), target)
 
 
-class Recording(CpuDraftModel):
-    """Keeps what it drafted, with the place of each draft in its row's sequence."""
-
-    drafted: list[tuple[int, int, list[int]]]
-
-    def draft(self, drafted: DraftedRows) -> torch.Tensor:
-        positions = self._rows.next_positions[torch.from_numpy(drafted.rows).long()].tolist()
-        found = super().draft(drafted)
-        counts = drafted.counts.tolist()
-        for row, position, count, drafts in zip(drafted.rows.tolist(), positions, counts, found.tolist(), strict=True):
-            self.drafted.append((row, position + 1, drafts[:count]))
-        return found
-
-
-def cpu_runner(target: CausalLM, head: EagleHead, kv_dtype: str = "auto") -> tuple[CpuRunner, Recording]:
-    drafts = EagleDrafts(head, caches_of(head, 1, kv_dtype)[0], NUM_ROWS)
-    runner, drafter = drafting_cpu_runner(target, drafts, kv_dtype, Recording)
-    assert isinstance(drafter, Recording)
-    drafter.drafted = []
-    return runner, drafter
-
-
 class Oracle:
     """What a head should draft, from the streams of the same model by transformers."""
 
@@ -119,101 +87,142 @@ def oracle(llama_path: pathlib.Path, config: dict[str, Any], tensors: Tensors) -
     return Oracle(llama_path, config, tensors)
 
 
-def assert_as_oracle(oracle: Oracle, drafter: Recording, jobs: list[Job]) -> None:
-    sequences = {each.row: each.prompt + each.tokens for each in jobs}
-    assert drafter.drafted
-    for row, place, drafts in drafter.drafted:
-        # Steps that were planned ahead draft behind an answer's end too.
-        if place <= len(sequences[row]):
-            assert drafts == oracle.drafts(sequences[row][:place], len(drafts)), (row, place)
-
-
 def test_a_head_drafts_what_plain_torch_says(target: CausalLM, head: EagleHead, oracle: Oracle) -> None:
-    """Over rows of several lengths, whose answers settle one to five tokens a step."""
-    runner, drafter = cpu_runner(target, head)
-    jobs = [job(row, 12) for row in (0, 3, 4)]
-    found = run(runner, jobs, lambda: NUM_DRAFTS)
-    assert_as_oracle(oracle, drafter, found)
+    head_drafting.assert_drafts_are_the_oracles((target, head), oracle)
 
 
-def nested(config: dict[str, Any]) -> dict[str, Any]:
-    """The form of speculators, with layers counted by the streams that leave them."""
-    inner = dict(config)
-    own = {name: inner.pop(name) for name in ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")}
-    layers = [layer - 1 for layer in own.pop("eagle_aux_hidden_state_layer_ids")]
-    own["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": layers}
-    return own | {"architectures": ["Eagle3Speculator"], "transformer_layer_config": inner}
+class Layout(NamedTuple):
+    """A folder as somebody publishes it."""
+
+    # Fields of the head beside those of a Llama, as its mathematics have them.
+    fields: dict[str, Any]
+    # From those to config.json.
+    written: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    # Beginnings of names, and what stands there in the folder.
+    names: tuple[tuple[str, str], ...] = ()
+    # Layers of the target whose entering streams it fuses.
+    layers: tuple[int, ...] = (1, 0, 1)
+    # Whether the folder has an embedding of its own, and an output layer.
+    has_embedding: bool = False
+    has_output_layer: bool = True
 
 
-@pytest.mark.parametrize("form", ["norm_before_residual", "layers.0. and speculators", "embedding"])
-def test_other_forms_of_folders_are_read(
-    llama_path: pathlib.Path, config: dict[str, Any], tensors: Tensors, form: str, tmp_path: pathlib.Path
+def as_specforge(config: dict[str, Any]) -> dict[str, Any]:
+    """Layers are counted by the streams that leave them, in `eagle_config`."""
+    layers = [layer - 1 for layer in config.pop("eagle_aux_hidden_state_layer_ids")]
+    nested = {"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True}
+    return config | {"eagle_config": nested, "layer_types": ["full_attention"] * 36, "sliding_window": 7}
+
+
+def as_modelopt(config: dict[str, Any]) -> dict[str, Any]:
+    """Switches stand in `eagle_config`, and the list of layers there is empty."""
+    config |= {"sliding_window": None, "use_sliding_window": False}
+    nested = {name: config.pop(name) for name in ("norm_before_fc", "norm_output")}
+    flags = {"use_input_layernorm_in_first_layer": True, "use_last_layernorm": True, "use_mtp_layernorm": False}
+    return config | {"eagle_config": flags | nested | {"eagle_aux_hidden_state_layer_ids": []}}
+
+
+def as_speculators(config: dict[str, Any]) -> dict[str, Any]:
+    """The layer's fields are in an object of their own."""
+    own = {
+        name: config.pop(name)
+        for name in ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "norm_before_residual")
+    }
+    switches = {name: config.pop(name) for name in ("norm_before_fc", "norm_output", "fc_norm") if name in config}
+    config.pop("architectures")
+    about = {"speculators_model_type": "eagle3", "speculators_config": {"algorithm": "eagle3"}, "auto_map": {"": "x.Y"}}
+    inner = config | {"rope_scaling": None, "pretraining_tp": 1, "use_cache": True}
+    return own | switches | about | {"architectures": ["Eagle3Speculator"], "transformer_layer_config": inner}
+
+
+def as_later_speculators(config: dict[str, Any]) -> dict[str, Any]:
+    """A layer more is named, whose output the head was trained on."""
+    config["layer_types"] = ["sliding_attention"]
+    written = as_speculators(config) | {"architectures": ["Eagle3DraftModel"], "target_hidden_size": None}
+    written["eagle_aux_hidden_state_layer_ids"] = [*written["eagle_aux_hidden_state_layer_ids"], 2]
+    return written
+
+
+def as_bare(config: dict[str, Any]) -> dict[str, Any]:
+    """The vocabulary is the target's, and so are embedding and output layer."""
+    return config | {"draft_vocab_size": None}
+
+
+BEFORE = {"norm_before_residual": True}
+LAYOUTS = {
+    "safeailab": Layout({"bos_token_id": 1, "pretraining_tp": 1, "use_cache": True, "torch_dtype": "float16"}),
+    "specforge": Layout({"attention_bias": False, "tie_word_embeddings": False}, as_specforge, layers=(1, 1, 1)),
+    "modelopt": Layout(
+        {"norm_before_fc": True, "norm_output": True, "rope_scaling": None}, as_modelopt, layers=(2, 2, 1)
+    ),
+    "speculators": Layout(BEFORE, as_speculators, (("midlayer.", "layers.0."),), has_embedding=True),
+    "eagle 3.1": Layout(
+        BEFORE | {"norm_before_fc": True, "norm_output": True, "fc_norm": False, "sliding_window": 5},
+        as_later_speculators,
+        (("midlayer.", "layers.0."),),
+    ),
+    "norm of each stream": Layout(
+        {"fc_norm": True, "norm_output": True},
+        names=(("midlayer.", "model.layers.0."), ("fc", "model.fc"), ("norm.", "model.norm.")),
+    ),
+    "qwen3 layer": Layout(
+        BEFORE | {"model_type": "qwen3"}, as_speculators, (("midlayer.", "layers.0."),), has_embedding=True
+    ),
+    "bare": Layout(
+        {"draft_vocab_size": 97}, lambda config: config | {"draft_vocab_size": None}, has_output_layer=False
+    ),
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_heads_are_read_as_they_are_published(
+    llama_path: pathlib.Path, config: dict[str, Any], name: str, tmp_path: pathlib.Path
 ) -> None:
-    plain = config | {"eagle_aux_hidden_state_layer_ids": [1, 1, 1], "norm_before_residual": form.startswith("norm")}
-    oracle, written, named = Oracle(llama_path, plain, tensors), plain, dict(tensors)
-    if form.startswith("layers"):
-        written, named = nested(plain), {name.replace("midlayer.", "layers.0."): each for name, each in tensors.items()}
-    if form == "embedding":
+    layout = LAYOUTS[name]
+    if name == "modelopt":
+        # It names no layers: they are the usual ones, of a model that has them.
+        llama_path = write(tmp_path / "deeper", 4)
+    plain = config | {"eagle_aux_hidden_state_layer_ids": list(layout.layers)} | layout.fields
+    named = random_head(plain)
+    oracle = Oracle(llama_path, plain, named)
+    if layout.has_embedding:
         oracle.head.embedding = named["embed_tokens.weight"] = torch.randn(97, 32) * 0.3
+    if not layout.has_output_layer:
+        oracle.head.tensors = named | {"lm_head.weight": oracle.model.lm_head.weight.detach()}
+        oracle.head.target_ids = torch.arange(97)
+        for own in ("lm_head.weight", "d2t", "t2d"):
+            del named[own]
+    for own, theirs in layout.names:
+        named = {theirs + key.removeprefix(own) if key.startswith(own) else key: each for key, each in named.items()}
     model = load(llama_path, "cpu")
-    runner, drafter = cpu_runner(model, head_of(write_head(tmp_path / "head", written, named), model))
-    assert_as_oracle(oracle, drafter, run(runner, [job(1, 6)], lambda: 2))
-
-
-def decoded(runner: CpuRunner, row: int, position: int, output_position: int) -> list[int]:
-    """One step of a row with drafts: what it settled."""
-    entry = Entry(row, position, None, (row,), output_position, num_drafts=NUM_DRAFTS)
-    result = execute(runner, step([entry]))
-    return result.tokens[: result.counts[0] if result.counts.size else 1].tolist()
+    runner, drafter = cpu_runner(
+        model, head_of(write_head(tmp_path / "head", layout.written(dict(plain)), named), model)
+    )
+    assert_as_oracle(oracle, drafter, run(runner, [job(2, 9)], lambda: 3))
 
 
 def test_prompts_in_chunks_and_behind_a_prefix_hit_draft_the_same(
     target: CausalLM, head: EagleHead, oracle: Oracle
 ) -> None:
-    """The first token of a chunk needs the state before it, which another step or row computed."""
-    prompt = PROMPTS[4][:30]
-    runner, drafter = cpu_runner(target, head)
-    chunks = [Entry(0, 0, prompt[:11]), Entry(0, 11, prompt[11:17]), Entry(0, 17, prompt[17:], (0,))]
-    for place, chunk in enumerate(chunks):
-        execute(runner, step([chunk], [admission(0)] if not place else [], {0: [5, 2, 7]} if not place else {}))
-    decoded(runner, 0, 30, 1)
-    # Another row finds the first block's 16 tokens, and goes on otherwise.
-    other = [*prompt[:16], *PROMPTS[3][:9]]
-    execute(runner, step([Entry(1, 16, other[16:], (1,))], [admission(1)], {1: [5, 9, 11]}))
-    decoded(runner, 1, 25, 1)
-    assert [(row, place) for row, place, _ in drafter.drafted] == [(0, 31), (1, 26)]
-    for (_, _, drafts), tokens in zip(drafter.drafted, (prompt, other), strict=True):
-        logits = oracle.model(torch.tensor([tokens])).logits[0, -1]
-        assert drafts == oracle.drafts([*tokens, int(logits.argmax())], NUM_DRAFTS)
+    head_drafting.assert_chunks_and_prefix_hits_draft_the_same((target, head), oracle)
 
 
 def test_blocks_that_are_copied_have_states_too(target: CausalLM, head: EagleHead, oracle: Oracle) -> None:
-    """A fork draws from its leader's prompt, whose last block is copied for it."""
-    prompt = PROMPTS[2]
-    runner, drafter = cpu_runner(target, head)
-    admitted = [admission(0), admission(1, output_index=1)]
-    execute(runner, step([Entry(0, 0, prompt, (0, 1))], admitted, {0: [0, 1, 2], 1: [0, 9, 10]}))
-    entries = [Entry(row, len(prompt), None, (row,), 1, num_drafts=NUM_DRAFTS) for row in (0, 1)]
-    execute(runner, step(entries, copies=((1, 9),)))
-    tokens = [*prompt, int(oracle.model(torch.tensor([prompt])).logits[0, -1].argmax())]
-    assert [drafts for _, _, drafts in drafter.drafted] == [oracle.drafts(tokens, NUM_DRAFTS)] * 2
+    head_drafting.assert_copied_blocks_have_states((target, head), oracle)
 
 
 @pytest.mark.parametrize("option", sorted(OPTIONS))
 def test_a_head_changes_no_answer(target: CausalLM, llama: CausalLM, head: EagleHead, option: str) -> None:
     """Even a random one, whatever is asked of the sampler."""
-    jobs = [job(row, 12, **OPTIONS[option]) for row in (0, 3)]
-    expected = plain_answers(lambda: plain_runner(llama), jobs)
-    assert_same(run(cpu_runner(target, head)[0], jobs, lambda: NUM_DRAFTS), expected)
+    head_drafting.assert_no_answer_changes((target, head), llama, option, 12)
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 def test_a_quantized_cache_answers_as_without(
     target: CausalLM, llama: CausalLM, head: EagleHead, kv_dtype: str
 ) -> None:
-    jobs = [job(row, 16, **OPTIONS["temperature"]) for row in (0, 3)]
-    expected = plain_answers(lambda: plain_runner(llama, None, kv_dtype), jobs)
-    assert_same(run(cpu_runner(target, head, kv_dtype)[0], jobs, lambda: NUM_DRAFTS), expected)
+    head_drafting.assert_no_answer_changes((target, head), llama, "temperature", 16, kv_dtype)
 
 
 def trained(oracle: Oracle, sequences: list[list[int]], steps: int) -> Tensors:
@@ -259,20 +268,12 @@ def pair(llama_path: pathlib.Path, folder: pathlib.Path, device: str = "cpu") ->
     return model, head_of(folder, model)
 
 
-def settled_per_step(results: list[StepResult]) -> float:
-    """Tokens that a row's step settles on average, behind prompts."""
-    return float(np.concatenate([result.counts for result in results]).mean())
-
-
 @pytest.mark.slow  # It trains a head.
 def test_a_head_that_knows_the_model_has_its_drafts_accepted(
     llama: CausalLM, llama_path: pathlib.Path, trained_folder: pathlib.Path
 ) -> None:
-    jobs, results = [job(row, 24) for row in (0, 2, 3)], list[StepResult]()
-    runner, _ = cpu_runner(*pair(llama_path, trained_folder))
-    found = run(runner, jobs, lambda: NUM_DRAFTS, ahead=0, on_result=results.append)
-    assert_same(found, plain_answers(lambda: plain_runner(llama), jobs))
-    assert settled_per_step(results) > 2.5
+    jobs = [job(row, 24) for row in (0, 2, 3)]
+    head_drafting.assert_drafts_are_accepted(pair(llama_path, trained_folder), llama, jobs, 2.5)
 
 
 @pytest.fixture
@@ -295,19 +296,7 @@ def test_a_gpus_passes_draft_what_a_cpus_draft(
     batch_sizes: tuple[int, ...],
     kv_dtype: str,
 ) -> None:
-    """Answers are equal, and as many tokens are settled in each step."""
     if device == "cpu" and not INTERPRETED:
         pytest.skip("needs Triton's interpreter")
-    jobs = [job(0, 8), job(2, 6, **OPTIONS["temperature"])]
-    expected, wanted, results = plain_answers(lambda: plain_runner(llama, None, kv_dtype), jobs), [], []
-    on_cpu, _ = cpu_runner(*pair(llama_path, trained_folder), kv_dtype)
-    run(on_cpu, jobs, lambda: NUM_DRAFTS, on_result=lambda result: wanted.append(result.counts.tolist()))
-    jobs = [dataclasses.replace(each, tokens=[], ok=[], num_planned=0) for each in jobs]
-    with forced() if device == "cpu" else contextlib.nullcontext():
-        model, head = pair(llama_path, trained_folder, device)
-        drafts = EagleDrafts(head, caches_of(head, 1, kv_dtype)[0], NUM_ROWS)
-        on_gpu = drafting_gpu_runner(model, drafts, batch_sizes, kv_dtype)
-        found = run(on_gpu, jobs, lambda: NUM_DRAFTS, on_result=lambda result: results.append(result.counts.tolist()))
-    assert_same(found, expected)
-    assert results == wanted
-    assert any(count >= 4 for counts in results for count in counts)
+    make = functools.partial(pair, llama_path, trained_folder)
+    head_drafting.assert_a_gpu_drafts_what_a_cpu_drafts(make, llama, device, batch_sizes, kv_dtype)

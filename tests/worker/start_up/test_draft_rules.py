@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import shutil
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.support.eagle_heads import head_config, random_head, write_head
+from tests.support.mtp_models import write_mtp_model
 from tests.support.running_server import DEMO
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.draft_rules import unsuitable_draft
+from headrace_backend.tp_rules import rank_part
+from headrace_backend.weights.placement import ALONE, Shard
+from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.start_up.draft_model import drafting_build
 from headrace_backend.worker.start_up.memory_plan import model_memory
 from headrace_backend.worker.start_up.sizes import WorkerSizes
@@ -161,7 +167,7 @@ def test_a_heads_memory_is_its_weights_the_streams_and_a_state_beside_each_key(
     head = head_folder(tmp_path / "head")
     config = EngineConfig(model=DEMO, draft_model=head, speculate="eagle", max_num_batched_tokens=64, device="cpu")
     sizes = WorkerSizes.of(config, 128)
-    build = drafting_build(config, target, sizes, torch.float32, torch.device("cpu"))
+    build = drafting_build(config, target, sizes, torch.float32, torch.device("cpu"), Schemes(), ALONE)
     assert build is not None
     draft = build.memory()
     numbers = sum(
@@ -176,3 +182,73 @@ def test_a_heads_memory_is_its_weights_the_streams_and_a_state_beside_each_key(
     assert with_head.kv_block - alone.kv_block == config.block_size * 4 * (2 * 4 * 32 + 256)
     assert with_head.weights - alone.weights == 4 * numbers
     assert with_head.activations - alone.activations >= draft.weights.scratch
+
+
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A model whose folder has its MTP layer."""
+    return write_mtp_model(tmp_path_factory.mktemp("models") / "glm")
+
+
+def mtp_reason(path: pathlib.Path, **engine: Any) -> str | None:
+    folder = ModelFolder.open(path, require_weights=engine.get("load") != "dummy")
+    return unsuitable_draft(EngineConfig(model=path, speculate="mtp", **engine), folder)
+
+
+def test_a_model_with_its_layer_suits_whatever_ranks_and_bits(glm: pathlib.Path) -> None:
+    assert mtp_reason(glm) is None
+    assert mtp_reason(glm, load="dummy") is None
+    assert mtp_reason(glm, tp=2, expert_parallel=True, quantize="int8") is None
+
+
+def test_a_model_without_the_layer_is_refused(target: ModelFolder) -> None:
+    assert unsuitable_draft(EngineConfig(model=DEMO, speculate="mtp"), target) == (
+        "speculate is mtp, and the model (LlamaForCausalLM) has no MTP layer to draft with: that of "
+        "Glm4MoeForCausalLM is read, where num_nextn_predict_layers in config.json is 1"
+    )
+
+
+def test_a_folder_that_lacks_the_layer_is_refused_where_it_is_to_draft(
+    glm: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    bare = pathlib.Path(shutil.copytree(glm, tmp_path / "bare"))
+    tensors = {name: each for name, each in load_file(glm / "model.safetensors").items() if ".layers.2." not in name}
+    save_file(tensors, bare / "model.safetensors")
+    assert mtp_reason(bare) == (
+        "speculate is mtp, and the model's folder has no MTP layer that can be read: config.json announces an MTP "
+        "layer (num_nextn_predict_layers is 1), and the folder has no tensors model.layers.2.*"
+    )
+    assert unsuitable_draft(EngineConfig(model=bare), ModelFolder.open(bare)) is None
+
+
+def test_a_layer_that_does_not_bear_the_bits_or_ranks_is_refused(tmp_path: pathlib.Path) -> None:
+    """The model's own layers are dense here, and the one behind them has experts."""
+    path = write_mtp_model(tmp_path / "glm", first_k_dense_replace=2, intermediate_size=64, moe_intermediate_size=17)
+    said = mtp_reason(path, tp=2)
+    assert said is not None
+    assert said.startswith(
+        "speculate is mtp, and the MTP layer does not suit: tp is 2, which does not divide the inner"
+    )
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_layers_memory_is_a_ranks_part_of_it_and_of_its_keys_and_every_state(
+    glm: pathlib.Path, num_ranks: int
+) -> None:
+    config = EngineConfig(model=glm, speculate="mtp", max_num_batched_tokens=64, device="cpu", tp=num_ranks)
+    folder, sizes = ModelFolder.open(glm), WorkerSizes.of(config, 128)
+    shard = Shard(0, num_ranks)
+    build = drafting_build(config, folder, sizes, torch.float32, torch.device("cpu"), Schemes(), shard)
+    assert build is not None
+    draft = build.memory()
+    own = {name: each for name, each in load_file(glm / "model.safetensors").items() if ".layers.2." in name}
+    copies = ("embed_tokens.weight", "shared_head.head.weight")
+    numbers = {name: each.numel() for name, each in own.items() if not name.endswith(copies)}
+    # Rank 0 has half of each projection that ranks share, with half of its bias.
+    shared = sum(size for name, size in numbers.items() if re.search(r"(q|k|v|o|gate|up|down)_proj", name))
+    assert draft.weights == (4 * (sum(numbers.values()) - shared + shared // num_ranks), 64 * 32 * 4)
+    part = rank_part(folder.config.description, num_ranks)
+    about = (part, sizes, draft.weights._replace(weights=0, scratch=0), torch.float32, False)
+    with_layer, alone = model_memory(*about, draft), model_memory(*about)
+    # Keys and values of the rank's heads of 16, and 32 numbers of a state.
+    assert with_layer.kv_block - alone.kv_block == config.block_size * 4 * (2 * 2 // num_ranks * 16 + 32)

@@ -1,12 +1,14 @@
 """The draft model or head of a worker before it drafts: how it is built, what its weights take.
 
-Owns what of the configuration and the folder decides that. Every rank has all of it, in the type
-and on the device of the model that it drafts for. How it is joined to a runner is `drafters`.
+Owns what of the configuration and the folder decides that. It has the type and the device of the
+model that it drafts for. Every rank has all of it, but of an MTP layer, which ranks share as they
+share the model's layers. How it is joined to a runner is `drafters`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -15,14 +17,18 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.draft_rules import unsuitable_draft
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.draft_head import DraftHead
 from headrace_backend.models.eagle_head import EagleHead, HeadBuild
 from headrace_backend.models.load import load_model, weight_memory
+from headrace_backend.models.mtp_head import MtpBuild, MtpHead
+from headrace_backend.tp_rules import rank_part
+from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.progress import Progress
 from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.start_up.memory_plan import DraftSizes
 from headrace_backend.worker.start_up.sizes import WorkerSizes
-from headrace_model_folder import Eagle3Folder, ModelFolder
+from headrace_model_folder import Eagle3Folder, ModelConfig, ModelFolder, TensorRecord, open_mtp
 
 
 class DraftingBuild(Protocol):
@@ -31,7 +37,7 @@ class DraftingBuild(Protocol):
     def memory(self) -> DraftSizes:
         """What the memory plan must know of it."""
 
-    def loaded(self, target: CausalLM, progress: Progress, seed: int) -> CausalLM | EagleHead:
+    def loaded(self, target: CausalLM, progress: Progress, seed: int) -> CausalLM | DraftHead:
         """The draft model or head with its weights.
 
         Args:
@@ -46,19 +52,39 @@ class DraftingBuild(Protocol):
 
 
 def drafting_build(
-    config: EngineConfig, target: ModelFolder, sizes: WorkerSizes, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    target: ModelFolder,
+    sizes: WorkerSizes,
+    dtype: torch.dtype,
+    device: torch.device,
+    bits: Schemes,
+    shard: Shard,
 ) -> DraftingBuild | None:
     """Makes the build of what is configured to draft; None where no weights do.
+
+    Args:
+        config: The engine's configuration.
+        target: The folder of the model that it drafts for.
+        sizes: Sizes of steps.
+        dtype: The target's type.
+        device: The target's device.
+        bits: Which of the target's weights are quantized while they are read.
+        shard: Which of several ranks has which part of the target.
 
     Raises:
         StartRefused: It can't draft for the target.
         InvalidModelFolder: The folder has changed since it was checked.
     """
-    if config.draft_model is None:
+    if not config.drafts_by_passes:
         return None
     if (reason := unsuitable_draft(config, target)) is not None:
         raise StartRefused(reason)
     has_weights = config.load == "folder"
+    if config.speculate == "mtp":
+        layer = open_mtp(target)
+        where = (dtype, device, bits, shard)
+        return MtpDraftBuild(mtp_build(layer.config, *where, sizes, layer.tensors), layer if has_weights else None)
+    assert config.draft_model is not None, "the configuration names a folder"
     if config.speculate == "eagle":
         opened = Eagle3Folder.open(config.draft_model, require_weights=has_weights)
         num_layers, max_tokens = len(target.config.description.layers), sizes.max_num_batched_tokens
@@ -102,3 +128,47 @@ class EagleBuild:
     def loaded(self, target: CausalLM, progress: Progress, seed: int) -> EagleHead:
         """Implements `DraftingBuild.loaded`: later steps of the target leave it their streams."""
         return self.build.loaded(self.has_weights, target, progress, seed)
+
+
+def mtp_build(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    bits: Schemes,
+    shard: Shard,
+    sizes: WorkerSizes,
+    records: Mapping[str, TensorRecord],
+) -> MtpBuild:
+    """The build of an MTP layer.
+
+    Args:
+        config: The layer's (`ModelConfig.mtp`).
+        dtype: The target's type.
+        device: The target's device.
+        bits: Which weights are quantized while they are read; the output layer is the target's.
+        shard: Which of several ranks has which part.
+        sizes: Sizes of steps.
+        records: The layer's tensors; empty: its weights are noise.
+    """
+    model = ModelBuild(config, dtype, device, bits._replace(head=None), shard, records, sizes.max_model_len)
+    return MtpBuild(model, sizes.max_num_batched_tokens)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MtpDraftBuild:
+    """Implements `DraftingBuild` for the MTP layer of the target's own folder."""
+
+    build: MtpBuild
+    # The folder that its weights are read from; None: they are seeded noise.
+    source: ModelFolder | None
+
+    def memory(self) -> DraftSizes:
+        """Implements `DraftingBuild.memory`; a token of the cache has a state beside its keys."""
+        model, shard = self.build.model, self.build.model.shard
+        part = rank_part(model.description, shard.world_size, shard.whole_experts)
+        state_bytes = part.hidden_size * model.dtype.itemsize
+        return DraftSizes(part, self.build.memory(), state_bytes, shard.world_size)
+
+    def loaded(self, target: CausalLM, progress: Progress, seed: int) -> MtpHead:
+        """Implements `DraftingBuild.loaded`: later steps of the target leave it their states."""
+        return self.build.loaded(self.source, target, progress, seed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.eagle_head import EagleHead
+from headrace_backend.models.draft_head import DraftHead
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.drafter import Drafter, HeadDrafter
 from headrace_backend.worker.speculation.ngram_drafter import NgramDrafter
@@ -20,14 +20,14 @@ from headrace_backend.worker.step.buffers import DeviceRows
 from headrace_backend.worker.step.cpu_draft_model import CpuDraftModel
 from headrace_backend.worker.step.cpu_runner import CpuBatch
 from headrace_backend.worker.step.drafting_model import DraftingModel, SmallModel
-from headrace_backend.worker.step.eagle_drafts import EagleDrafts
 from headrace_backend.worker.step.gpu_draft_model import GpuDraftModel
+from headrace_backend.worker.step.head_drafts import HeadDrafts
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
 from headrace_backend.worker.step.shape import AttentionSizes
 
 
 def drafting_model(
-    draft: CausalLM | EagleHead, num_blocks: int, sizes: WorkerSizes, device: torch.device
+    draft: CausalLM | DraftHead, num_blocks: int, sizes: WorkerSizes, device: torch.device
 ) -> DraftingModel:
     """A loaded draft model, or a head that is joined to its target, over caches of its own.
 
@@ -38,10 +38,10 @@ def drafting_model(
         device: Device of the caches.
     """
     shape = (num_blocks, 2, draft.num_kv_heads, sizes.block_size, draft.head_dim)
-    num_layers = 1 if isinstance(draft, EagleHead) else draft.num_layers
+    num_layers = 1 if isinstance(draft, DraftHead) else draft.num_layers
     caches = allocate_kv_caches(num_layers, shape, kv_type(sizes.kv_dtype, draft.dtype), device)
-    if isinstance(draft, EagleHead):
-        return EagleDrafts(draft, caches[0], sizes.max_num_seqs)
+    if isinstance(draft, DraftHead):
+        return HeadDrafts(draft, caches[0], sizes.max_num_seqs)
     return SmallModel(draft, caches, draft.num_heads)
 
 
@@ -81,7 +81,7 @@ def gpu_speculation(
 
 def lookup_drafter(sizes: WorkerSizes, rows: RowDrafts) -> Drafter:
     """A drafter that needs no model, as configured."""
-    assert sizes.speculate not in ("draft", "eagle"), "a drafting model is loaded"
+    assert sizes.speculate in ("ngram", "suffix"), "a drafting model is loaded"
     kind = SuffixDrafter if sizes.speculate == "suffix" else NgramDrafter
     return kind(rows.tokens_per_row - 1, sizes.max_num_seqs, sizes.max_model_len, rows.drafts.device)
 

@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.eagle_head import EagleHead
+from headrace_backend.models.draft_head import DraftHead
 from headrace_backend.parallel.collectives import agreed_least, agreed_most, slowest_times
 from headrace_backend.step.messages import MemoryPlan
 from headrace_backend.worker.channel import Channel
@@ -79,7 +79,7 @@ class LoadedModel:
     device: torch.device
     place: RankPlace = RankPlace()
     # A small model or a head that drafts; None: there is none.
-    draft: CausalLM | EagleHead | None = None
+    draft: CausalLM | DraftHead | None = None
 
     def kv_caches(self, num_blocks: int) -> list[torch.Tensor]:
         """The cache of each layer, of recurrent ones their rows' states.

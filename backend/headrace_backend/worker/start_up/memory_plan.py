@@ -53,12 +53,14 @@ _SHAPE_BYTES = 10 * _MIB
 
 
 class DraftSizes(NamedTuple):
-    """A small model or a head beside the model that is served; whole on every rank."""
+    """A small model or a head beside the model that is served, as one rank has it."""
 
     description: ModelDescription
     weights: WeightMemory
     # Bytes of each token in the cache, beside its keys and values.
     state_bytes: int = 0
+    # Ranks that share it; 1: each has all of it.
+    num_ranks: int = 1
 
 
 class Room(NamedTuple):
@@ -139,7 +141,7 @@ def model_memory(
     and a block holds its keys and values beside the model's.
     """
     if draft is not None:
-        alone = dataclasses.replace(sizes, num_ranks=1, stage=WHOLE, cache=WHOLE_CONTEXTS)
+        alone = dataclasses.replace(sizes, num_ranks=draft.num_ranks, stage=WHOLE, cache=WHOLE_CONTEXTS)
         beside = model_memory(draft.description, alone, draft.weights, dtype, on_gpu)
         beside = dataclasses.replace(beside, kv_block=beside.kv_block + sizes.block_size * draft.state_bytes)
         return _both(model_memory(model, sizes, weights, dtype, on_gpu), beside)

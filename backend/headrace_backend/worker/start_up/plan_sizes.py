@@ -19,6 +19,7 @@ import torch
 
 from headrace_backend.cache_groups import cache_layout
 from headrace_backend.config import EngineConfig
+from headrace_backend.draft_rules import unsuitable_mtp
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.eagle_head import HeadBuild
 from headrace_backend.models.load import weight_memory
@@ -30,7 +31,7 @@ from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.start_up.device import choose_dtype
-from headrace_backend.worker.start_up.draft_model import DraftBuild, EagleBuild
+from headrace_backend.worker.start_up.draft_model import DraftBuild, EagleBuild, MtpDraftBuild, mtp_build
 from headrace_backend.worker.start_up.memory_plan import DraftSizes, Room, plan_estimate
 from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_model_folder import Eagle3Folder, Eagle3Head, ModelConfig, ModelDescription
@@ -115,7 +116,8 @@ def answers(question: Question) -> list[Sizes]:
 
 def _sizes(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gpu_bytes: int) -> Sizes:
     refusal = Sizes(config.tp, config.quantize, config.kv_dtype, pp=config.pp)
-    for unsuitable in (unsuitable_quantization, unsuitable_states, unsuitable_tp, unsuitable_pp):
+    rules = (unsuitable_quantization, unsuitable_states, unsuitable_tp, unsuitable_pp, unsuitable_mtp)
+    for unsuitable in rules:
         if (reason := unsuitable(config, model)) is not None:
             return msgspec.structs.replace(refusal, refused=reason)
     found = []
@@ -145,7 +147,10 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
     room = Room(_CARD, gpu_bytes - other, gpu_bytes, int(config.memory_budget))
     longest = config.max_model_len or model.max_position_embeddings
     sizes = WorkerSizes.of(config, longest, stage, cache_layout(config, model, stage, draft is not None))
-    beside = None if draft is None else _beside(draft, model, sizes, dtype)
+    beside, num_experts = None if draft is None else _beside(draft, model, sizes, dtype), _expert_weights(described)
+    if model.mtp is not None and config.speculate == "mtp":
+        beside = MtpDraftBuild(mtp_build(model.mtp, dtype, _CARD, schemes, shard, sizes, {}), None).memory()
+        num_experts += _expert_weights(model.mtp.description)
     memory, plan = plan_estimate(sizes, rank_part(described, tp, config.expert_parallel), weights, dtype, room, beside)
     is_read = described.head.tied and schemes.head is None
     has_table = stage.is_first and not is_read
@@ -166,7 +171,7 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
         token_bytes=described.hidden_size * dtype.itemsize,
         read_bytes=memory.weights - embedding * dtype.itemsize,
         multiplied=_matrix_numbers(model.description) // tp,
-        expert_bytes=int(_expert_weights(described) // tp * _bits_of_experts(config, model, dtype) / 8),
+        expert_bytes=int(num_experts // tp * _bits_of_experts(config, model, dtype) / 8),
         expert_share=experts[0].share if (experts := model.description.expert_layers) else 0.0,
         max_num_seqs=config.max_num_seqs,
         pp=config.pp,

@@ -40,7 +40,7 @@ class WorkerSizes:
     # Which of several pipeline stages the worker is of.
     stage: Stage = WHOLE
     # Who drafts tokens, and most tokens that a step settles for a row: one more than are drafted.
-    speculate: Literal["off", "ngram", "suffix", "draft", "eagle"] = "off"
+    speculate: Literal["off", "ngram", "suffix", "draft", "eagle", "mtp"] = "off"
     tokens_per_row: int = 1
     # How layers share the cache's blocks.
     cache: CacheLayout = WHOLE_CONTEXTS

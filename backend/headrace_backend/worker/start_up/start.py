@@ -17,7 +17,7 @@ from headrace_backend.cache_groups import cache_layout
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.build import ModelBuild
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.eagle_head import EagleHead
+from headrace_backend.models.draft_head import DraftHead
 from headrace_backend.models.load import load_model, weight_memory
 from headrace_backend.pp_rules import stages, unsuitable_pp
 from headrace_backend.start_rules import too_long
@@ -100,7 +100,8 @@ class WorkerStart:
         self._room = Room.of_rank(self._device, free_bytes, device_bytes, int(config.memory_budget), config.num_ranks)
         self._bits = checked_schemes(config, folder, self._device, channel)
         # None: no other model drafts, and no head.
-        self._draft = drafting_build(config, folder, self._sizes, self._dtype, self._device)
+        where = (self._dtype, self._device, self._bits, self._place.shard)
+        self._draft = drafting_build(config, folder, self._sizes, *where)
         # None: seeded weights instead of the folder's.
         self._source = folder if config.load == "folder" else None
         self._seed = config.seed
@@ -159,7 +160,7 @@ class WorkerStart:
         except QuantizationRefused as refused:
             raise StartRefused(f"{self._source_of_bits}: {refused}") from refused
 
-    def _loaded_draft(self, target: CausalLM) -> CausalLM | EagleHead | None:
+    def _loaded_draft(self, target: CausalLM) -> CausalLM | DraftHead | None:
         """The draft model or head with its weights; None where there is none.
 
         Raises:
@@ -171,7 +172,7 @@ class WorkerStart:
             raise StartRefused(f"draft model: {refused}") from refused
 
     def _runner(
-        self, causal_lm: CausalLM, draft: CausalLM | EagleHead | None, estimate: ModelMemory, plan: MemoryPlan
+        self, causal_lm: CausalLM, draft: CausalLM | DraftHead | None, estimate: ModelMemory, plan: MemoryPlan
     ) -> tuple[Runner, MemoryPlan]:
         """The runner over its cache, warm, and the plan that it follows."""
         model = LoadedModel(causal_lm, self._sizes, self._dtype, self._device, self._place, draft)

@@ -1,8 +1,8 @@
-"""What proposes tokens by passes of its own: a small model, or a head over the target's streams.
+"""What proposes tokens by passes of its own: a small model, or a head over the target's states.
 
 Owns the interface that the drafters of a CPU and a GPU call (`cpu_draft_model`, `gpu_draft_model`),
-and the small model behind it. The head is `eagle_drafts`. Both have a KV cache whose blocks have
-the numbers of the target's.
+and the small model behind it. Heads are `head_drafts`. Both have a KV cache whose blocks have the
+numbers of the target's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace_backend.worker.step.runner import CausalModel
 
 
 class DraftingModel(Protocol):
-    """A model with its caches; whole on every rank."""
+    """A model or head with its caches."""
 
     # Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
     kv_caches: list[torch.Tensor]

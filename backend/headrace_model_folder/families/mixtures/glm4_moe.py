@@ -1,8 +1,9 @@
 """GLM-4.5: a mixture of experts with sigmoid scores and a shared expert behind dense layers.
 
 The first half of each head is rotated. Queries, keys and values may have biases, and heads norms.
-Layers behind the last one are for predicting several tokens at once: they are in published folders,
-and are not used.
+Published folders have a layer behind the last one, for predicting several tokens at once (MTP). It
+is a layer as the others, of the model's last state and the next token, and its copies of embedding
+and output layer are not read: training shares them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from headrace_model_folder.description import (
     Linear,
     Mlp,
     ModelDescription,
+    Norm,
     SharedExpert,
     SigmoidScores,
+    StateFusion,
 )
 from headrace_model_folder.errors import shown
 from headrace_model_folder.families.decoder import Switches, decoder, read_sizes
@@ -26,7 +29,7 @@ from headrace_model_folder.fields import Fields
 
 _NAMES = ExpertNames("mlp", "gate", gate="gate_proj", up="up_proj", down="down_proj")
 _MAX_SHARED = 64
-_MAX_UNUSED_LAYERS = 16
+_MAX_MTP_LAYERS = 16
 # What related families choose with these fields; here there is one way alone.
 _ONLY = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 
@@ -40,18 +43,32 @@ def describe(fields: Fields) -> ModelDescription:
     switches = Switches(
         qkv_bias=fields.boolean("attention_bias", False), head_norms=fields.boolean("use_qk_norm", False)
     )
-    model = decoder(sizes, [None] * sizes.num_layers, switches)
+    num_mtp = fields.integer("num_nextn_predict_layers", 0, _MAX_MTP_LAYERS)
+    model = decoder(sizes, [None] * (sizes.num_layers + num_mtp), switches)
     is_renormalized = fields.boolean("norm_topk_prob", True)
     routing = read_routing(fields, "n_routed_experts", "moe_intermediate_size", sizes.num_layers, is_renormalized)
     scores, num_shared = _read_scores(fields, routing), fields.integer("n_shared_experts", 1, _MAX_SHARED)
     num_dense = fields.integer("first_k_dense_replace", 0, 1 << 20)
-    layers = (
+    layers = tuple(
         layer if index < num_dense else _sparse(layer, routing, scores, num_shared * routing.inner)
         for index, layer in enumerate(model.layers)
     )
-    num_unused = fields.integer("num_nextn_predict_layers", 0, _MAX_UNUSED_LAYERS)
-    unused = tuple(f"model.layers.{sizes.num_layers + index}." for index in range(num_unused))
-    return dataclasses.replace(model, layers=tuple(layers), unused=unused)
+    model, behind = dataclasses.replace(model, layers=layers[: sizes.num_layers]), layers[sizes.num_layers :]
+    # Where there are several, each predicts what the one before it does not: such are not read.
+    mtp = _mtp(model, behind[0]) if num_mtp == 1 else None
+    return dataclasses.replace(model, unused=tuple(f"{layer.name}." for layer in behind), mtp=mtp)
+
+
+def _mtp(model: ModelDescription, layer: Layer) -> ModelDescription:
+    """The layer behind a model's last one as a model of its own."""
+    size, eps = model.hidden_size, model.norm.eps
+    fusion = StateFusion(
+        embedding_norm=Norm(f"{layer.name}.enorm", size, eps),
+        state_norm=Norm(f"{layer.name}.hnorm", size, eps),
+        projection=Linear(f"{layer.name}.eh_proj", size, 2 * size, keeps_dtype=True),
+    )
+    norm = Norm(f"{layer.name}.shared_head.norm", size, eps)
+    return dataclasses.replace(model, layers=(layer,), norm=norm, fusion=fusion)
 
 
 def _read_scores(fields: Fields, routing: Routing) -> SigmoidScores:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from headrace_model_folder.bounded_files import MIB, read_json_object
-from headrace_model_folder.description import Shape
+from headrace_model_folder.description import Linear, Norm, Shape
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.families.eagle3 import Eagle3Head, parse_eagle3
 from headrace_model_folder.safetensors_header import TensorRecord, read_tensor
@@ -26,7 +26,7 @@ _WEIGHT_DTYPES = ("F32", "F16", "BF16")
 # the target's tokens the head has, which follows from that.
 _TO_TARGET, _TO_DRAFT = "d2t", "t2d"
 # Follows from config.json; old folders carry it.
-_FREQUENCIES = "layers.0.self_attn.rotary_emb.inv_freq"
+_FREQUENCIES = ("layers.0.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,6 +74,11 @@ class Eagle3Folder:
         return self.path
 
     @property
+    def has_output_layer(self) -> bool:
+        """Whether the head has an output layer of its own; else it takes the target's."""
+        return not self.tensors or f"{self.head.model.head.name}.weight" in self.tensors
+
+    @property
     def has_embedding(self) -> bool:
         """Whether the head has an embedding of its own; else it takes the target's."""
         return f"{self.head.model.embedding.name}.weight" in self.tensors
@@ -96,6 +101,10 @@ def _check(head: Eagle3Head, found: Mapping[str, TensorRecord]) -> None:
     """Raises InvalidModelFolder for a tensor that is missing, misshapen or surplus."""
     expected = weight_shapes(head)
     optional = {name for name, _ in head.model.embedding.tensors()}
+    output_layer = f"{head.model.head.name}.weight"
+    if head.draft_vocab_size == head.vocab_size and optional.isdisjoint(found):
+        # As SGLang has it: a head without either takes both from its target.
+        optional.add(output_layer)
     maps: dict[str, tuple[Shape, tuple[str, ...]]] = {
         _TO_TARGET: ((head.draft_vocab_size,), ("I64", "I32")),
         _TO_DRAFT: ((head.vocab_size,), ("BOOL", "U8", "I8", "I64", "I32")),
@@ -104,7 +113,7 @@ def _check(head: Eagle3Head, found: Mapping[str, TensorRecord]) -> None:
         if name not in found and name not in optional:
             raise InvalidModelFolder(f"tensor {shown(name)} is missing")
     for name, record in found.items():
-        if name == _FREQUENCIES:
+        if name in _FREQUENCIES:
             continue
         if name not in expected and name not in maps:
             raise InvalidModelFolder(f"{record.file}: tensor {shown(name)} is surplus: such a head has none")
@@ -124,7 +133,10 @@ def weight_shapes(head: Eagle3Head) -> dict[str, Shape]:
     """Name -> shape of every weight that a head may have, the embedding among them."""
     shapes: dict[str, Shape] = dict(head.model.tensors())
     shapes[f"{head.model.head.name}.weight"] = (head.draft_vocab_size, head.model.hidden_size)
-    return shapes | dict(head.hidden_norm.tensors()) | dict(head.fusion.tensors())
+    parts: tuple[Norm | Linear, ...] = (head.hidden_norm, head.fusion, *head.stream_norms)
+    for part in parts:
+        shapes |= dict(part.tensors())
+    return shapes
 
 
 def _target_ids(folder: pathlib.Path, head: Eagle3Head, record: TensorRecord | None) -> tuple[int, ...]:

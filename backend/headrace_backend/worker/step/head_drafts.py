@@ -1,11 +1,11 @@
-"""A head over the target's streams, with what it keeps from one step to the next.
+"""A head over what its target computed, with what it keeps from one step to the next.
 
 Owns the states beside the keys: slot i of the cache holds token i with the state of i - 1, and the
 state of i for the token behind it. So a prompt that goes on behind a prefix hit, a fork and a row
 that was preempted find the state before their first token as they find keys, and copies of blocks
 copy it.
 
-    behind the target   streams -> states of the step's tokens -> their keys and values
+    behind the target   states of the step's tokens -> their keys and values
     head of a step      state before the row's last token -> pass -> its own state -> next pass
 
 A pass needs the state that the one before it left, by row; the first one needs the target's.
@@ -16,18 +16,18 @@ from __future__ import annotations
 import torch
 
 from headrace_backend.layers.step_metadata import GroupMetadata
-from headrace_backend.models.eagle_head import EagleHead
+from headrace_backend.models.draft_head import DraftHead
 from headrace_backend.step.plan import ForwardPlan
 from headrace_backend.worker.step.kv_caches import allocate_states, cache_bytes, copy_planned_blocks
 from headrace_kernels.attention.paged import PagedAttentionStep
 
 
-class EagleDrafts:
+class HeadDrafts:
     """Implements `DraftingModel`."""
 
     attends_in_follow = False
 
-    def __init__(self, head: EagleHead, kv_cache: torch.Tensor, num_rows: int) -> None:
+    def __init__(self, head: DraftHead, kv_cache: torch.Tensor, num_rows: int) -> None:
         """Allocates the states.
 
         Args:
@@ -74,7 +74,7 @@ class EagleDrafts:
         """Implements `DraftingModel.follow`: a layer's keys and values need no attention."""
         slots = step.slot_mapping
         kept = slots.masked_fill(slots < 0, self._scratch_slot)
-        self._lines.index_copy_(0, kept, self._head.fused(first, len(slots)))
+        self._lines.index_copy_(0, kept, self._head.states(first, len(slots)))
         states = self._states_before(positions, step)
         self._head.write_kv(token_ids, positions, states, self.kv_caches[0], slots)
 
