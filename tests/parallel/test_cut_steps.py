@@ -144,8 +144,10 @@ def test_ranks_that_cut_their_steps_draw_the_tokens_of_one(
 
 @pytest.mark.parametrize("name", NAMES_OF_WHOLE_STEPS)
 def test_layers_with_other_norms_keep_their_steps_whole(folders: Callable[[str], ModelFolder], name: str) -> None:
+    folder = folders(name)
+
     def first_piece(shard: Shard) -> int | None:
-        return load(folders(name), late(shard)[0]).first_piece(100_000, is_captured=False)
+        return load(folder, late(shard)[0]).first_piece(100_000, is_captured=False)
 
     assert on_ranks(2, first_piece) == [None, None]
 
