@@ -1,0 +1,20 @@
+"""Entry of the agent's process: `python -m headrace_backend.rank_agent`."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import signal
+import sys
+
+if __name__ == "__main__":
+    # Not the stacks of other threads, which may be running: reading frames that change can end a
+    # process.
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    # Nothing that is imported becomes garbage.
+    gc.disable()
+    from headrace_backend.rank_agent.main import main
+
+    gc.freeze()
+    gc.enable()
+    sys.exit(main(sys.argv[1:]))
