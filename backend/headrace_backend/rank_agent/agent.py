@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import random
 from typing import Any
 
@@ -67,7 +68,7 @@ class RankAgent:
         """
         self._config = config
         self._worker_command = worker_command
-        self._log = get_logger()
+        self._log = get_logger("ranks")
         self._metadata = bearer_metadata(config.engine_token_file)
         self._credentials()
         self._said = ""
@@ -151,7 +152,8 @@ class RankAgent:
         except HostRefused as refused:
             await stream.write(ranks_pb2.FromHost(refused=ranks_pb2.Refused(reason=str(refused))))
             # Until it was heard.
-            await asyncio.wait_for(stream.read(), _TASK_TIMEOUT_S)
+            with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError):
+                await asyncio.wait_for(stream.read(), _TASK_TIMEOUT_S)
             raise HostRefused(f"this host can't join the engine at {self._config.join}: {refused}") from None
         await stream.write(ranks_pb2.FromHost(joined=ranks_pb2.Joined()))
         self._has_joined, self._said = True, ""
@@ -171,8 +173,10 @@ class _Session:
         self._outgoing: collections.deque[ranks_pb2.FromHost] = collections.deque()
         self._wake = asyncio.Event()
         self._life: HostLife | None = None
+        # While a message is awaited: ending workers takes a while, in which none is read.
         self._silent_looks = 0
-        self._log = get_logger()
+        self._awaits = False
+        self._log = get_logger("ranks")
 
     async def run(self) -> None:
         """Serves until the stream ends; then the workers are gone."""
@@ -207,7 +211,7 @@ class _Session:
         """
         looks = 0
         while self._silent_looks < _SILENT_LOOKS:
-            self._silent_looks += 1
+            self._silent_looks = self._silent_looks + 1 if self._awaits else 0
             looks += 1
             is_beat = looks % _MARKS_PER_BEAT == 0
             if self._life is not None:
@@ -218,8 +222,7 @@ class _Session:
         self._stream.cancel()
 
     async def _read(self) -> None:
-        while isinstance(message := await self._stream.read(), ranks_pb2.ToHost):
-            self._silent_looks = 0
+        while isinstance(message := await self._next(), ranks_pb2.ToHost):
             kind = message.WhichOneof("message")
             if kind == "record":
                 if self._life is not None:
@@ -231,6 +234,13 @@ class _Session:
             elif kind == "dump_stacks" and self._life is not None:
                 self._life.dump_stacks()
         _raise_status(await self._stream.code(), await self._stream.details())
+
+    async def _next(self) -> object:
+        """The backend's next message, or what gRPC has instead at the end of the stream."""
+        self._awaits, self._silent_looks = True, 0
+        message: object = await self._stream.read()
+        self._awaits = False
+        return message
 
     async def _begin(self, start: ranks_pb2.Start) -> None:
         failure = ""

@@ -48,7 +48,7 @@ class HostLife:
         self._first_rank = first_rank
         self._send = send
         self._loop = asyncio.get_running_loop()
-        self._log = get_logger()
+        self._log = get_logger("ranks")
         self._oom_kills = RecentOomKills()
         self._unwritten: collections.deque[tuple[int, bytes]] = collections.deque()
         self._retry: asyncio.TimerHandle | None = None

@@ -56,4 +56,4 @@ async def _run(config: RanksConfig, worker_command: tuple[str, ...]) -> None:
     try:
         await agent
     except asyncio.CancelledError:
-        get_logger().info("ended")
+        get_logger("ranks").info("ended")

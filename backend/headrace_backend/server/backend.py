@@ -141,9 +141,8 @@ class Backend:
         try:
             return await self._until_end(workers)
         finally:
-            await self._end_streams(server)
-            workers.cancel()
-            await asyncio.wait([workers])
+            await self._end_streams()
+            await self._end_workers(workers, server)
             heartbeat.cancel()
             certificates.cancel()
             self._engine_loop.stop()
@@ -232,7 +231,17 @@ class Backend:
         )
         return ExitCode.WORKERS_LOST if isinstance(error, WorkersGivenUp) else ExitCode.FAILED
 
-    async def _end_streams(self, server: grpc.aio.Server) -> None:
+    async def _end_workers(self, workers: asyncio.Future[None], server: grpc.aio.Server) -> None:
+        """Ends server and workers; with those of other hosts first, whom the server reaches."""
+        if self._hosts is None:
+            await server.stop(_SERVER_STOP_S)
+        workers.cancel()
+        await asyncio.wait([workers])
+        if self._hosts is not None:
+            self._hosts.close()
+        await server.stop(_SERVER_STOP_S)
+
+    async def _end_streams(self) -> None:
         """Streams get what is queued, then UNAVAILABLE with the hint to come back."""
         self._engine_loop.flush()
         self._service.end_streams(
@@ -241,4 +250,3 @@ class Backend:
         deadline_s = time.monotonic() + _STREAMS_END_S
         while self._service.num_streams and time.monotonic() < deadline_s:
             await asyncio.sleep(_DRAIN_POLL_S)
-        await server.stop(_SERVER_STOP_S)

@@ -58,9 +58,12 @@ async def test_answers_are_those_of_one_host(
                     assert (await settled(request)).tokens == expected_tokens(PROMPT, 12)
                 await idle(client)
             assert len(agent.worker_pids()) == len(backend.worker_pids()) == 1
+            backend.process.terminate()
+            assert await backend.wait_exit() == 0
+            [line] = await until(lambda: agent.log_lines("workers ended"))
+            assert line["reason"] == "the backend is ending" and not agent.worker_pids()
     assert backend.log_lines("host joined")[0]["ranks"] == "rank 1"
-    # It ends with the agent, whose workers end before it does.
-    assert len(agent.log_lines("workers started")) == 1
+    assert not backend.log_lines("worker lost")
 
 
 class Loss:

@@ -89,6 +89,12 @@ class RanksService:
             self._log.exception("stream of a host failed", error_id=error_id)
             await context.abort(grpc.StatusCode.INTERNAL, internal_status(error_id).message)
 
+    def close(self) -> None:
+        """Ends the streams of all hosts, whose workers have ended."""
+        for place in self.table.places:
+            if place.host is not None:
+                place.host.cut("the backend is ending")
+
     # --- joining
 
     async def _serve(self, context: _Context) -> None:
@@ -142,9 +148,7 @@ class RanksService:
         ours = (PROTOCOL_VERSION, server_version(), LAYOUT)
         theirs = (hello.protocol_version, hello.version, hello.request_layout)
         reason = ""
-        if self._config.hosts == 1:
-            reason = "this engine has hosts 1: all of its ranks are on its own host"
-        elif theirs != ours:
+        if theirs != ours:
             said = f"version {hello.version or 'unknown'} (protocol {hello.protocol_version})"
             reason = (
                 f"its Headrace is of {said}, and the engine's of {server_version() or 'unknown'} ({PROTOCOL_VERSION})"

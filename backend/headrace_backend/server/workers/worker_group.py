@@ -369,7 +369,7 @@ class WorkerGroup:
             self._lose(WorkersLost(f"{what}: {error}", failed_step_id=StepPlan.step_id_of(record)))
             return False
 
-    def _write(self, kind: RecordKind, record: bytes) -> bool:
+    def _write(self, kind: RecordKind, record: bytes | memoryview) -> bool:
         """Appends a record for all ranks of all hosts, or for none: then False.
 
         Raises:
@@ -382,7 +382,7 @@ class WorkerGroup:
         except RingFull:
             return False
         for host in self._others:
-            host.send(kind, record)
+            host.send(kind, bytes(record))
         return True
 
     def reset(self) -> bool:
