@@ -28,7 +28,7 @@ def _answer(plan: StepPlan) -> bytes:
 
 
 def main() -> None:
-    """Serves until it is told to end, or its parent is gone."""
+    """Serves until it is asked to end, or its parent is gone."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plan-ring", required=True)
     parser.add_argument("--result-ring", required=True)

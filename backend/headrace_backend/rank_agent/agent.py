@@ -132,6 +132,8 @@ class RankAgent:
             raise HostRefused(f"the engine at {self._config.join} refuses this host: {details}")
         if error.code() == grpc.StatusCode.UNIMPLEMENTED:
             raise HostRefused(f"what listens at {self._config.join} is no engine with ranks on other hosts (--hosts)")
+        if "handshake" in details.lower():
+            details = "the TLS handshake fails: another authority's certificate, another name in it, or none"
         self._complain(f"{error.code().name}: {details}")
 
     def _complain(self, reason: str) -> None:
@@ -158,8 +160,8 @@ class RankAgent:
         await stream.write(ranks_pb2.FromHost(joined=ranks_pb2.Joined()))
         self._has_joined, self._said = True, ""
         task = first.task
-        last = task.first_rank + task.num_ranks - 1
-        self._log.info("joined", engine=self._config.join, model=task.revision, ranks=f"{task.first_rank} to {last}")
+        ranks = list(range(task.first_rank, task.first_rank + task.num_ranks))
+        self._log.info("joined", engine=self._config.join, model=task.revision, ranks=ranks)
         await _Session(launch, task.first_rank, stream).run()
 
 

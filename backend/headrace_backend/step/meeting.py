@@ -1,4 +1,4 @@
-"""Where the ranks of several hosts find each other: a TCP store that the engine's host serves.
+"""The place where ranks of several hosts find each other: a TCP store on the engine's host.
 
 Owns the address's form, as the server that starts workers writes it into their arguments and
 workers read it. Ranks of one host need none: they inherit an anonymous file.

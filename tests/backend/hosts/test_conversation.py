@@ -122,8 +122,8 @@ def say(**message: Any) -> Callable[[], ranks_pb2.FromHost]:
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        (say(records=ranks_pb2.Records(rank=0)), "it told of rank 0, which is not its own"),
-        (say(exited=ranks_pb2.Exited(rank=7)), "it told of rank 7, which is not its own"),
+        (say(records=ranks_pb2.Records(rank=0)), "it reported rank 0, which is not its own"),
+        (say(exited=ranks_pb2.Exited(rank=7)), "it reported rank 7, which is not its own"),
         (say(started=ranks_pb2.Started(pids=[1, 2])), "2 workers were started, and it has 1 ranks"),
         (say(marks=ranks_pb2.Marks(ranks=[ranks_pb2.RankMarks()])), "0 counters of rank 1"),
         (say(hello=ranks_pb2.Hello()), "hello came where none is expected"),

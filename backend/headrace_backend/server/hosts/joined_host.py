@@ -97,7 +97,7 @@ class JoinedHost(OtherHost):
 
     async def end(self, reason: str, timeout_s: float) -> None:
         """Implements `OtherHost.end`."""
-        # Nobody hears of ranks that end because they are told to.
+        # Nobody hears of ranks that end because they were asked to.
         self._listener = None
         if self._ended.done():
             return
@@ -196,7 +196,7 @@ class JoinedHost(OtherHost):
 
     def _own(self, rank: int) -> None:
         if not self.ranks[0].rank <= rank <= self.ranks[-1].rank:
-            raise Confused(f"it told of rank {rank}, which is not its own")
+            raise Confused(f"it reported rank {rank}, which is not its own")
 
     def _finish(self) -> None:
         self._listener = None

@@ -18,7 +18,7 @@ from headrace_backend.step.messages import RecordKind
 
 @dataclasses.dataclass(slots=True)
 class RemoteRank:
-    """One rank of another host, as far as its agent has told of it."""
+    """One rank of another host, as far as its agent has reported it."""
 
     rank: int
     host: str
