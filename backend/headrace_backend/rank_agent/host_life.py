@@ -38,7 +38,7 @@ class HostLife:
         Args:
             launch: How workers are started.
             first_rank: This host's first rank.
-            start: Where all ranks meet.
+            start: The place where all ranks meet.
             send: Takes what the engine is to hear, in order.
 
         Raises:

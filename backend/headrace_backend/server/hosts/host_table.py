@@ -112,20 +112,20 @@ class HostTable:
     async def gathered(self, on_missing: Callable[[str], None]) -> Sequence[JoinedHost]:
         """Implements `OtherHosts.gathered`."""
         deadline_s = time.monotonic() + self._timeout_s
-        told, line_s = "", 0.0
+        said, line_s = "", 0.0
         while lacking := "; ".join(place.lack for place in self.places if place.host is None):
             missing = f"waiting for hosts: {lacking}" + (f" ({self._refused})" if self._refused else "")
             now_s = time.monotonic()
             if now_s >= deadline_s:
                 raise HostsMissing(f"hosts were missing for {self._timeout_s:g} s: {lacking}")
-            if missing != told or now_s - line_s >= _LINE_INTERVAL_S:
-                told, line_s = missing, now_s
+            if missing != said or now_s - line_s >= _LINE_INTERVAL_S:
+                said, line_s = missing, now_s
                 on_missing(missing)
                 self._log.warning("waiting for hosts", missing=lacking, refused=self._refused, of=self._config.hosts)
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), min(_LINE_INTERVAL_S, deadline_s - now_s))
-        if told:
+        if said:
             on_missing("loading")
         return [place.host for place in self.places if place.host is not None]
 
