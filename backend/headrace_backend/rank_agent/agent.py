@@ -122,6 +122,11 @@ class RankAgent:
                 if _task_is_cancelled():
                     raise
                 self._complain("it said nothing for 10 s")
+            except HostRefused:
+                raise
+            except Exception:
+                # A mistake of ours: this host's workers are gone, and it joins anew.
+                self._log.exception("connection failed", engine=self._config.join)
             finally:
                 stream.cancel()
 
@@ -175,6 +180,8 @@ class _Session:
         self._outgoing: collections.deque[ranks_pb2.FromHost] = collections.deque()
         self._wake = asyncio.Event()
         self._life: HostLife | None = None
+        # The end of the life before, which nothing cuts short: the next one needs its memory.
+        self._ending: asyncio.Future[None] | None = None
         # While a message is awaited: ending workers takes a while, in which none is read.
         self._silent_looks = 0
         self._awaits = False
@@ -193,7 +200,9 @@ class _Session:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             if self._life is not None:
-                await self._life.end()
+                await self._end("the connection ended")
+            if self._ending is not None:
+                await self._ending
 
     def _send(self, message: ranks_pb2.FromHost) -> None:
         self._outgoing.append(message)
@@ -259,8 +268,8 @@ class _Session:
 
     async def _end(self, reason: str, failure: str = "") -> None:
         if self._life is not None:
-            life, self._life = self._life, None
-            await life.end()
+            self._ending, self._life = asyncio.ensure_future(self._life.end()), None
+            await asyncio.shield(self._ending)
             self._log.info("workers ended", reason=reason)
         self._send(ranks_pb2.FromHost(ended=ranks_pb2.Ended(failure=failure)))
 

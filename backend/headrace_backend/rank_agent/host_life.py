@@ -27,6 +27,10 @@ _KILL_S = 25.0
 _RETRY_S = 0.001
 
 
+def _drop(_: ranks_pb2.FromHost) -> None:
+    """Takes what nobody waits for any more."""
+
+
 class HostLife:
     """From the workers' start to the end of the last of them."""
 
@@ -83,6 +87,8 @@ class HostLife:
         Raises:
             ValueError: It can never have.
         """
+        if len(payload) > self._ranks.plans.max_payload_bytes:
+            raise ValueError(f"a record of {len(payload)} bytes; the ring takes {self._ranks.plans.max_payload_bytes}")
         self._unwritten.append((kind, payload))
         if self._retry is None:
             self._write_all()
@@ -125,7 +131,8 @@ class HostLife:
             self._send(ranks_pb2.FromHost(marks=marks))
 
     async def end(self) -> None:
-        """Kills what still runs; returns when all is gone. May be called once."""
+        """Kills what still runs, silently; returns when all is gone. May be called once."""
+        self._send = _drop
         if self._retry is not None:
             self._retry.cancel()
         self._ranks.kill()

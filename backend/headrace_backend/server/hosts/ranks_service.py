@@ -99,28 +99,13 @@ class RanksService:
 
     async def _serve(self, context: _Context) -> None:
         address = peer_address(context.peer())
-        try:
-            check_secret(self._secret, context)
-            hello = await self._read_hello(context)
-        except StreamEnded as reason:
-            self._refused(address, reason.status.message)
-            raise
-        name = hello.host[:_MAX_NAME_CHARACTERS] or address
-        try:
-            self._check(hello)
-        except StreamEnded as reason:
-            self._refused(name, reason.status.message)
-            raise
-        place = self.table.take(name)
-        if place is None:
-            text = f"all hosts of this engine have joined: {self.table.holders}"
-            raise ended(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        place = await self._admitted(address, context)
         left = "its connection ended"
         try:
             await self._give_task(place, context)
-            host = JoinedHost(name, address, place.ranks, self._max_backlog_bytes)
+            host = JoinedHost(place.name, address, place.ranks, self._max_backlog_bytes)
             self.table.join(place, host)
-            self._log.info("host joined", host=name, address=address, ranks=place.numbers)
+            self._log.info("host joined", host=place.name, address=address, ranks=place.numbers)
             left = await self._run(host, context)
         except StreamEnded as reason:
             left = reason.status.message
@@ -129,8 +114,25 @@ class RanksService:
             joined = place.host
             self.table.leave(place, left)
             if joined is not None:
-                self._log.warning("host is gone", host=name, address=address, ranks=place.numbers, reason=left)
+                self._log.warning("host is gone", host=place.name, address=address, ranks=place.numbers, reason=left)
                 joined.lost(left)
+
+    async def _admitted(self, address: str, context: _Context) -> Place:
+        """The place that is kept for who calls; raises StreamEnded if there is none for him."""
+        name = address
+        try:
+            check_secret(self._secret, context)
+            hello = await self._read_hello(context)
+            name = hello.host[:_MAX_NAME_CHARACTERS] or address
+            self._check(hello)
+        except StreamEnded as reason:
+            self._refused(name, reason.status.message)
+            raise
+        place = self.table.take(name)
+        if place is None:
+            text = f"all hosts of this engine have joined: {self.table.holders}"
+            raise ended(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        return place
 
     def _refused(self, name: str, reason: str) -> None:
         self._log.error("host refused", host=name, reason=reason)

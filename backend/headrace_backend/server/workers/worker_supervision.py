@@ -186,7 +186,7 @@ class WorkerSupervision:
             ranks = self._hosts.new_meeting() if self._hosts is not None else None
             return WorkerGroup(self._launch, self._engine_loop.on_results, ranks, others)
         except OSError as error:
-            lost = WorkersLost(f"workers could not be started: {error.strerror}")
+            lost = WorkersLost(f"workers could not be started: {error.strerror or error}")
             self._log.error("worker lost", reason=str(lost), pids=[])
             raise lost from error
 
