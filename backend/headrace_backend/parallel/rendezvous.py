@@ -119,7 +119,7 @@ def join_stages(seat: Seat, num_stages: int, device: torch.device, greeting: Gre
     everyone = _connected(seat, device, greeting)
     num_ranks = seat.world_size // num_stages
     columns = [list(range(place, seat.world_size, num_ranks)) for place in range(num_ranks)]
-    with everyone.named_losses():
+    with everyone.named_losses(), _store_losses():
         # Streams and tokens have groups of their own, so that neither waits for the other.
         streams = _own_group(columns)
         tokens = _own_group([[column[0], column[-1]] for column in columns])

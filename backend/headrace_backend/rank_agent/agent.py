@@ -113,7 +113,10 @@ class RankAgent:
                 await self._converse(stream)
                 self._complain("the connection ended")
             except grpc.aio.AioRpcError as error:
-                self._judge(error)
+                self._judge(error.code(), error.details())
+            except asyncio.InvalidStateError:
+                # The call was over when something was to be written; its status says why.
+                self._judge(await stream.code(), await stream.details())
             except TimeoutError:
                 self._complain(f"it said nothing for {_TASK_TIMEOUT_S:g} s")
             except asyncio.CancelledError:
@@ -130,16 +133,16 @@ class RankAgent:
             finally:
                 stream.cancel()
 
-    def _judge(self, error: grpc.aio.AioRpcError) -> None:
+    def _judge(self, code: grpc.StatusCode, text: str | None) -> None:
         """Says why a connection ended; raises HostRefused if another would end so too."""
-        details = (error.details() or "").partition("\n")[0][:512]
-        if error.code() in _REFUSALS:
+        details = (text or "").partition("\n")[0][:512]
+        if code in _REFUSALS:
             raise HostRefused(f"the engine at {self._config.join} refuses this host: {details}")
-        if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+        if code == grpc.StatusCode.UNIMPLEMENTED:
             raise HostRefused(f"what listens at {self._config.join} is no engine with ranks on other hosts (--hosts)")
         if "handshake" in details.lower():
             details = "the TLS handshake fails: another authority's certificate, another name in it, or none"
-        self._complain(f"{error.code().name}: {details}")
+        self._complain(f"{code.name}: {details}")
 
     def _complain(self, reason: str) -> None:
         """Logs what keeps this host from its engine, once until that changes."""

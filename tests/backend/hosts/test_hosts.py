@@ -9,9 +9,18 @@ import os
 import pathlib
 import signal
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
-from tests.backend.backend_harness import BackendProcess, EngineClient, connected, idle, settled, until
+from tests.backend.backend_harness import (
+    BackendProcess,
+    EngineClient,
+    connected,
+    idle,
+    running_backend,
+    settled,
+    until,
+)
 from tests.backend.fake_worker import expected_tokens
 from tests.backend.hosts.host_harness import (
     METADATA,
@@ -23,6 +32,7 @@ from tests.backend.hosts.host_harness import (
     write_secret,
     write_two_layers,
 )
+from tests.support.ports import free_address
 from tests.support.processes import alive
 
 PROMPT = [10, 20, 30]
@@ -261,3 +271,27 @@ async def test_an_engine_without_other_hosts_is_none_to_join(model: pathlib.Path
         with running_agent(tmp_path, model, address) as agent:
             assert await agent.wait_exit() == 2
             assert f"what listens at {address} is no engine with ranks on other hosts (--hosts)" in agent.log
+
+
+@pytest.mark.parametrize(
+    ("settings", "engine", "said"),
+    [
+        ({"listen": "unix:PRIVATE"}, {}, "hosts is 2, and listen is 'unix:"),
+        (
+            {"max_message_bytes": 1 << 20},
+            {"max_num_seqs": 4096},
+            "max_message_bytes is 1048576, and a step plan may have ",
+        ),
+    ],
+    ids=["unix", "message"],
+)
+async def test_a_backend_that_other_hosts_can_not_serve_does_not_start(
+    two_layers: pathlib.Path, tmp_path: pathlib.Path, settings: dict[str, Any], engine: dict[str, Any], said: str
+) -> None:
+    address = {"listen": free_address(), "token_file": str(write_secret(tmp_path / "secret"))}
+    if "listen" in settings:
+        settings = {"listen": f"unix:{tmp_path / 'private' / 'engine.sock'}"}
+    options: dict[str, Any] = {"device": "cpu", "pp": 2, "hosts": 2, **engine}
+    async with running_backend(tmp_path, two_layers, backend={**address, **settings}, **options) as backend:
+        assert await backend.wait_exit() == 2
+    assert said in backend.log
