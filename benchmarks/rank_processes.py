@@ -91,7 +91,8 @@ def add_seat(parser: argparse.ArgumentParser) -> None:
 
 
 def _seat(text: str) -> Seat:
-    return Seat(*(int(part) for part in text.split(",")))
+    rank, num_ranks, store = map(int, text.split(","))
+    return Seat(rank, num_ranks, store)
 
 
 def joined(seat: Seat, device: torch.device) -> Collectives | None:

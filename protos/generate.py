@@ -1,14 +1,14 @@
 """Generates the committed stubs from protos/, and with --check tells whether they drifted.
 
 Public API (headrace.v1) -> clients/python/headrace/v1, inside the client distribution, which is all
-that a caller installs. Private protocols (headrace_engine.v1, headrace_control.v1) ->
-protos/python/headrace_protos/engine/v1 and control/v1. A virtual proto path gives the private files
-an import path under our own package, so that an installed wheel owns no top-level name but ours.
-Protocols of others, KServe v2 (inference) and ORCA (xds) -> protos/python/headrace_protos/inference
-and orca: stubs as protoc writes them, modules that register in a pool of their own (`private_pool`
-says why). Public API -> clients/go, by `generate_go`. A machine that lacks Go skips it and says so,
-and fails where DEMAND_TOOLCHAINS is 1. The Java client commits no stubs: Maven generates them in
-its build (clients/java/pom.xml).
+that a caller installs. Private protocols (headrace_engine.v1, headrace_control.v1,
+headrace_ranks.v1) -> protos/python/headrace_protos/engine/v1 and so on. A virtual proto path gives
+the private files an import path under our own package, so that an installed wheel owns no
+top-level name but ours. Protocols of others, KServe v2 (inference) and ORCA (xds) ->
+protos/python/headrace_protos/inference and orca: stubs as protoc writes them, modules that register
+in a pool of their own (`private_pool` says why). Public API -> clients/go, by `generate_go`. A
+machine that lacks Go skips it and says so, and fails where DEMAND_TOOLCHAINS is 1. The Java client
+commits no stubs: Maven generates them in its build (clients/java/pom.xml).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 PUBLIC = ["headrace/v1/generation.proto", "headrace/v1/inference.proto", "headrace/v1/admin.proto"]
 SERVICES = ["headrace/v1/inference.proto", "headrace/v1/admin.proto"]
-PRIVATE = ("engine", "control")
+PRIVATE = ("engine", "control", "ranks")
 # In the order of their imports.
 KSERVE = ("inference/model_config.proto", "inference/grpc_service.proto")
 ORCA = ("xds/data/orca/v3/orca_load_report.proto", "xds/service/orca/v3/orca.proto")

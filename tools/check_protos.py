@@ -18,7 +18,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PRIVATE = ("headrace_engine", "headrace_control")
+PRIVATE = ("headrace_engine", "headrace_control", "headrace_ranks")
 _STREAM_RULES = ("RPC_REQUEST_STANDARD_NAME", "RPC_RESPONSE_STANDARD_NAME", "RPC_REQUEST_RESPONSE_UNIQUE")
 CONFIG = {
     "version": "v2",

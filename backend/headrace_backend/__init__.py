@@ -5,6 +5,7 @@ Without torch, in the backend's process:
     server          the process: socket, streams of services, life of the workers
     engine          requests, scheduling, blocks of the cache, token logs: a pure object
     step            what crosses to the workers and back in shared memory: plans, results, messages
+    rank_agent      workers of an engine on another host: `headrace ranks`
 
 With torch, in a process for each rank:
 

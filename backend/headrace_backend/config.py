@@ -35,6 +35,8 @@ _MOST_DRAFTS: Final = 7
 # GPUs of one machine.
 MAX_TP: Final = 8
 MAX_PP: Final = MAX_TP
+# Each has a stage at least, or a part of one.
+MAX_HOSTS: Final = 8
 _SUFFIXES = {"k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmM])")
 
@@ -95,6 +97,17 @@ class EngineConfig(_Frozen):
             description=(
                 "pipeline stages, which have the model's layers one group behind the other, each with tp ranks; for "
                 "models that tp ranks can't hold"
+            ),
+        ),
+    ] = 1
+    hosts: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_HOSTS,
+            description=(
+                "machines whose GPUs have the ranks, equally many each: this one the first, each other one those that "
+                "its `headrace ranks --join` is given. Whole pipeline stages, where pp is a multiple of it"
             ),
         ),
     ] = 1
@@ -313,11 +326,7 @@ class EngineConfig(_Frozen):
                 f"max_num_batched_tokens should be {_LEAST_TOKENS} or more, is {self.max_num_batched_tokens}"
             )
         checked_graph_sizes(self.graph_sizes, self.max_num_seqs)
-        if self.num_ranks > MAX_TP:
-            raise ValueError(
-                f"pp is {self.pp} and tp is {self.tp}, which are {self.num_ranks} ranks; one machine has at most "
-                f"{MAX_TP}: pp of at most {MAX_TP // self.tp} works with tp {self.tp}"
-            )
+        self._check_hosts()
         if self.speculate != "off" and self.pp > 1:
             raise ValueError(
                 f"speculate is {self.speculate} and pp is {self.pp}: drafts are verified where one stage has all "
@@ -344,10 +353,39 @@ class EngineConfig(_Frozen):
             )
         return self
 
+    def _check_hosts(self) -> None:
+        """Raises ValueError if the ranks can't be dealt out to the machines."""
+        asked = f"pp is {self.pp} and tp is {self.tp}, which are {self.num_ranks} ranks"
+        if self.num_ranks > MAX_TP * self.hosts:
+            have = f"one machine has at most {MAX_TP}"
+            if self.hosts > 1:
+                have = f"{self.hosts} machines have at most {MAX_TP * self.hosts}"
+            raise ValueError(f"{asked}; {have}: pp of at most {MAX_TP * self.hosts // self.tp} works with tp {self.tp}")
+        if self.pp % self.hosts and (self.hosts % self.pp or self.num_ranks % self.hosts):
+            raise ValueError(
+                f"{asked}, and hosts is {self.hosts}: each machine has as many whole stages, or as large a part of "
+                f"one; hosts {', '.join(map(str, self._working_hosts()))} work"
+            )
+        if self.hosts > 1 and self.draft_model is not None:
+            raise ValueError(
+                f"hosts is {self.hosts}, and draft_model is {self.draft_model}, which other machines do not know: "
+                "speculate ngram or suffix works, or hosts 1"
+            )
+
+    def _working_hosts(self) -> list[int]:
+        """Numbers of machines over which the ranks can be dealt out."""
+        numbers = range(1, MAX_HOSTS + 1)
+        return [n for n in numbers if self.pp % n == 0 or (n % self.pp == 0 and self.num_ranks % n == 0)]
+
     @property
     def num_ranks(self) -> int:
         """Worker processes of the model: `tp` of each of `pp` stages."""
         return self.pp * self.tp
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks that each machine has, one behind the other: the first machine rank 0."""
+        return self.num_ranks // self.hosts
 
     @property
     def reporting_rank(self) -> int:
@@ -437,6 +475,13 @@ class BackendConfig(_Frozen):
     replica: Annotated[
         int, Field(ge=0, description="its number among the model's backends, by which telemetry tells them apart")
     ] = 0
+    hosts_timeout_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="seconds that the backend waits for machines of its ranks (hosts) that are missing, then ends",
+        ),
+    ] = 600.0
     drain_grace_s: Annotated[
         float, Field(ge=0, description="seconds that running requests get to finish after SIGTERM")
     ] = 10.0

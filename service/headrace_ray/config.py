@@ -41,6 +41,7 @@ _PRIVATE_OF_ENGINES = frozenset(
         "probe",
         "replica",
         "telemetry_socket",
+        "hosts_timeout_s",
     }
 )
 _PRIVATE_OF_SERVICES = frozenset(
@@ -65,7 +66,8 @@ _PRIVATE_OF_SERVICES = frozenset(
         "exit_with_parent",
     }
 )
-_ENGINE = Group("engine", configs.EngineConfig)
+# An engine's ranks are on one node of the cluster.
+_ENGINE = Group("engine", configs.EngineConfig, frozenset({"hosts"}))
 _BACKEND = Group("backend", configs.BackendConfig, _PRIVATE_OF_ENGINES)
 _SERVICE = Group("service", ServiceConfig, _PRIVATE_OF_SERVICES)
 

@@ -17,6 +17,7 @@ MODULES = {
     "serve": "commands",
     "service": "commands",
     "backend": "commands",
+    "ranks": "commands",
     "telemetry": "commands",
     "doctor": "doctor_command",
     "bench": "bench.command",

@@ -1,4 +1,4 @@
-"""The commands that run processes of a server: serve, service, backend and telemetry.
+"""The commands that run processes of a server: serve, service, backend, ranks and telemetry.
 
 Owns the command line's edge: flags in, exit codes out, one line for a mistake. What a command does
 is in the module that it calls. Other commands have a module each, so that a server's start imports
@@ -91,6 +91,20 @@ def backend(named_model: str | None, config_file: pathlib.Path | None, **flags: 
     _require_worker()
     config = _loaded(configs.load_backend, config_file, flags, named_model)
     _become("headrace_backend", config, "--outlive-parent")
+
+
+@settings_options(configs.RANKS)
+@click.command(cls=ServerCommand, context_settings=_HELP)
+@model_argument
+@_config_option
+def ranks(named_model: str | None, config_file: pathlib.Path | None, **flags: Any) -> None:
+    """Runs ranks of an engine whose backend is on another host, with --hosts.
+
+    MODEL is the engine's, on this machine: a folder, a GGUF file, or ORG/NAME of a hub. Which ranks
+    and with which options, the engine says.
+    """
+    _require_worker()
+    _become("headrace_backend.rank_agent", _loaded(configs.load_ranks, config_file, flags, named_model))
 
 
 @settings_options(configs.TELEMETRY)

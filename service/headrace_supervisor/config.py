@@ -1,9 +1,9 @@
 """Which settings each command takes, and how they become one frozen object per process.
 
 Owns the supervisor's own fields, and the mapping from a command's flat settings to the parts: the
-service's (`headrace_service.config`), the backend's (`headrace_backend.config`) and telemetry's
-(`headrace_telemetry.config`). Reading the four sources is `settings.py`'s. The supervisor hands a
-part to a process as JSON.
+service's (`headrace_service.config`), the backend's (`headrace_backend.config`), the rank agent's
+(`headrace_backend.rank_agent.config`) and telemetry's (`headrace_telemetry.config`). Reading the
+four sources is `settings.py`'s. The supervisor hands a part to a process as JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pydantic import Field
 
 from headrace_backend.config import BackendConfig as BackendConfig
 from headrace_backend.config import EngineConfig as EngineConfig
+from headrace_backend.rank_agent.config import RanksConfig as RanksConfig
 from headrace_service.config import ServiceConfig as ServiceConfig
 from headrace_supervisor import service_settings, settings
 from headrace_supervisor.named_model import check_before_fetching, fetched, hub_names, with_model_fetched
@@ -187,30 +188,37 @@ _BACKEND_PRIVATE = frozenset(
         "replica",
         "telemetry_socket",
         "max_message_bytes",
+        "hosts_timeout_s",
     }
 )
+# Engines of a server listen to its own services alone, and not to other hosts.
+_ENGINE_ALONE = frozenset({"hosts"})
 _TELEMETRY_PRIVATE = frozenset({"telemetry_socket"})
 
 SERVE = (
     Group("Server", SupervisorConfig),
-    Group("Model and engine", EngineConfig),
+    Group("Model and engine", EngineConfig, _ENGINE_ALONE),
     Group("Service", ServiceConfig, _SERVICE_PRIVATE),
     Group("Backend", BackendConfig, _BACKEND_PRIVATE),
     Group("Telemetry", TelemetryConfig, _TELEMETRY_PRIVATE),
 )
 # What the headrace.toml in a model's folder may set: where the model is, and its name, the folder
 # says.
-MODEL = Group("Model and engine", EngineConfig, frozenset({"model", "model_name"}))
+MODEL = Group("Model and engine", EngineConfig, _ENGINE_ALONE | {"model", "model_name"})
 MODEL_FILE = "headrace.toml"
 
 SERVICE = (Group("Service", ServiceConfig, frozenset({"control", "default_model_aliases"})),)
 BACKEND = (Group("Model and engine", EngineConfig), Group("Backend", BackendConfig, frozenset({"engine", "replica"})))
+RANKS = (Group("Ranks", RanksConfig),)
 TELEMETRY = (Group("Telemetry", TelemetryConfig),)
 
 # Every setting has one environment variable; a command overlooks those of the other commands, but
 # not unknown ones. The last are the client's (clients/python/headrace/cli/options.py).
 _CLIENT = {"server", "api_key", "tls", "ca", "client_certificate", "client_key", "server_name", "chat_history"}
-_KNOWN = frozenset(name for groups in (SERVE, SERVICE, BACKEND, TELEMETRY) for name in settings.names(groups)) | _CLIENT
+_KNOWN = (
+    frozenset(name for groups in (SERVE, SERVICE, BACKEND, RANKS, TELEMETRY) for name in settings.names(groups))
+    | _CLIENT
+)
 
 
 def load_server(flags: Mapping[str, Any], config: pathlib.Path | None) -> ServerConfig:
@@ -317,6 +325,16 @@ def load_backend(flags: Mapping[str, Any], config: pathlib.Path | None) -> Backe
     values = settings.merge(BACKEND, flags, config, _KNOWN)
     engine = _engine(with_model_fetched(_part(BACKEND[0], values)))
     return BackendConfig(engine=engine, **_part(BACKEND[1], values))
+
+
+def load_ranks(flags: Mapping[str, Any], config: pathlib.Path | None) -> RanksConfig:
+    """Configuration of `headrace ranks`. Raises ConfigError."""
+    values = settings.merge(RANKS, flags, config, _KNOWN)
+    values["model"] = fetched("model", values["model"]).path
+    try:
+        return RanksConfig(**values)
+    except pydantic.ValidationError as error:
+        raise settings.contradiction(error) from None
 
 
 def load_telemetry(flags: Mapping[str, Any], config: pathlib.Path | None) -> TelemetryConfig:

@@ -271,8 +271,9 @@ def main() -> int:
     parser.add_argument("--follows", action="store_true")
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--board", type=int, required=True)
-    # What several ranks find each other by; there is nobody to be found here.
+    # What several ranks find each other by, on one host or on several; nobody is to be found here.
     parser.add_argument("--store", type=int)
+    parser.add_argument("--meeting")
     # It starts as a worker with a GPU does: every field of what it sends has a value.
     parser.add_argument("--gpu", action="store_true")
     # This rank says how far it is and then nothing more, while the others wait for it.
@@ -301,7 +302,7 @@ def main() -> int:
             send(message)
     else:
         start_on_cpu(options, config, send)
-    line = RankBoard(options.board, config["tp"]).line(options.rank)
+    line = RankBoard(options.board, config["pp"] * config["tp"]).line(options.rank)
     model = FakeModel(config["max_num_seqs"])
     while True:
         record = plans.read(timeout_s=1.0)

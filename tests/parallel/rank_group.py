@@ -11,7 +11,8 @@ from typing import Any
 from tests.support.processes import alive
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.server.workers.worker_group import WorkerGroup, WorkerLaunch, WorkersLost
+from headrace_backend.server.workers.host_ranks import WorkerLaunch
+from headrace_backend.server.workers.worker_group import WorkerGroup, WorkersLost
 from headrace_backend.server.workers.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_backend.step.plan import StepPlan, StepResult
 

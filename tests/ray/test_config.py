@@ -24,6 +24,7 @@ ENGINE = {"model": str(DEMO)}
         ({"engine": {**ENGINE, "tpp": 2}}, "[engine]: unknown setting tpp; the nearest known one is tp"),
         ({"engine": {**ENGINE, "tp": 0}}, "[engine]: tp: must be at least 1, not '0'"),
         ({"engine": {**ENGINE, "listen": "0.0.0.0:1"}}, "[engine]: unknown setting listen"),
+        ({"engine": {**ENGINE, "hosts": 2}}, "[engine]: unknown setting hosts"),
         ({"engine": {**ENGINE, "drain_grace_s": -1}}, "[engine]: drain_grace_s: must be at least 0"),
         ({"engine": {**ENGINE, "device": "cuda:1"}}, "[engine]: device is 'cuda:1'; it must be auto, cpu or cuda"),
         ({"service": {"engines_file": "f"}}, "[service]: unknown setting engines_file"),

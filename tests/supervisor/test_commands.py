@@ -36,7 +36,12 @@ def refusal(result: Ended) -> str:
 
 @pytest.mark.parametrize(
     ("command", "groups"),
-    [(commands.serve, configs.SERVE), (commands.service, configs.SERVICE), (commands.backend, configs.BACKEND)],
+    [
+        (commands.serve, configs.SERVE),
+        (commands.service, configs.SERVICE),
+        (commands.backend, configs.BACKEND),
+        (commands.ranks, configs.RANKS),
+    ],
 )
 def test_help_lists_every_setting_under_its_group(command: click.Command, groups: tuple[settings.Group, ...]) -> None:
     shown = CliRunner().invoke(command, ["--help"]).output

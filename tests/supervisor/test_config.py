@@ -262,7 +262,7 @@ def test_a_file_that_is_no_toml_is_refused_by_name(tmp_path: pathlib.Path, text:
 
 
 def test_a_name_that_two_parts_share_means_the_same_in_both() -> None:
-    for groups in (configs.SERVE, configs.SERVICE, configs.BACKEND):
+    for groups in (configs.SERVE, configs.SERVICE, configs.BACKEND, configs.RANKS):
         seen: dict[str, tuple[object, object]] = {}
         for group in groups:
             for name, field in group.fields().items():

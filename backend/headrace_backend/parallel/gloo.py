@@ -1,4 +1,6 @@
-"""Collectives of ranks on a CPU, over gloo's sockets on the loopback interface.
+"""Collectives of ranks on a CPU, over gloo's sockets.
+
+Ranks of one host use the loopback interface.
 
 A sum is a gather and an addition in the order of the ranks, in fp32. That moves more bytes than
 gloo's own ring, and is what the kernels on GPUs do with messages of this size; gloo's order depends
@@ -21,7 +23,7 @@ from headrace_backend.parallel.collectives import GroupCollectives, PendingAllRe
 from headrace_backend.parallel.errors import PeerLost
 from headrace_kernels.collectives.all_reduce import all_reduce_reference
 
-_INTERFACE = "lo"
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 # Part of every message about a connection, and of none about shapes.
 _CONNECTION = "gloo/transport"
 
@@ -30,7 +32,13 @@ class GlooCollectives(GroupCollectives):
     """One rank's end of a group."""
 
     def __init__(
-        self, store: Store, rank: int, world_size: int, timeout_s: float, on_enter: Callable[[], None]
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        on_enter: Callable[[], None],
+        interface: str | None = None,
     ) -> None:
         """Connects to all others.
 
@@ -40,6 +48,8 @@ class GlooCollectives(GroupCollectives):
             world_size: Number of ranks.
             timeout_s: Seconds after which a rank that does not come is lost.
             on_enter: Called before each operation, for whoever watches progress.
+            interface: Network of this host over which ranks of others connect, where the
+                environment (GLOO_SOCKET_IFNAME) names none; None: all ranks are on this machine.
 
         Raises:
             PeerLost: Another rank did not connect.
@@ -48,8 +58,11 @@ class GlooCollectives(GroupCollectives):
         self.device = torch.device("cpu")
         self._on_enter = on_enter
         # Before gloo looks for an address: by default it resolves the machine's name and may listen
-        # to the network.
-        os.environ["GLOO_SOCKET_IFNAME"] = _INTERFACE
+        # to any network.
+        if interface is None:
+            os.environ[_INTERFACE] = "lo"
+        else:
+            os.environ.setdefault(_INTERFACE, interface)
         try:
             dist.init_process_group(
                 "gloo",

@@ -34,16 +34,15 @@ _ENVIRONMENT = {
     # A captured operation would have its buffers mapped by all ranks: a handshake for each, and
     # mappings of memory that goes with its graph.
     "NCCL_GRAPH_REGISTER": "0",
-    # All ranks are on this machine: their addresses are the loopback interface's, and no other
-    # network is looked for.
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_IB_DISABLE": "1",
     # A thread that tells whoever connects to port 28028 of the machine about its ranks, unasked.
     "NCCL_RAS_ENABLE": "0",
     # A sum that was begun gets the first multiprocessors that a product leaves. Otherwise it would
     # begin when all programs of the product have, most of which wait for their turn.
     "TORCH_NCCL_HIGH_PRIORITY": "1",
 }
+# All ranks are on this machine: their addresses are the loopback interface's, and no other network
+# is looked for.
+_ONE_HOST = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 # Of a sum, for each rank, from which on steps are cut: with two ranks 64 MiB, 8,192 tokens of an 8B
 # Llama in bf16 or 4,096 of a 70B one. On two H200s (2026-11-22) 70B FP8 takes 555 ms instead of 592
@@ -75,17 +74,20 @@ class NcclCollectives(GroupCollectives):
         device: torch.device,
         timeout_s: float,
         on_enter: Callable[[], None],
+        interface: str | None = None,
     ) -> None:
         """Connects to all other ranks and takes the communicator's memory before the first step.
 
         Args:
             store: The store in which ranks find each other's addresses.
             rank: This process's rank, from 0.
-            world_size: Number of ranks, all on this machine.
+            world_size: Number of ranks.
             device: This rank's card.
             timeout_s: Seconds after which an operation that others do not join is given up.
             on_enter: Called before each operation that is launched by itself; those replayed from
                 graphs are not seen.
+            interface: Network of this host over which ranks of others connect, where the
+                environment (NCCL_SOCKET_IFNAME) names none; None: all ranks are on this machine.
 
         Raises:
             PeerLost: Another rank did not connect.
@@ -94,6 +96,11 @@ class NcclCollectives(GroupCollectives):
         self.piece_rule = piece_rule(world_size)
         self._on_enter = on_enter
         os.environ.update(_ENVIRONMENT)
+        if interface is None:
+            os.environ.update(_ONE_HOST)
+        else:
+            # Exactly this one, and not others that begin so. InfiniBand is used where there is any.
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
         try:
             dist.init_process_group(
                 "nccl",

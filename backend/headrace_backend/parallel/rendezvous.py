@@ -4,26 +4,30 @@
                                                                                  -> stage, links
 
 Owns the waiting, which has no end of its own: who does not come is seen, with everybody's progress,
-by the process that started all ranks. The store is an anonymous file whose descriptor is inherited:
-no port and no name that could be in use.
+by the process that started all ranks. On one host the store is an anonymous file whose descriptor
+is inherited: no port and no name that could be in use. Over several it is a TCP store that rank 0
+serves, at a socket that its backend listens on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from headrace_backend.parallel.collectives import Collectives, GroupCollectives, agreed_least
+from headrace_backend.parallel.errors import PeerLost
 from headrace_backend.parallel.gloo import GlooCollectives
 from headrace_backend.parallel.nccl import NcclCollectives
 from headrace_backend.parallel.stage_links import StageLinks
 from headrace_backend.parallel.symmetric import SymmetricCollectives, reaches_peers
+from headrace_backend.step.meeting import MeetingPoint
 
 _LOOK_INTERVAL_S = 0.01
 # Ranks that compute wait for each other as long as it takes; a rank that hangs is found by the
@@ -40,8 +44,22 @@ class Seat(NamedTuple):
 
     rank: int
     world_size: int
-    # Descriptor of the anonymous file in which ranks find each other.
-    store: int
+    # Descriptor of the anonymous file in which ranks of one host find each other, or of the socket
+    # at which this rank serves those of several; None: another rank serves it.
+    store: int | None
+    # Where ranks of several hosts find each other; None: all are on this one.
+    meeting: MeetingPoint | None = None
+    # Ranks of each host, one behind the other; 0: all.
+    ranks_per_host: int = 0
+
+    @property
+    def interface(self) -> str | None:
+        """This host's network to the other hosts; None: all ranks are on this one."""
+        return None if self.meeting is None else self.meeting.interface
+
+    def are_together(self, num_ranks: int) -> bool:
+        """Whether groups of so many ranks, one behind the other, are on one host each."""
+        return self.ranks_per_host == 0 or num_ranks <= self.ranks_per_host
 
 
 class Greeting(NamedTuple):
@@ -79,7 +97,7 @@ def join(seat: Seat, device: torch.device, greeting: Greeting) -> Collectives:
         MixedRanks: The ranks' devices differ.
         PeerLost: A rank was lost meanwhile.
     """
-    return _quickest(_connected(seat, device, greeting), device, greeting)
+    return _quickest(_connected(seat, device, greeting), seat, device, greeting)
 
 
 def join_stages(seat: Seat, num_stages: int, device: torch.device, greeting: Greeting) -> StageSeat:
@@ -101,7 +119,7 @@ def join_stages(seat: Seat, num_stages: int, device: torch.device, greeting: Gre
     everyone = _connected(seat, device, greeting)
     num_ranks = seat.world_size // num_stages
     columns = [list(range(place, seat.world_size, num_ranks)) for place in range(num_ranks)]
-    with everyone.named_losses():
+    with everyone.named_losses(), _store_losses():
         # Streams and tokens have groups of their own, so that neither waits for the other.
         streams = _own_group(columns)
         tokens = _own_group([[column[0], column[-1]] for column in columns])
@@ -109,28 +127,53 @@ def join_stages(seat: Seat, num_stages: int, device: torch.device, greeting: Gre
     assert streams is not None and stages is not None, "every rank is in a column and in a stage"
     links = StageLinks(streams, tokens, everyone.named_losses, greeting.on_enter)
     links.connect(device)
-    stage = _quickest(everyone.within(stages), device, greeting) if num_ranks > 1 else None
+    stage = _quickest(everyone.within(stages), seat, device, greeting) if num_ranks > 1 else None
     return StageSeat(everyone, stage, links)
 
 
 def _connected(seat: Seat, device: torch.device, greeting: Greeting) -> GroupCollectives:
-    # Opened anew by its number, because each rank needs a position and a lock of its own in the
-    # file.
-    store = FileStore(f"/proc/self/fd/{seat.store}", seat.world_size)
-    store.set(_key(seat.rank), greeting.kind)
-    _wait_for_all(store, seat, greeting.progress, greeting.check_parent)
-    _check_alike([store.get(_key(rank)).decode() for rank in range(seat.world_size)])
+    with _store_losses():
+        store = _opened_store(seat)
+        store.set(_key(seat.rank), greeting.kind)
+        _wait_for_all(store, seat, greeting.progress, greeting.check_parent)
+        _check_alike([store.get(_key(rank)).decode() for rank in range(seat.world_size)])
+    end = (store, seat.rank, seat.world_size)
     if device.type == "cpu":
-        return GlooCollectives(store, seat.rank, seat.world_size, _GROUP_TIMEOUT_S, greeting.on_enter)
-    return NcclCollectives(store, seat.rank, seat.world_size, device, _GROUP_TIMEOUT_S, greeting.on_enter)
+        return GlooCollectives(*end, _GROUP_TIMEOUT_S, greeting.on_enter, seat.interface)
+    return NcclCollectives(*end, device, _GROUP_TIMEOUT_S, greeting.on_enter, seat.interface)
 
 
-def _quickest(group: GroupCollectives, device: torch.device, greeting: Greeting) -> Collectives:
+def _opened_store(seat: Seat) -> Store:
+    if seat.meeting is None:
+        # Opened anew by its number, because each rank needs a position and a lock of its own in the
+        # file.
+        return FileStore(f"/proc/self/fd/{seat.store}", seat.world_size)
+    return TCPStore(
+        seat.meeting.address,
+        seat.meeting.port,
+        seat.world_size,
+        is_master=seat.store is not None,
+        timeout=datetime.timedelta(seconds=_GROUP_TIMEOUT_S),
+        wait_for_workers=False,
+        master_listen_fd=seat.store,
+    )
+
+
+@contextlib.contextmanager
+def _store_losses() -> Iterator[None]:
+    """Has errors of the connection to a TCP store come out as `PeerLost`: rank 0 serves it."""
+    try:
+        yield
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        raise PeerLost(f"the store of rank 0 is out of reach: {error}") from error
+
+
+def _quickest(group: GroupCollectives, seat: Seat, device: torch.device, greeting: Greeting) -> Collectives:
     """Chooses our kernels where every card of the group reaches every other's memory.
 
-    All ranks know the answer and choose alike.
+    All ranks know the answer and choose alike. Cards of several hosts do not reach each other's.
     """
-    if not isinstance(group, NcclCollectives):
+    if not isinstance(group, NcclCollectives) or not seat.are_together(group.world_size):
         return group
     reach = int(reaches_peers(device, group.rank, group.world_size))
     return SymmetricCollectives(group, greeting.on_enter) if agreed_least(group, reach) else group
@@ -145,7 +188,7 @@ def _own_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
 
 
 def _wait_for_all(
-    store: FileStore, seat: Seat, progress: Callable[[str, int, int, str], None], check_parent: Callable[[], None]
+    store: Store, seat: Seat, progress: Callable[[str, int, int, str], None], check_parent: Callable[[], None]
 ) -> None:
     announced = -1
     while announced < seat.world_size:

@@ -11,6 +11,7 @@ import gc
 import logging
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -19,13 +20,14 @@ from headrace_backend.config import BackendConfig
 from headrace_backend.server import socket_tls
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.health import HEARTBEAT_S, Health
+from headrace_backend.server.hosts.ranks_service import RanksService
 from headrace_backend.server.lifetime import ExitCode, ListenAddress, StartRefused
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.model_facts import ModelFacts
 from headrace_backend.server.streams.engine_service import EngineService
 from headrace_backend.server.streams.statuses import RESTART_RETRY_NS, ended
 from headrace_backend.server.telemetry import Teller
-from headrace_backend.server.workers.worker_group import WorkerLaunch
+from headrace_backend.server.workers.host_ranks import WorkerLaunch
 from headrace_backend.server.workers.worker_supervision import (
     EngineStuck,
     ModelRefused,
@@ -45,7 +47,10 @@ _DRAIN_POLL_S = 0.02
 
 
 def _make_server(
-    config: BackendConfig, address: ListenAddress, service: EngineService, tls: ServerTls | None
+    config: BackendConfig,
+    address: ListenAddress,
+    handlers: Sequence[grpc.GenericRpcHandler[Any, Any]],
+    tls: ServerTls | None,
 ) -> grpc.aio.Server:
     """A server that listens. Raises StartRefused if the address is taken."""
     options = [
@@ -67,7 +72,7 @@ def _make_server(
         ("grpc.server.max_pending_requests_hard_limit", 1_000),
     ]
     server = grpc.aio.server(options=options)
-    server.add_generic_rpc_handlers((service.handler(),))
+    server.add_generic_rpc_handlers(tuple(handlers))
     try:
         if tls is None:
             server.add_insecure_port(address.target)
@@ -91,8 +96,11 @@ class Backend:
         facts: ModelFacts,
         service: EngineService,
         teller: Teller | None = None,
+        hosts: RanksService | None = None,
     ) -> None:
         """Joins what `main` made."""
+        # None: all ranks are on this host.
+        self._hosts = hosts
         self._config = config
         self._address = address
         self._tls = tls
@@ -115,7 +123,8 @@ class Backend:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signals.put_nowait, number.name)
-        server = _make_server(self._config, self._address, self._service, self._tls)
+        handlers = [each.handler() for each in (self._service, self._hosts) if each is not None]
+        server = _make_server(self._config, self._address, handlers, self._tls)
         probe = await self._started_probe()
         await server.start()
         # A Unix socket is private to services beside it, whose own addresses are what callers need.
@@ -126,14 +135,14 @@ class Backend:
             self._teller.start()
         heartbeat = asyncio.ensure_future(self._heartbeat())
         certificates = asyncio.ensure_future(socket_tls.follow(self._tls))
-        supervision = WorkerSupervision(launch, self._engine_loop, self._health, self._on_ready)
+        hosts = None if self._hosts is None else self._hosts.table
+        supervision = WorkerSupervision(launch, self._engine_loop, self._health, self._on_ready, hosts)
         workers = asyncio.ensure_future(supervision.run())
         try:
             return await self._until_end(workers)
         finally:
-            await self._end_streams(server)
-            workers.cancel()
-            await asyncio.wait([workers])
+            await self._end_streams()
+            await self._end_workers(workers, server)
             heartbeat.cancel()
             certificates.cancel()
             self._engine_loop.stop()
@@ -222,7 +231,17 @@ class Backend:
         )
         return ExitCode.WORKERS_LOST if isinstance(error, WorkersGivenUp) else ExitCode.FAILED
 
-    async def _end_streams(self, server: grpc.aio.Server) -> None:
+    async def _end_workers(self, workers: asyncio.Future[None], server: grpc.aio.Server) -> None:
+        """Ends server and workers; with those of other hosts first, whom the server reaches."""
+        if self._hosts is None:
+            await server.stop(_SERVER_STOP_S)
+        workers.cancel()
+        await asyncio.wait([workers])
+        if self._hosts is not None:
+            self._hosts.close()
+        await server.stop(_SERVER_STOP_S)
+
+    async def _end_streams(self) -> None:
         """Streams get what is queued, then UNAVAILABLE with the hint to come back."""
         self._engine_loop.flush()
         self._service.end_streams(
@@ -231,4 +250,3 @@ class Backend:
         deadline_s = time.monotonic() + _STREAMS_END_S
         while self._service.num_streams and time.monotonic() < deadline_s:
             await asyncio.sleep(_DRAIN_POLL_S)
-        await server.stop(_SERVER_STOP_S)

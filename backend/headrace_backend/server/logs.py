@@ -1,4 +1,6 @@
-"""Log set-up of the backend process: structlog to stderr, as lines for people or as JSON.
+"""Log set-up of the backend's process, and of the agent of another host.
+
+Structlog writes to stderr, lines for people or JSON.
 
 Never logged: prompts, outputs, secrets. A log line about a request carries its id.
 """
@@ -40,9 +42,9 @@ def configure_logs(log_format: Literal["console", "json"], log_level: str) -> No
     )
 
 
-def get_logger(**context: object) -> FilteringBoundLogger:
-    """A logger with `context` bound to every line."""
-    logger: FilteringBoundLogger = structlog.get_logger(process="backend", **context)
+def get_logger(process: str = "backend", **context: object) -> FilteringBoundLogger:
+    """A logger with the kind of process and `context` bound to every line."""
+    logger: FilteringBoundLogger = structlog.get_logger(process=process, **context)
     return logger
 
 

@@ -29,6 +29,8 @@ from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantiza
 from headrace_backend.server.backend import Backend
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.health import Health
+from headrace_backend.server.hosts.host_table import HostTable
+from headrace_backend.server.hosts.ranks_service import RanksService
 from headrace_backend.server.lifetime import (
     ExitCode,
     ListenAddress,
@@ -42,7 +44,7 @@ from headrace_backend.server.model_facts import ModelFacts, model_limits, text_b
 from headrace_backend.server.socket_tls import read_tls
 from headrace_backend.server.streams.engine_service import EngineService
 from headrace_backend.server.telemetry import Teller, new_step_log, open_feed
-from headrace_backend.server.workers.worker_group import WorkerLaunch
+from headrace_backend.server.workers.host_ranks import WorkerLaunch, plan_ring_bytes
 from headrace_backend.server.workers.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_backend.server.workers.worker_supervision import ModelRefused
 from headrace_backend.start_rules import too_long, unsuitable_device
@@ -79,6 +81,7 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
         config = _read_config(options.config_json)
         configure_logs(config.log_format, config.log_level)
         address = parse_listen(config.listen)
+        _check_hosts(config.engine, address)
         tls = read_tls(config, address)
         secret = read_secret(config.token_file, address, has_certificates=tls is not None)
         with claimed_socket(address):
@@ -89,6 +92,15 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
             print(f"headrace backend: {refused}", file=sys.stderr, flush=True)
         return ExitCode.REFUSED
     return backend
+
+
+def _check_hosts(config: EngineConfig, address: ListenAddress) -> None:
+    """Raises StartRefused if other hosts have ranks, and can't reach the backend."""
+    if config.hosts > 1 and address.socket_path is not None:
+        raise StartRefused(
+            f"hosts is {config.hosts}, and listen is {address.target!r}, which other hosts do not reach: "
+            "HOST:PORT works"
+        )
 
 
 def _noted_refusal(config: BackendConfig | None, refused: StartRefused | ModelRefused) -> bool:
@@ -197,7 +209,6 @@ async def _run(
         teller=teller,
         grammars=grammar_compiler(folder),
     )
-    backend = Backend(config, address, tls, engine_loop, health, facts, service, teller)
     shows_bars = config.log_format == "console" and sys.stderr.isatty()
     launch = WorkerLaunch(
         config.engine,
@@ -207,4 +218,24 @@ async def _run(
         vocab_size=limits.vocab_size,
         num_cache_groups=len(limits.cache_groups),
     )
+    hosts = None
+    if config.engine.hosts > 1:
+        table = HostTable(config.engine, config.hosts_timeout_s)
+        hosts = RanksService(config.engine, folder.revision, table, secret, _plan_bytes(config, launch))
+    backend = Backend(config, address, tls, engine_loop, health, facts, service, teller, hosts)
     return await backend.run(launch)
+
+
+def _plan_bytes(config: BackendConfig, launch: WorkerLaunch) -> int:
+    """Bytes of step plans that may wait for another host.
+
+    Raises:
+        StartRefused: A plan may be larger than a message.
+    """
+    ring_bytes = plan_ring_bytes(launch)
+    if ring_bytes // 2 > config.max_message_bytes:
+        raise StartRefused(
+            f"max_message_bytes is {config.max_message_bytes}, and a step plan may have {ring_bytes // 2} bytes, which "
+            "cross to other hosts as one message"
+        )
+    return ring_bytes

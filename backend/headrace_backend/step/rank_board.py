@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _LINE_BYTES = 64
@@ -49,6 +50,22 @@ class RankBoard:
         """A rank's own line, to write."""
         return RankLine(self._counters[rank * _STRIDE : (rank + 1) * _STRIDE])
 
+    def counters(self, rank: int) -> list[int]:
+        """All counters of a rank, in the order in which `put` takes them."""
+        first = rank * _STRIDE
+        return self._counters[first : first + _NUM_COUNTERS].tolist()
+
+    def put(self, rank: int, counters: Sequence[int]) -> None:
+        """Writes the line of a rank that is on another host, from what was read of its own board.
+
+        Raises:
+            ValueError: These are not the counters of a line.
+        """
+        if len(counters) != _NUM_COUNTERS:
+            raise ValueError(f"{len(counters)} counters of rank {rank}; a line has {_NUM_COUNTERS}")
+        for index, counter in enumerate(counters):
+            self._counters[rank * _STRIDE + index] = counter
+
     def marks(self) -> list[RankMark]:
         """The place of each rank, by rank."""
         return [RankMark(*counters[:_PROGRESS]) for counters in self._lines()]
@@ -64,8 +81,7 @@ class RankBoard:
         self._map.close()
 
     def _lines(self) -> list[list[int]]:
-        firsts = range(0, self._world_size * _STRIDE, _STRIDE)
-        return [self._counters[first : first + _NUM_COUNTERS].tolist() for first in firsts]
+        return [self.counters(rank) for rank in range(self._world_size)]
 
 
 class RankLine:

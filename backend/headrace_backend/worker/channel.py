@@ -10,6 +10,7 @@ import time
 from typing import NamedTuple
 
 from headrace_backend.step.drafts import StepDrafts
+from headrace_backend.step.meeting import MeetingPoint
 from headrace_backend.step.messages import LoadProgress, Notice, RecordKind, WorkerMessage, encode_message
 from headrace_backend.step.plan import StepResult
 from headrace_backend.step.ring import RingFull, RingReader, RingWriter
@@ -22,8 +23,11 @@ class RankLinks(NamedTuple):
     rank: int = 0
     # The board on which it reports how far it is (`rank_board`); None: nobody looks.
     board: int | None = None
-    # The anonymous file in which several ranks find each other; None: there is one.
+    # The anonymous file in which several ranks of one host find each other; with `meeting` the
+    # socket at which this rank serves the store there. None: it has neither.
     store: int | None = None
+    # Where ranks of several hosts find each other; None: all are on this one.
+    meeting: MeetingPoint | None = None
 
 
 # How often a waiting worker makes sure that it still has a parent.

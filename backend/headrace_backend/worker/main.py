@@ -21,6 +21,7 @@ import pydantic
 from headrace_backend.config import EngineConfig
 from headrace_backend.parallel.errors import PeerLost
 from headrace_backend.spinning import bound_spinning
+from headrace_backend.step.meeting import MeetingPoint
 from headrace_backend.step.messages import WorkerFailed
 from headrace_backend.step.ring import RingDescriptors, RingReader, RingWriter
 from headrace_backend.worker.channel import Channel, FollowerChannel, RankLinks
@@ -59,7 +60,17 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--follows", action="store_true", help="another rank reports the results of steps")
     parser.add_argument("--board", type=int, help="descriptor of the board on which the worker reports how far it is")
-    parser.add_argument("--store", type=int, help="descriptor of the file in which several ranks find each other")
+    parser.add_argument(
+        "--store",
+        type=int,
+        help="descriptor of the file in which several ranks find each other, or with --meeting of the socket at which "
+        "this rank lets them",
+    )
+    parser.add_argument(
+        "--meeting",
+        type=MeetingPoint.parse,
+        help="ADDRESS,PORT,INTERFACE: where ranks of several hosts find each other, and this host's network to them",
+    )
     # An argument, not looked up: a parent that died while this process was being loaded is its
     # parent no more.
     parser.add_argument("--parent-pid", type=int, required=True, help="the process that starts this one, to end with")
@@ -142,5 +153,5 @@ def _run(arguments: argparse.Namespace, channel: Channel) -> None:
     start = _loaded_start_up()
     channel.send_progress(_TORCH, 1, 1, "")
     phases = {"folder": opened - started, "imports": time.monotonic() - opened}
-    links = RankLinks(arguments.rank, arguments.board, arguments.store)
+    links = RankLinks(arguments.rank, arguments.board, arguments.store, arguments.meeting)
     start.start_worker(config, folder, channel, phases, links).run()

@@ -21,9 +21,9 @@ from typing import Any
 import grpc
 import structlog
 
-from headrace_credentials import files as credential_files
 from headrace_credentials.client_tls import ClientTlsFiles, channel_credentials, new_channel
 from headrace_credentials.files import CredentialError
+from headrace_credentials.shared_secret import bearer_metadata
 from headrace_model_folder import InvalidModelFolder
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request.request import LAYOUT
@@ -83,7 +83,7 @@ class EngineConnection:
         self._prepare = prepare
         self._failed = failed
         self._is_leaving = is_leaving
-        self._metadata = _secret_metadata(config)
+        self._metadata = bearer_metadata(config.engine_token_file)
         # A file that cannot be used ends the start; later it is tried again.
         engine_tls(config)
         self._has_served = False
@@ -219,13 +219,6 @@ def _refusal(error: grpc.aio.AioRpcError) -> str:
 def _task_is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _secret_metadata(config: ServiceConfig) -> tuple[tuple[str, str], ...]:
-    if config.engine_token_file is None:
-        return ()
-    secret = credential_files.read(config.engine_token_file, private=True).strip()
-    return (("authorization", f"Bearer {secret.decode(errors='replace')}"),)
 
 
 def engine_tls(config: ServiceConfig) -> grpc.ChannelCredentials | None:

@@ -19,8 +19,9 @@ from tests.backend.fake_worker import expected_tokens
 from tests.support.telemetry_peer import Peer
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.server.workers.host_ranks import WorkerLaunch
 from headrace_backend.server.workers.start_report import StartReport
-from headrace_backend.server.workers.worker_group import WorkerGroup, WorkerLaunch, WorkersLost
+from headrace_backend.server.workers.worker_group import WorkerGroup, WorkersLost
 from headrace_backend.step.messages import MemoryPlan
 from headrace_backend.step.plan import ForwardPlan, SamplePlan, StepPlan
 from headrace_facts import facts

@@ -10,7 +10,7 @@ from tests.backend.backend_harness import add_message, connected, running_backen
 from tests.backend.fake_worker import VOCABULARY, expected_tokens
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.server.workers.worker_group import WorkerLaunch, plan_ring_bytes, result_ring_bytes
+from headrace_backend.server.workers.host_ranks import WorkerLaunch, plan_ring_bytes, result_ring_bytes
 from headrace_backend.step.plan import MAX_PROMPT_LOGPROBS, StepResult
 from headrace_backend.step.plan_bytes import max_plan_bytes
 from headrace_backend.step.ring import RingWriter, create_ring

@@ -19,7 +19,8 @@ from tests.support.descriptors import open_descriptors, settled_descriptors
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.answers import LossOutcome
 from headrace_backend.server.workers import worker_losses, worker_supervision
-from headrace_backend.server.workers.worker_group import WorkerGroup, WorkerLaunch, WorkersLost
+from headrace_backend.server.workers.host_ranks import WorkerLaunch
+from headrace_backend.server.workers.worker_group import WorkerGroup, WorkersLost
 from headrace_backend.server.workers.worker_losses import WorkerLosses
 from headrace_backend.server.workers.worker_process import RankDescriptors
 from headrace_backend.server.workers.worker_supervision import WorkersGivenUp, WorkerSupervision, _Watchdog

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +30,7 @@ from headrace_backend.server.logs import get_logger
 from headrace_backend.server.streams import incoming, log_replay, outgoing
 from headrace_backend.server.streams.compiling_adds import CompilingAdds
 from headrace_backend.server.streams.quota_exchange import QuotaExchange
+from headrace_backend.server.streams.secrets import check_secret
 from headrace_backend.server.streams.service_stream import ServiceStream
 from headrace_backend.server.streams.statuses import (
     StreamEnded,
@@ -188,18 +188,8 @@ class EngineService:
         details = (("grpc-status-details-bin", reason.status.SerializeToString()),)
         await context.abort(status_code(reason.status), reason.status.message, details)
 
-    def _authenticate(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        if self._secret is None:
-            return
-        given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
-        expected = b"Bearer " + self._secret
-        presented = given[0] if len(given) == 1 else ""
-        presented_bytes = presented.encode() if isinstance(presented, str) else presented
-        if not hmac.compare_digest(presented_bytes, expected):
-            raise ended(grpc.StatusCode.UNAUTHENTICATED, "a valid bearer token is required")
-
     async def _serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        self._authenticate(context)
+        check_secret(self._secret, context)
         if len(self._streams) >= _MAX_STREAMS:
             raise ended(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MAX_STREAMS} services are connected; more are not taken"

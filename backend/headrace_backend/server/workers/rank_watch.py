@@ -7,11 +7,27 @@ stage. Where all are at the same place, one that is stopped was stopped inside a
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
-from headrace_backend.server.workers.worker_process import RankDescriptors, WorkerProcess
+from headrace_backend.server.workers.worker_process import RankDescriptors
 from headrace_backend.step.rank_board import RankBoard, RankMark
+
+
+class WatchedRank(Protocol):
+    """A rank's process, on this host or on another."""
+
+    @property
+    def rank(self) -> int:
+        """Its number, over all hosts."""
+
+    @property
+    def place(self) -> str:
+        """The process, for people."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger holds it."""
 
 
 class RankWatch:
@@ -23,19 +39,14 @@ class RankWatch:
         self._stage_size = stage_size
         self._board: RankBoard | None = None
 
-    @contextlib.contextmanager
-    def descriptors(self) -> Iterator[RankDescriptors]:
-        """What the ranks are to inherit.
+    def watch(self, ranks: RankDescriptors) -> None:
+        """Reads the board that this host's ranks inherit, from now on; may be called once."""
+        self._board = RankBoard(ranks.board, self._world_size)
 
-        Raises:
-            OSError: There are no descriptors left, or no memory.
-        """
-        ranks = RankDescriptors.create(self._world_size)
-        try:
-            self._board = RankBoard(ranks.board, self._world_size)
-            yield ranks
-        finally:
-            ranks.close()
+    def put(self, rank: int, counters: Sequence[int]) -> None:
+        """Notes how far a rank of another host is. Raises ValueError if that is no line."""
+        if self._board is not None:
+            self._board.put(rank, counters)
 
     def progress(self) -> tuple[int, ...]:
         """All counters of the board; two readings differ if some rank went on in between."""
@@ -45,7 +56,7 @@ class RankWatch:
         """The step that any rank began last, as plans count them; 0: none."""
         return 0 if self._board is None else max(mark.step_id for mark in self._board.marks())
 
-    def described(self, workers: Sequence[WorkerProcess]) -> str:
+    def described(self, workers: Sequence[WatchedRank]) -> str:
         """Which ranks are waited for and where each is, as the end of a message.
 
         It is empty where there is one rank.
@@ -82,6 +93,6 @@ def behind(marks: Sequence[RankMark], stage_size: int) -> list[int]:
     return late
 
 
-def state(worker: WorkerProcess) -> str:
+def state(worker: WatchedRank) -> str:
     """Describes the state of a worker's process in words."""
-    return f"process {worker.pid}, {'stopped' if worker.is_stopped else 'running'}"
+    return f"{worker.place}, {'stopped' if worker.is_stopped else 'running'}"

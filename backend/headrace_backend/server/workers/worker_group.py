@@ -1,18 +1,17 @@
 """One life of all workers.
 
-It has the plan ring that every rank reads, one result ring per rank, start-up, and the first sign
-that something is wrong.
+It has the ranks of this host and those of others, start-up, and the first sign that something is
+wrong.
 
-Owns rings and processes of this life. A worker that is lost loses the group: ranks that wait for a
-dead one in a collective would wait forever. Whether there is a next life is decided in
-`worker_supervision`. Results of one rank alone go to the engine, since all ranks of the last
-pipeline stage sample the same tokens; where there is one stage it is rank 0.
+Owns what records and ends mean. A worker that is lost loses the group: ranks that wait for a dead
+one in a collective would wait forever. So does a host that is lost. Whether there is a next life is
+decided in `worker_supervision`. Results of one rank alone go to the engine, since all ranks of the
+last pipeline stage sample the same tokens; where there is one stage it is rank 0.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import signal
 from collections.abc import Callable, Sequence
@@ -20,17 +19,12 @@ from typing import Any
 
 import msgspec
 
-from headrace_backend.config import EngineConfig
 from headrace_backend.server.logs import get_logger
-from headrace_backend.server.workers.rank_watch import RankWatch, state
+from headrace_backend.server.workers.host_ranks import HostRanks, RankNotStarted, WorkerLaunch, plan_ring_bytes
+from headrace_backend.server.workers.other_hosts import OtherHost
+from headrace_backend.server.workers.rank_watch import RankWatch, WatchedRank, state
 from headrace_backend.server.workers.start_report import LINE_INTERVAL_S, StartReport
-from headrace_backend.server.workers.worker_process import (
-    DEFAULT_WORKER_COMMAND,
-    RankDescriptors,
-    Record,
-    WorkerProcess,
-)
-from headrace_backend.step.masks import max_masks_bytes
+from headrace_backend.server.workers.worker_process import RankDescriptors, Record
 from headrace_backend.step.messages import (
     LoadProgress,
     MemoryPlan,
@@ -41,15 +35,10 @@ from headrace_backend.step.messages import (
     WorkerReady,
     decode_message,
 )
-from headrace_backend.step.plan import MAX_PROMPT_LOGPROBS, StepPlan
-from headrace_backend.step.plan_bytes import max_plan_bytes
-from headrace_backend.step.ring import RingDescriptors, RingFull, RingWriter, create_ring
+from headrace_backend.step.plan import StepPlan
+from headrace_backend.step.ring import RingFull
 from headrace_facts.oom_kills import RecentOomKills
-from headrace_request import limits
 
-_MIB = 1 << 20
-# What a record takes beside its payload, at most.
-_RECORD_BYTES = 16
 # How long the end of the rank that is at fault may come after the words of those that noticed it.
 _PEER_S = 1.0
 # A stack dump of a worker takes milliseconds once it runs again.
@@ -93,49 +82,6 @@ class WorkersLost(Exception):  # what happened, not a mistake of ours
         self.hung = hung
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WorkerLaunch:
-    """The configuration and command line with which workers are started."""
-
-    config: EngineConfig
-    # Longest sequence in tokens: bounds the block tables and histories in a plan.
-    max_model_len: int
-    command: tuple[str, ...] = DEFAULT_WORKER_COMMAND
-    # Whether start-up is shown as bars on stderr, which then must be a terminal.
-    shows_bars: bool = False
-    # Tokens of the vocabulary: bounds the masks of rows with grammars. 0: there are none.
-    vocab_size: int = 0
-    # Cache groups of the model: rows have a block table in each.
-    num_cache_groups: int = 1
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks of all pipeline stages; each is a process."""
-        return self.config.num_ranks
-
-
-def plan_ring_bytes(launch: WorkerLaunch) -> int:
-    """Space for two of the largest plans (`plan_bytes`) and for two steps' masks.
-
-    A ring that was read whole thus takes any plan at once.
-    """
-    masks_bytes = max_masks_bytes(_max_masked_draws(launch.config), launch.vocab_size)
-    plan_bytes = max_plan_bytes(launch.config, launch.max_model_len, launch.num_cache_groups)
-    return 2 * (plan_bytes + masks_bytes + 2 * _RECORD_BYTES)
-
-
-def _max_masked_draws(config: EngineConfig) -> int:
-    """Most draws of a step that have masks: one for each row, and one behind each draft."""
-    num_drafts = min(config.max_num_seqs * (config.tokens_per_row - 1), config.max_num_batched_tokens)
-    return config.max_num_seqs + num_drafts
-
-
-def result_ring_bytes(config: EngineConfig) -> int:
-    """Space for two of the largest results, and for messages."""
-    num_tokens = config.max_num_seqs + min(config.max_num_batched_tokens, MAX_PROMPT_LOGPROBS)
-    return 2 * num_tokens * (32 + 8 * limits.MAX_ROW_LOGPROBS) + _MIB
-
-
 class WorkerGroup:
     """All ranks of one life.
 
@@ -143,14 +89,28 @@ class WorkerGroup:
     drafts of later steps; its ValueError loses the group.
     """
 
-    def __init__(self, launch: WorkerLaunch, on_results: Callable[[list[bytes], list[bytes]], None]) -> None:
-        """Creates the rings and spawns every rank; one that could not be started loses the group.
+    def __init__(
+        self,
+        launch: WorkerLaunch,
+        on_results: Callable[[list[bytes], list[bytes]], None],
+        ranks: RankDescriptors | None = None,
+        others: Sequence[OtherHost] = (),
+    ) -> None:
+        """Creates the ring and spawns every rank; one that could not be started loses the group.
+
+        Args:
+            launch: How workers are started.
+            on_results: Takes the reporting rank's results.
+            ranks: What this host's ranks inherit, owned from now on; None: all ranks are on this
+                host, and it is made.
+            others: The other hosts, which have joined.
 
         Raises:
             OSError: There are no descriptors or no memory for what the ranks share.
         """
         self._launch = launch
         self._on_results = on_results
+        self._others = others
         self._loop = asyncio.get_running_loop()
         self._log = get_logger()
         # Set when the group can't go on; never set with a result.
@@ -167,61 +127,65 @@ class WorkerGroup:
         self._followers: set[int] = set()
         self._rank_watch = RankWatch(launch.world_size, launch.config.tp)
         self._oom_kills = RecentOomKills()
-        self._workers: list[WorkerProcess] = []
-        plan_ring = create_ring(plan_ring_bytes(launch), num_readers=launch.world_size)
+        shared = ranks or RankDescriptors.create(launch.world_size)
         try:
-            with self._rank_watch.descriptors() as ranks:
-                self._plans = RingWriter(plan_ring)
-                self._spawn(plan_ring, ranks)
+            self._rank_watch.watch(shared)
+            self._local = HostRanks(launch, plan_ring_bytes(launch), self.on_records)
+            self._start(shared)
         finally:
-            plan_ring.close()
+            shared.close()
 
-    def _spawn(self, plan_ring: RingDescriptors, ranks: RankDescriptors) -> None:
-        config = self._launch.config
-        config_json = config.model_dump_json()
-        for rank in range(self._launch.world_size):
-            try:
-                worker = WorkerProcess(
-                    rank,
-                    rank == config.reporting_rank,
-                    self._launch.command,
-                    config_json,
-                    plan_ring,
-                    result_ring_bytes(config),
-                    self._on_records,
-                    ranks,
-                )
-            except OSError as error:
-                self._lose(WorkersLost(f"worker {rank} could not be started: {error.strerror}"))
-                return
-            self._workers.append(worker)
-            worker.exited.add_done_callback(functools.partial(self._on_exit, rank))
+    def _start(self, ranks: RankDescriptors) -> None:
+        try:
+            self._local.spawn(ranks)
+        except RankNotStarted as error:
+            self._lose(WorkersLost(str(error)))
+        for worker in self._local.workers:
+            worker.exited.add_done_callback(functools.partial(self._on_local_exit, worker.rank))
+        if self.lost.done():
+            return
+        for host in self._others:
+            assert ranks.meeting is not None, "ranks of several hosts have a place to meet"
+            host.begin(ranks.meeting, self)
+
+    @property
+    def _workers(self) -> list[WatchedRank]:
+        """All ranks, of all hosts."""
+        return [*self._local.workers, *(rank for host in self._others for rank in host.ranks)]
 
     @property
     def pids(self) -> Sequence[int]:
-        """Process ids by rank."""
-        return [worker.pid for worker in self._workers]
+        """Process ids of this host's workers, by rank."""
+        return self._local.pids
 
     @property
     def max_plan_bytes(self) -> int:
         """Bytes of the largest plan that the engine may make."""
-        return self._plans.max_payload_at_once
+        return self._local.plans.max_payload_at_once
 
     def _lose(self, lost: WorkersLost) -> None:
         if not self.lost.done() and not self._closing:
             self.lost.set_exception(lost)
 
-    def _on_exit(self, rank: int, exited: asyncio.Future[int]) -> None:
+    def _on_local_exit(self, rank: int, exited: asyncio.Future[int]) -> None:
+        exit_code = exited.result()
+        self.on_exit(rank, exit_code, self._oom_kills.after_sigkill() if exit_code == -signal.SIGKILL else "")
+
+    def on_exit(self, rank: int, exit_code: int, cause: str) -> None:
+        """Takes the end of a rank's process; `cause` is what its host knows of it besides."""
         if rank not in self._followers:
-            exit_code = exited.result()
-            reason = f"worker {rank} ended with {self._ending(exit_code)}"
+            ending = f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
+            reason = f"worker {rank} ended with {ending}{cause}"
             self._lose(WorkersLost(reason, from_outside=-exit_code in _FROM_OUTSIDE))
 
-    def _ending(self, exit_code: int) -> str:
-        """Describes how a process ended, in words."""
-        if exit_code >= 0:
-            return f"exit code {exit_code}"
-        return f"signal {-exit_code}" + (self._oom_kills.after_sigkill() if exit_code == -signal.SIGKILL else "")
+    def on_host_lost(self, reason: str) -> None:
+        """Takes the loss of another host, which is no step's doing."""
+        self._lose(WorkersLost(reason, from_outside=True))
+
+    def on_counters(self, rank: int, counters: Sequence[int]) -> None:
+        """Takes how far a rank of another host is."""
+        if not self._closing:
+            self._rank_watch.put(rank, counters)
 
     def look_for_oom_kills(self) -> None:
         """Call it every few seconds, so that a rank's end is not taken for a kill of long ago."""
@@ -240,7 +204,8 @@ class WorkerGroup:
 
     # --- records
 
-    def _on_records(self, rank: int, records: list[Record]) -> None:
+    def on_records(self, rank: int, records: list[Record]) -> None:
+        """Takes what a rank has written, in order."""
         if self.lost.done() or self._closing:
             return
         self.num_records += len(records)
@@ -397,38 +362,44 @@ class WorkerGroup:
         failed: the group is lost with it, and the engine finds the request that is to blame.
         """
         try:
-            self._plans.write(kind, record, timeout_s=0)
-        except RingFull:
-            return False
+            return self._write(kind, record)
         except ValueError as error:
             # Both begin with the step's number.
             what = "a step plan" if kind == RecordKind.STEP_PLAN else "a step's masks"
             self._lose(WorkersLost(f"{what}: {error}", failed_step_id=StepPlan.step_id_of(record)))
             return False
+
+    def _write(self, kind: RecordKind, record: bytes | memoryview) -> bool:
+        """Appends a record for all ranks of all hosts, or for none: then False.
+
+        Raises:
+            ValueError: It is larger than the ring.
+        """
+        if not all(host.has_room for host in self._others):
+            return False
+        try:
+            self._local.plans.write(kind, record, timeout_s=0)
+        except RingFull:
+            return False
+        for host in self._others:
+            host.send(kind, bytes(record))
         return True
 
     def reset(self) -> bool:
         """Has the worker whose step raised begin anew. False: there was no space to say so."""
         self.raised = self._loop.create_future()
-        try:
-            self._plans.write(RecordKind.RESET, b"", timeout_s=0)
-        except RingFull:
-            return False
-        return True
+        return self._write(RecordKind.RESET, b"")
 
     def read_results(self) -> None:
-        """Reads what the workers have written and the event loop has not seen yet."""
-        for worker in self._workers:
+        """Reads what this host's workers have written and the event loop has not seen yet."""
+        for worker in self._local.workers:
             worker.read_records()
 
     async def dump_stacks(self) -> None:
-        """Has every live worker write its stacks to stderr, also a worker that was stopped.
-
-        Workers register faulthandler for SIGUSR1.
-        """
-        for worker in self._workers:
-            worker.send_signal(signal.SIGUSR1)
-            worker.send_signal(signal.SIGCONT)
+        """Has every live worker write its stacks to its host's stderr, stopped ones too."""
+        self._local.dump_stacks()
+        for host in self._others:
+            host.dump_stacks()
         await asyncio.sleep(_DUMP_S)
 
     async def close(self, grace_s: float) -> None:
@@ -439,28 +410,16 @@ class WorkerGroup:
         self._closing = True
         for report in self._reports:
             report.close()
-        if grace_s > 0:
-            await self._shut_down(grace_s)
-        for worker in self._workers:
-            worker.send_signal(signal.SIGKILL)
-        await self._wait_exited(_KILL_S)
-        for worker in self._workers:
-            if not worker.exited.done():
-                self._log.error("worker does not die", rank=worker.rank, pid=worker.pid)
-            worker.close()
-        self._plans.close()
+        if grace_s > 0 and self._write(RecordKind.SHUTDOWN, b""):
+            exits: list[asyncio.Future[Any]] = [worker.exited for worker in self._local.workers]
+            exits += [host.exited for host in self._others]
+            await asyncio.wait(exits, timeout=grace_s)
+        self._local.kill()
+        reason = "the backend is ending" if not self.lost.done() else str(self.lost.exception())
+        ends = (host.end(reason, _KILL_S) for host in self._others)
+        await asyncio.gather(self._local.wait_exited(_KILL_S), *ends)
+        for worker in self._local.close():
+            self._log.error("worker does not die", rank=worker.rank, pid=worker.pid)
         self._rank_watch.close()
         if not self.lost.cancel():
             self.lost.exception()  # retrieved, so that asyncio does not report it
-
-    async def _shut_down(self, grace_s: float) -> None:
-        try:
-            self._plans.write(RecordKind.SHUTDOWN, b"", timeout_s=0)
-        except RingFull:
-            return
-        await self._wait_exited(grace_s)
-
-    async def _wait_exited(self, timeout_s: float) -> None:
-        """Waits until all processes have ended, or the time is over."""
-        if self._workers:
-            await asyncio.wait([worker.exited for worker in self._workers], timeout=timeout_s)

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace_backend.server.logs import get_logger
+from headrace_backend.step.meeting import MeetingPoint
 from headrace_backend.step.rank_board import create_board
 from headrace_backend.step.ring import RingCorrupt, RingDescriptors, RingReader, create_ring
 
@@ -41,40 +42,46 @@ class RankDescriptors(NamedTuple):
 
     # Of `rank_board`.
     board: int
-    # An anonymous file in which several ranks find each other; None: there is one.
+    # An anonymous file in which several ranks of one host find each other, or the listening socket
+    # at which rank 0 lets those of several; None: neither.
     store: int | None
+    # Where the ranks of several hosts find each other; None: all are on this one.
+    meeting: MeetingPoint | None = None
+    # This host's first rank.
+    first_rank: int = 0
 
     @classmethod
-    def create(cls, world_size: int) -> RankDescriptors:
-        """New ones, close-on-exec.
+    def create(cls, world_size: int, meeting: MeetingPoint | None = None, first_rank: int = 0) -> RankDescriptors:
+        """New ones, close-on-exec, without a socket to listen at.
 
         Raises:
             OSError: There are no descriptors left, or no memory.
         """
         board = create_board(world_size)
-        if world_size == 1:
-            return cls(board, None)
+        if world_size == 1 or meeting is not None:
+            return cls(board, None, meeting, first_rank)
         try:
             return cls(board, os.memfd_create("headrace-store", os.MFD_CLOEXEC))
         except OSError:
             os.close(board)
             raise
 
-    @property
-    def open(self) -> tuple[int, ...]:
-        """Returns the descriptors that exist."""
-        return (self.board,) if self.store is None else (self.board, self.store)
+    def of_rank(self, rank: int) -> tuple[int, ...]:
+        """Returns the descriptors that a rank inherits: only rank 0 a socket to listen at."""
+        has_store = self.store is not None and (self.meeting is None or rank == 0)
+        return (self.board, self.store) if has_store and self.store is not None else (self.board,)
 
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """A worker's command line arguments that name the descriptors."""
-        board = ("--board", str(self.board))
-        return board if self.store is None else (*board, "--store", str(self.store))
+    def arguments(self, rank: int) -> tuple[str, ...]:
+        """A rank's command line arguments that name its descriptors and where ranks meet."""
+        named = zip(("--board", "--store"), map(str, self.of_rank(rank)), strict=False)
+        meeting = () if self.meeting is None else ("--meeting", str(self.meeting))
+        return (*(text for pair in named for text in pair), *meeting)
 
     def close(self) -> None:
         """Closes all."""
-        for descriptor in self.open:
-            os.close(descriptor)
+        for descriptor in (self.board, self.store):
+            if descriptor is not None:
+                os.close(descriptor)
 
 
 class WorkerProcess:
@@ -137,23 +144,24 @@ class WorkerProcess:
         results: RingDescriptors,
         ranks: RankDescriptors,
     ) -> subprocess.Popen[bytes]:
-        plan_fds = (plans.memory, plans.data_events[self.rank], plans.space_event)
+        reader = self.rank - ranks.first_rank
+        plan_fds = (plans.memory, plans.data_events[reader], plans.space_event)
         result_fds = (results.memory, results.data_events[0], results.space_event)
         arguments = [
             *command,
             *("--config-json", config_json),
-            *("--plan-ring", ",".join(map(str, (*plan_fds, self.rank)))),
+            *("--plan-ring", ",".join(map(str, (*plan_fds, reader)))),
             *("--result-ring", ",".join(map(str, result_fds))),
             *("--rank", str(self.rank)),
             *("--parent-pid", str(os.getpid())),
             *(() if self._reports else ("--follows",)),
-            *ranks.arguments,
+            *ranks.arguments(self.rank),
         ]
         return subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
-            pass_fds=(*plan_fds, *result_fds, *ranks.open),
+            pass_fds=(*plan_fds, *result_fds, *ranks.of_rank(self.rank)),
             process_group=0,
         )
 
@@ -161,6 +169,11 @@ class WorkerProcess:
     def pid(self) -> int:
         """Process id."""
         return self._process.pid
+
+    @property
+    def place(self) -> str:
+        """Its process, for people."""
+        return f"process {self.pid}"
 
     @property
     def is_stopped(self) -> bool:

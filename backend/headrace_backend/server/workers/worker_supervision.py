@@ -20,15 +20,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace_backend.engine.answers import LossOutcome
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.health import Health
 from headrace_backend.server.logs import get_logger
+from headrace_backend.server.workers.host_ranks import WorkerLaunch
+from headrace_backend.server.workers.other_hosts import HostsMissing, OtherHost, OtherHosts
 from headrace_backend.server.workers.readiness import together
-from headrace_backend.server.workers.worker_group import WorkerGroup, WorkerLaunch, WorkersLost
+from headrace_backend.server.workers.worker_group import WorkerGroup, WorkersLost
 from headrace_backend.server.workers.worker_losses import WorkerLosses
 from headrace_backend.step.messages import StepRaised, WorkerReady
 
@@ -102,11 +104,18 @@ class WorkerSupervision:
         engine_loop: EngineLoop,
         health: Health,
         on_ready: Callable[[WorkerReady], None],
+        hosts: OtherHosts | None = None,
     ) -> None:
         """Starts to watch over workers.
 
-        `on_ready` gets what the ranks are together when all are ready (`readiness`).
+        Args:
+            launch: How workers are started.
+            engine_loop: Driver of the engine.
+            health: The engine's state.
+            on_ready: Gets what the ranks are together when all are ready (`readiness`).
+            hosts: The other hosts that have ranks; None: all are on this one.
         """
+        self._hosts = hosts
         self._launch = launch
         self._engine_loop = engine_loop
         self._health = health
@@ -126,7 +135,7 @@ class WorkerSupervision:
             ModelRefused: The workers refuse model or configuration; for too little memory only
                 before they were ever ready.
             WorkersGivenUp: `max_worker_restarts` deaths within a minute, or in a row without a step
-                in between (0 gives up at the first, as 1 does).
+                in between (0 gives up at the first, as 1 does); or hosts are missing for too long.
             EngineStuck: The engine has work, nothing is in flight, and it plans nothing.
         """
         while True:
@@ -138,7 +147,7 @@ class WorkerSupervision:
     async def _one_life(self) -> None:
         """Starts a group and watches it; raises WorkersLost, EngineStuck, or what cancels it."""
         self._fruitful = False
-        group = self._new_group()
+        group = self._new_group(await self._gathered())
         grace_s, num_settled = 0.0, self._engine_loop.num_settled_steps
         try:
             await self._start(group)
@@ -162,12 +171,22 @@ class WorkerSupervision:
         finally:
             await group.close(grace_s)
 
-    def _new_group(self) -> WorkerGroup:
+    async def _gathered(self) -> Sequence[OtherHost]:
+        """The other hosts, when all are there. Raises WorkersGivenUp if they do not come."""
+        if self._hosts is None:
+            return ()
+        try:
+            return await self._hosts.gathered(self._health.set_not_serving)
+        except HostsMissing as missing:
+            raise WorkersGivenUp(str(missing)) from missing
+
+    def _new_group(self, others: Sequence[OtherHost]) -> WorkerGroup:
         """Raises WorkersLost: there is nothing to make it of, descriptors for one."""
         try:
-            return WorkerGroup(self._launch, self._engine_loop.on_results)
+            ranks = self._hosts.new_meeting() if self._hosts is not None else None
+            return WorkerGroup(self._launch, self._engine_loop.on_results, ranks, others)
         except OSError as error:
-            lost = WorkersLost(f"workers could not be started: {error.strerror}")
+            lost = WorkersLost(f"workers could not be started: {error.strerror or error}")
             self._log.error("worker lost", reason=str(lost), pids=[])
             raise lost from error
 

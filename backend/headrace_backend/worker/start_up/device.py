@@ -99,7 +99,7 @@ def choose_device(name: str) -> tuple[torch.device, str | None]:
 
 
 def choose_rank_device(config: EngineConfig, model: ModelConfig, rank: int) -> tuple[torch.device, str | None]:
-    """Chooses a rank's device: the cards from the configured one on, one each; a CPU is shared.
+    """Chooses a rank's device: its host's cards from the configured one on; a CPU is shared.
 
     Raises:
         StartRefused: As there; or there are fewer cards than ranks.
@@ -109,7 +109,7 @@ def choose_rank_device(config: EngineConfig, model: ModelConfig, rank: int) -> t
         return device, notice if rank == 0 else None
     if (reason := too_few_cards(device.index, config, model, torch.cuda.device_count())) is not None:
         raise StartRefused(reason)
-    return choose_device(f"cuda:{device.index + rank}")
+    return choose_device(f"cuda:{device.index + rank % config.ranks_per_host}")
 
 
 def too_few_cards(first: int, config: EngineConfig, model: ModelConfig, count: int) -> str | None:
@@ -117,8 +117,13 @@ def too_few_cards(first: int, config: EngineConfig, model: ModelConfig, count: i
 
     None if they can; there are `count` cards.
     """
-    if first + config.num_ranks <= count:
+    if first + config.ranks_per_host <= count:
         return None
+    if config.hosts > 1:
+        return (
+            f"pp is {config.pp}, tp is {config.tp} and hosts is {config.hosts}, one GPU for each of "
+            f"{config.ranks_per_host} ranks of this host from cuda:{first} on, and torch sees {count}"
+        )
     if config.pp > 1:
         return (
             f"pp is {config.pp} and tp is {config.tp}, one GPU for each of {config.num_ranks} ranks from cuda:{first} "
@@ -216,7 +221,7 @@ def prepare_torch(device: torch.device, num_threads: int, num_ranks: int) -> Non
     Args:
         device: Device on which the worker computes.
         num_threads: CPU threads; 0: this rank's share of all cores but one.
-        num_ranks: Ranks that share the machine.
+        num_ranks: Ranks that share this machine.
     """
     cores = len(os.sched_getaffinity(0))
     # Ranks on a CPU share its cores; those on GPUs have little to do there.

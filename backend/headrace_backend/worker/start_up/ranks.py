@@ -15,6 +15,7 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.rendezvous import Greeting, MixedRanks, Seat, StageSeat, join, join_stages
 from headrace_backend.step.masks import StepMasks
+from headrace_backend.step.messages import Notice
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.step.rank_board import RankBoard, RankLine
 from headrace_backend.weights.placement import ALONE, Shard
@@ -25,6 +26,10 @@ from headrace_backend.worker.step.runner import Launched, Runner, StepRunner
 from headrace_backend.worker.step.stage_runner import StageRunner
 
 _GIB = 1 << 30
+_SPLIT_STAGE = (
+    "the ranks of a pipeline stage are on several hosts: their all-reduces are NCCL's over the network; with pp a "
+    "multiple of hosts they stay within a host, on cards that reach each other's memory"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,10 +80,12 @@ def take_place(
         PeerLost: One of them was lost meanwhile.
     """
     line = _own_line(config.num_ranks, links)
-    if links is None or links.store is None or line is None:
+    if links is None or line is None or (links.store is None and links.meeting is None):
         assert config.num_ranks == 1, "one of several ranks, without links to the others"
         return RankPlace(line=line)
-    seat = Seat(links.rank, config.num_ranks, links.store)
+    seat = Seat(links.rank, config.num_ranks, links.store, links.meeting, config.ranks_per_host)
+    if links.rank == 0 and device.type == "cuda" and config.tp > config.ranks_per_host:
+        channel.send_message(Notice(_SPLIT_STAGE))
     kind = f"{device_kind(device)}, {dtype}"
     greeting = Greeting(kind, channel.send_progress, channel.check_parent, line.enter_collective)
     rank = links.rank % config.tp

@@ -97,7 +97,9 @@ class WorkerStart:
             self._place = take_place(config, links, self._device, self._dtype, channel)
         free_bytes = free_on_card if self._memory else free_memory_bytes(self._device)
         device_bytes = self._memory.total() if self._memory else 0
-        self._room = Room.of_rank(self._device, free_bytes, device_bytes, int(config.memory_budget), config.num_ranks)
+        self._room = Room.of_rank(
+            self._device, free_bytes, device_bytes, int(config.memory_budget), config.ranks_per_host
+        )
         self._bits = checked_schemes(config, folder, self._device, channel)
         # None: no other model drafts, and no head.
         where = (self._dtype, self._device, self._bits, self._place.shard)
@@ -235,7 +237,7 @@ def _prepared_device(config: EngineConfig, folder: ModelFolder, rank: int, chann
     device, notice = choose_rank_device(config, folder.config, rank)
     if device.type == "cpu" and config.graph_sizes not in ("auto", "off"):
         raise StartRefused(f"graph_sizes is {config.graph_sizes}; the CPU has no graphs: auto and off work")
-    prepare_torch(device, config.worker_threads, config.num_ranks)
+    prepare_torch(device, config.worker_threads, config.ranks_per_host)
     notices = [notice, use_kernel_cache(config.kernel_cache) if device.type == "cuda" else None]
     for text in filter(None, notices):
         channel.send_message(Notice(text))

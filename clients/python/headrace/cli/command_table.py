@@ -65,6 +65,7 @@ SECTIONS: Mapping[str, Mapping[str, Listed]] = {
     "Run its parts alone": {
         "service": Listed("Runs one service process alone, on behalf of a backend elsewhere."),
         "backend": Listed("Runs one backend alone, with its worker: the engine that services connect to."),
+        "ranks": Listed("Runs ranks of an engine whose backend is on another host, with --hosts."),
         "telemetry": Listed("Runs the telemetry process alone."),
         "ray": Listed("Runs engines and services on a Ray cluster."),
     },

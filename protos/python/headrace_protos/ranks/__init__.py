@@ -1,0 +1,1 @@
+"""Between a backend and the rank agents of other hosts."""
