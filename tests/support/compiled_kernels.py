@@ -177,6 +177,8 @@ _QUANTIZED_WIDE = (
     Shape(8, 4, 256, 16, None, torch.bfloat16, "int8"),
     Shape(8, 4, 256, 16, None, torch.bfloat16, "fp8"),
 )
+# As Gemma 4's layers that see everything.
+_WIDEST = Shape(32, 4, 512, 16, None, torch.bfloat16)
 
 
 def _decode_raw(shape: Shape, normed: bool, interleaved: bool = False, wide_norms: bool = False) -> None:
@@ -213,6 +215,10 @@ def compile_attention(arch: int) -> list[Any]:
             _decode_raw(shape, normed=shape.window is not None)
         _decode_raw(llama, normed=False, interleaved=True)
         _decode_raw(_HEADS[-1], normed=True, wide_norms=True)
+        if arch >= 90:
+            _decode_raw(_WIDEST, normed=True, wide_norms=True)
+            case = Case(_WIDEST, [(700, 20)], "cpu", max_query_len=1)
+            attention.paged_attention(case.query, case.kv_cache, case.step, _WIDEST.scale)
         for query_len in (2, 4, 8, 16):
             case = Case(llama, [(700, 1)], "cpu", max_query_len=query_len)
             attention.paged_attention(case.query, case.kv_cache, case.step, llama.scale)

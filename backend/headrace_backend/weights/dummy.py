@@ -29,7 +29,9 @@ def fill_with_noise(
     progress: Progress,
     phase: str = "dummy weights",
 ) -> None:
-    """Fills every target from N(0, 0.02^2), and norm weights (one dimension, not a bias) with 1.
+    """Fills every target from N(0, 0.02^2), norm weights (one dimension, not a bias) with 1.
+
+    So are numbers that multiply the residual stream.
 
     Activations then keep their size.
 
@@ -42,7 +44,7 @@ def fill_with_noise(
     """
     for done, (name, target) in enumerate(targets.items()):
         progress(phase, done, len(targets), "tensors")
-        if len(shapes[name]) == 1 and name.endswith("norm.weight"):
+        if len(shapes[name]) == 1 and name.endswith(("norm.weight", "layer_scalar")):
             target.tensor.fill_(1.0)
         elif _is_drawn_in_place(target, shapes[name]):
             _draw(target.tensor, seed, name)

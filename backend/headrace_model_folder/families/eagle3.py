@@ -159,7 +159,5 @@ def _described(fields: Fields, sizes: Sizes) -> ModelDescription:
 
 
 def _reading_both(attention: Attention) -> Attention:
-    query, key, value = (
-        dataclasses.replace(part, inputs=2 * part.inputs) for part in (attention.query, attention.key, attention.value)
-    )
+    query, key, value = (dataclasses.replace(part, inputs=2 * part.inputs) for part in attention.projected)
     return dataclasses.replace(attention, query=query, key=key, value=value)
