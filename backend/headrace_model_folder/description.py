@@ -22,6 +22,7 @@ from headrace_model_folder.rope_config import NO_ROPE, RopeConfig
 __all__ = [
     "Activation",
     "Attention",
+    "BesideMlp",
     "ClampedGating",
     "Embedding",
     "Experts",
@@ -234,6 +235,32 @@ class SharedExpert:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class BesideMlp:
+    """What experts have that compute the residual stream beside the MLP of a layer, not behind it.
+
+    Their router and they themselves read the stream, each behind a norm of its own; their output
+    and the MLP's are normed before they are added up. A token's weights are multiplied by a number
+    of each expert. The MLP is what `Experts.shared` has.
+    """
+
+    # Factors of the router's norm, whose outputs are multiplied by `router_scale` too.
+    router_factors: Vector
+    router_scale: float
+    eps: float
+    # A number of each expert.
+    expert_factors: Vector
+    # Before the experts, behind them, and behind the MLP.
+    input_norm: Norm
+    output_norm: Norm
+    mlp_output_norm: Norm
+
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of each of its tensors."""
+        parts = (self.router_factors, self.expert_factors, self.input_norm, self.output_norm, self.mlp_output_norm)
+        return itertools.chain.from_iterable(part.tensors() for part in parts)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts: MLPs of one size, a few of which compute each token.
 
@@ -261,6 +288,11 @@ class Experts:
     # Path of tensors that may hold all experts in place of their own, outputs before inputs; None:
     # there are none.
     joined: str | None = None
+    # None: the experts read what the layer's norm gives, as the shared one does.
+    beside: BesideMlp | None = None
+
+    def __post_init__(self) -> None:
+        assert self.beside is None or self.shared is not None, "what stands beside experts is a shared one"
 
     @property
     def inner(self) -> int:
@@ -387,10 +419,10 @@ class Layer:
         """Name and shape of each of the layer's tensors, each projection by itself."""
         yield from self.attention.tensors()
         last = () if self.per_layer_input is None else self.per_layer_input.linears
-        scores = self.mlp.scores if isinstance(self.mlp, Experts) else None
-        parts: tuple[Linear | Norm | SigmoidScores | Vector, ...] = (
+        chosen = (self.mlp.scores, self.mlp.beside) if isinstance(self.mlp, Experts) else ()
+        parts: tuple[Linear | Norm | SigmoidScores | BesideMlp | Vector, ...] = (
             *self.mlp.linears,
-            *(() if scores is None else (scores,)),
+            *(part for part in chosen if part is not None),
             *last,
             *self.norms,
             *(() if self.scalar is None else (self.scalar,)),

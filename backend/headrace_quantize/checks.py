@@ -124,10 +124,10 @@ def _open(config: QuantizeConfig) -> ModelFolder:
             "supported yet: --quantize of a server rounds such a model as it loads"
         )
     described = model.config.description
-    if not described.has_one_geometry or described.shares_keys or described.per_layer_embedding is not None:
+    if not described.has_one_geometry or any(layer.scalar is not None for layer in described.layers):
         raise QuantizeRefused(
-            f"MODEL_FOLDER {folder} is of {model.config.architecture}, whose layers differ in their heads or share "
-            "keys, which is not supported yet: --quantize of a server rounds such a model as it loads"
+            f"MODEL_FOLDER {folder} is of {model.config.architecture}, whose layers differ in their heads or "
+            "scale the stream, which is not supported yet: --quantize of a server rounds such a model as it loads"
         )
     if model.gguf_file is not None:
         raise QuantizeRefused(

@@ -231,6 +231,10 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         text_config=_GEMMA4_SMALL | {"attention_bias": True, "num_kv_shared_layers": 2, "pad_token_id": 0},
         **_GEMMA4_PARTS,
     ),
+    # As the 26B: experts beside the MLP of each layer.
+    "gemma4-moe": lambda: transformers.Gemma4TextConfig(
+        **_GEMMA4, enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=40
+    ),
     "gemma4-unified": lambda: transformers.Gemma4UnifiedTextConfig(
         **{name: value for name, value in _GEMMA4.items() if name != "hidden_size_per_layer_input"}
     ),
@@ -294,6 +298,13 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         moe_intermediate_size=256,
         norm_topk_prob=True,
         mlp_only_layers=[0],
+    ),
+    "gemma4-moe-wide": lambda: transformers.Gemma4TextConfig(
+        **_GEMMA4 | {"intermediate_size": 128},
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=64,
     ),
     "glm4-moe-wide": lambda: _glm4_moe(moe_intermediate_size=64, intermediate_size=128, num_hidden_layers=2),
     "qwen3-moe-wide": lambda: transformers.Qwen3MoeConfig(

@@ -38,7 +38,8 @@ def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
     # All of a layer's experts are one parameter, and some of them compute a token.
     named = decoder.layers.named_parameters()
     experts = [parameter for name, parameter in named if parameter.dim() == 3 and "conv1d" not in name]
-    share = theirs.num_experts_per_tok / config.description.expert_layers[0].router.outputs if experts else 0.0
+    per_token = getattr(theirs, "num_experts_per_tok", None) or getattr(theirs, "top_k_experts", None)
+    share = per_token / config.description.expert_layers[0].router.outputs if experts else 0.0
     num_expert_weights = sum(matrix.numel() for matrix in experts)
     recurrent = [layer.linear_attn for layer in decoder.layers if hasattr(layer, "linear_attn")]
     # Each token reads a matrix for each head of such a layer twice, and corrects it once.

@@ -36,7 +36,7 @@ NAMES = (
 )  # fmt: skip
 # Layers that are not plain, whose steps are never cut: norms of outputs, of all heads together;
 # layers that differ in their heads, inputs by layer.
-NAMES_OF_WHOLE_STEPS = ("olmo2", "olmo3", "glm4", "gemma3-part", "gemma4", "gemma4-small")
+NAMES_OF_WHOLE_STEPS = ("olmo2", "olmo3", "glm4", "gemma3-part", "gemma4", "gemma4-small", "gemma4-moe-wide")
 PROMPT = [17 * index % 89 + 3 for index in range(37)]
 NUM_TOKENS = 8
 
@@ -136,7 +136,7 @@ def whole_experts(shard: Shard) -> Shard:
     ("name", "world_size"),
     [
         ("qwen3-moe-dense-layers", 2),
-        *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("mixtral-wide", "glm4-moe")),
+        *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("mixtral-wide", "glm4-moe", "gemma4-moe-wide")),
     ],
 )
 def test_ranks_with_whole_experts_draw_the_tokens_of_one(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headrace_backend.layers.attention import Attention
 from headrace_backend.layers.expert_mlp import ExpertMlp
+from headrace_backend.layers.experts_beside import ExpertsBeside
 from headrace_backend.layers.gated_delta_net import GatedDeltaNet
 from headrace_backend.layers.mlp import GatedMlp
 from headrace_backend.layers.norm import RmsNorm, residual_norm, stream_norm
@@ -22,7 +23,7 @@ from headrace_backend.layers.stream_scalar import StreamScalar
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.launch_kind import launch_kind
 from headrace_model_folder import description
-from headrace_model_folder.description import Experts, Layer, Norm
+from headrace_model_folder.description import Experts, Layer, Mlp, Norm
 
 
 class DecoderLayer(nn.Module):
@@ -54,10 +55,9 @@ class DecoderLayer(nn.Module):
         )
         self.attention_output_norm = _output_norm(layer.attention_output_norm, placement)
         self.post_attention_layernorm = stream_norm(layer.mlp_norm, placement, self.is_output_whole)
-        self.mlp: GatedMlp | ExpertMlp = (
-            ExpertMlp(layer.mlp, placement) if isinstance(layer.mlp, Experts) else GatedMlp(layer.mlp, placement)
-        )
-        self.mlp_output_norm = _output_norm(layer.mlp_output_norm, placement)
+        self.mlp = _mlp(layer.mlp, placement)
+        is_mlp_whole = isinstance(self.mlp, ExpertsBeside)
+        self.mlp_output_norm = _output_norm(layer.mlp_output_norm, placement, is_mlp_whole)
         own_input = layer.per_layer_input
         self.per_layer_residual = None if own_input is None else PerLayerResidual(own_input, placement)
         self.scalar = None if layer.scalar is None else StreamScalar(layer.scalar, placement)
@@ -113,7 +113,7 @@ class DecoderLayer(nn.Module):
         if self.attention_output_norm is not None:
             attended = self.attention_output_norm.of_output(attended)
         normed = self.post_attention_layernorm.of_stream(attended, residual, self.mlp.rounds_to(len(residual)))
-        out: Tensor = self.mlp(normed)
+        out: Tensor = self.mlp(normed, residual) if isinstance(self.mlp, ExpertsBeside) else self.mlp(normed)
         if self.mlp_output_norm is not None:
             out = self.mlp_output_norm.of_output(out)
         if self.per_layer_residual is not None:
@@ -144,6 +144,7 @@ class DecoderLayer(nn.Module):
         assert isinstance(self.self_attn, Attention), "other layers do not fuse"
         assert isinstance(self.input_layernorm, RmsNorm) and isinstance(self.post_attention_layernorm, RmsNorm)
         self.self_attn.add_to(residual, self.input_layernorm, rotations[self.rotation], kv_cache, metadata)
+        assert not isinstance(self.mlp, ExpertsBeside), "such layers do not fuse"
         self.mlp.add_to(residual, self.post_attention_layernorm)
 
     def launch_kind(self) -> Hashable:
@@ -160,5 +161,11 @@ class DecoderLayer(nn.Module):
         return self._is_whole, self.self_attn.launch_kind(), weights, self.mlp.launch_kind(), parameters
 
 
-def _output_norm(norm: Norm | None, placement: Placement) -> RmsNorm | None:
-    return None if norm is None else residual_norm(norm, placement)
+def _mlp(mlp: Mlp | Experts, placement: Placement) -> GatedMlp | ExpertMlp | ExpertsBeside:
+    if isinstance(mlp, Mlp):
+        return GatedMlp(mlp, placement)
+    return ExpertMlp(mlp, placement) if mlp.beside is None else ExpertsBeside(mlp, placement)
+
+
+def _output_norm(norm: Norm | None, placement: Placement, is_whole: bool = False) -> RmsNorm | None:
+    return None if norm is None else residual_norm(norm, placement, is_whole)

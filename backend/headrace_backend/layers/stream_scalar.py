@@ -24,7 +24,7 @@ class StreamScalar(ShardedModule):
 
         Args:
             residual: [num_tokens, hidden_size].
-            pending: The same shape, the whole output of the layer.
+            pending: [num_tokens, hidden_size] the whole output of the layer.
 
         Returns:
             `pending`.

@@ -4,8 +4,8 @@ Layers are Gemma 3's, but norms have the factors that the tensors say, values ar
 number of each layer multiplies the stream behind it. Layers that see the whole context have heads
 of their own size, whose keys may be the values, and rotate a share of each head. The last layers
 may read the keys and values of layers before them. Small models have inputs of tokens in every
-layer (`parts.per_layer_input`). Logits are capped. Images and sounds are not understood: what is
-there for them is left out.
+layer (`parts.per_layer_input`). Logits are capped. A larger model has experts beside each layer's
+MLP. Images and sounds are not understood: what is there for them is left out.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from headrace_model_folder.errors import shown
 from headrace_model_folder.families.decoder import MAX_CONTEXT, MAX_WIDTH, Sizes, read_sizes, read_window
 from headrace_model_folder.families.family import Family
 from headrace_model_folder.families.layer_types import FULL, read_sliding
+from headrace_model_folder.families.mixtures.gemma4_experts import read_gemma4_routing, with_experts_beside
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.rope_config import (
     RopeConfig,
@@ -62,11 +63,12 @@ def describe(fields: Fields) -> ModelDescription:
     # The rotations of both kinds are read; what is left is that of no layer.
     fields = Fields(fields.name, {**fields.values, "rope_parameters": None, "rope_scaling": None})
     sizes, sliding = read_sizes(fields), _sliding(fields)
-    sources = _kv_sources(fields, sliding)
+    sources, routing = _kv_sources(fields, sliding), read_gemma4_routing(fields, len(sliding))
     layers = []
     for index, is_sliding in enumerate(sliding):
         of_layer = _layer_sizes(fields, sizes, index, is_sliding, is_shared=sources[index] is not None)
-        layers.append(_layer(index, of_layer, kinds[is_sliding], sources[index], fields))
+        layer = _layer(index, of_layer, kinds[is_sliding], sources[index], fields)
+        layers.append(layer if routing is None else with_experts_beside(layer, routing, sizes.norm_eps))
     shared = [layer.name for layer, source in zip(layers, sources, strict=True) if source is not None]
     return ModelDescription(
         embedding=Embedding(
@@ -83,8 +85,6 @@ def describe(fields: Fields) -> ModelDescription:
 def _refuse_what_is_not_computed(fields: Fields) -> None:
     if fields.get("use_bidirectional_attention") == "all":
         raise fields.error("use_bidirectional_attention", "must not be 'all': a token sees what came before it")
-    if fields.boolean("enable_moe_block", False):
-        raise fields.error("enable_moe_block", "must be false: experts of this family are not supported")
 
 
 def _softcap(fields: Fields) -> float | None:
@@ -124,7 +124,7 @@ def _sliding(fields: Fields) -> list[bool]:
 
 
 def _kv_sources(fields: Fields, sliding: list[bool]) -> list[int | None]:
-    """Of the last layers the one before whose keys and values each reads; None: its own."""
+    """The layer before whose keys and values each layer reads; None: its own."""
     num_layers = len(sliding)
     first = num_layers - fields.integer("num_kv_shared_layers", 0, num_layers - 1, 0)
     sources: list[int | None] = [None] * first

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.support.engine_on_runner import greedy
 from tests.worker.step.test_cache_groups import BLOCK_SIZE, Made, prompt_of, qwen2
-from tests.worker.step.test_uneven_layers import gemma4, sharing
+from tests.worker.step.test_uneven_layers import gemma4, mixture, sharing
 
 from headrace_backend.cache_groups import WHOLE_CONTEXTS
 from headrace_backend.models.causal_lm import CausalLM
@@ -150,7 +150,9 @@ def test_a_worker_of_a_card_has_groups_in_its_graphs(kv_dtype: str, tmp_path_fac
 
 
 @pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4)], ids=["exact", "padded"])
-@pytest.mark.parametrize(("make_config", "kv_dtype"), [(gemma4, "auto"), (gemma4, "fp8"), (sharing, "auto")])
+@pytest.mark.parametrize(
+    ("make_config", "kv_dtype"), [(gemma4, "auto"), (gemma4, "fp8"), (sharing, "auto"), (mixture, "auto")]
+)
 def test_layers_may_differ_in_their_heads(
     device: str,
     make_config: Callable[[], Any],

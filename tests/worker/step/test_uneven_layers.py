@@ -58,6 +58,18 @@ def sharing() -> Any:
     )
 
 
+def mixture() -> Any:
+    """Experts stand beside the MLP of each layer."""
+    return gemma4(
+        num_hidden_layers=2,
+        layer_types=["sliding_attention", "full_attention"],
+        enable_moe_block=True,
+        num_experts=5,
+        top_k_experts=2,
+        moe_intermediate_size=16,
+    )
+
+
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(tmp_path_factory.mktemp("uneven"), gemma4())
