@@ -315,6 +315,15 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         moe_intermediate_size=64,
         norm_topk_prob=True,
     ),
+    # Inputs that blocks of 256 divide, also on two ranks.
+    "qwen3-moe-long": lambda: transformers.Qwen3MoeConfig(
+        **_BASE | {"hidden_size": 256, "num_hidden_layers": 1, "intermediate_size": 512},
+        head_dim=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=512,
+        norm_topk_prob=True,
+    ),
     "gpt-oss-wide": lambda: transformers.GptOssConfig(
         **_BASE | {"intermediate_size": 128},
         sliding_window=21,
