@@ -135,7 +135,7 @@ def memory_of(kv_cache: Tensor) -> CacheMemory:
 
 def num_bytes(kv_cache: Tensor) -> int:
     """All of a cache's memory, scales included, and what lies between tiles."""
-    return kv_cache.shape[0] * 2 * kv_cache.stride(1) * kv_cache.itemsize
+    return kv_cache.shape[0] * 2 * kv_cache.stride(1) * kv_cache.itemsize if kv_cache.numel() else 0
 
 
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
