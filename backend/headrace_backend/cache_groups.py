@@ -11,6 +11,10 @@ that form several groups. With 12 layers of each kind a block has 12 places and 
 groups; with 10 full layers and 52 of a window of 1,024 it has 10, and there are 1 + 6 groups, in
 which 8 places stay empty.
 
+A place is as large as the largest layer that has it. Layers whose heads are fewer or smaller than
+those of others leave a part of it empty. Layers that read other layers' keys and values have no
+place of their own.
+
 Pipeline stages compute different layers of the same sequences by one set of tables, so that all
 have the same groups, and each as many places as its largest group needs.
 """
@@ -126,8 +130,17 @@ class CacheLayout:
 # All layers in one group that keeps whole contexts.
 WHOLE_CONTEXTS = CacheLayout()
 
-# Each layer's window; None where it sees everything.
-_Windows = Sequence[int | None]
+
+class _KvLayer(NamedTuple):
+    """A layer that keeps keys and values."""
+
+    # None where it sees everything.
+    window: int | None
+    # Of one token's keys, or values.
+    elements: int
+
+
+_KvLayers = Sequence[_KvLayer]
 
 
 def cache_layout(
@@ -146,25 +159,31 @@ def cache_layout(
         has_draft: Whether a model or head drafts that the configuration does not name.
     """
     longest = config.max_model_len or model.max_position_embeddings
-    of_stages = [_windows(model, part, longest) for part in (stages(config, model) if config.pp > 1 else (stage,))]
-    if (has_draft or config.drafts_by_passes) and all(None not in windows for windows in of_stages):
+    of_stages = [_kv_layers(model, part, longest) for part in (stages(config, model) if config.pp > 1 else (stage,))]
+    windows = [layer.window for layer in itertools.chain.from_iterable(of_stages)]
+    if (has_draft or config.drafts_by_passes) and None not in windows:
         return WHOLE_CONTEXTS
     groups = _best_groups(of_stages)
-    return WHOLE_CONTEXTS if groups == ONE_GROUP else _layout(_windows(model, stage, longest), groups)
+    return WHOLE_CONTEXTS if groups == ONE_GROUP else _layout(_kv_layers(model, stage, longest), groups)
 
 
-def _windows(model: ModelConfig, stage: Stage, longest: int) -> list[int | None]:
-    """Windows of layers with keys; None too where one reaches as far as the longest sequence."""
-    windows = (attention.window for attention in stage_part(model.description, stage).attentions)
-    return [None if window is None or window >= longest else window for window in windows]
+def _kv_layers(model: ModelConfig, stage: Stage, longest: int) -> list[_KvLayer]:
+    """Layers that keep keys; a window that reaches as far as the longest sequence is none."""
+    return [
+        _KvLayer(
+            None if attention.window is None or attention.window >= longest else attention.window,
+            attention.num_kv_heads * attention.head_dim,
+        )
+        for attention in stage_part(model.description, stage).kv_attentions
+    ]
 
 
-def _best_groups(of_stages: Sequence[_Windows]) -> tuple[CacheGroup, ...]:
+def _best_groups(of_stages: Sequence[_KvLayers]) -> tuple[CacheGroup, ...]:
     """Chooses the groups that hold a long sequence in the fewest bytes, or in nearly as few.
 
     The stage that needs the most decides, as all have the same number of blocks.
     """
-    counts = Counter(itertools.chain.from_iterable(of_stages))
+    counts = Counter(layer.window for layer in itertools.chain.from_iterable(of_stages))
     kinds = sorted(counts, key=lambda window: window or math.inf, reverse=True)
     best: tuple[CacheGroup, ...] = (CacheGroup(None if None in counts else max(filter(None, counts))),)
     if len(kinds) == 1:
@@ -180,16 +199,24 @@ def _best_groups(of_stages: Sequence[_Windows]) -> tuple[CacheGroup, ...]:
     return best
 
 
-def _cost(of_stages: Sequence[_Windows], groups: tuple[CacheGroup, ...], context: int) -> int:
-    """Tokens times layers that the stage which needs the most has room for, in a long sequence."""
+def _cost(of_stages: Sequence[_KvLayers], groups: tuple[CacheGroup, ...], context: int) -> int:
+    """Elements that the stage which needs the most has room for, in a long sequence."""
     num_tokens = sum(min(group.window or context, context) for group in groups)
-    return num_tokens * max(_layout(windows, groups).num_places for windows in of_stages)
+    return num_tokens * max(_token_elements(layers, groups) for layers in of_stages)
 
 
-def _layout(windows: _Windows, groups: tuple[CacheGroup, ...]) -> CacheLayout:
+def _token_elements(layers: _KvLayers, groups: tuple[CacheGroup, ...]) -> int:
+    """Elements of one token's keys in all places of a stage's blocks."""
+    largest: dict[int, int] = {}
+    for layer, place in zip(layers, _layout(layers, groups).layer_places(), strict=True):
+        largest[place] = max(layer.elements, largest.get(place, 0))
+    return sum(largest.values())
+
+
+def _layout(layers: _KvLayers, groups: tuple[CacheGroup, ...]) -> CacheLayout:
     """Deals a stage's layers out to the groups that look as far back as they do, or further."""
     if len(groups) == 1:
-        return CacheLayout(groups, (0,) * len(windows), len(windows))
+        return CacheLayout(groups, (0,) * len(layers), len(layers))
     turns = {kind: itertools.cycle([i for i, group in enumerate(groups) if group == kind]) for kind in set(groups)}
-    dealt = tuple(next(turns[CacheGroup(window)]) for window in windows)
+    dealt = tuple(next(turns[CacheGroup(layer.window)]) for layer in layers)
     return CacheLayout(groups, dealt, max(Counter(dealt).values()))

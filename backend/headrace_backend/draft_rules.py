@@ -46,6 +46,7 @@ def unsuitable_draft(config: EngineConfig, target: ModelFolder) -> str | None:
         return f"draft_model: {error}"
     reason = (
         _recurrent(draft)
+        or _uneven(draft)
         or _other_vocabulary(draft, target)
         or _short_context(config, draft, target)
         or _bits(config, draft)
@@ -129,6 +130,16 @@ def _no_embedding(opened: Eagle3Folder, target: ModelConfig) -> str | None:
     if own == other or opened.has_embedding:
         return None
     return f"has no embedding, and the model's has {other} elements a token where the head has {own}"
+
+
+def _uneven(draft: ModelFolder) -> str | None:
+    model = draft.config.description
+    if model.has_one_geometry and not model.shares_keys:
+        return None
+    return (
+        f"has layers ({draft.config.architecture}) whose keys and values differ in size, or are read by other layers: "
+        "the cache of a draft model has one size of layer"
+    )
 
 
 def _recurrent(draft: ModelFolder) -> str | None:

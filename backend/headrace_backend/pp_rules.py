@@ -69,6 +69,11 @@ def unsuitable_pp(config: EngineConfig, model: ModelConfig) -> str | None:
             f"pp is {config.pp}, and the model has recurrent layers ({model.architecture}), which stages do not share "
             "yet: pp 1 works"
         )
+    if config.pp > 1 and (model.description.shares_keys or model.description.per_layer_embedding is not None):
+        return (
+            f"pp is {config.pp}, and layers read other layers' keys or have inputs of tokens of their own "
+            f"({model.architecture}), which stages do not hand on: pp 1 works"
+        )
     if config.pp <= num_layers:
         return None
     return f"pp is {config.pp}, and the model has {num_layers} layers: pp of at most {num_layers} works"

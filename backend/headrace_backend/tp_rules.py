@@ -70,8 +70,8 @@ def _layer_part(layer: Layer, world_size: int, whole_experts: bool) -> Layer:
         num_heads=heads,
         num_kv_heads=kv_heads,
         query=dataclasses.replace(attention.query, outputs=heads * attention.query_width),
-        key=dataclasses.replace(attention.key, outputs=kv_heads * attention.head_dim),
-        value=dataclasses.replace(attention.value, outputs=kv_heads * attention.head_dim),
+        key=attention.key and dataclasses.replace(attention.key, outputs=kv_heads * attention.head_dim),
+        value=attention.value and dataclasses.replace(attention.value, outputs=kv_heads * attention.head_dim),
         output=dataclasses.replace(attention.output, inputs=heads * attention.head_dim),
         sinks=attention.sinks and dataclasses.replace(attention.sinks, num_heads=heads),
     )

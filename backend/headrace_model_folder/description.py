@@ -13,15 +13,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Literal
 
 from headrace_model_folder.parts.linear_attention import GatedDeltaNet
-from headrace_model_folder.parts.named_tensors import Fused, Linear, Norm, Shape, Sinks, Vector
+from headrace_model_folder.parts.named_tensors import Activation, Embedding, Fused, Linear, Norm, Shape, Sinks, Vector
+from headrace_model_folder.parts.per_layer_input import PerLayerEmbedding, PerLayerInput
 from headrace_model_folder.rope_config import NO_ROPE, RopeConfig
 
 __all__ = [
     "Activation",
     "Attention",
+    "BesideMlp",
     "ClampedGating",
     "Embedding",
     "Experts",
@@ -33,6 +34,8 @@ __all__ = [
     "Mlp",
     "ModelDescription",
     "Norm",
+    "PerLayerEmbedding",
+    "PerLayerInput",
     "Rotation",
     "Shape",
     "SharedExpert",
@@ -43,8 +46,6 @@ __all__ = [
     "stacked_tensors",
 ]
 
-# What an MLP's gate passes through: x * sigmoid(x), or GELU in its approximation by tanh.
-Activation = Literal["silu", "gelu_tanh"]
 # Parameters of a rotary embedding, and the elements of a head that it turns.
 Rotation = tuple[RopeConfig, int]
 
@@ -62,8 +63,10 @@ class Attention:
     # Elements of a head that are rotated, from the first on.
     rotary_dim: int
     query: Linear
-    key: Linear
-    value: Linear
+    # None: keys and values are those of another layer, `kv_source`.
+    key: Linear | None
+    # None: there is no key either, or keys are the values too, as they leave the projection.
+    value: Linear | None
     output: Linear
     # Norms of queries and keys before the rotation, over each head or over all of them together, as
     # their sizes say; None: there are none.
@@ -78,6 +81,11 @@ class Attention:
     # Whether the query projection has, behind each head's query, as many elements whose sigmoid
     # multiplies the head's output.
     gated: bool = False
+    # What the norm of each head's values, which has no factors, adds to their mean square; None:
+    # values are not normed.
+    value_norm_eps: float | None = None
+    # Name of the layer before whose keys and values these heads read; None: they have their own.
+    kv_source: str | None = None
 
     @property
     def query_width(self) -> int:
@@ -97,11 +105,18 @@ class Attention:
     @property
     def linears(self) -> tuple[Linear, ...]:
         """The projections in the order of a forward pass."""
-        return self.query, self.key, self.value, self.output
+        projections = (self.query, self.key, self.value, self.output)
+        return tuple(linear for linear in projections if linear is not None)
+
+    @property
+    def projected(self) -> tuple[Linear, Linear, Linear]:
+        """The projections of queries, keys and values, of families whose layers have all three."""
+        assert self.key is not None and self.value is not None, "the layer takes keys or values from elsewhere"
+        return self.query, self.key, self.value
 
     @property
     def norms(self) -> tuple[Norm, ...]:
-        """The norms of queries and keys, none or both."""
+        """The norms of queries and keys that the layer has itself."""
         return tuple(norm for norm in (self.query_norm, self.key_norm) if norm is not None)
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
@@ -221,6 +236,32 @@ class SharedExpert:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class BesideMlp:
+    """What experts have that compute the residual stream beside the MLP of a layer, not behind it.
+
+    Their router and they themselves read the stream, each behind a norm of its own; their output
+    and the MLP's are normed before they are added up. A token's weights are multiplied by a number
+    of each expert. The MLP is what `Experts.shared` has.
+    """
+
+    # Factors of the router's norm, whose outputs are multiplied by `router_scale` too.
+    router_factors: Vector
+    router_scale: float
+    eps: float
+    # A number of each expert.
+    expert_factors: Vector
+    # Before the experts, behind them, and behind the MLP.
+    input_norm: Norm
+    output_norm: Norm
+    mlp_output_norm: Norm
+
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of each of its tensors."""
+        parts = (self.router_factors, self.expert_factors, self.input_norm, self.output_norm, self.mlp_output_norm)
+        return itertools.chain.from_iterable(part.tensors() for part in parts)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts: MLPs of one size, a few of which compute each token.
 
@@ -248,6 +289,11 @@ class Experts:
     # Path of tensors that may hold all experts in place of their own, outputs before inputs; None:
     # there are none.
     joined: str | None = None
+    # None: the experts read what the layer's norm gives, as the shared one does.
+    beside: BesideMlp | None = None
+
+    def __post_init__(self) -> None:
+        assert self.beside is None or self.shared is not None, "what stands beside experts is a shared one"
 
     @property
     def inner(self) -> int:
@@ -315,11 +361,17 @@ class Layer:
     # Norms of both outputs before they are added; None: they are added as they are.
     attention_output_norm: Norm | None = None
     mlp_output_norm: Norm | None = None
+    # What follows the MLP; None: nothing.
+    per_layer_input: PerLayerInput | None = None
+    # A number that multiplies the residual stream behind the layer; None: there is none.
+    scalar: Vector | None = None
 
     def __post_init__(self) -> None:
         assert (self.attention_output_norm is None) == (self.mlp_output_norm is None), "both outputs are normed or none"
         has_inputs_normed = self.attention_norm is not None and self.mlp_norm is not None
         assert has_inputs_normed or self.norms_outputs, "what is added without a norm is read behind one"
+        has_end = self.per_layer_input is not None or self.scalar is not None
+        assert self.norms_outputs or not has_end, "what follows the MLP takes the whole stream"
 
     @property
     def kv_attention(self) -> Attention:
@@ -348,13 +400,15 @@ class Layer:
     @property
     def norms(self) -> tuple[Norm, ...]:
         """The norms before and behind attention and MLP, in the order of a forward pass."""
-        norms = (self.attention_norm, self.attention_output_norm, self.mlp_norm, self.mlp_output_norm)
+        last = None if self.per_layer_input is None else self.per_layer_input.norm
+        norms = (self.attention_norm, self.attention_output_norm, self.mlp_norm, self.mlp_output_norm, last)
         return tuple(norm for norm in norms if norm is not None)
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """The projections in the order of a forward pass."""
-        return self.attention.linears + self.mlp.linears
+        last = () if self.per_layer_input is None else self.per_layer_input.linears
+        return (*self.attention.linears, *self.mlp.linears, *last)
 
     def with_rope(self, rope: RopeConfig) -> Layer:
         """Returns the layer with another rotary embedding, if its attention rotates."""
@@ -365,29 +419,17 @@ class Layer:
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of each of the layer's tensors, each projection by itself."""
         yield from self.attention.tensors()
-        scores = self.mlp.scores if isinstance(self.mlp, Experts) else None
-        parts: tuple[Linear | Norm | SigmoidScores, ...] = (
+        last = () if self.per_layer_input is None else self.per_layer_input.linears
+        chosen = (self.mlp.scores, self.mlp.beside) if isinstance(self.mlp, Experts) else ()
+        parts: tuple[Linear | Norm | SigmoidScores | BesideMlp | Vector, ...] = (
             *self.mlp.linears,
-            *(() if scores is None else (scores,)),
+            *(part for part in chosen if part is not None),
+            *last,
             *self.norms,
+            *(() if self.scalar is None else (self.scalar,)),
         )
         for part in parts:
             yield from part.tensors()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Embedding:
-    """One row of `hidden_size` elements for each token of the vocabulary."""
-
-    name: str
-    vocab_size: int
-    hidden_size: int
-    # What multiplies the rows; as the output layer's weight they are not multiplied.
-    scale: float = 1.0
-
-    def tensors(self) -> Iterator[tuple[str, Shape]]:
-        """Name and shape of its table."""
-        yield f"{self.name}.weight", (self.vocab_size, self.hidden_size)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -397,6 +439,8 @@ class Head:
     name: str
     # Whether its weight is the embedding's table.
     tied: bool
+    # Logits become softcap * tanh(logit / softcap); None: they stay as they are.
+    softcap: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -434,6 +478,8 @@ class ModelDescription:
     # layer with this one's embedding and output layer; None: there is none. Its tensors are among
     # the unused ones.
     mtp: ModelDescription | None = None
+    # None: layers have no inputs of tokens but the residual stream.
+    per_layer_embedding: PerLayerEmbedding | None = None
 
     @property
     def hidden_size(self) -> int:
@@ -447,8 +493,33 @@ class ModelDescription:
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """The attention of each layer that has keys and values; at least one has."""
+        """The attention of each layer that is no recurrent one; at least one is none."""
         return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, Attention))
+
+    @property
+    def kv_attentions(self) -> tuple[Attention, ...]:
+        """The attention of each layer that keeps keys and values of its own."""
+        return tuple(attention for attention in self.attentions if attention.kv_source is None)
+
+    @property
+    def kv_sources(self) -> tuple[int, ...]:
+        """For each of `attentions` the place among `kv_attentions` of whose keys it reads."""
+        places: dict[str, int] = {}
+        for layer in self.layers:
+            if isinstance(layer.attention, Attention) and layer.attention.kv_source is None:
+                places[layer.name] = len(places)
+        layers = (layer for layer in self.layers if isinstance(layer.attention, Attention))
+        return tuple(places[layer.kv_attention.kv_source or layer.name] for layer in layers)
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether some layers read other layers' keys and values."""
+        return len(self.kv_attentions) < len(self.attentions)
+
+    @property
+    def has_one_geometry(self) -> bool:
+        """Whether all layers have as many key and value heads of one size."""
+        return len({(attention.num_kv_heads, attention.head_dim) for attention in self.attentions}) == 1
 
     @property
     def recurrent_layers(self) -> tuple[GatedDeltaNet, ...]:
@@ -457,7 +528,7 @@ class ModelDescription:
 
     @property
     def attention(self) -> Attention:
-        """The attention of the first layer that has some, whose heads all such layers share."""
+        """The attention of the first layer that has some: of all, if `has_one_geometry`."""
         return self.attentions[0]
 
     @property
@@ -495,8 +566,13 @@ class ModelDescription:
     @property
     def multiplied(self) -> int:
         """Number of weights of all layers, and before them, that one token is multiplied by."""
-        before = 0 if self.fusion is None else self.fusion.projection.size
-        return before + sum(
+        last = (layer.per_layer_input.linears for layer in self.layers if layer.per_layer_input is not None)
+        beside = sum(linear.size for linear in itertools.chain.from_iterable(last))
+        if self.per_layer_embedding is not None:
+            beside += self.per_layer_embedding.projection.size
+        if self.fusion is not None:
+            beside += self.fusion.projection.size
+        return beside + sum(
             sum(linear.size for linear in layer.attention.linears) + layer.mlp.multiplied for layer in self.layers
         )
 
@@ -534,6 +610,8 @@ class ModelDescription:
         yield from self.embedding.tensors()
         if self.fusion is not None:
             yield from self.fusion.tensors()
+        if self.per_layer_embedding is not None:
+            yield from self.per_layer_embedding.tensors()
         for layer in self.layers:
             yield from layer.tensors()
         yield from self.norm.tensors()

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from headrace_model_folder.errors import shown
 from headrace_model_folder.fields import Fields
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "none"]
-# Those that a config may name.
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "none"]
+# Those that a config of any family may name.
 _TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _MAX_FACTOR = 65_536.0
 
@@ -53,6 +53,8 @@ class RopeConfig:
     # original one, and in longer ones.
     short_divisors: tuple[float, ...] = ()
     long_divisors: tuple[float, ...] = ()
+    # proportional: share of a head's planes that turn, the first of them; the others keep still.
+    proportion: float = 1.0
 
     @property
     def stretched_context(self) -> int:
@@ -143,6 +145,22 @@ def read_rope(config: Fields, max_position: int, rotary_dim: int) -> RopeConfig:
             raise fields.error("high_freq_factor", f"must be above low_freq_factor ({low:g}), is {high:g}")
         return RopeConfig(rope_type, theta, factor, original, low, high)
     return _yarn(fields, theta, factor, original)
+
+
+def read_proportional_rope(config: Fields) -> RopeConfig | None:
+    """The rotary embedding of a config of the type `proportional`; None: it has another type.
+
+    Heads are rotated whole, but only a share of their planes has a frequency other than 0.
+    """
+    fields = _rope_fields(config)
+    if fields.get("rope_type") != "proportional":
+        return None
+    return RopeConfig(
+        "proportional",
+        fields.number("rope_theta", 1.0, 1e12, 10_000.0),
+        fields.number("factor", 1.0, _MAX_FACTOR, 1.0),
+        proportion=fields.number("partial_rotary_factor", 0.0, 1.0, 1.0),
+    )
 
 
 def _rope_fields(config: Fields) -> Fields:

@@ -123,6 +123,12 @@ def _open(config: QuantizeConfig) -> ModelFolder:
             f"MODEL_FOLDER {folder} is of {model.config.architecture}, whose layers have states, which is not "
             "supported yet: --quantize of a server rounds such a model as it loads"
         )
+    described = model.config.description
+    if not described.has_one_geometry or any(layer.scalar is not None for layer in described.layers):
+        raise QuantizeRefused(
+            f"MODEL_FOLDER {folder} is of {model.config.architecture}, whose layers differ in their heads or "
+            "scale the stream, which is not supported yet: --quantize of a server rounds such a model as it loads"
+        )
     if model.gguf_file is not None:
         raise QuantizeRefused(
             f"MODEL_FOLDER {folder} is a GGUF file, whose weights have their own bits: a folder is needed"

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tests.model_folder.folders import CONFIG, header_of, write_safetensors
 
+from headrace_backend.config import EngineConfig
+from headrace_backend.pp_rules import unsuitable_pp
 from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
 from headrace_model_folder.config import parse_config
 from headrace_model_folder.description import Mlp, ModelDescription
@@ -166,3 +168,78 @@ def test_olmo3_stretches_the_context_of_layers_without_a_window(rope: dict[str, 
 def test_what_a_family_cannot_do_is_refused_by_name(architecture: str, changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidModelFolder, match=field):
         describe(architecture, **changes)
+
+
+GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+    "sliding_window": 8,
+    "eos_token_id": 1,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+
+
+def test_gemma4_has_heads_of_two_sizes_normed_values_and_numbers_of_the_stream() -> None:
+    model = describe("Gemma4ForCausalLM", **GEMMA4, attention_k_eq_v=True, final_logit_softcapping=30.0)
+    sliding, full = (layer.kv_attention for layer in model.layers[:2])
+    assert (sliding.head_dim, full.head_dim, full.num_kv_heads, full.window) == (8, 16, 1, None)
+    assert sliding.value is not None and full.value is None and full.value_norm_eps == 1e-6
+    assert (full.scale, model.head.softcap, model.has_one_geometry) == (1.0, 30.0, False)
+    assert (full.rope.rope_type, full.rope.proportion, sliding.rope.rope_type) == ("proportional", 0.25, "default")
+    assert "model.layers.3.layer_scalar" in model.stored_tensors()
+    assert not any(norm.adds_one for norm in model.layers[0].norms)
+
+
+def test_gemma4s_last_layers_read_keys_of_the_last_layer_of_their_kind() -> None:
+    model = describe("Gemma4ForCausalLM", **GEMMA4, num_kv_shared_layers=2, use_double_wide_mlp=True)
+    assert [attention.kv_source for attention in model.attentions] == [None, None, "model.layers.0", "model.layers.1"]
+    assert (model.kv_sources, len(model.kv_attentions)) == ((0, 1, 0, 1), 2)
+    assert [layer.mlp.inner for layer in model.layers] == [24, 24, 48, 48]
+    # Folders may have the tensors that nobody reads.
+    assert "model.layers.2.self_attn.k_proj" in model.unused
+    with pytest.raises(InvalidModelFolder, match="num_kv_shared_layers must leave a layer of 'sliding_attention'"):
+        types = ["full_attention", "full_attention", "sliding_attention", "full_attention"]
+        describe("Gemma4ForCausalLM", **GEMMA4 | {"layer_types": types}, num_kv_shared_layers=2)
+
+
+def test_gemma4s_inputs_by_layer_are_of_the_whole_vocabulary() -> None:
+    vocab_size = CONFIG["vocab_size"]
+    changes = {**GEMMA4, "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": vocab_size}
+    shapes = describe("Gemma4ForCausalLM", **changes).stored_tensors()
+    assert shapes["model.embed_tokens_per_layer.weight"] == (vocab_size, 4 * 4)
+    assert shapes["model.layers.1.per_layer_input_gate.weight"] == (4, CONFIG["hidden_size"])
+    with pytest.raises(InvalidModelFolder, match="vocab_size_per_layer_input must be vocab_size"):
+        describe("Gemma4ForCausalLM", **changes | {"vocab_size_per_layer_input": vocab_size - 1})
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_kv_shared_layers": 2}, {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 64}]
+)
+def test_what_one_layer_of_gemma4_hands_another_keeps_them_in_one_stage(changes: dict[str, Any]) -> None:
+    values = {**CONFIG, **GEMMA4, "architectures": ["Gemma4ForCausalLM"], "num_hidden_layers": 4}
+    in_two = EngineConfig(model=pathlib.Path("model"), pp=2)
+    refused = unsuitable_pp(in_two, parse_config({**values, **changes, "vocab_size": 64}))
+    assert refused is not None and refused.endswith("(Gemma4ForCausalLM), which stages do not hand on: pp 1 works")
+    assert unsuitable_pp(in_two, parse_config(values)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention must not be 'all'"),
+        ({"layer_types": ["sliding_attention"] * 4}, "layer_types must end with 'full_attention'"),
+        ({"per_layer_config": [1]}, "per_layer_config must be an object"),
+        ({"per_layer_config": {"1": {"hidden_size": 9}}}, "per_layer_config must state head_dim and"),
+        ({"per_layer_config": {"1": {"head_dim": 7}}}, "per_layer_config 1: head_dim must be even, is 7"),
+        ({"num_global_key_value_heads": 3, "attention_k_eq_v": True}, "num_key_value_heads must divide"),
+        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers must be an integer from 0 to 3"),
+        ({"final_logit_softcapping": 0}, "final_logit_softcapping must be a number"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "spiral"}}}, "rope_type must be one of"),
+        ({"rope_parameters": {"vision": {"rope_theta": 1.0}}}, "rope_parameters must be of"),
+    ],
+)
+def test_what_gemma4_does_not_compute_is_refused_by_field(changes: dict[str, Any], rule: str) -> None:
+    with pytest.raises(InvalidModelFolder, match=rule):
+        describe("Gemma4ForCausalLM", **GEMMA4 | changes)

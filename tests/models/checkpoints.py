@@ -46,6 +46,32 @@ _GEMMA3_STRETCHED = {
     },
 }
 
+# Full layers have heads of their own, whose keys are the values, and turn a quarter of each.
+_GEMMA4 = {
+    **_BASE,
+    "num_hidden_layers": 4,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "sliding_window": 21,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 5.0,
+}
+# The last two layers read keys and values of others, and every layer has an input of each token.
+_GEMMA4_SMALL = _GEMMA4 | {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_key_value_heads": 1,
+    "attention_k_eq_v": False,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+}
+_GEMMA4_PARTS = {"vision_config": None, "audio_config": None}
+
 # Heads of sizes that are no power of two, and two value heads to a key. Weights are half as large
 # as others': states add up what is rounded, and with larger ones transformers' two forms of the
 # recurrence differ by 2e-3 from each other. Logits still depend on the context by 0.2.
@@ -198,6 +224,20 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         boi_token_index=VOCAB_SIZE - 2,
         eoi_token_index=VOCAB_SIZE - 3,
     ),  # fmt: skip
+    "gemma4": lambda: transformers.Gemma4TextConfig(**_GEMMA4, tie_word_embeddings=False),
+    "gemma4-small": lambda: transformers.Gemma4TextConfig(**_GEMMA4_SMALL, tie_word_embeddings=True),
+    # As published: a text part beside others; with biases, and values of their own.
+    "gemma4-part": lambda: transformers.Gemma4Config(
+        text_config=_GEMMA4_SMALL | {"attention_bias": True, "num_kv_shared_layers": 2, "pad_token_id": 0},
+        **_GEMMA4_PARTS,
+    ),
+    # As the 26B: experts beside the MLP of each layer.
+    "gemma4-moe": lambda: transformers.Gemma4TextConfig(
+        **_GEMMA4, enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=40
+    ),
+    "gemma4-unified": lambda: transformers.Gemma4UnifiedTextConfig(
+        **{name: value for name, value in _GEMMA4.items() if name != "hidden_size_per_layer_input"}
+    ),
     # Windows in every other layer, sinks, biases, clamped gates and yarn: all at their defaults but
     # for sizes that reach each.
     "gpt-oss": lambda: transformers.GptOssConfig(
@@ -259,6 +299,13 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         norm_topk_prob=True,
         mlp_only_layers=[0],
     ),
+    "gemma4-moe-wide": lambda: transformers.Gemma4TextConfig(
+        **_GEMMA4 | {"intermediate_size": 128},
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=64,
+    ),
     "glm4-moe-wide": lambda: _glm4_moe(moe_intermediate_size=64, intermediate_size=128, num_hidden_layers=2),
     "qwen3-moe-wide": lambda: transformers.Qwen3MoeConfig(
         **_BASE | {"num_hidden_layers": 2, "intermediate_size": 128},
@@ -266,6 +313,15 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         num_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=64,
+        norm_topk_prob=True,
+    ),
+    # Inputs that blocks of 256 divide, also on two ranks.
+    "qwen3-moe-long": lambda: transformers.Qwen3MoeConfig(
+        **_BASE | {"hidden_size": 256, "num_hidden_layers": 1, "intermediate_size": 512},
+        head_dim=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=512,
         norm_topk_prob=True,
     ),
     "gpt-oss-wide": lambda: transformers.GptOssConfig(
@@ -335,5 +391,5 @@ def randomize_vectors(model: torch.nn.Module) -> None:
             if parameter.dim() == 1 or name.endswith("_bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "layer_scalar")):
                 buffer.add_(torch.randn_like(buffer) * 0.3)

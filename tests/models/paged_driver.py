@@ -41,10 +41,12 @@ class PagedDriver:
         self.model = model
         self.block_size = block_size
         self.free_blocks = np.random.default_rng(0).permutation(num_blocks).tolist()
-        shape = (num_blocks, 2, model.num_kv_heads, block_size, model.head_dim)
         self.free_slots = list(range(_NUM_SLOTS))
+        caches = [torch.full((num_blocks, 2, heads, block_size, dim), float("nan")) for heads, dim in model.kv_heads]
+        sources = iter(model.kv_sources)
         self.kv_caches = [
-            torch.full((_NUM_SLOTS, size) if size else shape, float("nan")) for size in model.state_elements
+            torch.full((_NUM_SLOTS, size), float("nan")) if size else caches[next(sources)]
+            for size in model.state_elements
         ]
 
     def release(self, row: Row) -> None:

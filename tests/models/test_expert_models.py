@@ -24,7 +24,9 @@ PROMPT = [17 * index % VOCAB_SIZE for index in range(40)]
 
 
 # gpt-oss' folders have experts in stacked tensors, inputs before outputs; GLM has a shared expert.
-FAMILIES = ["mixtral-wide", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt-oss-wide", "glm4-moe-wide"))]
+# Gemma 4's experts stand beside an MLP.
+SLOW = ("gpt-oss-wide", "glm4-moe-wide", "gemma4-moe-wide")
+FAMILIES = ["mixtral-wide", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

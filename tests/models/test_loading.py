@@ -147,3 +147,12 @@ def test_lower_precision_runs_on_a_cpu_and_stays_close(tmp_path: pathlib.Path, d
     assert logits[1].dtype == torch.float32
     # bfloat16 keeps 8 bits; three layers of rounding stay within a tenth of the logits' spread.
     assert (logits[0] - logits[1]).abs().max() < 0.1 * (logits[0].max() - logits[0].min())
+
+
+def test_dummy_factors_of_norms_and_of_the_stream_are_one(tmp_path: pathlib.Path) -> None:
+    """Activations keep their size in models with numbers of their own, as in others."""
+    write_checkpoint(tmp_path, "gemma4-moe")
+    folder = ModelFolder.open(tmp_path)
+    made = load_model(folder, folder.config, torch.float32, CPU, "dummy", 0, ignore_progress)
+    factors = [value for name, value in made.state_dict().items() if value.dim() == 1 and not name.endswith("bias")]
+    assert len(factors) > 30 and all(bool((value == 1).all()) for value in factors)

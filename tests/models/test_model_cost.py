@@ -29,12 +29,17 @@ def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
     # Of a model that sees too, the part that reads and writes text.
     theirs, decoder = theirs.get_text_config(), model.get_decoder()
     # Biases of all of a layer's experts are one parameter, and no matrix.
-    named = decoder.layers.named_parameters()
-    matrices = [parameter for name, parameter in named if parameter.dim() == 2 and not name.endswith("_bias")]
+    named = decoder.named_parameters()
+    matrices = [
+        parameter
+        for name, parameter in named
+        if parameter.dim() == 2 and not name.endswith("_bias") and "embed_tokens" not in name
+    ]
     # All of a layer's experts are one parameter, and some of them compute a token.
     named = decoder.layers.named_parameters()
     experts = [parameter for name, parameter in named if parameter.dim() == 3 and "conv1d" not in name]
-    share = theirs.num_experts_per_tok / config.description.expert_layers[0].router.outputs if experts else 0.0
+    per_token = getattr(theirs, "num_experts_per_tok", None) or getattr(theirs, "top_k_experts", None)
+    share = per_token / config.description.expert_layers[0].router.outputs if experts else 0.0
     num_expert_weights = sum(matrix.numel() for matrix in experts)
     recurrent = [layer.linear_attn for layer in decoder.layers if hasattr(layer, "linear_attn")]
     # Each token reads a matrix for each head of such a layer twice, and corrects it once.
@@ -48,15 +53,22 @@ def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
     # Tied embeddings are one parameter, and the output layer reads it.
     unread = 0 if theirs.tie_word_embeddings else model.get_input_embeddings().weight.numel()
     # Tied, it is one of the decoder's.
-    corrections = [each for name, each in decoder.named_buffers() if name.endswith("e_score_correction_bias")]
+    learned = ("e_score_correction_bias", "layer_scalar")
+    corrections = [each for name, each in decoder.named_buffers() if name.endswith(learned)]
     parameters = {*decoder.parameters(), *corrections, head}
+    # Of inputs by layer a step reads its tokens' rows alone.
+    parameters -= {each for name, each in decoder.named_parameters() if "embed_tokens_per_layer" in name}
     assert cost.weight_bytes + cost.expert_bytes == 2 * (sum(each.numel() for each in parameters) - unread)
     attentions = [layer.self_attn for layer in decoder.layers if hasattr(layer, "self_attn")]
-    key_and_value = 2 * theirs.num_key_value_heads * attentions[0].head_dim
-    assert cost.kv_bytes_per_token == 2 * len(attentions) * key_and_value
+    # Layers that read other layers' keys have none; in some models keys are the values too.
+    keys = [each.k_proj.weight.shape[0] for each in attentions if hasattr(each, "k_proj")]
+    if keys:
+        assert cost.kv_bytes_per_token == 2 * 2 * sum(keys)
+    else:
+        assert cost.kv_bytes_per_token == 2 * len(attentions) * 2 * theirs.num_key_value_heads * attentions[0].head_dim
     # A product with each key's elements and one with each value's, for as many elements as the
     # output projection takes in.
-    assert cost.flops_per_pair == 2 * 2 * len(attentions) * attentions[0].o_proj.weight.shape[1]
+    assert cost.flops_per_pair == 2 * 2 * sum(each.o_proj.weight.shape[1] for each in attentions)
     # In fp32: those matrices, and the inputs of tokens that the convolution sees beside the newest.
     kept = sum((each.conv_kernel_size - 1) * each.conv_dim for each in recurrent)
     assert cost.row_state_bytes == 4 * (products // 3 + kept)

@@ -27,7 +27,7 @@ from tests.support.model_builds import load_model
 from tests.support.quantized_folders import quantize_folder
 from tests.support.rank_threads import on_ranks
 from tests.support.staged_runners import stage_models, staged
-from tests.worker.driver import execute, make_runner
+from tests.worker.driver import execute, make_model_runner
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step.plan import StepResult
@@ -37,11 +37,11 @@ from headrace_backend.worker.step.cpu_runner import CpuRunner
 from headrace_model_folder import ModelFolder
 
 CPU = torch.device("cpu")
-# Three layers each: one model per thing that the first or the last stage has by itself, or that
-# differs between families, over two stages or over as many as there are layers.
+# Three or four layers each: one model per thing that the first or the last stage has by itself, or
+# that differs between families, over two stages or over as many as there are layers.
 FAMILIES = {
     "llama-biases": 3, "qwen3-tied-bias": 2, "qwen2-window-tied": 3, "mistral-window": 2, "phi3-partial": 2,
-    "smollm3-window-tied": 3, "olmo3": 2, "glm4": 2, "gemma3-part": 3,
+    "smollm3-window-tied": 3, "olmo3": 2, "glm4": 2, "gemma3-part": 3, "gemma4": 2,
 }  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> functools.partial[Mo
 
 
 def runner(model: CausalLM) -> CpuRunner:
-    return make_runner(model, model.num_layers, model.num_kv_heads, model.head_dim)
+    return make_model_runner(model)
 
 
 def whole(folder: ModelFolder, schemes: Schemes, shard: Shard = ALONE) -> CausalLM:

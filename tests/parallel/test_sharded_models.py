@@ -16,7 +16,7 @@ import torch
 from tests.models.checkpoints import ignore_progress, write_checkpoint
 from tests.support.model_builds import load_model, weight_memory
 from tests.support.rank_threads import ThreadCollectives, on_ranks
-from tests.worker.driver import BLOCK_SIZE, Entry, admission, execute, id_bytes, make_runner, step
+from tests.worker.driver import BLOCK_SIZE, Entry, admission, execute, id_bytes, make_model_runner, step
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step.plan import StepPlan, StepResult
@@ -34,8 +34,9 @@ NAMES = (
     "llama-biases", "qwen3-tied-bias", "qwen2-window-tied", "llama-group-8", "llama-mha", "phi3-partial", "qwen3-moe",
     "smollm3-window-tied", "glm4-moe",
 )  # fmt: skip
-# Layers that are not plain, whose steps are never cut: norms of outputs, of all heads together.
-NAMES_OF_WHOLE_STEPS = ("olmo2", "olmo3", "glm4", "gemma3-part")
+# Layers that are not plain, whose steps are never cut: norms of outputs, of all heads together;
+# layers that differ in their heads, inputs by layer.
+NAMES_OF_WHOLE_STEPS = ("olmo2", "olmo3", "glm4", "gemma3-part", "gemma4", "gemma4-small", "gemma4-moe-wide")
 PROMPT = [17 * index % 89 + 3 for index in range(37)]
 NUM_TOKENS = 8
 
@@ -94,7 +95,7 @@ def run(
     head: Scheme | None = None,
 ) -> Run:
     model = load(folder, shard, scheme, head)
-    runner = make_runner(model, model.num_layers, model.num_kv_heads, model.head_dim)
+    runner = make_model_runner(model)
     hidden = runner.forward(step([Entry(7, 0, PROMPT[:5], (7,))], [admission(7)], {7: [20]}))
     with torch.inference_mode():
         logits = model.logits(hidden)
@@ -135,7 +136,7 @@ def whole_experts(shard: Shard) -> Shard:
     ("name", "world_size"),
     [
         ("qwen3-moe-dense-layers", 2),
-        *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("mixtral-wide", "glm4-moe")),
+        *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("mixtral-wide", "glm4-moe", "gemma4-moe-wide")),
     ],
 )
 def test_ranks_with_whole_experts_draw_the_tokens_of_one(
@@ -217,7 +218,7 @@ def test_prompt_logprobs_are_alike(folders: functools.partial[ModelFolder]) -> N
 
     def reported(shard: Shard = ALONE) -> StepResult:
         model = load(folder, shard)
-        return execute(make_runner(model, model.num_layers, model.num_kv_heads, model.head_dim), plan)
+        return execute(make_model_runner(model), plan)
 
     alone = reported()
     for rank in on_ranks(2, reported):

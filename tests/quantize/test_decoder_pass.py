@@ -15,7 +15,7 @@ from headrace_quantize.stages import STAGES, num_inputs
 
 # `headrace quantize` refuses Gemma with vision, which has other parts, gpt-oss, whose experts lie
 # in one tensor, and layers with states.
-FAMILIES = [name for name in CONFIGS if name != "gemma3-part" and not name.startswith(("gpt-oss", "qwen3.5"))]
+FAMILIES = [name for name in CONFIGS if name != "gemma3-part" and not name.startswith(("gpt-oss", "qwen3.5", "gemma4"))]
 
 
 @pytest.mark.one_in(2)

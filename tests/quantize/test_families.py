@@ -55,6 +55,7 @@ def test_what_can_not_be_is_refused(tmp_path: pathlib.Path) -> None:
     for family, options, message in (
         ("olmo2", {"method": "awq", "calibration": ("text",)}, "--method awq is not for Olmo2ForCausalLM"),
         ("gemma3-part", {"method": "rtn"}, "has parts beside its text part, which would be lost"),
+        ("gemma4", {"method": "rtn"}, "whose layers differ in their heads or scale the stream"),
         ("glm4", {"method": "rtn"}, "keeps several projections in one tensor"),
     ):
         write_checkpoint(tmp_path / family, family)

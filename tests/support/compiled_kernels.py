@@ -177,6 +177,8 @@ _QUANTIZED_WIDE = (
     Shape(8, 4, 256, 16, None, torch.bfloat16, "int8"),
     Shape(8, 4, 256, 16, None, torch.bfloat16, "fp8"),
 )
+# As Gemma 4's layers that see everything.
+_WIDEST = Shape(32, 4, 512, 16, None, torch.bfloat16)
 
 
 def _decode_raw(shape: Shape, normed: bool, interleaved: bool = False, wide_norms: bool = False) -> None:
@@ -213,6 +215,10 @@ def compile_attention(arch: int) -> list[Any]:
             _decode_raw(shape, normed=shape.window is not None)
         _decode_raw(llama, normed=False, interleaved=True)
         _decode_raw(_HEADS[-1], normed=True, wide_norms=True)
+        if arch >= 90:
+            _decode_raw(_WIDEST, normed=True, wide_norms=True)
+            case = Case(_WIDEST, [(700, 20)], "cpu", max_query_len=1)
+            attention.paged_attention(case.query, case.kv_cache, case.step, _WIDEST.scale)
         for query_len in (2, 4, 8, 16):
             case = Case(llama, [(700, 1)], "cpu", max_query_len=query_len)
             attention.paged_attention(case.query, case.kv_cache, case.step, llama.scale)
@@ -644,12 +650,27 @@ def compile_experts(arch: int) -> list[Any]:
                 mixture.mixture(x[:1], one, *_of_a_rank(weights))
                 mixture.mixture(x, choice, *_of_a_rank(weights))
         _mxfp4_mixtures()
+        _block_mixtures()
     return list({id(kernel): kernel for kernel in compiled}.values())
 
 
 def _of_a_rank(weights: list[ExpertWeights]) -> list[ExpertWeights]:
     """Experts as the second half of a layer's, which another rank shares."""
     return [dataclasses.replace(each, part=ExpertPart(each.num_experts, 2 * each.num_experts)) for each in weights]
+
+
+def _block_mixtures() -> None:
+    """Experts of a GGUF file, few tokens and many: Q4_K_M's types, and one of every other sort."""
+    cpu = torch.device("cpu")
+    for kinds in (("Q4_K", "Q6_K"), ("Q5_K", "Q8_0"), ("IQ4_XS", "Q2_K"), ("Q3_K", "Q4_1")):
+        gate_up, down = (
+            ExpertWeights(block_weight.allocate(block_weight.BlockKind(kind), rows, inputs, torch.bfloat16, cpu), 4)
+            for kind, rows, inputs in ((kinds[0], 4 * 2 * 768, 2048), (kinds[1], 4 * 2048, 768))
+        )
+        for num_tokens in (1, 64):
+            x = torch.empty(num_tokens, 2048, dtype=torch.bfloat16)
+            choice = routing.choose_experts(torch.empty(num_tokens, 4, dtype=x.dtype), 2, True)
+            mixture.mixture(x, choice, gate_up, down)
 
 
 def _mxfp4_mixtures() -> None:

@@ -11,13 +11,15 @@ import msgspec
 import numpy as np
 import torch
 
+from headrace_backend.cache_groups import CacheLayout
+from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import ForwardPlan, PromptLogprobPlan, RowAdmission, SamplePlan, StepPlan, StepResult
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.speculation import Speculation
 from headrace_backend.worker.start_up.synthetic_steps import GREEDY
 from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
-from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
+from headrace_backend.worker.step.kv_caches import allocate_kv_caches, allocate_layer_caches, kv_type
 from headrace_backend.worker.step.runner import CausalModel, Runner
 from headrace_request.sampling import Sampling
 
@@ -129,6 +131,19 @@ def make_runner(
         Sampler(NUM_ROWS, model.vocab_size, device),
         allocate_kv_caches(num_layers, shape, kv_type(kv_dtype, torch.float32), device),
         speculation,
+    )
+
+
+def make_model_runner(model: CausalLM) -> CpuRunner:
+    """A runner over the caches that the model's own layers have, which may differ."""
+    device = torch.device("cpu")
+    caches = allocate_layer_caches(model.kv_heads, CacheLayout(), NUM_BLOCKS, BLOCK_SIZE, torch.float32, device)
+    return CpuRunner(
+        model,
+        CpuBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS),
+        Sampler(NUM_ROWS, model.vocab_size, device),
+        [caches[source] for source in model.kv_sources],
+        None,
     )
 
 

@@ -16,6 +16,7 @@ from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.projection_norms import projection_norms
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.layers.step_metadata import StepMetadata, of_group
+from headrace_backend.layers.value_heads import ValueHeads
 from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.attention.output_gates import gate_heads, without_gates
@@ -53,11 +54,21 @@ class Attention(nn.Module):
         self.cache_group = 0
         self.scale = head_dim**-0.5 if attention.scale is None else attention.scale
         self._rotary_dim, self._interleaved = attention.rotary_dim, attention.interleaved
-        projections = (attention.query, attention.key, attention.value)
         # Of a gated head each query stands before its gate.
         width = attention.query_width // head_dim
         queries = range(width * query.start, width * query.stop)
-        self.qkv_proj = ColumnLinear(projections, (queries, key, key), placement)
+        keys = [linear for linear in (attention.key, attention.value) if linear is not None]
+        self.qkv_proj = ColumnLinear((attention.query, *keys), (queries, *[key] * len(keys)), placement)
+        self._query_size = len(query)
+        self.value_heads = ValueHeads.of(attention, self.num_kv_heads, placement)
+        # Whose keys and values the heads read, in a tuple so that it is no module of this one;
+        # nobody's: their own.
+        self._source: tuple[Attention, ...] = ()
+        # Name under which other layers read this one's; "": none does.
+        self._read_as = ""
+        # [num_tokens, keys and values] of the step, before norms and rotation of keys, where others
+        # read them.
+        self._key_values: Tensor | None = None
         self.o_proj = RowLinear(attention.output, query, placement)
         self.projection_norms = projection_norms(attention, query, key, placement)
         of_heads = (None, None) if attention.norms_projections else (attention.query_norm, attention.key_norm)
@@ -104,7 +115,8 @@ class Attention(nn.Module):
         """Computes what lies between the projections: norms, rotation, cache write and attention.
 
         Args:
-            qkv: [num_tokens, queries, keys and values of all heads], which may be overwritten.
+            qkv: [num_tokens, queries, keys and values of all heads], which may be overwritten;
+                without those that no projection gives.
             rotations: The step's rows of the rotary table.
             kv_cache: This layer's cache; the tokens' keys and values are written first.
             metadata: The step.
@@ -134,8 +146,29 @@ class Attention(nn.Module):
         """The projection's heads, and how they are normed and rotated."""
         if self.projection_norms is not None:
             self.projection_norms(qkv)
+        qkv = self._with_all_heads(qkv)
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         return RawHeads(qkv, rotations, self.num_heads, *self._head_norms, self._interleaved)
+
+    def read_keys_of(self, source: Attention, name: str) -> None:
+        """Has the heads read keys and values of a layer that is computed before, called `name`.
+
+        They are written to the same places of the same cache once more, so that kernels have no
+        case for it.
+        """
+        self._source, source._read_as = (source,), name
+
+    def _with_all_heads(self, projected: Tensor) -> Tensor:
+        """[num_tokens, queries, keys and values], of which a projection may give a part."""
+        if self._source:
+            key_values = self._source[0]._key_values
+            assert key_values is not None, "the layer that is read comes first"
+            return torch.cat((projected, key_values), dim=1)
+        if self.value_heads is not None:
+            projected = self.value_heads(projected)
+        if self._read_as:
+            self._key_values = projected[:, self._query_size :]
+        return projected
 
     def launch_kind(self) -> Hashable:
         """What decides which kernels `attended` launches, beside step, cache and norm weights."""
@@ -147,6 +180,9 @@ class Attention(nn.Module):
             self._rotary_dim,
             self._interleaved,
             self._is_gated,
+            # Each layer that is read is a kind of its own: its readers need it in every step.
+            self._read_as,
+            bool(self._source),
         )
 
     @property
@@ -160,6 +196,7 @@ class Attention(nn.Module):
 
         No weights where the model has no such norms.
         """
-        if self.q_norm is None or self.k_norm is None:
+        key_norm = self._source[0].k_norm if self._source else self.k_norm
+        if self.q_norm is None or key_norm is None:
             return None, None, 0.0
-        return self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
+        return self.q_norm.weight, key_norm.weight, self.q_norm.eps

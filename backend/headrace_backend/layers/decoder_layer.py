@@ -12,15 +12,18 @@ from torch import Tensor, nn
 
 from headrace_backend.layers.attention import Attention
 from headrace_backend.layers.expert_mlp import ExpertMlp
+from headrace_backend.layers.experts_beside import ExpertsBeside
 from headrace_backend.layers.gated_delta_net import GatedDeltaNet
 from headrace_backend.layers.mlp import GatedMlp
 from headrace_backend.layers.norm import RmsNorm, residual_norm, stream_norm
+from headrace_backend.layers.per_layer_input import PerLayerResidual
 from headrace_backend.layers.rotary import Rotations
 from headrace_backend.layers.step_metadata import StepMetadata
+from headrace_backend.layers.stream_scalar import StreamScalar
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.launch_kind import launch_kind
 from headrace_model_folder import description
-from headrace_model_folder.description import Experts, Layer, Norm
+from headrace_model_folder.description import Experts, Layer, Mlp, Norm
 
 
 class DecoderLayer(nn.Module):
@@ -52,15 +55,23 @@ class DecoderLayer(nn.Module):
         )
         self.attention_output_norm = _output_norm(layer.attention_output_norm, placement)
         self.post_attention_layernorm = stream_norm(layer.mlp_norm, placement, self.is_output_whole)
-        self.mlp: GatedMlp | ExpertMlp = (
-            ExpertMlp(layer.mlp, placement) if isinstance(layer.mlp, Experts) else GatedMlp(layer.mlp, placement)
-        )
-        self.mlp_output_norm = _output_norm(layer.mlp_output_norm, placement)
+        self.mlp = _mlp(layer.mlp, placement)
+        is_mlp_whole = isinstance(self.mlp, ExpertsBeside)
+        self.mlp_output_norm = _output_norm(layer.mlp_output_norm, placement, is_mlp_whole)
+        own_input = layer.per_layer_input
+        self.per_layer_residual = None if own_input is None else PerLayerResidual(own_input, placement)
+        self.scalar = None if layer.scalar is None else StreamScalar(layer.scalar, placement)
         # Partial outputs of several ranks are all-reduced before they reach the residual stream.
         self._is_whole = placement.shard.world_size == 1
 
     def forward(
-        self, pending: Tensor | None, residual: Tensor, rotations: Rotations, kv_cache: Tensor, metadata: StepMetadata
+        self,
+        pending: Tensor | None,
+        residual: Tensor,
+        rotations: Rotations,
+        kv_cache: Tensor,
+        metadata: StepMetadata,
+        own_input: Tensor | None = None,
     ) -> Tensor:
         """Runs the layer.
 
@@ -71,12 +82,14 @@ class DecoderLayer(nn.Module):
             rotations: The step's rows of each rotary table.
             kv_cache: This layer's cache, or the states of its rows.
             metadata: The step.
+            own_input: [num_tokens, size of an input] what this layer has of each token besides;
+                None: the model's layers have nothing.
 
         Returns:
             [num_tokens, hidden_size] this layer's output, not yet in the residual stream.
         """
         heads = self.heads(pending, residual, rotations, kv_cache, metadata)
-        return self.after_heads(heads, residual)
+        return self.after_heads(heads, residual, own_input)
 
     def heads(
         self, pending: Tensor | None, residual: Tensor, rotations: Rotations, kv_cache: Tensor, metadata: StepMetadata
@@ -85,12 +98,13 @@ class DecoderLayer(nn.Module):
         normed = self.input_layernorm.of_stream(pending, residual, self.self_attn.rounds_to(len(residual)))
         return self.self_attn.heads(normed, rotations[self.rotation], kv_cache, metadata)
 
-    def after_heads(self, heads: Tensor, residual: Tensor) -> Tensor:
+    def after_heads(self, heads: Tensor, residual: Tensor, own_input: Tensor | None = None) -> Tensor:
         """The other half, in which each token is by itself, so that it may be given some of them.
 
         Args:
             heads: [n, all heads' outputs].
             residual: [n, hidden_size] the same tokens' residual stream, changed in place.
+            own_input: [n, size of an input] of the same tokens, see `forward`.
 
         Returns:
             [n, hidden_size] this layer's output, not yet in the residual stream.
@@ -99,8 +113,13 @@ class DecoderLayer(nn.Module):
         if self.attention_output_norm is not None:
             attended = self.attention_output_norm.of_output(attended)
         normed = self.post_attention_layernorm.of_stream(attended, residual, self.mlp.rounds_to(len(residual)))
-        out: Tensor = self.mlp(normed)
-        return out if self.mlp_output_norm is None else self.mlp_output_norm.of_output(out)
+        out: Tensor = self.mlp(normed, residual) if isinstance(self.mlp, ExpertsBeside) else self.mlp(normed)
+        if self.mlp_output_norm is not None:
+            out = self.mlp_output_norm.of_output(out)
+        if self.per_layer_residual is not None:
+            assert own_input is not None, "layers with an input of their own are given it"
+            out = self.per_layer_residual(residual.add_(out), own_input)
+        return out if self.scalar is None else self.scalar.scale(residual, out)
 
     def fuses(self, num_tokens: int) -> bool:
         """Whether a step of so many tokens takes `forward_fused`.
@@ -125,6 +144,7 @@ class DecoderLayer(nn.Module):
         assert isinstance(self.self_attn, Attention), "other layers do not fuse"
         assert isinstance(self.input_layernorm, RmsNorm) and isinstance(self.post_attention_layernorm, RmsNorm)
         self.self_attn.add_to(residual, self.input_layernorm, rotations[self.rotation], kv_cache, metadata)
+        assert not isinstance(self.mlp, ExpertsBeside), "such layers do not fuse"
         self.mlp.add_to(residual, self.post_attention_layernorm)
 
     def launch_kind(self) -> Hashable:
@@ -141,5 +161,11 @@ class DecoderLayer(nn.Module):
         return self._is_whole, self.self_attn.launch_kind(), weights, self.mlp.launch_kind(), parameters
 
 
-def _output_norm(norm: Norm | None, placement: Placement) -> RmsNorm | None:
-    return None if norm is None else residual_norm(norm, placement)
+def _mlp(mlp: Mlp | Experts, placement: Placement) -> GatedMlp | ExpertMlp | ExpertsBeside:
+    if isinstance(mlp, Mlp):
+        return GatedMlp(mlp, placement)
+    return ExpertMlp(mlp, placement) if mlp.beside is None else ExpertsBeside(mlp, placement)
+
+
+def _output_norm(norm: Norm | None, placement: Placement, is_whole: bool = False) -> RmsNorm | None:
+    return None if norm is None else residual_norm(norm, placement, is_whole)

@@ -83,7 +83,7 @@ class OutputHead(ShardedModule):
         self._name, self._shard = model.head.name, placement.shard
         self._rows = placement.shard.split(model.vocab_size)
         self._is_whole = len(self._rows) == model.vocab_size
-        self._is_tied = model.head.tied
+        self._is_tied, self._softcap = model.head.tied, model.head.softcap
         assert embedding is not None or not self._is_tied, "a tied output layer has the embedding's weight"
         self.weight = self._made(model.hidden_size, placement.of(self._name), embedding if self._is_tied else None)
 
@@ -129,6 +129,10 @@ class OutputHead(ShardedModule):
 
     def part(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[num_tokens, size] -> [num_tokens, part_size] fp32: `out`, if it is given."""
+        logits = self._product(hidden, out)
+        return logits if self._softcap is None else logits.div_(self._softcap).tanh_().mul_(self._softcap)
+
+    def _product(self, hidden: Tensor, out: Tensor | None) -> Tensor:
         if isinstance(self.weight, HeadWeight):
             return self.weight.logits(hidden, out)
         if isinstance(self.weight, BlockLinearWeight):

@@ -23,7 +23,7 @@ from headrace_backend.quantization.linear_weight import PlainWeight
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.experts import mixture
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
-from headrace_kernels.experts.gating import SILU, Gating, gated_reference
+from headrace_kernels.experts.gating import GELU, SILU, Gating, gated_reference
 from headrace_kernels.experts.router import choose_after_norm, chooses_at_once
 from headrace_kernels.experts.routing import Choice, choose_experts
 from headrace_kernels.experts.scored_routing import Scoring, choose_scored_experts
@@ -142,16 +142,19 @@ class ExpertMlp(nn.Module):
         self.scores = None if experts.scores is None else SigmoidRouting(experts, experts.scores, placement)
         self._per_token, self._renormalized = experts.per_token, experts.renormalized
         self.shared = None if experts.shared is None else SharedExpert(experts.shared, placement)
-        clamped = experts.gating
-        self._gating = SILU if clamped is None else Gating(True, clamped.alpha, clamped.limit)
+        self._gating = _gating(experts)
         # Counts the programs of a choice of few tokens, and is 0 between two of them.
         self._done = torch.zeros(1, dtype=torch.int32, device=placement.device)
 
     def forward(self, x: Activations) -> Tensor:
         """[num_tokens, hidden_size] -> the same shape, of several ranks this one's part of it."""
         assert isinstance(x, Tensor), "experts take tokens in the model's type"
-        out = mixture.mixture(x, self.choose(x), *self._weights, self._gating)
+        out = self.mixed(x, self.choose(x))
         return out if self.shared is None else out.add_(self.shared(x))
+
+    def mixed(self, x: Tensor, choice: Choice) -> Tensor:
+        """The chosen experts' weighted sum, [num_tokens, hidden_size] -> the same shape."""
+        return mixture.mixture(x, choice, *self._weights, self._gating)
 
     def choose(self, x: Tensor) -> Choice:
         """The experts of tokens [num_tokens, hidden_size], and their weights."""
@@ -211,3 +214,11 @@ class ExpertMlp(nn.Module):
             return choose_experts(logits, self._per_token, self._renormalized)
         choice: Choice = self.scores(logits)
         return choice
+
+
+def _gating(experts: Experts) -> Gating:
+    """What the kernels compute between an expert's projections."""
+    clamped = experts.gating
+    if clamped is not None:
+        return Gating(True, clamped.alpha, clamped.limit)
+    return GELU if experts.experts[0].activation == "gelu_tanh" else SILU

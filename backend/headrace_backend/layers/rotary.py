@@ -18,6 +18,7 @@ from headrace_kernels.attention.rope_frequencies import (
     llama3_frequencies,
     longrope_attention_factor,
     longrope_frequencies,
+    proportional_frequencies,
     rope_table,
     yarn_attention_factor,
     yarn_frequencies,
@@ -91,6 +92,8 @@ def rope_frequencies(rope: RopeConfig, rotary_dim: int, max_position: int) -> tu
             return _yarn(rope, rotary_dim)
         case "longrope":
             return _longrope(rope, rotary_dim, max_position)
+        case "proportional":
+            return proportional_frequencies(rotary_dim, rope.theta, rope.factor, rope.proportion), 1.0
         case "none":
             # A cosine of 1 and a sine of 0 in all positions leave heads as they are, to the bit.
             return torch.zeros(rotary_dim // 2), 1.0

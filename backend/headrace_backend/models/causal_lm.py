@@ -18,6 +18,7 @@ from headrace_backend.layers.cut_step import CutStep
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
 from headrace_backend.layers.norm import residual_norm
+from headrace_backend.layers.per_layer_input import PerLayerInputs
 from headrace_backend.layers.rotary import RotaryTables, Rotations
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.layers.stream_taps import StreamTaps
@@ -27,7 +28,7 @@ from headrace_backend.pp_rules import WHOLE, Stage
 from headrace_backend.quantization.head_weight import HeadWeight
 from headrace_backend.tp_rules import rank_part
 from headrace_backend.weights.placement import Placement
-from headrace_model_folder import ModelDescription
+from headrace_model_folder import ModelDescription, description
 from headrace_model_folder.description import GatedDeltaNet
 
 
@@ -40,7 +41,11 @@ class Decoder(nn.Module):
         self.embed_tokens = TokenEmbedding(model.embedding, placement) if stage.is_first else None
         self.rotary = RotaryTables(model, max_position, placement.device)
         self._device = placement.device
+        own_inputs = model.per_layer_embedding
+        self.per_layer_inputs = None if own_inputs is None else PerLayerInputs(own_inputs, placement)
         layers = [DecoderLayer(layer, placement, self.rotary.number(layer)) for layer in model.layers]
+        _let_read_keys(model, layers)
+        self._kv_sources = model.kv_sources
         self.layers = nn.ModuleList()
         for layer, module in zip(model.layers, layers, strict=True):
             # By its number in the whole model, as messages name it.
@@ -74,6 +79,7 @@ class Decoder(nn.Module):
         if self._places is not None:
             kv_caches = [kv_caches[place] for place in self._places]
         residual: Tensor = entering if self.embed_tokens is None else self.embed_tokens(entering)
+        own_inputs = self._own_inputs(entering, residual)
         rotations = self.rotary(positions)
         if self.norm is None:
             assert not isinstance(metadata, StepPieces), "a step of several stages is whole"
@@ -81,19 +87,27 @@ class Decoder(nn.Module):
         if not isinstance(metadata, StepPieces) and self.fuses(len(residual)):
             self._forward_fused(residual, rotations, kv_caches, metadata)
             return self._left(self.norm(residual), wanted)
-        heads = self._last_heads(residual, rotations, kv_caches, metadata)
-        last = self._layers[-1]
+        heads = self._last_heads(residual, rotations, kv_caches, metadata, own_inputs)
+        last, last_input = self._layers[-1], own_inputs[-1]
         if wanted is not None and self._hidden is None:
             # No later layer sees the other tokens.
             heads, residual = heads.index_select(0, wanted), residual.index_select(0, wanted)
-            return self.norm.add(last.after_heads(heads, residual), residual)
-        return self._left(self.norm.add(last.after_heads(heads, residual), residual), wanted)
+            last_input = None if last_input is None else last_input.index_select(0, wanted)
+            return self.norm.add(last.after_heads(heads, residual, last_input), residual)
+        return self._left(self.norm.add(last.after_heads(heads, residual, last_input), residual), wanted)
 
     def _left(self, hidden: Tensor, wanted: Tensor | None) -> Tensor:
         """The wanted ones of a step's hidden states; all are copied if they are tapped."""
         if self._hidden is not None:
             self._hidden[: len(hidden)].copy_(hidden)
         return hidden if wanted is None else hidden.index_select(0, wanted)
+
+    def _own_inputs(self, token_ids: Tensor, embedded: Tensor) -> Sequence[Tensor | None]:
+        """What each layer that is computed has of each token besides; None: nothing."""
+        if self.per_layer_inputs is None:
+            return [None] * len(self._layers)
+        inputs = self.per_layer_inputs(token_ids, embedded).unbind(1)
+        return inputs if self._places is None else [inputs[place] for place in self._places]
 
     def _stream_behind(
         self, residual: Tensor, rotations: Rotations, kv_caches: list[Tensor], metadata: StepMetadata
@@ -112,7 +126,12 @@ class Decoder(nn.Module):
         return residual.add_(pending)
 
     def _last_heads(
-        self, residual: Tensor, rotations: Rotations, kv_caches: list[Tensor], metadata: StepMetadata | StepPieces
+        self,
+        residual: Tensor,
+        rotations: Rotations,
+        kv_caches: list[Tensor],
+        metadata: StepMetadata | StepPieces,
+        own_inputs: Sequence[Tensor | None],
     ) -> Tensor:
         """Runs all layers up to the heads of the last one, and returns those heads' outputs.
 
@@ -126,8 +145,9 @@ class Decoder(nn.Module):
                 cut.forward(layer, kv_cache)
             return cut.heads(*last)
         pending: Tensor | None = None
-        for layer, kv_cache in self._reported(layers):
-            pending = layer.after_heads(self._heads(layer, pending, residual, rotations, kv_cache, metadata), residual)
+        for (layer, kv_cache), own_input in zip(self._reported(layers), own_inputs, strict=False):
+            heads = self._heads(layer, pending, residual, rotations, kv_cache, metadata)
+            pending = layer.after_heads(heads, residual, own_input)
         return self._heads(last[0], pending, residual, rotations, last[1], metadata)
 
     def _heads(
@@ -161,8 +181,8 @@ class Decoder(nn.Module):
     def use_cache_groups(self, layer_groups: Sequence[int]) -> None:
         """Tells each layer its cache group: `CausalLM.use_cache_groups` says how."""
         attentions = [layer.self_attn for layer in self._layers if isinstance(layer.self_attn, Attention)]
-        for attention, group in zip(attentions, layer_groups, strict=True):
-            attention.cache_group = group
+        for attention, source in zip(attentions, self._kv_sources, strict=True):
+            attention.cache_group = layer_groups[source]
 
     def fuses(self, num_tokens: int) -> bool:
         """Whether all layers fuse norms, SwiGLU and additions into the products of such a step."""
@@ -200,6 +220,17 @@ def _reporting(
         report()
 
 
+def _let_read_keys(model: ModelDescription, layers: Sequence[DecoderLayer]) -> None:
+    """Tells layers that read other layers' keys and values whose."""
+    modules = {layer.name: module.self_attn for layer, module in zip(model.layers, layers, strict=True)}
+    for layer in model.layers:
+        reader = modules[layer.name]
+        if isinstance(layer.attention, description.Attention) and layer.attention.kv_source is not None:
+            source = modules[layer.attention.kv_source]
+            assert isinstance(reader, Attention) and isinstance(source, Attention), "states have no keys"
+            reader.read_keys_of(source, layer.attention.kv_source)
+
+
 class CausalLM(WeightedModule):
     """A language model, or one stage of it."""
 
@@ -217,7 +248,7 @@ class CausalLM(WeightedModule):
         self.model = Decoder(model, placement, max_position, stage)
         if stage.is_last:
             self.lm_head = OutputHead(model, placement, self.model.embed_tokens)
-        self.num_layers, self.num_kv_layers = len(model.layers), len(model.attentions)
+        self.num_layers, self.num_kv_layers = len(model.layers), len(model.kv_attentions)
         # Elements of fp32 that a row has in each layer; 0 in those with keys and values.
         self.state_elements = tuple(
             layer.attention.state_elements if isinstance(layer.attention, GatedDeltaNet) else 0
@@ -226,8 +257,13 @@ class CausalLM(WeightedModule):
         self._is_plain = model.is_plain
         self.shard = placement.shard
         # Of this rank: what attention and the KV cache need.
-        part = rank_part(model, placement.shard.world_size).attention
-        self.num_heads, self.num_kv_heads, self.head_dim = part.num_heads, part.num_kv_heads, part.head_dim
+        part = rank_part(model, placement.shard.world_size)
+        self.num_heads = part.attention.num_heads
+        # Of the first layer with keys, and of each: number of key and value heads, and their size.
+        self.num_kv_heads, self.head_dim = part.attention.num_kv_heads, part.attention.head_dim
+        self.kv_heads = tuple((attention.num_kv_heads, attention.head_dim) for attention in part.kv_attentions)
+        # For each layer with attention to a cache, whose of those it reads and writes.
+        self.kv_sources = model.kv_sources
         self.hidden_size = model.hidden_size
         # Of activations.
         self.dtype = placement.dtype

@@ -73,7 +73,7 @@ def findings_of(model: CausalLM, formats: Mapping[str, LayerFormat]) -> dict[str
         one = None
         if isinstance(rows, StoredRows):
             one = stored_findings(rows.weight, rows.outputs, formats[layer])
-        elif isinstance(rows, BlockRows) and ".layers." in name:
+        elif isinstance(rows, BlockRows) and ".layers." in name and ".experts." not in name:
             one = block_findings(rows.weight, rows.outputs)
         if one is not None:
             found[layer] = one

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable
 import torch
 from torch import nn
 
+from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.quantization.linear_weight import PlainWeight, WeightReport
 from headrace_backend.quantization.low_bit_weight import LowBitWeight, RoundedWeight
 from headrace_backend.quantization.stored_weight import StoredWeight, input_rounding
@@ -128,6 +129,30 @@ class BlockExpertWeight(LowBitWeight):
         return WeightReport(self.num_bytes, {self._kind.value: self.num_weights})
 
 
+class FileBlockExpertWeight(BlockLinearWeight):
+    """The experts' weights in a GGUF file's blocks as they are: K types, types with minimums."""
+
+    def __init__(
+        self, num_outputs: int, num_inputs: int, num_experts: int, kind: BlockKind, placement: Placement
+    ) -> None:
+        """Allocates it, empty; `num_outputs` are those of all experts together.
+
+        Raises:
+            QuantizationRefused: Blocks that the inputs do not fill.
+        """
+        super().__init__([kind], [num_outputs], num_inputs, placement)
+        self.num_experts = num_experts
+
+    @property
+    def experts(self) -> ExpertWeights:
+        """The weight as products of experts take it."""
+        (weight,) = self.blocks
+        return ExpertWeights(weight, self.num_experts)
+
+    def finish(self, layer: str) -> None:
+        """Implements `LinearWeight.finish`: nothing is checked but scales, by who loads."""
+
+
 class Mxfp4ExpertWeight(nn.Module):
     """The experts' weights in MXFP4, as a folder has them."""
 
@@ -183,7 +208,14 @@ def summarize_mxfp4(weights: Iterable[tuple[str, Mxfp4ExpertWeight]]) -> StoredS
     return StoredSummary("mxfp4", GROUP, 8 * num_bytes / num_weights, len(found))
 
 
-ExpertWeight = PlainExpertWeight | RoundedExpertWeight | StoredExpertWeight | BlockExpertWeight | Mxfp4ExpertWeight
+ExpertWeight = (
+    PlainExpertWeight
+    | RoundedExpertWeight
+    | StoredExpertWeight
+    | BlockExpertWeight
+    | FileBlockExpertWeight
+    | Mxfp4ExpertWeight
+)
 
 
 def make_expert_weight(outputs: range, inputs: range, num_experts: int, placement: Placement) -> ExpertWeight:
@@ -206,7 +238,8 @@ def make_expert_weight(outputs: range, inputs: range, num_experts: int, placemen
         return StoredExpertWeight(form, outputs, inputs, count, num_experts, placement)
     if (kinds := placement.block_kinds) is not None:
         assert kinds[0] is not None and len(set(kinds)) == 1
-        return BlockExpertWeight(*sizes, kinds[0], placement)
+        made = BlockExpertWeight if kinds[0] in EXPERT_BLOCKS else FileBlockExpertWeight
+        return made(*sizes, kinds[0], placement)
     if placement.scheme is None:
         return PlainExpertWeight(*sizes, placement)
     return RoundedExpertWeight(*sizes, placement.scheme, placement)

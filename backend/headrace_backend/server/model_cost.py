@@ -35,7 +35,7 @@ class ModelCost(NamedTuple):
     flops_per_pair: float
     # Of the output layer, per token sampled.
     flops_per_sample: float
-    # Of the cache, all layers, each head once.
+    # Of the cache, all layers and ranks; a head as often as ranks have it.
     kv_bytes_per_token: int
     # Of all experts of all layers.
     expert_bytes: int = 0
@@ -51,6 +51,7 @@ def model_cost(
     layer_bits: float | None = None,
     kv_dtype: str = "auto",
     head_bits: float | None = None,
+    num_ranks: int = 1,
 ) -> ModelCost:
     """Computes the cost of a model.
 
@@ -61,13 +62,17 @@ def model_cost(
             quantized.
         kv_dtype: The cache's, as EngineConfig has it.
         head_bits: Width of one quantized value of the output layer, in the terms of `layer_bits`.
+        num_ranks: Ranks that share the model.
     """
     item_bytes = _DTYPE_BYTES[dtype]
     model = config.description
     formats = None if config.quantization is None else config.quantization.layers
     layers = sum(linear.size for linear in model.linears if _has_few_bits(linear, formats))
     head = model.hidden_size * model.vocab_size
-    num_read = parameter_count(config) - (0 if model.head.tied else head)
+    # Of tables a step reads its tokens' rows alone.
+    own_inputs = model.per_layer_embedding
+    table = 0 if own_inputs is None else own_inputs.table.vocab_size * own_inputs.table.hidden_size
+    num_read = parameter_count(config) - (0 if model.head.tied else head) - table
     weight_bytes = num_read * item_bytes
     if layer_bits is not None:
         weight_bytes -= int(layers * (item_bytes - layer_bits / 8))
@@ -87,7 +92,7 @@ def model_cost(
         # One product of query and key, one of probability and value.
         flops_per_pair=4.0 * sum(attention.output.inputs for attention in model.attentions),
         flops_per_sample=2.0 * head,
-        kv_bytes_per_token=kv_token_bytes(model, item_bytes, kv_dtype),
+        kv_bytes_per_token=kv_token_bytes(model, item_bytes, kv_dtype, num_ranks),
         expert_bytes=expert_bytes,
         expert_share=experts[0].share if experts else 0.0,
         row_state_bytes=row_state_bytes(model),

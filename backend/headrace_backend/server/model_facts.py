@@ -103,11 +103,7 @@ class ModelFacts:
         model, report = self._folder.config, ready.quantization or QuantizationReport()
         # What was not quantized has no bits of its own.
         layer_bits, head_bits = report.bits_per_weight or None, report.head_bits_per_weight or None
-        cost = model_cost(model, self._dtype(), layer_bits, self._config.kv_dtype, head_bits)
-        # Of all ranks together: where they are more than key and value heads, several have the same
-        # one.
-        copies = max(1, self._config.tp // model.description.attention.num_kv_heads)
-        return cost._replace(kv_bytes_per_token=copies * cost.kv_bytes_per_token)
+        return model_cost(model, self._dtype(), layer_bits, self._config.kv_dtype, head_bits, self._config.tp)
 
     def _kv_bytes_per_token(self) -> int:
         """Bytes of a token in all layers on each rank's device; 0: not known yet.

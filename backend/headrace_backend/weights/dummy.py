@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 
 import torch
@@ -20,6 +21,8 @@ from headrace_backend.weights.progress import Progress
 STANDARD_DEVIATION = 0.02
 # Handed over at once: quantizing needs several times a piece's memory.
 _PIECE_ELEMENTS = 8 << 20
+# Factors of norms, of the residual stream, of what a router reads, and of its experts.
+_FACTORS = re.compile(r"norm(_\d)?\.weight$|\.layer_scalar$|\.router\.(per_expert_)?scale$")
 
 
 def fill_with_noise(
@@ -29,7 +32,7 @@ def fill_with_noise(
     progress: Progress,
     phase: str = "dummy weights",
 ) -> None:
-    """Fills every target from N(0, 0.02^2), and norm weights (one dimension, not a bias) with 1.
+    """Fills every target from N(0, 0.02^2), and factors of norms and the like with 1.
 
     Activations then keep their size.
 
@@ -42,7 +45,7 @@ def fill_with_noise(
     """
     for done, (name, target) in enumerate(targets.items()):
         progress(phase, done, len(targets), "tensors")
-        if len(shapes[name]) == 1 and name.endswith("norm.weight"):
+        if len(shapes[name]) == 1 and _FACTORS.search(name):
             target.tensor.fill_(1.0)
         elif _is_drawn_in_place(target, shapes[name]):
             _draw(target.tensor, seed, name)

@@ -227,7 +227,5 @@ def _window(fields: Fields) -> int | None:
 
 
 def _reading_both(attention: Attention) -> Attention:
-    query, key, value = (
-        dataclasses.replace(part, inputs=2 * part.inputs) for part in (attention.query, attention.key, attention.value)
-    )
+    query, key, value = (dataclasses.replace(part, inputs=2 * part.inputs) for part in attention.projected)
     return dataclasses.replace(attention, query=query, key=key, value=value)

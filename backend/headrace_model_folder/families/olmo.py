@@ -45,12 +45,13 @@ def _with_own_norms(fields: Fields, sizes: Sizes, windows: list[int | None]) -> 
 
 def _normed(layer: Layer, sizes: Sizes) -> Layer:
     attention, name = layer.kv_attention, layer.name
+    query, key, _ = attention.projected
     return dataclasses.replace(
         layer,
         attention=dataclasses.replace(
             attention,
-            query_norm=_norm(f"{name}.self_attn.q_norm", attention.query.outputs, sizes),
-            key_norm=_norm(f"{name}.self_attn.k_norm", attention.key.outputs, sizes),
+            query_norm=_norm(f"{name}.self_attn.q_norm", query.outputs, sizes),
+            key_norm=_norm(f"{name}.self_attn.k_norm", key.outputs, sizes),
         ),
         attention_norm=None,
         mlp_norm=None,

@@ -40,7 +40,7 @@ def _with_longrope(fields: Fields) -> Fields:
 def _with_fused_tensors(layer: Layer) -> Layer:
     attention, mlp = layer.kv_attention, layer.mlp
     assert isinstance(mlp, Mlp), "the family has no experts"
-    query, key, value = fused(f"{layer.name}.self_attn.qkv_proj", attention.query, attention.key, attention.value)
+    query, key, value = fused(f"{layer.name}.self_attn.qkv_proj", *attention.projected)
     gate, up = fused(f"{layer.name}.mlp.gate_up_proj", mlp.gate, mlp.up)
     attention = dataclasses.replace(attention, query=query, key=key, value=value)
     return dataclasses.replace(layer, attention=attention, mlp=dataclasses.replace(mlp, gate=gate, up=up))

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from headrace_model_folder.families.family import Family
 from headrace_model_folder.families.gemma3 import GEMMA3, GEMMA3_OF_SEVERAL
+from headrace_model_folder.families.gemma4 import (
+    GEMMA4,
+    GEMMA4_OF_SEVERAL,
+    GEMMA4_UNIFIED,
+    GEMMA4_UNIFIED_OF_SEVERAL,
+)
 from headrace_model_folder.families.glm4 import GLM4
 from headrace_model_folder.families.llama import LLAMA
 from headrace_model_folder.families.mistral import MISTRAL
@@ -36,6 +42,10 @@ FAMILIES: dict[str, Family] = {
         GLM4,
         GEMMA3,
         GEMMA3_OF_SEVERAL,
+        GEMMA4,
+        GEMMA4_OF_SEVERAL,
+        GEMMA4_UNIFIED,
+        GEMMA4_UNIFIED_OF_SEVERAL,
         QWEN3_5,
         QWEN3_5_OF_SEVERAL,
         QWEN3_5_MOE,

@@ -13,13 +13,10 @@ from typing import Any
 
 from headrace_model_folder.description import Experts, Layer, Linear
 from headrace_model_folder.errors import InvalidModelFolder, shown
-from headrace_model_folder.expected_tensors import WEIGHT_DTYPES
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.gguf.header import GgufHeader, GgufTensor
 from headrace_model_folder.safetensors_header import TensorRecord
 
-# Products of experts have kernels for numbers with one scale and no minimum for 32 inputs or more.
-_TYPES = (*WEIGHT_DTYPES, "Q8_0", "Q4_0")
 _MOST_EXPERTS = 1 << 16
 
 
@@ -68,8 +65,7 @@ def expert_records(header: GgufHeader, layer: Layer) -> Iterator[tuple[str, Tens
     """Hugging Face name and record of each projection of each expert of a layer.
 
     Raises:
-        InvalidModelFolder: A tensor is missing or misshapen, of a type in which experts can't be
-            multiplied, or gates are of another type than ups.
+        InvalidModelFolder: A tensor is missing or misshapen, or gates are of another type than ups.
     """
     stacks = expert_tensors(layer)
     found = {name: _checked(header, name, linears) for name, linears in stacks.items()}
@@ -95,10 +91,5 @@ def _checked(header: GgufHeader, name: str, linears: tuple[Linear, ...]) -> Gguf
         raise InvalidModelFolder(
             f"{header.file}: tensor {shown(name)} has shape {list(tensor.shape)}, {list(shape)} expected from the "
             "metadata"
-        )
-    if tensor.type.name not in _TYPES:
-        raise InvalidModelFolder(
-            f"{header.file}: tensor {shown(name)} has type {tensor.type.name}, in which experts can't be multiplied: "
-            f"{', '.join(_TYPES)} can"
         )
     return tensor

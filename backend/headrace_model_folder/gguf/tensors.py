@@ -129,6 +129,6 @@ def _alternating(config: ModelConfig) -> dict[str, int]:
     return {
         name: attention.head_dim
         for attention in attentions
-        for linear in (attention.query, attention.key)
+        for linear in attention.projected[:2]
         for name, _ in linear.tensors()
     }

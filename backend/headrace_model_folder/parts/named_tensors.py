@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Literal
 
 Shape = tuple[int, ...]
+# What an MLP's gate passes through: x * sigmoid(x), or GELU in its approximation by tanh.
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,3 +101,18 @@ class Sinks:
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of the logits."""
         yield self.name, (self.num_heads,)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Embedding:
+    """One row of `hidden_size` elements for each token of the vocabulary."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    # What multiplies the rows; as the output layer's weight they are not multiplied.
+    scale: float = 1.0
+
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of its table."""
+        yield f"{self.name}.weight", (self.vocab_size, self.hidden_size)

@@ -102,29 +102,34 @@ def _copy_blocks_triton(kv_cache: Tensor, scratch: Tensor, sources: Tensor, targ
     )
 
 
-def _whole(kv_cache: Tensor) -> Tensor:
+def whole_blocks(kv_cache: Tensor) -> Tensor:
     """All of a cache's memory, blocks first.
 
-    Of a quantized cache these are its tiles, which begin and end at multiples of four bytes.
+    Of a quantized cache these are its tiles, which begin and end at multiples of four bytes. What
+    lies between tiles is another layer's, of another size, and is moved with them.
     """
-    return tiles_of(kv_cache).view(torch.int32) if is_quantized(kv_cache) else kv_cache
+    numbers = tiles_of(kv_cache) if is_quantized(kv_cache) else kv_cache
+    if not numbers[0].is_contiguous():
+        block = 2 * numbers.stride(1)
+        numbers = numbers.as_strided((len(numbers), block), (block, 1))
+    return numbers.view(torch.int32) if is_quantized(kv_cache) else numbers
 
 
 def copy_blocks(kv_caches: Iterable[Tensor], sources: Tensor, targets: Tensor) -> None:
     """Copies whole blocks within each layer's cache: reads all sources, then writes all targets.
 
     Args:
-        kv_caches: One cache per layer, alike, changed in place.
+        kv_caches: One cache per layer, of one type, changed in place.
         sources: [num_copies] int64 block numbers.
         targets: [num_copies] int64 block numbers, none twice.
     """
     if not sources.shape[0]:
         return
     scratch: Tensor | None = None
-    for kv_cache in map(_whole, kv_caches):
+    for kv_cache in map(whole_blocks, kv_caches):
         if not uses_triton(kv_cache):
             copy_blocks_reference(kv_cache, sources, targets)
             continue
-        if scratch is None:
+        if scratch is None or scratch.shape[1] != kv_cache[0].numel():
             scratch = kv_cache.new_empty(sources.shape[0], kv_cache[0].numel())
         _copy_blocks_triton(kv_cache, scratch, sources, targets)

@@ -271,7 +271,8 @@ def _run_kernels(
         return output
     tiles, gathered = step.prefill.tiles, step.prefill.gathered
     if gathered is None:
-        prefill_attention(query, kv_cache, step, tiles, scale, sliding_window, output, sinks)
+        about = (scale, sliding_window, output, sinks)
+        prefill_attention(query, kv_cache, step, tiles, *about, tile_tokens=step.prefill.tile_tokens)
     else:
         gathered_attention(query, kv_cache, step, tiles, gathered, scale, sliding_window, output, sinks)
     return output

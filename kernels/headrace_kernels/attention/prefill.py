@@ -145,19 +145,25 @@ def _paged_kernel(
     sinks,
     SHAPE: tl.constexpr,
     ROWS: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    CUTS: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
     GROUP: tl.constexpr = SHAPE.num_heads // SHAPE.num_kv_heads
-    TILE_TOKENS: tl.constexpr = ROWS // GROUP
     kv_head = tl.program_id(0)
-    entry = tl.load(tiles + tl.program_id(1) * 2)
+    # A tile of the plan, or the part of one that the program takes.
+    item = tiles + tl.program_id(1) // CUTS * 2
+    entry = tl.load(item)
     if entry < 0:
         return
-    tile_first = tl.load(tiles + tl.program_id(1) * 2 + 1)
+    tile_first = tl.load(item + 1) + tl.program_id(1) % CUTS * TILE_TOKENS
     first_token = tl.load(query_start_loc + entry)
     num_tokens = tl.load(query_start_loc + entry + 1) - first_token
+    if CUTS > 1:
+        if tile_first >= num_tokens:
+            return
     seq_len = tl.load(seq_lens + entry)
     table = block_tables + tl.load(table_rows + entry).to(tl.int64) * table_stride
 
@@ -218,19 +224,22 @@ def prefill_attention(
     output: Tensor,
     sinks: Tensor | None = None,
     launch: Launch | None = None,
+    tile_tokens: int | None = None,
 ) -> None:
     """Fills the rows of `output` that belong to the tiles, int32 [num_tiles, 2].
 
     Other arguments as `attention.paged.paged_attention`, except that query heads lie side by side;
-    `launch` replaces the rule, for measurements.
+    `launch` replaces the rule, for measurements, and `tile_tokens` is that of
+    `attention.step.PrefillWork`.
     """
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = kv_cache.shape[2]
     rows = prefill_tile_rows(head_dim, query.element_size())
+    tokens, cuts = _cut_tiles(rows // (num_heads // num_kv_heads), tile_tokens)
     memory = memory_of(kv_cache)
     shape = attention_shape(num_heads, head_dim, kv_cache, memory)
     launch = launch or _launch_rule(rows, shape.padded_dim, query, memory.kind != "")
-    _paged_kernel[(num_kv_heads, tiles.shape[0])](
+    _paged_kernel[(num_kv_heads, cuts * tiles.shape[0])](
         query,
         memory.numbers,
         memory.scales,
@@ -247,11 +256,21 @@ def prefill_attention(
         sinks,
         SHAPE=shape,
         ROWS=rows,
+        TILE_TOKENS=tokens,
+        CUTS=cuts,
         TILE=launch.tile,
         STAGES=launch.stages,
         WINDOWED=sliding_window is not None,
         num_warps=launch.warps,
     )
+
+
+def _cut_tiles(own_tokens: int, tile_tokens: int | None) -> tuple[int, int]:
+    """Query tokens of a program, at most `own_tokens`, and programs for each tile of the plan."""
+    if tile_tokens is None:
+        return own_tokens, 1
+    cuts = -(-tile_tokens // own_tokens)
+    return -(-tile_tokens // cuts), cuts
 
 
 def _launch_rule(rows: int, dim: int, query: Tensor, is_quantized: bool) -> Launch:
@@ -261,10 +280,11 @@ def _launch_rule(rows: int, dim: int, query: Tensor, is_quantized: bool) -> Laun
     measured yet: it is what compiles with few registers spilled. A quantized cache has the launch
     of its model's type, with 8 warps: with 4 they spill, for the numbers pass through registers.
     Heads of 256 spill 160 bytes on sm_90 even so, but not in the loop of whole tiles; tiles of 16
-    keys spill 64, and give products of half the size.
+    keys spill 64, and give products of half the size. Sums of heads of 512 have twice as many
+    threads, and spill 288 bytes, over a quantized cache 1,032.
     """
     row_bytes = dim * query.element_size()
-    tile, warps = 64 if row_bytes <= 256 else 32, 8 if is_quantized else 4
+    tile, warps = 64 if row_bytes <= 256 else 32, 8 if is_quantized or dim > 256 else 4
     if query.element_size() > 2:
         tile = 32 if dim <= 128 else 16
     elif not card.has_warpgroup_products(query.device):

@@ -91,13 +91,24 @@ def tiles_of(kv_cache: Tensor) -> Tensor:
         ValueError: The tensor is no view of tiles.
     """
     num_blocks, _, num_kv_heads, block_size, head_dim = kv_cache.shape
-    size = tile_bytes(block_size, head_dim)
-    strides = (2 * num_kv_heads * size, num_kv_heads * size, size)
-    # A dimension of one entry may have any stride.
-    found = zip(kv_cache.shape, kv_cache.stride(), (*strides, head_dim, 1), strict=True)
-    if any(length > 1 and stride != wanted for length, stride, wanted in found):
+    size, step = tile_bytes(block_size, head_dim), tile_stride(kv_cache)
+    if step is None or step < size or step % SCALE_BYTES:
         raise ValueError(f"kv_cache must be a view of tiles with their scales, and has strides {kv_cache.stride()}")
-    return torch.as_strided(kv_cache.view(torch.int8), (num_blocks, 2, num_kv_heads, size), (*strides, 1))
+    strides = (2 * num_kv_heads * step, num_kv_heads * step, step, 1)
+    return torch.as_strided(kv_cache.view(torch.int8), (num_blocks, 2, num_kv_heads, size), strides)
+
+
+def tile_stride(kv_cache: Tensor) -> int | None:
+    """Elements from one head's keys, or values, in a block to the next's; None: they vary.
+
+    More than a tile has where layers of other sizes share the memory.
+    """
+    _, _, num_kv_heads, _, head_dim = kv_cache.shape
+    step = kv_cache.stride(1) // num_kv_heads
+    strides = (2 * num_kv_heads * step, num_kv_heads * step, step, head_dim, 1)
+    # A dimension of one entry may have any stride.
+    found = zip(kv_cache.shape, kv_cache.stride(), strides, strict=True)
+    return None if any(length > 1 and stride != wanted for length, stride, wanted in found) else step
 
 
 def scales_of(kv_cache: Tensor) -> Tensor:
@@ -109,20 +120,22 @@ def memory_of(kv_cache: Tensor) -> CacheMemory:
     """What kernels are given of a cache, quantized or not.
 
     Raises:
-        ValueError: It is not contiguous, or of 8-bit numbers and no view of tiles.
+        ValueError: Its tiles do not lie at equal distances, or have no room for scales.
     """
-    block_size, head_dim = kv_cache.shape[3:]
+    step = tile_stride(kv_cache)
     if is_quantized(kv_cache):
         tiles = tiles_of(kv_cache)
-        return CacheMemory(tiles, tiles.view(torch.float32), _KINDS[kv_cache.dtype], tile_bytes(block_size, head_dim))
-    if not kv_cache.is_contiguous():
-        raise ValueError(f"kv_cache must be contiguous, and has strides {kv_cache.stride()}")
-    return CacheMemory(kv_cache, None, "", block_size * head_dim)
+        assert step is not None, "tiles lie at equal distances"
+        return CacheMemory(tiles, tiles.view(torch.float32), _KINDS[kv_cache.dtype], step)
+    block_size, head_dim = kv_cache.shape[3:]
+    if step is None or step < block_size * head_dim:
+        raise ValueError(f"kv_cache must have its tiles at equal distances, and has strides {kv_cache.stride()}")
+    return CacheMemory(kv_cache, None, "", step)
 
 
 def num_bytes(kv_cache: Tensor) -> int:
-    """All of a cache's memory, scales included."""
-    return (tiles_of(kv_cache) if is_quantized(kv_cache) else kv_cache).nbytes
+    """All of a cache's memory, scales included, and what lies between tiles."""
+    return kv_cache.shape[0] * 2 * kv_cache.stride(1) * kv_cache.itemsize if kv_cache.numel() else 0
 
 
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

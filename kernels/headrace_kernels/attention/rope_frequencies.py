@@ -25,6 +25,16 @@ def linear_frequencies(head_dim: int, theta: float, factor: float) -> Tensor:
     return default_frequencies(head_dim, theta) / factor
 
 
+def proportional_frequencies(head_dim: int, theta: float, factor: float, proportion: float) -> Tensor:
+    """The first planes, a share of all, have a whole head's frequencies, the others 0.
+
+    Source: transformers' rotary type `proportional`.
+    """
+    frequencies = linear_frequencies(head_dim, theta, factor)
+    frequencies[int(proportion * head_dim // 2) :] = 0.0
+    return frequencies
+
+
 def llama3_frequencies(
     head_dim: int, theta: float, factor: float, low_freq_factor: float, high_freq_factor: float, original_context: int
 ) -> Tensor:

@@ -46,17 +46,20 @@ class DecodeScratch:
         max_query_len: int,
         device: torch.device | str,
         programs: int = TARGET_PROGRAMS,
+        most_kv_heads: int = 0,
     ) -> Self:
         """Scratch for steps of any number of rows.
 
-        Rows have up to `max_query_len` (1, 2, 4 or 8) query tokens each; `programs` is as for
-        `attention.plan.plan_decode`.
+        Rows have up to `max_query_len` (1, 2, 4 or 8) query tokens each; `num_kv_heads` and
+        `programs` are as for `attention.plan.plan_decode`. Layers may have as many key/value heads
+        as `most_kv_heads`; 0: all have `num_kv_heads`.
         """
         num_partials = decode_sizes(1, num_kv_heads, programs).num_partials
         rows = (num_partials, max_query_len * num_heads)
         partial = torch.empty(*rows, head_dim, dtype=torch.float32, device=device)
         lse = torch.empty(rows, dtype=torch.float32, device=device)
-        return cls(partial, lse, torch.zeros(num_partials, num_kv_heads, dtype=torch.int32, device=device))
+        counters = (num_partials, max(num_kv_heads, most_kv_heads))
+        return cls(partial, lse, torch.zeros(counters, dtype=torch.int32, device=device))
 
 
 @dataclasses.dataclass(slots=True)
@@ -146,6 +149,9 @@ class PrefillWork:
     tiles: Tensor
     # None: keys and values are read from the cache, as in graphs.
     gathered: GatheredContext | None
+    # Query tokens of a tile; a layer that takes fewer at a time cuts each into several. None: what
+    # every layer takes.
+    tile_tokens: int | None = None
 
 
 @dataclasses.dataclass(slots=True)

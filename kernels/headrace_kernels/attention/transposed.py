@@ -29,8 +29,9 @@ from headrace_kernels.attention.quantized_kv import SCALE_BYTES, scale_offsets
 from headrace_kernels.attention.tiles import Launch, pipeline_stages
 from headrace_kernels.weight_formats.conversions import numbers_of
 
-# Dimensions of a head in registers, so that half of them are the 16 rows of a product.
-_LEAST_DIM = 32
+# Dimensions of a head in registers, so that half of them are the 16 rows of a product, and so that
+# a warp holds the sums.
+_LEAST_DIM, _MOST_DIM = 32, 256
 
 
 def takes_transposed(kind: str, query_rows: int, dim: int, dtype: torch.dtype) -> bool:
@@ -39,9 +40,10 @@ def takes_transposed(kind: str, query_rows: int, dim: int, dtype: torch.dtype) -
     A split has `query_rows` query rows and heads of `dim` numbers in registers, of a model in
     `dtype` over a cache of `kind` ("": not quantized).
 
-    Models in fp32 are multiplied in fp32.
+    Models in fp32 are multiplied in fp32. Sums of heads of 512 do not fit a warp: they spill 4 KiB
+    on sm_90.
     """
-    return kind != "" and query_rows <= TRANSPOSED_ROWS and dim >= _LEAST_DIM and dtype.itemsize == 2
+    return kind != "" and query_rows <= TRANSPOSED_ROWS and _LEAST_DIM <= dim <= _MOST_DIM and dtype.itemsize == 2
 
 
 def transposed_rule(dim: int, device: torch.device) -> Launch:

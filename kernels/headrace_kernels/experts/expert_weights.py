@@ -2,7 +2,8 @@
 
 Expert e's outputs are rows e N to (e + 1) N - 1, in which a gated product has the gates first and
 as many ups behind them. So a mixture is stored, filled and rounded as any other weight: plain, a
-`QuantizedWeight` of any kind with its inputs in order, or in MXFP4, which has kernels of its own.
+`QuantizedWeight` of any kind with its inputs in order, in a file's blocks, or in MXFP4; these two
+have kernels of their own.
 A block of FP8 lies within one expert.
 
 Owns how kernels take it (`bits`, `layout`) and how one expert's numbers are read on a CPU.
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 
 from headrace_kernels.triton_runtime import INTERPRETED
+from headrace_kernels.weight_formats import block_weight
+from headrace_kernels.weight_formats.block_weight import BlockWeight
 from headrace_kernels.weight_formats.kernel_layout import WeightLayout, bits_of, layout_of
 from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight, dequantize_mxfp4_rows
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, dequantize_rows
@@ -39,7 +42,7 @@ class ExpertWeights:
     """One projection, or gate and up, of every expert: [num_experts * num_outputs, num_inputs]."""
 
     # A plain one has contiguous rows wherever a kernel reads it.
-    weight: Tensor | QuantizedWeight | Mxfp4Weight
+    weight: Tensor | QuantizedWeight | BlockWeight | Mxfp4Weight
     # Experts that are here.
     num_experts: int
     # [num_experts * num_outputs] in the activations' type; None: there is none.
@@ -83,7 +86,9 @@ class ExpertWeights:
 
     @property
     def storage(self) -> Tensor:
-        """The tensor with the numbers or words of all experts."""
+        """The tensor with the numbers or words of all experts; of blocks their scales."""
+        if isinstance(self.weight, BlockWeight):
+            return self.weight.scales
         return self.weight if isinstance(self.weight, Tensor) else self.weight.packed
 
     def expert(self, index: int) -> Tensor:
@@ -94,6 +99,8 @@ class ExpertWeights:
         out = torch.empty(self.num_outputs, self.num_inputs, dtype=self.dtype, device=self.weight.device)
         if isinstance(self.weight, Mxfp4Weight):
             dequantize_mxfp4_rows(self.weight, rows, out)
+        elif isinstance(self.weight, BlockWeight):
+            block_weight.dequantize_rows(self.weight, rows, out)
         else:
             dequantize_rows(self.weight, rows, out)
         return out
@@ -104,12 +111,12 @@ class ExpertWeights:
 
     def bits(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Words, scales and zeros, as `mixture_kernels` read them."""
-        assert not isinstance(self.weight, Mxfp4Weight), "MXFP4 has kernels of its own"
+        assert not isinstance(self.weight, (Mxfp4Weight, BlockWeight)), "these have kernels of their own"
         return bits_of(self.weight) if isinstance(self.weight, QuantizedWeight) else (self.weight, None, None)
 
     def layout(self) -> WeightLayout:
         """What `mixture_kernels` are compiled for; a plain weight's kind is "plain"."""
-        assert not isinstance(self.weight, Mxfp4Weight), "MXFP4 has kernels of its own"
+        assert not isinstance(self.weight, (Mxfp4Weight, BlockWeight)), "these have kernels of their own"
         if isinstance(self.weight, QuantizedWeight):
             layout = layout_of(self.weight, self.dtype)
             # What is loaded at a time lies within one group.

@@ -19,14 +19,23 @@ from torch import Tensor
 from torch.nn import functional
 
 from headrace_kernels import card
+from headrace_kernels.experts.block_kernels import multiply_blocks
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated_reference
-from headrace_kernels.experts.mixture_kernels import PairTile, VectorTile, multiply_pairs, multiply_vectors
+from headrace_kernels.experts.mixture_kernels import (
+    PairTile,
+    VectorTile,
+    combine_pairs,
+    multiply_pairs,
+    multiply_tiles,
+    multiply_vectors,
+)
 from headrace_kernels.experts.mxfp4_gemv import FewTile, multiply_few
 from headrace_kernels.experts.mxfp4_kernels import ManyTile, multiply_many
 from headrace_kernels.experts.routing import Choice, sort_pairs
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
 from headrace_kernels.triton_runtime import INTERPRETED, uses_triton
+from headrace_kernels.weight_formats.block_weight import BlockWeight
 from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight
 
 # Tokens up to which each reads the weights of its experts for itself. No server runs fp32 on a GPU;
@@ -55,7 +64,8 @@ def fuses(num_tokens: int, weights: ExpertWeights) -> bool:
         num_tokens: Tokens of the step, padding included.
         weights: The weight of one of the two products.
     """
-    return _takes_kernels(weights) and 1 <= num_tokens <= _MOST_VECTORS[weights.dtype]
+    is_taken = _takes_kernels(weights) and not isinstance(weights.weight, BlockWeight)
+    return is_taken and 1 <= num_tokens <= _MOST_VECTORS[weights.dtype]
 
 
 def _takes_kernels(weights: ExpertWeights) -> bool:
@@ -149,6 +159,9 @@ def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeigh
     out = x.new_empty(len(x), down.num_outputs)
     if len(x) == 0:
         return out
+    if any(isinstance(each.weight, BlockWeight) for each in (gate_up, down)):
+        _multiply_blocks(x.contiguous(), choice, gate_up, down, out, gating)
+        return out
     if len(x) <= _MOST_VECTORS[x.dtype]:
         _multiply_few(x.contiguous(), choice, gate_up, down, out, None, False, gating)
         return out
@@ -161,6 +174,22 @@ def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeigh
     tiles = tile_rule(num_pairs, gate_up, gated=True), tile_rule(num_pairs, down, gated=False)
     multiply_pairs(x.contiguous(), choice, pairs, gate_up, down, out, tiles, gating)
     return out
+
+
+def _multiply_blocks(
+    x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, out: Tensor, gating: Gating
+) -> None:
+    """Products of which one at least is in a file's blocks: pairs are sorted for any tokens."""
+    pairs = sort_pairs(choice.experts, gate_up.num_experts, gate_up.first_expert)
+    inner = x.new_empty(choice.experts.numel(), down.num_inputs)
+    outputs = x.new_empty(choice.experts.numel(), down.num_outputs)
+    for rows, weights, results, own in ((x, gate_up, inner, gating), (inner, down, outputs, None)):
+        if isinstance(weights.weight, BlockWeight):
+            multiply_blocks(rows, choice, pairs, weights, results, own)
+        else:
+            tile = tile_rule(len(pairs.order), weights, gated=own is not None)
+            multiply_tiles(rows, choice, pairs, weights, results, tile, own)
+    combine_pairs(outputs, choice, down, out)
 
 
 def _multiply_few(
@@ -214,7 +243,7 @@ def add_mixture(
         down: Down projections of all experts, `inner` inputs each.
         gating: What is between gate-up and down.
     """
-    if not fuses(len(residual), gate_up):
+    if not (fuses(len(residual), gate_up) and fuses(len(residual), down)):
         residual.add_(mixture(rms_norm(residual, norm_weight, eps), choice, gate_up, down, gating))
         return
     _multiply_few(residual, choice, gate_up, down, residual, (norm_weight, eps), True, gating)

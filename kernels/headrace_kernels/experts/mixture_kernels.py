@@ -516,8 +516,8 @@ def multiply_pairs(
     """
     num_pairs = len(pairs.order)
     inner, outputs = x.new_empty(num_pairs, down.num_inputs), x.new_empty(num_pairs, down.num_outputs)
-    _launch_tiles(x, choice, pairs, gate_up, inner, tiles[0], gating)
-    _launch_tiles(inner, choice, pairs, down, outputs, tiles[1], None)
+    multiply_tiles(x, choice, pairs, gate_up, inner, tiles[0], gating)
+    multiply_tiles(inner, choice, pairs, down, outputs, tiles[1], None)
     combine_pairs(outputs, choice, down, out)
 
 
@@ -546,7 +546,7 @@ def most_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:
     return used + (num_pairs - used) // block_m
 
 
-def _launch_tiles(
+def multiply_tiles(
     x: Tensor,
     choice: Choice,
     pairs: SortedPairs,
@@ -555,6 +555,7 @@ def _launch_tiles(
     tile: PairTile,
     gating: Gating | None,
 ) -> None:
+    """One product of all pairs: arguments of `multiply_pairs`, rows of `_tile_kernel`."""
     assert INTERPRETED or x.dtype != torch.float32, "tensor cores would cut fp32 to tf32"
     layout, num_experts = weights.layout(), weights.num_experts
     block_words = max(16, _block_words(tile.block_words, layout))

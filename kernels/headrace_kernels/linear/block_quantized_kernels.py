@@ -20,8 +20,6 @@ numbers come from a table of 16.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -29,115 +27,21 @@ from torch import Tensor
 
 from headrace_kernels import card
 from headrace_kernels.triton_runtime import INTERPRETED
-from headrace_kernels.weight_formats.block_weight import PARTS, BlockWeight, plane_inputs, scale_codes, table_numbers
+from headrace_kernels.weight_formats.block_numbers import (
+    block_layout,
+    block_planes,
+    exact_numbers,
+    integers,
+    min_of,
+    number_tables,
+    scale_of,
+)
+from headrace_kernels.weight_formats.block_weight import PARTS, BlockWeight
 
 # Rows of `_small_batch_kernel`.
 MAX_SMALL_BATCH_ROWS = 32
 _NUM_WARPS = 4
 _DEQUANTIZED_ROWS = 16
-
-
-class BlockLayout(NamedTuple):
-    """What a kernel is compiled for of a `BlockWeight`: one constexpr of every kernel."""
-
-    num_inputs: int
-    # Tiles of a row: 4 planes of inputs each.
-    num_tiles: int
-    # Inputs of a plane, which share a scale.
-    plane: int
-    # Inputs of a group, and inputs of a scale of groups' scales.
-    group: int
-    factor: int
-    # Whether a byte holds the integers of a scale and of a min, 4 bits each.
-    is_joint: bool
-    # Groups that share a scale of scales (NF4's double quantization); 0: none.
-    nested: int
-    has_mins: bool
-    # What is taken off every stored integer.
-    offset: int
-
-
-@triton.jit
-def _integers(
-    nibble_ptr, pair_ptr, single_ptr, octet_ptr, row, tile, j, mask, PART: tl.constexpr,
-    LAYOUT: tl.constexpr,
-):  # fmt: skip
-    """The q of inputs 4 PLANE tile + PLANE PART + j of some rows, int32.
-
-    `row` and `tile` broadcast with j.
-    """
-    lane = row * (LAYOUT.num_tiles * LAYOUT.plane) + tile * LAYOUT.plane + j
-    if octet_ptr is not None:
-        places = octet_ptr + row * (LAYOUT.num_tiles * LAYOUT.plane * 4) + (tile * 4 + PART) * LAYOUT.plane + j
-        q = tl.load(places, mask=mask, other=0).to(tl.int32)
-    elif nibble_ptr is not None:
-        q = (tl.load(nibble_ptr + lane, mask=mask, other=0).to(tl.int32) >> (4 * PART)) & 15
-        if pair_ptr is not None:
-            q |= ((tl.load(pair_ptr + lane, mask=mask, other=0).to(tl.int32) >> (2 * PART)) & 3) << 4
-    else:
-        q = (tl.load(pair_ptr + lane, mask=mask, other=0).to(tl.int32) >> (2 * PART)) & 3
-    if single_ptr is not None:
-        HALF: tl.constexpr = LAYOUT.plane // 2
-        places = single_ptr + row * (LAYOUT.num_tiles * HALF) + tile * HALF + j % HALF
-        above = tl.load(places, mask=mask, other=0).to(tl.int32) >> (j // HALF * 4 + PART)
-        q |= (above & 1) << (4 if nibble_ptr is not None else 2)
-    return q
-
-
-@triton.jit
-def _scale_of(
-    scale_ptr, min_ptr, group_scale_ptr, code_ptr, k, n, N,
-    LAYOUT: tl.constexpr,
-):  # fmt: skip
-    """The s of input k and output n, fp32."""
-    if LAYOUT.nested > 0:
-        code = tl.load(group_scale_ptr + k // LAYOUT.group * N + n).to(tl.int32)
-        nested = (n.to(tl.int64) * (LAYOUT.num_inputs // LAYOUT.group) + k // LAYOUT.group) // LAYOUT.nested
-        return tl.load(code_ptr + code) * tl.load(scale_ptr + nested) + tl.load(min_ptr + nested)
-    scale = tl.load(scale_ptr + k // LAYOUT.factor * N + n).to(tl.float32)
-    if group_scale_ptr is not None:
-        integer = tl.load(group_scale_ptr + k // LAYOUT.group * N + n).to(tl.int32)
-        scale *= ((integer & 15) if LAYOUT.is_joint else integer).to(tl.float32)
-    return scale
-
-
-@triton.jit
-def _min_of(
-    min_ptr, group_scale_ptr, group_min_ptr, k, n, N,
-    LAYOUT: tl.constexpr,
-):  # fmt: skip
-    """The m of input k and output n, fp32."""
-    low = tl.load(min_ptr + k // LAYOUT.factor * N + n).to(tl.float32)
-    if LAYOUT.is_joint:
-        low *= (tl.load(group_scale_ptr + k // LAYOUT.group * N + n).to(tl.int32) >> 4).to(tl.float32)
-    elif group_min_ptr is not None:
-        low *= tl.load(group_min_ptr + k // LAYOUT.group * N + n).to(tl.float32)
-    return low
-
-
-@triton.jit
-def _exact(q, table_ptr, DTYPE: tl.constexpr, SIGNED: tl.constexpr, PLAIN: tl.constexpr):
-    """The q as numbers of DTYPE, or fp32 if PLAIN; 128 more in bf16 unless signed or from a table.
-
-    Each is exact, but for a table's.
-    """
-    if table_ptr is not None:
-        numbers = tl.load(table_ptr + q)
-        if PLAIN:
-            numbers = numbers.to(tl.float32)
-    elif PLAIN:
-        numbers = q.to(tl.float32)
-        if DTYPE == tl.bfloat16 and not SIGNED:
-            numbers += 128.0
-    elif SIGNED:
-        numbers = q.to(tl.float32).to(DTYPE)
-    elif DTYPE == tl.bfloat16:
-        # The bits of 128, whose mantissa has room for 7 more.
-        numbers = (q | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    else:
-        # The bits of 1024, which are taken off again: sums of such numbers would lose too much.
-        numbers = (q | 0x6400).to(tl.int16).to(tl.float16, bitcast=True) - 1024.0
-    return numbers
 
 
 @triton.jit
@@ -172,7 +76,7 @@ def _small_batch_kernel(
     for step in tl.range(0, LAYOUT.num_tiles, SLICES):
         tile = step + s
         for i in tl.static_range(4):
-            q = _integers(
+            q = integers(
                 nibble_ptr,
                 pair_ptr,
                 single_ptr,
@@ -187,15 +91,15 @@ def _small_batch_kernel(
             piece = (tile * 4 + i) * LAYOUT.plane
             k = piece + j[None, :, None]
             x = tl.load(x_ptr + m * LAYOUT.num_inputs + k, mask=(k < LAYOUT.num_inputs) & (m < M), other=0.0)
-            part = _dot(_exact(q, table_ptr, DTYPE, SIGNED, PLAIN), x, PLAIN)
+            part = _dot(exact_numbers(q, table_ptr, DTYPE, SIGNED, PLAIN), x, PLAIN)
             first = tl.minimum(piece, LAYOUT.num_inputs - 1)
-            scale = _scale_of(scale_ptr, min_ptr, group_scale_ptr, code_ptr, first, n_read, N, LAYOUT)
+            scale = scale_of(scale_ptr, min_ptr, group_scale_ptr, code_ptr, first, n_read, N, LAYOUT)
             if SHIFT != 0 or LAYOUT.has_mins:
                 inputs = _dot(ones, x, PLAIN)
                 part -= SHIFT * inputs
             total += part * scale
             if LAYOUT.has_mins:
-                total -= inputs * _min_of(min_ptr, group_scale_ptr, group_min_ptr, first, n_read, N, LAYOUT)
+                total -= inputs * min_of(min_ptr, group_scale_ptr, group_min_ptr, first, n_read, N, LAYOUT)
     y = tl.sum(total, 0)
     n_out, m_out = n[:, None], tl.arange(0, ROWS)[None, :]
     if bias_ptr is not None:
@@ -223,16 +127,16 @@ def _dequantize_kernel(
     j = tl.arange(0, LAYOUT.plane)[None, :]
     is_here = (r < num_rows)[:, None]
     for i in tl.static_range(4):
-        q = _integers(nibble_ptr, pair_ptr, single_ptr, octet_ptr, n, tile, j, is_here, i, LAYOUT)
+        q = integers(nibble_ptr, pair_ptr, single_ptr, octet_ptr, n, tile, j, is_here, i, LAYOUT)
         piece = (tile * 4 + i) * LAYOUT.plane
         first = tl.minimum(piece, LAYOUT.num_inputs - 1)
         if table_ptr is not None:
             numbers = tl.load(table_ptr + q).to(tl.float32)
         else:
             numbers = (q - LAYOUT.offset).to(tl.float32)
-        numbers *= _scale_of(scale_ptr, min_ptr, group_scale_ptr, code_ptr, first, n, N, LAYOUT)
+        numbers *= scale_of(scale_ptr, min_ptr, group_scale_ptr, code_ptr, first, n, N, LAYOUT)
         if LAYOUT.has_mins:
-            numbers -= _min_of(min_ptr, group_scale_ptr, group_min_ptr, first, n, N, LAYOUT)
+            numbers -= min_of(min_ptr, group_scale_ptr, group_min_ptr, first, n, N, LAYOUT)
         k = piece + j
         places = out_ptr + r.to(tl.int64)[:, None] * LAYOUT.num_inputs + k
         tl.store(places, numbers.to(out_ptr.dtype.element_ty), mask=is_here & (k < LAYOUT.num_inputs))
@@ -244,36 +148,6 @@ def takes(weight: BlockWeight) -> bool:
     Not fp32 activations on a card: tensor cores would cut them to tf32.
     """
     return INTERPRETED or weight.dtype != torch.float32
-
-
-def _planes(weight: BlockWeight) -> tuple[Tensor | None, ...]:
-    planes = (weight.nibbles, weight.pairs, weight.singles, weight.octets)
-    return *planes, weight.scales, weight.mins, weight.group_scales, weight.group_mins
-
-
-def _layout(weight: BlockWeight) -> BlockLayout:
-    """The constants that kernels are compiled for, of one weight."""
-    made = weight.format
-    return BlockLayout(
-        num_inputs=weight.num_inputs,
-        num_tiles=weight.num_tiles,
-        plane=plane_inputs(weight.kind, weight.num_inputs),
-        group=made.group,
-        factor=made.factor,
-        is_joint=made.is_joint,
-        nested=weight.nested,
-        has_mins=made.has_mins,
-        offset=made.offset,
-    )
-
-
-def _tables(weight: BlockWeight, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """The tables of stored integers and of NF4's 8-bit scales.
-
-    Each is None where numbers or scales are integers.
-    """
-    numbers = table_numbers(weight.format.table, dtype, weight.device) if weight.format.table else None
-    return numbers, scale_codes(weight.device) if weight.nested else None
 
 
 def multiply_small_batch(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor) -> None:
@@ -288,13 +162,14 @@ def multiply_small_batch(x: Tensor, weight: BlockWeight, bias: Tensor | None, ou
     (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
     assert num_rows <= MAX_SMALL_BATCH_ROWS and num_inputs == weight.num_inputs and x.dtype == weight.dtype
     assert num_outputs == weight.num_outputs and out.stride(1) == 1
-    layout = _layout(weight)
+    layout = block_layout(weight)
     rows = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32
     # Sums of more rows take registers.
     block_n = 32 if rows == 8 else 16
     slices = min(_NUM_WARPS, triton.next_power_of_2(layout.num_tiles))
     _small_batch_kernel[(triton.cdiv(num_outputs, block_n),)](
-        x.contiguous(), *_planes(weight), *_tables(weight, x.dtype), bias, out, num_rows, num_outputs, out.stride(0),
+        x.contiguous(), *block_planes(weight), *number_tables(weight, x.dtype), bias, out, num_rows, num_outputs,
+        out.stride(0),
         LAYOUT=layout, ROWS=rows, BLOCK_N=block_n, SLICES=slices, PLAIN=INTERPRETED,
         num_warps=_NUM_WARPS, num_stages=_stages(layout.plane * slices, block_n, rows, weight.device),
     )  # fmt: skip
@@ -323,8 +198,9 @@ def _dequantize(weight: BlockWeight, indices: Tensor | None, first_row: int, out
     assert out.shape == (num_rows, weight.num_inputs) and out.is_contiguous()
     if not num_rows:
         return
-    layout = _layout(weight)
+    layout = block_layout(weight)
     _dequantize_kernel[(layout.num_tiles, triton.cdiv(num_rows, _DEQUANTIZED_ROWS))](
-        *_planes(weight), *_tables(weight, torch.float32), indices, out, weight.num_outputs, first_row, num_rows,
+        *block_planes(weight), *number_tables(weight, torch.float32), indices, out, weight.num_outputs, first_row,
+        num_rows,
         LAYOUT=layout, BLOCK_N=_DEQUANTIZED_ROWS, INDEXED=indices is not None, num_warps=_NUM_WARPS,
     )  # fmt: skip

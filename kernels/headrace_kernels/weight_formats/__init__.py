@@ -2,6 +2,7 @@
 
 quantized_weight      8 and 4 bits with scales by group or output
 block_weight          small blocks with scales of their own: GGUF's types and NF4
+block_numbers         device functions: numbers and scales of those blocks
 gguf_blocks, nf4      blocks as GGUF files hold them; NF4's rounding and bitsandbytes' bytes
 mxfp4                 4-bit numbers under powers of two; its device function is here too
 stored_rows           values that other tools quantized, put into the layout of `quantized_weight`

@@ -13,7 +13,7 @@ def test_all_kernels_fit_the_card(arch: int) -> None:
     kernels = compiled("compiled_kernels", "experts", arch)
     assert {kernel["name"] for kernel in kernels} == {
         "_choose_kernel", "_choose_scored_kernel", "_route_kernel", "_sort_kernel", "_vector_gate_up_kernel",
-        "_vector_down_kernel", "_tile_kernel",
+        "_vector_down_kernel", "_tile_kernel", "_block_tile_kernel",
         "_combine_kernel", "_few_gate_up_kernel", "_few_down_kernel", "_many_kernel",
     }  # fmt: skip
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)

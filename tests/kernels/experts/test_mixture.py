@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.kernel_case import DEVICES, ROUNDING, Numbers, kernels_on, poisoned_memory
 
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
-from headrace_kernels.experts.gating import SILU, Gating
+from headrace_kernels.experts.gating import GELU, SILU, Gating
 from headrace_kernels.experts.mixture import (
     add_mixture,
     add_mixture_reference,
@@ -130,6 +130,8 @@ class Case:
 
     def _inner(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         if not self.gating.is_clamped:
+            if self.gating.is_gelu:
+                return torch.nn.functional.gelu(gate, approximate="tanh") * up
             return gate / (1 + torch.exp(-gate)) * up
         gate, up = gate.clamp(max=self.gating.limit), up.clamp(-self.gating.limit, self.gating.limit)
         return (up + 1) * gate / (1 + torch.exp(-self.gating.alpha * gate))
@@ -241,6 +243,15 @@ def test_biases_and_clamped_gates_agree_with_fp64(kernel: Kernel, kind: Kind) ->
     case = Case(sizes, kind, torch.float32, "cpu", gating=CLAMPED, has_biases=True)
     with kernels_on("cpu"), poisoned_memory("cpu"):
         close(case.multiplied(kernel, VECTOR, PAIR), case.expected(), torch.float32)
+
+
+@pytest.mark.parametrize("kernel", ["vector", "tile"])
+def test_gates_of_gelu_agree_with_fp64(kernel: Kernel) -> None:
+    case = Case((3, 5, 2, 72, 32), None, torch.float32, "cpu", gating=GELU)
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        close(case.multiplied(kernel, VECTOR, PAIR), case.expected(), torch.float32)
+    found = mixture_reference(case.x, case.choice, case.gate_up, case.down, GELU)
+    close(found, case.expected(), torch.float32)
 
 
 @pytest.mark.parametrize("end", [0, LARGEST_SCALE])

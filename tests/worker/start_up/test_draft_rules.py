@@ -68,6 +68,15 @@ def test_a_draft_model_with_states_is_refused(target: ModelFolder, tmp_path: pat
     )
 
 
+def test_a_draft_model_of_uneven_layers_is_refused(target: ModelFolder, tmp_path: pathlib.Path) -> None:
+    heads = {"head_dim": 16, "global_head_dim": 32, "sliding_window": 64, "hidden_size_per_layer_input": 0}
+    fields = {"hidden_activation": "gelu_pytorch_tanh", "rope_parameters": None, "rope_scaling": None}
+    uneven = changed(tmp_path / "uneven", architectures=["Gemma4ForCausalLM"], **heads, **fields)
+    said = reason(target, uneven, load="dummy")
+    assert said is not None
+    assert said.startswith("draft_model uneven: has layers (Gemma4ForCausalLM) whose keys and values differ in size")
+
+
 def test_the_same_ids_with_other_meanings_are_refused_with_both_hashes(
     target: ModelFolder, tmp_path: pathlib.Path
 ) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from tests.support.engine_on_runner import greedy
 from tests.worker.step.test_cache_groups import BLOCK_SIZE, Made, prompt_of, qwen2
+from tests.worker.step.test_uneven_layers import gemma4, mixture, sharing
 
 from headrace_backend.cache_groups import WHOLE_CONTEXTS
 from headrace_backend.models.causal_lm import CausalLM
@@ -20,7 +22,7 @@ from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.step.buffers import DeviceRows, StepLimits
 from headrace_backend.worker.step.drafting_model import DraftingModel
 from headrace_backend.worker.step.gpu_runner import GpuRunner
-from headrace_backend.worker.step.row_states import block_caches
+from headrace_backend.worker.step.row_states import block_caches, one_of_each
 from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
@@ -53,7 +55,7 @@ def gpu_runner(
     """The runner for GPUs on the caches' device, which may be a CPU."""
     model.use_cache_groups(sizes.cache.layer_groups)
     blocks = block_caches(kv_caches)[0]
-    attention = AttentionSizes.of(model.num_heads, blocks, model.dtype, sizes.tokens_per_row)
+    attention = AttentionSizes.of_layers(model.num_heads, one_of_each(kv_caches), model.dtype, sizes.tokens_per_row)
     limits = StepLimits(
         sizes.max_num_seqs,
         sizes.max_num_batched_tokens,
@@ -145,3 +147,28 @@ def test_a_worker_of_a_card_has_groups_in_its_graphs(kv_dtype: str, tmp_path_fac
 
     assert BLOCK_SIZE == 16
     assert outputs(num_blocks=34) == outputs(num_blocks=200)
+
+
+@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4)], ids=["exact", "padded"])
+@pytest.mark.parametrize(
+    ("make_config", "kv_dtype"), [(gemma4, "auto"), (gemma4, "fp8"), (sharing, "auto"), (mixture, "auto")]
+)
+def test_layers_may_differ_in_their_heads(
+    device: str,
+    make_config: Callable[[], Any],
+    kv_dtype: str,
+    batch_sizes: tuple[int, ...],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """One plan for kernels of two sizes of heads, over the same memory."""
+    made = Made(tmp_path_factory.mktemp("uneven"), make_config(), device)
+    lengths, count = ((40, 3), 4) if device == "cpu" else ((150, 3, 111, 21, 90), 24)
+    prompts = [prompt_of(length, length) for length in lengths]
+    make = functools.partial(gpu_runner, batch_sizes)
+    engine = made.engine(38, make=make, max_num_batched_tokens=32, enable_prefix_cache=False, kv_dtype=kv_dtype)
+    found = engine.outputs([greedy(prompt, count) for prompt in prompts])
+    if kv_dtype == "auto":
+        assert found == [[made.expected(tuple(prompt), count)] for prompt in prompts]
+    else:
+        whole = made.engine(90, layout=WHOLE_CONTEXTS, make=make, max_num_batched_tokens=32, kv_dtype=kv_dtype)
+        assert found == whole.outputs([greedy(prompt, count) for prompt in prompts])

@@ -59,7 +59,7 @@ def addresses(inputs: StepInputs) -> list[tuple[int, int]]:
 
 def made() -> tuple[DeviceRows, StepBuffers]:
     rows = DeviceRows(NUM_ROWS, MAX_BLOCKS, NUM_BLOCKS, CPU, NUM_GROUPS)
-    return rows, StepBuffers(LIMITS, SIZES, CACHE, torch.float32, 64, (100, 100), 0, WHOLE)
+    return rows, StepBuffers(LIMITS, SIZES, [CACHE], torch.float32, 64, (100, 100), 0, WHOLE)
 
 
 def test_a_padded_step_has_the_slots_of_each_group_and_none_for_padding() -> None:

@@ -44,8 +44,8 @@ from headrace_backend.worker.step.buffers import DeviceRows, StepLimits
 from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
 from headrace_backend.worker.step.drafting_model import DraftingModel
 from headrace_backend.worker.step.gpu_runner import GpuRunner
-from headrace_backend.worker.step.kv_caches import allocate_kv_caches, cache_bytes, kv_type, spread_over_layers
-from headrace_backend.worker.step.row_states import allocate_row_states, block_caches
+from headrace_backend.worker.step.kv_caches import allocate_layer_caches, cache_bytes, kv_type
+from headrace_backend.worker.step.row_states import allocate_row_states, block_caches, one_of_each
 from headrace_backend.worker.step.runner import CapturesGraphs, Runner
 from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 
@@ -86,13 +86,14 @@ class LoadedModel:
 
         Layers of different cache groups may have the same.
         """
-        model, layout = self.causal_lm, self.sizes.cache
-        shape = (num_blocks, 2, model.num_kv_heads, self.sizes.block_size, model.head_dim)
-        dtype = kv_type(self.sizes.kv_dtype, self.dtype)
-        places = allocate_kv_caches(layout.num_places or model.num_kv_layers, shape, dtype, self.device)
-        caches = iter(spread_over_layers(places, layout))
+        model, sizes = self.causal_lm, self.sizes
+        dtype = kv_type(sizes.kv_dtype, self.dtype)
+        caches = allocate_layer_caches(model.kv_heads, sizes.cache, num_blocks, sizes.block_size, dtype, self.device)
+        sources = iter(model.kv_sources)
         return [
-            allocate_row_states(self.sizes.max_num_seqs, num_elements, self.device) if num_elements else next(caches)
+            allocate_row_states(sizes.max_num_seqs, num_elements, self.device)
+            if num_elements
+            else caches[next(sources)]
             for num_elements in model.state_elements
         ]
 
@@ -139,7 +140,7 @@ def make_runner(
         sizes.tokens_per_row,
         sizes.num_groups,
     )
-    attention = AttentionSizes.of(model.num_heads, blocks, model.dtype, sizes.tokens_per_row)
+    attention = AttentionSizes.of_layers(model.num_heads, one_of_each(kv_caches), model.dtype, sizes.tokens_per_row)
     mixed_sizes = sorted({*sizes.mixed_graphs, *long_sizes})
     first_piece = functools.partial(model.first_piece, is_captured=True)
     shapes = captured_shapes(sizes.batch_graphs, mixed_sizes, limits.max_num_seqs, attention, first_piece)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from headrace_backend.cache_groups import WHOLE_CONTEXTS
-from headrace_backend.kv_bytes import kv_token_bytes
+from headrace_backend.kv_bytes import kv_heads, place_bytes
 from headrace_backend.models.load import WeightMemory
 from headrace_backend.parallel.stage_links import MOST_UNDER_WAY
 from headrace_backend.pp_rules import WHOLE, Stage
@@ -150,7 +150,7 @@ def model_memory(
     heads = max(_heads_elements(layer) for layer in model.layers)
     inner = max(layer.mlp.token_elements for layer in model.layers)
     # Residual and normed stream, and what lies between the projections of attention and MLP.
-    per_token = size * (4 * model.hidden_size + heads + inner)
+    per_token = size * (4 * model.hidden_size + heads + inner + _own_inputs_elements(model))
     if sizes.num_ranks > 1 and not on_gpu:
         per_token += model.hidden_size * _gathered_bytes(sizes.num_ranks, size)
     # Log probabilities of prompts take pieces of the CPU's size with half as many copies at most.
@@ -163,7 +163,7 @@ def model_memory(
     return ModelMemory(
         weights=weights.weights,
         activations=sizes.max_num_batched_tokens * per_token + sampled + history + weights.scratch,
-        kv_block=sizes.block_size * _kv_token_bytes(model, sizes, size),
+        kv_block=_kv_block_bytes(model, sizes, size),
         graphs=_graphs_estimate(sizes, per_token) if on_gpu else 0,
         scratch=weights.scratch,
         graph_token=per_token,
@@ -173,24 +173,31 @@ def model_memory(
     )
 
 
+def _own_inputs_elements(model: ModelDescription) -> int:
+    """Elements of a token's inputs of all layers: as projected, normed, and of the table."""
+    inputs = model.per_layer_embedding
+    return 0 if inputs is None else 3 * inputs.projection.outputs
+
+
 def _heads_elements(layer: Layer) -> int:
     """Elements of a token between the projections of a layer's attention.
 
     These are queries, keys and values with their rotated copies; of linear attention what is
     convolved, and queries, keys and values of each value head in fp32.
     """
-    projected = 3 * sum(part.outputs for part in layer.attention.linears[:3])
-    if isinstance(layer.attention, Attention):
-        return projected
     attention = layer.attention
+    if isinstance(attention, Attention):
+        # Also of layers that have no projection of keys or values.
+        width = attention.query.outputs + 2 * attention.num_kv_heads * attention.head_dim
+        return 3 * width
+    projected = 3 * sum(part.outputs for part in attention.linears[:3])
     return projected + 4 * attention.num_value_heads * (attention.key_dim + attention.value_dim)
 
 
-def _kv_token_bytes(model: ModelDescription, sizes: WorkerSizes, item_bytes: int) -> int:
-    """Bytes of one token's keys and values in all layers that a block holds."""
-    whole = kv_token_bytes(model, item_bytes, sizes.kv_dtype)
-    # Layers that share blocks have the same heads.
-    return whole // len(model.attentions) * sizes.cache.num_places if sizes.cache.num_places else whole
+def _kv_block_bytes(model: ModelDescription, sizes: WorkerSizes, item_bytes: int) -> int:
+    """Bytes of a block in all of its places."""
+    places, is_quantized = sizes.cache.layer_places(), sizes.kv_dtype != "auto"
+    return sum(place_bytes(kv_heads(model), places, sizes.block_size, item_bytes, is_quantized))
 
 
 def _history_bytes(sizes: WorkerSizes) -> int:

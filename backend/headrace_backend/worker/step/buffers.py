@@ -13,7 +13,7 @@ row more than the batch has is scratch: padding reads and writes it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -126,7 +126,7 @@ class StepBuffers:
         self,
         limits: StepLimits,
         sizes: AttentionSizes,
-        kv_cache: torch.Tensor,
+        kv_caches: Sequence[torch.Tensor],
         dtype: torch.dtype,
         hidden_size: int,
         logit_sizes: tuple[int, int],
@@ -137,18 +137,19 @@ class StepBuffers:
 
         Args:
             limits: Limits of a step.
-            sizes: Sizes of a layer's attention.
-            kv_cache: Cache of one layer, [num_blocks, 2, num_kv_heads, block_size, head_dim]; its
-                device is everybody's.
+            sizes: Sizes of the layers' attention.
+            kv_caches: A cache of every size that layers have, [num_blocks, 2, num_kv_heads,
+                block_size, head_dim]; their device is everybody's.
             dtype: Type of queries and hidden states.
             hidden_size: The model's hidden size.
             logit_sizes: Tokens of this rank's part of the vocabulary, and of all of it.
             gather_bytes: Most memory for contexts that are gathered before attention.
             stage: Which of several pipeline stages takes the steps.
         """
-        self._device = device = kv_cache.device
+        self._device = device = kv_caches[0].device
         self._sizes = sizes
-        _, _, num_kv_heads, self._block_size, head_dim = kv_cache.shape
+        self._block_size = kv_caches[0].shape[3]
+        num_kv_heads, head_dim = (max(cache.shape[dim] for cache in kv_caches) for dim in (2, 4))
         largest = StepShape.mixed(limits.max_num_batched_tokens, limits.max_num_seqs, sizes)
         # Wherever a step is cut, a piece has no more entries and tiles than it all.
         largest_cut = dataclasses.replace(largest, num_samples=limits.max_num_wanted, pieces=(largest, largest))
@@ -158,9 +159,11 @@ class StepBuffers:
         self._slots = torch.zeros(limits.num_groups, num_slots, dtype=torch.int64, device=device)
         self._group_slots = self._slots.unbind()
         self._decode_scratch = DecodeScratch.allocate(
-            sizes.num_heads, num_kv_heads, head_dim, sizes.drafted_query_len, device, sizes.programs
+            sizes.num_heads, sizes.num_kv_heads, head_dim, sizes.drafted_query_len, device, sizes.programs, num_kv_heads
         )
-        self._gather_scratch = GatherScratch.allocate(num_kv_heads, head_dim, dtype, device, gather_bytes)
+        # Contexts are gathered for layers that are all alike.
+        most = gather_bytes if len({cache.shape[2:] for cache in kv_caches}) == 1 else 0
+        self._gather_scratch = GatherScratch.allocate(num_kv_heads, head_dim, dtype, device, most)
         # [num_samples, hidden_size] what the forward pass leaves for the draw and for checks.
         self.hidden = torch.zeros(limits.max_num_wanted, hidden_size, dtype=dtype, device=device)
         part_size, vocab_size = logit_sizes
@@ -264,7 +267,8 @@ class StepBuffers:
         rows: DeviceRows,
     ) -> StepMetadata:
         decode = self._decode_work(columns, part.query_len) if part.num_splits else None
-        prefill = PrefillWork(columns.tiles.view(-1, 2), self._gathered(gather)) if part.num_tiles else None
+        tiles, tokens = columns.tiles.view(-1, 2), self._sizes.tile_tokens
+        prefill = PrefillWork(tiles, self._gathered(gather), tokens) if part.num_tiles else None
         # Groups differ in where keys and values lie; work is divided by lengths, which they share.
         return grouped(
             [

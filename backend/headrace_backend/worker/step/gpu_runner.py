@@ -37,7 +37,7 @@ from headrace_backend.worker.speculation.speculation import Speculation
 from headrace_backend.worker.step.buffers import DeviceRows, Gathers, StepBuffers, StepInputs, StepLimits
 from headrace_backend.worker.step.graphs import StepGraphs
 from headrace_backend.worker.step.kv_caches import copy_planned_blocks
-from headrace_backend.worker.step.row_states import block_caches, copy_planned_states
+from headrace_backend.worker.step.row_states import block_caches, copy_planned_states, one_of_each
 from headrace_backend.worker.step.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden, zero_tokens
 from headrace_backend.worker.step.shape import AttentionSizes, StepShape, smallest_holding, undominated
 from headrace_kernels.finite_rows import finite_rows
@@ -107,7 +107,7 @@ class GpuRunner:
         max_blocks = -(-limits.max_model_len // block_size)
         self._rows = rows or DeviceRows(limits.max_num_seqs, max_blocks, num_blocks, self._device, limits.num_groups)
         about_model = (model.dtype, model.hidden_size, (model.part_size, model.vocab_size))
-        self._buffers = StepBuffers(limits, sizes, blocks, *about_model, _GATHER_BYTES, model.stage)
+        self._buffers = StepBuffers(limits, sizes, one_of_each(kv_caches), *about_model, _GATHER_BYTES, model.stage)
         # Other stages draw nothing.
         self._pieces = tuple(_Piece) if model.stage.is_last else (_Piece.FORWARD,)
         self._shapes = tuple(shapes)

@@ -12,15 +12,18 @@ and block tables keep them apart. A model with one group has a place, and a tens
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from headrace_backend.cache_groups import CacheLayout
+from headrace_backend.kv_bytes import KvHeads, place_bytes
 from headrace_backend.step.plan import ForwardPlan
 from headrace_backend.worker.device_copies import indices_on_device
 from headrace_backend.worker.step.lazy_memory import zeros
 from headrace_backend.worker.step.row_states import block_caches, holds_states
-from headrace_kernels.attention.kv_cache import copy_blocks
-from headrace_kernels.attention.quantized_kv import KV_TYPES, num_bytes, tile_bytes, tiles_of, view_of
+from headrace_kernels.attention.kv_cache import copy_blocks, whole_blocks
+from headrace_kernels.attention.quantized_kv import KV_TYPES, num_bytes, tile_bytes, view_of
 
 
 def allocate_kv_caches(
@@ -40,9 +43,46 @@ def allocate_kv_caches(
     return [zeros(shape, dtype, device) for _ in range(num_caches)]
 
 
-def spread_over_layers(places: list[torch.Tensor], layout: CacheLayout) -> list[torch.Tensor]:
-    """The cache of each layer, of those that the places of a block have."""
-    return [places[place] for place in layout.layer_places()] if layout.layer_groups else places
+def allocate_layer_caches(
+    heads: Sequence[KvHeads],
+    layout: CacheLayout,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[torch.Tensor]:
+    """The cache of each layer that keeps keys and values, of which those with one place share one.
+
+    Where these differ in their heads, their caches are views of the same memory: each has its tiles
+    at equal distances in a block, and blocks begin where they begin for the others.
+
+    Args:
+        heads: Heads of each layer on this rank.
+        layout: Which layers share a place.
+        num_blocks: Number of blocks.
+        block_size: Tokens of a block.
+        dtype: Type of the cache.
+        device: Device of the cache.
+    """
+    places = layout.layer_places() or range(len(heads))
+    is_quantized = dtype in KV_TYPES.values()
+    if len(set(heads)) == 1:
+        shape = (num_blocks, 2, heads[0][0], block_size, heads[0][1])
+        caches = allocate_kv_caches(max(places) + 1, shape, dtype, device)
+        return [caches[place] for place in places]
+    sizes = place_bytes(heads, places, block_size, dtype.itemsize, is_quantized)
+    memory = [zeros((num_blocks, size), torch.uint8, device) for size in sizes]
+    shared = {key: _view(memory[key[0]], block_size, key[1], dtype) for key in set(zip(places, heads, strict=True))}
+    return [shared[key] for key in zip(places, heads, strict=True)]
+
+
+def _view(memory: torch.Tensor, block_size: int, heads: KvHeads, dtype: torch.dtype) -> torch.Tensor:
+    """The cache of layers with these heads in a place's memory, uint8 [num_blocks, bytes]."""
+    num_heads, head_dim = heads
+    block = memory.shape[1] // dtype.itemsize
+    tile = block // (2 * num_heads)
+    shape = (memory.shape[0], 2, num_heads, block_size, head_dim)
+    return memory.view(dtype).as_strided(shape, (block, num_heads * tile, tile, head_dim, 1))
 
 
 def allocate_states(
@@ -66,8 +106,7 @@ def cache_bytes(kv_caches: list[torch.Tensor]) -> int:
 def clear_blocks(kv_caches: list[torch.Tensor], num_blocks: int) -> None:
     """Zeros the first blocks of every layer, scales included."""
     for cache in block_caches(kv_caches):
-        whole = tiles_of(cache) if cache.dtype in KV_TYPES.values() else cache
-        whole[:num_blocks].zero_()
+        whole_blocks(cache)[:num_blocks].zero_()
 
 
 def copy_planned_blocks(plan: ForwardPlan, kv_caches: list[torch.Tensor]) -> None:

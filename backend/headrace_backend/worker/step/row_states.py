@@ -27,8 +27,17 @@ def holds_states(cache: torch.Tensor) -> bool:
 
 
 def block_caches(caches: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The caches of blocks among those of all layers, each once though layers share it."""
-    return list({id(cache): cache for cache in caches if not holds_states(cache)}.values())
+    """The caches of blocks among those of all layers, of those that share memory the first one."""
+    found: dict[int, torch.Tensor] = {}
+    for cache in caches:
+        if not holds_states(cache):
+            found.setdefault(cache.data_ptr(), cache)
+    return list(found.values())
+
+
+def one_of_each(caches: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """A cache of blocks for every number and size of heads that layers have."""
+    return list({cache.shape[2:]: cache for cache in caches if not holds_states(cache)}.values())
 
 
 def copy_planned_states(plan: ForwardPlan, caches: Iterable[torch.Tensor]) -> None:

@@ -45,11 +45,15 @@ _DRAFTED_TOTALS = range(16, 257, 16)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttentionSizes:
-    """What attention's division of work depends on, of one layer."""
+    """What attention's division of work depends on.
+
+    Layers with other heads than these cut prefill tiles further for themselves.
+    """
 
     num_heads: int
+    # Of the layers with the fewest.
     num_kv_heads: int
-    # Query tokens of a prefill tile.
+    # Query tokens of a prefill tile, of the layers with the most.
     tile_tokens: int
     # Of the decode kernel, that fill a card.
     programs: int = TARGET_PROGRAMS
@@ -101,6 +105,20 @@ class AttentionSizes:
         # Those of steps without drafts, where more may be needed than there are with them.
         programs = decode_programs(is_quantized(kv_cache), num_heads // num_kv_heads)
         return cls(num_heads, num_kv_heads, tile_tokens, programs, tokens_per_row)
+
+    @classmethod
+    def of_layers(
+        cls, num_heads: int, kv_caches: Iterable[torch.Tensor], dtype: torch.dtype, tokens_per_row: int = 1
+    ) -> Self:
+        """Makes the sizes by which work is divided for layers over all of these caches together."""
+        found = [cls.of(num_heads, cache, dtype, tokens_per_row) for cache in kv_caches]
+        return cls(
+            num_heads,
+            min(sizes.num_kv_heads for sizes in found),
+            max(sizes.tile_tokens for sizes in found),
+            max(sizes.programs for sizes in found),
+            tokens_per_row,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

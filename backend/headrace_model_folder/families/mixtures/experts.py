@@ -45,7 +45,13 @@ class Routing(NamedTuple):
 
 
 def read_routing(
-    fields: Fields, num_experts: str, inner: str, num_layers: int, renormalized: bool, default: int | None = None
+    fields: Fields,
+    num_experts: str,
+    inner: str,
+    num_layers: int,
+    renormalized: bool,
+    default: int | None = None,
+    per_token: str = "num_experts_per_tok",
 ) -> Routing:
     """Reads the numbers of experts.
 
@@ -56,6 +62,7 @@ def read_routing(
         num_layers: Layers of the model.
         renormalized: Whether a token's weights are divided by their sum.
         default: Number of experts where config.json states none.
+        per_token: The family's name of the number of experts that compute a token.
 
     Raises InvalidModelFolder naming the field, the rule and the value.
     """
@@ -64,8 +71,7 @@ def read_routing(
         raise fields.error(
             num_experts, f"of {count} in {num_layers} layers makes more than {_MAX_EXPERTS_TOGETHER} experts"
         )
-    per_token = fields.integer("num_experts_per_tok", 1, count)
-    return Routing(count, per_token, fields.integer(inner, 1, _MAX_WIDTH), renormalized)
+    return Routing(count, fields.integer(per_token, 1, count), fields.integer(inner, 1, _MAX_WIDTH), renormalized)
 
 
 def with_experts(layer: Layer, routing: Routing, names: ExpertNames) -> Layer:
