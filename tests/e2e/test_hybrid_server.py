@@ -68,12 +68,21 @@ def server(saved: Saved) -> Iterator[RunningServer]:
 
 
 def test_answers_are_those_of_transformers(saved: Saved, server: RunningServer) -> None:
-    """Each text twice and all at once: nothing of the first is reused for the second."""
+    """Each text twice and all at once."""
     with concurrent.futures.ThreadPoolExecutor(2 * len(TEXTS)) as pool:
         answers = list(pool.map(lambda text: generate(server.address, greedy(text, TOKENS)), TEXTS * 2))
     for text, answer in zip(TEXTS * 2, answers, strict=True):
         assert answer.tokens[0] == saved.answer(text)
-        assert answer.done is not None and answer.done.usage.cached_tokens == 0
+
+
+def test_a_conversation_goes_on_behind_what_it_said(saved: Saved, server: RunningServer) -> None:
+    """A state is kept on the way, so that the next turn begins there."""
+    turns = [f"{number} behind the other" for number in range(5)]
+    for end in (4, 5):
+        text = " ".join(turns[:end])
+        answer = generate(server.address, greedy(text, TOKENS))
+        assert answer.tokens[0] == saved.answer(text)
+    assert answer.done is not None and answer.done.usage.cached_tokens == 64
 
 
 def test_outputs_and_beams_go_on_from_one_prompt(saved: Saved, server: RunningServer) -> None:
@@ -94,10 +103,10 @@ def test_outputs_and_beams_go_on_from_one_prompt(saved: Saved, server: RunningSe
     assert [outputs[index] for index in range(3)] == [saved.answer(TEXTS[1])] * 3
 
 
-def test_a_start_says_that_prefixes_are_not_reused_and_what_states_take(server: RunningServer) -> None:
+def test_a_start_says_what_states_take(server: RunningServer) -> None:
     log = "".join(server.lines)
-    assert "prefix caching is off: the model has recurrent layers" in log
-    assert "state=" in log
+    assert "prefix caching is off" not in log
+    assert "state=" in log and "state_checkpoint=" in log
     with connected(server.address) as stub:
         assert stub.GetModel(inference_pb2.GetModelRequest(), timeout=CALL_TIMEOUT_S).model.dtype == "fp32"
 
@@ -115,7 +124,8 @@ def test_a_lost_worker_takes_its_states_with_it_and_no_token_changes(saved: Save
     ("options", "words"),
     [
         (("--speculate", "ngram"), "whose states do not go back where a draft is rejected; speculate off works"),
-        (("--enable-prefix-cache",), "whose states are not kept for prefixes yet; leave it out, or off"),
+        (("--enable-prefix-cache", "--state-checkpoints", "0"), "state_checkpoints 1 or more works"),
+        (("--state-checkpoints", "-1"), "greater than or equal to 0"),
         (("--tp", "2"), "ranks do not share recurrent layers (Qwen3_5ForCausalLM) yet; tp 1 works"),
         (("--pp", "2"), "which stages do not share yet: pp 1 works"),
     ],

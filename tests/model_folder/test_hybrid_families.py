@@ -187,9 +187,9 @@ def test_settings_that_need_more_of_states_are_refused_by_name() -> None:
     for setting, rule, message in (
         ({"speculate": "ngram"}, unsuitable_states, r"speculate is ngram, .* recurrent layers .* speculate off works"),
         (
-            {"enable_prefix_cache": True},
+            {"enable_prefix_cache": True, "state_checkpoints": 0},
             unsuitable_states,
-            r"enable_prefix_cache is on, .* not kept for prefixes yet; .*",
+            r"enable_prefix_cache is on, state_checkpoints is 0, .* state_checkpoints 1 or more works",
         ),
         (
             {"tp": 2},
@@ -205,6 +205,9 @@ def test_settings_that_need_more_of_states_are_refused_by_name() -> None:
         unsuitable_states(engine(), model) is None
         and unsuitable_states(engine(enable_prefix_cache=False), model) is None
     )
-    assert not reuses_prefixes(engine(), model.description)
-    assert reuses_prefixes(engine(), plain.description)
-    assert not reuses_prefixes(engine(enable_prefix_cache=False), plain.description)
+    assert unsuitable_states(engine(enable_prefix_cache=True), model) is None
+    for described in (model.description, plain.description):
+        assert reuses_prefixes(engine(), described)
+        assert not reuses_prefixes(engine(enable_prefix_cache=False), described)
+    assert not reuses_prefixes(engine(state_checkpoints=0), model.description)
+    assert reuses_prefixes(engine(state_checkpoints=0), plain.description)

@@ -35,7 +35,7 @@ NAMES = (
     "smollm3-window-tied", "glm4-moe",
 )  # fmt: skip
 # Layers that are not plain, whose steps are never cut: norms of outputs, of all heads together.
-NAMES_OF_WHOLE_STEPS = ("olmo2", "olmo3", "glm4", "gemma3-part")
+NAMES_OF_WHOLE_STEPS = ("olmo2", "olmo3", "glm4", "gemma3-part", "qwen3.5", "qwen3.5-order-tied")
 PROMPT = [17 * index % 89 + 3 for index in range(37)]
 NUM_TOKENS = 8
 

@@ -17,6 +17,7 @@ from headrace_backend.layers.attention import Attention
 from headrace_backend.layers.cut_step import CutStep
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
+from headrace_backend.layers.gated_delta_net import GatedDeltaNet
 from headrace_backend.layers.norm import residual_norm
 from headrace_backend.layers.rotary import RotaryTables, Rotations
 from headrace_backend.layers.sharded_module import weight_targets
@@ -32,7 +33,6 @@ from headrace_backend.quantization.summaries import QuantizationSummary, StoredS
 from headrace_backend.tp_rules import rank_part
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_model_folder import ModelDescription
-from headrace_model_folder.description import GatedDeltaNet
 
 
 class Decoder(nn.Module):
@@ -210,10 +210,11 @@ class CausalLM(nn.Module):
         if stage.is_last:
             self.lm_head = OutputHead(model, placement, self.model.embed_tokens)
         self.num_layers, self.num_kv_layers = len(model.layers), len(model.attentions)
-        # Elements of fp32 that a row has in each layer; 0 in those with keys and values.
+        # Elements of fp32 that a row has in each layer, of this rank; 0 in those with keys and
+        # values.
+        attentions = [layer.self_attn for layer in self.model.layers]
         self.state_elements = tuple(
-            layer.attention.state_elements if isinstance(layer.attention, GatedDeltaNet) else 0
-            for layer in model.layers
+            attention.state_elements if isinstance(attention, GatedDeltaNet) else 0 for attention in attentions
         )
         self._is_plain = model.is_plain
         self.shard = placement.shard

@@ -98,7 +98,11 @@ class CheckpointPlaces:
         num_tokens -= num_tokens % self._block_size
         ahead = [stop for stop in way.stops if computed < stop <= num_tokens]
         nearest = ahead[-1] if ahead else self._checkpoints.last_written(leader, num_tokens)
-        if num_tokens <= computed or num_tokens - nearest < LEAST_STOP_TOKENS or way.num_followed >= MOST_FOLLOWED_STOPS:
+        if (
+            num_tokens <= computed
+            or num_tokens - nearest < LEAST_STOP_TOKENS
+            or way.num_followed >= MOST_FOLLOWED_STOPS
+        ):
             return nearest
         way.num_followed += 1
         bisect.insort(way.stops, num_tokens)

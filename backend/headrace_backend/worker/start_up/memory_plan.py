@@ -186,11 +186,11 @@ def _heads_elements(layer: Layer) -> int:
     These are queries, keys and values with their rotated copies; of linear attention what is
     convolved, and queries, keys and values of each value head in fp32.
     """
-    projected = 3 * sum(part.outputs for part in layer.attention.linears[:3])
-    if isinstance(layer.attention, Attention):
-        return projected
     attention = layer.attention
-    return projected + 4 * attention.num_value_heads * (attention.key_dim + attention.value_dim)
+    if isinstance(attention, Attention):
+        return 3 * sum(part.outputs for part in attention.linears[:3])
+    projected = attention.num_channels + attention.gate.outputs + attention.correction.outputs
+    return 3 * projected + 4 * attention.num_value_heads * (attention.key_dim + attention.value_dim)
 
 
 def _kv_token_bytes(model: ModelDescription, sizes: WorkerSizes, item_bytes: int) -> int:
