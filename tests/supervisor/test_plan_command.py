@@ -441,12 +441,13 @@ def test_rows_of_recurrent_layers_have_states_beside_the_cache() -> None:
     (too_many,) = answers(Question(QWEN3_5_9B, engines[1:], 40 << 30, [1]))
     assert "states of recurrent layers 25,778.2 MiB" in too_many.refused
     assert "with max_num_seqs 256 leaves room for a cache" in too_many.refused
-    ranks, stages, drafts = (
-        answers(Question(QWEN3_5_9B, [{**engines[0], **changes}], 80 << 30, [int(changes.get("tp", 1))]))[0].refused
-        for changes in ({"tp": 2}, {"pp": 2}, {"speculate": "ngram"})
+    stages, drafts = (
+        answers(Question(QWEN3_5_9B, [{**engines[0], **changes}], 80 << 30, [1]))[0].refused
+        for changes in ({"pp": 2}, {"speculate": "ngram"})
     )
-    assert "ranks do not share recurrent layers" in ranks and "stages do not share" in stages
-    assert "speculate off works" in drafts
+    assert "stages do not share" in stages and "speculate off works" in drafts
+    (shared,) = answers(Question(QWEN3_5_9B, engines[:1], 80 << 30, [2]))
+    assert shared.row_state_bytes == row // 2 and shared.state_bytes == 65 * row // 2
     sizes = RankSizes(1, 32, 8192, 1, 1, 1, 1, 1)
     stateful = sizes._replace(row_state_bytes=row)
     assert step_s(stateful, GPUS["h200"], 64, 0) > step_s(sizes, GPUS["h200"], 64, 0)

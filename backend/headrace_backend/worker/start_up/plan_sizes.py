@@ -164,7 +164,7 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
         kv_tokens=plan.num_blocks * plan.block_size,
         kv_token_bytes=memory.kv_block // plan.block_size,
         kv_windows=tuple(group.window or 0 for group in sizes.cache.groups),
-        row_state_bytes=row_state_bytes(described),
+        row_state_bytes=row_state_bytes(rank_part(described, tp)),
         state_bytes=plan.state_bytes,
         num_checkpoints=plan.num_checkpoints,
         checkpoint_bytes=plan.checkpoint_bytes,
