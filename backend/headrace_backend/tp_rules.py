@@ -165,7 +165,7 @@ def _reason(config: EngineConfig, group: _Group, model: ModelConfig) -> str | No
 
 
 def _repeated(model: ModelDescription) -> Iterator[tuple[str, int]]:
-    """Numbers of heads that are split evenly, or of which each is several ranks', by their names."""
+    """Numbers of heads that ranks divide or repeat, by config.json's names."""
     for layer in model.layers:
         if isinstance(layer.attention, Attention):
             yield "num_key_value_heads", layer.attention.num_kv_heads

@@ -58,7 +58,8 @@ def test_sizes_and_tensors_are_those_of_the_fields() -> None:
     shapes = {name.removeprefix("model.layers.0.linear_attn."): shape for name, shape in linear.tensors()}
     assert shapes == {
         "in_proj_q.weight": (8, 16), "in_proj_k.weight": (8, 16), "in_proj_v.weight": (24, 16),
-        "in_proj_z.weight": (24, 16), "in_proj_b.weight": (4, 16), "in_proj_a.weight": (4, 16), "out_proj.weight": (16, 24), "conv1d.weight": (40, 1, 4), "A_log": (4,),
+        "in_proj_z.weight": (24, 16), "in_proj_b.weight": (4, 16), "in_proj_a.weight": (4, 16),
+        "out_proj.weight": (16, 24), "conv1d.weight": (40, 1, 4), "A_log": (4,),
         "dt_bias": (4,), "norm.weight": (6,),
     }  # fmt: skip
     # A matrix for each value head, and the inputs of three tokens.

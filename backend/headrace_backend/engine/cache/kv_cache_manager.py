@@ -335,7 +335,7 @@ class KVCacheManager:
         return blocks
 
     def _with_state(self, sequence: Sequence, num_blocks: int) -> int:
-        """Most of a sequence's first blocks at whose end a state is known, if layers keep states."""
+        """How many of a sequence's first blocks end where a state is known, if layers have any."""
         if self._checkpoints is not None:
             while num_blocks and not self._checkpoints.has(self.key(sequence, num_blocks - 1)):
                 num_blocks -= 1

@@ -123,7 +123,7 @@ class StateCheckpoints:
             del self._mover[key]
 
     def check_integrity(self, pool: BlockPool) -> None:
-        """Asserts that each slot is free, being written or known, once, and known with its block."""
+        """Asserts that each slot is in one state, and that what is known has its block."""
         written = [one.slot for ones in self._written.values() for one in ones]
         slots = [*self._free, *written, *self._slot_of_key.values()]
         assert sorted(slots) == list(range(self.num_slots)), "a slot is lost, or in two states"

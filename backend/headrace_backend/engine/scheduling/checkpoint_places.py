@@ -131,7 +131,7 @@ class CheckpointPlaces:
         self._checkpoints.leave(sequence)
 
     def _way(self, sequence: Sequence) -> _Way:
-        """What is planned of a sequence; nothing yet of one that began behind another one's prompt."""
+        """What is planned of a sequence: nothing yet of one that took over another one's state."""
         return self._ways.setdefault(sequence, _Way([], 0))
 
     def _stops(self, sequence: Sequence, num_known: int, num_found: int) -> list[int]:

@@ -299,7 +299,7 @@ class PlanBuilder:
 
     @property
     def computed(self) -> list[Sequence]:
-        """The sequences that the step computes; outputs that only begin with it are none of them."""
+        """The sequences that the step computes, without outputs that only begin with it."""
         return [*self._decodes, *self._forced, *(sequence for sequence, _, _ in self._entries)]
 
     def add_drafts(self, counts: list[int]) -> None:

@@ -47,9 +47,9 @@ _CGROUP = pathlib.Path("/sys/fs/cgroup")
 # The sampler holds about this many float32 copies of the logits at once: logits, log-softmax,
 # scaled, noise, two int64 temporaries.
 _LOGIT_COPIES = 8
-# States that are kept for prefixes get so much of what weights, steps and rows' states leave, unless
-# their number is configured. Reckoned, not measured: a state of a 9B model takes as much as keys
-# and values of 1,600 tokens.
+# States that are kept for prefixes get so much of what weights, steps and rows' states leave,
+# unless their number is configured. Reckoned, not measured: a state of a 9B model takes as much as
+# keys and values of 1,600 tokens.
 _CHECKPOINT_SHARE = 0.125
 # The driver's memory for one captured shape, on top of its activations, which all shapes share. Not
 # measured yet on our graphs; other engines' captures of such models take 8 to 10 MiB.
@@ -332,7 +332,7 @@ def _needed_blocks(sizes: WorkerSizes) -> int:
 
 
 def _num_checkpoints(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> int:
-    """States that are kept for prefixes: as configured, or as many as rows where memory goes so far."""
+    """States that are kept for prefixes: the configured number, or as many as rows if they fit."""
     if not memory.checkpoint:
         return 0
     if sizes.num_checkpoints is not None:

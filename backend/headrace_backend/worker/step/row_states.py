@@ -17,7 +17,6 @@ from headrace_backend.step.plan import ForwardPlan
 from headrace_backend.worker.device_copies import indices_on_device
 from headrace_backend.worker.step.lazy_memory import zeros
 
-
 # Elements that a copy holds between reading and writing, 64 MiB of them.
 _PIECE_ELEMENTS = 1 << 24
 
@@ -51,5 +50,5 @@ def copy_planned_states(plan: ForwardPlan, caches: Iterable[torch.Tensor]) -> No
     sources, targets = (indices_on_device(column, layers[0].device) for column in lines)
     width = max(_PIECE_ELEMENTS // len(sources), 1)
     for states in layers:
-        for piece in states.split(width, dim=1):
+        for piece in torch.split(states, width, dim=1):
             piece[targets] = piece[sources]
