@@ -66,7 +66,7 @@ class CheckpointMachine(EngineMachine):
 
 TestCheckpointMachine = CheckpointMachine.TestCase
 TestCheckpointMachine.settings = hypothesis.settings(
-    max_examples=examples(100),
+    max_examples=examples(200),
     stateful_step_count=40,
     deadline=None,
     report_multiple_bugs=False,

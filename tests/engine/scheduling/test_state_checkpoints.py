@@ -193,16 +193,18 @@ def test_a_lost_worker_takes_its_checkpoints_with_it() -> None:
 
 
 def test_a_state_that_the_same_step_saves_is_read_from_its_row() -> None:
-    """The step that would copy it into its slot comes only with the next request."""
+    """The step that copies it into its slot comes only with the next request, which wants it."""
     engine, ids = harness(), prompt(0, 64, 3)
-    first = request(ids, 2)
-    engine.add(first)
-    engine.plan()
-    engine.settle()
-    engine.engine.abort(first.request_id, "", AbortCause.CANCELLED)
-    while engine.worker.plans:
-        engine.settle()
-    assert hits(engine, request([*ids, 7], 4)) == [64]
+    assert hits(engine, request(ids, 1)) == [0] and engine.worker.copied == []
+    assert hits(engine, request([*ids, 7], 4), request([*ids, 8], 4)) == [64, 64]
+    [saved, first, second] = engine.worker.copied
+    assert saved[0] == first[0] and second[0] == saved[1]
+
+
+def test_no_state_is_kept_within_a_block() -> None:
+    """A prompt's last step ends wherever the prompt does."""
+    ids = prompt(200, 0)
+    assert hits(harness(), request(ids[:100], 1), request(ids[:130], 1), request(ids[:180], 1)) == [0, 0, 0]
 
 
 def test_models_without_states_are_planned_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
