@@ -173,7 +173,7 @@ def test_a_fused_tensor_is_named_by_the_folders_name(source: pathlib.Path, tmp_p
 
 
 def test_a_part_of_nf4_that_begins_within_a_nested_scale_is_refused(tmp_path: pathlib.Path) -> None:
-    """Of 64 inputs each output has one block, and 256 share a scale."""
+    """Each output of 64 inputs has one block, and 256 share a scale."""
     bits = write(write_plain(tmp_path / "plain"), tmp_path / "nf4")
     assert "model.layers.0.mlp.gate_up_proj.weight" in bits
     with pytest.raises(InvalidModelFolder, match=r"qkv_proj' is in NF4, and .*k_proj, from its output 64 on"):

@@ -43,7 +43,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("often")
 def test_prompts_begin_behind_kept_states(made: Made) -> None:
-    """Where others parted, at the prompt's own end, and behind an answer."""
+    """They are kept where prompts part, at a prompt's own end, and behind an answer."""
     engine, shared, found = made.engine(num_checkpoints=8, max_num_batched_tokens=64), prompt_of(100), []
     for own in ([1, 2], [3, 4, 5], [6], [6], [*made.expected((*shared, 6), 40), 7]):
         before = engine.engine._scheduler.num_prefix_hit_tokens

@@ -1,4 +1,4 @@
-"""Where on a sequence's way its state is kept, so that later prompts can begin from there.
+"""Places on a sequence's way at which its state is kept, so that later prompts can begin there.
 
 A state can be kept only where a step ends, and is found only where a block ends. So chunks of
 prompts are cut to whole blocks, and a chunk ends at each *stop* of its sequence:

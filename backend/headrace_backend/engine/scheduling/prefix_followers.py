@@ -106,7 +106,7 @@ class PrefixFollowers:
             num_found: Tokens from its start on whose blocks are known: more only where states are
                 kept.
             kv: The cache.
-            places: Where states are kept; None: nowhere.
+            places: Chooses where states are kept; None: nowhere.
 
         Returns:
             Whether it did: the sequence waits here from now on.
