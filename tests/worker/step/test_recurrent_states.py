@@ -7,6 +7,7 @@ the end of its prefix, and follows outputs that go on where another one stands.
 from __future__ import annotations
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -17,7 +18,8 @@ from tests.support.examples import examples
 from tests.worker.step.test_cache_groups import Made, Schedule, check_schedule, prompt_of, schedules
 
 from headrace_backend.engine.scheduling import checkpoint_places
-from headrace_backend.step.plan import StepPlan
+from headrace_backend.step.plan import ForwardPlan, StepPlan
+from headrace_backend.worker.step import row_states
 from headrace_request.beam_search import BeamSearch
 from headrace_request.selection_rules import NO_SAMPLING
 
@@ -32,6 +34,18 @@ def test_tokens_are_those_of_transformers_in_rows_that_are_used_again(made: Made
     prompts = [prompt_of(length, length) for length in (80, 3, 21, 1, 40)]
     found = made.engine(max_num_seqs=3).outputs([greedy(prompt, 12) for prompt in prompts])
     assert found == [[made.expected(tuple(prompt), 12)] for prompt in prompts]
+
+
+def test_all_states_are_read_before_any_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a copy takes several pieces: lines hand theirs on in a circle."""
+    monkeypatch.setattr(row_states, "_PIECE_ELEMENTS", 7)
+    states = row_states.allocate_row_states(3, 5, torch.device("cpu"), num_checkpoints=2)
+    states.copy_(torch.arange(30.0).view(6, 5))
+    expected = states.clone()
+    expected[[1, 4, 0]] = states[[0, 1, 4]]
+    sources, targets = (np.array(lines, np.int32) for lines in ([0, 1, 4], [1, 4, 0]))
+    row_states.copy_planned_states(ForwardPlan(state_sources=sources, state_targets=targets), [states])
+    assert torch.equal(states, expected)
 
 
 @pytest.fixture
