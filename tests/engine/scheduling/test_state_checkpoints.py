@@ -85,6 +85,16 @@ def test_a_wave_waits_for_the_state_where_its_prompts_part() -> None:
     assert engine.worker.num_tokens == 10_000 + 20 * 100
 
 
+def test_a_wave_behind_one_that_kept_no_state_computes_the_prefix_once_more() -> None:
+    engine = harness(num_blocks=4000, model_len=20_000, max_num_seqs=32, max_num_batched_tokens=2048)
+    specs = [request(prompt(10_000, 0) + [1 + number] + prompt(0, 99, number), 1) for number in range(20)]
+    served(engine, specs[0])
+    before = engine.worker.num_tokens
+    readers = served(engine, *specs[1:])
+    assert [cached_tokens(reader) for reader in readers] == [0] + 18 * [10_000]
+    assert engine.worker.num_tokens - before == 10_000 + 19 * 100
+
+
 def test_whoever_comes_late_computes_what_no_state_was_kept_of() -> None:
     """The prompt that is computed is beyond the point where both part: nobody waits for it."""
     engine = harness(max_num_batched_tokens=512)

@@ -115,7 +115,7 @@ class PrefixFollowers:
         least = num_known + LEAST_SHARED_TOKENS
         if not self._leaders or num_reusable < max(least, num_found + kv.block_size):
             return False
-        for leader in self._leaders.get(kv.key(sequence, num_found // kv.block_size), ()):
+        for leader in self._computing(sequence, num_known, num_found, kv):
             is_urgent = sequence.urgency < leader.urgency
             if is_urgent and self._is_cut_off(leader, sequence):
                 continue
@@ -163,6 +163,14 @@ class PrefixFollowers:
                 comes = num_shared <= leader.num_computed or (leader.urgency < urgency and leader.prompt_log is None)
                 assert follower.ended or comes, "a follower waits for what nobody may be about to compute"
         assert self.num_counted_tokens == sum(follower.num_counted_tokens for follower in followers)
+
+    def _computing(self, sequence: Sequence, num_known: int, num_found: int, kv: KVCacheManager) -> list[Sequence]:
+        """Leaders whose next block is one of the sequence's: its first unknown one, or before it.
+
+        A leader computes known blocks again where no state was kept at their end.
+        """
+        places = range(num_known // kv.block_size, num_found // kv.block_size + 1)
+        return [leader for place in places for leader in self._leaders.get(kv.key(sequence, place), ())]
 
     def _is_cut_off(self, leader: Sequence, sequence: Sequence) -> bool:
         """Whether others come between a leader and a more urgent sequence."""
