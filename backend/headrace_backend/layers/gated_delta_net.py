@@ -87,11 +87,6 @@ class GatedDeltaNet(nn.Module):
         self.o_proj = RowLinear(attention.output, value, placement)
         self._matrix_elements = len(heads) * key_dim * value_dim
 
-    @property
-    def state_elements(self) -> int:
-        """Elements of fp32 that a row has in the layer, on this rank."""
-        return self._matrix_elements + (self.convolution.kernel_size - 1) * self._heads.num_channels
-
     def heads(self, x: Activations, rotations: Tensor, states: Tensor, metadata: StepMetadata) -> Tensor:
         """Computes what lies before the output projection; states change in place.
 

@@ -17,7 +17,6 @@ from headrace_backend.layers.attention import Attention
 from headrace_backend.layers.cut_step import CutStep
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
-from headrace_backend.layers.gated_delta_net import GatedDeltaNet
 from headrace_backend.layers.norm import residual_norm
 from headrace_backend.layers.rotary import RotaryTables, Rotations
 from headrace_backend.layers.sharded_module import weight_targets
@@ -33,6 +32,7 @@ from headrace_backend.quantization.summaries import QuantizationSummary, StoredS
 from headrace_backend.tp_rules import rank_part
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_model_folder import ModelDescription
+from headrace_model_folder.description import GatedDeltaNet
 
 
 class Decoder(nn.Module):
@@ -212,14 +212,14 @@ class CausalLM(nn.Module):
         self.num_layers, self.num_kv_layers = len(model.layers), len(model.attentions)
         # Elements of fp32 that a row has in each layer, of this rank; 0 in those with keys and
         # values.
-        attentions = [layer.self_attn for layer in self.model.layers]
+        own = rank_part(model, placement.shard.world_size)
         self.state_elements = tuple(
-            attention.state_elements if isinstance(attention, GatedDeltaNet) else 0 for attention in attentions
+            layer.attention.state_elements if isinstance(layer.attention, GatedDeltaNet) else 0 for layer in own.layers
         )
         self._is_plain = model.is_plain
         self.shard = placement.shard
         # Of this rank: what attention and the KV cache need.
-        part = rank_part(model, placement.shard.world_size).attention
+        part = own.attention
         self.num_heads, self.num_kv_heads, self.head_dim = part.num_heads, part.num_kv_heads, part.head_dim
         self.hidden_size = model.hidden_size
         # Of activations.
