@@ -249,14 +249,26 @@ class EngineConfig(_Frozen):
             ),
         ),
     ] = 0.0
-    # None: on, if the model's layers keep what a prefix needs.
+    # None: on, where states of recurrent layers can be kept, if the model has such layers.
     enable_prefix_cache: Annotated[
         bool | None,
         Field(
             description=(
-                "reuse the blocks of shared prefixes; default: on, but for models with recurrent layers, whose states "
-                "are not kept for prefixes"
+                "reuse the blocks of shared prefixes; default: on, but off for models with recurrent layers where "
+                "state_checkpoints is 0"
             )
+        ),
+    ] = None
+    # None: as many as rows, within a share of the memory.
+    state_checkpoints: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=1 << 16,
+            description=(
+                "states that are kept for shared prefixes, of models with recurrent layers; default: max_num_seqs, in "
+                "at most an eighth of the memory that weights and steps leave"
+            ),
         ),
     ] = None
     ageing_s: Annotated[

@@ -2,7 +2,8 @@
 
 Owns the rules and their words, and whether prompts may begin with what others computed; supervisor,
 backend, worker and `headrace plan` all ask here. A state holds all that a sequence has seen, so it
-neither goes back by a token, as drafts that are rejected would need, nor is it there for a prefix.
+does not go back by a token, as drafts that are rejected would need, and is there for a prefix only
+where a copy of it was kept.
 Ranks and stages are `tp_rules`' and `pp_rules`'.
 """
 
@@ -28,17 +29,18 @@ def unsuitable_states(config: EngineConfig, model: ModelConfig) -> str | None:
             f"speculate is {config.speculate}, and the model has recurrent layers ({model.architecture}), whose states "
             "do not go back where a draft is rejected; speculate off works"
         )
-    if config.enable_prefix_cache:
+    if config.enable_prefix_cache and config.state_checkpoints == 0:
         return (
-            f"enable_prefix_cache is on, and the model has recurrent layers ({model.architecture}), whose states are "
-            "not kept for prefixes yet; leave it out, or off"
+            f"enable_prefix_cache is on, state_checkpoints is 0, and the model has recurrent layers "
+            f"({model.architecture}), whose prefixes need a kept state; state_checkpoints 1 or more works"
         )
     return None
 
 
 def reuses_prefixes(config: EngineConfig, model: ModelDescription) -> bool:
-    """Whether prompts may begin with blocks that others computed."""
-    return config.enable_prefix_cache is not False and not model.recurrent_layers
+    """Whether prompts may begin with what others computed."""
+    keeps_prefixes = config.state_checkpoints != 0 or not model.recurrent_layers
+    return config.enable_prefix_cache is not False and keeps_prefixes
 
 
 def row_state_bytes(model: ModelDescription) -> int:

@@ -13,7 +13,15 @@ from typing import NamedTuple
 from headrace_backend.config import MAX_TP, QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.quantize_rules import NF4_INPUTS
 from headrace_model_folder import ModelConfig
-from headrace_model_folder.description import Experts, Layer, Linear, Mlp, ModelDescription
+from headrace_model_folder.description import (
+    Attention,
+    Experts,
+    GatedDeltaNet,
+    Layer,
+    Linear,
+    Mlp,
+    ModelDescription,
+)
 
 
 def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
@@ -57,13 +65,39 @@ def rank_part(model: ModelDescription, world_size: int, whole_experts: bool = Fa
 
 
 def _layer_part(layer: Layer, world_size: int, whole_experts: bool) -> Layer:
-    attention = layer.kv_attention
+    attention = layer.attention
+    part = (
+        _attention_part(attention, world_size)
+        if isinstance(attention, Attention)
+        else _delta_net_part(attention, world_size)
+    )
+    return dataclasses.replace(layer, attention=part, mlp=_mlp_part(layer.mlp, world_size, whole_experts))
+
+
+def _delta_net_part(attention: GatedDeltaNet, world_size: int) -> GatedDeltaNet:
+    key_heads, value_heads = max(attention.num_key_heads // world_size, 1), attention.num_value_heads // world_size
+    keys, values = key_heads * attention.key_dim, value_heads * attention.value_dim
+    return dataclasses.replace(
+        attention,
+        num_key_heads=key_heads,
+        num_value_heads=value_heads,
+        query=dataclasses.replace(attention.query, outputs=keys),
+        key=dataclasses.replace(attention.key, outputs=keys),
+        value=dataclasses.replace(attention.value, outputs=values),
+        gate=dataclasses.replace(attention.gate, outputs=values),
+        correction=dataclasses.replace(attention.correction, outputs=value_heads),
+        decay=dataclasses.replace(attention.decay, outputs=value_heads),
+        output=dataclasses.replace(attention.output, inputs=values),
+    )
+
+
+def _attention_part(attention: Attention, world_size: int) -> Attention:
     heads, kv_heads = attention.num_heads // world_size, max(attention.num_kv_heads // world_size, 1)
     query_norm, key_norm = attention.query_norm, attention.key_norm
     if attention.norms_projections and query_norm is not None and key_norm is not None:
         query_norm = dataclasses.replace(query_norm, size=heads * attention.head_dim)
         key_norm = dataclasses.replace(key_norm, size=kv_heads * attention.head_dim)
-    attention = dataclasses.replace(
+    return dataclasses.replace(
         attention,
         query_norm=query_norm,
         key_norm=key_norm,
@@ -75,7 +109,6 @@ def _layer_part(layer: Layer, world_size: int, whole_experts: bool) -> Layer:
         output=dataclasses.replace(attention.output, inputs=heads * attention.head_dim),
         sinks=attention.sinks and dataclasses.replace(attention.sinks, num_heads=heads),
     )
-    return dataclasses.replace(layer, attention=attention, mlp=_mlp_part(layer.mlp, world_size, whole_experts))
 
 
 def _mlp_part(mlp: Mlp | Experts, world_size: int, whole_experts: bool) -> Mlp | Experts:
@@ -122,21 +155,31 @@ def _reason(config: EngineConfig, group: _Group, model: ModelConfig) -> str | No
     if world_size == 1:
         return "which is one rank, and expert_parallel deals experts out to several" if whole_experts else None
     described = model.description
-    if described.recurrent_layers:
-        return f"and ranks do not share recurrent layers ({model.architecture}) yet"
     for name, size in _dealt_out(described, whole_experts):
         if size % world_size:
             return f"which does not divide {name} {size}"
-    for num_kv_heads in {attention.num_kv_heads for attention in described.attentions}:
-        if num_kv_heads % world_size and world_size % num_kv_heads:
-            return f"which neither divides num_key_value_heads {num_kv_heads} nor is a multiple of it"
+    for name, size in _repeated(described):
+        if size % world_size and world_size % size:
+            return f"which neither divides {name} {size} nor is a multiple of it"
     return _straddling(world_size, whole_experts, group, model) or _cut_layer(world_size, whole_experts, model)
+
+
+def _repeated(model: ModelDescription) -> Iterator[tuple[str, int]]:
+    """Numbers of heads that ranks divide or repeat, by config.json's names."""
+    for layer in model.layers:
+        if isinstance(layer.attention, Attention):
+            yield "num_key_value_heads", layer.attention.num_kv_heads
+        else:
+            yield "linear_num_key_heads", layer.attention.num_key_heads
 
 
 def _dealt_out(model: ModelDescription, whole_experts: bool) -> Iterator[tuple[str, int]]:
     """Sizes that are split evenly over the ranks, by config.json's names."""
     for layer in model.layers:
-        yield "num_attention_heads", layer.kv_attention.num_heads
+        if isinstance(layer.attention, Attention):
+            yield "num_attention_heads", layer.attention.num_heads
+        else:
+            yield "linear_num_value_heads", layer.attention.num_value_heads
         if isinstance(layer.mlp, Mlp):
             yield "intermediate_size", layer.mlp.inner
         elif whole_experts:

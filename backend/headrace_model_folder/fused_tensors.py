@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.description import Linear
 from headrace_model_folder.errors import InvalidModelFolder, shown
+from headrace_model_folder.formats.bitsandbytes_tensors import GROUP, NESTED
 from headrace_model_folder.formats.layer_format import LayerFormat, Role
 from headrace_model_folder.formats.layer_part import LayerPart
 from headrace_model_folder.safetensors_header import TensorRecord, read_tensor
@@ -34,8 +35,8 @@ def split_fused(folder: pathlib.Path, config: ModelConfig, records: Records) -> 
         records: Checkpoint tensor name -> where it lies.
 
     Raises:
-        InvalidModelFolder: A part would begin within a word or a block of its format, or the tensor
-            is in NF4, or states another shape.
+        InvalidModelFolder: A part would begin within a word, a block or what shares a nested scale
+            in its format, or the tensor states another shape.
     """
     fused = [linear for linear in config.description.linears if linear.fused is not None]
     if not fused:
@@ -72,12 +73,15 @@ def _parts(linear: Linear, form: LayerFormat | None, records: Records) -> Iterat
 
 def _outputs_of(record: TensorRecord, part: LayerPart, linear: Linear) -> TensorRecord:
     """A plain weight's or bias's rows, or those of a GGUF file's blocks, which lie along rows."""
-    if record.nf4 is not None:
+    own = _cut(record, part.outputs, range(linear.inputs) if len(record.shape) == 2 else None)
+    if (state := record.nf4) is None:
+        return own
+    if state.nested is not None and part.outputs.start * (linear.inputs // GROUP) % NESTED:
         raise InvalidModelFolder(
-            f"{record.file}: tensor {shown(linear.stored.name)} is in NF4, and holds several projections, which is not "
-            "supported"
+            f"{record.file}: tensor {shown(linear.stored.name)} is in NF4, and {linear.name}, from its output "
+            f"{part.outputs.start} on, does not begin with a nested scale of {NESTED} blocks"
         )
-    return _cut(record, part.outputs, range(linear.inputs) if len(record.shape) == 2 else None)
+    return dataclasses.replace(own, nf4=dataclasses.replace(state, first_row=part.outputs.start))
 
 
 def _cut(record: TensorRecord, rows: range, columns: range | None) -> TensorRecord:

@@ -60,6 +60,8 @@ class Nf4State:
     nested: TensorRecord | None = None
     nested_table: TensorRecord | None = None
     offset: float = 0.0
+    # Rows before this weight's in the tensor that the scales are of, where it is a part of one.
+    first_row: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -149,6 +149,8 @@ def gpu_plan(rank: int, num_blocks: int, block_size: int, is_measured: bool) -> 
         pinned_host_bytes=1 << 30,
         stream_bytes=256 << 20,
         state_bytes=3 << 28,
+        num_checkpoints=4,
+        checkpoint_bytes=3 << 24,
     )
 
 

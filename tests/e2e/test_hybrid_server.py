@@ -68,12 +68,21 @@ def server(saved: Saved) -> Iterator[RunningServer]:
 
 
 def test_answers_are_those_of_transformers(saved: Saved, server: RunningServer) -> None:
-    """Each text twice and all at once: nothing of the first is reused for the second."""
+    """Each text twice and all at once."""
     with concurrent.futures.ThreadPoolExecutor(2 * len(TEXTS)) as pool:
         answers = list(pool.map(lambda text: generate(server.address, greedy(text, TOKENS)), TEXTS * 2))
     for text, answer in zip(TEXTS * 2, answers, strict=True):
         assert answer.tokens[0] == saved.answer(text)
-        assert answer.done is not None and answer.done.usage.cached_tokens == 0
+
+
+def test_a_conversation_goes_on_behind_what_it_said(saved: Saved, server: RunningServer) -> None:
+    """A state is kept on the way, so that the next turn begins there."""
+    turns = [f"{number} behind the other" for number in range(7)]
+    for end in (6, 7):
+        text = " ".join(turns[:end])
+        answer = generate(server.address, greedy(text, TOKENS))
+        assert answer.tokens[0] == saved.answer(text)
+    assert answer.done is not None and answer.done.usage.cached_tokens == 64
 
 
 def test_outputs_and_beams_go_on_from_one_prompt(saved: Saved, server: RunningServer) -> None:
@@ -94,10 +103,10 @@ def test_outputs_and_beams_go_on_from_one_prompt(saved: Saved, server: RunningSe
     assert [outputs[index] for index in range(3)] == [saved.answer(TEXTS[1])] * 3
 
 
-def test_a_start_says_that_prefixes_are_not_reused_and_what_states_take(server: RunningServer) -> None:
+def test_a_start_says_what_states_take(server: RunningServer) -> None:
     log = "".join(server.lines)
-    assert "prefix caching is off: the model has recurrent layers" in log
-    assert "state=" in log
+    assert "prefix caching is off" not in log
+    assert "state=" in log and "state_checkpoint=" in log
     with connected(server.address) as stub:
         assert stub.GetModel(inference_pb2.GetModelRequest(), timeout=CALL_TIMEOUT_S).model.dtype == "fp32"
 
@@ -115,14 +124,25 @@ def test_a_lost_worker_takes_its_states_with_it_and_no_token_changes(saved: Save
     ("options", "words"),
     [
         (("--speculate", "ngram"), "whose states do not go back where a draft is rejected; speculate off works"),
-        (("--enable-prefix-cache",), "whose states are not kept for prefixes yet; leave it out, or off"),
-        (("--tp", "2"), "ranks do not share recurrent layers (Qwen3_5ForCausalLM) yet; tp 1 works"),
+        (("--enable-prefix-cache", "--state-checkpoints", "0"), "state_checkpoints 1 or more works"),
+        (("--state-checkpoints", "-1"), "state-checkpoints: must be at least 0"),
+        (("--tp", "3"), "which does not divide linear_num_value_heads 4; tp 1, 2, 4 work"),
         (("--pp", "2"), "which stages do not share yet: pp 1 works"),
     ],
 )
 def test_what_states_cannot_do_yet_is_refused_by_name(saved: Saved, options: tuple[str, ...], words: str) -> None:
     ended, _ = refused("--device", "cpu", *options, model=saved.path)
     assert ended.returncode == 2 and words in ended.stderr
+
+
+def test_ranks_answer_as_one(saved: Saved) -> None:
+    """With prompts that go on from kept states, of which each rank has its part."""
+    text = " ".join(f"{number} behind the other" for number in range(6))
+    with running_server(*CRAMPED, "--tp", "2", model=saved.path) as server:
+        for end in ("", " again"):
+            answer = generate(server.address, greedy(text + end, TOKENS))
+            assert answer.tokens[0] == saved.answer(text + end)
+    assert answer.done is not None and answer.done.usage.cached_tokens == 64
 
 
 def test_quantized_layers_are_served(saved: Saved) -> None:

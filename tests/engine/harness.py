@@ -145,6 +145,7 @@ class Harness:
         tokens_per_row: int | None = None,
         groups: tuple[CacheGroup, ...] = ONE_GROUP,
         worker: FakeWorker | None = None,
+        num_checkpoints: int = 0,
         **changes: Any,
     ) -> None:
         """`plan_bytes` is what the worker's ring takes; None: what the configuration makes of it.
@@ -153,7 +154,7 @@ class Harness:
         """
         self.now_ns = 1_000_000_000
         self.config = config(**changes)
-        self.num_blocks = num_blocks
+        self.num_blocks, self.num_checkpoints = num_blocks, num_checkpoints
         self.groups = groups
         self.plan_bytes = plan_bytes or max_plan_bytes(self.config, model_len, len(groups))
         limits = self.model_limits(model_len, attention_window)
@@ -162,7 +163,8 @@ class Harness:
         self.tokens_per_row = tokens_per_row
         self.choose_count: Callable[[int], int] = lambda most: most
         self.worker = worker or self.new_worker()
-        self.engine.worker_ready(num_blocks, plan_bytes=plan_bytes, tokens_per_row=tokens_per_row or 1)
+        about_cache = {"tokens_per_row": tokens_per_row or 1, "num_checkpoints": num_checkpoints}
+        self.engine.worker_ready(num_blocks, plan_bytes=plan_bytes, **about_cache)
         self.readers: dict[tuple[int, int], Reader] = {}
         self._handles = itertools.count(1)
 
@@ -184,7 +186,8 @@ class Harness:
         self.engine.worker_lost()
         self.now_ns += pause_ns
         self.worker = self.new_worker()
-        self.engine.worker_ready(self.num_blocks, tokens_per_row=self.tokens_per_row or 1)
+        about_cache = {"tokens_per_row": self.tokens_per_row or 1, "num_checkpoints": self.num_checkpoints}
+        self.engine.worker_ready(self.num_blocks, **about_cache)
 
     def subscriber(self, stream_id: int = STREAM) -> Subscriber:
         return Subscriber(stream_id, next(self._handles))

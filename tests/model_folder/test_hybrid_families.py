@@ -14,7 +14,7 @@ from tests.model_folder.folders import CONFIG, header_of, write_safetensors
 from headrace_backend.config import EngineConfig
 from headrace_backend.pp_rules import unsuitable_pp
 from headrace_backend.state_rules import reuses_prefixes, row_state_bytes, unsuitable_states
-from headrace_backend.tp_rules import unsuitable_tp
+from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
 from headrace_model_folder.config import ModelConfig, parse_config
 from headrace_model_folder.description import Attention, GatedDeltaNet
@@ -57,8 +57,9 @@ def test_sizes_and_tensors_are_those_of_the_fields() -> None:
     assert isinstance(linear, GatedDeltaNet) and isinstance(full, Attention)
     shapes = {name.removeprefix("model.layers.0.linear_attn."): shape for name, shape in linear.tensors()}
     assert shapes == {
-        "in_proj_qkv.weight": (40, 16), "in_proj_z.weight": (24, 16), "in_proj_b.weight": (4, 16),
-        "in_proj_a.weight": (4, 16), "out_proj.weight": (16, 24), "conv1d.weight": (40, 1, 4), "A_log": (4,),
+        "in_proj_q.weight": (8, 16), "in_proj_k.weight": (8, 16), "in_proj_v.weight": (24, 16),
+        "in_proj_z.weight": (24, 16), "in_proj_b.weight": (4, 16), "in_proj_a.weight": (4, 16),
+        "out_proj.weight": (16, 24), "conv1d.weight": (40, 1, 4), "A_log": (4,),
         "dt_bias": (4,), "norm.weight": (6,),
     }  # fmt: skip
     # A matrix for each value head, and the inputs of three tokens.
@@ -90,9 +91,10 @@ def test_what_sees_and_what_predicts_further_tokens_is_left_out(tmp_path: pathli
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config))
         expected = expected_tensors(parse_config(config))
+        stored = parse_config(config).description.stored_tensors()
         named = {
             prefix + tensor.removeprefix("model.") if tensor.startswith("model.") else tensor: shape
-            for tensor, shape in expected.items()
+            for tensor, shape in stored.items()
         }
         write_safetensors(folder / "model.safetensors", *header_of({**named, **others}))
         assert ModelFolder.open(folder).tensors.keys() == expected.keys()
@@ -133,7 +135,8 @@ def test_experts_may_lie_in_one_tensor_as_published(tmp_path: pathlib.Path) -> N
     config = {**HYBRID, **EXPERTS}
     (tmp_path / "config.json").write_text(json.dumps(config))
     expected = expected_tensors(parse_config(config))
-    joined = {name: shape for name, shape in expected.items() if ".experts." not in name}
+    stored = parse_config(config).description.stored_tensors()
+    joined = {name: shape for name, shape in stored.items() if ".experts." not in name}
     for layer in range(4):
         joined[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = (3, 10, 16)
         joined[f"model.layers.{layer}.mlp.experts.down_proj"] = (3, 16, 5)
@@ -187,14 +190,9 @@ def test_settings_that_need_more_of_states_are_refused_by_name() -> None:
     for setting, rule, message in (
         ({"speculate": "ngram"}, unsuitable_states, r"speculate is ngram, .* recurrent layers .* speculate off works"),
         (
-            {"enable_prefix_cache": True},
+            {"enable_prefix_cache": True, "state_checkpoints": 0},
             unsuitable_states,
-            r"enable_prefix_cache is on, .* not kept for prefixes yet; .*",
-        ),
-        (
-            {"tp": 2},
-            unsuitable_tp,
-            r"tp is 2, and ranks do not share recurrent layers \(Qwen3_5ForCausalLM\) yet; tp 1 works",
+            r"enable_prefix_cache is on, state_checkpoints is 0, .* state_checkpoints 1 or more works",
         ),
         ({"pp": 2}, unsuitable_pp, r"pp is 2, and the model has recurrent layers .* pp 1 works"),
     ):
@@ -205,6 +203,27 @@ def test_settings_that_need_more_of_states_are_refused_by_name() -> None:
         unsuitable_states(engine(), model) is None
         and unsuitable_states(engine(enable_prefix_cache=False), model) is None
     )
-    assert not reuses_prefixes(engine(), model.description)
-    assert reuses_prefixes(engine(), plain.description)
-    assert not reuses_prefixes(engine(enable_prefix_cache=False), plain.description)
+    assert unsuitable_states(engine(enable_prefix_cache=True), model) is None
+    for described in (model.description, plain.description):
+        assert reuses_prefixes(engine(), described)
+        assert not reuses_prefixes(engine(enable_prefix_cache=False), described)
+    assert not reuses_prefixes(engine(state_checkpoints=0), model.description)
+    assert reuses_prefixes(engine(state_checkpoints=0), plain.description)
+
+
+def test_ranks_share_value_heads_and_divide_or_repeat_key_heads() -> None:
+    sizes = {"num_attention_heads": 12, "num_key_value_heads": 6, "intermediate_size": 48, "vocab_size": 96}
+    for heads, tp, message in (
+        ((2, 6), 4, "tp is 4, which does not divide linear_num_value_heads 6; tp 1, 2, 6 work"),
+        ((4, 12), 3, "tp is 3, which neither divides linear_num_key_heads 4 nor is a multiple of it; tp 1, 2 work"),
+        ((2, 12), 3, "tp is 3, which neither divides linear_num_key_heads 2 nor is a multiple of it; tp 1, 2, 6 work"),
+    ):
+        keys, values = heads
+        model = parsed(linear_num_key_heads=keys, linear_num_value_heads=values, **sizes)
+        assert unsuitable_tp(engine(tp=tp), model) == message
+    model = parsed(**sizes).description
+    for tp, keys in ((2, 1), (4, 1)):
+        part = rank_part(model, tp).recurrent_layers[0]
+        assert (part.num_key_heads, part.num_value_heads) == (keys, 4 // tp)
+        assert part.num_channels == 2 * keys * 4 + 24 // tp
+        assert row_state_bytes(rank_part(model, tp)) == 3 * 4 * part.state_elements

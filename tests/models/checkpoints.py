@@ -268,6 +268,12 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         attention_bias=True,
         tie_word_embeddings=True,
     ),
+    # Sizes that NF4's blocks and nested scales divide, also on two ranks.
+    "qwen3.5-wide": lambda: transformers.Qwen3_5TextConfig(
+        **_QWEN3_5
+        | {"hidden_size": 128, "intermediate_size": 128, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+        | {"head_dim": 32, "num_attention_heads": 4},
+    ),
     "qwen3.5-moe": lambda: transformers.Qwen3_5MoeTextConfig(
         **{name: size for name, size in _QWEN3_5.items() if name != "intermediate_size"},
         num_experts=5,

@@ -20,7 +20,8 @@ from tests.models.checkpoints import load, write_checkpoint
 from tests.models.test_gguf_models import logits
 from tests.models.test_pinned_loader import load_late
 from tests.support.bitsandbytes_folder import write
-from tests.support.model_builds import weight_memory
+from tests.support.model_builds import load_model, weight_memory
+from tests.support.rank_threads import on_ranks
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
@@ -66,6 +67,22 @@ def test_logits_are_those_of_the_numbers(
     folder = ModelFolder.open(tmp_path / "nf4")
     assert model.parameter_count == folder.parameter_count
     assert weight_memory(folder.config, torch.float32, None, CPU, records=folder.tensors).weights == model.weight_bytes
+
+
+def test_projections_that_share_a_tensor_have_their_rows_of_its_scales(tmp_path: pathlib.Path) -> None:
+    """Linear attention's queries, keys and values, also on two ranks: each begins with a scale."""
+    write_checkpoint(tmp_path / "source", "qwen3.5-wide")
+    exact = write(tmp_path / "source", tmp_path / "nf4", True, ("conv1d", "in_proj_a", "in_proj_b"))
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "config.json").write_text((tmp_path / "source" / "config.json").read_text())
+    safetensors.torch.save_file(exact, tmp_path / "plain" / FILE)
+    expected = logits(load(tmp_path / "plain"))
+    torch.testing.assert_close(logits(load(tmp_path / "nf4")), expected, atol=3e-4, rtol=0)
+    folder = ModelFolder.open(tmp_path / "nf4")
+    about = (folder, folder.config, torch.float32, CPU, "folder", 0, lambda *_: None)
+    ranks = on_ranks(2, lambda shard: logits(load_model(*about, shard=shard)))
+    for found in ranks:
+        torch.testing.assert_close(found, expected, atol=3e-4, rtol=0)
 
 
 @pytest.mark.parametrize("piece_bytes", [50, 1 << 20])

@@ -6,7 +6,6 @@ what is refused.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import pathlib
@@ -19,6 +18,7 @@ import torch
 from tests.models.checkpoints import VOCAB_SIZE, ignore_progress, write_checkpoint
 from tests.models.paged_driver import PagedDriver, Row
 from tests.models.test_quantized_folders import RECIPES
+from tests.support.bitsandbytes_folder import write
 from tests.support.model_builds import load_model
 from tests.support.quantized_folders import Quantized, Recipe, quantize_folder
 from tests.support.rank_threads import on_ranks
@@ -29,9 +29,6 @@ from headrace_backend.weights.scheme import Scheme
 from headrace_kernels.weight_formats.quantized_weight import dequantize
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 from headrace_model_folder.config import parse_config
-from headrace_model_folder.fused_tensors import split_fused
-from headrace_model_folder.safetensors_header import Nf4State
-from headrace_model_folder.tensor_index import read_tensor_index
 from headrace_quantize.checks import QuantizeRefused, check
 from headrace_quantize.config import QuantizeConfig
 
@@ -175,12 +172,14 @@ def test_a_fused_tensor_is_named_by_the_folders_name(source: pathlib.Path, tmp_p
         ModelFolder.open(tmp_path)
 
 
-def test_nf4_of_bitsandbytes_is_refused_by_tensor(source: pathlib.Path) -> None:
-    records = dict(read_tensor_index(source).tensors)
-    name = "model.layers.0.mlp.gate_up_proj.weight"
-    records[name] = dataclasses.replace(records[name], nf4=Nf4State(records[name], records[name]))
-    with pytest.raises(InvalidModelFolder, match=r"mlp\.gate_up_proj' is in NF4, and holds several projections"):
-        split_fused(source, ModelFolder.open(source).config, records)
+def test_a_part_of_nf4_that_begins_within_a_nested_scale_is_refused(tmp_path: pathlib.Path) -> None:
+    """Each output of 64 inputs has one block, and 256 share a scale."""
+    bits = write(write_plain(tmp_path / "plain"), tmp_path / "nf4")
+    assert "model.layers.0.mlp.gate_up_proj.weight" in bits
+    with pytest.raises(InvalidModelFolder, match=r"qkv_proj' is in NF4, and .*k_proj, from its output 64 on"):
+        ModelFolder.open(tmp_path / "nf4")
+    write(tmp_path / "plain", tmp_path / "single", double=False)
+    assert ModelFolder.open(tmp_path / "single").tensors["model.layers.0.self_attn.k_proj.weight"].nf4 is not None
 
 
 def test_quantizing_such_a_folder_is_refused_with_what_works(source: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -35,8 +35,11 @@ NAMES = (
     "smollm3-window-tied", "glm4-moe",
 )  # fmt: skip
 # Layers that are not plain, whose steps are never cut: norms of outputs, of all heads together;
-# layers that differ in their heads, inputs by layer.
-NAMES_OF_WHOLE_STEPS = ("olmo2", "olmo3", "glm4", "gemma3-part", "gemma4", "gemma4-small", "gemma4-moe-wide")
+# layers that differ in their heads, inputs by layer; states.
+NAMES_OF_WHOLE_STEPS = (
+    "olmo2", "olmo3", "glm4", "gemma3-part", "gemma4", "gemma4-small", "gemma4-moe-wide", "qwen3.5",
+    "qwen3.5-order-tied",
+)  # fmt: skip
 PROMPT = [17 * index % 89 + 3 for index in range(37)]
 NUM_TOKENS = 8
 

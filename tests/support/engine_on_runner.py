@@ -1,15 +1,16 @@
 """An engine whose plans a worker's own runner computes, in one process and without a clock.
 
-Between release and next use a block's contents must not matter to anybody, nor may a row's states.
-So before a step is computed, blocks that nobody held when it was planned are filled with NaN, and
-so are states of rows that nobody had or that somebody takes, which shows in every token that reads
-them.
+Between release and next use a block's contents must not matter to anybody, nor may a row's states
+or those of a checkpoint. So before a step is computed, blocks that nobody held when it was planned
+are filled with NaN, and so are states of rows that nobody had or that somebody takes, and of
+checkpoints that nobody may find, which shows in every token that reads them.
 """
 
 from __future__ import annotations
 
 import collections
 import pathlib
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,21 +57,21 @@ class RunnerWorker(FakeWorker):
         self.runner = runner
         # Whose free blocks are filled with NaN; None: nobody's.
         self.pool: BlockPool | None = None
-        # Rows that nobody has.
-        self.rows: list[int] = []
+        # Returns the lines of states that nobody has now: of rows, and of checkpoints.
+        self.lines: Callable[[], list[int]] = list
         self.caches = block_caches(caches)
         self.states = list(filter(holds_states, caches))
         self.plans: collections.deque[bytes] = collections.deque()
         # All plans so far.
         self.computed: list[bytes] = []
-        # With each plan the blocks and the rows that were free when it was made.
+        # With each plan the blocks and the lines that were free when it was made.
         self.free: collections.deque[list[int]] = collections.deque()
-        self.free_rows: collections.deque[list[int]] = collections.deque()
+        self.free_lines: collections.deque[list[int]] = collections.deque()
 
     def push(self, plan: StepPlan) -> None:
         self.plans.append(plan.encode())
         self.free.append(list(self.pool._free) if self.pool is not None else [])
-        self.free_rows.append(list(self.rows) if self.pool is not None else [])
+        self.free_lines.append(self.lines() if self.pool is not None else [])
 
     def run(self) -> StepResult:
         free = self.free.popleft()
@@ -80,11 +81,12 @@ class RunnerWorker(FakeWorker):
             whole[free] = -1 if is_quantized(cache) else torch.nan
         self.computed.append(self.plans.popleft())
         plan = StepPlan.decode(self.computed[-1])
-        # A row that was given back may still be copied, by the step behind the one that shared it.
-        rows = sorted({*self.free_rows.popleft(), *(row.row for row in plan.admissions)})
-        rows = [row for row in rows if row not in plan.forward.state_sources]
-        for states in self.states if rows else ():
-            states[rows] = torch.nan
+        # A row that was given back may still be copied, by the step behind the one that shared it,
+        # and so may a checkpoint that was given up when the step was planned.
+        lines = sorted({*self.free_lines.popleft(), *(row.row for row in plan.admissions)})
+        lines = [line for line in lines if line not in plan.forward.state_sources]
+        for states in self.states if lines else ():
+            states[lines] = torch.nan
         result = StepResult(plan.step_id, 0, 1000, np.empty(0, np.int32), np.empty(0, np.uint8))
         sampled = self.runner.sample(plan, self.runner.forward(plan))
         if sampled is not None:
@@ -136,7 +138,8 @@ class EngineOnRunner(Harness):
         sizes = WorkerSizes.of(self.config, self.model_len, cache=self.layout)
         device = next(self.model.parameters()).device
         loaded = LoadedModel(self.model, sizes, torch.float32, device, draft=self.draft)
-        caches, drafting = loaded.kv_caches(self.num_blocks), loaded.drafting_model(self.num_blocks)
+        caches = loaded.kv_caches(self.num_blocks, self.num_checkpoints)
+        drafting = loaded.drafting_model(self.num_blocks)
         runner = self.make(self.model, sizes, caches, draft=drafting)
         if drafting is not None:
             caches = caches + drafting.kv_caches
@@ -148,8 +151,16 @@ class EngineOnRunner(Harness):
         kv = self.engine._scheduler.kv
         assert kv is not None and isinstance(self.worker, RunnerWorker)
         self.worker.pool = kv.pool if self.poison else None
-        self.worker.rows = self.engine._scheduler._free_rows
+        self.worker.lines = self.free_lines
         return super().plan()
+
+    def free_lines(self) -> list[int]:
+        """Lines of rows that nobody has, and of checkpoints that nobody may find."""
+        scheduler = self.engine._scheduler
+        assert scheduler.kv is not None
+        checkpoints, first = scheduler.kv._checkpoints, self.config.max_num_seqs + 1
+        slots = [] if checkpoints is None else checkpoints.free_slots
+        return [*scheduler._free_rows, *(first + slot for slot in slots)]
 
     def outputs(self, requests: list[EngineRequest]) -> list[list[list[int]]]:
         """Tokens of each output of each of these requests, which arrive together."""

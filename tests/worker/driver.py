@@ -20,6 +20,7 @@ from headrace_backend.worker.speculation.speculation import Speculation
 from headrace_backend.worker.start_up.synthetic_steps import GREEDY
 from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, allocate_layer_caches, kv_type
+from headrace_backend.worker.step.row_states import allocate_row_states
 from headrace_backend.worker.step.runner import CausalModel, Runner
 from headrace_request.sampling import Sampling
 
@@ -125,11 +126,15 @@ def make_runner(
     speculation: Speculation | None = None,
 ) -> CpuRunner:
     shape, device = (NUM_BLOCKS, 2, num_kv_heads, BLOCK_SIZE, head_dim), torch.device("cpu")
+    caches = allocate_kv_caches(num_layers, shape, kv_type(kv_dtype, torch.float32), device)
+    for layer, num_elements in enumerate(getattr(model, "state_elements", ())):
+        if num_elements:
+            caches[layer] = allocate_row_states(NUM_ROWS, num_elements, device)
     return CpuRunner(
         model,
         CpuBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS),
         Sampler(NUM_ROWS, model.vocab_size, device),
-        allocate_kv_caches(num_layers, shape, kv_type(kv_dtype, torch.float32), device),
+        caches,
         speculation,
     )
 

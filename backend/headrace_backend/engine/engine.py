@@ -166,6 +166,7 @@ class Engine:
         plan_bytes: int | None = None,
         tokens_per_row: int = 1,
         drafted_graphs: tuple[tuple[int, float], ...] = (),
+        num_checkpoints: int = 0,
     ) -> None:
         """Starts planning for a worker with an empty cache; what was running is recomputed.
 
@@ -182,6 +183,7 @@ class Engine:
                 drafts none.
             drafted_graphs: Tokens that the worker pads decodes with drafts to, ascending, and the
                 microseconds that each takes; none if it has no such graphs.
+            num_checkpoints: States of recurrent layers that it can keep for prefixes.
 
         Raises:
             ValueError: There is no block, or a step settles nothing.
@@ -201,7 +203,7 @@ class Engine:
         self._admission.worker_ready(num_blocks, plan_bytes)
         self._quotas.set_num_blocks(num_blocks)
         self._endings.end_unfit(self._clock())
-        self._scheduler.create_cache(num_blocks, tokens_per_row)
+        self._scheduler.create_cache(num_blocks, tokens_per_row, num_checkpoints)
 
     def worker_lost(self, failed_step_id: int | None = None) -> LossOutcome:
         """Steps in flight will never be read; everything that was computed is gone.

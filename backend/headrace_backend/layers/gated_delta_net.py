@@ -3,12 +3,16 @@
 Projections, a short convolution, the recurrence, norm and gate of each head, output projection. A
 layer's states are one tensor, a line for each row: its matrices, then the inputs of its last tokens
 that the convolution still sees.
+
+Of several ranks each has some value heads, with the key heads that these share and the channels of
+both; where there are more ranks than key heads, several have the same one. Their outputs' parts add
+up, as those of attention.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +22,7 @@ from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.layers.step_metadata import StepMetadata, recurrent_entries
 from headrace_backend.quantization.linear_weight import LinearWeight
+from headrace_backend.weights.destination import PickedRows
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.recurrence.convolution import causal_convolution
 from headrace_kernels.recurrence.gated_delta import DeltaGates, DeltaHeads, gated_delta
@@ -27,54 +32,60 @@ from headrace_model_folder import description
 
 
 class ShortConvolution(ShardedModule):
-    """Factors of a causal convolution of each channel, [channels, kernel_size]."""
+    """Factors of a causal convolution of each of a rank's channels, [channels, kernel_size]."""
 
-    def __init__(self, convolution: description.Vector, placement: Placement) -> None:
+    def __init__(self, convolution: description.Vector, channels: Sequence[range], placement: Placement) -> None:
+        """Allocates the factors of these channels, which follow each other."""
         super().__init__()
-        channels, _, self.kernel_size = convolution.shape
-        self._name = convolution.name
-        self.weight = placement.empty(channels, self.kernel_size)
+        self._num_channels, _, self.kernel_size = convolution.shape
+        self._name, self._channels = convolution.name, channels
+        self.weight = placement.empty(sum(map(len, channels)), self.kernel_size)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
-        """The factors."""
-        rows, columns = (range(size) for size in self.weight.shape)
-        yield CheckpointPart(self._name, WeightTarget.of(self.weight, rows, columns))
+        """The factors: a tensor of all ranks' channels, of which some are kept."""
+        kept = PickedRows(self.weight, self._num_channels, self._channels)
+        yield CheckpointPart(self._name, WeightTarget(kept, range(self._num_channels), range(self.kernel_size)))
 
 
 class DecayRates(ShardedModule):
-    """How fast each head's matrix decays, in fp32: the logarithm of a rate, and a bias."""
+    """How fast the matrix of each of a rank's heads decays, in fp32: log of a rate, and a bias."""
 
-    def __init__(self, attention: description.GatedDeltaNet, placement: Placement) -> None:
+    def __init__(self, attention: description.GatedDeltaNet, heads: range, placement: Placement) -> None:
         super().__init__()
-        wide, heads = dataclasses.replace(placement, dtype=torch.float32), attention.num_value_heads
-        self._names = attention.log_decay.name, attention.decay_bias.name
-        self.log_decay, self.bias = wide.empty(heads), wide.empty(heads)
+        wide = dataclasses.replace(placement, dtype=torch.float32)
+        self._names, self._heads = (attention.log_decay.name, attention.decay_bias.name), heads
+        self.log_decay, self.bias = wide.empty(len(heads)), wide.empty(len(heads))
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
-        """Rates and biases."""
+        """Rates and biases of the rank's heads."""
         for name, values in zip(self._names, (self.log_decay, self.bias), strict=True):
-            yield CheckpointPart(name, WeightTarget.of(values, range(len(values))))
+            yield CheckpointPart(name, WeightTarget.of(values, self._heads))
 
 
 class GatedDeltaNet(nn.Module):
-    """Linear attention of one layer. It takes the place of `Attention`, on one rank."""
+    """Linear attention of one layer, or a rank's part of it. It takes the place of `Attention`."""
 
     def __init__(self, attention: description.GatedDeltaNet, placement: Placement) -> None:
         super().__init__()
-        assert placement.shard.world_size == 1, "ranks do not share it"
-        self._heads = DeltaHeads(
-            attention.num_key_heads, attention.num_value_heads, attention.key_dim, attention.value_dim
-        )
-        wide, narrow = (attention.mixed, attention.gate), (attention.correction, attention.decay)
-        self.in_proj = ColumnLinear(wide, [range(part.outputs) for part in wide], placement)
+        key_dim, value_dim, shard = attention.key_dim, attention.value_dim, placement.shard
+        key = shard.split_kv_heads(attention.num_key_heads, key_dim)
+        value = shard.split(attention.value.outputs, value_dim)
+        heads = range(value.start // value_dim, value.stop // value_dim)
+        self._heads = DeltaHeads(len(key) // key_dim, len(heads), key_dim, value_dim)
+        wide = (attention.query, attention.key, attention.value, attention.gate)
+        self.in_proj = ColumnLinear(wide, (key, key, value, value), placement)
         # In the model's type whatever the others have: they decide what is remembered.
         plain = dataclasses.replace(placement, scheme=None)
-        self.gate_proj = ColumnLinear(narrow, [range(part.outputs) for part in narrow], plain)
-        self.convolution = ShortConvolution(attention.convolution, placement)
-        self.decay = DecayRates(attention, placement)
+        self.gate_proj = ColumnLinear((attention.correction, attention.decay), (heads, heads), plain)
+        firsts = (0, attention.query.outputs, attention.query.outputs + attention.key.outputs)
+        channels = [
+            range(first + part.start, first + part.stop) for first, part in zip(firsts, (key, key, value), strict=True)
+        ]
+        self.convolution = ShortConvolution(attention.convolution, channels, placement)
+        self.decay = DecayRates(attention, heads, placement)
         self.norm = RmsNorm(attention.norm, placement)
-        self.o_proj = RowLinear(attention.output, range(attention.output.inputs), placement)
-        self._matrix_elements = attention.matrix_elements
+        self.o_proj = RowLinear(attention.output, value, placement)
+        self._matrix_elements = len(heads) * key_dim * value_dim
 
     def heads(self, x: Activations, rotations: Tensor, states: Tensor, metadata: StepMetadata) -> Tensor:
         """Computes what lies before the output projection; states change in place.

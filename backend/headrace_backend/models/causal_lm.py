@@ -249,19 +249,19 @@ class CausalLM(WeightedModule):
         if stage.is_last:
             self.lm_head = OutputHead(model, placement, self.model.embed_tokens)
         self.num_layers, self.num_kv_layers = len(model.layers), len(model.kv_attentions)
-        # Elements of fp32 that a row has in each layer; 0 in those with keys and values.
+        # Elements of fp32 that a row has in each layer, of this rank; 0 in those with keys and
+        # values.
+        own = rank_part(model, placement.shard.world_size)
         self.state_elements = tuple(
-            layer.attention.state_elements if isinstance(layer.attention, GatedDeltaNet) else 0
-            for layer in model.layers
+            layer.attention.state_elements if isinstance(layer.attention, GatedDeltaNet) else 0 for layer in own.layers
         )
         self._is_plain = model.is_plain
         self.shard = placement.shard
         # Of this rank: what attention and the KV cache need.
-        part = rank_part(model, placement.shard.world_size)
-        self.num_heads = part.attention.num_heads
+        self.num_heads = own.attention.num_heads
         # Of the first layer with keys, and of each: number of key and value heads, and their size.
-        self.num_kv_heads, self.head_dim = part.attention.num_kv_heads, part.attention.head_dim
-        self.kv_heads = tuple((attention.num_kv_heads, attention.head_dim) for attention in part.kv_attentions)
+        self.num_kv_heads, self.head_dim = own.attention.num_kv_heads, own.attention.head_dim
+        self.kv_heads = tuple((attention.num_kv_heads, attention.head_dim) for attention in own.kv_attentions)
         # For each layer with attention to a cache, whose of those it reads and writes.
         self.kv_sources = model.kv_sources
         self.hidden_size = model.hidden_size

@@ -123,15 +123,17 @@ class EngineLoop:
         plan_bytes: int | None = None,
         tokens_per_row: int = 1,
         drafted_graphs: tuple[tuple[int, float], ...] = (),
+        num_checkpoints: int = 0,
     ) -> None:
         """Starts sending plans of at most `plan_bytes` bytes to new workers.
 
         `send` returns whether there was space. A step settles at most `tokens_per_row` tokens
-        for a row that decodes; `drafted_graphs` as `Engine.worker_ready` says.
+        for a row that decodes; `drafted_graphs` and `num_checkpoints` as `Engine.worker_ready`
+        says.
         """
         self._send = send
-        about_worker = (num_blocks, on_gpu, captured_mixed_sizes, plan_bytes, tokens_per_row, drafted_graphs)
-        self._guarded(lambda: self.engine.worker_ready(*about_worker))
+        about_steps = (on_gpu, captured_mixed_sizes, plan_bytes, tokens_per_row, drafted_graphs)
+        self._guarded(lambda: self.engine.worker_ready(num_blocks, *about_steps, num_checkpoints))
 
     @property
     def num_settled_steps(self) -> int:

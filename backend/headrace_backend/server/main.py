@@ -152,7 +152,7 @@ def _open_model(config: EngineConfig) -> ModelFolder:
         raise StartRefused(reason)
     if not reuses_prefixes(config, folder.config.description) and config.enable_prefix_cache is None:
         get_logger().info(
-            "prefix caching is off: the model has recurrent layers, whose states are not kept for prefixes",
+            "prefix caching is off: the model has recurrent layers, and state_checkpoints is 0",
             architecture=folder.config.architecture,
         )
     if folder.config.names_own_code:

@@ -58,6 +58,9 @@ class MemoryPlan(msgspec.Struct, tag="memory_plan", frozen=True):
     state_bytes: int = 0
     # Cache groups, each of which has blocks of its own for the same tokens.
     num_cache_groups: int = 1
+    # States of recurrent layers that can be kept for prefixes, and what they take.
+    num_checkpoints: int = 0
+    checkpoint_bytes: int = 0
 
 
 class QuantizationReport(msgspec.Struct, tag="quantization", frozen=True):
@@ -128,6 +131,8 @@ class WorkerReady(msgspec.Struct, tag="worker_ready", frozen=True):
     # Graphs of decodes with drafts, by tokens ascending: tokens, and microseconds when all of them
     # are padding. None where nothing is drafted, or not captured.
     drafted_graphs: tuple[tuple[int, float], ...] = ()
+    # States of recurrent layers that can be kept for prefixes.
+    num_checkpoints: int = 0
 
 
 class Notice(msgspec.Struct, tag="notice", frozen=True):

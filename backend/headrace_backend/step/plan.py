@@ -165,7 +165,7 @@ class ForwardPlan:
     copy_sources: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     copy_targets: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     # [num_state_copies] rows whose states in recurrent layers are copied, and the rows that get
-    # them; all are read before any is written.
+    # them; all are read before any is written. Checkpoint c counts as row max_num_seqs + 1 + c.
     state_sources: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     state_targets: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     # [num_checked] indices, in the step's flattened tokens, of hidden states that are reported to

@@ -18,8 +18,8 @@ from headrace_request import limits
 
 _INT = 4
 # Integers of one row: released (1); its entry (4); its draw (3); its run of prompt tokens (3); its
-# forced tokens (2); a copy of its state (2).
-_INTS_PER_ROW = 15
+# forced tokens (2); copies of its state, from another line and to a checkpoint (4).
+_INTS_PER_ROW = 17
 # Of one row in each cache group: updates of its table for a copied block and for new ones, the last
 # of which may be begun (6 and 2); its copy (2).
 _INTS_PER_TABLE = 10

@@ -7,6 +7,8 @@ each once, from several threads at a time.
 from __future__ import annotations
 
 import abc
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -38,6 +40,11 @@ class Destination(abc.ABC):
         """The whole as a tensor that may be filled directly; None if there is none."""
         return None
 
+    @property
+    def num_elements(self) -> int:
+        """Numbers that are kept of the rows."""
+        return math.prod(self.shape)
+
 
 class TensorRows(Destination):
     """A view of a parameter. Rows are cast while they are copied."""
@@ -67,6 +74,33 @@ class RaisedRows(TensorRows):
     def in_place(self) -> Tensor | None:
         """Implements `Destination.in_place`: what is filled directly would not be raised."""
         return None
+
+
+class PickedRows(Destination):
+    """A parameter that holds several pieces of a tensor's rows, one after the other.
+
+    It is given all of them.
+    """
+
+    def __init__(self, tensor: Tensor, num_rows: int, kept: Sequence[range]) -> None:
+        """Takes the rows of each of these ranges out of `num_rows`."""
+        self._tensor, self._kept = tensor, kept
+        self.shape, self.dtype, self.device = (num_rows, *tensor.shape[1:]), tensor.dtype, tensor.device
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """Implements `Destination.put`."""
+        place = 0
+        for kept in self._kept:
+            begin, end = max(kept.start, first), min(kept.stop, first + len(rows))
+            if begin < end:
+                into = self._tensor[place + begin - kept.start : place + end - kept.start]
+                into.copy_(rows[begin - first : end - first])
+            place += len(kept)
+
+    @property
+    def num_elements(self) -> int:
+        """Implements `Destination.num_elements`."""
+        return self._tensor.numel()
 
 
 class CopiedRows(Destination):

@@ -51,7 +51,8 @@ def _load(files: CheckpointFiles, name: str, record: TensorRecord, weight: Block
     _check_table(files, f"{name}.quant_map", state.table, nf4_numbers(torch.float32, _HOST))
     # Blocks are counted along the rows of the whole tensor.
     in_row = record.shape[1] // GROUP
-    blocks = range(target.rows.start * in_row, target.rows.stop * in_row)
+    first, end = (state.first_row + row for row in (target.rows.start, target.rows.stop))
+    blocks = range(first * in_row, end * in_row)
     columns = slice(target.columns.start // GROUP, target.columns.stop // GROUP)
     absmax = _read(files, f"{name}.absmax", state.absmax, blocks).view(-1, in_row)[:, columns].t()
     if state.nested is None or state.nested_table is None:

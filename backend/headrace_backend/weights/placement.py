@@ -6,7 +6,6 @@ The one place that slices: layers state sizes, this states ranges.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 import torch
@@ -155,7 +154,7 @@ class WeightTarget:
     @property
     def num_elements(self) -> int:
         """Weights of the part."""
-        return math.prod(self.destination.shape)
+        return self.destination.num_elements
 
     @property
     def kept(self) -> range | None:

@@ -25,6 +25,7 @@ from headrace_model_folder.description import (
 )
 from headrace_model_folder.families.decoder import MAX_WIDTH, Sizes, Switches, decoder, read_sizes
 from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.fused import fused
 from headrace_model_folder.families.layer_types import FULL, read_other_kind
 from headrace_model_folder.families.mixtures.experts import ExpertNames, read_routing, with_experts
 from headrace_model_folder.fields import Fields
@@ -119,13 +120,20 @@ def _with_delta_net(layer: Layer, sizes: Sizes, linear: _LinearSizes) -> Layer:
     name, hidden = f"{layer.name}.linear_attn", sizes.hidden_size
     keys, values = linear.num_key_heads * linear.key_dim, linear.num_value_heads * linear.value_dim
     channels, heads = 2 * keys + values, linear.num_value_heads
+    mixed = (
+        Linear(f"{name}.in_proj_{part}", outputs, hidden)
+        for part, outputs in zip("qkv", (keys, keys, values), strict=True)
+    )
+    query, key, value = fused(f"{name}.in_proj_qkv", *mixed)
     attention = GatedDeltaNet(
         linear.num_key_heads,
         linear.num_value_heads,
         linear.key_dim,
         linear.value_dim,
         linear.kernel_size,
-        mixed=Linear(f"{name}.in_proj_qkv", channels, hidden),
+        query=query,
+        key=key,
+        value=value,
         gate=Linear(f"{name}.in_proj_z", values, hidden),
         correction=Linear(f"{name}.in_proj_b", heads, hidden, keeps_dtype=True),
         decay=Linear(f"{name}.in_proj_a", heads, hidden, keeps_dtype=True),

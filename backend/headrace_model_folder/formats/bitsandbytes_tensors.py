@@ -28,7 +28,7 @@ _ANY_STATE = ".quant_state.bitsandbytes__"
 _STATE_LIMIT = 4096
 # Inputs that share a scale.
 GROUP = 64
-_NESTED = 256
+NESTED = 256
 _MAX_SIZE = 1 << 22
 
 
@@ -119,11 +119,11 @@ def _join(folder: pathlib.Path, name: str, tensors: dict[str, TensorRecord]) -> 
     if absmax.dtype == "F32":
         made = Nf4State(absmax, table)
     else:
-        if state.integer("nested_blocksize", 1, 1 << 16) != _NESTED:
+        if state.integer("nested_blocksize", 1, 1 << 16) != NESTED:
             raise parts.error(
-                ".absmax", f"must have a nested_blocksize of {_NESTED}, has {state.get('nested_blocksize')}"
+                ".absmax", f"must have a nested_blocksize of {NESTED}, has {state.get('nested_blocksize')}"
             )
-        nested = parts.take(".nested_absmax", ("F32",), -(-blocks // _NESTED))
+        nested = parts.take(".nested_absmax", ("F32",), -(-blocks // NESTED))
         nested_table = parts.take(".nested_quant_map", ("F32",), 256)
         made = Nf4State(absmax, table, nested, nested_table, state.number("nested_offset", -1e30, 1e30))
     kind = "NF4" if absmax.dtype == "U8" else "NF4_SINGLE"

@@ -29,15 +29,17 @@ class GatedDeltaNet:
     value_dim: int
     # Tokens that the convolution sees, the token's own included.
     kernel_size: int
-    # Queries, keys and values of all heads, one after the other.
-    mixed: Linear
+    # Queries, keys and values of all heads.
+    query: Linear
+    key: Linear
+    value: Linear
     # Gates of the outputs.
     gate: Linear
     # One logit for each value head: by how much its state is corrected, and how fast it decays.
     correction: Linear
     decay: Linear
     output: Linear
-    # [channels of `mixed`, 1, kernel_size].
+    # [channels of queries, keys and values, 1, kernel_size].
     convolution: Vector
     # [num_value_heads] the logarithm of each head's decay, and what is added to `decay`.
     log_decay: Vector
@@ -48,7 +50,7 @@ class GatedDeltaNet:
     @property
     def num_channels(self) -> int:
         """Channels that are convolved."""
-        return self.mixed.outputs
+        return self.query.outputs + self.key.outputs + self.value.outputs
 
     @property
     def matrix_elements(self) -> int:
@@ -63,7 +65,7 @@ class GatedDeltaNet:
     @property
     def linears(self) -> tuple[Linear, ...]:
         """The projections in the order of a forward pass."""
-        return self.mixed, self.gate, self.correction, self.decay, self.output
+        return self.query, self.key, self.value, self.gate, self.correction, self.decay, self.output
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of each of its tensors."""

@@ -460,7 +460,8 @@ def _print(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
             "None holds; --quantize any --kv-dtype any tries weights and caches of fewer bits.", soft_wrap=True
         )
     console.print(
-        "Weights, a step's memory with graphs, and cache with the states of recurrent layers: GiB of each of "
+        "Weights, a step's memory with graphs, and cache with the states of recurrent layers (of rows, and kept for "
+        "prefixes): GiB of each of "
         f"{options['gpus']} {options['gpu']}, as a worker estimates them. Sequences that an engine runs at once (its "
         "cache holds them, and a step has that many rows), and that are active of its share of "
         f"{options['users']:,} users; several engines are --replicas. Times are arithmetic with rates that our steps "
@@ -472,7 +473,8 @@ def _print(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
 def _cells(row: dict[str, Any]) -> list[str]:
     if row["refused"]:
         return [""] * 7
-    steps, cache = row["activation_bytes"] + row["graph_bytes"], row["kv_cache_bytes"] + row["state_bytes"]
+    steps = row["activation_bytes"] + row["graph_bytes"]
+    cache = row["kv_cache_bytes"] + row["state_bytes"] + row["checkpoint_bytes"]
     sizes = row["weight_bytes"], steps, cache
     rows, times = (row["rows_held"], row["active"]), (f"{row['itl_ms']:.2f}", f"{row['answer_s']:.1f}")
     return [*(f"{size / _GIB:.1f}" for size in sizes), *(f"{count:,.0f}" for count in rows), *times]

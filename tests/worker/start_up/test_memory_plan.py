@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 
@@ -240,18 +241,40 @@ def test_a_gpus_plans_have_every_field_and_are_reported(llama_path: pathlib.Path
     )
     profile = Profile(weights=GIB, activations=2 * GIB, free=70 * GIB)
     measured = plan_memory(sizes_of(256), measured_memory(estimate, profile, room), room)
-    unknown = {"pinned_host_bytes", "stream_bytes", "state_bytes"}
+    unknown = {"pinned_host_bytes", "stream_bytes", "state_bytes", "checkpoint_bytes"}
     for plan, missing in ((estimated, {"other_bytes"} | unknown), (measured, unknown)):
         sizes = {name: size for name, size in msgspec.structs.asdict(plan).items() if name.endswith("_bytes")}
         assert {name for name, size in sizes.items() if not size} == missing
         with structlog.testing.capture_logs() as lines:
             StartReport(0, shows_bars=False).on_memory_plan(
-                msgspec.structs.replace(plan, pinned_host_bytes=MIB, stream_bytes=MIB, state_bytes=MIB)
+                msgspec.structs.replace(
+                    plan, pinned_host_bytes=MIB, stream_bytes=MIB, state_bytes=MIB, checkpoint_bytes=MIB
+                )
             )
         [line] = lines
         assert (line["device"], line["device_memory"]) == ("cuda:0", "80.0 GiB")
-        assert line["pinned_host"] == line["stream"] == line["state"] == "1.0 MiB"
+        assert {line[name] for name in ("pinned_host", "stream", "state", "state_checkpoint")} == {"1.0 MiB"}
         assert {name.removesuffix("_bytes") for name, size in sizes.items() if size} - {"device"} <= line.keys()
+
+
+def test_kept_states_get_a_share_of_what_weights_and_steps_leave_or_their_number() -> None:
+    """An eighth at most, no more than there are rows, and never what the least cache needs."""
+    memory = ModelMemory(weights=10 * GIB, activations=0, kv_block=MIB, states=2 * GIB, checkpoint=50 * MIB)
+    room = Room(GPU, 30 * GIB, 30 * GIB)
+    left = room.usable_bytes - room.reserve_bytes - 12 * GIB
+    few, many = (plan_memory(sizes_of(max_num_seqs=rows), memory, room) for rows in (8, 512))
+    assert (few.num_checkpoints, few.checkpoint_bytes) == (8, 400 * MIB)
+    assert many.num_checkpoints == left // 8 // (50 * MIB)
+    assert many.kv_cache_bytes == (left - many.checkpoint_bytes) // MIB * MIB
+    least = sizes_of(max_num_seqs=512).sequence_blocks.most_blocks(sizes_of().max_model_len)
+    tight = Room(GPU, 12 * GIB + room.reserve_bytes + least * MIB + 49 * MIB, 30 * GIB)
+    assert plan_memory(sizes_of(max_num_seqs=512), memory, tight).num_checkpoints == 0
+    for settings, count in (({"state_checkpoints": 3}, 3), ({"enable_prefix_cache": False}, 0)):
+        assert plan_memory(sizes_of(**settings), memory, room).num_checkpoints == count
+    with pytest.raises(DoesNotFit, match=r"kept states \(state_checkpoints\) 50,000.0 MiB .* at most 3\d\d fits$"):
+        plan_memory(sizes_of(state_checkpoints=1000), memory, room)
+    plain = dataclasses.replace(memory, states=0, checkpoint=0)
+    assert plan_memory(sizes_of(state_checkpoints=3), plain, room).checkpoint_bytes == 0
 
 
 def test_a_buffer_that_was_taken_with_the_weights_counts_as_activations_once(llama_path: pathlib.Path) -> None:

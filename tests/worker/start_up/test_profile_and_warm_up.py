@@ -283,7 +283,7 @@ def start(
     model = fitted_runner.LoadedModel(llama, WorkerSizes.of(config, 64), torch.float32, torch.device("cpu"), place)
     # Caches are not taken from the fake card: their blocks are as large as the arithmetic below
     # wants them.
-    monkeypatch.setattr(fitted_runner.LoadedModel, "kv_caches", lambda self, num_blocks: [torch.zeros(1, 2, 1, 0, 1)])
+    monkeypatch.setattr(fitted_runner.LoadedModel, "kv_caches", lambda *sizes: [torch.zeros(1, 2, 1, 0, 1)])
     sizes = {"activations": 9 * GIB, "kv_block": GIB // 4, "graphs": GIB, "graph_token": GRAPH_TOKEN}
     estimate = ModelMemory(weights=14 * GIB, **sizes)
     room = Room(torch.device("cuda", 0), 79 * GIB, 80 * GIB)

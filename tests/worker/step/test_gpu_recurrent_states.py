@@ -11,6 +11,8 @@ from tests.support.engine_on_runner import greedy
 from tests.worker.step.test_cache_groups import Made, prompt_of
 from tests.worker.step.test_gpu_cache_groups import device, gpu_runner
 
+from headrace_backend.engine.scheduling import checkpoint_places
+
 __all__ = ["device"]
 
 
@@ -41,6 +43,20 @@ def test_outputs_go_on_from_their_prompts_state(device: str, tmp_path_factory: p
     assert found[0] == found[1] and len(set(map(tuple, found[0][0]))) == 3
 
 
+def test_prompts_begin_behind_kept_states(
+    device: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States are copied between lines that captured steps have, and those that no step has."""
+    monkeypatch.setattr(checkpoint_places, "LEAST_STOP_TOKENS", 16)
+    made = Made(tmp_path_factory.mktemp("recurrent"), CONFIGS["qwen3.5-order-tied"](), device)
+    make = functools.partial(gpu_runner, (1, 2, 4))
+    engine = made.engine(40, make=make, max_num_batched_tokens=16, num_checkpoints=2)
+    for prompt, hits in ((prompt_of(19), 0), ([*prompt_of(18), 5], 16)):
+        before = engine.engine._scheduler.num_prefix_hit_tokens
+        assert engine.outputs([greedy(prompt, 2)]) == [[made.expected(tuple(prompt), 2)]]
+        assert engine.engine._scheduler.num_prefix_hit_tokens - before == hits
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_worker_of_a_card_has_states_in_its_graphs(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -50,7 +66,7 @@ def test_a_worker_of_a_card_has_states_in_its_graphs(tmp_path_factory: pytest.Te
 
     def outputs(**changes: object) -> list[list[list[int]]]:
         asked = [greedy(prompt_of(60, seed), 60) for seed in range(4)] + [greedy(prompt_of(37), 20, **sampled)]
-        return made.engine(max_num_seqs=8, max_num_batched_tokens=64, **changes).outputs(asked)
+        return made.engine(max_num_seqs=8, max_num_batched_tokens=64, num_checkpoints=4, **changes).outputs(asked)
 
     found = outputs(num_blocks=34)
     assert found == outputs(num_blocks=200)

@@ -1,12 +1,13 @@
 """Models with recurrent layers: engine and runner together, against transformers.
 
-A row's state belongs to whoever has the row, is empty when a sequence begins, and follows outputs
-that go on where another one stands.
+A row's state belongs to whoever has the row, is empty when a sequence begins, or what was kept at
+the end of its prefix, and follows outputs that go on where another one stands.
 """
 
 from __future__ import annotations
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -16,7 +17,9 @@ from tests.support.engine_on_runner import greedy
 from tests.support.examples import examples
 from tests.worker.step.test_cache_groups import Made, Schedule, check_schedule, prompt_of, schedules
 
-from headrace_backend.step.plan import StepPlan
+from headrace_backend.engine.scheduling import checkpoint_places
+from headrace_backend.step.plan import ForwardPlan, StepPlan
+from headrace_backend.worker.step import row_states
 from headrace_request.beam_search import BeamSearch
 from headrace_request.selection_rules import NO_SAMPLING
 
@@ -33,7 +36,51 @@ def test_tokens_are_those_of_transformers_in_rows_that_are_used_again(made: Made
     assert found == [[made.expected(tuple(prompt), 12)] for prompt in prompts]
 
 
-def test_no_prompt_begins_with_what_another_computed(made: Made) -> None:
+def test_all_states_are_read_before_any_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a copy takes several pieces: lines hand theirs on in a circle."""
+    monkeypatch.setattr(row_states, "_PIECE_ELEMENTS", 7)
+    states = row_states.allocate_row_states(3, 5, torch.device("cpu"), num_checkpoints=2)
+    states.copy_(torch.arange(30.0).view(6, 5))
+    expected = states.clone()
+    expected[[1, 4, 0]] = states[[0, 1, 4]]
+    sources, targets = (np.array(lines, np.int32) for lines in ([0, 1, 4], [1, 4, 0]))
+    row_states.copy_planned_states(ForwardPlan(state_sources=sources, state_targets=targets), [states])
+    assert torch.equal(states, expected)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States are kept at the end of each block that a step ends with."""
+    monkeypatch.setattr(checkpoint_places, "LEAST_STOP_TOKENS", 16)
+    monkeypatch.setattr(checkpoint_places, "LEAST_MOVE_TOKENS", 16)
+
+
+@pytest.mark.usefixtures("often")
+def test_prompts_begin_behind_kept_states(made: Made) -> None:
+    """They are kept where prompts part, at a prompt's own end, and behind an answer."""
+    engine, shared, found = made.engine(num_checkpoints=8, max_num_batched_tokens=64), prompt_of(100), []
+    for own in ([1, 2], [3, 4, 5], [6], [6], [*made.expected((*shared, 6), 40), 7]):
+        before = engine.engine._scheduler.num_prefix_hit_tokens
+        prompt = (*shared, *([6] if len(own) > 3 else []), *own)
+        assert engine.outputs([greedy(list(prompt), 40)]) == [[made.expected(prompt, 40)]]
+        found.append(engine.engine._scheduler.num_prefix_hit_tokens - before)
+    assert found == [0, 96, 96, 96, 128]
+
+
+@pytest.mark.usefixtures("often")
+def test_outputs_and_beams_begin_behind_kept_states(made: Made) -> None:
+    prompt, found = prompt_of(53), []
+    for num_checkpoints in (0, 4):
+        engine = made.engine(num_checkpoints=num_checkpoints, max_num_seqs=8)
+        engine.outputs([greedy(prompt, 1)])
+        beams = {"beam_search": BeamSearch(3), "n": 2, "temperature": NO_SAMPLING.temperature}
+        sampled = greedy(prompt, 20, n=3, temperature=0.9, seed=7)
+        found.append(engine.outputs([sampled, request(prompt, 12, **beams)]))
+        assert engine.engine._scheduler.num_prefix_hit_tokens == (2 * 48 if num_checkpoints else 0)
+    assert found[0] == found[1]
+
+
+def test_no_prompt_begins_with_what_another_computed_without_kept_states(made: Made) -> None:
     engine, shared = made.engine(), prompt_of(100)
     for own in ([1, 2], [3, 4, 5]):
         assert engine.outputs([greedy(shared + own, 8)]) == [[made.expected((*shared, *own), 8)]]
@@ -97,3 +144,22 @@ def test_no_sequence_reads_another_ones_state(
 ) -> None:
     """States of rows that nobody has, or that somebody takes, are full of NaN."""
     check_schedule(made, jobs, num_blocks, max_num_batched_tokens=budget, max_num_seqs=rows)
+
+
+@pytest.mark.usefixtures("often")
+@hypothesis.settings(
+    max_examples=examples(30, least=3), deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+)
+@hypothesis.given(
+    jobs=st.lists(schedules, min_size=1, max_size=6),
+    num_blocks=st.integers(12, 40),
+    budget=st.sampled_from([16, 23, 50]),
+    rows=st.integers(1, 4),
+    num_checkpoints=st.integers(1, 6),
+)
+def test_no_sequence_begins_behind_a_state_that_nobody_may_find(
+    made: Made, jobs: list[Schedule], num_blocks: int, budget: int, rows: int, num_checkpoints: int
+) -> None:
+    """Checkpoints that were given up are full of NaN, as are states of rows that nobody has."""
+    settings = {"max_num_batched_tokens": budget, "max_num_seqs": rows, "num_checkpoints": num_checkpoints}
+    check_schedule(made, jobs, num_blocks, **settings)

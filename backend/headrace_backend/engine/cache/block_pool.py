@@ -15,7 +15,7 @@ so that free + cached + used = total, always.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 PrefixKey = bytes
 
@@ -23,11 +23,12 @@ PrefixKey = bytes
 class BlockPool:
     """Reference counts and free lists of `num_blocks` blocks, numbered from 0."""
 
-    __slots__ = ("_block_of_key", "_cached", "_free", "_key_of_block", "num_blocks", "ref_counts")
+    __slots__ = ("_block_of_key", "_cached", "_free", "_key_of_block", "_on_forget", "num_blocks", "ref_counts")
 
-    def __init__(self, num_blocks: int) -> None:
-        """All blocks free."""
+    def __init__(self, num_blocks: int, on_forget: Callable[[PrefixKey], None] | None = None) -> None:
+        """All blocks are free. `on_forget` hears the key of each block that is given up."""
         self.num_blocks = num_blocks
+        self._on_forget = on_forget
         self.ref_counts = [0] * num_blocks
         # A stack: the block released last is taken first, while its memory may still be in a near
         # cache.
@@ -129,3 +130,5 @@ class BlockPool:
         assert key is not None, "a cached block has a key"
         del self._block_of_key[key]
         self._key_of_block[block] = None
+        if self._on_forget is not None:
+            self._on_forget(key)

@@ -11,7 +11,8 @@ soon as the steps that might read them have settled, and a prefix is known as fa
 the blocks that the next token reads. A block is published to the prefix cache when the step that
 filled it has settled, if the hidden states that attended to all of it came out finite (a sample's,
 or those that the plan has checked, see `plan_builder`): a NaN anywhere in it would have shown
-there.
+there. Where layers keep states, a prefix is known as far as there is a checkpoint of them
+(`state_checkpoints`), which is published with the block at whose end it stands.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import NamedTuple
 from headrace_backend.cache_groups import NO_BLOCK, ONE_GROUP, CacheGroup
 from headrace_backend.engine.cache.block_pool import BlockPool
 from headrace_backend.engine.cache.prefix_keys import PrefixKeys
+from headrace_backend.engine.cache.state_checkpoints import StateCheckpoints
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.requests.sequence import Sequence
 
@@ -50,6 +52,7 @@ class KVCacheManager:
         "_held_sources",
         "_keys",
         "_step_tokens",
+        "_checkpoints",
         "_source_accounts",
         "block_size",
         "pool",
@@ -63,6 +66,7 @@ class KVCacheManager:
         keys: PrefixKeys,
         groups: tuple[CacheGroup, ...] = ONE_GROUP,
         step_tokens: int = 1 << 30,
+        checkpoints: StateCheckpoints | None = None,
     ) -> None:
         """All blocks free, no prefix known.
 
@@ -73,8 +77,11 @@ class KVCacheManager:
             keys: Makes keys of prefixes. It outlives the cache, as sequences remember theirs.
             groups: Cache groups of the model.
             step_tokens: Most tokens of one step.
+            checkpoints: Kept states of recurrent layers; None: the model has no such layers, or
+                prefixes are not reused.
         """
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, None if checkpoints is None else checkpoints.drop)
+        self._checkpoints = checkpoints
         self.block_size = block_size
         self._groups = groups
         self._step_tokens = step_tokens
@@ -99,16 +106,29 @@ class KVCacheManager:
 
         The prefix never holds all tokens, so that the last one is computed and can be sampled from.
         Neither does it hold tokens whose hidden states have to report prompt logprobs. It ends
-        where every group has the blocks that the token behind it reads.
+        where every group has the blocks that the token behind it reads, and where layers keep
+        states, at a checkpoint.
         """
         prefix, most = self.no_prefix(), self.num_reusable(sequence) // self.block_size
         for index, group in enumerate(self._groups):
             if group.window is None:
                 prefix[index] = self._find(sequence, index, 0, most)
                 most = len(prefix[index])
+        most = self._with_state(sequence, most)
         while self._has_windows and most and (gap := self._gap(sequence, prefix, most)) is not None:
-            most = gap
+            most = self._with_state(sequence, gap)
         return [table[:most] for table in prefix]
+
+    def num_found(self, sequence: Sequence, prefix: Prefix) -> int:
+        """Tokens from a sequence's start on whose blocks are known.
+
+        They are those of the prefix that `find_prefix` has just returned for it, and where layers
+        keep states perhaps some behind it.
+        """
+        num_blocks = len(prefix[0])
+        if self._checkpoints is not None:
+            num_blocks += len(self._find(sequence, 0, num_blocks, self.num_reusable(sequence) // self.block_size))
+        return num_blocks * self.block_size
 
     def num_reusable(self, sequence: Sequence) -> int:
         """Tokens from the sequence's start on that may come from the prefix cache."""
@@ -250,6 +270,8 @@ class KVCacheManager:
                 key = self.key(sequence, index)
                 for group, table in enumerate(sequence.tables):
                     self.pool.publish(table[index], _group_key(key, group))
+            if self._checkpoints is not None:
+                self._checkpoints.publish(sequence, lambda count: self.key(sequence, count // self.block_size - 1))
         sequence.publish_at = (num_full + 1) * self.block_size
         if self._has_windows:
             self._release_behind_windows(sequence)
@@ -289,6 +311,8 @@ class KVCacheManager:
                 holders.update(blocks)
                 held.setdefault(sequence.request.account, set()).update(blocks)
         self.pool.check_integrity(dict(holders))
+        if self._checkpoints is not None:
+            self._checkpoints.check_integrity(self.pool)
         for account, counted in held.items():
             assert account.num_blocks == len(counted), "an account counts each block of its sequences once"
 
@@ -309,6 +333,13 @@ class KVCacheManager:
                 break
             blocks.append(block)
         return blocks
+
+    def _with_state(self, sequence: Sequence, num_blocks: int) -> int:
+        """How many of a sequence's first blocks end where a state is known, if layers have any."""
+        if self._checkpoints is not None:
+            while num_blocks and not self._checkpoints.has(self.key(sequence, num_blocks - 1)):
+                num_blocks -= 1
+        return num_blocks
 
     def _gap(self, sequence: Sequence, prefix: Prefix, num_blocks: int) -> int | None:
         """Finds a block that a group with a window lacks of those that a token reads.

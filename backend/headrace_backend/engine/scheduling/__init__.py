@@ -6,6 +6,8 @@
     token_budget        how many tokens a step takes; step_time: how long it would take, learned
     plan_builder        a decision as a step plan; what is in flight until its result comes
     row_tables          what a row's sequence gains in blocks, written into the plan
+    state_copies        rows that go on from another one's state, or from a kept one
+    checkpoint_places   where states are kept for prefixes
     plan_timing         when the next step is planned, so that the device never waits
     isolation           which request makes steps fail: tries batches in parts until it is found
 

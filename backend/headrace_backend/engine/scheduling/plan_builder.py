@@ -297,6 +297,11 @@ class PlanBuilder:
         """The sequences whose rows compute their last sampled token, in the order of the plan."""
         return self._decodes
 
+    @property
+    def computed(self) -> list[Sequence]:
+        """The sequences that the step computes, without outputs that only begin with it."""
+        return [*self._decodes, *self._forced, *(sequence for sequence, _, _ in self._entries)]
+
     def add_drafts(self, counts: list[int]) -> None:
         """Has each of the decodes compute so many drafted tokens too; other entries come later.
 

@@ -21,6 +21,9 @@ Followers have neither row nor blocks, so nobody waits in a circle. A follower w
 the same tokens within the same budget: what it loses is the wait for the step in flight. A few
 shared tokens, which cost less than that, are computed again.
 
+Where layers keep states, a follower can begin only where a state is kept: so it has its leader keep
+its state where both part (`checkpoint_places`), and waits for the last place before.
+
 A leader is *overtaken* when another sequence has published what it would compute next. It gives its
 row back as soon as nothing of it is in flight, and takes up what the other has computed.
 """
@@ -34,6 +37,7 @@ import numpy as np
 
 from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.scheduling.checkpoint_places import CheckpointPlaces
 from headrace_backend.engine.scheduling.waiting_queue import MAX_COUNTED_TOKENS, WaitingQueue
 
 # Fewer shared tokens are computed anew. Reckoned, not measured: an 8B model computes 128 tokens in
@@ -86,22 +90,32 @@ class PrefixFollowers:
         for entry in self._following.pop(sequence, ()):
             self._give_back(entry[2])
 
-    def take_first(self, sequence: Sequence, num_known: int, kv: KVCacheManager) -> bool:
+    def take_first(
+        self,
+        sequence: Sequence,
+        num_known: int,
+        num_found: int,
+        kv: KVCacheManager,
+        places: CheckpointPlaces | None = None,
+    ) -> bool:
         """Takes the first sequence out of the queue, if another one computes its next tokens.
 
         Args:
             sequence: What the queue shows.
             num_known: Tokens of it that the prefix cache has.
+            num_found: Tokens from its start on whose blocks are known: more only where states are
+                kept.
             kv: The cache.
+            places: Chooses where states are kept; None: nowhere.
 
         Returns:
             Whether it did: the sequence waits here from now on.
         """
         num_reusable = kv.num_reusable(sequence)
         least = num_known + LEAST_SHARED_TOKENS
-        if not self._leaders or num_reusable < least:
+        if not self._leaders or num_reusable < max(least, num_found + kv.block_size):
             return False
-        for leader in self._leaders.get(kv.key(sequence, num_known // kv.block_size), ()):
+        for leader in self._computing(sequence, num_known, num_found, kv):
             is_urgent = sequence.urgency < leader.urgency
             if is_urgent and self._is_cut_off(leader, sequence):
                 continue
@@ -109,6 +123,8 @@ class PrefixFollowers:
             if is_urgent or leader.prompt_log is not None:
                 num_shared = min(num_shared, leader.num_computed)
             num_shared -= num_shared % kv.block_size
+            if places is not None and num_shared >= least:
+                num_shared = places.stop_for_follower(leader, num_shared)
             if num_shared >= least:
                 self._follow(self._waiting.pop(), leader, num_shared)
                 return True
@@ -147,6 +163,14 @@ class PrefixFollowers:
                 comes = num_shared <= leader.num_computed or (leader.urgency < urgency and leader.prompt_log is None)
                 assert follower.ended or comes, "a follower waits for what nobody may be about to compute"
         assert self.num_counted_tokens == sum(follower.num_counted_tokens for follower in followers)
+
+    def _computing(self, sequence: Sequence, num_known: int, num_found: int, kv: KVCacheManager) -> list[Sequence]:
+        """Leaders whose next block is one of the sequence's: its first unknown one, or before it.
+
+        A leader computes known blocks again where no state was kept at their end.
+        """
+        places = range(num_known // kv.block_size, num_found // kv.block_size + 1)
+        return [leader for place in places for leader in self._leaders.get(kv.key(sequence, place), ())]
 
     def _is_cut_off(self, leader: Sequence, sequence: Sequence) -> bool:
         """Whether others come between a leader and a more urgent sequence."""

@@ -44,10 +44,12 @@ from headrace_backend.cache_groups import ONE_GROUP, CacheGroup
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.cache.prefix_keys import PrefixKeys
+from headrace_backend.engine.cache.state_checkpoints import StateCheckpoints
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.requests.beam_search import Fork
 from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
 from headrace_backend.engine.scheduling import beams
+from headrace_backend.engine.scheduling.checkpoint_places import CheckpointPlaces
 from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
 from headrace_backend.engine.scheduling.micro_batches import MicroBatches
 from headrace_backend.engine.scheduling.plan_builder import InFlightStep, PlanBuilder
@@ -84,7 +86,9 @@ class Scheduler:
             keeps_states: Whether rows have states beside their blocks (`state_copies`).
         """
         self._groups = groups
-        self._states = StateCopies(keeps_states)
+        self._states = StateCopies(keeps_states, config.max_num_seqs)
+        # Where states are kept for prefixes; None: nowhere.
+        self._places: CheckpointPlaces | None = None
         self._budget = budget
         self._draft_lengths = draft_lengths
         self._micro_batches = MicroBatches(config.pp)
@@ -121,17 +125,22 @@ class Scheduler:
         # Requests that took a row in the step planned last, while they had none.
         self.entered: list[LiveRequest] = []
 
-    def create_cache(self, num_blocks: int, tokens_per_row: int = 1) -> None:
+    def create_cache(self, num_blocks: int, tokens_per_row: int = 1, num_checkpoints: int = 0) -> None:
         """Starts scheduling for a worker with empty rows and an empty cache.
 
-        The worker's steps settle at most `tokens_per_row` tokens for a row that decodes.
+        Args:
+            num_blocks: Blocks of the cache.
+            tokens_per_row: Most tokens that a step settles for a row that decodes.
+            num_checkpoints: States that can be kept for prefixes, where rows have states.
         """
         assert not self.running, "sequences of the worker before were evicted"
         config = self._config
-        # A state is kept for no prefix.
-        reuses_prefixes = config.enable_prefix_cache is not False and not self._states.are_kept
+        reuses_prefixes = config.enable_prefix_cache is not False and (num_checkpoints > 0 or not self._states.are_kept)
+        checkpoints = StateCheckpoints(num_checkpoints) if reuses_prefixes and self._states.are_kept else None
         pool = (num_blocks, config.block_size, reuses_prefixes)
-        self.kv = KVCacheManager(*pool, self._prefix_keys, self._groups, config.max_num_batched_tokens)
+        about_model = (self._prefix_keys, self._groups, config.max_num_batched_tokens)
+        self.kv = KVCacheManager(*pool, *about_model, checkpoints)
+        self._places = None if checkpoints is None else CheckpointPlaces(self.kv, checkpoints, self._states)
         self._draft_lengths.worker_ready(tokens_per_row - 1)
         self._free_rows = list(range(self.num_rows - 1, -1, -1))
         self._leaving_rows = []
@@ -158,7 +167,7 @@ class Scheduler:
         for sequence in self.queued():
             sequence.forget_unread()
         self._states.forget()
-        self.kv = None
+        self._places = self.kv = None
 
     def add(self, sequence: Sequence) -> None:
         """Enters a sequence that has computed nothing."""
@@ -278,6 +287,8 @@ class Scheduler:
             self._draft_lengths.num_proposed = num_proposed
             return False
         builder.add_state_copies(self._states.take())
+        if self._places is not None:
+            self._places.end_step(builder)
         return True
 
     def take_leaving_rows(self) -> list[int]:
@@ -435,6 +446,8 @@ class Scheduler:
             count = self._budget.chunk(sequence.num_computed, num_wanted)
             if count == 0:
                 return
+            if self._places is not None:
+                count = self._places.chunk(sequence, count)
             if self._make_room(sequence, sequence.num_computed + count, builder, now_ns):
                 self._add_known(sequence, count, builder, now_ns)
             elif self._blocks_short:
@@ -473,7 +486,8 @@ class Scheduler:
             account = sequence.request.account
             prefix = kv.no_prefix() if sequence.num_unread else kv.find_prefix(sequence)
             num_known = len(prefix[0]) * kv.block_size
-            if not sequence.num_unread and self._followers.take_first(sequence, num_known, kv):
+            num_found = num_known if sequence.num_unread else kv.num_found(sequence, prefix)
+            if not sequence.num_unread and self._followers.take_first(sequence, num_known, num_found, kv, self._places):
                 continue
             num_needed = kv.num_needed(sequence, prefix)
             if sequence.search is not None:
@@ -488,11 +502,15 @@ class Scheduler:
             if num_needed + self._num_spare_blocks(len(self.running)) + num_promised > kv.pool.num_available:
                 return
             count = budget.chunk(num_known, builder.most_computed(sequence, num_known))
+            if self._places is not None:
+                count = self._places.first_chunk(sequence, num_known, num_found, count)
             if count == 0 or not self._admit(sequence, kv.num_blocks_for(num_known + count), builder):
                 return
             self.waiting.pop()
             self._occupy(sequence, now_ns)
             kv.take_prefix(sequence, prefix)
+            if self._places is not None:
+                self._places.begin(sequence, num_known, num_found)
             self._followers.lead(sequence, kv)
             self._note_prefix(sequence)
             if sequence.search is not None:
@@ -643,6 +661,8 @@ class Scheduler:
         self.num_masked_rows -= sequence.grammar is not None
         self._leaving_rows.append(sequence.row)
         self.kv.release(sequence)
+        if self._places is not None:
+            self._places.leave(sequence)
         self._followers.retire(sequence)
         sequence.leave_row()
         sequence.request.account.num_running -= 1

@@ -25,6 +25,7 @@ def together(ready: Sequence[WorkerReady], stage_size: int) -> WorkerReady:
     return msgspec.structs.replace(
         ready[0],
         num_blocks=min(message.num_blocks for message in ready),
+        num_checkpoints=min(message.num_checkpoints for message in ready),
         copy_bytes_per_s=sum(message.copy_bytes_per_s for message in ready),
         matmul_flops_per_s=sum(message.matmul_flops_per_s for message in ready),
         marks_per_step=min(message.marks_per_step for message in ready),

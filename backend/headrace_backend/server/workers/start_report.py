@@ -30,6 +30,7 @@ _SIZES = {
     "graph": "graph_bytes",
     "stream": "stream_bytes",
     "state": "state_bytes",
+    "state_checkpoint": "checkpoint_bytes",
     "other": "other_bytes",
     "reserve": "reserve_bytes",
     "kv_cache": "kv_cache_bytes",

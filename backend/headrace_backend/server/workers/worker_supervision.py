@@ -225,7 +225,7 @@ class WorkerSupervision:
         assert ready is not None, "the workers are ready"
         on_gpu = ready.device.startswith("cuda")
         captured = (ready.captured_mixed_sizes, group.max_plan_bytes, ready.tokens_per_row, ready.drafted_graphs)
-        self._engine_loop.workers_ready(group.send, ready.num_blocks, on_gpu, *captured)
+        self._engine_loop.workers_ready(group.send, ready.num_blocks, on_gpu, *captured, ready.num_checkpoints)
 
     async def _watch(self, group: WorkerGroup) -> None:
         """Watches the workers until it raises WorkersLost or EngineStuck."""

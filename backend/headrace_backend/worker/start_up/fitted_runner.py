@@ -81,8 +81,8 @@ class LoadedModel:
     # A small model or a head that drafts; None: there is none.
     draft: CausalLM | DraftHead | None = None
 
-    def kv_caches(self, num_blocks: int) -> list[torch.Tensor]:
-        """The cache of each layer, of recurrent ones their rows' states.
+    def kv_caches(self, num_blocks: int, num_checkpoints: int = 0) -> list[torch.Tensor]:
+        """The cache of each layer, of recurrent ones their rows' states and kept ones.
 
         Layers of different cache groups may have the same.
         """
@@ -91,7 +91,7 @@ class LoadedModel:
         caches = allocate_layer_caches(model.kv_heads, sizes.cache, num_blocks, sizes.block_size, dtype, self.device)
         sources = iter(model.kv_sources)
         return [
-            allocate_row_states(sizes.max_num_seqs, num_elements, self.device)
+            allocate_row_states(sizes.max_num_seqs, num_elements, self.device, num_checkpoints)
             if num_elements
             else caches[next(sources)]
             for num_elements in model.state_elements
@@ -153,18 +153,24 @@ def make_runner(
 
 
 def agreed_plan(plan: MemoryPlan, place: RankPlace) -> MemoryPlan:
-    """The plan with the number of blocks that every rank has room for, so that all agree."""
+    """The plan with the blocks and checkpoints that every rank has room for, so that all agree."""
     num_blocks = agreed_least(place.collectives, plan.num_blocks)
-    return msgspec.structs.replace(plan, num_blocks=num_blocks, kv_cache_bytes=num_blocks * plan.kv_block_bytes)
+    plan = msgspec.structs.replace(plan, num_blocks=num_blocks, kv_cache_bytes=num_blocks * plan.kv_block_bytes)
+    if not plan.state_bytes:
+        return plan
+    num_checkpoints = agreed_least(place.collectives, plan.num_checkpoints)
+    one = plan.checkpoint_bytes // max(plan.num_checkpoints, 1)
+    return msgspec.structs.replace(plan, num_checkpoints=num_checkpoints, checkpoint_bytes=num_checkpoints * one)
 
 
 def ready_runner(
-    model: LoadedModel, num_blocks: int, channel: Channel, timer: Phases, long_sizes: Sequence[int] = ()
+    model: LoadedModel, plan: MemoryPlan, channel: Channel, timer: Phases, long_sizes: Sequence[int] = ()
 ) -> Runner:
-    """A runner over a cache of that many blocks, warm."""
+    """A runner over a cache of the plan's blocks and checkpoints, warm."""
+    num_blocks = plan.num_blocks
     with timer.timed("cache"):
         channel.send_progress("cache", 0, num_blocks, "blocks")
-        kv_caches = model.kv_caches(num_blocks)
+        kv_caches = model.kv_caches(num_blocks, plan.num_checkpoints)
         draft = model.drafting_model(num_blocks)
         runner = make_runner(model.causal_lm, model.sizes, kv_caches, long_sizes, draft)
         channel.send_progress("cache", num_blocks, num_blocks, "blocks")
@@ -191,7 +197,7 @@ def fitted_runner(
     tolerance = agreed_least(collectives, room.reserve_bytes) // 2
     for attempt in range(1, _CAPTURE_ATTEMPTS + 1):
         plan = agreed_plan(plan_memory(model.sizes, needed, room), model.place)
-        runner = ready_runner(model, plan.num_blocks, channel, timer, long_sizes)
+        runner = ready_runner(model, plan, channel, timer, long_sizes)
         with timer.timed("graphs"):
             graph_bytes = agreed_most(collectives, _capture(runner, memory, channel))
         if graph_bytes <= needed.graphs + tolerance:

@@ -47,6 +47,10 @@ _CGROUP = pathlib.Path("/sys/fs/cgroup")
 # The sampler holds about this many float32 copies of the logits at once: logits, log-softmax,
 # scaled, noise, two int64 temporaries.
 _LOGIT_COPIES = 8
+# States that are kept for prefixes get so much of what weights, steps and rows' states leave,
+# unless their number is configured. Reckoned, not measured: a state of a 9B model takes as much as
+# keys and values of 1,600 tokens.
+_CHECKPOINT_SHARE = 0.125
 # The driver's memory for one captured shape, on top of its activations, which all shapes share. Not
 # measured yet on our graphs; other engines' captures of such models take 8 to 10 MiB.
 _SHAPE_BYTES = 10 * _MIB
@@ -115,8 +119,11 @@ class ModelMemory:
     graph_token: int = 0
     # Residual streams of steps on their way between pipeline stages.
     streams: int = 0
-    # States that all rows have in recurrent layers.
+    # States that all rows have in recurrent layers; one row's, which is a checkpoint's too; and of
+    # all checkpoints.
     states: int = 0
+    checkpoint: int = 0
+    checkpoints: int = 0
     # The driver's and libraries' own.
     other: int = 0
     is_measured: bool = False
@@ -124,7 +131,8 @@ class ModelMemory:
     @property
     def beside_cache(self) -> int:
         """All but the cache."""
-        return self.weights + self.activations + self.graphs + self.streams + self.states + self.other
+        states = self.states + self.checkpoints
+        return self.weights + self.activations + self.graphs + self.streams + states + self.other
 
 
 def model_memory(
@@ -169,6 +177,7 @@ def model_memory(
         graph_token=per_token,
         # Padding has a line of its own.
         states=(sizes.max_num_seqs + 1) * row_state_bytes(model),
+        checkpoint=row_state_bytes(model),
         streams=_num_streams(sizes.stage) * sizes.max_num_batched_tokens * model.hidden_size * size,
     )
 
@@ -190,8 +199,8 @@ def _heads_elements(layer: Layer) -> int:
         # Also of layers that have no projection of keys or values.
         width = attention.query.outputs + 2 * attention.num_kv_heads * attention.head_dim
         return 3 * width
-    projected = 3 * sum(part.outputs for part in attention.linears[:3])
-    return projected + 4 * attention.num_value_heads * (attention.key_dim + attention.value_dim)
+    projected = attention.num_channels + attention.gate.outputs + attention.correction.outputs
+    return 3 * projected + 4 * attention.num_value_heads * (attention.key_dim + attention.value_dim)
 
 
 def _kv_block_bytes(model: ModelDescription, sizes: WorkerSizes, item_bytes: int) -> int:
@@ -294,13 +303,15 @@ def plan_memory(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> MemoryPl
         DoesNotFit: It does not fit. The message holds the arithmetic and the nearest value that
             fits, if there is one.
     """
-    is_configured = bool(sizes.num_blocks or sizes.kv_memory)
+    num_checkpoints = _num_checkpoints(sizes, memory, room)
+    memory = dataclasses.replace(memory, checkpoints=num_checkpoints * memory.checkpoint)
     num_blocks = sizes.num_blocks or (sizes.kv_memory or _cache_share(memory, room)) // memory.kv_block
-    needed_blocks = 1 if is_configured else sizes.sequence_blocks.most_blocks(sizes.max_model_len)
+    needed_blocks = _needed_blocks(sizes)
     cache_bytes = max(num_blocks, needed_blocks) * memory.kv_block
     if num_blocks < needed_blocks or memory.beside_cache + cache_bytes + room.reserve_bytes > room.usable_bytes:
         raise DoesNotFit(
-            f"{_arithmetic(sizes, memory, cache_bytes, room)}{_cache_rule(sizes, room)}{_nearest(sizes, memory, room)}"
+            f"{_arithmetic(sizes, memory, cache_bytes, room)}{_cache_rule(sizes, room)}"
+            f"{_fewer_checkpoints(sizes, memory, room) or _nearest(sizes, memory, room)}"
         )
     return MemoryPlan(
         device=str(room.device),
@@ -319,7 +330,30 @@ def plan_memory(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> MemoryPl
         other_bytes=memory.other,
         reserve_bytes=room.reserve_bytes,
         num_cache_groups=sizes.num_groups,
+        num_checkpoints=num_checkpoints,
+        checkpoint_bytes=memory.checkpoints,
     )
+
+
+def _needed_blocks(sizes: WorkerSizes) -> int:
+    """Fewest blocks that a cache must have."""
+    return 1 if sizes.num_blocks or sizes.kv_memory else sizes.sequence_blocks.most_blocks(sizes.max_model_len)
+
+
+def _num_checkpoints(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> int:
+    """States that are kept for prefixes: the configured number, or as many as rows if they fit."""
+    if not memory.checkpoint:
+        return 0
+    if sizes.num_checkpoints is not None:
+        return sizes.num_checkpoints
+    left = room.usable_bytes - room.reserve_bytes - memory.beside_cache
+    share = min(int(left * _CHECKPOINT_SHARE), left - _least_cache(sizes, memory))
+    return min(sizes.max_num_seqs, max(share, 0) // memory.checkpoint)
+
+
+def _least_cache(sizes: WorkerSizes, memory: ModelMemory) -> int:
+    """Bytes of the configured cache, or of the smallest that may be."""
+    return max(sizes.kv_memory, (sizes.num_blocks or _needed_blocks(sizes)) * memory.kv_block)
 
 
 def plan_estimate(
@@ -386,6 +420,7 @@ def _arithmetic(sizes: WorkerSizes, memory: ModelMemory, cache_bytes: int, room:
     """Every summand, their sum and what there is."""
     parts = [("weights", memory.weights), ("activations", memory.activations), ("graphs", memory.graphs)]
     parts += [("streams between stages", memory.streams), ("states of recurrent layers", memory.states)]
+    parts += [("kept states (state_checkpoints)", memory.checkpoints)]
     parts += [("driver and libraries", memory.other), ("reserve", room.reserve_bytes)]
     summands = [f"{name} {_mib(size)}" for name, size in parts if size or name in ("weights", "activations")]
     blocks = f"{cache_bytes // memory.kv_block} blocks of {sizes.block_size} tokens, {memory.kv_block} bytes each"
@@ -422,6 +457,16 @@ def _nearest(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> str:
     if sizes.kv_memory:
         return f"; kv_memory from {memory.kv_block} (one block) to {most * memory.kv_block} fits"
     return f"; max_model_len of at most {sizes.sequence_blocks.most_tokens(most, sizes.max_model_len)} fits"
+
+
+def _fewer_checkpoints(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> str:
+    """The number of kept states that fits, if it is configured and too large; else nothing."""
+    if not memory.checkpoints:
+        return ""
+    left = room.usable_bytes - room.reserve_bytes - memory.beside_cache + memory.checkpoints
+    fitting = (left - _least_cache(sizes, memory)) // memory.checkpoint
+    configured = sizes.num_checkpoints or 0
+    return f"; state_checkpoints of at most {fitting} fits" if 0 <= fitting < configured else ""
 
 
 def _mib(num_bytes: int) -> str:

@@ -84,6 +84,9 @@ class Sizes(msgspec.Struct):
     # States of one row in recurrent layers, and of all rows, which lie beside the cache.
     row_state_bytes: int = 0
     state_bytes: int = 0
+    # States that are kept for prefixes, and what they take.
+    num_checkpoints: int = 0
+    checkpoint_bytes: int = 0
     # Of a token's hidden state, which ranks add up.
     token_bytes: int = 0
     # Of the weights of all stages: what a step of many tokens reads, and how many numbers a token
@@ -166,8 +169,10 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
         kv_tokens=plan.num_blocks * plan.block_size,
         kv_token_bytes=memory.kv_block // plan.block_size,
         kv_windows=tuple(group.window or 0 for group in sizes.cache.groups),
-        row_state_bytes=row_state_bytes(described),
+        row_state_bytes=row_state_bytes(rank_part(described, tp)),
         state_bytes=plan.state_bytes,
+        num_checkpoints=plan.num_checkpoints,
+        checkpoint_bytes=plan.checkpoint_bytes,
         token_bytes=described.hidden_size * dtype.itemsize,
         read_bytes=memory.weights - embedding * dtype.itemsize,
         multiplied=_matrix_numbers(model.description) // tp,

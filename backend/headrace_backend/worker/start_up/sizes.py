@@ -44,6 +44,8 @@ class WorkerSizes:
     tokens_per_row: int = 1
     # How layers share the cache's blocks.
     cache: CacheLayout = WHOLE_CONTEXTS
+    # States of recurrent layers to keep for prefixes; None: as many as rows, as far as memory goes.
+    num_checkpoints: int | None = None
 
     @classmethod
     def of(
@@ -73,6 +75,7 @@ class WorkerSizes:
             speculate=config.speculate,
             tokens_per_row=config.tokens_per_row,
             cache=cache,
+            num_checkpoints=config.state_checkpoints if config.enable_prefix_cache is not False else 0,
         )
 
     def with_steps(self, max_num_batched_tokens: int, max_num_seqs: int) -> Self:

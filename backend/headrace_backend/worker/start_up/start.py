@@ -179,7 +179,7 @@ class WorkerStart:
         """The runner over its cache, warm, and the plan that it follows."""
         model = LoadedModel(causal_lm, self._sizes, self._dtype, self._device, self._place, draft)
         if self._memory is None:
-            return ready_runner(model, plan.num_blocks, self._channel, self._timer), plan
+            return ready_runner(model, plan, self._channel, self._timer), plan
         runner, final = fitted_runner(model, estimate, self._room, self._memory, self._channel, self._timer)
         final = msgspec.structs.replace(final, pinned_host_bytes=plan.pinned_host_bytes)
         self._channel.send_message(final)
@@ -204,6 +204,7 @@ class WorkerStart:
             causal_lm.num_layers if self._device.type == "cpu" else 1,
             self._sizes.tokens_per_row,
             runner.drafted_graphs if isinstance(runner, CapturesGraphs) else (),
+            plan.num_checkpoints,
         )
 
 

@@ -1,8 +1,10 @@
 """States of recurrent layers: in each such layer a line for each row of the batch.
 
-Owns their memory, and the copies between rows that a plan asks for. A sequence that begins in a row
-finds its state empty whatever lies there, so nothing is cleared when rows change hands. The last
-line is scratch, which padding may have. What the numbers of a line are is the layer's.
+Owns their memory, and the copies between lines that a plan asks for. A sequence that begins in a
+row finds its state empty whatever lies there, so nothing is cleared when rows change hands. The
+line behind the rows' is scratch, which padding may have; behind it are those of checkpoints, states
+that are kept for prefixes, which no pass reads or writes. What the numbers of a line are is the
+layer's.
 """
 
 from __future__ import annotations
@@ -15,10 +17,15 @@ from headrace_backend.step.plan import ForwardPlan
 from headrace_backend.worker.device_copies import indices_on_device
 from headrace_backend.worker.step.lazy_memory import zeros
 
+# Elements that a copy holds between reading and writing, 64 MiB of them.
+_PIECE_ELEMENTS = 1 << 24
 
-def allocate_row_states(num_rows: int, num_elements: int, device: torch.device) -> torch.Tensor:
-    """Zeroed states of a layer, fp32 [num_rows + 1, num_elements]."""
-    return zeros((num_rows + 1, num_elements), torch.float32, device)
+
+def allocate_row_states(
+    num_rows: int, num_elements: int, device: torch.device, num_checkpoints: int = 0
+) -> torch.Tensor:
+    """Zeroed states of a layer, fp32 [num_rows + 1 + num_checkpoints, num_elements]."""
+    return zeros((num_rows + 1 + num_checkpoints, num_elements), torch.float32, device)
 
 
 def holds_states(cache: torch.Tensor) -> bool:
@@ -47,6 +54,10 @@ def copy_planned_states(plan: ForwardPlan, caches: Iterable[torch.Tensor]) -> No
     """
     if not plan.state_sources.size:
         return
-    for states in filter(holds_states, caches):
-        sources, targets = (indices_on_device(rows, states.device) for rows in (plan.state_sources, plan.state_targets))
-        states[targets] = states[sources]
+    layers = list(filter(holds_states, caches))
+    lines = (plan.state_sources, plan.state_targets)
+    sources, targets = (indices_on_device(column, layers[0].device) for column in lines)
+    width = max(_PIECE_ELEMENTS // len(sources), 1)
+    for states in layers:
+        for piece in torch.split(states, width, dim=1):
+            piece[targets] = piece[sources]
