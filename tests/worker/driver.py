@@ -127,9 +127,6 @@ def make_runner(
 ) -> CpuRunner:
     shape, device = (NUM_BLOCKS, 2, num_kv_heads, BLOCK_SIZE, head_dim), torch.device("cpu")
     caches = allocate_kv_caches(num_layers, shape, kv_type(kv_dtype, torch.float32), device)
-    for layer, num_elements in enumerate(getattr(model, "state_elements", ())):
-        if num_elements:
-            caches[layer] = allocate_row_states(NUM_ROWS, num_elements, device)
     return CpuRunner(
         model,
         CpuBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS),
@@ -140,14 +137,19 @@ def make_runner(
 
 
 def make_model_runner(model: CausalLM) -> CpuRunner:
-    """A runner over the caches that the model's own layers have, which may differ."""
+    """A runner over the caches and states that the model's own layers have, which may differ."""
     device = torch.device("cpu")
     caches = allocate_layer_caches(model.kv_heads, CacheLayout(), NUM_BLOCKS, BLOCK_SIZE, torch.float32, device)
+    sources = iter(model.kv_sources)
+    of_layers = [
+        allocate_row_states(NUM_ROWS, num_elements, device) if num_elements else caches[next(sources)]
+        for num_elements in model.state_elements
+    ]
     return CpuRunner(
         model,
         CpuBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS),
         Sampler(NUM_ROWS, model.vocab_size, device),
-        [caches[source] for source in model.kv_sources],
+        of_layers,
         None,
     )
 
