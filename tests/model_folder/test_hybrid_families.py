@@ -62,8 +62,8 @@ def test_sizes_and_tensors_are_those_of_the_fields() -> None:
         "out_proj.weight": (16, 24), "conv1d.weight": (40, 1, 4), "A_log": (4,),
         "dt_bias": (4,), "norm.weight": (6,),
     }  # fmt: skip
-    # A matrix for each value head, and the inputs of three tokens.
-    assert linear.state_elements == 4 * 4 * 6 + 3 * 40
+    # A matrix for each value head, and the inputs of the four tokens that the convolution sees.
+    assert linear.state_elements == 4 * 4 * 6 + 4 * 40
     assert row_state_bytes(model) == 3 * 4 * linear.state_elements
     assert full.gated and full.query.outputs == 2 * full.num_heads * full.head_dim
     assert (full.rotary_dim, full.output.inputs) == (2, full.num_heads * full.head_dim)

@@ -69,8 +69,8 @@ def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
     # A product with each key's elements and one with each value's, for as many elements as the
     # output projection takes in.
     assert cost.flops_per_pair == 2 * 2 * sum(each.o_proj.weight.shape[1] for each in attentions)
-    # In fp32: those matrices, and the inputs of tokens that the convolution sees beside the newest.
-    kept = sum((each.conv_kernel_size - 1) * each.conv_dim for each in recurrent)
+    # In fp32: those matrices, and the inputs of all tokens that the convolution sees.
+    kept = sum(each.conv_kernel_size * each.conv_dim for each in recurrent)
     assert cost.row_state_bytes == 4 * (products // 3 + kept)
 
 

@@ -7,6 +7,7 @@ prints one line of JSON per kernel that is different, after steps of many sizes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from unittest import mock
@@ -15,35 +16,48 @@ import torch
 import triton
 from tests.support.compiled_kernels import compiling_for, resources
 
-from headrace_kernels import triton_runtime
-from headrace_kernels.recurrence.convolution import causal_convolution
+from headrace_kernels import card, triton_runtime
+from headrace_kernels.recurrence.delta_net import DeltaWeights, ProjectedTokens, RowStates, delta_net
 from headrace_kernels.recurrence.entries import RecurrentEntries
-from headrace_kernels.recurrence.gated_delta import DeltaGates, DeltaHeads, gated_delta
+from headrace_kernels.recurrence.gated_delta import DeltaHeads
 
 # As Qwen3.5 9B.
 HEADS = DeltaHeads(16, 32, 128, 128)
 KERNEL, NUM_ROWS = 4, 9
 
 
-def step(num_tokens: int, num_entries: int) -> None:
-    """Every operation once."""
+def step(num_tokens: int, num_entries: int, only_decodes: bool) -> None:
+    """All between a layer's projections, once."""
     count, channels = HEADS.num_value_heads, HEADS.num_channels
-    states = torch.zeros(NUM_ROWS, count * HEADS.key_dim * HEADS.value_dim + (KERNEL - 1) * channels)
-    matrices, tails = states.tensor_split((count * HEADS.key_dim * HEADS.value_dim,), dim=1)
-    columns = (num_entries + 1, num_entries, num_entries)
-    entries = RecurrentEntries(*(torch.zeros(size, dtype=torch.int32) for size in columns))
-    x, weight = torch.zeros(num_tokens, channels, dtype=torch.bfloat16), torch.zeros(channels, KERNEL)
-    mixed = causal_convolution(x, weight.bfloat16(), tails.unflatten(1, (KERNEL - 1, channels)), entries)
-    correction, decay = torch.zeros(num_tokens, 2 * count, dtype=torch.bfloat16).tensor_split(2, dim=1)
-    gates = DeltaGates(correction, decay, torch.zeros(count), torch.zeros(count))
-    gated_delta(mixed, gates, matrices.unflatten(1, (count, HEADS.key_dim, HEADS.value_dim)), entries, HEADS)
+    elements = count * HEADS.key_dim * HEADS.value_dim
+    matrices, tails = torch.zeros(NUM_ROWS, elements + KERNEL * channels).tensor_split((elements,), dim=1)
+    states = RowStates(
+        matrices.unflatten(1, (count, HEADS.key_dim, HEADS.value_dim)), tails.unflatten(1, (KERNEL, channels))
+    )
+    columns = (torch.zeros(size, dtype=torch.int32) for size in (num_entries + 1, num_entries, num_entries))
+    sizes = (channels, count * HEADS.value_dim, count, count)
+    tokens = ProjectedTokens(*torch.zeros(num_tokens, sum(sizes), dtype=torch.bfloat16).split(sizes, dim=1))
+    weights = DeltaWeights(
+        torch.zeros(channels, KERNEL, dtype=torch.bfloat16),
+        torch.zeros(count),
+        torch.zeros(count),
+        torch.zeros(HEADS.value_dim, dtype=torch.bfloat16),
+        1e-6,
+    )
+    delta_net(tokens, weights, states, RecurrentEntries(*columns, only_decodes), HEADS)
 
 
 if __name__ == "__main__":
     assert not triton.knobs.runtime.interpret, "unset TRITON_INTERPRET"
-    # Operations take their kernels for CPU tensors too, which nothing is launched on.
-    with mock.patch.dict(triton_runtime._state, forced=True), compiling_for(int(sys.argv[1])) as compiled:
-        for tokens, rows in ((1, 1), (2, 2), (17, 3), (1024, 16), (16, 16)):
-            step(tokens, rows)
+    arch = int(sys.argv[1])
+    with contextlib.ExitStack() as stack:
+        # Operations take their kernels for CPU tensors too, which nothing is launched on.
+        stack.enter_context(mock.patch.dict(triton_runtime._state, forced=True))
+        for ability in ("has_warpgroup_products", "launches_early"):
+            stack.enter_context(mock.patch.object(card, ability, lambda device: arch >= 90))
+        compiled = stack.enter_context(compiling_for(arch))
+        for tokens, rows in ((1, 1), (2, 2), (17, 3), (1024, 16), (16, 16), (40, 40)):
+            for only_decodes in (False, True) if tokens == rows else (False,):
+                step(tokens, rows, only_decodes)
     for kernel in {id(kernel): kernel for kernel in compiled}.values():
         print(json.dumps(resources(kernel)))

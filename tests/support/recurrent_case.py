@@ -8,7 +8,7 @@ import torch
 from tests.support.kernel_case import Numbers
 
 from headrace_kernels.recurrence.entries import RecurrentEntries
-from headrace_kernels.recurrence.gated_delta import DeltaGates, DeltaHeads
+from headrace_kernels.recurrence.gated_delta import LENGTH_EPS, DeltaGates, DeltaHeads
 
 # Elements of a row's line behind its matrices or kept inputs: states are views with a stride.
 _BESIDE = 5
@@ -44,3 +44,33 @@ class RecurrentCase:
         wide = Numbers(self.numbers.device, torch.float32, 3)
         correction, decay = self.numbers.randn(self.num_tokens, 2 * heads.num_value_heads).tensor_split(2, dim=1)
         return DeltaGates(correction, decay, wide.randn(heads.num_value_heads), wide.randn(heads.num_value_heads))
+
+
+def rule_in_fp64(
+    case: RecurrentCase, mixed: torch.Tensor, gates: DeltaGates, states: torch.Tensor, heads: DeltaHeads
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gated delta rule token by token in fp64, of all value heads at once.
+
+    Returns outputs [num_filled, num_value_heads, value_dim] and the states behind the step, fp64.
+    """
+    group, keys = heads.num_value_heads // heads.num_key_heads, heads.num_key_heads * heads.key_dim
+    query, key, value = mixed[: case.num_filled].double().tensor_split((keys, 2 * keys), dim=1)
+    query, key = (part.unflatten(1, (heads.num_key_heads, heads.key_dim)) for part in (query, key))
+    query, key = (part / (part.square().sum(-1, keepdim=True) + LENGTH_EPS).sqrt() for part in (query, key))
+    query, key = (part.repeat_interleave(group, 1) for part in (query * heads.key_dim**-0.5, key))
+    value = value.unflatten(1, (heads.num_value_heads, heads.value_dim))
+    beta = gates.correction.double().sigmoid()
+    softplus = torch.nn.functional.softplus(gates.decay.double() + gates.decay_bias.double())
+    shrink = (-gates.log_decay.double().exp() * softplus).exp()
+    out, after, token = torch.empty_like(value), states.double(), 0
+    for row, start, count in zip(case.rows, case.starts, case.counts, strict=True):
+        state = after[row].clone() if start else torch.zeros_like(after[row])
+        for _ in range(count):
+            state *= shrink[token, :, None, None]
+            update = beta[token, :, None] * (value[token] - torch.einsum("hkv,hk->hv", state, key[token]))
+            state += key[token, :, :, None] * update[:, None]
+            out[token] = torch.einsum("hkv,hk->hv", state, query[token])
+            token += 1
+        if count:
+            after[row] = state
+    return out, after

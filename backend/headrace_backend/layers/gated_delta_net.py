@@ -24,9 +24,8 @@ from headrace_backend.layers.step_metadata import StepMetadata, recurrent_entrie
 from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.destination import PickedRows
 from headrace_backend.weights.placement import Placement, WeightTarget
-from headrace_kernels.recurrence.convolution import causal_convolution
-from headrace_kernels.recurrence.gated_delta import DeltaGates, DeltaHeads, gated_delta
-from headrace_kernels.recurrence.output_norm import gated_rms_norm
+from headrace_kernels.recurrence.delta_net import DeltaWeights, ProjectedTokens, RowStates, delta_net
+from headrace_kernels.recurrence.gated_delta import DeltaHeads
 from headrace_kernels.rounded_tokens import Activations
 from headrace_model_folder import description
 
@@ -72,11 +71,16 @@ class GatedDeltaNet(nn.Module):
         value = shard.split(attention.value.outputs, value_dim)
         heads = range(value.start // value_dim, value.stop // value_dim)
         self._heads = DeltaHeads(len(key) // key_dim, len(heads), key_dim, value_dim)
-        wide = (attention.query, attention.key, attention.value, attention.gate)
-        self.in_proj = ColumnLinear(wide, (key, key, value, value), placement)
-        # In the model's type whatever the others have: they decide what is remembered.
+        wide, parts = (attention.query, attention.key, attention.value, attention.gate), (key, key, value, value)
+        narrow, logits = (attention.correction, attention.decay), (heads, heads)
+        # Logits are in the model's type whatever the others have: they decide what is remembered.
+        # Where these have it too, one product computes all.
+        is_one = _is_plain(placement.of(*(part.name for part in wide)))
         plain = dataclasses.replace(placement, scheme=None)
-        self.gate_proj = ColumnLinear((attention.correction, attention.decay), (heads, heads), plain)
+        self.in_proj = ColumnLinear(
+            (*wide, *narrow) if is_one else wide, (*parts, *logits) if is_one else parts, placement
+        )
+        self.gate_proj = None if is_one else ColumnLinear(narrow, logits, plain)
         firsts = (0, attention.query.outputs, attention.query.outputs + attention.key.outputs)
         channels = [
             range(first + part.start, first + part.stop) for first, part in zip(firsts, (key, key, value), strict=True)
@@ -100,18 +104,36 @@ class GatedDeltaNet(nn.Module):
             [num_tokens, all heads' outputs].
         """
         assert isinstance(x, Tensor), "the layer takes tokens in the model's type"
-        entries, heads = recurrent_entries(metadata), self._heads
+        projected: Tensor = self.in_proj(x)
+        return self._between(projected, None if self.gate_proj is None else self.gate_proj(x), states, metadata)
+
+    def add_to(
+        self, residual: Tensor, norm: RmsNorm, rotations: Tensor, states: Tensor, metadata: StepMetadata
+    ) -> None:
+        """Computes `residual += o_proj(heads(norm(residual)))`, for steps that fuse.
+
+        Norm and addition happen inside the projections.
+        """
+        logits = None if self.gate_proj is None else self.gate_proj.after_norm(norm, residual)
+        projected = self.in_proj.after_norm(norm, residual)
+        self.o_proj.add_to(residual, self._between(projected, logits, states, metadata))
+
+    def _between(self, projected: Tensor, logits: Tensor | None, states: Tensor, metadata: StepMetadata) -> Tensor:
+        """What lies between the projections; logits None: they stand behind the others."""
+        heads, kernel = self._heads, self.convolution.kernel_size
         channels, count = heads.num_channels, heads.num_value_heads
-        mixed, gate = self.in_proj(x).tensor_split((channels,), dim=1)
+        mixed, gate, *narrow = projected.tensor_split((channels, channels + count * heads.value_dim), dim=1)
+        correction, decay = (narrow[0] if logits is None else logits).tensor_split((count,), dim=1)
         matrices, tails = states.tensor_split((self._matrix_elements,), dim=1)
-        tails = tails.view(-1, self.convolution.kernel_size - 1, channels)
-        mixed = causal_convolution(mixed.contiguous(), self.convolution.weight, tails, entries)
-        correction, decay = self.gate_proj(x).tensor_split((count,), dim=1)
-        gates = DeltaGates(correction, decay, self.decay.log_decay, self.decay.bias)
-        matrices = matrices.view(-1, count, heads.key_dim, heads.value_dim)
-        out = gated_delta(mixed, gates, matrices, entries, heads)
-        gate = gate.view(-1, count, heads.value_dim)
-        return gated_rms_norm(out, gate, self.norm.weight, self.norm.eps).flatten(1)
+        return delta_net(
+            ProjectedTokens(mixed, gate, correction, decay),
+            DeltaWeights(
+                self.convolution.weight, self.decay.log_decay, self.decay.bias, self.norm.weight, self.norm.eps
+            ),
+            RowStates(matrices.view(-1, count, heads.key_dim, heads.value_dim), tails.view(-1, kernel, channels)),
+            recurrent_entries(metadata),
+            heads,
+        )
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
         """The 8-bit type in which `heads` may be given tokens: none."""
@@ -119,9 +141,16 @@ class GatedDeltaNet(nn.Module):
 
     def launch_kind(self) -> Hashable:
         """What decides which kernels `heads` launches, beside step and states."""
-        return self._heads, self.convolution.kernel_size, self.gate_proj.weight.launch_kind()
+        logits = None if self.gate_proj is None else self.gate_proj.weight.launch_kind()
+        return self._heads, self.convolution.kernel_size, logits
 
     @property
-    def weights(self) -> tuple[LinearWeight, LinearWeight]:
-        """The large projections before and behind the heads."""
-        return self.in_proj.weight, self.o_proj.weight
+    def weights(self) -> tuple[LinearWeight, ...]:
+        """The projections before and behind the heads."""
+        logits = () if self.gate_proj is None else (self.gate_proj.weight,)
+        return self.in_proj.weight, *logits, self.o_proj.weight
+
+
+def _is_plain(placement: Placement) -> bool:
+    """Whether projections are stored in the model's type."""
+    return placement.scheme is None and placement.block_kinds is None and not any(placement.layer_formats)

@@ -59,8 +59,11 @@ class GatedDeltaNet:
 
     @property
     def state_elements(self) -> int:
-        """Elements that a sequence has in the layer: matrices, and inputs of the convolution."""
-        return self.matrix_elements + (self.kernel_size - 1) * self.num_channels
+        """Elements that a sequence has in the layer.
+
+        These are its matrices, and the inputs of as many tokens as the convolution sees.
+        """
+        return self.matrix_elements + self.kernel_size * self.num_channels
 
     @property
     def linears(self) -> tuple[Linear, ...]:

@@ -1,12 +1,13 @@
 """A causal convolution of each channel over the last few tokens of its row, then silu.
 
-The inputs of a row's last tokens are kept between steps, as many as the next token sees beside its
-own.
+The inputs of a row's last tokens are kept between steps, as many as the convolution sees: that of
+position p in place p modulo their number. So a token's input never takes the place of one that the
+token sees, and a step of one token each reads and writes in one launch (`decode_kernels`).
 
     x [num_tokens, channels] -> silu(sum over k of weight[c, k] * x[t - K + 1 + k, c])
 
-Sums are in fp32 and rounded once. Two kernels, because a row's kept inputs may change only when all
-of its tokens have read them.
+Sums are in fp32 and rounded once. Two kernels here, because of longer entries kept inputs may
+change only when all tokens have read them.
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -33,12 +34,17 @@ _HALVINGS = tl.constexpr(13)
 
 def causal_convolution_reference(x: Tensor, weight: Tensor, tails: Tensor, entries: RecurrentEntries) -> Tensor:
     """Entry by entry: a row's kept inputs, then the entry's own. See `causal_convolution`."""
-    host, out, kernel = HostEntries.of(entries), torch.empty_like(x), weight.shape[1]
-    for (first, end), row, begins in zip(*host, strict=True):
-        before = torch.zeros_like(tails[row]) if begins else tails[row]
+    host, kernel = HostEntries.of(entries), weight.shape[1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    for (first, end), row, start in zip(*host, strict=True):
+        before = tails.new_zeros(kernel - 1, x.shape[1])
+        for position in range(max(start - kernel + 1, 0), start):
+            before[position - start] = tails[row, position % kernel]
         inputs = torch.cat((before, x[first:end].float()))
         out[first:end] = _convolved(inputs.unfold(0, kernel, 1), weight).to(x.dtype)
-        tails[row] = inputs[end - first :]
+        kept = min(end - first, kernel)
+        last = start + end - first
+        tails[row, [position % kernel for position in range(last - kept, last)]] = x[end - kept : end].float()
     return out
 
 
@@ -61,73 +67,64 @@ def _entry_of(tokens, query_start_loc, num_entries):
     return low
 
 
-@triton.jit
-def _input(x, row_tails, start, place, before, offs, mask, KEPT: tl.constexpr, CHANNELS: tl.constexpr):
-    """Inputs at `place` behind the token `start` that begins an entry, fp32.
-
-    Those of places below 0 are the row's kept ones, or 0 without `before`.
-    """
-    own = tl.load(x + (start + place) * CHANNELS + offs, mask=mask & (place >= 0), other=0.0)
-    kept = tl.load(row_tails + (place + KEPT) * CHANNELS + offs, mask=mask & (place < 0) & before, other=0.0)
-    return own.to(tl.float32) + kept
-
-
 @triton.jit(do_not_specialize=["num_tokens", "num_entries"], do_not_specialize_on_alignment=_COLUMNS)
 def _convolution_kernel(
-    x, weight, tails, out, query_start_loc, seq_lens, rows, num_tokens, num_entries, tail_stride,
+    x, weight, tails, out, query_start_loc, seq_lens, rows, num_tokens, num_entries, x_stride, tail_stride,
     KERNEL: tl.constexpr, CHANNELS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]
     entries = _entry_of(tokens, query_start_loc, num_entries)
     is_real = (tokens < num_tokens) & (entries < num_entries)
-    start = tl.load(query_start_loc + entries, mask=is_real, other=0)
-    count = tl.load(query_start_loc + entries + 1, mask=is_real, other=0) - start
-    before = tl.load(seq_lens + entries, mask=is_real, other=0) > count
+    first = tl.load(query_start_loc + entries, mask=is_real, other=0)
+    end = tl.load(query_start_loc + entries + 1, mask=is_real, other=0)
+    # Of the entry's first token.
+    start = tl.load(seq_lens + entries, mask=is_real, other=0) - (end - first)
     row_tails = tails + tl.load(rows + entries, mask=is_real, other=0).to(tl.int64) * tail_stride
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask = is_real & (offs < CHANNELS)
     total = tl.zeros([TOKENS, BLOCK], tl.float32)
-    place, start = tokens - start, start.to(tl.int64)
     for k in tl.static_range(KERNEL):
-        inputs = _input(x, row_tails, start, place - (KERNEL - 1 - k), before, offs, mask, KERNEL - 1, CHANNELS)
+        # The entry's own input, a kept one before it, or none before the sequence.
+        seen = tokens - (KERNEL - 1 - k)
+        position = start + seen - first
+        own = tl.load(x + seen.to(tl.int64) * x_stride + offs, mask=mask & (seen >= first), other=0.0)
+        is_kept = mask & (seen < first) & (position >= 0)
+        kept = tl.load(row_tails + (position + KERNEL) % KERNEL * CHANNELS + offs, mask=is_kept, other=0.0)
         factors = tl.load(weight + offs * KERNEL + k, mask=offs < CHANNELS, other=0.0)
-        total += inputs * factors.to(tl.float32)
+        total += (own.to(tl.float32) + kept) * factors.to(tl.float32)
     total = total / (1.0 + tl.exp(-total))
     tl.store(out + tokens.to(tl.int64) * CHANNELS + offs, total.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize_on_alignment=_COLUMNS)
 def _tails_kernel(
-    x, tails, query_start_loc, seq_lens, rows, tail_stride,
-    KEPT: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+    x, tails, query_start_loc, seq_lens, rows, x_stride, tail_stride,
+    KERNEL: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     entry = tl.program_id(0)
-    start = tl.load(query_start_loc + entry)
-    count = tl.load(query_start_loc + entry + 1) - start
-    if count > 0:
-        before = tl.load(seq_lens + entry) > count
+    first = tl.load(query_start_loc + entry)
+    end = tl.load(query_start_loc + entry + 1)
+    if end > first:
         row_tails = tails + tl.load(rows + entry).to(tl.int64) * tail_stride
         offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-        places = tl.arange(0, PLACES)[:, None]
-        mask = (places < KEPT) & (offs < CHANNELS)
-        taken = count - KEPT + places
-        inputs = _input(x, row_tails, start.to(tl.int64), taken, before, offs, mask, KEPT, CHANNELS)
-        # Kept inputs move: all are read before any is written.
-        tl.debug_barrier()
-        tl.store(row_tails + places * CHANNELS + offs, inputs, mask=mask)
+        back = tl.arange(0, PLACES)[:, None]
+        token = end - 1 - back
+        mask = (back < KERNEL) & (token >= first) & (offs < CHANNELS)
+        place = (tl.load(seq_lens + entry) - 1 - back + PLACES * KERNEL) % KERNEL
+        inputs = tl.load(x + token.to(tl.int64) * x_stride + offs, mask=mask, other=0.0)
+        tl.store(row_tails + place * CHANNELS + offs, inputs.to(tl.float32), mask=mask)
 
 
 def _launch(x: Tensor, weight: Tensor, tails: Tensor, entries: RecurrentEntries) -> Tensor:
     (num_tokens, channels), kernel = x.shape, weight.shape[1]
-    out, num_entries = torch.empty_like(x), entries.rows.shape[0]
-    blocks = triton.cdiv(channels, _CHANNELS)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    num_entries, blocks = entries.rows.shape[0], triton.cdiv(channels, _CHANNELS)
+    strides = (x.stride(0), tails.stride(0))
     _convolution_kernel[(triton.cdiv(num_tokens, _TOKENS), blocks)](
-        x, weight, tails, out, *entries, num_tokens, num_entries, tails.stride(0),
-        kernel, channels, _TOKENS, _CHANNELS,
+        x, weight, tails, out, *entries.columns, num_tokens, num_entries, *strides, kernel, channels, _TOKENS, _CHANNELS
     )  # fmt: skip
-    places = triton.next_power_of_2(kernel - 1)
     _tails_kernel[(num_entries, blocks)](
-        x, tails, *entries, tails.stride(0), kernel - 1, places, channels, _CHANNELS
+        x, tails, *entries.columns, *strides, kernel, triton.next_power_of_2(kernel), channels, _CHANNELS
     )  # fmt: skip
     return out
 
@@ -136,14 +133,15 @@ def causal_convolution(x: Tensor, weight: Tensor, tails: Tensor, entries: Recurr
     """Convolves each channel over the last tokens of its row, and applies silu.
 
     Args:
-        x: [num_tokens, channels] contiguous.
+        x: [num_tokens, channels], whose lines may have a stride.
         weight: [channels, kernel] contiguous; the last column is the token's own.
-        tails: fp32 [num_rows, kernel - 1, channels] inputs of each row's last tokens, the oldest
-            first; changed in place. The dimensions behind the first are contiguous.
+        tails: fp32 [num_rows, kernel, channels] inputs of each row's last tokens, that of position
+            p in place p modulo kernel; changed in place. The dimensions behind the first are
+            contiguous.
         entries: Entries of the step.
 
     Returns:
-        [num_tokens, channels] in the type of x. Tokens of no entry are not written.
+        [num_tokens, channels] in the type of x, contiguous. Tokens of no entry are not written.
     """
     if uses_triton(x):
         return _launch(x, weight, tails, entries)

@@ -19,6 +19,14 @@ class RecurrentEntries(NamedTuple):
     seq_lens: Tensor
     # [num_entries] the row of each entry; no two entries with tokens have the same.
     rows: Tensor
+    # Whether no entry has more than one token, whatever the tensors come to hold: a captured step
+    # is replayed with other lengths.
+    only_decodes: bool = False
+
+    @property
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The tensors, in the order in which kernels take them."""
+        return self.query_start_loc, self.seq_lens, self.rows
 
 
 class HostEntries(NamedTuple):
@@ -27,18 +35,18 @@ class HostEntries(NamedTuple):
     # First token of each entry with tokens, and the one behind its last.
     spans: list[tuple[int, int]]
     rows: list[int]
-    # Whether an entry begins its sequence, with an empty state.
-    begins: list[bool]
+    # Position of each entry's first token; 0: the entry begins its sequence, with an empty state.
+    starts: list[int]
 
     @classmethod
     def of(cls, entries: RecurrentEntries) -> HostEntries:
         """Reads the tensors, which waits for the device if they are on one."""
-        starts, seq_lens = entries.query_start_loc.tolist(), entries.seq_lens.tolist()
-        spans = list(zip(starts, starts[1:], strict=False))[: len(seq_lens)]
+        bounds, seq_lens = entries.query_start_loc.tolist(), entries.seq_lens.tolist()
+        spans = list(zip(bounds, bounds[1:], strict=False))[: len(seq_lens)]
         filled = [index for index, (first, end) in enumerate(spans) if end > first]
         rows = entries.rows.tolist()
         return cls(
             [spans[index] for index in filled],
             [rows[index] for index in filled],
-            [spans[index][1] - spans[index][0] == seq_lens[index] for index in filled],
+            [seq_lens[index] - (spans[index][1] - spans[index][0]) for index in filled],
         )

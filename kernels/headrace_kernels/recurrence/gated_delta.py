@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headrace_kernels.recurrence.chunk_kernels import LEAST_TOKENS, launch_chunks, takes_chunks
 from headrace_kernels.recurrence.entries import HostEntries, RecurrentEntries
 from headrace_kernels.recurrence.gated_delta_kernels import launch_gated_delta
 from headrace_kernels.triton_runtime import uses_triton
@@ -76,8 +77,8 @@ def gated_delta_reference(
 ) -> Tensor:
     """Token by token, as the rule says. The specification; see `gated_delta`."""
     wide, out = _widened(mixed, gates, heads), _empty_output(mixed, heads)
-    for (first, end), row, begins in zip(*HostEntries.of(entries), strict=True):
-        state = torch.zeros_like(matrices[row]) if begins else matrices[row].clone()
+    for (first, end), row, start in zip(*HostEntries.of(entries), strict=True):
+        state = matrices[row].clone() if start else torch.zeros_like(matrices[row])
         for token in range(first, end):
             result, states = _step(wide.part(token, token + 1), state[None])
             out[token], state = result[0], states[0]
@@ -91,11 +92,11 @@ def gated_delta_chunked(
     """Entries of one token side by side, longer ones in chunks. See `gated_delta`."""
     wide, out, host = _widened(mixed, gates, heads), _empty_output(mixed, heads), HostEntries.of(entries)
     singles: list[int] = []
-    for index, ((first, end), row, begins) in enumerate(zip(*host, strict=True)):
+    for index, ((first, end), row, start) in enumerate(zip(*host, strict=True)):
         if end == first + 1:
             singles.append(index)
             continue
-        state = torch.zeros_like(matrices[row]) if begins else matrices[row]
+        state = matrices[row] if start else torch.zeros_like(matrices[row])
         for begin in range(first, end, _CHUNK):
             stop = min(begin + _CHUNK, end)
             out[begin:stop], state = _chunk(wide.part(begin, stop), state)
@@ -109,7 +110,7 @@ def _single_tokens(singles: list[int], host: HostEntries, wide: _Wide, matrices:
     tokens = torch.tensor([host.spans[index][0] for index in singles])
     rows = torch.tensor([host.rows[index] for index in singles])
     states = matrices[rows]
-    states[torch.tensor([host.begins[index] for index in singles])] = 0.0
+    states[torch.tensor([not host.starts[index] for index in singles])] = 0.0
     result, states = _step(_Wide(*(column[tokens] for column in wide)), states)
     out[tokens] = result.to(out.dtype)
     matrices[rows] = states
@@ -195,6 +196,9 @@ def gated_delta(
     """
     if not uses_triton(mixed):
         return gated_delta_chunked(mixed, gates, matrices, entries, heads)
-    out = _empty_output(mixed, heads)
-    launch_gated_delta(mixed, gates, matrices, entries, heads, out, LENGTH_EPS)
+    operands = (mixed, gates, matrices, entries, heads, out := _empty_output(mixed, heads), LENGTH_EPS)
+    by_chunks = takes_chunks(heads) and not entries.only_decodes
+    launch_gated_delta(*operands, LEAST_TOKENS - 1 if by_chunks else len(mixed))
+    if by_chunks:
+        launch_chunks(*operands)
     return out
