@@ -385,17 +385,23 @@ class Layer:
         return self.attention_output_norm is not None
 
     @property
+    def takes_sums(self) -> bool:
+        """Whether products may take the norm before them and the addition behind them inside.
+
+        It has norms before its parts, and of heads, alone, and silu.
+        """
+        norms_projections = isinstance(self.attention, Attention) and self.attention.norms_projections
+        has_silu = isinstance(self.mlp, Experts) or self.mlp.activation == "silu"
+        return has_silu and not self.norms_outputs and not norms_projections
+
+    @property
     def is_plain(self) -> bool:
         """Whether it has attention without gates, norms before its parts and of heads, and silu.
 
-        Products of such layers may take norms and additions inside, a step of several ranks may be
-        cut into pieces, and scales of inputs can be folded into what makes them. Other layers are
-        computed one operation after another.
+        A step of several ranks may be cut into pieces in such layers, and scales of inputs can be
+        folded into what makes them.
         """
-        if not isinstance(self.attention, Attention) or self.attention.gated:
-            return False
-        has_silu = isinstance(self.mlp, Experts) or self.mlp.activation == "silu"
-        return has_silu and not self.norms_outputs and not self.attention.norms_projections
+        return self.takes_sums and isinstance(self.attention, Attention) and not self.attention.gated
 
     @property
     def norms(self) -> tuple[Norm, ...]:

@@ -24,7 +24,7 @@ NUM_LAYERS = 3
 PROMPT = torch.arange(1, 8).tolist()
 
 
-NAMES = ["llama", "llama-biases", "qwen2", "qwen3-tied-bias", "phi3-partial"]
+NAMES = ["llama", "llama-biases", "qwen2", "qwen3-tied-bias", "phi3-partial", "qwen3.5-order-tied"]
 
 
 # Of the mixture, a shared expert's inner elements are those of the stream before experts are added.

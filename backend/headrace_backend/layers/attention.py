@@ -88,11 +88,7 @@ class Attention(nn.Module):
         Returns:
             [num_tokens, all heads' outputs].
         """
-        projected: Tensor = self.qkv_proj(x)
-        if not self._is_gated:
-            return self.attended(projected, rotations, kv_cache, metadata)
-        qkv, gates = without_gates(projected, self.num_heads, self.head_dim)
-        return gate_heads(self.attended(qkv, rotations, kv_cache, metadata), gates)
+        return self._gated(self.qkv_proj(x), rotations, kv_cache, metadata)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
         """The 8-bit type in which `heads` may be given so many tokens; None.
@@ -108,8 +104,15 @@ class Attention(nn.Module):
 
         Norm and addition happen inside the projections.
         """
-        qkv = self.qkv_proj.after_norm(norm, residual)
-        self.o_proj.add_to(residual, self.attended(qkv, rotations, kv_cache, metadata))
+        projected = self.qkv_proj.after_norm(norm, residual)
+        self.o_proj.add_to(residual, self._gated(projected, rotations, kv_cache, metadata))
+
+    def _gated(self, projected: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
+        """`attended` of what the projection gives, multiplied by its gates where there are some."""
+        if not self._is_gated:
+            return self.attended(projected, rotations, kv_cache, metadata)
+        qkv, gates = without_gates(projected, self.num_heads, self.head_dim)
+        return gate_heads(self.attended(qkv, rotations, kv_cache, metadata), gates)
 
     def attended(self, qkv: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
         """Computes what lies between the projections: norms, rotation, cache write and attention.

@@ -44,7 +44,7 @@ class DecoderLayer(nn.Module):
         """
         super().__init__()
         self.rotation = rotation
-        self._is_plain = layer.is_plain
+        self._takes_sums = layer.takes_sums
         # Whether what it returns is the whole output, and not one rank's part.
         self.is_output_whole = layer.norms_outputs or placement.shard.world_size == 1
         self.input_layernorm = stream_norm(layer.attention_norm, placement, self.is_output_whole)
@@ -128,7 +128,7 @@ class DecoderLayer(nn.Module):
         """
         return (
             self._is_whole
-            and self._is_plain
+            and self._takes_sums
             and all(weight.fuses(num_tokens) for weight in self.self_attn.weights)
             and self.mlp.fuses(num_tokens)
         )
@@ -141,7 +141,6 @@ class DecoderLayer(nn.Module):
         A few tokens' products take as long as their weights take to read, and each operation beside
         them a launch.
         """
-        assert isinstance(self.self_attn, Attention), "other layers do not fuse"
         assert isinstance(self.input_layernorm, RmsNorm) and isinstance(self.post_attention_layernorm, RmsNorm)
         self.self_attn.add_to(residual, self.input_layernorm, rotations[self.rotation], kv_cache, metadata)
         assert not isinstance(self.mlp, ExpertsBeside), "such layers do not fuse"

@@ -360,8 +360,9 @@ def multiply_gemv_int4(
     assert x.shape == (1, weight.num_inputs) and x.dtype == weight.dtype and takes_gemv_int4(weight)
     assert weight.num_outputs == num_outputs * (2 if gated else 1) and out.is_contiguous()
     assert weight.packed.data_ptr() % 16 == 0
-    if norm is not None and x.dtype == torch.float16:
-        # x g may be beyond its range, where x g / rms(x) is not.
+    if norm is not None and (x.dtype == torch.float16 or norm[0].dtype != x.dtype):
+        # x g may be beyond fp16's range, where x g / rms(x) is not; and the product of both is one
+        # of bf16 numbers, which factors in fp32 are not.
         x, norm = rms_norm(x, *norm), None
     norm_weight, eps = norm or (None, 0.0)
     if norm_weight is not None:
