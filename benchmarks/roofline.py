@@ -4,11 +4,12 @@ Owns the time of a step and a schedule: in-flight batching with a token budget, 
 running rows, first come first served. A step reads all matrices (of a mixture the experts that its
 tokens hit, if each chose any with equal odds) at copy bandwidth or multiplies at the matrix rate,
 whichever takes longer; so does the output layer for sampled tokens; then the KV cache of the rows
-that decode is read, of layers with windows no more than those, and the prompt tokens' attention is
-computed. Launches, sampling, norms and the host cost nothing. Ranks that share a model have an even
-part of all of it, and what they tell each other costs nothing. The matrix rate is that of the plain
-types, also where weights are in FP8. (A small model's weights may lie in caches that beat the copy
-bandwidth; then the floor is none.)
+that decode is read, of layers with windows no more than those, the states of rows that sample are
+read and written, and the prompt tokens' attention is computed. Recurrences of prompts, launches,
+sampling, norms and the host cost nothing. Ranks that share a model have an even part of all of it,
+and what they tell each other costs nothing. The matrix rate is that of the plain types, also where
+weights are in FP8. (A small model's weights may lie in caches that beat the copy bandwidth; then
+the floor is none.)
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class StepTime:
         head = max(shape.head_parameters * head_weight / bandwidth, 2 * shape.head_parameters * samples / rate)
         cache = shape.seen(decode_context, samples) * (self.kv_bytes_per_token or shape.kv_elements * width) / bandwidth
         pairs = shape.seen(prefill_pairs, tokens)
-        attention = 4 * shape.num_layers * shape.num_heads * shape.head_dim * pairs / rate
+        cache += 2 * shape.state_bytes * samples / bandwidth
+        attention = 4 * shape.kv_layers * shape.num_heads * shape.head_dim * pairs / rate
         return (layers + (head if samples else 0.0) + cache + attention) / self.ranks
 
 

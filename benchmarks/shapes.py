@@ -20,6 +20,34 @@ from headrace_model_folder.formats.quantization_config import MXFP4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LinearLayers:
+    """Layers with linear attention by the gated delta rule, whose rows have states of a size."""
+
+    count: int
+    key_heads: int
+    value_heads: int
+    # Of keys and of values alike.
+    head_dim: int
+    # Tokens that the convolution sees.
+    kernel: int = 4
+
+    @property
+    def channels(self) -> int:
+        """Elements of a token's queries, keys and values."""
+        return (2 * self.key_heads + self.value_heads) * self.head_dim
+
+    def parameters(self, hidden_size: int) -> int:
+        """Parameters of a layer's projections."""
+        values = self.value_heads * self.head_dim
+        return hidden_size * (self.channels + 2 * values + 2 * self.value_heads)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a row's states in all of these layers, in fp32."""
+        return 4 * self.count * (self.value_heads * self.head_dim**2 + self.kernel * self.channels)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
     """A decoder-only transformer. Sizes in elements, positions in tokens."""
 
@@ -44,13 +72,27 @@ class Shape:
     # Layers that see no further back than so many tokens; 0: none.
     windowed_layers: int = 0
     window: int = 0
+    # Layers with linear attention; the others' attention has gates then. None: there are none.
+    linear: LinearLayers | None = None
 
     @property
     def layer_parameters(self) -> int:
         """Parameters of all layers' matrices that every step reads, whatever the batch."""
-        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        queries = (3 if self.linear else 2) * self.num_heads
+        attention = self.kv_layers * self.hidden_size * self.head_dim * (queries + 2 * self.num_kv_heads)
+        linear = self.linear.count * self.linear.parameters(self.hidden_size) if self.linear else 0
         mlp = self.num_experts if self.num_experts else 3 * self.intermediate_size
-        return self.num_layers * (attention + self.hidden_size * mlp)
+        return attention + linear + self.num_layers * self.hidden_size * mlp
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that have keys and values."""
+        return self.num_layers - (self.linear.count if self.linear else 0)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a row's states, which a step that computes the row reads and writes."""
+        return self.linear.state_bytes if self.linear else 0
 
     @property
     def expert_parameters(self) -> int:
@@ -89,7 +131,7 @@ class Shape:
     @property
     def kv_elements(self) -> int:
         """Elements of one token's keys and values over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        return 2 * self.kv_layers * self.num_kv_heads * self.head_dim
 
     def config(self) -> dict[str, Any]:
         """config.json."""
@@ -106,26 +148,43 @@ class Shape:
                 "num_experts_per_tok": self.experts_per_token,
                 "quantization_config": {"quant_method": "mxfp4"},
             }
-        return (experts if self.num_experts else {}) | {
-            "architectures": [self.architecture],
-            "model_type": self.architecture.removesuffix("ForCausalLM").lower(),
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_layers,
-            "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
-            "vocab_size": self.vocab_size,
-            "max_position_embeddings": self.max_position_embeddings,
-            "rms_norm_eps": self.rms_norm_eps,
-            "rope_theta": self.rope_theta,
-            "rope_scaling": None if self.rope_scaling is None else dict(self.rope_scaling),
-            "tie_word_embeddings": self.tied,
-            "hidden_act": "silu",
-            "torch_dtype": "bfloat16",
-            # The last 256 ids are the synthetic tokenizer's special ones.
-            "bos_token_id": self.vocab_size - 256,
-            "eos_token_id": self.vocab_size - 255,
+        return (
+            (experts if self.num_experts else {})
+            | self._linear_config()
+            | {
+                "architectures": [self.architecture],
+                "model_type": self.architecture.removesuffix("ForCausalLM").lower(),
+                "hidden_size": self.hidden_size,
+                "intermediate_size": self.intermediate_size,
+                "num_hidden_layers": self.num_layers,
+                "num_attention_heads": self.num_heads,
+                "num_key_value_heads": self.num_kv_heads,
+                "head_dim": self.head_dim,
+                "vocab_size": self.vocab_size,
+                "max_position_embeddings": self.max_position_embeddings,
+                "rms_norm_eps": self.rms_norm_eps,
+                "rope_theta": self.rope_theta,
+                "rope_scaling": None if self.rope_scaling is None else dict(self.rope_scaling),
+                "tie_word_embeddings": self.tied,
+                "hidden_act": "silu",
+                "torch_dtype": "bfloat16",
+                # The last 256 ids are the synthetic tokenizer's special ones.
+                "bos_token_id": self.vocab_size - 256,
+                "eos_token_id": self.vocab_size - 255,
+            }
+        )
+
+    def _linear_config(self) -> dict[str, Any]:
+        """What config.json says of linear attention, which all but each fourth layer have."""
+        if self.linear is None:
+            return {}
+        assert self.linear.count == self.num_layers - self.num_layers // 4, "each fourth layer has keys and values"
+        return {
+            "linear_num_key_heads": self.linear.key_heads,
+            "linear_num_value_heads": self.linear.value_heads,
+            "linear_key_head_dim": self.linear.head_dim,
+            "linear_value_head_dim": self.linear.head_dim,
+            "linear_conv_kernel_dim": self.linear.kernel,
         }
 
 
@@ -171,6 +230,21 @@ SHAPES: Mapping[str, Shape] = {
         rms_norm_eps=1e-6,
         num_experts=128,
         experts_per_token=8,
+    ),
+    # The text part's numbers are the defaults of its class in transformers.
+    "qwen3.5-9b": Shape(
+        "Qwen3_5ForCausalLM",
+        4096,
+        32,
+        16,
+        4,
+        256,
+        12288,
+        248_320,
+        32_768,
+        10_000.0,
+        rms_norm_eps=1e-6,
+        linear=LinearLayers(24, 16, 32, 128),
     ),
     "gpt-oss-20b": Shape(
         "GptOssForCausalLM",
@@ -261,7 +335,7 @@ def shape_of(folder: pathlib.Path) -> Shape:
     """
     config = ModelFolder.open(folder, require_weights=False).config
     model, attention = config.description, config.description.attention
-    experts = model.expert_layers
+    experts, recurrent = model.expert_layers, model.recurrent_layers
     assert len(experts) in (0, len(model.layers)), "a benchmark's shape has experts in every layer or in none"
     return Shape(
         config.architecture,
@@ -281,4 +355,13 @@ def shape_of(folder: pathlib.Path) -> Shape:
         mxfp4=config.quantized_by == MXFP4,
         windowed_layers=sum(attention.window is not None for attention in model.attentions),
         window=model.window or 0,
+        linear=LinearLayers(
+            len(recurrent),
+            recurrent[0].num_key_heads,
+            recurrent[0].num_value_heads,
+            recurrent[0].key_dim,
+            recurrent[0].kernel_size,
+        )
+        if recurrent
+        else None,
     )

@@ -41,6 +41,7 @@ PARAMETERS = {
     "qwen3-8b": 8_190_735_360,
     "demo": 6_951_168,
     "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3.5-9b": 8_953_803_264,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
 }
@@ -124,6 +125,7 @@ def test_shapes_are_model_folders_of_the_stated_size(name: str, tmp_path: pathli
     assert opened.token_table is None
     assert shape_of(folder).layer_parameters == SHAPES[name].layer_parameters
     assert shape_of(folder).kv_elements == SHAPES[name].kv_elements
+    assert shape_of(folder).linear == SHAPES[name].linear
 
 
 def test_dummy_weights_are_a_folder_that_loads(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
