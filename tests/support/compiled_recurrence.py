@@ -17,6 +17,7 @@ import triton
 from tests.support.compiled_kernels import compiling_for, resources
 
 from headrace_kernels import card, triton_runtime
+from headrace_kernels.attention.output_gates import gate_heads, without_gates
 from headrace_kernels.recurrence.delta_net import DeltaWeights, ProjectedTokens, RowStates, delta_net
 from headrace_kernels.recurrence.entries import RecurrentEntries
 from headrace_kernels.recurrence.gated_delta import DeltaHeads
@@ -24,10 +25,12 @@ from headrace_kernels.recurrence.gated_delta import DeltaHeads
 # As Qwen3.5 9B.
 HEADS = DeltaHeads(16, 32, 128, 128)
 KERNEL, NUM_ROWS = 4, 9
+# Heads of the attention beside it: of queries, and of keys and values, and their elements.
+QUERIES, KEYS_AND_VALUES, HEAD_DIM = 16, 8, 256
 
 
 def step(num_tokens: int, num_entries: int, only_decodes: bool) -> None:
-    """All between a layer's projections, once."""
+    """All between a layer's projections once, and the gates of the attention beside it."""
     count, channels = HEADS.num_value_heads, HEADS.num_channels
     elements = count * HEADS.key_dim * HEADS.value_dim
     matrices, tails = torch.zeros(NUM_ROWS, elements + KERNEL * channels).tensor_split((elements,), dim=1)
@@ -45,6 +48,9 @@ def step(num_tokens: int, num_entries: int, only_decodes: bool) -> None:
         1e-6,
     )
     delta_net(tokens, weights, states, RecurrentEntries(*columns, only_decodes), HEADS)
+    projected = torch.zeros(num_tokens, (2 * QUERIES + KEYS_AND_VALUES) * HEAD_DIM, dtype=torch.bfloat16)
+    qkv, gates = without_gates(projected, QUERIES, HEAD_DIM)
+    gate_heads(qkv[:, : QUERIES * HEAD_DIM].contiguous(), gates)
 
 
 if __name__ == "__main__":
