@@ -26,7 +26,13 @@ from benchmarks.graph_timing import graph_seconds
 from headrace_kernels.recurrence.chunk_kernels import ChunkTile, launch_chunks
 from headrace_kernels.recurrence.convolution import causal_convolution
 from headrace_kernels.recurrence.decode_kernels import launch_decodes
-from headrace_kernels.recurrence.delta_net import DeltaWeights, ProjectedTokens, RowStates, delta_net
+from headrace_kernels.recurrence.delta_net import (
+    DeltaWeights,
+    ProjectedTokens,
+    RowStates,
+    delta_net,
+    delta_net_reference,
+)
 from headrace_kernels.recurrence.entries import RecurrentEntries
 from headrace_kernels.recurrence.gated_delta import LENGTH_EPS, DeltaGates, DeltaHeads, gated_delta
 from headrace_kernels.recurrence.gated_delta_kernels import launch_gated_delta
@@ -119,9 +125,8 @@ def _compiled(launches: list[Callable[[], object]]) -> float:
 
 def _prompt_tiles() -> Iterator[ChunkTile]:
     """Tiles within chunks, then across, each beside the rule's other half."""
-    yield from (ChunkTile(inverse=inverse, within_warps=warps) for inverse in ("tf32", "tf32x3") for warps in (4, 8))
-    yield from (ChunkTile(chunk=32, inverse=inverse) for inverse in ("tf32", "tf32x3"))
-    for columns, warps, stages in itertools.product((16, 32, 64, 128), (4, 8), (1, 2, 3)):
+    yield from (ChunkTile(chunk=chunk, within_warps=warps) for chunk in (64, 32) for warps in (4, 8))
+    for columns, warps, stages in itertools.product((16, 32, 64, 128), (4, 8), (2, 3)):
         if warps * 16 <= 2 * columns or warps == 4:
             yield ChunkTile(columns=columns, across_warps=warps, stages=stages)
     yield from (ChunkTile(chunk=32, columns=columns, stages=3) for columns in (16, 32))
@@ -138,13 +143,12 @@ def check(part: slice, timed: Timer) -> Iterator[str]:
     begun = layer([500])
     mixed = causal_convolution(begun.tokens.mixed, begun.weights.convolution, begun.states.tails, begun.entries)
     expected, state = rule_in_fp64(mixed, begun)
-    tiles = dict.fromkeys(ChunkTile(chunk, inverse=inverse) for chunk in (64, 32) for inverse in ("tf32", "tf32x3"))
-    for tile in [None, *tiles][part]:
+    for tile in [None, ChunkTile(), ChunkTile(chunk=32)][part]:
         fresh = layer([500])
         if tile is None:
             out = mixed.new_empty(len(mixed), _HEADS.num_value_heads, _HEADS.value_dim)
             operands = (mixed, fresh.gates, fresh.states.matrices, fresh.entries, _HEADS, out, LENGTH_EPS)
-            launch_gated_delta(*operands, most=500)
+            launch_gated_delta(*operands, least=1, most=500)
         else:
             run, out = _chunks(fresh, mixed, tile)
             run()
@@ -176,7 +180,7 @@ def decodes(part: slice, timed: Timer) -> Iterator[str]:
         copies = max(2, min(64, _ROTATED_BYTES // (rows * 2 << 20)))
         layers = [layer([1] * rows, True, seed) for seed in range(copies)]
         moved = 2 * rows * layers[0].states.matrices[0].nbytes
-        for warps in [4, 8, 16][part]:
+        for warps in [2, 4, 8][part]:
             us = timed([_decode(data, warps) for data in layers])
             yield f"{rows} rows, {warps} warps: {us:.1f} us, {moved / us * 1e6 / bandwidth:.0%} of copies"
         yield f"{rows} rows, one operation after another: {timed([_apart(data) for data in layers]):.1f} us"
@@ -188,8 +192,11 @@ def _decode(data: Layer, warps: int) -> Callable[[], object]:
 
 
 def _apart(data: Layer) -> Callable[[], object]:
-    entries = data.entries._replace(only_decodes=False)
-    return lambda: delta_net(data.tokens, data.weights, data.states, entries, _HEADS)
+    return lambda: delta_net_reference(*data, _HEADS)
+
+
+def _together(data: Layer) -> Callable[[], object]:
+    return lambda: delta_net(*data, _HEADS)
 
 
 def parts(part: slice, timed: Timer) -> Iterator[str]:
@@ -206,10 +213,10 @@ def parts(part: slice, timed: Timer) -> Iterator[str]:
         "rule": lambda: gated_delta(mixed, data.gates, data.states.matrices, data.entries, _HEADS),
         "norm and gate": lambda: gated_rms_norm(out, gate, data.weights.norm, 1e-6),
         "a copy of the gates": lambda: out.copy_(gate),
-        "all, 8192 tokens": _apart(data),
-        "all, 256 decodes and 512 tokens": _apart(layer([1] * 256 + [512])),
-        "all, 512 tokens": _apart(layer([512])),
-        "all, 63 decodes and 1 token": _apart(layer([1] * 64)),
+        "all, 8192 tokens": _together(data),
+        "all, 256 decodes and 512 tokens": _together(layer([1] * 256 + [512])),
+        "all, 512 tokens": _together(layer([512])),
+        "all, 64 decodes in a mixed step": _together(layer([1] * 64)),
     }
     for name, run in list(runs.items())[part]:
         yield f"{name}: {timed([run]):.0f} us"

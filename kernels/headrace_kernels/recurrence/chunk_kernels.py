@@ -17,9 +17,10 @@ together two by two: [[D, 0], [-E L D, E]] of [[D', 0], [L, E']], with E and D t
 and D'. That is forward substitution by blocks, which stays accurate where keys repeat. (A product
 of (I - A)(I + A^2)(I + A^4)... would not: of 64 equal keys A^32 has binomials of 10^17.) It is
 computed by masked products of fp32 numbers, two for all blocks of a size at once, on tensor cores
-in tf32 where the result is rounded to bf16, which has three bits less.
+in tf32, whose products have as many bits as fp16 and three more than bf16: to these T is rounded.
 
-T, M and operands are rounded to the model's type, sums and S are fp32.
+T, M and operands are rounded to the model's type, sums and S are fp32. Entries of models in fp32 go
+token by token: operands of twice the size do not fit into registers.
 
 flash-linear-attention (fla/ops) takes six launches for the same: sums of gates, A, its inverse in
 16 x 16 blocks, W = T exp(G) K and T V in memory, the chain, which writes S before each chunk, and
@@ -48,12 +49,12 @@ from headrace_kernels.triton_runtime import INTERPRETED
 # Tokens of the shortest entries that are computed by chunks; shorter ones go token by token, a
 # microsecond each. Derived, not measured.
 LEAST_TOKENS = 16
-# Elements of a key, rounded up, from which a tile of 64 does not fit beside the others.
+# Elements of the longest keys, rounded up, whose tile of 64 tokens fits beside the others.
 _MOST_KEYS = 128
 
 
 class ChunkTile(NamedTuple):
-    """How the kernels are launched. Not measured yet."""
+    """How the kernels are launched. The defaults are the fastest of those measured on an H200."""
 
     # Tokens of a chunk.
     chunk: int = 64
@@ -61,15 +62,17 @@ class ChunkTile(NamedTuple):
     columns: int = 32
     within_warps: int = 4
     across_warps: int = 4
-    # Links of the chain whose operands are under way at once.
+    # Links of the chain whose operands are under way at once: 2 or more. With one the kernel read
+    # outside of its memory on an H200 (16 and 32 columns; Triton 3.6), for a reason not found.
     stages: int = 2
-    # How the inverse's products multiply fp32 numbers: with 11 bits, or in three products with 22.
-    inverse: str = "tf32"
 
 
-def takes_chunks(heads) -> bool:
-    """Whether entries of heads of this size are computed by chunks."""
-    return bool(triton.next_power_of_2(heads.key_dim) <= _MOST_KEYS)
+def takes_chunks(heads, dtype: torch.dtype) -> bool:
+    """Whether entries of heads of this size and type are computed by chunks.
+
+    In the interpreter, where products are of fp32 (`triton_runtime`), they are in any type.
+    """
+    return bool(triton.next_power_of_2(heads.key_dim) <= _MOST_KEYS) and (dtype.itemsize == 2 or INTERPRETED)
 
 
 @triton.jit
@@ -89,15 +92,15 @@ def _last_at_most(slot, query_start_loc, num_entries, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _unit_inverse(system, offs, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
+def _unit_inverse(system, offs, CHUNK: tl.constexpr):
     """(I + A)^-1 of a strictly lower triangular A [CHUNK, CHUNK] in fp32, by blocks of 2, 4, ..."""
     row, column = offs[:, None], offs[None, :]
     inverse = tl.where(row == column, 1.0, tl.where(row // 2 == column // 2, -system, 0.0))
     for level in tl.static_range(1, 6):
         if CHUNK >> level > 1:
             is_beside = (row >> level + 1 == column >> level + 1) & (row >> level != column >> level)
-            across = tl.dot(inverse, tl.where(is_beside, system, 0.0), input_precision=PRECISION)
-            inverse -= tl.dot(across, inverse, input_precision=PRECISION)
+            across = tl.dot(inverse, tl.where(is_beside, system, 0.0), input_precision="tf32")
+            inverse -= tl.dot(across, inverse, input_precision="tf32")
     return inverse
 
 
@@ -105,8 +108,7 @@ def _unit_inverse(system, offs, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
 def _within_chunks_kernel(
     mixed, correction, decay, log_decay, decay_bias, solved, weights, scales, query_start_loc,
     num_entries, num_tokens, correction_stride, decay_stride, eps,
-    HEADS: tl.constexpr, KEYS: tl.constexpr, CHUNK: tl.constexpr, LEAST: tl.constexpr, INVERSE: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    HEADS: tl.constexpr, KEYS: tl.constexpr, CHUNK: tl.constexpr, LEAST: tl.constexpr, OPERAND: tl.constexpr,
 ):  # fmt: skip
     KEY_HEADS: tl.constexpr = HEADS.num_key_heads
     VALUE_HEADS: tl.constexpr = HEADS.num_value_heads
@@ -139,7 +141,7 @@ def _within_chunks_kernel(
         decays = tl.where(row >= column, tl.exp(ages) * of_key[None, :], 0.0)
         # M, and what multiplies rows of K S, of Q S and of U before K' U, and S itself. They are
         # stored first, so that registers are free for the inverse.
-        seen = tl.dot(query, tl.trans(key), input_precision=PRECISION) * decays * of_query[:, None]
+        seen = tl.dot(query, tl.trans(key)) * decays * of_query[:, None]
         places = (tokens[:, None] * VALUE_HEADS + head) * CHUNK + offs[None, :]
         tl.store(weights + places, seen.to(OPERAND), mask=mask[:, None])
         line = scales + head.to(tl.int64) * num_tokens + tokens
@@ -149,8 +151,8 @@ def _within_chunks_kernel(
         tl.store(line + 2 * step, of_key * tl.exp(last - total), mask=mask)
         tl.store(line + 3 * step, tl.exp(last) + 0.0 * total, mask=mask)
         # T
-        system = tl.dot(key, tl.trans(key), input_precision=PRECISION) * decays * (beta * of_key)[:, None]
-        inverse = _unit_inverse(tl.where(row > column, system, 0.0), offs, CHUNK, INVERSE)
+        system = tl.dot(key, tl.trans(key)) * decays * (beta * of_key)[:, None]
+        inverse = _unit_inverse(tl.where(row > column, system, 0.0), offs, CHUNK)
         tl.store(solved + places, (inverse * beta[None, :]).to(OPERAND), mask=mask[:, None])
 
 
@@ -185,7 +187,7 @@ def _across_chunks_kernel(
     mixed, solved, weights, scales, matrices, out, query_start_loc, seq_lens, rows,
     num_entries, num_tokens, is_by_window, row_stride,
     HEADS: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, LEAST: tl.constexpr,
-    STAGES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, OPERAND: tl.constexpr,
 ):  # fmt: skip
     KEY_HEADS: tl.constexpr = HEADS.num_key_heads
     VALUE_HEADS: tl.constexpr = HEADS.num_value_heads
@@ -224,12 +226,12 @@ def _across_chunks_kernel(
             shrink = tl.load(line + 3 * step + first + begin)
             key, query, narrow = key.to(OPERAND), query.to(OPERAND), state.to(OPERAND)
             # U = T (V - exp(G) K S)
-            found = tl.dot(key, narrow, input_precision=PRECISION) * of_found[:, None]
+            found = tl.dot(key, narrow) * of_found[:, None]
             wanted = (value.to(tl.float32) - found).to(OPERAND)
-            update = tl.dot(inverse.to(OPERAND), wanted, input_precision=PRECISION)
+            update = tl.dot(inverse.to(OPERAND), wanted)
             # out = exp(G) Q S + M U
-            result = tl.dot(query, narrow, input_precision=PRECISION) * of_result[:, None]
-            result = tl.dot(seen.to(OPERAND), update.to(OPERAND), result, input_precision=PRECISION)
+            result = tl.dot(query, narrow) * of_result[:, None]
+            result = tl.dot(seen.to(OPERAND), update.to(OPERAND), result)
             there = out + (tokens[:, None] * VALUE_HEADS + head) * VALUE_DIM + offs_v[None, :]
             tl.store(there, result.to(out.dtype.element_ty), mask=mask[:, None] & mask_v[None, :])
             # S <- exp(G_C) S + (exp(G_C - G) K)' U
@@ -237,17 +239,16 @@ def _across_chunks_kernel(
             if OPERAND == tl.float16:
                 # One over the length of a key of zeros may be too much; its product is 0.
                 update = tl.clamp(update, -65504.0, 65504.0)
-            state = tl.dot(tl.trans(key), update.to(OPERAND), state * shrink, input_precision=PRECISION)
+            state = tl.dot(tl.trans(key), update.to(OPERAND), state * shrink)
         tl.store(state_places, state, mask=mask_state)
 
 
-def launch_rule(device: torch.device, dtype: torch.dtype) -> ChunkTile:
-    """The tile for a card and a type. Not measured yet."""
-    inverse = "tf32" if dtype == torch.bfloat16 else "tf32x3"
-    if dtype.itemsize > 2 or not card.has_warpgroup_products(device):
-        # Operands lie in registers, which hold those of shorter chunks, and of one link alone.
-        return ChunkTile(chunk=32, within_warps=8, stages=1, inverse=inverse)
-    return ChunkTile(inverse=inverse)
+def launch_rule(device: torch.device) -> ChunkTile:
+    """The tile for a card. Before sm_90 it is not measured."""
+    if card.has_warpgroup_products(device):
+        return ChunkTile()
+    # Operands lie in registers there, which hold those of shorter chunks.
+    return ChunkTile(chunk=32, within_warps=8)
 
 
 def launch_chunks(mixed, gates, matrices, entries, heads, out, eps, tile: ChunkTile | None = None) -> None:
@@ -258,12 +259,12 @@ def launch_chunks(mixed, gates, matrices, entries, heads, out, eps, tile: ChunkT
         gates: What decides how matrices change.
         matrices: States of all rows, changed in place.
         entries: Entries of the step.
-        heads: Numbers and sizes of heads, such that `takes_chunks(heads)`.
+        heads: Numbers and sizes of heads, such that `takes_chunks` says so.
         out: [num_tokens, num_value_heads, value_dim] to be written.
         eps: Added to the square of a query's or key's length.
         tile: How to launch; None: as `launch_rule` says.
     """
-    tile = tile or launch_rule(mixed.device, mixed.dtype)
+    tile = tile or launch_rule(mixed.device)
     num_tokens, num_entries = mixed.shape[0], entries.rows.shape[0]
     if num_tokens < LEAST_TOKENS:
         return
@@ -271,22 +272,19 @@ def launch_chunks(mixed, gates, matrices, entries, heads, out, eps, tile: ChunkT
     columns = min(tile.columns, max(16, triton.next_power_of_2(heads.value_dim)))
     # In the interpreter products are of fp32 (`triton_runtime`).
     operand = torch.float32 if INTERPRETED else mixed.dtype
-    products = {
-        "OPERAND": getattr(tl, str(operand).removeprefix("torch.")),
-        "PRECISION": "tf32x3" if operand == torch.float32 else "ieee",
-    }
+    of_products = getattr(tl, str(operand).removeprefix("torch."))
     squares = (num_tokens, heads.num_value_heads, tile.chunk)
     solved, weights = (torch.empty(squares, dtype=operand, device=mixed.device) for _ in range(2))
     scales = torch.empty(4, heads.num_value_heads, num_tokens, dtype=torch.float32, device=mixed.device)
     _within_chunks_kernel[(num_tokens // tile.chunk + num_entries, heads.num_value_heads)](
         mixed, *gates, solved, weights, scales, entries.query_start_loc,
         num_entries, num_tokens, gates.correction.stride(0), gates.decay.stride(0), eps,
-        heads, keys, tile.chunk, LEAST_TOKENS, tile.inverse, **products, num_warps=tile.within_warps,
+        heads, keys, tile.chunk, LEAST_TOKENS, of_products, num_warps=tile.within_warps,
     )  # fmt: skip
     windows = num_tokens // LEAST_TOKENS
     grid = (triton.cdiv(heads.value_dim, columns), heads.num_value_heads, min(num_entries, windows))
     _across_chunks_kernel[grid](
         mixed, solved, weights, scales, matrices, out, *entries.columns,
         num_entries, num_tokens, int(windows < num_entries), matrices.stride(0),
-        heads, keys, columns, tile.chunk, LEAST_TOKENS, tile.stages, **products, num_warps=tile.across_warps,
+        heads, keys, columns, tile.chunk, LEAST_TOKENS, tile.stages, of_products, num_warps=tile.across_warps,
     )  # fmt: skip

@@ -25,10 +25,11 @@ from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_s
 from headrace_kernels.recurrence.gated_delta_kernels import inverse_length, log_of_decay
 from headrace_kernels.rms_norm import scaled_by_rms
 
-# Elements of the largest matrix that a program holds, 64 for each thread of its warps. Not measured
-# yet.
+# Elements of the largest matrix that a program holds, 128 for each thread of its warps.
 _MOST_ELEMENTS = 128 * 128
-_NUM_WARPS = 8
+# For 256 rows of Qwen3.5 9B on an H200 4 warps took 316 us, 8 370 and 16 654; for one row 7.3, 9.1
+# and 11.0 (docs/experiments.md, "prompts by chunks and decodes in one launch").
+_NUM_WARPS = 4
 
 
 def takes_decodes(heads) -> bool:
@@ -78,7 +79,7 @@ def _decode_kernel(
     GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
     head, entry = tl.program_id(0), tl.program_id(1)
     token = tl.load(query_start_loc + entry).to(tl.int64)
-    if tl.load(query_start_loc + entry + 1) > token:
+    if tl.load(query_start_loc + entry + 1) == token + 1:
         offs_k, offs_v = tl.arange(0, KEYS), tl.arange(0, VALUES)
         mask_k, mask_v = offs_k < KEY_DIM, offs_v < VALUE_DIM
         position, row = tl.load(seq_lens + entry) - 1, tl.load(rows + entry).to(tl.int64)
@@ -120,9 +121,9 @@ def launch_decodes(tokens, weights, states, entries, heads, out, length_eps, num
         tokens: What the projections give.
         weights: The layer's other weights.
         states: States of all rows, changed in place.
-        entries: Entries of the step, of one token or none.
+        entries: Entries of the step; those of more tokens are left out.
         heads: Numbers and sizes of heads, such that `takes_decodes(heads)`.
-        out: [num_tokens, all heads' outputs] to be written.
+        out: [num_tokens, all heads' outputs] to be written, of entries of one token.
         length_eps: Added to the square of a query's or key's length.
         num_warps: Warps of a program; None: those of the launch rule.
     """

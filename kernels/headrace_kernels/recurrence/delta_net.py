@@ -1,7 +1,7 @@
 """A linear attention between its projections: convolution, gated delta rule, norm and gate.
 
-Owns which operations compute a step. Entries of one token alone, as decodes are, take one launch
-(`decode_kernels`); other steps take the operations one after another.
+Owns which operations compute a step. Entries of one token, as decodes are, take one launch
+(`decode_kernels`), alone or beside others, which take the operations one after another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from torch import Tensor
 from headrace_kernels.recurrence.convolution import causal_convolution
 from headrace_kernels.recurrence.decode_kernels import launch_decodes, takes_decodes
 from headrace_kernels.recurrence.entries import RecurrentEntries
-from headrace_kernels.recurrence.gated_delta import LENGTH_EPS, DeltaGates, DeltaHeads, gated_delta
+from headrace_kernels.recurrence.gated_delta import (
+    LENGTH_EPS,
+    DeltaGates,
+    DeltaHeads,
+    gated_delta,
+    launch_by_length,
+)
 from headrace_kernels.recurrence.output_norm import gated_rms_norm
 from headrace_kernels.triton_runtime import uses_triton
 
@@ -57,10 +63,30 @@ def delta_net_reference(
 ) -> Tensor:
     """One operation after another. See `delta_net`."""
     mixed = causal_convolution(tokens.mixed, weights.convolution, states.tails, entries)
-    gates = DeltaGates(tokens.correction, tokens.decay, weights.log_decay, weights.decay_bias)
-    out = gated_delta(mixed, gates, states.matrices, entries, heads)
-    gate = tokens.gate.view(-1, heads.num_value_heads, heads.value_dim)
-    return gated_rms_norm(out, gate, weights.norm, weights.norm_eps).flatten(1)
+    out = gated_delta(mixed, _gates(tokens, weights), states.matrices, entries, heads)
+    return _normed(out, tokens, weights)
+
+
+def _longer_entries(
+    tokens: ProjectedTokens, weights: DeltaWeights, states: RowStates, entries: RecurrentEntries, heads: DeltaHeads
+) -> Tensor:
+    """Entries of two tokens and more, one operation after another. See `delta_net`.
+
+    Outputs of entries of one token hold anything, and their matrices stay. Their input is kept, in
+    a place that their token does not read, so that they may be computed later.
+    """
+    mixed = causal_convolution(tokens.mixed, weights.convolution, states.tails, entries)
+    out = launch_by_length(mixed, _gates(tokens, weights), states.matrices, entries, heads, least=2)
+    return _normed(out, tokens, weights)
+
+
+def _gates(tokens: ProjectedTokens, weights: DeltaWeights) -> DeltaGates:
+    return DeltaGates(tokens.correction, tokens.decay, weights.log_decay, weights.decay_bias)
+
+
+def _normed(out: Tensor, tokens: ProjectedTokens, weights: DeltaWeights) -> Tensor:
+    """The rule's outputs [num_tokens, num_value_heads, value_dim], normed and gated."""
+    return gated_rms_norm(out, tokens.gate.view(out.shape), weights.norm, weights.norm_eps).flatten(1)
 
 
 def delta_net(
@@ -78,8 +104,11 @@ def delta_net(
     Returns:
         [num_tokens, all heads' outputs] in the type of the tokens. Those of no entry hold anything.
     """
-    if not (uses_triton(tokens.mixed) and entries.only_decodes and takes_decodes(heads)):
+    if not (uses_triton(tokens.mixed) and takes_decodes(heads)):
         return delta_net_reference(tokens, weights, states, entries, heads)
-    out = tokens.mixed.new_empty(len(tokens.mixed), heads.num_value_heads * heads.value_dim)
+    if entries.only_decodes:
+        out = tokens.mixed.new_empty(len(tokens.mixed), heads.num_value_heads * heads.value_dim)
+    else:
+        out = _longer_entries(tokens, weights, states, entries, heads)
     launch_decodes(tokens, weights, states, entries, heads, out, LENGTH_EPS)
     return out

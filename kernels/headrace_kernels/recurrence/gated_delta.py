@@ -196,9 +196,28 @@ def gated_delta(
     """
     if not uses_triton(mixed):
         return gated_delta_chunked(mixed, gates, matrices, entries, heads)
+    return launch_by_length(mixed, gates, matrices, entries, heads)
+
+
+def launch_by_length(
+    mixed: Tensor, gates: DeltaGates, matrices: Tensor, entries: RecurrentEntries, heads: DeltaHeads, least: int = 1
+) -> Tensor:
+    """Launches the kernels of `gated_delta` for entries from a length on.
+
+    Args:
+        mixed: Queries, keys and values.
+        gates: What decides how matrices change.
+        matrices: States of all rows, changed in place.
+        entries: Entries of the step.
+        heads: Numbers and sizes of heads.
+        least: Tokens of the shortest entries that are computed.
+
+    Returns:
+        [num_tokens, num_value_heads, value_dim]. Tokens of shorter entries are not written.
+    """
     operands = (mixed, gates, matrices, entries, heads, out := _empty_output(mixed, heads), LENGTH_EPS)
-    by_chunks = takes_chunks(heads) and not entries.only_decodes
-    launch_gated_delta(*operands, LEAST_TOKENS - 1 if by_chunks else len(mixed))
+    by_chunks = takes_chunks(heads, mixed.dtype) and not entries.only_decodes
+    launch_gated_delta(*operands, least, LEAST_TOKENS - 1 if by_chunks else len(mixed))
     if by_chunks:
         launch_chunks(*operands)
     return out

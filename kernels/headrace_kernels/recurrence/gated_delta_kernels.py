@@ -33,10 +33,10 @@ def log_of_decay(raw, rate):
     return tl.maximum(-rate * softplus, _LEAST_LOG)
 
 
-@triton.jit(do_not_specialize=["most"], do_not_specialize_on_alignment=["query_start_loc", "seq_lens", "rows"])
+@triton.jit(do_not_specialize=["least", "most"], do_not_specialize_on_alignment=["query_start_loc", "seq_lens", "rows"])
 def _gated_delta_kernel(
     mixed, correction, decay, log_decay, decay_bias, matrices, out, query_start_loc, seq_lens, rows,
-    most, correction_stride, decay_stride, row_stride, eps,
+    least, most, correction_stride, decay_stride, row_stride, eps,
     HEADS: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     KEY_HEADS: tl.constexpr = HEADS.num_key_heads
@@ -47,7 +47,7 @@ def _gated_delta_kernel(
     entry, head = tl.program_id(0), tl.program_id(1)
     first = tl.load(query_start_loc + entry).to(tl.int64)
     end = tl.load(query_start_loc + entry + 1).to(tl.int64)
-    if (end > first) & (end - first <= most):
+    if (end - first >= least) & (end - first <= most):
         offs_k = tl.arange(0, KEYS)
         offs_v = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
         mask_k, mask_v = offs_k < KEY_DIM, offs_v < VALUE_DIM
@@ -79,8 +79,8 @@ def _gated_delta_kernel(
         tl.store(state_places, state, mask=mask)
 
 
-def launch_gated_delta(mixed, gates, matrices, entries, heads, out, eps, most) -> None:
-    """Computes `gated_delta.gated_delta`, whose arguments these are, of entries up to a length.
+def launch_gated_delta(mixed, gates, matrices, entries, heads, out, eps, least, most) -> None:
+    """Computes `gated_delta.gated_delta`, whose arguments these are, of some lengths.
 
     Args:
         mixed: Queries, keys and values.
@@ -90,11 +90,12 @@ def launch_gated_delta(mixed, gates, matrices, entries, heads, out, eps, most) -
         heads: Numbers and sizes of heads.
         out: [num_tokens, num_value_heads, value_dim] to be written.
         eps: Added to the square of a query's or key's length.
-        most: Tokens of the longest entries that are computed.
+        least: Tokens of the shortest entries that are computed, 1 or more.
+        most: Tokens of the longest.
     """
     keys, columns = triton.next_power_of_2(heads.key_dim), min(_COLUMNS, triton.next_power_of_2(heads.value_dim))
     grid = (entries.rows.shape[0], heads.num_value_heads, triton.cdiv(heads.value_dim, columns))
     strides = (gates.correction.stride(0), gates.decay.stride(0), matrices.stride(0))
     _gated_delta_kernel[grid](
-        mixed, *gates, matrices, out, *entries.columns, most, *strides, eps, heads, keys, columns, num_warps=1
+        mixed, *gates, matrices, out, *entries.columns, least, most, *strides, eps, heads, keys, columns, num_warps=1
     )  # fmt: skip

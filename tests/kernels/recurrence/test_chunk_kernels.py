@@ -12,6 +12,8 @@ from headrace_kernels.recurrence.chunk_kernels import LEAST_TOKENS, ChunkTile, l
 from headrace_kernels.recurrence.gated_delta import LENGTH_EPS, DeltaGates, DeltaHeads, gated_delta
 
 HEADS = DeltaHeads(1, 2, 16, 16)
+# On a card chunks are of 16-bit types; the interpreter computes them exactly.
+TYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 # What a result may be off by, relative to the largest: products of numbers that are rounded to the
 # type, two of them one after the other, through states that remember; fp32 in the interpreter.
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5}
@@ -49,7 +51,7 @@ def check(
 )  # fmt: skip
 @pytest.mark.parametrize("device", DEVICES)
 def test_entries_of_any_length_agree_with_the_rule(counts: list[int], starts: list[int], device: str) -> None:
-    case = RecurrentCase(counts, starts, torch.float32, device)
+    case = RecurrentCase(counts, starts, TYPES[device], device)
     check(case, case.mixed(HEADS), case.gates(HEADS), HEADS, device)
 
 
@@ -57,7 +59,7 @@ def test_entries_of_any_length_agree_with_the_rule(counts: list[int], starts: li
 @pytest.mark.parametrize("size", ["nothing remembered", "nothing forgotten", "all at once"])
 def test_extreme_gates_and_equal_keys_agree_with_the_rule(size: str, device: str) -> None:
     """Decays that underflow, none at all, and a token that repeats."""
-    case = RecurrentCase([130], [3], torch.float32, device)
+    case = RecurrentCase([130], [3], TYPES[device], device)
     mixed, gates = case.mixed(HEADS), case.gates(HEADS)
     mixed[10:120] = mixed[10]
     if size == "all at once":
@@ -65,8 +67,9 @@ def test_extreme_gates_and_equal_keys_agree_with_the_rule(size: str, device: str
     else:
         decay = torch.full_like(gates.decay, 1e4 if size == "nothing remembered" else -1e4)
     gates = gates._replace(decay=decay, correction=10.0 + 0.0 * gates.correction)
-    # Logarithms of decays add up to thousands within a chunk, so their differences lose digits.
-    check(case, mixed, gates, HEADS, device, 2e-4)
+    # Logarithms of decays add up to thousands within a chunk, so their differences lose digits. Of
+    # equal keys each correction removes what the rounding of the last one left.
+    check(case, mixed, gates, HEADS, device, 2e-4 if device == "cpu" else 5e-2)
 
 
 @pytest.mark.slow

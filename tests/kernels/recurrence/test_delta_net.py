@@ -1,4 +1,4 @@
-"""Linear attention between its projections: one launch of decodes as the operations one by one."""
+"""Linear attention between its projections: decodes in a launch are the operations one by one."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def states_of(case: RecurrentCase, heads: DeltaHeads) -> RowStates:
 
 
 def check(case: RecurrentCase, heads: DeltaHeads, device: str) -> None:
+    """The step as operations compute it, on a card kernels too, which know nothing of decodes."""
     numbers, width = case.numbers, heads.num_value_heads * heads.value_dim
     # One product's views, as a layer has them.
     sizes = (heads.num_channels, width, heads.num_value_heads, heads.num_value_heads)
@@ -46,9 +47,8 @@ def check(case: RecurrentCase, heads: DeltaHeads, device: str) -> None:
         1e-6,
     )
     states = states_of(case, heads)
-    entries = case.entries._replace(only_decodes=True)
+    entries = case.entries._replace(only_decodes=max(case.counts) == 1)
     wanted = RowStates(*(each.clone() for each in states))
-    # On a card the operations one by one are kernels too.
     expected = delta_net_reference(tokens, weights, wanted, case.entries, heads)
     with kernels_on(device), poisoned_memory(device):
         found = delta_net(tokens, weights, states, entries, heads)
@@ -69,8 +69,15 @@ def test_decodes_in_one_launch_agree_with_the_operations(heads: DeltaHeads, devi
     check(RecurrentCase(COUNTS, STARTS, torch.float32, device), heads, device)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_decodes_beside_longer_entries_agree_with_the_operations(device: str) -> None:
+    """Entries of two tokens, of chunks and of none stand between them."""
+    case = RecurrentCase([1, 2, 1, 20, 0, 1, 15, 1], [0, 3, 2, 0, 0, 9, 1, 5], torch.float32, device)
+    check(case, HEADS[0], device)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_decodes_of_models_agree_with_the_operations(dtype: torch.dtype) -> None:
-    case = RecurrentCase([1] * 64 + [0], [40, 0] * 32 + [0], dtype, "cuda")
-    check(case, DeltaHeads(16, 32, 128, 128), "cuda")
+    for counts in ([1] * 64 + [0], [1] * 64 + [200]):
+        check(RecurrentCase(counts, [40, 0] * 32 + [0], dtype, "cuda"), DeltaHeads(16, 32, 128, 128), "cuda")
