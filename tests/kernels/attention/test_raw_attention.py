@@ -184,9 +184,9 @@ def test_a_projection_that_is_not_contiguous_is_read() -> None:
     check(case)
 
 
-def test_a_cache_that_is_not_contiguous_is_refused() -> None:
+def test_a_cache_whose_tiles_are_not_whole_is_refused() -> None:
     case = RawCase(Shape(2, 2, 16), [4], DEVICE)
-    with pytest.raises(ValueError, match="kv_cache must be contiguous"):
+    with pytest.raises(ValueError, match="kv_cache must have its tiles at equal distances"):
         rotate_write_attend(case.raw, case.kv_cache.transpose(2, 3), case.step, 1.0)
 
 

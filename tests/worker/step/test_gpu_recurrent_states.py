@@ -50,7 +50,7 @@ def test_prompts_begin_behind_kept_states(
     monkeypatch.setattr(checkpoint_places, "LEAST_STOP_TOKENS", 16)
     made = Made(tmp_path_factory.mktemp("recurrent"), CONFIGS["qwen3.5-order-tied"](), device)
     make = functools.partial(gpu_runner, (1, 2, 4))
-    engine = made.engine(40, make=make, max_num_batched_tokens=16, num_checkpoints=2)
+    engine = made.engine(40, make=make, max_num_batched_tokens=32, num_checkpoints=2)
     for prompt, hits in ((prompt_of(19), 0), ([*prompt_of(18), 5], 16)):
         before = engine.engine._scheduler.num_prefix_hit_tokens
         assert engine.outputs([greedy(prompt, 2)]) == [[made.expected(tuple(prompt), 2)]]
