@@ -202,7 +202,7 @@ def test_a_cache_of_more_than_2_to_the_31_values_is_addressed() -> None:
 
 def test_what_the_kernels_cannot_read_is_refused() -> None:
     case = Case(Shape(2, 2, 16), [(4, 1)], DEVICE)
-    with pytest.raises(ValueError, match="kv_cache must be contiguous"):
+    with pytest.raises(ValueError, match="kv_cache must have its tiles at equal distances"):
         paged_attention(case.query, case.kv_cache.transpose(2, 3), case.step, 1.0)
 
 
