@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import AsyncIterator
 
 import grpc
 import structlog
@@ -55,6 +56,8 @@ class Subscription:
         self._guardian = guardian
         # Whether an engine is being asked for the first time.
         self._beginning = False
+        # How often the engine that is asked was lost before.
+        self._num_losses = 0
         self._search: asyncio.Task[None] | None = None
 
     async def begin(self) -> engine_pb2.Attached:
@@ -66,14 +69,11 @@ class Subscription:
         await self._guardian.settled(self._attach.request_id)
         self.stream.rescue, self._beginning = self._rescue, True
         try:
-            for model in self._models.holders(self._attach.request_id):
-                self.model, self.stream.handle = model, model.engine.new_handle()
-                try:
-                    return await model.engine.attach(self._attach, self.stream)
-                except errors.ServiceError as error:
-                    if error.code is not grpc.StatusCode.NOT_FOUND:
-                        raise
-            raise self._models.not_held(self._attach.request_id)
+            return await self._first_attached()
+        except errors.ServiceError as error:
+            if not self._was_lost_meanwhile():
+                raise
+            return await self._attached_elsewhere(error)
         finally:
             self._beginning = False
 
@@ -93,12 +93,42 @@ class Subscription:
 
     # -- inside
 
+    async def _first_attached(self) -> engine_pb2.Attached:
+        """Asks all engines that may have it."""
+        for model in self._models.holders(self._attach.request_id):
+            self.model, self.stream.handle = model, model.engine.new_handle()
+            self._num_losses = model.engine.num_losses
+            try:
+                return await model.engine.attach(self._attach, self.stream)
+            except errors.ServiceError as error:
+                if error.code is not grpc.StatusCode.NOT_FOUND:
+                    raise
+        raise self._models.not_held(self._attach.request_id)
+
+    def _was_lost_meanwhile(self) -> bool:
+        """Whether the engine that was asked last is lost since, and another one may go on."""
+        model = self.model
+        return model is not None and model.engine.num_losses != self._num_losses and self._has_others(model)
+
+    def _has_others(self, model: ServedModel) -> bool:
+        return any(engine is not model for engine in model.engines)
+
+    async def _attached_elsewhere(self, failure: errors.ServiceError) -> engine_pb2.Attached:
+        """Asks again and again, as the guardian has another engine go on."""
+        async for _ in _attempts():
+            await self._guardian.settled(self._attach.request_id)
+            try:
+                return await self._first_attached()
+            except errors.ServiceError as error:
+                _check_elsewhere(error)
+        raise failure
+
     def _rescue(self, failure: errors.ServiceError) -> bool:
         """Searches for the engine that goes on, if there may be one."""
         if self._beginning or self._search is not None:
             # Whoever asks finds out.
             return True
-        if self.model is None or all(engine is self.model for engine in self.model.engines):
+        if self.model is None or not self._has_others(self.model):
             return False
         self._search = asyncio.create_task(self._find_again(failure), name="subscription")
         return True
@@ -118,13 +148,10 @@ class Subscription:
     async def _is_found(self, lost_ns: int) -> bool:
         # The other engine is read from its first token, and compared.
         self._attach.from_token = 0
-        pause_s, ends_s = _FIRST_PAUSE_S, time.monotonic() + _PATIENCE_S
-        while time.monotonic() < ends_s:
+        async for _ in _attempts():
             await self._guardian.settled(self._attach.request_id)
             if await self._is_attached(lost_ns):
                 return True
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return False
 
     async def _is_attached(self, lost_ns: int) -> bool:
@@ -145,6 +172,15 @@ class Subscription:
                 # Not where it was lost right after its answer.
                 return self.stream.done is not None or reader.handle in model.engine.streams
         return False
+
+
+async def _attempts() -> AsyncIterator[None]:
+    """Comes once for each attempt, with pauses that grow, until patience ends."""
+    pause_s, ends_s = _FIRST_PAUSE_S, time.monotonic() + _PATIENCE_S
+    while time.monotonic() < ends_s:
+        yield
+        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def _check_elsewhere(error: errors.ServiceError) -> None:

@@ -114,6 +114,26 @@ async def test_readers_at_any_service_go_on_at_the_next_token(model_path: pathli
             assert kinds_of(rest)[-1] == "done"
 
 
+async def test_a_reader_whose_engine_is_lost_while_it_is_asked_reads_at_the_next_one(
+    model_path: pathlib.Path, sockets: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with group(model_path, sockets) as three:
+        three.hold()
+        request_id = await three.one.submit(7)
+        first, unanswered = three.at(request_id), []
+        three.step(3)
+        await three.heard(request_id, 3)
+        monkeypatch.setattr(first, "_on_attach", lambda connection, attach: unanswered.append(attach))
+        calls = [asyncio.create_task(events_of(reading(service, request_id))) for service in (three.one, three.other)]
+        await three.one.until(lambda: len(unanswered) == 2)
+        await three.lose(first)
+        await three.one.until(lambda: any(request_id in engine.requests for engine in three.engines))
+        await three.one.until(lambda: len(three.at(request_id).requests[request_id].readers) == 3)
+        three.step(20)
+        for call in calls:
+            assert ids_of(await call) == ANSWER
+
+
 @pytest.mark.parametrize(("num_tokens", "ended"), [(0, False), (5, False), (len(ANSWER), True)])
 async def test_log_probabilities_move_with_what_they_belong_to(
     model_path: pathlib.Path, sockets: pathlib.Path, num_tokens: int, ended: bool
