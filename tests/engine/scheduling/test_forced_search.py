@@ -35,4 +35,11 @@ def test_pauses_grow_where_nothing_of_it_is_computed_and_are_short_again_after_u
 def test_a_few_calls_or_draws_say_nothing() -> None:
     """What is found reaches a plan only later, and a form may begin with a choice."""
     assert all(searched(ForcedSearch(), 16, num_computed=0, num_draws=1000))
-    assert all(searched(ForcedSearch(), 1000, num_computed=0, num_draws=1))
+    assert all(searched(ForcedSearch(), 100, num_computed=0, num_draws=10))
+
+
+def test_calls_of_few_draws_search_whatever_came_of_it() -> None:
+    search = ForcedSearch()
+    assert all(searched(search, 5000, num_computed=0, num_draws=7))
+    searched(search, 17, num_computed=0, num_draws=100)
+    assert search.is_paused(8) and not search.is_paused(7) and search.begins(7)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Final
 
+# Calls of fewer draws always search: that takes little, and with few rows it is of the most use.
+_FEW_DRAWS: Final = 8
 # So many calls and draws are looked at before anything is concluded, and so many tokens for each
 # draw must need none for the search to go on.
 _CALLS: Final = 16
@@ -34,13 +36,14 @@ class ForcedSearch:
         self._paused = 0
         self._next_pause = _FIRST_PAUSE
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether the next call does not search."""
-        return self._paused > 0
+    def is_paused(self, num_draws: int) -> bool:
+        """Whether the next call does not search, if so many of its draws ask for it."""
+        return self._paused > 0 and num_draws >= _FEW_DRAWS
 
     def begins(self, num_draws: int) -> bool:
-        """Whether the call that is made now searches; it has masks of so many draws."""
+        """Whether the call that is made now searches, which so many of its draws ask for."""
+        if num_draws < _FEW_DRAWS:
+            return True
         if not self._paused:
             self._conclude()
         if self._paused:

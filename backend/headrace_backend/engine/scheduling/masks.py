@@ -132,9 +132,7 @@ class Masks:
         """
         if self._num_awaited or not self._waiting:
             return self._num_awaited > 0
-        if self._search.is_paused:
-            return False
-        return any(step.num_reported_drafts and _are_awaited(_asking(step)) for step in self._waiting)
+        return any(step.num_reported_drafts and self._is_awaited(_asking(step)) for step in self._waiting)
 
     def is_current(self, call: MaskCall) -> bool:
         """Whether the workers that a call was made for still wait for it."""
@@ -159,6 +157,9 @@ class Masks:
             elif not sequence.ended:
                 self._endings.end_output(sequence, grammar_end(sequence, outcome), now_ns)
 
+    def _is_awaited(self, asking: list[MaskedDraw]) -> bool:
+        return not self._search.is_paused(_num_looking(asking)) and _are_awaited(asking)
+
     def _is_ready(self, step: InFlightStep) -> bool:
         has_drafts = not step.num_reported_drafts or step.step_id in self._drafts
         return all([_is_ready(draw, has_drafts) for draw in step.masked])
@@ -167,7 +168,7 @@ class Masks:
         self._computing[step.step_id] = step
         drafts = self._drafts.pop(step.step_id, [])
         asking = _asking(step)
-        searches = self._search.begins(len(asking))
+        searches = self._search.begins(_num_looking(asking))
         jobs = [_job(draw, drafts, searches) for draw in asking]
         owners = [(draw.sequence, draw.position) for draw in asking]
         return MaskCall(step.step_id, self._life, jobs, owners, searches and _are_awaited(asking))
@@ -221,6 +222,11 @@ def _is_ready(draw: MaskedDraw, has_drafts: bool) -> bool:
 
 def _asking(step: InFlightStep) -> list[MaskedDraw]:
     return [draw for draw in step.masked if not draw.sequence.ended]
+
+
+def _num_looking(asking: list[MaskedDraw]) -> int:
+    """Draws of which it is of use to know what must come behind them."""
+    return sum([draw.sequence.skips_forced for draw in asking])
 
 
 def _are_awaited(asking: list[MaskedDraw]) -> bool:
