@@ -29,7 +29,7 @@ _MAX_EXCESS_NS: Final = 1_000_000_000
 # once it was.
 _NUM_WATCHED_AT_FIRST: Final = 8
 _NUM_WATCHED: Final = 64
-# Tokens that must come are looked for no further, nor longer: the step waits for its masks.
+# Tokens that must come are looked for no further, nor longer: the next plan may wait for them.
 MAX_AHEAD: Final = 32
 AHEAD_NS: Final = 2_000_000
 

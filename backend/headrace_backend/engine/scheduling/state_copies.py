@@ -8,9 +8,9 @@ does no harm if either row has changed hands meanwhile: who takes a row begins w
 or with a checkpoint's.
 
 Checkpoints have the lines behind the rows' and their scratch line. A row's state is saved in the
-same way as another row takes it over, by the step planned next; a checkpoint's state is restored by
-the very step that admits the row. A step reads all that it copies before it writes any of it. So
-what is restored is what the slot held before this step's own saves; if the slot's save is one of
+same way as another row takes it over, by the step planned next; a checkpoint's state is copied back
+by the very step that admits the row. A step reads all that it copies before it writes any of it. So
+what is copied back is what the slot held before this step's own saves; if the slot's save is one of
 them, the state is read from the row that it is saved from.
 
 Owns what is still to be copied. Does not own rows (`scheduler`) nor slots (`state_checkpoints`).
