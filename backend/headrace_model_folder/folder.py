@@ -110,7 +110,7 @@ class ModelFolder:
         """`open` for a GGUF file. Its tokenizer is in it, so there is no `tokenizer_path`."""
         header = read_gguf_header(folder, file)
         config = read_gguf_config(folder, header)
-        records = gguf_records(header, config)
+        records = gguf_records(folder, header, config)
         config = dataclasses.replace(config, shared_blocks=shared_blocks(header, config))
         tokenizer = gguf_tokenizer_json(file, header.metadata, config.vocab_size)
         return cls(

@@ -190,6 +190,10 @@ class Mxfp4ExpertWeight(nn.Module):
         if has_large_scales(self._weight, slice(None)):
             raise QuantizationRefused(f"layer {layer!r}: has an MXFP4 scale above 2, which is not supported, or NaN")
 
+    def report(self) -> WeightReport:
+        """What it takes in few bits."""
+        return WeightReport(self.num_bytes, {"MXFP4": self.num_weights})
+
 
 def summarize_mxfp4(weights: Iterable[tuple[str, Mxfp4ExpertWeight]]) -> StoredSummary:
     """Checks all weights in MXFP4 of a model, of which there is at least one.
