@@ -289,6 +289,16 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         moe_intermediate_size=40,
         shared_expert_intermediate_size=24,
     ),
+    # Sizes that blocks of 128 divide, in experts on two ranks too.
+    "qwen3.5-moe-wide": lambda: transformers.Qwen3_5MoeTextConfig(
+        **{name: size for name, size in _QWEN3_5.items() if name != "intermediate_size"}
+        | {"hidden_size": 128, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+        | {"head_dim": 32, "num_attention_heads": 8},
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=256,
+        shared_expert_intermediate_size=256,
+    ),
     # Sizes that groups of 32 divide, also on two ranks.
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
     "mixtral-wide": lambda: transformers.MixtralConfig(**_BASE | {"intermediate_size": 64}, num_local_experts=4),
