@@ -86,8 +86,8 @@ def test_quantized_folders_compute_what_their_numbers_say(
 @pytest.mark.parametrize("name", ["gptq", "awq", "packed asymmetric", "int8 one scale", "fp8 rows kept"])
 def test_ranks_read_their_parts_of_each_projection(source: pathlib.Path, tmp_path: pathlib.Path, name: str) -> None:
     folder = made(source, tmp_path, name)
-    whole = restored(load(folder.path))
-    ranks = on_ranks(2, lambda shard: restored(load(folder.path, shard)))
+    whole = dequantized(load(folder.path))
+    ranks = on_ranks(2, lambda shard: dequantized(load(folder.path, shard)))
     assert len(whole) == 4 * 3
     for path, weight in whole.items():
         parts = {"qkv_proj": 3, "gate_up_proj": 2}.get(path.split(".")[-2])
@@ -100,7 +100,7 @@ def test_ranks_read_their_parts_of_each_projection(source: pathlib.Path, tmp_pat
         torch.testing.assert_close(found, weight, atol=0, rtol=0)
 
 
-def restored(model: CausalLM) -> dict[str, torch.Tensor]:
+def dequantized(model: CausalLM) -> dict[str, torch.Tensor]:
     """The numbers of every quantized weight, by path."""
     return {
         path: dequantize(weight.quantized, torch.empty(weight.num_outputs, weight.num_inputs))

@@ -173,7 +173,7 @@ class Nf4ExpertWeight(Nf4Weight):
         return ExpertWeights(weight, self.num_experts)
 
     def finish(self, layer: str) -> None:
-        """Implements `LinearWeight.finish`: rows were compared with their originals as they came."""
+        """Implements `LinearWeight.finish`: rows were compared with originals as they came."""
 
 
 class Mxfp4ExpertWeight(nn.Module):
