@@ -60,9 +60,11 @@ class LoadedLayer:
 
     def put(self, name: str, tensor: Tensor) -> None:
         """Fills what a tensor of the folder fills, from that tensor."""
-        targets = [self.targets[part] for part in self.stored[name]]
-        for target, rows in zip(targets, tensor.split([len(target.rows) for target in targets]), strict=True):
+        first = 0
+        for target in (self.targets[part] for part in self.stored[name]):
+            rows = tensor[first : first + len(target.rows)]
             target.put(rows.flatten(), target.rows.start, target.rows.stop)
+            first += len(rows)
 
 
 class DecoderPass:

@@ -55,11 +55,15 @@ def _attention_stages(layer: Layer) -> Iterator[Stage]:
 
 
 def _mlp_stages(layer: Layer) -> Iterator[Stage]:
-    is_dense = isinstance(layer.mlp, Mlp)
-    if (mlp := layer.mlp if isinstance(layer.mlp, Mlp) else layer.mlp.shared and layer.mlp.shared.mlp) is not None:
-        block = "mlp" if is_dense else "mlp.shared.mlp"
-        yield _stage(layer, f"{block}.gate_up_proj", (mlp.gate, mlp.up), "post_attention_layernorm")
-        yield _stage(layer, f"{block}.down_proj", (mlp.down,), mlp.up.name.removeprefix(f"{layer.name}."))
+    if isinstance(layer.mlp, Mlp):
+        yield from _gated_stages(layer, layer.mlp, "mlp")
+    elif layer.mlp.shared is not None:
+        yield from _gated_stages(layer, layer.mlp.shared.mlp, "mlp.shared.mlp")
+
+
+def _gated_stages(layer: Layer, mlp: Mlp, block: str) -> Iterator[Stage]:
+    yield _stage(layer, f"{block}.gate_up_proj", (mlp.gate, mlp.up), "post_attention_layernorm")
+    yield _stage(layer, f"{block}.down_proj", (mlp.down,), mlp.up.name.removeprefix(f"{layer.name}."))
 
 
 def _stage(layer: Layer, product: str, linears: Iterable[Linear], source: str) -> Stage:
