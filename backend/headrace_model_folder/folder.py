@@ -86,7 +86,7 @@ class ModelFolder:
             tensors = joined_nf4(folder, tensors)
         if require_weights:
             tensors = split_joined(config, tensors)
-            config = _with_plain_routers(config, tensors)
+            config = _with_plain_logits(config, tensors)
             check_tensors(config, tensors)
             tensors = split_stacked(config, split_fused(folder, config, tensors))
             config = with_inputs(folder, config, tensors)
@@ -110,7 +110,7 @@ class ModelFolder:
         """`open` for a GGUF file. Its tokenizer is in it, so there is no `tokenizer_path`."""
         header = read_gguf_header(folder, file)
         config = read_gguf_config(folder, header)
-        records = gguf_records(header, config)
+        records = gguf_records(folder, header, config)
         config = dataclasses.replace(config, shared_blocks=shared_blocks(header, config))
         tokenizer = gguf_tokenizer_json(file, header.metadata, config.vocab_size)
         return cls(
@@ -184,12 +184,12 @@ def _existing_folder(path: pathlib.Path | str) -> pathlib.Path:
     return resolved
 
 
-def _with_plain_routers(config: ModelConfig, tensors: Mapping[str, TensorRecord]) -> ModelConfig:
-    """Returns the config with routers plain that the folder has so, whatever config.json says."""
+def _with_plain_logits(config: ModelConfig, tensors: Mapping[str, TensorRecord]) -> ModelConfig:
+    """Returns the config with routers and gates plain that the folder has so, whatever it says."""
     if config.quantization is None:
         return config
-    routers = [experts.router.name for experts in config.description.expert_layers]
-    layers = without_plain(routers, config.quantization.layers, tensors)
+    kept = [linear.name for linear in config.description.linears if linear.keeps_dtype]
+    layers = without_plain(kept, config.quantization.layers, tensors)
     return dataclasses.replace(config, quantization=dataclasses.replace(config.quantization, layers=layers))
 
 
