@@ -35,6 +35,8 @@ _MARKS_S = 0.2
 _MARKS_PER_BEAT = 5
 # The backend says something every second; one that was silent for so many looks is gone.
 _SILENT_LOOKS = 50
+# Messages that wait for the stream before nothing more is read of what can wait.
+_MAX_WAITING = 100
 # What the backend says to a host that it does not want, however often that asks.
 _REFUSALS = frozenset(
     {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
@@ -142,6 +144,9 @@ class RankAgent:
             raise HostRefused(f"what listens at {self._config.join} is no engine with ranks on other hosts (--hosts)")
         if "handshake" in details.lower():
             details = "the TLS handshake fails: another authority's certificate, another name in it, or none"
+        elif self._config.engine_tls_cert is not None and not self._has_joined and _is_broken_off(details):
+            # All that a client of TLS 1.3 sees when its own certificate is not wanted.
+            details += ": it may not trust this host's certificate (its tls_client_ca), or is ending"
         self._complain(f"{code.name}: {details}")
 
     def _complain(self, reason: str) -> None:
@@ -211,6 +216,10 @@ class _Session:
         self._outgoing.append(message)
         self._wake.set()
 
+    @property
+    def _has_room(self) -> bool:
+        return len(self._outgoing) < _MAX_WAITING
+
     async def _write(self) -> None:
         while True:
             while self._outgoing:
@@ -243,6 +252,8 @@ class _Session:
                     self._life.write(message.record.kind, message.record.payload)
             elif kind == "start":
                 await self._begin(message.start)
+            elif kind == "store" and self._life is not None:
+                self._life.take_store(message.store)
             elif kind == "end":
                 await self._end(message.end.reason)
             elif kind == "dump_stacks" and self._life is not None:
@@ -259,8 +270,10 @@ class _Session:
     async def _begin(self, start: ranks_pb2.Start) -> None:
         failure = ""
         try:
-            self._life = HostLife(self._launch, self._first_rank, start, self._send)
-            self._life.start()
+            self._life = HostLife(
+                self._launch, self._first_rank, start.engine_address, self._send, lambda: self._has_room
+            )
+            await self._life.start()
         except OSError as error:
             failure = f"workers could not be started: {error.strerror or error}"
         except RankNotStarted as error:
@@ -281,6 +294,11 @@ def _raise_status(code: grpc.StatusCode, details: str | None) -> None:
     """Raises the status with which the backend ended the stream, if that is an error."""
     if code != grpc.StatusCode.OK:
         raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details or "", "")
+
+
+def _is_broken_off(details: str) -> bool:
+    """Whether the other side ended the connection without a word of why."""
+    return any(words in details.lower() for words in ("socket closed", "connection reset", "broken pipe", "eof"))
 
 
 def _task_is_cancelled() -> bool:

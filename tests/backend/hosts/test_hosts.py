@@ -252,12 +252,15 @@ async def test_hosts_that_do_not_suit_are_refused_by_name_on_both_sides(
         ({}, broken, "model folder: "),
     )
     async with backend_of_hosts(tmp_path, two_layers, pp=2) as (backend, address):
-        for number, (settings, folder, said) in enumerate(cases, 1):
+        for settings, folder, said in cases:
             with running_agent(tmp_path, folder, address, **settings) as agent:
                 assert await agent.wait_exit() == 2
                 assert said in agent.log and f"engine at {address}" in agent.log
-            refused = await until(lambda number=number: backend.log_lines("host refused")[number - 1 :])
-            assert said.rpartition("host: ")[2] in refused[0]["reason"]
+            # An agent asks again where it saw its stream end and not why.
+            reason = said.rpartition("host: ")[2]
+            await until(
+                lambda reason=reason: any(reason in line["reason"] for line in backend.log_lines("host refused"))
+            )
         # It takes one that does suit, all the same.
         async with connected(address, METADATA) as client:
             await until(lambda: "was refused: model folder: " in last_reason(client))

@@ -23,7 +23,7 @@ from headrace_facts.version import server_version
 from headrace_protos.ranks.v1 import ranks_pb2
 from headrace_request.request import LAYOUT
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 SERVICE_NAME = "headrace_ranks.v1.RanksService"
 _HELLO_TIMEOUT_S = 5.0
 # An agent reads the headers and samples of its model's files meanwhile, maybe of a slow disk.
