@@ -74,7 +74,9 @@ class RankAgent:
         self._metadata = bearer_metadata(config.engine_token_file)
         self._credentials()
         self._said = ""
+        # In this attempt; its workers are gone where it is over.
         self._has_joined = False
+        self._is_connected = False
 
     async def run(self) -> None:
         """Joins again and again, until it is cancelled.
@@ -84,8 +86,11 @@ class RankAgent:
         """
         pause_s = _FIRST_PAUSE_S
         while True:
-            self._has_joined = False
-            await self._attempt()
+            self._has_joined, self._is_connected = False, True
+            try:
+                await self._attempt()
+            finally:
+                self._is_connected = False
             if self._has_joined:
                 pause_s = _FIRST_PAUSE_S
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
@@ -97,10 +102,19 @@ class RankAgent:
             return None
         return channel_credentials(ClientTlsFiles(config.engine_tls_ca, config.engine_tls_cert, config.engine_tls_key))
 
+    def _options(self) -> list[tuple[str, int | str]]:
+        name = self._config.engine_tls_name
+        return [*_OPTIONS, ("grpc.ssl_target_name_override", name)] if name else list(_OPTIONS)
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the engine has this host."""
+        return self._has_joined and self._is_connected
+
     async def _attempt(self) -> None:
         """One connection, whatever its end is; raises HostRefused."""
         try:
-            opened = new_channel(self._config.join, self._credentials(), _OPTIONS)
+            opened = new_channel(self._config.join, self._credentials(), self._options())
         except CredentialError as error:
             self._complain(str(error))
             return

@@ -23,6 +23,7 @@ from headrace_backend.server.lifetime import ExitCode
 from headrace_backend.server.logs import configure_logs, get_logger
 from headrace_backend.server.workers.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_credentials.files import CredentialError
+from headrace_health.probe import CannotProbe, Probe
 
 
 def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WORKER_COMMAND) -> int:
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
         config = RanksConfig.model_validate_json(pathlib.Path(options.config_json).read_bytes())
         configure_logs(config.log_format, config.log_level)
         uvloop.run(_run(config, worker_command))
-    except (OSError, pydantic.ValidationError, CredentialError, HostRefused) as refused:
+    except (OSError, pydantic.ValidationError, CredentialError, HostRefused, CannotProbe) as refused:
         print(f"headrace ranks: {refused}", file=sys.stderr, flush=True)
         return ExitCode.REFUSED
     return ExitCode.OK
@@ -50,10 +51,18 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
 
 async def _run(config: RanksConfig, worker_command: tuple[str, ...]) -> None:
     loop = asyncio.get_running_loop()
-    agent = asyncio.ensure_future(RankAgent(config, worker_command).run())
+    agent = RankAgent(config, worker_command)
+    probe = None
+    if config.probe is not None:
+        probe = Probe(config.probe, lambda service: None if service else agent.has_joined)
+        await probe.start()
+    running = asyncio.ensure_future(agent.run())
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.cancel)
+        loop.add_signal_handler(number, running.cancel)
     try:
-        await agent
+        await running
     except asyncio.CancelledError:
         get_logger("ranks").info("ended")
+    finally:
+        if probe is not None:
+            await probe.stop()

@@ -61,16 +61,18 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., request_layout: _Optional[str] = ..., host: _Optional[str] = ..., device_kind: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("engine_config", "revision", "first_rank", "num_ranks")
+    __slots__ = ("engine_config", "revision", "first_rank", "num_ranks", "draft_revision")
     ENGINE_CONFIG_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_REVISION_FIELD_NUMBER: _ClassVar[int]
     engine_config: str
     revision: str
     first_rank: int
     num_ranks: int
-    def __init__(self, engine_config: _Optional[str] = ..., revision: _Optional[str] = ..., first_rank: _Optional[int] = ..., num_ranks: _Optional[int] = ...) -> None: ...
+    draft_revision: str
+    def __init__(self, engine_config: _Optional[str] = ..., revision: _Optional[str] = ..., first_rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., draft_revision: _Optional[str] = ...) -> None: ...
 
 class Joined(_message.Message):
     __slots__ = ()
