@@ -37,7 +37,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     for name, template in specs.items():
         (folder / name).mkdir()
         pods[name] = Pod(name, pod_address(), template["spec"], folder / name)
-    pods["-ranks"].spec["containers"][0].setdefault("env", []).append({"name": "LWS_LEADER_ADDRESS", "value": LEADER})
+    (ranks,) = pods["-ranks"].spec["containers"]
+    ranks["env"] = [{"name": "LWS_LEADER_ADDRESS", "value": LEADER}, *(ranks["env"] or ())]
     leader = pods["-leader"].address
     hosts = {ENGINES_HOST: [leader], LEADER: [leader]}
     with contextlib.ExitStack() as stack:

@@ -23,6 +23,7 @@ from headrace_backend.server.lifetime import ExitCode
 from headrace_backend.server.logs import configure_logs, get_logger
 from headrace_backend.server.workers.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_credentials.files import CredentialError
+from headrace_facts import pulse
 from headrace_health.probe import CannotProbe, Probe
 
 
@@ -38,18 +39,20 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
     """
     parser = argparse.ArgumentParser(prog="headrace_backend.rank_agent", description=__doc__)
     parser.add_argument("--config-json", required=True, metavar="PATH", help="RanksConfig as JSON")
+    pulse.add_argument(parser)
     options = parser.parse_args(arguments)
     try:
         config = RanksConfig.model_validate_json(pathlib.Path(options.config_json).read_bytes())
         configure_logs(config.log_format, config.log_level)
-        uvloop.run(_run(config, worker_command))
+        uvloop.run(_run(config, worker_command, options.pulse_fd))
     except (OSError, pydantic.ValidationError, CredentialError, HostRefused, CannotProbe) as refused:
         print(f"headrace ranks: {refused}", file=sys.stderr, flush=True)
         return ExitCode.REFUSED
     return ExitCode.OK
 
 
-async def _run(config: RanksConfig, worker_command: tuple[str, ...]) -> None:
+async def _run(config: RanksConfig, worker_command: tuple[str, ...], pulse_fd: int | None) -> None:
+    pulse.start(pulse_fd)
     loop = asyncio.get_running_loop()
     agent = RankAgent(config, worker_command)
     probe = None
