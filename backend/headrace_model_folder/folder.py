@@ -8,12 +8,12 @@ milliseconds whatever the weights' size.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import pathlib
 from collections.abc import Mapping
 from typing import Self
 
-from headrace_model_folder.bounded_files import exists_inside, read_bytes, read_samples
+from headrace_model_folder import revisions
+from headrace_model_folder.bounded_files import exists_inside, read_bytes
 from headrace_model_folder.chat_template import ChatTemplate, read_chat_template
 from headrace_model_folder.config import CONFIG_FILE, ModelConfig, read_config
 from headrace_model_folder.errors import InvalidModelFolder, shown
@@ -98,7 +98,7 @@ class ModelFolder:
             config=config,
             generation_defaults=defaults,
             tensors=tensors,
-            revision=_revision(folder, tokenizer, index),
+            revision=revisions.of_folder(folder, tokenizer, index),
             template=read_chat_template(folder),
             tokenizer_path=None if tokenizer is None else folder / TOKENIZER_FILE,
             token_table=None if tokenizer is None else _checked_table(tokenizer, config.vocab_size),
@@ -118,7 +118,7 @@ class ModelFolder:
             config=config,
             generation_defaults=GenerationDefaults(eos_token_ids=config.eos_token_ids),
             tensors=records if require_weights else {},
-            revision=_gguf_revision(folder, file, header.digest),
+            revision=revisions.of_gguf(folder, file, header.digest),
             template=gguf_chat_template(file, header.metadata),
             tokenizer_path=None,
             token_table=None if tokenizer is None else _gguf_table(tokenizer, config.vocab_size, file),
@@ -222,22 +222,3 @@ def _gguf_table(tokenizer: bytes, vocab_size: int, file: str) -> TokenTable:
         return _checked_table(tokenizer, vocab_size)
     except InvalidModelFolder as error:
         raise InvalidModelFolder(f"{file}: vocabulary, as tokenizer.json: {error}") from None
-
-
-def _revision(folder: pathlib.Path, tokenizer: bytes | None, index: TensorIndex) -> str:
-    parts = [read_bytes(folder, CONFIG_FILE, 1 << 30), tokenizer or b""]
-    for file, header in sorted(index.headers.items()):
-        parts += [file.encode(), header.file_size.to_bytes(8, "little"), header.raw, read_samples(folder, file)]
-    return f"{folder.name}@{_digest(parts)}"
-
-
-def _gguf_revision(folder: pathlib.Path, file: str, header_digest: bytes) -> str:
-    return f"{pathlib.PurePath(file).stem}@{_digest([header_digest, read_samples(folder, file)])}"
-
-
-def _digest(parts: list[bytes]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.hexdigest()[:12]
