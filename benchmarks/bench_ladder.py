@@ -70,7 +70,7 @@ _DRAFTING: dict[str, Any] = {"speculate": "ngram", "speculate_tokens": "auto", "
 _FORCED = ("benchmarks.forced_backend", "free")
 # Requests and rows of the two contiguous ways of reserving, beside blocks.
 _WASTE = (128, 32)
-_ON_GPU = Sizes(rows=32, requests=96, few=2, many=1000, longest_context=32_768)
+_ON_GPU = Sizes(rows=32, requests=64, few=2, many=1000, longest_context=32_768)
 _ON_CPU = Sizes(rows=8, requests=24, few=1, many=48, longest_context=512)
 # Parts of a rung's name -> fields of EngineConfig.
 _LOW_BITS = {

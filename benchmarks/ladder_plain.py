@@ -1,7 +1,7 @@
 """The process of the ladder's plain rungs, from the benchmark's side.
 
 Owns the process and what it says (`plain_rungs`), line by line; it loads its weights while the
-first engine starts, and measures when it is told that the device is quiet.
+first engine starts, and measures once the benchmark says that the device is quiet.
 """
 
 from __future__ import annotations

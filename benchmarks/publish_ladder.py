@@ -37,8 +37,9 @@ def table(record: Record) -> str:
     """The rungs as a table of Markdown, under a sentence about model, machine and trace."""
     machine = record["gpu"] or record["cpu"]
     intro = (
-        f"{record['shape']} in {record['dtype']} with dummy weights on one {machine}, {record['date'][:10]}, commit "
-        f"{record['git']}; the lengths of mix1000, divided by {record['shorter']}."
+        f"Where the speed comes from, rung by rung: {record['shape']} in {record['dtype']} with dummy weights on one "
+        f"{machine}, {record['date'][:10]}, commit {record['git']}; the lengths of mix1000, divided by "
+        f"{record['shorter']}."
     )
     rows = [_row(rung, record) for rung in record["rungs"]]
     head = "| rung | output tok/s | gain | in all | one at a time, tok/s | MFU |\n|---|---|---|---|---|---|"
@@ -123,7 +124,12 @@ def main() -> int:
         return 1
     picture = options.root / _PICTURE
     ladder(record).savefig(picture, dpi=DOTS_PER_INCH)
-    for name, text in (("README.md", table(record)), ("docs/figures.md", f"{table(record)}\n{details(record)}")):
+    shown = "![The ladder: tokens per second by rung]({})\n".format
+    texts = {
+        "README.md": f"{table(record)}\n{shown(_PICTURE)}",
+        "docs/figures.md": f"{table(record)}\n{details(record)}\n{shown(_PICTURE.removeprefix('docs/'))}",
+    }
+    for name, text in texts.items():
         page = options.root / name
         page.write_text(placed(page.read_text(), text))
         print(page)
