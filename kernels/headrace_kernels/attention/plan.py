@@ -40,6 +40,13 @@ WARP_PROGRAMS = 1056
 TRANSPOSED_ROWS = 8
 # Query tokens of kernels whose partial results are so large that they are merged a few at a time.
 _MERGED_SLOWLY = 8
+# Programs that an entry's query tokens are dealt out to, at most, and query rows of each
+# (`query_part`).
+MOST_PARTS = 4
+_PART_ROWS = 16
+# Tokens of a step up to which they are: so few that programs are, and the cache's bytes that
+# several of them read are not what takes the time.
+MOST_TOKENS_IN_PARTS = 64
 # A row may be longer than its splits are meant to be by this share of one before it gets another,
 # so that rows of nearly equal length get equally many.
 _SLACK = 0.25
@@ -74,6 +81,24 @@ def drafted_query_len(tokens_per_row: int, group: int) -> int:
         for size in QUERY_LEN_CLASSES
         if size == 1 or size < 2 * tokens_per_row and (size <= MAX_DECODE_QUERY_LEN or size * group <= _MOST_QUERY_ROWS)
     )
+
+
+def query_part(query_len: int, group: int, num_tokens: int, is_quantized: bool) -> int:
+    """Query tokens of an entry that a program of the decode kernel takes.
+
+    In a step of few tokens the query rows of a row with drafts are dealt out to several programs,
+    each of which reads the split's keys: a step of nine tokens has 32 programs of 64 query rows
+    otherwise, each of which takes as long as 16 rows do, several times.
+
+    Args:
+        query_len: The kernel's class of query tokens.
+        group: Query heads of a key/value head.
+        num_tokens: Tokens of the step, padding included.
+        is_quantized: Whether the cache is, whose numbers each program would convert for itself.
+    """
+    if query_len == 1 or num_tokens > MOST_TOKENS_IN_PARTS or is_quantized:
+        return query_len
+    return min(query_len, max(_PART_ROWS // group, -(-query_len // MOST_PARTS), 1))
 
 
 @dataclasses.dataclass(slots=True, frozen=True)
