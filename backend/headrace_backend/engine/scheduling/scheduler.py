@@ -267,6 +267,8 @@ class Scheduler:
         builder.close_decodes()
         if forced:
             forced = self._choose_forced(forced, builder, len(catching_up) + len(self.waiting) > 0)
+        if self.num_masked_rows:
+            builder.load.num_masked_draws = sum([sequence.grammar is not None for sequence in builder.decodes])
         if self._draft_lengths.drafts:
             num_forced = sum([count + 1 for _, count in forced])
             self._schedule_drafts(builder, num_forced, len(catching_up) + len(self.waiting) > 0)
@@ -398,6 +400,7 @@ class Scheduler:
             [sequence.draft_limit for sequence in rows],
             builder.load,
             num_free // 2 if others_wait else num_free,
+            [sequence.grammar is not None for sequence in rows] if builder.load.num_masked_draws else (),
         )
         builder.num_proposed = builder.load.num_draft_passes = lengths.num_proposed
         builder.add_drafts([self._make_room_for_drafts(*chosen, builder) for chosen in zip(rows, wanted, strict=True)])
