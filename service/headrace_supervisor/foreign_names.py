@@ -72,8 +72,8 @@ _INSTEAD: Mapping[str, str] = {
     " --draft-model which model does; method mtp is --speculate mtp",
     "speculative-model": "--draft-model names the folder of a model that drafts, with --speculate draft, or of an"
     " EAGLE-3 head, with --speculate eagle",
-    "enable-auto-tool-choice": "there are no tool calls yet",
-    "tool-call-parser": "there are no tool calls yet",
+    "enable-auto-tool-choice": "requests with tools are always taken; --tool-format off takes none",
+    "tool-call-parser": "--tool-format names the model's format of tool calls, if its folder does not say it",
     "enable-lora": "there are no LoRA adapters; a merged model's folder is served like any other",
     "otlp-traces-endpoint": "--otlp-endpoint takes traces and metrics",
     "uvicorn-log-level": "--log-level says which lines are logged",
