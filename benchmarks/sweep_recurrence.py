@@ -26,17 +26,12 @@ from benchmarks.graph_timing import graph_seconds
 from headrace_kernels.recurrence.chunk_kernels import ChunkTile, launch_chunks
 from headrace_kernels.recurrence.convolution import causal_convolution
 from headrace_kernels.recurrence.decode_kernels import launch_decodes
-from headrace_kernels.recurrence.delta_net import (
-    DeltaWeights,
-    ProjectedTokens,
-    RowStates,
-    delta_net,
-    delta_net_reference,
-)
+from headrace_kernels.recurrence.delta_net import DeltaWeights, ProjectedTokens, delta_net, delta_net_reference
 from headrace_kernels.recurrence.entries import RecurrentEntries
 from headrace_kernels.recurrence.gated_delta import LENGTH_EPS, DeltaGates, DeltaHeads, gated_delta
 from headrace_kernels.recurrence.gated_delta_kernels import launch_gated_delta
 from headrace_kernels.recurrence.output_norm import gated_rms_norm
+from headrace_kernels.recurrence.pending import RowStates
 
 _HEADS = DeltaHeads(16, 32, 128, 128)
 _KERNEL = 4

@@ -2,8 +2,7 @@
 
 Owns the rules and their words, and whether prompts may begin with what others computed; supervisor,
 backend, worker and `headrace plan` all ask here. A state holds all that a sequence has seen, so it
-does not go back by a token, as drafts that are rejected would need, and is there for a prefix only
-where a copy of it was kept.
+is there for a prefix only where a copy of it was kept.
 Ranks and stages are `tp_rules`' and `pp_rules`'.
 """
 
@@ -24,11 +23,6 @@ def unsuitable_states(config: EngineConfig, model: ModelConfig) -> str | None:
     """
     if not model.description.recurrent_layers:
         return None
-    if config.speculate != "off":
-        return (
-            f"speculate is {config.speculate}, and the model has recurrent layers ({model.architecture}), whose states "
-            "do not go back where a draft is rejected; speculate off works"
-        )
     if config.enable_prefix_cache and config.state_checkpoints == 0:
         return (
             f"enable_prefix_cache is on, state_checkpoints is 0, and the model has recurrent layers "
@@ -43,6 +37,9 @@ def reuses_prefixes(config: EngineConfig, model: ModelDescription) -> bool:
     return config.enable_prefix_cache is not False and keeps_prefixes
 
 
-def row_state_bytes(model: ModelDescription) -> int:
-    """Bytes of one row's states in all recurrent layers."""
-    return STATE_ITEM_BYTES * sum(layer.state_elements for layer in model.recurrent_layers)
+def row_state_bytes(model: ModelDescription, num_drafts: int = 0) -> int:
+    """Bytes of one row's states in all recurrent layers.
+
+    What a step reads and writes of a row is about that without drafts, however many it verifies.
+    """
+    return STATE_ITEM_BYTES * sum(layer.drafted_state_elements(num_drafts) for layer in model.recurrent_layers)
