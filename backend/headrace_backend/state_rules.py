@@ -14,6 +14,9 @@ from headrace_model_folder.description import ModelDescription
 
 # Of one number of a state, which is fp32 whatever the model's type.
 STATE_ITEM_BYTES = 4
+# Elements of a head's matrix, its sides rounded up to powers of two, that the kernel for steps with
+# drafts holds (`headrace_kernels.recurrence.decode_kernels`).
+MOST_DRAFTED_ELEMENTS = 128 * 128
 
 
 def unsuitable_states(config: EngineConfig, model: ModelConfig) -> str | None:
@@ -23,12 +26,24 @@ def unsuitable_states(config: EngineConfig, model: ModelConfig) -> str | None:
     """
     if not model.description.recurrent_layers:
         return None
+    largest = max(_rounded(layer.key_dim) * _rounded(layer.value_dim) for layer in model.description.recurrent_layers)
+    if config.speculate != "off" and largest > MOST_DRAFTED_ELEMENTS:
+        return (
+            f"speculate is {config.speculate}, and the model's linear attention ({model.architecture}) has a matrix of "
+            f"{largest} elements for each head, of which steps with drafts take {MOST_DRAFTED_ELEMENTS} at most; "
+            "speculate off works"
+        )
     if config.enable_prefix_cache and config.state_checkpoints == 0:
         return (
             f"enable_prefix_cache is on, state_checkpoints is 0, and the model has recurrent layers "
             f"({model.architecture}), whose prefixes need a kept state; state_checkpoints 1 or more works"
         )
     return None
+
+
+def _rounded(size: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << (size - 1).bit_length()
 
 
 def reuses_prefixes(config: EngineConfig, model: ModelDescription) -> bool:

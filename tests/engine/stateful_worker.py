@@ -46,7 +46,7 @@ class States(FakeWorker):
         )
 
     def _leave_state(self, row: int, first: int, end: int) -> None:
-        """A step leaves a state that can be continued behind so many tokens, `first` up to `end`."""
+        """A step leaves a state that goes on behind so many tokens, `first` up to `end`."""
         self.states[row] = {count: self._read(self.rows[row], count - 1) for count in range(first, end + 1)}
 
 

@@ -68,7 +68,7 @@ class CheckpointMachine(EngineMachine):
 
 
 class DraftedCheckpointMachine(CheckpointMachine):
-    """The same where steps verify drafts, of which any number may be right."""
+    """What the machine does with states, where steps verify drafts, any number of them right."""
 
     tokens_per_row = 5
 

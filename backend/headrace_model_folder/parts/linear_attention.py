@@ -66,7 +66,7 @@ class GatedDeltaNet:
         return self.matrix_elements + self.kernel_size * self.num_channels
 
     def drafted_state_elements(self, num_drafts: int) -> int:
-        """The same, where steps verify up to `num_drafts` drafts of a sequence.
+        """Elements of a sequence where steps verify up to `num_drafts` drafts of it.
 
         A step may turn down drafts, and matrices can't give anything back. So they are behind
         (`headrace_kernels.recurrence.pending`): kept besides are inputs of a step's own tokens, a

@@ -60,7 +60,7 @@ def test_a_conversation_goes_on_behind_its_last_answer() -> None:
 
 @pytest.mark.parametrize("most_settled", [1, 3, 5])
 def test_a_conversation_goes_on_behind_an_answer_of_which_tokens_were_drafted(most_settled: int) -> None:
-    """Where its blocks end among the tokens that a step settles the state is found, or a block later."""
+    """Its state is found where a block ends among the tokens that a step settles."""
     engine, turn, draws = harness(tokens_per_row=5, speculate_tokens="4"), prompt(300, 0), random.Random(most_settled)
     engine.choose_count = lambda most: draws.randint(min(most, (most_settled + 1) // 2), min(most, most_settled))
     for _ in range(4):

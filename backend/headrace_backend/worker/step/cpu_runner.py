@@ -74,9 +74,7 @@ class CpuBatch:
             places = table_places(plan, self._block_tables.shape, self._last_tokens.size, self._num_blocks)
             self._block_tables.reshape(-1)[places] = plan.table_blocks
 
-    def build(
-        self, plan: ForwardPlan, first_piece: int | None = None, drafts: Int32Column | None = None
-    ) -> ModelInput:
+    def build(self, plan: ForwardPlan, first_piece: int | None = None, drafts: Int32Column | None = None) -> ModelInput:
         """Makes the inputs of a plan with at least one row.
 
         Args:
