@@ -3,7 +3,8 @@
 The launch rules in `headrace_kernels.recurrence` are chosen from them. Each line has the largest
 difference from the rule in fp64 beside the times, relative to the largest number.
 
-    python -m benchmarks.sweep_recurrence check|prompts|decodes|drafts|parts [--part 0/1] [--limit-s 60]
+    python -m benchmarks.sweep_recurrence check|prompts|decodes|drafts|parts [--part 0/1]
+        [--limit-s 60]
 
 With `--compile` nothing is timed: each kernel is launched once, which leaves it in Triton's cache
 for a later process. `--part` takes each n-th variant, so that several processes compile at once.
@@ -26,8 +27,8 @@ from benchmarks.graph_timing import graph_seconds
 from headrace_kernels.recurrence.chunk_kernels import ChunkTile, launch_chunks
 from headrace_kernels.recurrence.convolution import causal_convolution
 from headrace_kernels.recurrence.decode_kernels import launch_decodes
-from headrace_kernels.recurrence.drafted_kernels import launch_drafted
 from headrace_kernels.recurrence.delta_net import DeltaWeights, ProjectedTokens, delta_net, delta_net_reference
+from headrace_kernels.recurrence.drafted_kernels import launch_drafted
 from headrace_kernels.recurrence.entries import RecurrentEntries
 from headrace_kernels.recurrence.gated_delta import LENGTH_EPS, DeltaGates, DeltaHeads, gated_delta
 from headrace_kernels.recurrence.gated_delta_kernels import launch_gated_delta

@@ -254,7 +254,7 @@ def launch_rule(device: torch.device) -> ChunkTile:
 def launch_chunks(
     mixed, gates, matrices, entries, heads, out, eps, tile: ChunkTile | None = None, least: int = LEAST_TOKENS
 ) -> None:
-    """Computes `gated_delta.gated_delta`, whose arguments these are, of `least` tokens and more each.
+    """Computes `gated_delta.gated_delta`, whose arguments these are, of `least` tokens and more.
 
     Args:
         mixed: Queries, keys and values.

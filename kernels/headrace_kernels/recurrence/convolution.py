@@ -144,9 +144,7 @@ def _launch(x: Tensor, weight: Tensor, tails: Tensor, entries: RecurrentEntries,
     return out
 
 
-def causal_convolution(
-    x: Tensor, weight: Tensor, tails: Tensor, entries: RecurrentEntries, short: int = 0
-) -> Tensor:
+def causal_convolution(x: Tensor, weight: Tensor, tails: Tensor, entries: RecurrentEntries, short: int = 0) -> Tensor:
     """Convolves each channel over the last tokens of its row, and applies silu.
 
     Args:

@@ -20,6 +20,7 @@ from headrace_kernels.recurrence.gated_delta import (
     DeltaGates,
     DeltaHeads,
     gated_delta,
+    gated_delta_chunked,
     launch_by_length,
 )
 from headrace_kernels.recurrence.output_norm import gated_rms_norm
@@ -62,13 +63,13 @@ def delta_net_reference(
     tokens: ProjectedTokens, weights: DeltaWeights, states: RowStates, entries: RecurrentEntries, heads: DeltaHeads
 ) -> Tensor:
     """One operation after another. See `delta_net`."""
-    mixed = causal_convolution(tokens.mixed, weights.convolution, states.tails, entries)
-    if states.pending is not None:
-        gates = _gates(tokens, weights)
-        apply_pending_reference(gates, states.matrices, states.pending, entries, heads)
-        keep_drafts_reference(mixed, gates, states.pending, entries)
-    out = gated_delta(mixed, _gates(tokens, weights), states.matrices, entries, heads)
-    return _normed(out, tokens, weights)
+    mixed, gates = causal_convolution(tokens.mixed, weights.convolution, states.tails, entries), _gates(tokens, weights)
+    if states.pending is None:
+        return _normed(gated_delta(mixed, gates, states.matrices, entries, heads), tokens, weights)
+    apply_pending_reference(gates, states.matrices, states.pending, entries, heads)
+    keep_drafts_reference(mixed, gates, states.pending, entries)
+    # The kernels of the operation know no drafts.
+    return _normed(gated_delta_chunked(mixed, gates, states.matrices, entries, heads), tokens, weights)
 
 
 def _longer_entries(

@@ -89,7 +89,7 @@ def _sizes(heads: DeltaHeads, kernel: int, num_drafts: int) -> tuple[int, int, i
 
 
 def line_elements(heads: DeltaHeads, kernel: int, num_drafts: int) -> int:
-    """Elements of 4 bytes of a row's line, where steps verify up to `num_drafts` drafts of a row."""
+    """Elements of 4 bytes of a row's line, where a step verifies up to so many drafts of a row."""
     elements = sum(_sizes(heads, kernel, num_drafts))
     return -(-elements // _ALIGNMENT) * _ALIGNMENT if num_drafts else elements
 
@@ -98,14 +98,14 @@ def states_of(lines: Tensor, heads: DeltaHeads, kernel: int) -> RowStates:
     """The views of fp32 lines [num_rows, line_elements], by whose length the drafts are known."""
     num_drafts = next(count for count in itertools.count() if line_elements(heads, kernel, count) >= lines.shape[1])
     sizes = _sizes(heads, kernel, num_drafts)
-    matrices, tails, mixed, gates, bases = lines[:, : sum(sizes)].split(sizes, dim=1)
-    matrices = matrices.unflatten(1, (heads.num_value_heads, heads.key_dim, heads.value_dim))
-    tails = tails.unflatten(1, (-1, heads.num_channels))
+    matrices, tails, mixed, gates, bases = torch.split(lines[:, : sum(sizes)], list(sizes), dim=1)
+    matrices = matrices.view(-1, heads.num_value_heads, heads.key_dim, heads.value_dim)
+    tails = tails.view(len(lines), -1, heads.num_channels)
     if not num_drafts:
         return RowStates(matrices, tails)
     places = 2 * num_drafts + 1
-    gates = gates.unflatten(1, (places, 2, heads.num_value_heads))
-    pending = PendingTokens(mixed.unflatten(1, (places, -1)), gates, bases.view(torch.int32))
+    gates = gates.view(-1, places, 2, heads.num_value_heads)
+    pending = PendingTokens(mixed.view(len(lines), places, -1), gates, bases.view(torch.int32))
     return RowStates(matrices, tails, pending)
 
 
@@ -135,14 +135,14 @@ def apply_pending_reference(
             ends.append(start)
         pending.bases[row] = start
     if rows:
-        columns = (torch.tensor(column, dtype=torch.int32) for column in (counts, ends, rows))
+        bounds, seq_lens, numbers = (torch.tensor(column, dtype=torch.int32) for column in (counts, ends, rows))
         correction, decay = torch.cat(logits).unbind(1)
         # Nobody wants outputs: any queries will do.
         keys_and_values = torch.cat(mixed)
         queries = keys_and_values.new_zeros(counts[-1], heads.num_key_heads * heads.key_dim)
         whole = torch.cat((queries, keys_and_values), dim=1)
         of_pending = gates._replace(correction=correction, decay=decay)
-        gated_delta_chunked(whole, of_pending, matrices, RecurrentEntries(*columns), heads)
+        gated_delta_chunked(whole, of_pending, matrices, RecurrentEntries(bounds, seq_lens, numbers), heads)
 
 
 def keep_drafts_reference(mixed: Tensor, gates: DeltaGates, pending: PendingTokens, entries: RecurrentEntries) -> None:
@@ -150,7 +150,7 @@ def keep_drafts_reference(mixed: Tensor, gates: DeltaGates, pending: PendingToke
 
     Args:
         mixed: [num_tokens, heads.num_channels] queries, keys and values behind the convolution.
-        gates: Of all tokens.
+        gates: Gates of all tokens.
         pending: What is pending of all rows, changed in place.
         entries: Entries of the step, whose tokens but for drafts the matrices hold.
     """

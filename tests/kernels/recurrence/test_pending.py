@@ -100,7 +100,9 @@ class Sequences:
         return out, spans
 
 
-def check(sequences: Sequences, steps: list[list[tuple[int, int, int, int]]], reference: bool, tolerance: float) -> None:
+def check(
+    sequences: Sequences, steps: list[list[tuple[int, int, int, int]]], reference: bool, tolerance: float
+) -> None:
     """Each step's outputs are those of the tokens one by one."""
     expected = sequences.one_by_one().float()
     for entries in steps:
@@ -196,7 +198,12 @@ def test_heads_of_models_compute_what_tokens_one_by_one_do(dtype: torch.dtype, n
     sequences = Sequences(8, 200, num_drafts, dtype, "cuda", DeltaHeads(16, 32, 128, 128))
     steps = [[(row, 20 + row, 0, 0) for row in range(8)]]
     for step in range(8):
-        steps.append([(row, 1, (row + step) % (num_drafts + 1), (row * step) % ((row + step) % (num_drafts + 1) + 1)) for row in range(8)])
+        steps.append(
+            [
+                (row, 1, (row + step) % (num_drafts + 1), (row * step) % ((row + step) % (num_drafts + 1) + 1))
+                for row in range(8)
+            ]
+        )
     steps.append([(0, 1, 2, 1), (1, 9, 0, 0), (2, 40, 0, 0), (3, 16, 0, 0), (4, 17, 0, 0)])
     steps.append([(row, 1, 3, 1) for row in range(8)])
     # Outputs are rounded, normed, rounded, gated and rounded, and so are the inputs of the rule.
