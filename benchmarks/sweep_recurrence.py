@@ -3,7 +3,8 @@
 The launch rules in `headrace_kernels.recurrence` are chosen from them. Each line has the largest
 difference from the rule in fp64 beside the times, relative to the largest number.
 
-    python -m benchmarks.sweep_recurrence check|prompts|decodes|parts [--part 0/1] [--limit-s 60]
+    python -m benchmarks.sweep_recurrence check|prompts|decodes|drafts|parts [--part 0/1]
+        [--limit-s 60]
 
 With `--compile` nothing is timed: each kernel is launched once, which leaves it in Triton's cache
 for a later process. `--part` takes each n-th variant, so that several processes compile at once.
@@ -26,17 +27,13 @@ from benchmarks.graph_timing import graph_seconds
 from headrace_kernels.recurrence.chunk_kernels import ChunkTile, launch_chunks
 from headrace_kernels.recurrence.convolution import causal_convolution
 from headrace_kernels.recurrence.decode_kernels import launch_decodes
-from headrace_kernels.recurrence.delta_net import (
-    DeltaWeights,
-    ProjectedTokens,
-    RowStates,
-    delta_net,
-    delta_net_reference,
-)
+from headrace_kernels.recurrence.delta_net import DeltaWeights, ProjectedTokens, delta_net, delta_net_reference
+from headrace_kernels.recurrence.drafted_kernels import launch_drafted
 from headrace_kernels.recurrence.entries import RecurrentEntries
 from headrace_kernels.recurrence.gated_delta import LENGTH_EPS, DeltaGates, DeltaHeads, gated_delta
 from headrace_kernels.recurrence.gated_delta_kernels import launch_gated_delta
 from headrace_kernels.recurrence.output_norm import gated_rms_norm
+from headrace_kernels.recurrence.pending import RowStates, line_elements, longest_entry, states_of
 
 _HEADS = DeltaHeads(16, 32, 128, 128)
 _KERNEL = 4
@@ -61,8 +58,8 @@ class Layer(NamedTuple):
         return DeltaGates(self.tokens.correction, self.tokens.decay, self.weights.log_decay, self.weights.decay_bias)
 
 
-def layer(counts: list[int], only_decodes: bool = False, seed: int = 0) -> Layer:
-    """Entries of so many tokens each, behind 1,000 tokens."""
+def layer(counts: list[int], only_decodes: bool = False, seed: int = 0, num_drafts: int = 0) -> Layer:
+    """Entries of so many tokens each, behind 1,000 tokens; with drafts, all but the first are."""
     generator = torch.Generator(_DEVICE).manual_seed(seed)
 
     def randn(*size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -73,15 +70,14 @@ def layer(counts: list[int], only_decodes: bool = False, seed: int = 0) -> Layer
     tokens = ProjectedTokens(*randn(sum(counts), sum(sizes)).split(sizes, dim=1))
     log_decay, bias = randn(2, count, dtype=torch.float32)
     weights = DeltaWeights(randn(channels, _KERNEL) * 0.5, log_decay, bias, randn(_HEADS.value_dim), 1e-6)
-    elements = count * _HEADS.key_dim * _HEADS.value_dim
-    lines = randn(len(counts) + 1, elements + _KERNEL * channels, dtype=torch.float32)
-    matrices, tails = lines.tensor_split((elements,), dim=1)
-    states = RowStates(
-        matrices.unflatten(1, (count, _HEADS.key_dim, _HEADS.value_dim)), tails.unflatten(1, (_KERNEL, channels))
-    )
-    columns = ([0, *itertools.accumulate(counts)], [1000 + each for each in counts], list(range(len(counts))))
-    bounds, lengths, rows = (torch.tensor(column, dtype=torch.int32, device=_DEVICE) for column in columns)
-    return Layer(tokens, weights, states, RecurrentEntries(bounds, lengths, rows, only_decodes))
+    lines = randn(len(counts) + 1, line_elements(_HEADS, _KERNEL, num_drafts), dtype=torch.float32)
+    states = states_of(lines, _HEADS, _KERNEL)
+    if states.pending is not None:
+        states.pending.bases.fill_(1000)
+    ends, drafts = [1000 + each for each in counts], [each - 1 if num_drafts else 0 for each in counts]
+    columns = ([0, *itertools.accumulate(counts)], ends, list(range(len(counts))), drafts)
+    bounds, lengths, rows, of_drafts = (torch.tensor(column, dtype=torch.int32, device=_DEVICE) for column in columns)
+    return Layer(tokens, weights, states, RecurrentEntries(bounds, lengths, rows, only_decodes, of_drafts))
 
 
 def rule_in_fp64(mixed: Tensor, data: Layer) -> tuple[Tensor, Tensor]:
@@ -191,6 +187,42 @@ def _decode(data: Layer, warps: int) -> Callable[[], object]:
     return lambda: launch_decodes(*data, _HEADS, out, LENGTH_EPS, num_warps=warps)
 
 
+def drafts(part: slice, timed: Timer) -> Iterator[str]:
+    """Steps that verify drafts, by their number, what is pending and warps, beside plain decodes.
+
+    Each launch has the bases set before it, which an empty launch of them tells the time of.
+    """
+    for rows, num_drafts in itertools.product((1, 8, 64, 256), (4, 8)):
+        copies = max(2, min(64, _ROTATED_BYTES // (rows * 2 << 20)))
+        plain = [layer([1] * rows, True, seed) for seed in range(copies)]
+        yield f"{rows} rows: a token each, nothing drafted: {timed([_together(data) for data in plain]):.1f} us"
+        for count, pending in ((1, 0), (1 + num_drafts, 0), (1 + num_drafts, num_drafts))[part]:
+            layers = [layer([count] * rows, True, seed, num_drafts) for seed in range(copies)]
+            name = f"{rows} rows, {num_drafts} drafts at most: {count} tokens, {pending} pending"
+            yield f"{name}: bases {timed([_begin(data, pending) for data in layers]):.1f} us"
+            for warps in (4, 8):
+                us = timed([run for data in layers for run in (_begin(data, pending), _verify(data, warps))])
+                yield f"{name}, {warps} warps: rule, norm and gate {2 * us:.1f} us with bases"
+            us = timed([run for data in layers for run in (_begin(data, pending), _together(data))])
+            yield f"{name}: all {2 * us:.1f} us with bases"
+
+
+def _begin(data: Layer, pending: int) -> Callable[[], object]:
+    kept = data.states.pending
+    assert kept is not None, "tokens are drafted"
+    return lambda: kept.bases.fill_(1000 - pending)
+
+
+def _verify(data: Layer, warps: int) -> Callable[[], object]:
+    tokens, weights, states, entries = data
+    assert states.pending is not None, "tokens are drafted"
+    mixed, out = tokens.mixed.contiguous(), tokens.gate.new_empty(tokens.gate.shape)
+    most = longest_entry(states.pending.num_drafts)
+    return lambda: launch_drafted(
+        mixed, tokens, weights, states, entries, _HEADS, out, LENGTH_EPS, most, num_warps=warps
+    )
+
+
 def _apart(data: Layer) -> Callable[[], object]:
     return lambda: delta_net_reference(*data, _HEADS)
 
@@ -222,7 +254,7 @@ def parts(part: slice, timed: Timer) -> Iterator[str]:
         yield f"{name}: {timed([run]):.0f} us"
 
 
-_KINDS = {each.__name__: each for each in (check, prompts, decodes, parts)}
+_KINDS = {each.__name__: each for each in (check, prompts, decodes, drafts, parts)}
 
 
 def main() -> None:

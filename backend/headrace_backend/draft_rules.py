@@ -99,7 +99,8 @@ def without_mtp(model: ModelConfig) -> str | None:
         return None
     return (
         f"the model ({model.architecture}) has no MTP layer to draft with: that of Glm4MoeForCausalLM is read, where "
-        "num_nextn_predict_layers in config.json is 1"
+        "num_nextn_predict_layers in config.json is 1, and that of Qwen3.5, where mtp_num_hidden_layers is 1 and "
+        "mtp_use_dedicated_embeddings is not true"
     )
 
 

@@ -81,7 +81,6 @@ class ModelFolder:
         family = FAMILIES[config.architecture]
         if family.text_part is not None:
             tensors = family.text_part.tensors(tensors)
-        tensors = {name: record for name, record in tensors.items() if not name.startswith(family.left_out)}
         if require_weights and config.is_bitsandbytes:
             tensors = joined_nf4(folder, tensors)
         if require_weights:

@@ -123,7 +123,7 @@ def test_a_lost_worker_takes_its_states_with_it_and_no_token_changes(saved: Save
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--speculate", "ngram"), "whose states do not go back where a draft is rejected; speculate off works"),
+        (("--speculate", "mtp"), "has no MTP layer to draft with"),
         (("--enable-prefix-cache", "--state-checkpoints", "0"), "state_checkpoints 1 or more works"),
         (("--state-checkpoints", "-1"), "state-checkpoints: must be at least 0"),
         (("--tp", "3"), "which does not divide linear_num_value_heads 4; tp 1, 2, 4 work"),
@@ -143,6 +143,21 @@ def test_ranks_answer_as_one(saved: Saved) -> None:
             answer = generate(server.address, greedy(text + end, TOKENS))
             assert answer.tokens[0] == saved.answer(text + end)
     assert answer.done is not None and answer.done.usage.cached_tokens == 64
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_drafts_change_no_answer(saved: Saved, num_ranks: int) -> None:
+    """All texts at once, of which some are cut and some pressed out; then the worker is lost."""
+    drafting = ("--speculate", "ngram", "--speculate-tokens", "4", "--tp", str(num_ranks))
+    with running_server(*CRAMPED, *drafting, model=saved.path) as server:
+        with concurrent.futures.ThreadPoolExecutor(2 * len(TEXTS)) as pool:
+            answers = list(pool.map(lambda text: generate(server.address, greedy(text, 60)), TEXTS * 2))
+            answer = pool.submit(generate, server.address, greedy(TEXTS[0], 100))
+            server.worker().send_signal(signal.SIGKILL)
+            assert answer.result(CALL_TIMEOUT_S).tokens[0] == saved.answer(TEXTS[0], 100)
+    for text, found in zip(TEXTS * 2, answers, strict=True):
+        assert found.tokens[0] == saved.answer(text, 60)
+    assert sum(found.done.ledger.draft_tokens for found in answers if found.done is not None) > 0
 
 
 def test_quantized_layers_are_served(saved: Saved) -> None:

@@ -5,6 +5,8 @@ Few checkpoints and few tokens between them, so that they are displaced, moved a
 
 from __future__ import annotations
 
+import random
+
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -50,6 +52,7 @@ class CheckpointMachine(EngineMachine):
             max_num_batched_tokens=budget,
             max_outputs=4,
             ageing_s=1e-5,
+            tokens_per_row=self.tokens_per_row,
         )
         self.harness.choose_count = self.choose_count
         self.engine = self.harness.engine
@@ -64,6 +67,19 @@ class CheckpointMachine(EngineMachine):
             assert set(places._checkpoints._written) <= set(places._ways), "what is written is for who runs"
 
 
+class DraftedCheckpointMachine(CheckpointMachine):
+    """What the machine does with states, where steps verify drafts, any number of them right."""
+
+    tokens_per_row = 5
+
+    @initialize(draws=st.randoms(use_true_random=False))
+    def begin_to_draw(self, draws: random.Random) -> None:
+        self.draws = draws
+
+    def choose_count(self, most: int) -> int:
+        return self.draws.randint(1, most)
+
+
 TestCheckpointMachine = CheckpointMachine.TestCase
 TestCheckpointMachine.settings = hypothesis.settings(
     max_examples=examples(200),
@@ -72,3 +88,5 @@ TestCheckpointMachine.settings = hypothesis.settings(
     report_multiple_bugs=False,
     suppress_health_check=list(hypothesis.HealthCheck),
 )
+TestDraftedCheckpointMachine = DraftedCheckpointMachine.TestCase
+TestDraftedCheckpointMachine.settings = TestCheckpointMachine.settings

@@ -15,7 +15,9 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.pp_rules import unsuitable_pp
 from headrace_backend.state_rules import reuses_prefixes, row_state_bytes, unsuitable_states
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
-from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
+from headrace_kernels.recurrence.gated_delta import DeltaHeads
+from headrace_kernels.recurrence.pending import line_elements
+from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors, open_mtp
 from headrace_model_folder.config import ModelConfig, parse_config
 from headrace_model_folder.description import Attention, GatedDeltaNet
 
@@ -71,7 +73,7 @@ def test_sizes_and_tensors_are_those_of_the_fields() -> None:
     assert all(norm.adds_one and norm.rounds_once for norm in norms) and not linear.norm.adds_one
 
 
-def test_what_sees_and_what_predicts_further_tokens_is_left_out(tmp_path: pathlib.Path) -> None:
+def test_what_sees_is_left_out_and_what_predicts_further_tokens_is_not_read(tmp_path: pathlib.Path) -> None:
     beside = {"mtp.fc.weight": (3, 5), "mtp.layers.0.self_attn.q_proj.weight": (7,)}
     # As published: positions of images have sections of their own, which those of text do not need.
     rope = {"rope_type": "default", "rope_theta": 1e7, "mrope_interleaved": True, "mrope_section": [11, 11, 10]}
@@ -97,7 +99,10 @@ def test_what_sees_and_what_predicts_further_tokens_is_left_out(tmp_path: pathli
             for tensor, shape in stored.items()
         }
         write_safetensors(folder / "model.safetensors", *header_of({**named, **others}))
-        assert ModelFolder.open(folder).tensors.keys() == expected.keys()
+        opened = ModelFolder.open(folder)
+        assert {tensor for tensor in opened.tensors if not tensor.startswith("mtp.")} == expected.keys()
+        # config.json does not announce the layer whose tensors are there.
+        assert opened.config.mtp is None
         write_safetensors(folder / "model.safetensors", *header_of({**named, "draft.weight": (3,)}))
         with pytest.raises(InvalidModelFolder, match=r"'draft\.weight' is surplus"):
             ModelFolder.open(folder)
@@ -105,6 +110,54 @@ def test_what_sees_and_what_predicts_further_tokens_is_left_out(tmp_path: pathli
         write_safetensors(folder / "model.safetensors", *header_of(named))
         with pytest.raises(InvalidModelFolder, match=r"linear_attn\.A_log' is missing"):
             ModelFolder.open(folder)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 1, 2, 4, 7, 8])
+def test_a_row_takes_what_the_kernels_layout_says(num_drafts: int) -> None:
+    for tp in (1, 2):
+        linear = rank_part(parsed().description, tp).recurrent_layers[0]
+        heads = DeltaHeads(linear.num_key_heads, linear.num_value_heads, linear.key_dim, linear.value_dim)
+        assert linear.drafted_state_elements(num_drafts) == line_elements(heads, linear.kernel_size, num_drafts)
+
+
+def test_the_layer_that_predicts_the_token_after_the_next_is_a_model_of_one_layer() -> None:
+    model = parsed(mtp_num_hidden_layers=1)
+    assert model.mtp is not None and model.mtp.description.fusion is not None
+    mtp = model.mtp.description
+    names = dict(mtp.tensors())
+    size = mtp.hidden_size
+    assert names["mtp.fc.weight"] == (size, 2 * size) and names["mtp.pre_fc_norm_hidden.weight"] == (size,)
+    assert {"mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.layers.0.self_attn.q_proj.weight"} <= set(names)
+    [layer] = mtp.layers
+    assert layer.kv_attention.gated and not mtp.recurrent_layers
+    assert all(norm.adds_one for norm in (*layer.norms, mtp.norm, mtp.fusion.embedding_norm, mtp.fusion.state_norm))
+    for changes in ({}, {"mtp_num_hidden_layers": 2}, {"mtp_use_dedicated_embeddings": True}):
+        assert parsed(**{"mtp_num_hidden_layers": 1, **changes} if changes else {}).mtp is None
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_folder_with_the_layer_opens_however_its_experts_lie(joined: bool, tmp_path: pathlib.Path) -> None:
+    fields = {name: value for name, value in HYBRID.items() if name != "intermediate_size"}
+    config = {**fields, **EXPERTS, "mtp_num_hidden_layers": 1}
+    model = parse_config(config)
+    assert model.mtp is not None
+    named = {**model.description.stored_tensors(), **model.mtp.description.stored_tensors()}
+    expected = dict(model.mtp.description.tensors())
+    if joined:
+        name = "mtp.layers.0.mlp.experts"
+        named = {tensor: shape for tensor, shape in named.items() if not tensor.startswith(name)}
+        named |= {f"{name}.gate_up_proj": (3, 10, model.description.hidden_size)}
+        named |= {f"{name}.down_proj": (3, model.description.hidden_size, 5)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_safetensors(tmp_path / "model.safetensors", *header_of(named))
+    opened = open_mtp(ModelFolder.open(tmp_path))
+    assert {tensor for tensor in opened.tensors if tensor.startswith("mtp.")} == {
+        tensor for tensor in expected if tensor.startswith("mtp.")
+    }
+    del named["mtp.pre_fc_norm_hidden.weight"]
+    write_safetensors(tmp_path / "model.safetensors", *header_of(named))
+    with pytest.raises(InvalidModelFolder, match=r"'mtp\.pre_fc_norm_hidden\.weight' is missing"):
+        open_mtp(ModelFolder.open(tmp_path))
 
 
 EXPERTS = {
@@ -188,7 +241,6 @@ def test_what_the_family_cannot_do_is_refused_by_name(changes: dict[str, Any], m
 def test_settings_that_need_more_of_states_are_refused_by_name() -> None:
     model, plain = parsed(), parsed(full_attention_interval=1)
     for setting, rule, message in (
-        ({"speculate": "ngram"}, unsuitable_states, r"speculate is ngram, .* recurrent layers .* speculate off works"),
         (
             {"enable_prefix_cache": True, "state_checkpoints": 0},
             unsuitable_states,
@@ -199,6 +251,10 @@ def test_settings_that_need_more_of_states_are_refused_by_name() -> None:
         reason = rule(engine(**setting), model)
         assert reason is not None and re.fullmatch(message, reason) is not None
         assert rule(engine(**setting), plain) is None
+    wide = parsed(linear_key_head_dim=129, linear_value_head_dim=128)
+    assert unsuitable_states(engine(speculate="ngram"), model) is None is unsuitable_states(engine(), wide)
+    reason = unsuitable_states(engine(speculate="ngram"), wide)
+    assert reason is not None and "has a matrix of 32768 elements for each head" in reason
     assert (
         unsuitable_states(engine(), model) is None
         and unsuitable_states(engine(enable_prefix_cache=False), model) is None

@@ -72,8 +72,8 @@ def test_a_folder_that_only_announces_the_layer_is_refused_when_it_is_asked_for(
         with pytest.raises(InvalidModelFolder) as error:
             open_mtp(folder)
         assert str(error.value) == (
-            "config.json announces an MTP layer (num_nextn_predict_layers is 1), and the folder has no tensors "
-            "model.layers.2.*"
+            "config.json announces an MTP layer (num_nextn_predict_layers or mtp_num_hidden_layers is 1), and the "
+            "folder has no tensors model.layers.2.*"
         )
 
 

@@ -46,7 +46,7 @@ class PagedDriver:
         sources = iter(model.kv_sources)
         self.kv_caches = [
             torch.full((_NUM_SLOTS, size), float("nan")) if size else caches[next(sources)]
-            for size in model.state_elements
+            for size in model.state_elements()
         ]
 
     def release(self, row: Row) -> None:

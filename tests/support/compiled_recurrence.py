@@ -18,9 +18,10 @@ from tests.support.compiled_kernels import compiling_for, resources
 
 from headrace_kernels import card, triton_runtime
 from headrace_kernels.attention.output_gates import gate_heads, without_gates
-from headrace_kernels.recurrence.delta_net import DeltaWeights, ProjectedTokens, RowStates, delta_net
+from headrace_kernels.recurrence.delta_net import DeltaWeights, ProjectedTokens, delta_net
 from headrace_kernels.recurrence.entries import RecurrentEntries
 from headrace_kernels.recurrence.gated_delta import DeltaHeads
+from headrace_kernels.recurrence.pending import line_elements, states_of
 
 # As Qwen3.5 9B.
 HEADS = DeltaHeads(16, 32, 128, 128)
@@ -29,14 +30,10 @@ KERNEL, NUM_ROWS = 4, 9
 QUERIES, KEYS_AND_VALUES, HEAD_DIM = 16, 8, 256
 
 
-def step(num_tokens: int, num_entries: int, only_decodes: bool) -> None:
+def step(num_tokens: int, num_entries: int, only_decodes: bool, num_drafts: int = 0) -> None:
     """All between a layer's projections once, and the gates of the attention beside it."""
     count, channels = HEADS.num_value_heads, HEADS.num_channels
-    elements = count * HEADS.key_dim * HEADS.value_dim
-    matrices, tails = torch.zeros(NUM_ROWS, elements + KERNEL * channels).tensor_split((elements,), dim=1)
-    states = RowStates(
-        matrices.unflatten(1, (count, HEADS.key_dim, HEADS.value_dim)), tails.unflatten(1, (KERNEL, channels))
-    )
+    states = states_of(torch.zeros(NUM_ROWS, line_elements(HEADS, KERNEL, num_drafts)), HEADS, KERNEL)
     columns = (torch.zeros(size, dtype=torch.int32) for size in (num_entries + 1, num_entries, num_entries))
     sizes = (channels, count * HEADS.value_dim, count, count)
     tokens = ProjectedTokens(*torch.zeros(num_tokens, sum(sizes), dtype=torch.bfloat16).split(sizes, dim=1))
@@ -47,7 +44,8 @@ def step(num_tokens: int, num_entries: int, only_decodes: bool) -> None:
         torch.zeros(HEADS.value_dim, dtype=torch.bfloat16),
         1e-6,
     )
-    delta_net(tokens, weights, states, RecurrentEntries(*columns, only_decodes), HEADS)
+    drafts = torch.zeros(num_entries, dtype=torch.int32)
+    delta_net(tokens, weights, states, RecurrentEntries(*columns, only_decodes, drafts), HEADS)
     projected = torch.zeros(num_tokens, (2 * QUERIES + KEYS_AND_VALUES) * HEAD_DIM, dtype=torch.bfloat16)
     qkv, gates = without_gates(projected, QUERIES, HEAD_DIM)
     gate_heads(qkv[:, : QUERIES * HEAD_DIM].contiguous(), gates)
@@ -65,5 +63,7 @@ if __name__ == "__main__":
         for tokens, rows in ((1, 1), (2, 2), (17, 3), (1024, 16), (16, 16), (40, 40)):
             for only_decodes in (False, True) if tokens == rows else (False,):
                 step(tokens, rows, only_decodes)
+        for tokens, rows, only_decodes in ((9, 1, True), (32, 8, True), (40, 3, False), (1024, 16, False)):
+            step(tokens, rows, only_decodes, num_drafts=8)
     for kernel in {id(kernel): kernel for kernel in compiled}.values():
         print(json.dumps(resources(kernel)))

@@ -131,7 +131,7 @@ class EngineOnRunner(Harness):
             model_len,
             attention_window=attention_window,
             cache_groups=self.groups,
-            keeps_states=any(self.model.state_elements),
+            keeps_states=any(self.model.state_elements()),
         )
 
     def new_worker(self) -> RunnerWorker:

@@ -143,7 +143,7 @@ def make_model_runner(model: CausalLM) -> CpuRunner:
     sources = iter(model.kv_sources)
     of_layers = [
         allocate_row_states(NUM_ROWS, num_elements, device) if num_elements else caches[next(sources)]
-        for num_elements in model.state_elements
+        for num_elements in model.state_elements()
     ]
     return CpuRunner(
         model,

@@ -80,6 +80,7 @@ class Settlement:
         _check_prompt_logprobs(step, result)
         poisoned = _poisoned(step, result)
         step_id = step.step_id
+        starts = [sequence.num_settled for sequence, _ in step.unsure_states]
         if self._table.num_recorded:
             self._note_ways(step, counts, settled_id)
         for sequence, epoch, num_settled in step.chunks:
@@ -114,6 +115,8 @@ class Settlement:
             if sequence.wants_logprobs:
                 sequence.log.append_logprobs(logprobs[index])
             self._append(sequence, token, now_ns)
+        for (sequence, num_tokens), start in zip(step.unsure_states, starts, strict=True):
+            self._scheduler.settle_state(sequence, num_tokens, start)
 
     def _end_poisoned(self, sequence: Sequence, now_ns: int) -> None:
         """Ends a sequence that wrote what is not finite: it could sample nothing.
@@ -161,6 +164,7 @@ class Settlement:
             ledger = sequence.request.ledger
             ledger.draft_tokens += most - 1
             ledger.accepted_tokens += max(count - 1, 0)
+            sequence.num_unread_drafts -= most - 1
             sequence.forget_unsettled(most - count)
             self._draft_lengths.note(sequence.acceptance, most - 1, count)
         for sequence in step.unsure:

@@ -88,7 +88,7 @@ class Attention(nn.Module):
         Returns:
             [num_tokens, all heads' outputs].
         """
-        return self._gated(self.qkv_proj(x), rotations, kv_cache, metadata)
+        return self.gated(self.qkv_proj(x), rotations, kv_cache, metadata)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
         """The 8-bit type in which `heads` may be given so many tokens; None.
@@ -105,14 +105,22 @@ class Attention(nn.Module):
         Norm and addition happen inside the projections.
         """
         projected = self.qkv_proj.after_norm(norm, residual)
-        self.o_proj.add_to(residual, self._gated(projected, rotations, kv_cache, metadata))
+        self.o_proj.add_to(residual, self.gated(projected, rotations, kv_cache, metadata))
 
-    def _gated(self, projected: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
+    def gated(self, projected: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
         """`attended` of what the projection gives, multiplied by its gates where there are some."""
+        qkv, gates = self.ungated(projected)
+        heads = self.attended(qkv, rotations, kv_cache, metadata)
+        return heads if gates is None else gate_heads(heads, gates)
+
+    def ungated(self, projected: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the projection gives without its gates, and these, [num_tokens, heads, head_dim].
+
+        None where heads have no gates.
+        """
         if not self._is_gated:
-            return self.attended(projected, rotations, kv_cache, metadata)
-        qkv, gates = without_gates(projected, self.num_heads, self.head_dim)
-        return gate_heads(self.attended(qkv, rotations, kv_cache, metadata), gates)
+            return projected, None
+        return without_gates(projected, self.num_heads, self.head_dim)
 
     def attended(self, qkv: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
         """Computes what lies between the projections: norms, rotation, cache write and attention.

@@ -2,7 +2,7 @@
 
 Projections, a short convolution, the recurrence, norm and gate of each head, output projection. A
 layer's states are one tensor, a line for each row: its matrices, then the inputs of its last tokens
-that the convolution still sees.
+that the convolution still sees; in workers that draft what drafts leave (`recurrence.pending`) too.
 
 Of several ranks each has some value heads, with the key heads that these share and the channels of
 both; where there are more ranks than key heads, several have the same one. Their outputs' parts add
@@ -24,8 +24,9 @@ from headrace_backend.layers.step_metadata import StepMetadata, recurrent_entrie
 from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.destination import PickedRows
 from headrace_backend.weights.placement import Placement, WeightTarget
-from headrace_kernels.recurrence.delta_net import DeltaWeights, ProjectedTokens, RowStates, delta_net
+from headrace_kernels.recurrence.delta_net import DeltaWeights, ProjectedTokens, delta_net
 from headrace_kernels.recurrence.gated_delta import DeltaHeads
+from headrace_kernels.recurrence.pending import states_of
 from headrace_kernels.rounded_tokens import Activations
 from headrace_model_folder import description
 
@@ -89,7 +90,6 @@ class GatedDeltaNet(nn.Module):
         self.decay = DecayRates(attention, heads, placement)
         self.norm = RmsNorm(attention.norm, placement)
         self.o_proj = RowLinear(attention.output, value, placement)
-        self._matrix_elements = len(heads) * key_dim * value_dim
 
     def heads(self, x: Activations, rotations: Tensor, states: Tensor, metadata: StepMetadata) -> Tensor:
         """Computes what lies before the output projection; states change in place.
@@ -97,7 +97,7 @@ class GatedDeltaNet(nn.Module):
         Args:
             x: [num_tokens, hidden_size].
             rotations: Not read: tokens are told apart by their order alone.
-            states: fp32 [num_rows, state_elements] of this layer.
+            states: fp32 [num_rows, state_elements] of this layer (`CausalLM.state_elements`).
             metadata: The step.
 
         Returns:
@@ -124,13 +124,12 @@ class GatedDeltaNet(nn.Module):
         channels, count = heads.num_channels, heads.num_value_heads
         mixed, gate, *narrow = projected.tensor_split((channels, channels + count * heads.value_dim), dim=1)
         correction, decay = (narrow[0] if logits is None else logits).tensor_split((count,), dim=1)
-        matrices, tails = states.tensor_split((self._matrix_elements,), dim=1)
         return delta_net(
             ProjectedTokens(mixed, gate, correction, decay),
             DeltaWeights(
                 self.convolution.weight, self.decay.log_decay, self.decay.bias, self.norm.weight, self.norm.eps
             ),
-            RowStates(matrices.view(-1, count, heads.key_dim, heads.value_dim), tails.view(-1, kernel, channels)),
+            states_of(states, heads, kernel),
             recurrent_entries(metadata),
             heads,
         )

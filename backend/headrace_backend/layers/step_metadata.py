@@ -45,9 +45,9 @@ def recurrent_entries(metadata: StepMetadata) -> RecurrentEntries:
     """What layers are given that keep a state for each row of the batch."""
     step = of_group(metadata, 0)
     assert step.rows is not None, "the runner says which rows the step computes"
-    # Where nothing is drafted, entries that are not the prefill kernel's have one token.
+    # Entries that are not the prefill kernel's have one token, and in workers that draft some.
     only_decodes = isinstance(step, PagedAttentionStep) and step.prefill is None
-    return RecurrentEntries(step.query_start_loc, step.seq_lens, step.rows, only_decodes)
+    return RecurrentEntries(step.query_start_loc, step.seq_lens, step.rows, only_decodes, step.num_drafts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -249,12 +249,8 @@ class CausalLM(WeightedModule):
         if stage.is_last:
             self.lm_head = OutputHead(model, placement, self.model.embed_tokens)
         self.num_layers, self.num_kv_layers = len(model.layers), len(model.kv_attentions)
-        # Elements of fp32 that a row has in each layer, of this rank; 0 in those with keys and
-        # values.
         own = rank_part(model, placement.shard.world_size)
-        self.state_elements = tuple(
-            layer.attention.state_elements if isinstance(layer.attention, GatedDeltaNet) else 0 for layer in own.layers
-        )
+        self._attentions = tuple(layer.attention for layer in own.layers)
         self._is_plain = model.is_plain
         self.shard = placement.shard
         # Of this rank: what attention and the KV cache need.
@@ -272,6 +268,17 @@ class CausalLM(WeightedModule):
         self.max_position = max_position
         head = self.lm_head.weight if stage.is_last else None
         self.take_stock(head if isinstance(head, HeadWeight) else None, counts_head=not model.head.tied)
+
+    def state_elements(self, num_drafts: int = 0) -> tuple[int, ...]:
+        """Elements of 4 bytes that a row has in each layer, of this rank; 0 in those with keys.
+
+        Args:
+            num_drafts: Most drafts of a row that a step verifies.
+        """
+        return tuple(
+            attention.drafted_state_elements(num_drafts) if isinstance(attention, GatedDeltaNet) else 0
+            for attention in self._attentions
+        )
 
     def forward(
         self,

@@ -11,7 +11,7 @@ The layer is shared out over ranks as the target's layers are, and what stands b
 each. Embedding and output layer are the target's: training shares them, and folders have copies.
 
 Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), 2.2. What a state is, as vLLM and SGLang
-feed it to layers of GLM-4.5: behind the last norm.
+feed it to layers of GLM-4.5 and Qwen3.5: behind the last norm.
 """
 
 from __future__ import annotations
@@ -94,7 +94,6 @@ class MtpHead(DraftHead):
         super().__init__(model, placement.dtype, placement.shard.world_size)
         fusion, [layer] = model.fusion, model.layers
         assert fusion is not None, "a head reads states"
-        assert not layer.kv_attention.gated, "a head's attention has no gates"
         self.enorm, self.hnorm = RmsNorm(fusion.embedding_norm, placement), RmsNorm(fusion.state_norm, placement)
         # In the model's type and whole, as routers are, unless the folder has it in few bits.
         plain = dataclasses.replace(placement, scheme=None)
@@ -125,6 +124,7 @@ class MtpHead(DraftHead):
         """Implements `DraftHead.write_kv`."""
         rotations = self.rotary(positions)
         qkv = self._projected(self._entering(token_ids, states), positions)
+        qkv, _ = self._attention.ungated(qkv)
         self._attention.write_kv(qkv, rotations[self.layer.rotation], kv_cache, slots)
 
     def forward(
@@ -134,7 +134,7 @@ class MtpHead(DraftHead):
         rotations: Rotations = self.rotary(positions)
         residual = self._entering(token_ids, states)
         qkv = self._projected(residual, positions)
-        heads = self._attention.attended(qkv, rotations[self.layer.rotation], kv_cache, metadata)
+        heads = self._attention.gated(qkv, rotations[self.layer.rotation], kv_cache, metadata)
         hidden = self.norm.add(self.layer.after_heads(heads, residual), residual)
         return hidden, hidden
 
@@ -163,6 +163,6 @@ class MtpHead(DraftHead):
         return stream
 
     def _projected(self, residual: Tensor, positions: Tensor) -> Tensor:
-        """Queries, keys and values side by side."""
+        """Queries, keys and values side by side; gates, if any, stand between queries."""
         normed = self.layer.input_layernorm.of_stream(None, residual, self._attention.rounds_to(len(residual)))
         return without_first(self._attention.qkv_proj(normed), positions)

@@ -17,6 +17,7 @@ from headrace_model_folder.expected_tensors import check_tensors, parameter_coun
 from headrace_model_folder.folder import ModelFolder, with_inputs
 from headrace_model_folder.formats.expert_formats import refuse_mixed_experts, without_plain
 from headrace_model_folder.safetensors_header import TensorRecord
+from headrace_model_folder.stacked_experts import split_joined
 
 # Copies of the model's embedding and output layer, which training shares.
 _COPIES = ("embed_tokens.weight", "shared_head.head.weight")
@@ -38,7 +39,7 @@ def open_mtp(folder: ModelFolder) -> ModelFolder:
     config = folder.config.mtp
     assert config is not None, "config.json announces an MTP layer"
     if folder.tensors:
-        tensors = _own_tensors(folder, config)
+        tensors = split_joined(config, _own_tensors(folder, config))
         config = _with_plain(config, tensors)
         check_tensors(config, tensors)
         config = with_inputs(folder.path, config, tensors)
@@ -49,14 +50,15 @@ def open_mtp(folder: ModelFolder) -> ModelFolder:
 def _own_tensors(folder: ModelFolder, config: ModelConfig) -> dict[str, TensorRecord]:
     """The layer's tensors, with the model's that it shares."""
     [layer] = config.description.layers
-    prefix = f"{layer.name}."
+    # They begin with the layer's name, or with what its name and those beside it begin with.
+    [prefix] = [each for each in folder.config.description.unused if f"{layer.name}.".startswith(each)]
     own = {name: record for name, record in folder.tensors.items() if name.startswith(prefix)}
     for copy in _COPIES:
         own.pop(f"{prefix}{copy}", None)
     if not own:
         raise InvalidModelFolder(
-            f"{CONFIG_FILE} announces an MTP layer (num_nextn_predict_layers is 1), and the folder has no tensors "
-            f"{prefix}*"
+            f"{CONFIG_FILE} announces an MTP layer (num_nextn_predict_layers or mtp_num_hidden_layers is 1), and the "
+            f"folder has no tensors {prefix}*"
         )
     shared = (f"{config.description.embedding.name}.weight", config.description.head_tensor()[0])
     return own | {name: folder.tensors[name] for name in shared if name in folder.tensors}

@@ -48,7 +48,5 @@ class Family:
     activations: tuple[str, ...] = ("silu", "swish")
     # Where the text part lies in a folder that has other parts too; None: it is the whole.
     text_part: TextPart | None = None
-    # Beginnings of names of tensors that folders have beside the model's, and that are not read.
-    left_out: tuple[str, ...] = ()
     # None: GGUF files of the family say that they are another one's.
     gguf: GgufNaming | None = None

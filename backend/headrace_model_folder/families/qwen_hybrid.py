@@ -3,8 +3,8 @@
 Dense, or with experts in every layer and one that all tokens share.
 
 Norms' factors are 1 more than the tensors say, and a quarter of each head is rotated. Published
-folders see as well: their text part is read. What they have to predict several tokens at once
-(`mtp`) is left out.
+folders see as well: their text part is read. They have a layer that predicts the token after the
+next (MTP), beside the others: one with attention, of the model's last state and the next token.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from headrace_model_folder.description import (
     ModelDescription,
     Norm,
     SharedExpert,
+    StateFusion,
     Vector,
 )
 from headrace_model_folder.families.decoder import MAX_WIDTH, Sizes, Switches, decoder, read_sizes
@@ -35,6 +36,8 @@ from headrace_model_folder.text_part import TextPart
 _MAX_HEADS = 1024
 _MAX_HEAD_DIM = 512
 _MAX_KERNEL = 16
+# Names of the layer that predicts the token after the next begin so.
+_PREDICTION = "mtp."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +62,26 @@ def describe(fields: Fields) -> ModelDescription:
         _raised(_with_delta_net(layer, sizes, linear) if is_linear else _gated(layer))
         for layer, is_linear in zip(model.layers, _linear_layers(fields, sizes.num_layers), strict=True)
     )
-    return dataclasses.replace(model, layers=tuple(layers), norm=_raised_norm(model.norm))
+    model = dataclasses.replace(model, layers=tuple(layers), norm=_raised_norm(model.norm), unused=(_PREDICTION,))
+    return dataclasses.replace(model, mtp=_mtp(model, sizes, bias) if _has_mtp(fields) else None)
+
+
+def _has_mtp(fields: Fields) -> bool:
+    """Whether one layer predicts the token after the next, with the model's own embedding."""
+    num_layers = fields.integer("mtp_num_hidden_layers", 0, MAX_WIDTH, 0)
+    return num_layers == 1 and not fields.boolean("mtp_use_dedicated_embeddings", False)
+
+
+def _mtp(model: ModelDescription, sizes: Sizes, bias: bool) -> ModelDescription:
+    """The layer that predicts the token after the next, as a model of one layer."""
+    alone = decoder(sizes, [None], Switches(bias, bias, head_norms=True), _PREDICTION)
+    fusion = StateFusion(
+        embedding_norm=_raised_norm(dataclasses.replace(alone.norm, name=f"{_PREDICTION}pre_fc_norm_embedding")),
+        state_norm=_raised_norm(dataclasses.replace(alone.norm, name=f"{_PREDICTION}pre_fc_norm_hidden")),
+        projection=Linear(f"{_PREDICTION}fc", sizes.hidden_size, 2 * sizes.hidden_size, keeps_dtype=True),
+    )
+    layers = (_raised(_gated(alone.layers[0])),)
+    return dataclasses.replace(model, layers=layers, norm=_raised_norm(alone.norm), fusion=fusion)
 
 
 def describe_moe(fields: Fields) -> ModelDescription:
@@ -69,8 +91,12 @@ def describe_moe(fields: Fields) -> ModelDescription:
     # The dense model with an MLP of an expert's size, which experts take the place of.
     model = describe(Fields(fields.name, {**fields.values, "intermediate_size": inner}))
     routing = read_routing(fields, "num_experts", "moe_intermediate_size", len(model.layers), renormalized=True)
-    layers = (_with_shared(with_experts(layer, routing, _NAMES), shared) for layer in model.layers)
-    return dataclasses.replace(model, layers=tuple(layers))
+
+    def sparse(model: ModelDescription) -> ModelDescription:
+        layers = (_with_shared(with_experts(layer, routing, _NAMES), shared) for layer in model.layers)
+        return dataclasses.replace(model, layers=tuple(layers))
+
+    return dataclasses.replace(sparse(model), mtp=None if model.mtp is None else sparse(model.mtp))
 
 
 def _with_shared(layer: Layer, inner: int) -> Layer:
@@ -190,20 +216,16 @@ _EXPERT_DEFAULTS = {
     "shared_expert_intermediate_size": 512,
 }
 _NAMES = ExpertNames("mlp", "gate", gate="gate_proj", up="up_proj", down="down_proj")
-# Layers behind the last, which predict further tokens.
-_PREDICTION = "mtp."
 _TEXT_PART = TextPart(
     "text_config",
     {"model.language_model.": "model."},
-    ("model.visual.", _PREDICTION),
+    ("model.visual.",),
     of_all=("tie_word_embeddings",),
 )
 
-QWEN3_5 = Family("Qwen3_5ForCausalLM", _DEFAULTS, describe, left_out=(_PREDICTION,))
-QWEN3_5_OF_SEVERAL = dataclasses.replace(
-    QWEN3_5, architecture="Qwen3_5ForConditionalGeneration", text_part=_TEXT_PART, left_out=()
-)
-QWEN3_5_MOE = Family("Qwen3_5MoeForCausalLM", _DEFAULTS | _EXPERT_DEFAULTS, describe_moe, left_out=(_PREDICTION,))
+QWEN3_5 = Family("Qwen3_5ForCausalLM", _DEFAULTS, describe)
+QWEN3_5_OF_SEVERAL = dataclasses.replace(QWEN3_5, architecture="Qwen3_5ForConditionalGeneration", text_part=_TEXT_PART)
+QWEN3_5_MOE = Family("Qwen3_5MoeForCausalLM", _DEFAULTS | _EXPERT_DEFAULTS, describe_moe)
 QWEN3_5_MOE_OF_SEVERAL = dataclasses.replace(
-    QWEN3_5_MOE, architecture="Qwen3_5MoeForConditionalGeneration", text_part=_TEXT_PART, left_out=()
+    QWEN3_5_MOE, architecture="Qwen3_5MoeForConditionalGeneration", text_part=_TEXT_PART
 )

@@ -65,6 +65,21 @@ class GatedDeltaNet:
         """
         return self.matrix_elements + self.kernel_size * self.num_channels
 
+    def drafted_state_elements(self, num_drafts: int) -> int:
+        """Elements of a sequence where steps verify up to `num_drafts` drafts of it.
+
+        A step may turn down drafts, and matrices can't give anything back. So they are behind
+        (`headrace_kernels.recurrence.pending`): kept besides are inputs of a step's own tokens, a
+        power of two, keys, values and two logits a head of pending tokens and of drafts, and how
+        far each matrix is.
+        """
+        if not num_drafts:
+            return self.state_elements
+        inputs = ((1 << num_drafts.bit_length()) + self.kernel_size - 1) * self.num_channels
+        token = self.key.outputs + self.value.outputs + 2 * self.num_value_heads
+        pending = (2 * num_drafts + 1) * token + self.num_value_heads
+        return -(-(self.matrix_elements + inputs + pending) // 4) * 4
+
     @property
     def linears(self) -> tuple[Linear, ...]:
         """The projections in the order of a forward pass."""

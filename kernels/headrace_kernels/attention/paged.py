@@ -86,6 +86,8 @@ class AttentionMetadata:
     seq_lens_cpu: _Int32Array
     # [num_rows] int32: the rows of the batch that these are; None: only attention reads the step.
     rows: Tensor | None = None
+    # [num_rows] int32: drafts at the end of each row's tokens; None: nobody drafts.
+    num_drafts: Tensor | None = None
     # Made by the first layer that needs it, used by all others of the step.
     _plans: dict[tuple[int, int, int | None, bool], GatherPlan] = dataclasses.field(default_factory=dict, repr=False)
 

@@ -175,3 +175,6 @@ class PagedAttentionStep:
     decode: DecodeWork | None
     # None: no entry has more.
     prefill: PrefillWork | None
+    # [num_entries] int32: drafts at the end of each entry, for layers that keep states; None:
+    # nobody drafts.
+    num_drafts: Tensor | None = None

@@ -2,7 +2,9 @@
 
 entries        which tokens of a step belong to which row, and where a row's state lies
 delta_net      all between a layer's projections, in one launch for entries of one token (kernel in
-               `decode_kernels`), else the three operations below
+               `decode_kernels`), or of some where tokens are drafted (`drafted_kernels`), else the
+               three operations below
+pending        what drafts leave of a row outside of its matrices; the layout of a row's line
 convolution    the short causal convolution before the rule; the last inputs are part of the state
 gated_delta    the recurrence, token by token (the reference) and in chunks (on a CPU); its kernels
                are in `gated_delta_kernels`, token by token, and `chunk_kernels`

@@ -251,8 +251,10 @@ def launch_rule(device: torch.device) -> ChunkTile:
     return ChunkTile(chunk=32, within_warps=8)
 
 
-def launch_chunks(mixed, gates, matrices, entries, heads, out, eps, tile: ChunkTile | None = None) -> None:
-    """Computes `gated_delta.gated_delta`, whose arguments these are, of LEAST_TOKENS and more each.
+def launch_chunks(
+    mixed, gates, matrices, entries, heads, out, eps, tile: ChunkTile | None = None, least: int = LEAST_TOKENS
+) -> None:
+    """Computes `gated_delta.gated_delta`, whose arguments these are, of `least` tokens and more.
 
     Args:
         mixed: Queries, keys and values.
@@ -263,10 +265,11 @@ def launch_chunks(mixed, gates, matrices, entries, heads, out, eps, tile: ChunkT
         out: [num_tokens, num_value_heads, value_dim] to be written.
         eps: Added to the square of a query's or key's length.
         tile: How to launch; None: as `launch_rule` says.
+        least: Tokens of the shortest entries that are computed.
     """
     tile = tile or launch_rule(mixed.device)
     num_tokens, num_entries = mixed.shape[0], entries.rows.shape[0]
-    if num_tokens < LEAST_TOKENS:
+    if num_tokens < least:
         return
     keys = max(16, triton.next_power_of_2(heads.key_dim))
     columns = min(tile.columns, max(16, triton.next_power_of_2(heads.value_dim)))
@@ -279,12 +282,12 @@ def launch_chunks(mixed, gates, matrices, entries, heads, out, eps, tile: ChunkT
     _within_chunks_kernel[(num_tokens // tile.chunk + num_entries, heads.num_value_heads)](
         mixed, *gates, solved, weights, scales, entries.query_start_loc,
         num_entries, num_tokens, gates.correction.stride(0), gates.decay.stride(0), eps,
-        heads, keys, tile.chunk, LEAST_TOKENS, of_products, num_warps=tile.within_warps,
+        heads, keys, tile.chunk, least, of_products, num_warps=tile.within_warps,
     )  # fmt: skip
-    windows = num_tokens // LEAST_TOKENS
+    windows = num_tokens // least
     grid = (triton.cdiv(heads.value_dim, columns), heads.num_value_heads, min(num_entries, windows))
     _across_chunks_kernel[grid](
         mixed, solved, weights, scales, matrices, out, *entries.columns,
         num_entries, num_tokens, int(windows < num_entries), matrices.stride(0),
-        heads, keys, columns, tile.chunk, LEAST_TOKENS, tile.stages, of_products, num_warps=tile.across_warps,
+        heads, keys, columns, tile.chunk, least, tile.stages, of_products, num_warps=tile.across_warps,
     )  # fmt: skip

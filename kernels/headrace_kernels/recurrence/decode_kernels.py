@@ -127,10 +127,11 @@ def launch_decodes(tokens, weights, states, entries, heads, out, length_eps, num
         length_eps: Added to the square of a query's or key's length.
         num_warps: Warps of a program; None: those of the launch rule.
     """
-    strides = (line.stride(0) for line in (*tokens, *states))
+    lines = (states.matrices, states.tails)
+    strides = (line.stride(0) for line in (*tokens, *lines))
     early, kernel = card.launches_early(out.device), weights.convolution.shape[1]
     _decode_kernel[(heads.num_value_heads, entries.rows.shape[0])](
-        *tokens, weights.convolution, weights.log_decay, weights.decay_bias, weights.norm, *states, out,
+        *tokens, weights.convolution, weights.log_decay, weights.decay_bias, weights.norm, *lines, out,
         *entries.columns, *strides, length_eps, weights.norm_eps,
         heads, kernel, *(triton.next_power_of_2(size) for size in (kernel, heads.key_dim, heads.value_dim)), early,
         num_warps=num_warps or _NUM_WARPS, launch_pdl=early,

@@ -1,7 +1,8 @@
 """A linear attention between its projections: convolution, gated delta rule, norm and gate.
 
 Owns which operations compute a step. Entries of one token, as decodes are, take one launch
-(`decode_kernels`), alone or beside others, which take the operations one after another.
+(`decode_kernels`), alone or beside others, which take the operations one after another. In workers
+that draft that launch is another one, for entries of some tokens (`drafted_kernels`).
 """
 
 from __future__ import annotations
@@ -12,15 +13,24 @@ from torch import Tensor
 
 from headrace_kernels.recurrence.convolution import causal_convolution
 from headrace_kernels.recurrence.decode_kernels import launch_decodes, takes_decodes
+from headrace_kernels.recurrence.drafted_kernels import launch_drafted, launch_pending
 from headrace_kernels.recurrence.entries import RecurrentEntries
 from headrace_kernels.recurrence.gated_delta import (
     LENGTH_EPS,
     DeltaGates,
     DeltaHeads,
     gated_delta,
+    gated_delta_chunked,
     launch_by_length,
 )
 from headrace_kernels.recurrence.output_norm import gated_rms_norm
+from headrace_kernels.recurrence.pending import (
+    PendingTokens,
+    RowStates,
+    apply_pending_reference,
+    keep_drafts_reference,
+    longest_entry,
+)
 from headrace_kernels.triton_runtime import uses_triton
 
 
@@ -49,22 +59,17 @@ class DeltaWeights(NamedTuple):
     norm_eps: float
 
 
-class RowStates(NamedTuple):
-    """States of all rows, fp32: views whose lines have a stride and are contiguous."""
-
-    # [num_rows, num_value_heads, key_dim, value_dim].
-    matrices: Tensor
-    # [num_rows, kernel, heads.num_channels] kept inputs, see `causal_convolution`.
-    tails: Tensor
-
-
 def delta_net_reference(
     tokens: ProjectedTokens, weights: DeltaWeights, states: RowStates, entries: RecurrentEntries, heads: DeltaHeads
 ) -> Tensor:
     """One operation after another. See `delta_net`."""
-    mixed = causal_convolution(tokens.mixed, weights.convolution, states.tails, entries)
-    out = gated_delta(mixed, _gates(tokens, weights), states.matrices, entries, heads)
-    return _normed(out, tokens, weights)
+    mixed, gates = causal_convolution(tokens.mixed, weights.convolution, states.tails, entries), _gates(tokens, weights)
+    if states.pending is None:
+        return _normed(gated_delta(mixed, gates, states.matrices, entries, heads), tokens, weights)
+    apply_pending_reference(gates, states.matrices, states.pending, entries, heads)
+    keep_drafts_reference(mixed, gates, states.pending, entries)
+    # The kernels of the operation know no drafts.
+    return _normed(gated_delta_chunked(mixed, gates, states.matrices, entries, heads), tokens, weights)
 
 
 def _longer_entries(
@@ -106,9 +111,32 @@ def delta_net(
     """
     if not (uses_triton(tokens.mixed) and takes_decodes(heads)):
         return delta_net_reference(tokens, weights, states, entries, heads)
+    if states.pending is not None:
+        return _drafted(tokens, weights, states, states.pending, entries, heads)
     if entries.only_decodes:
         out = tokens.mixed.new_empty(len(tokens.mixed), heads.num_value_heads * heads.value_dim)
     else:
         out = _longer_entries(tokens, weights, states, entries, heads)
     launch_decodes(tokens, weights, states, entries, heads, out, LENGTH_EPS)
+    return out
+
+
+def _drafted(
+    tokens: ProjectedTokens,
+    weights: DeltaWeights,
+    states: RowStates,
+    pending: PendingTokens,
+    entries: RecurrentEntries,
+    heads: DeltaHeads,
+) -> Tensor:
+    """The kernels of `delta_net` in workers that draft."""
+    most = longest_entry(pending.num_drafts)
+    mixed = causal_convolution(tokens.mixed, weights.convolution, states.tails, entries, most)
+    if entries.only_decodes:
+        out = tokens.mixed.new_empty(len(tokens.mixed), heads.num_value_heads * heads.value_dim)
+    else:
+        launch_pending(weights, states, entries, heads, LENGTH_EPS, most)
+        longer = launch_by_length(mixed, _gates(tokens, weights), states.matrices, entries, heads, most + 1)
+        out = _normed(longer, tokens, weights)
+    launch_drafted(mixed, tokens, weights, states, entries, heads, out, LENGTH_EPS, most)
     return out

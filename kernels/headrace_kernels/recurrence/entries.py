@@ -19,9 +19,12 @@ class RecurrentEntries(NamedTuple):
     seq_lens: Tensor
     # [num_entries] the row of each entry; no two entries with tokens have the same.
     rows: Tensor
-    # Whether no entry has more than one token, whatever the tensors come to hold: a captured step
-    # is replayed with other lengths.
+    # Whether no entry has more than one token, or where tokens are drafted than `longest_entry` of
+    # `pending`, whatever the tensors come to hold: a captured step is replayed with other lengths.
     only_decodes: bool = False
+    # [num_entries] drafts at the end of each entry, which may turn out wrong: an entry with drafts
+    # has one other token, the first. None: nothing is drafted.
+    num_drafts: Tensor | None = None
 
     @property
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,6 +40,8 @@ class HostEntries(NamedTuple):
     rows: list[int]
     # Position of each entry's first token; 0: the entry begins its sequence, with an empty state.
     starts: list[int]
+    # Tokens at the end of each entry that may turn out wrong.
+    num_drafts: list[int]
 
     @classmethod
     def of(cls, entries: RecurrentEntries) -> HostEntries:
@@ -45,8 +50,10 @@ class HostEntries(NamedTuple):
         spans = list(zip(bounds, bounds[1:], strict=False))[: len(seq_lens)]
         filled = [index for index, (first, end) in enumerate(spans) if end > first]
         rows = entries.rows.tolist()
+        num_drafts = [0] * len(rows) if entries.num_drafts is None else entries.num_drafts.tolist()
         return cls(
             [spans[index] for index in filled],
             [rows[index] for index in filled],
             [seq_lens[index] - (spans[index][1] - spans[index][0]) for index in filled],
+            [num_drafts[index] for index in filled],
         )

@@ -77,12 +77,13 @@ def gated_delta_reference(
 ) -> Tensor:
     """Token by token, as the rule says. The specification; see `gated_delta`."""
     wide, out = _widened(mixed, gates, heads), _empty_output(mixed, heads)
-    for (first, end), row, start in zip(*HostEntries.of(entries), strict=True):
+    for (first, end), row, start, num_drafts in zip(*HostEntries.of(entries), strict=True):
         state = matrices[row].clone() if start else torch.zeros_like(matrices[row])
         for token in range(first, end):
             result, states = _step(wide.part(token, token + 1), state[None])
             out[token], state = result[0], states[0]
-        matrices[row] = state
+            if token == end - num_drafts - 1:
+                matrices[row] = state
     return out
 
 
@@ -92,15 +93,18 @@ def gated_delta_chunked(
     """Entries of one token side by side, longer ones in chunks. See `gated_delta`."""
     wide, out, host = _widened(mixed, gates, heads), _empty_output(mixed, heads), HostEntries.of(entries)
     singles: list[int] = []
-    for index, ((first, end), row, start) in enumerate(zip(*host, strict=True)):
+    for index, ((first, end), row, start, num_drafts) in enumerate(zip(*host, strict=True)):
         if end == first + 1:
             singles.append(index)
             continue
         state = matrices[row] if start else torch.zeros_like(matrices[row])
-        for begin in range(first, end, _CHUNK):
-            stop = min(begin + _CHUNK, end)
+        kept = end - num_drafts
+        for begin in range(first, kept, _CHUNK):
+            stop = min(begin + _CHUNK, kept)
             out[begin:stop], state = _chunk(wide.part(begin, stop), state)
         matrices[row] = state
+        if num_drafts:
+            out[kept:end], _ = _chunk(wide.part(kept, end), state)
     if singles:
         _single_tokens(singles, host, wide, matrices, out)
     return out
@@ -187,7 +191,8 @@ def gated_delta(
         gates: What decides how matrices change.
         matrices: fp32 [num_rows, num_value_heads, key_dim, value_dim] of each row, changed in
             place. The dimensions behind the first are contiguous.
-        entries: Entries of the step.
+        entries: Entries of the step. Drafts have outputs, and leave no trace in a matrix; the
+            kernels are given none.
         heads: Numbers and sizes of heads.
 
     Returns:
@@ -217,7 +222,8 @@ def launch_by_length(
     """
     operands = (mixed, gates, matrices, entries, heads, out := _empty_output(mixed, heads), LENGTH_EPS)
     by_chunks = takes_chunks(heads, mixed.dtype) and not entries.only_decodes
-    launch_gated_delta(*operands, least, LEAST_TOKENS - 1 if by_chunks else len(mixed))
+    least_of_chunks = max(least, LEAST_TOKENS)
+    launch_gated_delta(*operands, least, least_of_chunks - 1 if by_chunks else len(mixed))
     if by_chunks:
-        launch_chunks(*operands)
+        launch_chunks(*operands, least=least_of_chunks)
     return out

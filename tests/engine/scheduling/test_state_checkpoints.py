@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -55,6 +56,20 @@ def test_a_conversation_goes_on_behind_its_last_answer() -> None:
         turn = turn + reader.tokens[0] + prompt(0, 7, len(turn))
         (found,) = hits(engine, request(turn, 1))
         assert behind - checkpoint_places.LEAST_MOVE_TOKENS - 16 < found < behind
+
+
+@pytest.mark.parametrize("most_settled", [1, 3, 5])
+def test_a_conversation_goes_on_behind_an_answer_of_which_tokens_were_drafted(most_settled: int) -> None:
+    """Its state is found where a block ends among the tokens that a step settles."""
+    engine, turn, draws = harness(tokens_per_row=5, speculate_tokens="4"), prompt(300, 0), random.Random(most_settled)
+    engine.choose_count = lambda most: draws.randint(min(most, (most_settled + 1) // 2), min(most, most_settled))
+    for _ in range(4):
+        (reader,) = served(engine, request(turn, 200))
+        assert reader.done is not None and reader.done.draft_tokens > 0
+        behind = len(turn) + len(reader.tokens[0])
+        turn = turn + reader.tokens[0] + prompt(0, 7, len(turn))
+        (found,) = hits(engine, request(turn, 1))
+        assert behind - 2 * checkpoint_places.LEAST_MOVE_TOKENS < found < behind
 
 
 def test_an_answer_that_others_do_not_go_on_with_leaves_its_prompt_to_them() -> None:

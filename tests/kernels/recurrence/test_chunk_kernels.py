@@ -84,8 +84,8 @@ def test_sizes_of_no_power_of_two_agree_with_the_rule(heads: DeltaHeads, dtype: 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [16, 32])
 def test_shorter_chunks_agree_with_the_rule(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def launched(*operands: object) -> None:
-        launch_chunks(*operands, tile=ChunkTile(chunk=chunk, columns=16))
+    def launched(*operands: object, **options: int) -> None:
+        launch_chunks(*operands, tile=ChunkTile(chunk=chunk, columns=16), **options)
 
     monkeypatch.setattr(rule, "launch_chunks", launched)
     case = RecurrentCase([70, 16, 33, 1], [0, 3, 5, 1], torch.float32, "cpu")

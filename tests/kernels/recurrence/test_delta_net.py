@@ -7,14 +7,9 @@ import torch
 from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, kernels_on, poisoned_memory
 from tests.support.recurrent_case import RecurrentCase
 
-from headrace_kernels.recurrence.delta_net import (
-    DeltaWeights,
-    ProjectedTokens,
-    RowStates,
-    delta_net,
-    delta_net_reference,
-)
+from headrace_kernels.recurrence.delta_net import DeltaWeights, ProjectedTokens, delta_net, delta_net_reference
 from headrace_kernels.recurrence.gated_delta import DeltaHeads
+from headrace_kernels.recurrence.pending import RowStates
 
 KERNEL = 4
 # Value heads that share a key, and sizes of no power of two.
@@ -48,7 +43,7 @@ def check(case: RecurrentCase, heads: DeltaHeads, device: str) -> None:
     )
     states = states_of(case, heads)
     entries = case.entries._replace(only_decodes=max(case.counts) == 1)
-    wanted = RowStates(*(each.clone() for each in states))
+    wanted = RowStates(states.matrices.clone(), states.tails.clone())
     expected = delta_net_reference(tokens, weights, wanted, case.entries, heads)
     with kernels_on(device), poisoned_memory(device):
         found = delta_net(tokens, weights, states, entries, heads)

@@ -213,7 +213,8 @@ def test_a_model_with_its_layer_suits_whatever_ranks_and_bits(glm: pathlib.Path)
 def test_a_model_without_the_layer_is_refused(target: ModelFolder) -> None:
     assert unsuitable_draft(EngineConfig(model=DEMO, speculate="mtp"), target) == (
         "speculate is mtp, and the model (LlamaForCausalLM) has no MTP layer to draft with: that of "
-        "Glm4MoeForCausalLM is read, where num_nextn_predict_layers in config.json is 1"
+        "Glm4MoeForCausalLM is read, where num_nextn_predict_layers in config.json is 1, and that of Qwen3.5, where "
+        "mtp_num_hidden_layers is 1 and mtp_use_dedicated_embeddings is not true"
     )
 
 
@@ -225,7 +226,7 @@ def test_a_folder_that_lacks_the_layer_is_refused_where_it_is_to_draft(
     save_file(tensors, bare / "model.safetensors")
     assert mtp_reason(bare) == (
         "speculate is mtp, and the model's folder has no MTP layer that can be read: config.json announces an MTP "
-        "layer (num_nextn_predict_layers is 1), and the folder has no tensors model.layers.2.*"
+        "layer (num_nextn_predict_layers or mtp_num_hidden_layers is 1), and the folder has no tensors model.layers.2.*"
     )
     assert unsuitable_draft(EngineConfig(model=bare), ModelFolder.open(bare)) is None
 

@@ -57,6 +57,23 @@ def test_prompts_begin_behind_kept_states(
         assert engine.engine._scheduler.num_prefix_hit_tokens - before == hits
 
 
+@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4)], ids=["exact", "padded"])
+def test_drafts_change_no_tokens(
+    device: str, batch_sizes: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Drafts from the row's own tokens, of which some are right, beside prompts in chunks."""
+    made = Made(tmp_path_factory.mktemp("recurrent"), CONFIGS["qwen3.5-order-tied"](), device)
+    lengths, count = ((6, 3), 8) if device == "cpu" else ((30, 3, 21, 9), 40)
+    prompts = [prompt_of(length, length) * 3 for length in lengths]
+    settings = {"tokens_per_row": 4, "speculate": "ngram", "speculate_tokens": "3"}
+    make = functools.partial(gpu_runner, batch_sizes)
+    engine = made.engine(60, make=make, max_num_seqs=2, max_num_batched_tokens=32, **settings)
+    readers = engine.readers_of([greedy(prompt, count) for prompt in prompts])
+    assert [reader.tokens[0] for reader in readers] == [made.expected(tuple(prompt), count) for prompt in prompts]
+    accepted = [(reader.done.draft_tokens, reader.done.accepted_tokens) for reader in readers if reader.done]
+    assert sum(drafts for drafts, _ in accepted) > sum(right for _, right in accepted) > 0
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_worker_of_a_card_has_states_in_its_graphs(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -40,6 +40,8 @@ class _Written(NamedTuple):
     num_tokens: int
     slot: int
     is_kept: bool
+    # Whether it depends on what its step settles if it is.
+    is_unsure: bool
 
 
 class StateCheckpoints:
@@ -74,13 +76,15 @@ class StateCheckpoints:
         self._slot_of_key.move_to_end(key)
         return self._slot_of_key[key]
 
-    def take(self, sequence: Sequence, num_tokens: int, is_kept: bool) -> int | None:
+    def take(self, sequence: Sequence, num_tokens: int, is_kept: bool, is_unsure: bool = False) -> int | None:
         """Takes a slot for the state that the step in the making leaves of a sequence.
 
         Args:
             sequence: A sequence that the step computes.
             num_tokens: Tokens that it has computed after the step, whole blocks.
             is_kept: Whether the checkpoint stays where it is, or moves with the sequence.
+            is_unsure: Whether the state is that behind so many tokens only if drafts are right, as
+                `settle` says.
 
         Returns:
             The slot; None: there is none for it.
@@ -88,12 +92,35 @@ class StateCheckpoints:
         slot = self._slot(sequence, is_kept)
         if slot is not None:
             self._num_moving_written += not is_kept
-            self._written.setdefault(sequence, deque()).append(_Written(num_tokens, slot, is_kept))
+            self._written.setdefault(sequence, deque()).append(_Written(num_tokens, slot, is_kept, is_unsure))
         return slot
+
+    def is_unsure(self, sequence: Sequence) -> bool:
+        """Whether a state of a sequence is being written of which its step decides what it is."""
+        return any(one.is_unsure for one in self._written.get(sequence, ()))
+
+    def settle(self, sequence: Sequence, num_tokens: int, key: PrefixKey | None) -> None:
+        """Says what the unsure state is that is being written of a sequence, if it is there still.
+
+        Args:
+            sequence: A sequence that the step computed which has settled.
+            num_tokens: Tokens for which the state was kept.
+            key: Their key; None: it is another state.
+        """
+        written = self._written.get(sequence, deque())
+        found = [one for one in written if one.is_unsure and one.num_tokens == num_tokens]
+        for one in found[:1]:
+            written.remove(one)
+            self._num_moving_written -= not one.is_kept
+            if key is None:
+                self._free.append(one.slot)
+            else:
+                self._make_known(sequence, key, one)
 
     def last_written(self, sequence: Sequence, num_tokens: int) -> int:
         """Tokens at the last checkpoint that is being written of the first tokens of a sequence."""
-        return max([w.num_tokens for w in self._written.get(sequence, ()) if w.num_tokens <= num_tokens], default=0)
+        written = [one.num_tokens for one in self._written.get(sequence, ()) if not one.is_unsure]
+        return max([count for count in written if count <= num_tokens], default=0)
 
     def publish(self, sequence: Sequence, key_at: Callable[[int], PrefixKey]) -> None:
         """Makes those of a sequence known whose tokens have settled.
@@ -103,7 +130,7 @@ class StateCheckpoints:
             key_at: Gives the key of the sequence's first so many tokens.
         """
         written = self._written.get(sequence)
-        while written and written[0].num_tokens <= sequence.num_settled:
+        while written and not written[0].is_unsure and written[0].num_tokens <= sequence.num_settled:
             one = written.popleft()
             self._num_moving_written -= not one.is_kept
             self._make_known(sequence, key_at(one.num_tokens), one)

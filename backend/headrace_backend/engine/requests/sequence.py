@@ -71,6 +71,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_settled",
         "num_tokens",
+        "num_unread_drafts",
         "num_unsure_steps",
         "number",
         "paused",
@@ -144,6 +145,8 @@ class Sequence:
         self.num_tokens = self.num_prompt_tokens + len(self.tokens)
         # Tokens that steps so far could have settled and did not.
         self.num_forgotten = 0
+        # Drafts in steps in flight: the scheduled counters may be too large by as much.
+        self.num_unread_drafts = 0
         # Of one with a grammar: steps in flight of which nobody knows how many drafts they settle.
         self.num_unsure_steps = 0
         # What the waiting queue counts it for while it is there.
@@ -188,7 +191,7 @@ class Sequence:
 
     def forget_unread(self) -> None:
         """The steps in flight will never be read: what they sampled is to be sampled again."""
-        self.num_unsure_steps = 0
+        self.num_unsure_steps = self.num_unread_drafts = 0
         self.num_tokens = self.num_prompt_tokens + len(self.tokens)
         if self.num_given > len(self.tokens):
             # Where draws have masks again was said of a place behind tokens that must come anew.

@@ -13,6 +13,10 @@ some hundred tokens to who begins there. What is kept at stops stays where it is
 with a block anyway, one checkpoint moves with the sequence: a preempted one goes on from there, and
 a conversation from the end of the answer.
 
+Where tokens are drafted, nobody knows which token a step ends with. What a step leaves of a row can
+be continued behind each token that it settles (`headrace_kernels.recurrence.pending`). So a state
+is kept where a block may end among them, for that block, and is found only if it did.
+
 Owns stops, and what a step in the making keeps. Does not own slots (`state_checkpoints`) nor copies
 (`state_copies`).
 """
@@ -112,18 +116,36 @@ class CheckpointPlaces:
         """Decides whose states behind the step in the making are kept, which is complete."""
         num_moves = 0
         for sequence in builder.computed:
-            num_tokens = sequence.num_computed
-            if num_tokens % self._block_size:
+            behind_block = sequence.num_computed % self._block_size
+            if behind_block > sequence.num_unread_drafts:
                 continue
+            num_tokens, is_unsure = sequence.num_computed - behind_block, sequence.num_unread_drafts > 0
             way = self._way(sequence)
-            is_stop = num_tokens in way.stops
-            if not is_stop and (num_moves == MOST_MOVES or not self._may_move(sequence, way)):
+            is_stop = not is_unsure and num_tokens in way.stops
+            if not is_stop and (num_moves == MOST_MOVES or not self._may_move(sequence, num_tokens, way)):
                 continue
-            slot = self._checkpoints.take(sequence, num_tokens, is_stop)
+            slot = self._checkpoints.take(sequence, num_tokens, is_stop, is_unsure)
             if slot is not None:
                 num_moves += not is_stop
-                way.last = num_tokens
                 self._copies.save(sequence, slot)
+                if is_unsure:
+                    builder.note_unsure_state(sequence, num_tokens)
+                else:
+                    way.last = num_tokens
+
+    def settle(self, sequence: Sequence, num_tokens: int, start: int) -> None:
+        """A step has settled behind which a state was kept for `num_tokens`, as drafts might be.
+
+        Args:
+            sequence: Whose state.
+            num_tokens: Tokens at the end of a block.
+            start: Tokens that were settled before the step, which therefore began there.
+        """
+        is_right = start < num_tokens <= sequence.num_settled
+        key = self._kv.key(sequence, num_tokens // self._block_size - 1) if is_right else None
+        self._checkpoints.settle(sequence, num_tokens, key)
+        if is_right and sequence in self._ways:
+            self._ways[sequence].last = num_tokens
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence leaves its row."""
@@ -148,9 +170,9 @@ class CheckpointPlaces:
         whole = end - end % self._block_size - start
         return whole if end < sequence.num_tokens and 2 * whole >= count else count
 
-    def _may_move(self, sequence: Sequence, way: _Way) -> bool:
+    def _may_move(self, sequence: Sequence, num_tokens: int, way: _Way) -> bool:
         """Whether a sequence that is at the end of a block may have its checkpoint moved there."""
-        if sequence.num_computed - way.last < LEAST_MOVE_TOKENS:
+        if num_tokens - way.last < LEAST_MOVE_TOKENS or self._checkpoints.is_unsure(sequence):
             return False
         # What a search has chosen last may be another hypothesis' when its step has settled.
         return sequence.search is None or sequence.num_computed <= sequence.num_prompt_tokens

@@ -102,6 +102,8 @@ class InFlightStep:
     masked: list[MaskedDraw] = dataclasses.field(default_factory=list)
     # Drafts that the worker reports before the masks can be computed.
     num_reported_drafts: int = 0
+    # Sequences whose state is kept, for so many tokens, if the step settles the last of them.
+    unsure_states: list[tuple[Sequence, int]] = dataclasses.field(default_factory=list)
     # Sequences with a grammar of which nobody knows how many of their drafts it settles.
     unsure: list[Sequence] = dataclasses.field(default_factory=list)
     # Known before its result: tokens that sequences will not settle of those planned, and outputs
@@ -152,6 +154,7 @@ class PlanBuilder:
         "_table_starts",
         "_token_bytes",
         "_token_indices",
+        "_unsure_states",
         "_with_history",
         "load",
         "num_prompt_logprobs",
@@ -200,6 +203,7 @@ class PlanBuilder:
         self._admissions: list[RowAdmission] = []
         self._copies: list[BlockCopy] = []
         self._state_copies: list[StateCopy] = []
+        self._unsure_states: list[tuple[Sequence, int]] = []
         # Entries that are not decodes.
         self._entries: list[tuple[Sequence, int, int]] = []
         self._forced: dict[Sequence, array[int]] = {}
@@ -314,6 +318,7 @@ class PlanBuilder:
         for sequence, count in zip(self._decodes, counts, strict=True):
             sequence.num_computed += count
             sequence.num_tokens += count
+            sequence.num_unread_drafts += count
         self.num_tokens += num_drafts
         self.load.num_draft_tokens = num_drafts
         self.load.context_tokens += num_drafts
@@ -384,6 +389,10 @@ class PlanBuilder:
     def add_state_copies(self, copies: list[StateCopy]) -> None:
         """Copies states of rows before the pass."""
         self._state_copies += copies
+
+    def note_unsure_state(self, sequence: Sequence, num_tokens: int) -> None:
+        """A state is kept that is right if the step settles the last of so many tokens."""
+        self._unsure_states.append((sequence, num_tokens))
 
     def build(
         self, released_rows: AbstractSequence[int], planned_at_ns: int, has_grammars: bool = False
@@ -478,6 +487,7 @@ class PlanBuilder:
             self._entries,
             draft_counts=self._draft_counts,
             forced=self._forced,
+            unsure_states=self._unsure_states,
         )
 
     def _check(self, sequence: Sequence, count: int, is_sampled: bool) -> None:

@@ -221,6 +221,11 @@ class Scheduler:
         self.kv.publish(sequence)
         self._followers.advance(sequence, self.kv)
 
+    def settle_state(self, sequence: Sequence, num_tokens: int, start: int) -> None:
+        """The step that began at `start` has settled, whose state was kept for `num_tokens`."""
+        if self._places is not None:
+            self._places.settle(sequence, num_tokens, start)
+
     def go_on(self, request: LiveRequest, forks: Iterable[Fork]) -> None:
         """Has the beams of a search compute the hypotheses that it has chosen."""
         assert self.kv is not None, "a step was computed"

@@ -100,7 +100,7 @@ class LoadedModel:
             allocate_row_states(sizes.max_num_seqs, num_elements, self.device, num_checkpoints)
             if num_elements
             else caches[next(sources)]
-            for num_elements in model.state_elements
+            for num_elements in model.state_elements(sizes.num_drafts)
         ]
 
     def drafting_model(self, num_blocks: int) -> DraftingModel | None:

@@ -176,8 +176,8 @@ def model_memory(
         scratch=weights.scratch,
         graph_token=per_token,
         # Padding has a line of its own.
-        states=(sizes.max_num_seqs + 1) * row_state_bytes(model),
-        checkpoint=row_state_bytes(model),
+        states=(sizes.max_num_seqs + 1) * row_state_bytes(model, sizes.num_drafts),
+        checkpoint=row_state_bytes(model, sizes.num_drafts),
         streams=_num_streams(sizes.stage) * sizes.max_num_batched_tokens * model.hidden_size * size,
     )
 

@@ -281,6 +281,7 @@ class StepBuffers:
                     block_size=self._block_size,
                     decode=decode,
                     prefill=prefill,
+                    num_drafts=columns.num_drafts if part.drafts else None,
                 )
                 for block_tables, slot_mapping in zip(rows.group_tables, slots, strict=True)
             ]

@@ -18,7 +18,7 @@ import torch
 
 from headrace_backend.step.plan import ForwardPlan, Int32Column, StepPlan
 from headrace_backend.worker.plan_columns import Entries, flat_token_ids, last_sampled_bounds, ranges
-from headrace_backend.worker.speculation.draws import Draws
+from headrace_backend.worker.speculation.draws import Draws, num_drafts
 from headrace_backend.worker.step.shape import AttentionSizes, StepShape
 from headrace_kernels.attention.plan import GatherColumns, plan_decode, plan_prefill
 
@@ -45,6 +45,8 @@ class AttentionColumns(Generic[Column]):
     tiles: Column
     # In workers that draft: [num_entries] see `StepColumns.bounds`; else nothing.
     bounds: Column
+    # Likewise: [num_entries] drafts at the end of each entry.
+    num_drafts: Column
 
 
 @dataclasses.dataclass(slots=True)
@@ -85,7 +87,7 @@ def _lengths(shape: StepShape) -> list[int]:
     for part in shape.parts:
         entries = part.num_entries
         lengths += (entries, entries, entries + 1, 4 * part.num_splits, 2 * part.num_tiles)
-        lengths.append(entries if shape.drafts else 0)
+        lengths += (entries, entries) if shape.drafts else (0, 0)
     return lengths
 
 
@@ -152,18 +154,23 @@ def fill_columns(
         for each, entries, part in zip(columns.attention, parts, shape.parts, strict=True)
     )
     if draws is not None:
-        _fill_bounds(columns, forward, parts, scratch_row)
+        _fill_drafted(columns, forward, parts, scratch_row)
     return gathers
 
 
-def _fill_bounds(
+def _fill_drafted(
     columns: StepColumns[Int32Column], plan: ForwardPlan, parts: tuple[Entries, ...], scratch_row: int
 ) -> None:
-    """Bounds of the entries of each part: those of their rows."""
-    of_rows = np.full(scratch_row + 1, -1, np.int32)
-    of_rows[plan.rows] = last_sampled_bounds(plan)
+    """Bounds and drafts of the entries of each part: those of their rows.
+
+    A row whose tokens lie in both parts has its drafts in either. Nobody reads them there: steps of
+    models with states, which do, are not cut.
+    """
+    bounds, drafts = np.full(scratch_row + 1, -1, np.int32), np.zeros(scratch_row + 1, np.int32)
+    bounds[plan.rows], drafts[plan.rows] = last_sampled_bounds(plan), num_drafts(plan)
     for each, entries in zip(columns.attention, parts, strict=True):
-        _fill(each.bounds, of_rows[entries.rows], -1)
+        _fill(each.bounds, bounds[entries.rows], -1)
+        _fill(each.num_drafts, drafts[entries.rows], 0)
 
 
 def fill_padding(columns: StepColumns[Int32Column], scratch_row: int) -> None:
@@ -183,6 +190,7 @@ def fill_padding(columns: StepColumns[Int32Column], scratch_row: int) -> None:
             column[:] = -1
         attention.rows[:] = scratch_row
         attention.bounds[:] = -1
+        attention.num_drafts[:] = 0
 
 
 def _fill(column: Int32Column, values: npt.NDArray[np.integer], padding: int) -> None:

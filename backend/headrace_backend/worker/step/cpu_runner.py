@@ -32,7 +32,7 @@ from headrace_backend.worker.plan_columns import (
 from headrace_backend.worker.sampling.drafted_draws import DraftedDraws
 from headrace_backend.worker.sampling.prompt_logprobs import hidden_indices, prompt_logprobs
 from headrace_backend.worker.sampling.sampler import SampledTokens, Sampler
-from headrace_backend.worker.speculation.draws import Draws
+from headrace_backend.worker.speculation.draws import Draws, num_drafts
 from headrace_backend.worker.speculation.resolved import resolved
 from headrace_backend.worker.speculation.speculation import Speculation
 from headrace_backend.worker.step.kv_caches import copy_planned_blocks
@@ -74,16 +74,20 @@ class CpuBatch:
             places = table_places(plan, self._block_tables.shape, self._last_tokens.size, self._num_blocks)
             self._block_tables.reshape(-1)[places] = plan.table_blocks
 
-    def build(self, plan: ForwardPlan, first_piece: int | None = None) -> ModelInput:
-        """Makes the inputs of a plan with at least one row, in two pieces given `first_piece`.
+    def build(self, plan: ForwardPlan, first_piece: int | None = None, drafts: Int32Column | None = None) -> ModelInput:
+        """Makes the inputs of a plan with at least one row.
 
-        The first piece then has so many tokens.
+        Args:
+            plan: The plan; its positions are exact.
+            first_piece: Tokens of the first of two pieces; None: the step is whole.
+            drafts: Number of drafts at the end of each entry; None: nobody drafts.
         """
-        ends = np.cumsum(plan.counts, dtype=np.int64)
+        ends, entries = np.cumsum(plan.counts, dtype=np.int64), Entries.of(plan)
         return ModelInput(
             token_ids=torch.from_numpy(self._token_ids(plan, ends)),
             positions=torch.from_numpy(ranges(plan.starts, plan.counts)),
-            metadata=self._grouped(Entries.of(plan)) if first_piece is None else self._pieces(plan, first_piece),
+            # Layers that read drafts keep states, and steps of models with such layers are whole.
+            metadata=self._grouped(entries, drafts) if first_piece is None else self._pieces(plan, first_piece),
         )
 
     def remember(self, rows: Int32Column, tokens: torch.Tensor) -> None:
@@ -100,11 +104,11 @@ class CpuBatch:
         one, other = Entries.of(plan).cut(first)
         return StepPieces(first, (self._grouped(one), self._grouped(other)))
 
-    def _grouped(self, entries: Entries) -> StepMetadata:
-        return grouped([self.metadata(entries, group) for group in range(len(self._block_tables))])
+    def _grouped(self, entries: Entries, drafts: Int32Column | None = None) -> StepMetadata:
+        return grouped([self.metadata(entries, group, drafts) for group in range(len(self._block_tables))])
 
-    def metadata(self, entries: Entries, group: int = 0) -> AttentionMetadata:
-        """What a cache group's attention needs of entries whose columns are exact, at least one."""
+    def metadata(self, entries: Entries, group: int = 0, drafts: Int32Column | None = None) -> AttentionMetadata:
+        """What a cache group's layers need of entries whose columns are exact, at least one."""
         block_size, block_tables = self._block_size, self._block_tables[group]
         query_start_loc = np.zeros(entries.counts.size + 1, np.int32)
         np.cumsum(entries.counts, out=query_start_loc[1:])
@@ -124,6 +128,7 @@ class CpuBatch:
             query_lens_cpu=entries.counts,
             seq_lens_cpu=seq_lens,
             rows=torch.from_numpy(entries.rows.copy()),
+            num_drafts=None if drafts is None else torch.from_numpy(drafts),
         )
 
 
@@ -185,15 +190,15 @@ class CpuRunner:
     def _forward_drafted(self, plan: StepPlan, speculation: Speculation) -> torch.Tensor:
         """Computes a plan in which rows go on where they stand, and drafts behind their tokens."""
         exact, draws = resolved(plan, speculation.rows)
-        inputs = self._inputs(exact)
+        inputs = self._inputs(exact, num_drafts(plan.forward))
         self._drafted = inputs, exact, draws
         hidden = self._forward(exact, inputs)
         speculation.follow(plan, inputs.token_ids, inputs.positions, of_first_group(inputs.metadata))
         return hidden
 
-    def _inputs(self, plan: StepPlan) -> ModelInput:
+    def _inputs(self, plan: StepPlan, drafts: Int32Column | None = None) -> ModelInput:
         first_piece = self._model.first_piece(plan.num_tokens, is_captured=False)
-        return self._batch.build(plan.forward, first_piece)
+        return self._batch.build(plan.forward, first_piece, drafts)
 
     def _forward(self, plan: StepPlan, inputs: ModelInput, stream: torch.Tensor | None = None) -> torch.Tensor:
         """What `forward` says, of a plan with rows."""
