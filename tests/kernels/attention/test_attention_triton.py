@@ -181,6 +181,31 @@ def test_a_layer_with_a_narrower_window_than_the_plans_equals_fp64(
     check(Case(shape, rows, DEVICE, plan_window=plan_window, gather_bytes=GATHER_BYTES))
 
 
+@pytest.mark.usefixtures("poisoned_outputs")
+@pytest.mark.parametrize(
+    ("shape", "rows", "plan_window"),
+    [
+        (Shape(4, 2, 16), [(2500, 20), (10, 30)], None),
+        (Shape(7, 1, 8, 16, has_sinks=True), [(2300, 9), (1200, 40)], None),
+        (Shape(4, 2, 16, 32, window=600, has_sinks=True), [(2500, 33)], 10_000),
+        # The window leaves most shares nothing, and rows of a share see nothing of it.
+        (Shape(2, 1, 16, window=40), [(2500, 100)], 10_000),
+        (Shape(6, 2, 80, 32, dtype=torch.float16, kv="fp8"), [(1900, 21)], None),
+        (Shape(4, 2, 64, dtype=torch.bfloat16), [(3000, 70)], None),
+    ],
+    ids=str,
+)
+def test_programs_that_share_a_tiles_keys_equal_fp64(
+    shape: Shape, rows: list[tuple[int, int]], plan_window: int | None
+) -> None:
+    case = Case(shape, rows, DEVICE, padding=60, plan_window=plan_window, shares=True)
+    assert case.step.prefill is not None and case.step.prefill.shares is not None
+    assert int(case.step.prefill.shares[:, 1].max()) > 2
+    check(case)
+    # Counters are 0 again: the next layer finds what the first one found.
+    check(case)
+
+
 def test_a_bad_row_spoils_no_other() -> None:
     case = Case(Shape(4, 2, 16), [(200, 1), (200, 1), (30, 20), (30, 20)], DEVICE)
     case.query[0] = float("nan")
