@@ -165,6 +165,10 @@ def _paged_kernel(
     if entry < 0:
         return
     tile_first = tl.load(item + 1) + tl.program_id(1) % CUTS * TILE_TOKENS
+    number, planned, count, place = 0, 1, 1, -1
+    if shares is not None:
+        share = shares + tl.program_id(1) // CUTS * 3
+        number, planned, place = tl.load(share), tl.load(share + 1), tl.load(share + 2)
     first_token = tl.load(query_start_loc + entry)
     num_tokens = tl.load(query_start_loc + entry + 1) - first_token
     if CUTS > 1:
@@ -185,10 +189,7 @@ def _paged_kernel(
     computed = seq_len - num_tokens
     positions = computed + token
     begin, full_begin, full_end, end = key_ranges(computed + tile_first, TILE_TOKENS, seq_len, window, TILE, WINDOWED)
-    number, count, place = 0, 1, -1
     if shares is not None:
-        share = shares + tl.program_id(1) // CUTS * 3
-        number, planned, place = tl.load(share), tl.load(share + 1), tl.load(share + 2)
         begin, full_begin, full_end, end, count = share_of(begin, full_begin, full_end, end, number, planned, TILE)
         if number >= count:
             return

@@ -16,15 +16,13 @@ import numpy.typing as npt
 SHARED_PROGRAMS = 264
 # Keys of a share, at least: merging a result takes about as long as attending to 64.
 _LEAST_KEYS = 512
-# A tile may be longer than a share by so much of one before it gets another program.
-_SLACK = 0.25
 
 _Int64Array = npt.NDArray[np.int64]
 
 
 def most_places(num_kv_heads: int) -> int:
     """Results of shares that a step has at most, each of a tile and all key/value heads."""
-    return 2 * -(-SHARED_PROGRAMS // num_kv_heads)
+    return -(-SHARED_PROGRAMS // num_kv_heads)
 
 
 def share_out(keys: _Int64Array, num_kv_heads: int, num_items: int) -> _Int64Array:
@@ -38,7 +36,8 @@ def share_out(keys: _Int64Array, num_kv_heads: int, num_items: int) -> _Int64Arr
     """
     share = max(int(keys.sum()) * num_kv_heads / SHARED_PROGRAMS, _LEAST_KEYS)
     while True:
-        counts: _Int64Array = np.maximum(np.ceil(keys / share - _SLACK), 1).astype(np.int64)
+        # Rounded down: a program more than the card takes at a time would run alone at the end.
+        counts: _Int64Array = np.maximum(keys // share, 1).astype(np.int64)
         if counts.sum() <= max(num_items, keys.size):
             return counts
-        share *= 1.25
+        share *= 1.05
