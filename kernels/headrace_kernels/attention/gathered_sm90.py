@@ -76,29 +76,33 @@ def _shape(num_heads, num_kv_heads, head_dim, tile, stages, is_windowed):
 
 
 @gluon.jit
-def _item_of(turn):
-    """The place on the line of tiles and heads that this program takes in its `turn`."""
+def _item(columns, turn, num_items, SHAPE: gl.constexpr):
+    """What this program has in its `turn`: key/value head, entry, the entry's first token in the tile.
+
+    The entry is -1 for padding and beyond the end of the line, behind which nothing follows.
+    """
+    tiles, _, _, _ = columns
     programs = gl.num_programs(0)
     place = gl.program_id(0)
-    return turn * programs + gl.where(turn % 2 == 0, place, programs - 1 - place)
+    item = turn * programs + gl.where(turn % 2 == 0, place, programs - 1 - place)
+    tile = gl.minimum(item, num_items - 1) // SHAPE.num_kv_heads
+    entry = gl.where(item < num_items, gl.load(tiles + tile * 2), -1)
+    return item % SHAPE.num_kv_heads, entry, gl.load(tiles + tile * 2 + 1)
 
 
 @gluon.jit
-def _work(columns, item, num_items, window, SHAPE: gl.constexpr):
-    """What the item of the line is.
+def _work(columns, item, window, SHAPE: gl.constexpr):
+    """What there is to do for an item.
 
     Returns its key/value head, the entry's first token, number of tokens and computed tokens, the
     tile's first token within the entry, the slot of position 0, the last tile of keys, and how many
-    tiles of keys are cut by the diagonal, seen whole, and cut by the window; none for padding and
-    beyond the end of the line.
+    tiles of keys are cut by the diagonal, seen whole, and cut by the window; none for padding.
     """
-    tiles, offsets, query_start_loc, seq_lens = columns
-    kv_head = item % SHAPE.num_kv_heads
-    tile = gl.minimum(item, num_items - 1) // SHAPE.num_kv_heads
-    entry = gl.load(tiles + tile * 2)
-    tile_first = gl.maximum(gl.load(tiles + tile * 2 + 1), 0)
-    is_work = (entry >= 0) & (item < num_items)
+    _, offsets, query_start_loc, seq_lens = columns
+    kv_head, entry, tile_first = item
+    is_work = entry >= 0
     entry = gl.maximum(entry, 0)
+    tile_first = gl.maximum(tile_first, 0)
     first_token = gl.load(query_start_loc + entry)
     num_tokens = gl.load(query_start_loc + entry + 1) - first_token
     seq_len = gl.load(seq_lens + entry)
@@ -122,17 +126,24 @@ def _work(columns, item, num_items, window, SHAPE: gl.constexpr):
 
 
 @gluon.jit
+def _num_tiles(work):
+    """Tiles of keys of an item."""
+    _, _, _, _, _, _, _, at_diagonal, whole, at_window = work
+    return at_diagonal + whole + at_window
+
+
+@gluon.jit
 def _copy(columns, keys, values, rings, capacity, num_items, window, SHAPE: gl.constexpr):
     """The copying warp: all tiles of keys and values that the groups will ask for, in their order."""
     key_ring, value_ring, keys_here, keys_free, values_here, values_free = rings
     TILE_BYTES: gl.constexpr = SHAPE.tile * SHAPE.head_dim * 2
     count = 0
-    for turn in range((num_items + gl.num_programs(0) - 1) // gl.num_programs(0)):
-        kv_head, _, _, _, _, slot, last, at_diagonal, whole, at_window = _work(
-            columns, _item_of(turn), num_items, window, SHAPE
-        )
+    turn = 0
+    work = _work(columns, _item(columns, 0, num_items, SHAPE), window, SHAPE)
+    while _num_tiles(work) > 0:
+        kv_head, _, _, _, _, slot, last, _, _, _ = work
         row = kv_head * capacity + slot + last * SHAPE.tile
-        for _ in range(at_diagonal + whole + at_window):
+        for _ in range(_num_tiles(work)):
             place = count % SHAPE.stages
             # The first time, nothing is waited for: the phase before the first counts as over.
             used = (count // SHAPE.stages & 1) ^ 1
@@ -144,6 +155,8 @@ def _copy(columns, keys, values, rings, capacity, num_items, window, SHAPE: gl.c
             tma.async_copy_global_to_shared(values, [row, 0], values_here.index(place), value_ring.index(place))
             row -= SHAPE.tile
             count += 1
+        turn += 1
+        work = _work(columns, _item(columns, turn, num_items, SHAPE), window, SHAPE)
 
 
 @gluon.jit
@@ -274,32 +287,51 @@ def _attend(
     # Tiles of keys that this group has been at, and how often it has had its turn.
     count = 0
     handed = 0
-    work = _work(columns, _item_of(0), num_items, window, SHAPE)
+    work = _work(columns, _item(columns, 0, num_items, SHAPE), window, SHAPE)
     _copy_queries(query, query_ring, work, 0, query_stride, SHAPE, HALF)
-    for turn in range((num_items + gl.num_programs(0) - 1) // gl.num_programs(0)):
+    turn = 0
+    # Loads of what comes are two tiles of rows ahead, each waited for where its results are used.
+    item = _item(columns, 1, num_items, SHAPE)
+    while _num_tiles(work) > 0:
         kv_head, _, _, computed, tile_first, _, last, at_diagonal, whole, at_window = work
         async_copy.wait_group(0)
         fence_async_shared()
         gl.thread_barrier()
-        after = _work(columns, _item_of(turn + 1), num_items, window, SHAPE)
+        mine = query_ring.index(turn % 2 * 2 + HALF)
+        positions = computed + tile_first + offs_row // SHAPE.group
+        # The first tile of keys, most often cut by the diagonal: nothing is multiplied beside.
+        mbarrier.wait(keys_here.index(count % SHAPE.stages), count // SHAPE.stages & 1)
+        scores = _scores(mine, rings, count, SHAPE)
+        after = _work(columns, item, window, SHAPE)
+        item = _item(columns, turn + 2, num_items, SHAPE)
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        mbarrier.arrive(keys_free.index(count % SHAPE.stages), count=1)
+        largest = gl.full([64], -1.0e30, gl.float32, layout=ROW)
+        total = gl.zeros([64], gl.float32, layout=ROW)
+        start = last * SHAPE.tile
+        weights, _, largest, total = _softmax(scores, largest, total, positions, start, window, score_scale, SHAPE, True)
         _copy_queries(query, query_ring, after, turn + 1, query_stride, SHAPE, HALF)
-        if at_diagonal + whole + at_window > 0:
-            mine = query_ring.index(turn % 2 * 2 + HALF)
-            positions = computed + tile_first + offs_row // SHAPE.group
-            # The first tile of keys, most often cut by the diagonal: nothing is multiplied beside.
-            mbarrier.wait(keys_here.index(count % SHAPE.stages), count // SHAPE.stages & 1)
-            scores = warpgroup_mma_wait(0, deps=[_scores(mine, rings, count, SHAPE)])
-            mbarrier.arrive(keys_free.index(count % SHAPE.stages), count=1)
-            largest = gl.full([64], -1.0e30, gl.float32, layout=ROW)
-            total = gl.zeros([64], gl.float32, layout=ROW)
-            start = last * SHAPE.tile
-            weights, _, largest, total = _softmax(
-                scores, largest, total, positions, start, window, score_scale, SHAPE, True
-            )
-            state = (gl.zeros([64, DIM], gl.float32, layout=SUMS), weights, largest, total)
+        state = (gl.zeros([64, DIM], gl.float32, layout=SUMS), weights, largest, total)
+        count += 1
+        # The loops' first tiles are where the one before ended.
+        for _ in range(1, at_diagonal):
+            start -= SHAPE.tile
+            state = _absorb(
+                state, mine, rings, turns, totals, count, handed, positions, start, window, score_scale,
+                SHAPE, True, HALF, TAKES_TURNS,
+            )  # fmt: skip
             count += 1
-            # The loops' first tiles are where the one before ended.
-            for _ in range(1, at_diagonal):
+            handed += 1
+        for _ in range(gl.where(at_diagonal > 0, 0, 1), whole):
+            start -= SHAPE.tile
+            state = _absorb(
+                state, mine, rings, turns, totals, count, handed, positions, start, window, score_scale,
+                SHAPE, False, HALF, TAKES_TURNS,
+            )  # fmt: skip
+            count += 1
+            handed += 1
+        if SHAPE.is_windowed:
+            for _ in range(gl.where(at_diagonal + whole > 0, 0, 1), at_window):
                 start -= SHAPE.tile
                 state = _absorb(
                     state, mine, rings, turns, totals, count, handed, positions, start, window, score_scale,
@@ -307,34 +339,18 @@ def _attend(
                 )  # fmt: skip
                 count += 1
                 handed += 1
-            for _ in range(gl.where(at_diagonal > 0, 0, 1), whole):
-                start -= SHAPE.tile
-                state = _absorb(
-                    state, mine, rings, turns, totals, count, handed, positions, start, window, score_scale,
-                    SHAPE, False, HALF, TAKES_TURNS,
-                )  # fmt: skip
-                count += 1
-                handed += 1
-            if SHAPE.is_windowed:
-                for _ in range(gl.where(at_diagonal + whole > 0, 0, 1), at_window):
-                    start -= SHAPE.tile
-                    state = _absorb(
-                        state, mine, rings, turns, totals, count, handed, positions, start, window, score_scale,
-                        SHAPE, True, HALF, TAKES_TURNS,
-                    )  # fmt: skip
-                    count += 1
-                    handed += 1
-            acc, weights, largest, total = state
-            acc = warpgroup_mma_wait(0, deps=[_add_values(acc, weights, rings, count - 1, SHAPE)])
-            mbarrier.arrive(values_free.index((count - 1) % SHAPE.stages), count=1)
-            factor = 1.0 / total
-            if sinks is not None:
-                # log2(e): exp(x) is 2^(x * log2(e)).
-                logit = gl.load(sinks + kv_head * SHAPE.group + offs_row % SHAPE.group).to(gl.float32)
-                new_largest = gl.maximum(largest, logit * 1.4426950408889634)
-                shrink = gl.exp2(largest - new_largest)
-                factor = shrink / (total * shrink + gl.exp2(logit * 1.4426950408889634 - new_largest))
-            _store(output, acc, factor, work, SHAPE, HALF)
+        acc, weights, largest, total = state
+        acc = warpgroup_mma_wait(0, deps=[_add_values(acc, weights, rings, count - 1, SHAPE)])
+        mbarrier.arrive(values_free.index((count - 1) % SHAPE.stages), count=1)
+        factor = 1.0 / total
+        if sinks is not None:
+            # log2(e): exp(x) is 2^(x * log2(e)).
+            logit = gl.load(sinks + kv_head * SHAPE.group + offs_row % SHAPE.group).to(gl.float32)
+            new_largest = gl.maximum(largest, logit * 1.4426950408889634)
+            shrink = gl.exp2(largest - new_largest)
+            factor = shrink / (total * shrink + gl.exp2(logit * 1.4426950408889634 - new_largest))
+        _store(output, acc, factor, work, SHAPE, HALF)
+        turn += 1
         work = after
     async_copy.wait_group(0)
 
