@@ -267,6 +267,32 @@ def test_real_sizes_equal_fp64(shape: Shape) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
+@pytest.mark.usefixtures("poisoned_outputs")
+@pytest.mark.parametrize("shape", [shape for shape in LARGE if shape.head_dim in (64, 128, 256)], ids=str)
+def test_gathered_contexts_of_real_sizes_equal_fp64(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shape.dtype is torch.float32:
+        pytest.skip("not gathered")
+    monkeypatch.setattr("headrace_kernels.attention.plan._MIN_GATHER_ROWS", 1)
+    monkeypatch.setattr("headrace_kernels.attention.plan._MIN_GATHER_KEYS", 1)
+    for rows in ([(2000, 700), (0, 900), (5, 300), (900, 1)], [(0, 4099)], [(3000, 513), (127, 700), (128, 640)]):
+        case = Case(shape, rows, DEVICE, max_query_len=1, padding=3, gather_bytes=1 << 28)
+        assert case.step.prefill is not None and case.step.prefill.gathered is not None
+        check(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
+@pytest.mark.usefixtures("poisoned_outputs")
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_programs_that_share_keys_of_real_sizes_equal_fp64(shape: Shape) -> None:
+    for rows in ([(20_000, 100)], [(9000, 64), (300, 50)], [(3000, 250), (100, 1)]):
+        case = Case(shape, rows, DEVICE, padding=200, max_query_len=1, plan_window=100_000, shares=True)
+        for _ in range(3):
+            check(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
 @pytest.mark.parametrize("max_query_len", [2, 4, 8, 16])
 @pytest.mark.parametrize("kv", ["", "int8", "fp8"])
 def test_drafts_of_real_sizes_equal_fp64(max_query_len: int, kv: str) -> None:
