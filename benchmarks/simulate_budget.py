@@ -33,7 +33,7 @@ from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.request import EngineRequest, ModelLimits, Subscriber
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_kernels.attention.plan import gathering_pays
-from headrace_kernels.attention.shares import share_out
+from headrace_kernels.attention.shares import SHARED_PROGRAMS, share_out
 from headrace_request.request import Request
 from headrace_request.stop import Stop
 
@@ -64,15 +64,15 @@ _GROUP = 4
 _MOST_ITEMS = 1 << 10
 _GATHER_FROM_KEYS = 8192
 _GATHER_EAGER_KEYS = 2048
-# P programs of the paged kernel compute together at _PAGED_FLOPS * P / (P + _PAGED_HALF): 246 us a
-# layer for 512 tokens after 8,192 (measured, each tile one program's: 257). Where tiles are fewer
-# than SHARED_PROGRAMS, programs share their keys.
-_PAGED_FLOPS = 400e12
-_PAGED_HALF = 50
-# The gathered kernel: measured with 1,024 programs, and with 128 (136 us without the copy). Copying
+# P programs of the paged kernel, up to as many as run at a time, compute together at _PAGED_FLOPS *
+# P / (P + _PAGED_HALF). Measured: 64 programs 143 TFLOP/s (256 tokens after 8,000, each tile one
+# program's), 256 programs 425 to 439 (256 and 512 tokens after 100,000, shared).
+_PAGED_FLOPS = 1433e12
+_PAGED_HALF = 578
+# The gathered kernel: measured with 2,048 programs, and with 128 (512 tokens after 100,000). Copying
 # moves 131,072 bytes a token of context twice, at 4.0 TB/s.
-_GATHERED_FLOPS = 536e12
-_GATHERED_PROGRAM_FLOPS = 4.07e12
+_GATHERED_FLOPS = 640e12
+_GATHERED_PROGRAM_FLOPS = 4.9e12
 _GATHER_MS = 2 * 131_072 / 4.0e12 * 1e3
 # A step outside of graphs takes at least as long as launching its kernels one by one. Assumed, not
 # measured.
@@ -194,7 +194,7 @@ def _attention_ms(chunks: list[tuple[int, int]], gathered: bool) -> float:
         copy_ms = sum(start + count for start, count in chunks) * _GATHER_MS
         return copy_ms + 1e3 * max(flop / _GATHERED_FLOPS, longest_flop / _GATHERED_PROGRAM_FLOPS)
     keys = np.repeat([start + count for start, count in chunks], tiles)
-    num_programs = int(share_out(keys, _HEADS, _MOST_ITEMS).sum()) * _HEADS
+    num_programs = min(int(share_out(keys, _HEADS, _MOST_ITEMS).sum()) * _HEADS, SHARED_PROGRAMS)
     return 1e3 * flop / (_PAGED_FLOPS * num_programs / (num_programs + _PAGED_HALF))
 
 
