@@ -69,7 +69,7 @@ _GATHER_EAGER_KEYS = 2048
 # program's), 256 programs 425 to 439 (256 and 512 tokens after 100,000, shared).
 _PAGED_FLOPS = 1433e12
 _PAGED_HALF = 578
-# The gathered kernel: measured with 2,048 programs, and with 128 (512 tokens after 100,000). Copying
+# The gathered kernel: measured with 2,048 tiles, and with 128 (512 tokens after 100,000). Copying
 # moves 131,072 bytes a token of context twice, at 4.0 TB/s.
 _GATHERED_FLOPS = 640e12
 _GATHERED_PROGRAM_FLOPS = 4.9e12

@@ -10,7 +10,6 @@ places that are filled while something still reads them. A kernel that would han
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -64,7 +63,9 @@ class Program:
         known.warp_specialize = self._specialize
         return known
 
-    def _specialize(self, parts: list[tuple[Callable[..., None], tuple[Any, ...]]], warps: object, regs: object) -> None:
+    def _specialize(
+        self, parts: list[tuple[Callable[..., None], tuple[Any, ...]]], warps: object, registers: object
+    ) -> None:
         threads = [threading.Thread(target=self._run, args=part, daemon=True) for part in parts]
         for thread in threads:
             thread.start()
@@ -160,7 +161,7 @@ class Program:
 
 @contextlib.contextmanager
 def emulating_partitions(module: Any, kernel: str, eager: bool) -> Iterator[list[int]]:
-    """Inside, `module.<kernel>[grid](...)` runs here; yields the numbers of programs of launches."""
+    """Inside, `module.<kernel>[grid](...)` runs here; yields how many programs each launch has."""
     plain = {name: found.fn for name, found in vars(module).items() if hasattr(found, "fn")}
     launches: list[int] = []
 

@@ -77,7 +77,7 @@ def _shape(num_heads, num_kv_heads, head_dim, tile, stages, is_windowed):
 
 @gluon.jit
 def _item(columns, turn, num_items, SHAPE: gl.constexpr):
-    """What this program has in its `turn`: key/value head, entry, the entry's first token in the tile.
+    """What this program has in its `turn`: key/value head, entry, its first token in the tile.
 
     The entry is -1 for padding and beyond the end of the line, behind which nothing follows.
     """
@@ -134,7 +134,7 @@ def _num_tiles(work):
 
 @gluon.jit
 def _copy(columns, keys, values, rings, capacity, num_items, window, SHAPE: gl.constexpr):
-    """The copying warp: all tiles of keys and values that the groups will ask for, in their order."""
+    """The copying warp: all tiles of keys and values that the groups ask for, in their order."""
     key_ring, value_ring, keys_here, keys_free, values_here, values_free = rings
     TILE_BYTES: gl.constexpr = SHAPE.tile * SHAPE.head_dim * 2
     count = 0
@@ -309,7 +309,9 @@ def _attend(
         largest = gl.full([64], -1.0e30, gl.float32, layout=ROW)
         total = gl.zeros([64], gl.float32, layout=ROW)
         start = last * SHAPE.tile
-        weights, _, largest, total = _softmax(scores, largest, total, positions, start, window, score_scale, SHAPE, True)
+        weights, _, largest, total = _softmax(
+            scores, largest, total, positions, start, window, score_scale, SHAPE, True
+        )
         _copy_queries(query, query_ring, after, turn + 1, query_stride, SHAPE, HALF)
         state = (gl.zeros([64, DIM], gl.float32, layout=SUMS), weights, largest, total)
         count += 1
@@ -425,7 +427,8 @@ def attend_gathered_sm90(
     context = gathered.scratch.context
     num_kv_heads, capacity = context.shape[1:3]
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    keys, values = (TensorDescriptor.from_tensor(half.view(-1, head_dim), [_TILE, head_dim], layout) for half in context)
+    block = [_TILE, head_dim]
+    keys, values = (TensorDescriptor.from_tensor(half.view(-1, head_dim), block, layout) for half in context)
     stages = _RING_BYTES // (2 * _TILE * head_dim * query.element_size())
     num_items = tiles.shape[0] * num_kv_heads
     _gathered_kernel_sm90[(min(num_items, card.multiprocessors(query.device)),)](

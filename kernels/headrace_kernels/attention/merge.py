@@ -137,8 +137,9 @@ def store_share(
 ):  # fmt: skip
     """Stores the result of a share; the last one of its tile merges all `count` of them.
 
-    `place` is that of the share's result, places of a tile's shares follow each other. acc is [ROWS,
-    padded_dim], largest and total [ROWS], offs_out [ROWS] where rows of the output begin.
+    `place` is that of the share's result; places of a tile's shares follow each other. acc is
+    [ROWS, padded_dim], largest and total are [ROWS], offs_out [ROWS] is where rows of the output
+    begin.
     """
     offs_dim = tl.arange(0, SHAPE.padded_dim)
     mask = mask_row[:, None] & (offs_dim < SHAPE.head_dim)[None, :]

@@ -291,8 +291,8 @@ def plan_prefill(
         num_kv_heads: Key/value heads of one card's cache.
         tile_tokens: `prefill_tile_tokens` of the model.
         max_query_len: What `plan_decode` took, at most.
-        num_tiles_padded: Tiles that the columns have room for (`max_prefill_tiles`); what they leave
-            goes to shares of long ones. None: as many as there are.
+        num_tiles_padded: Tiles that the columns have room for (`max_prefill_tiles`); room that is
+            left goes to shares of long ones. None: as many as there are.
         gather_capacity: Tokens that the scratch for gathered contexts holds; 0: there is none
             (graphs, cards before sm_90).
         sliding_window: The widest of the model's layers; None if any layer sees all.
