@@ -161,9 +161,10 @@ def _copy(columns, keys, values, rings, capacity, num_items, window, SHAPE: gl.c
 
 @gluon.jit
 def _query_rows(work, query_stride, SHAPE: gl.constexpr, HALF: gl.constexpr):
-    """Where this group's rows of a tile begin, `query_stride` apart for each token: [64, 1] int64.
+    """Places of this group's rows of a tile, whose tokens are `query_stride` apart, [64, head_dim].
 
-    Row r is token r // group of the tile, head r % group of the group. Also whether each is one.
+    Row r is token r // group of the tile, head r % group of the group. Returns also whether each is
+    one, [64, 1].
     """
     # Sixteen bytes a thread.
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // SHAPE.head_dim, SHAPE.head_dim // 8], [4, 1], [1, 0])
