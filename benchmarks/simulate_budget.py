@@ -65,10 +65,10 @@ _MOST_ITEMS = 1 << 10
 _GATHER_FROM_KEYS = 8192
 _GATHER_EAGER_KEYS = 2048
 # P programs of the paged kernel, up to as many as run at a time, compute together at _PAGED_FLOPS *
-# P / (P + _PAGED_HALF). Measured: 64 programs 143 TFLOP/s (256 tokens after 8,000, each tile one
-# program's), 256 programs 425 to 439 (256 and 512 tokens after 100,000, shared).
-_PAGED_FLOPS = 1433e12
-_PAGED_HALF = 578
+# P / (P + _PAGED_HALF). Measured: 64 programs 116 TFLOP/s (256 tokens after 8,000, each tile one
+# program's), 256 programs 313, 375 and 395 (64, 128 and 256 tokens after 100,000, shared).
+_PAGED_FLOPS = 1466e12
+_PAGED_HALF = 745
 # The gathered kernel: measured with 2,048 tiles, and with 128 (512 tokens after 100,000). Copying
 # moves 131,072 bytes a token of context twice, at 4.0 TB/s.
 _GATHERED_FLOPS = 640e12

@@ -42,7 +42,7 @@ def test_plans_held_back_let_prompts_in_sooner_and_keep_the_device_busy() -> Non
 def test_streams_go_on_beside_a_prompt_of_a_hundred_thousand_tokens() -> None:
     result = figures("longprompt_poisson15")
     assert float(result["itl_p50_ms"]) <= 12
-    assert float(result["itl_p99_ms"]) <= 20
+    assert float(result["itl_p99_ms"]) <= 22
     assert float(result["ttft_p95_ms"]) <= 80
     assert float(result["apart_ttft_s"]) <= 20
 

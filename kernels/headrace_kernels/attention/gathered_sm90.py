@@ -3,11 +3,11 @@
 The tensor cores are fed from shared memory and wait neither for softmax nor for copies.
 
 A program has a tile of 128 query rows of one key/value head. One warp has the copy engine bring
-keys and values, some tiles ahead. Two groups of four warps have 64 of the rows each, and multiply
-in turns: while one group's products run, the other is at its softmax. Within a group, too, the
-softmax of one tile of keys runs beside the product with the values of the tile before. Tiles of
-keys are taken from the diagonal back to the first, so that masks come first and the loop of whole
-tiles has none.
+keys and values, some tiles ahead. Two groups of four warps have 64 of the rows each: while one
+group's products run, the other is at its softmax (a barrier that makes them take turns gained
+nothing). Within a group, too, the softmax of one tile of keys runs beside the product with the
+values of the tile before. Tiles of keys are taken from the diagonal back to the first, so that
+masks come first and the loop of whole tiles has none.
 
 Programs stay: each takes one tile of rows after the other, in an order that goes back and forth
 over the line of tiles, which are sorted by their keys, so that all end at about the same time. A
@@ -243,8 +243,8 @@ def _softmax(scores, largest, total, positions, start, window, score_scale, SHAP
 
 @gluon.jit
 def _absorb(
-    state, query, rings, turns, totals, count, handed, positions, start, window, score_scale,
-    SHAPE: gl.constexpr, MASKED: gl.constexpr, HALF: gl.constexpr, TAKES_TURNS: gl.constexpr,
+    state, query, rings, totals, count, positions, start, window, score_scale,
+    SHAPE: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Adds the values of tile `count - 1`, beside the softmax of tile `count`."""
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.head_dim, 16])
@@ -252,13 +252,8 @@ def _absorb(
     _, _, keys_here, keys_free, _, values_free = rings
     place = count % SHAPE.stages
     mbarrier.wait(keys_here.index(place), count // SHAPE.stages & 1)
-    if TAKES_TURNS:
-        # The first group begins.
-        mbarrier.wait(turns.index(HALF), (handed + (1 - HALF)) & 1)
     scores = _scores(query, rings, count, SHAPE)
     acc = _add_values(acc, weights, rings, count - 1, SHAPE)
-    if TAKES_TURNS:
-        mbarrier.arrive(turns.index(1 - HALF), count=1)
     scores = warpgroup_mma_wait(1, deps=[scores])
     mbarrier.arrive(keys_free.index(place), count=1)
     weights, shrink, largest, total = _softmax(
@@ -275,8 +270,8 @@ def _absorb(
 
 @gluon.jit
 def _attend(
-    query, output, columns, query_ring, rings, turns, all_totals, num_items, query_stride, score_scale, window, sinks,
-    SHAPE: gl.constexpr, HALF: gl.constexpr, TAKES_TURNS: gl.constexpr,
+    query, output, columns, query_ring, rings, all_totals, num_items, query_stride, score_scale, window, sinks,
+    SHAPE: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """A group of four warps: the products and softmax of its half of the rows."""
     DIM: gl.constexpr = SHAPE.head_dim
@@ -285,9 +280,8 @@ def _attend(
     key_ring, value_ring, keys_here, keys_free, values_here, values_free = rings
     totals = all_totals.index(HALF)
     offs_row = HALF * 64 + gl.arange(0, 64, layout=ROW)
-    # Tiles of keys that this group has been at, and how often it has had its turn.
+    # Tiles of keys that this group has been at.
     count = 0
-    handed = 0
     work = _work(columns, _item(columns, 0, num_items, SHAPE), window, SHAPE)
     _copy_queries(query, query_ring, work, 0, query_stride, SHAPE, HALF)
     turn = 0
@@ -320,28 +314,22 @@ def _attend(
         for _ in range(1, at_diagonal):
             start -= SHAPE.tile
             state = _absorb(
-                state, mine, rings, turns, totals, count, handed, positions, start, window, score_scale,
-                SHAPE, True, HALF, TAKES_TURNS,
+                state, mine, rings, totals, count, positions, start, window, score_scale, SHAPE, True,
             )  # fmt: skip
             count += 1
-            handed += 1
         for _ in range(gl.where(at_diagonal > 0, 0, 1), whole):
             start -= SHAPE.tile
             state = _absorb(
-                state, mine, rings, turns, totals, count, handed, positions, start, window, score_scale,
-                SHAPE, False, HALF, TAKES_TURNS,
+                state, mine, rings, totals, count, positions, start, window, score_scale, SHAPE, False,
             )  # fmt: skip
             count += 1
-            handed += 1
         if SHAPE.is_windowed:
             for _ in range(gl.where(at_diagonal + whole > 0, 0, 1), at_window):
                 start -= SHAPE.tile
                 state = _absorb(
-                    state, mine, rings, turns, totals, count, handed, positions, start, window, score_scale,
-                    SHAPE, True, HALF, TAKES_TURNS,
+                    state, mine, rings, totals, count, positions, start, window, score_scale, SHAPE, True,
                 )  # fmt: skip
                 count += 1
-                handed += 1
         acc, weights, largest, total = state
         acc = warpgroup_mma_wait(0, deps=[_add_values(acc, weights, rings, count - 1, SHAPE)])
         mbarrier.arrive(values_free.index((count - 1) % SHAPE.stages), count=1)
@@ -366,7 +354,7 @@ def _gathered_kernel_sm90(
     query, keys, values, output, tiles, offsets, query_start_loc, seq_lens,
     query_stride, capacity, score_scale, window, num_items, sinks,
     NUM_HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
-    WINDOWED: gl.constexpr, TAKES_TURNS: gl.constexpr,
+    WINDOWED: gl.constexpr,
 ):  # fmt: skip
     SHAPE: gl.constexpr = _shape(NUM_HEADS, KV_HEADS, DIM, TILE, STAGES, WINDOWED)
     # Of each group two: its rows of this tile and of the next.
@@ -377,7 +365,6 @@ def _gathered_kernel_sm90(
     keys_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     values_here = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     values_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     totals = gl.allocate_shared_memory(gl.float32, [2, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     for place in gl.static_range(STAGES):
         mbarrier.init(keys_here.index(place), count=1)
@@ -385,17 +372,15 @@ def _gathered_kernel_sm90(
         # Both groups read them.
         mbarrier.init(keys_free.index(place), count=2)
         mbarrier.init(values_free.index(place), count=2)
-    for half in gl.static_range(2):
-        mbarrier.init(turns.index(half), count=1)
     fence_async_shared()
     columns = (tiles, offsets, query_start_loc, seq_lens)
     rings = (key_ring, value_ring, keys_here, keys_free, values_here, values_free)
     gl.warp_specialize(
         [
-            (_attend, (query, output, columns, query_ring, rings, turns, totals, num_items, query_stride, score_scale,
-                       window, sinks, SHAPE, 0, TAKES_TURNS)),
-            (_attend, (query, output, columns, query_ring, rings, turns, totals, num_items, query_stride, score_scale,
-                       window, sinks, SHAPE, 1, TAKES_TURNS)),
+            (_attend, (query, output, columns, query_ring, rings, totals, num_items, query_stride, score_scale, window,
+                       sinks, SHAPE, 0)),
+            (_attend, (query, output, columns, query_ring, rings, totals, num_items, query_stride, score_scale, window,
+                       sinks, SHAPE, 1)),
             (_copy, (columns, keys, values, rings, capacity, num_items, window, SHAPE)),
         ],
         # Warps of the other two, and registers of a thread; the first group has as many.
@@ -418,7 +403,6 @@ def attend_gathered_sm90(
     sliding_window: int | None,
     output: Tensor,
     sinks: Tensor | None,
-    takes_turns: bool = True,
 ) -> None:
     """Fills the rows of `output` that belong to the tiles; arguments as `gathered_attention`.
 
@@ -436,5 +420,5 @@ def attend_gathered_sm90(
         query, keys, values, output, tiles, gathered.offsets, step.query_start_loc, step.seq_lens,
         query.stride(0), capacity, scale * LOG2_E, sliding_window or 0, num_items, sinks,
         NUM_HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=head_dim, TILE=_TILE, STAGES=stages,
-        WINDOWED=sliding_window is not None, TAKES_TURNS=takes_turns, num_warps=4,
+        WINDOWED=sliding_window is not None, num_warps=4,
     )  # fmt: skip

@@ -44,7 +44,7 @@ def attend(case: Case, eager: bool, monkeypatch: pytest.MonkeyPatch) -> torch.Te
     ],
     ids=str,
 )
-def test_groups_of_warps_that_take_turns_equal_fp64(
+def test_warps_of_three_trades_equal_fp64(
     shape: Shape, rows: list[tuple[int, int]], eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace_kernels.attention.plan._MIN_GATHER_ROWS", 1)
